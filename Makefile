@@ -1,0 +1,65 @@
+# `make help` lists the targets. Every target first makes .venv, so none needs another run before it.
+
+PYTHON   ?= python3
+PAPER    ?= rgp
+PROFILE  ?= embedded
+ARGS     ?=
+LAUNCHER ?=
+
+VENV  := .venv
+PY    := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: setup test lint bench clean help FORCE
+
+setup: $(READY)
+
+# The stamp stands for a finished install: an interrupted one is taken up again.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null || { \
+	  echo "Expected Python 3.11 or 3.12 as PYTHON=$(PYTHON); got $$($(PYTHON) --version 2>/dev/null || echo none that runs)." \
+	       "Name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@echo 'Installing into $(VENV): a minute or more, once.'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# One thread a worker: the tests are many small tensors, which more threads only slow down.
+test: $(READY)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+bench: $(READY)
+	$(PY) -m scripts.bench $(ARGS)
+
+ARTIFACT = $(PY) -m scripts.artifact $@ paper=$(PAPER) profile=$(PROFILE) \
+  $(if $(LAUNCHER),launcher=$(LAUNCHER)) $(ARGS)
+
+table%: $(READY) FORCE
+	@$(ARTIFACT)
+
+figure%: $(READY) FORCE
+	@$(ARTIFACT)
+
+FORCE:
+
+clean:
+	rm -rf $(VENV) build outputs multirun wandb .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:
+	@echo 'make tableN | figureN   regenerate one table or figure into results/<profile>/<paper>/'
+	@echo '       PAPER=rgp        rgp, lsg, gep or compressive'
+	@echo '       PROFILE=embedded embedded (no network, minutes), quick (real data) or paper (GPUs)'
+	@echo '       ARGS="seed=1"    overrides; ARGS=plan=true lists the cells and their cost, runs none'
+	@echo '       LAUNCHER=        a Hydra launcher for the missing cells; empty: this process'
+	@echo 'make setup              make .venv from constraints.txt (every other target does so itself)'
+	@echo '       PYTHON=python3   the Python to make it with, 3.11 or 3.12'
+	@echo 'make test               run the tests; ARGS="tests/taps -x" for some of them'
+	@echo 'make lint               check style and format'
+	@echo 'make bench              measure step time and memory into results/bench/'
+	@echo 'make clean              remove .venv and caches; results, data and models stay'

@@ -1,0 +1,52 @@
+"""Differentially private deep learning: four papers' tables and figures, regenerated.
+
+Importing this package makes torchvision importable where its compiled operators cannot load.
+"""
+
+import importlib.util
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+TORCHVISION_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+"""The operators torchvision registers shape rules for at import, whether or not they loaded."""
+
+
+def _declare_torchvision_ops() -> torch.library.Library | None:
+    """Declare torchvision's operators where its own library does not.
+
+    A torchvision built for CUDA cannot load its library beside a torch built without, and its
+    import then fails for want of two operator schemas, transformers' models with it. Declaring
+    a schema twice is an error too, so torchvision's library goes first: where it loads (a
+    matching build), nothing is left to declare.
+
+    Returns:
+        The declarations, to be kept alive; None where nothing had to be declared.
+    """
+    if torch.backends.cuda.is_built() or "torchvision" in sys.modules:
+        return None
+    found = importlib.util.find_spec("torchvision")
+    if found is None or found.origin is None:
+        return None
+    for library in sorted(Path(found.origin).parent.glob("_C*")):
+        with suppress(OSError):
+            torch.ops.load_library(library)
+    missing = [
+        schema
+        for schema in TORCHVISION_SCHEMAS
+        if not hasattr(torch.ops.torchvision, schema.partition("(")[0])
+    ]
+    if not missing:
+        return None
+    declared = torch.library.Library("torchvision", "FRAGMENT")
+    for schema in missing:
+        declared.define(schema)
+    return declared
+
+
+_DECLARED = _declare_torchvision_ops()

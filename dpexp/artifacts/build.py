@@ -1,0 +1,150 @@
+"""Runs what is missing, keeps going when a cell fails, and remembers why it did."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpexp import records
+from dpexp.artifacts.cells import Job
+from dpexp.artifacts.collect import FAILED, NO_DATA, NOT_RUN, Outcome, log_path, metric, outcome
+from dpexp.types import ConfigError, MissingData
+
+Execute = Callable[[dict[str, Any]], Path]
+"""Does one run and gives its directory; raises ConfigError for the user's mistakes."""
+
+WRONG = "wrong config: "
+
+Launch = Callable[[list[list[str]]], None]
+"""Does one run per list of overrides, wherever it likes, each by `attempt`."""
+
+
+def save(path: Path, text: str) -> None:
+    """Write a text file as a whole, its folder too.
+
+    Raises:
+        RecordError: if the disk is full or the folder can't be written; the old file survives.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise records.RecordError(f"Cannot make {path.parent}: {error.strerror}.") from error
+    records.write_atomically(path, text)
+
+
+def attempt(config: dict[str, Any], run_id: str, execute: Execute, results: Path) -> str:
+    """Do one run; if it fails, leave the reason in its log, where `collect.outcome` reads it.
+
+    Returns:
+        "" or the first line of the reason.
+    """
+    log = log_path(results, config, run_id)
+    try:
+        execute(config)
+    except MissingData as error:
+        reason = text = f"{NO_DATA}: {_one_line(error)}"
+    except ConfigError as error:
+        reason = text = f"{WRONG}{_one_line(error)}"
+    except Exception as error:
+        reason = f"{type(error).__name__}: {_one_line(error)}"
+        text = f"{reason}\n\n{traceback.format_exc()}"
+    else:
+        log.unlink(missing_ok=True)
+        return ""
+    save(log, text.rstrip("\n") + "\n")
+    return reason
+
+
+def mistake(item: Outcome) -> str:
+    """Give the user's mistake that a failed run's log holds; "" if it holds a traceback."""
+    if item.status != FAILED:
+        return ""
+    first = Path(item.detail).read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix(WRONG) if first.startswith(WRONG) else ""
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def missing(outcomes: Iterable[Outcome]) -> list[Job]:
+    """List the runs to do, each config once, those that failed before among them."""
+    again = (NOT_RUN, NO_DATA, FAILED)
+    return list({o.job.run_id: o.job for o in outcomes if o.status in again}.values())
+
+
+def run_missing(
+    jobs: Sequence[Job],
+    execute: Execute,
+    results: Path,
+    metric_name: str,
+    say: Callable[[str], None] = print,
+    stop_at_mistake: bool = False,
+) -> None:
+    """Do the runs one after another in this process, with one line for each.
+
+    Args:
+        jobs: what `missing` gave.
+        execute: see `Execute`.
+        results: the results folder.
+        metric_name: which number of the record the line shows.
+        say: takes each line.
+        stop_at_mistake: whether a config that is refused ends it all, as it should when the
+            user's overrides go to every cell.
+
+    Raises:
+        ConfigError: the first refused config's, if `stop_at_mistake`.
+    """
+    width = len(str(len(jobs)))
+    absent: dict[str, str] = {}
+    for number, job in enumerate(jobs, 1):
+        config = job.config or {}
+        start = time.perf_counter()
+        known = absent.get(sources(config))
+        reason = attempt(config, job.run_id, _refuse(known) if known else execute, results)
+        took = duration(time.perf_counter() - start)
+        if stop_at_mistake and reason.startswith(WRONG):
+            raise ConfigError(reason.removeprefix(WRONG))
+        if reason.startswith(NO_DATA):
+            absent[sources(config)] = reason.removeprefix(f"{NO_DATA}: ")
+        end = f"{NO_DATA}, as above" if known else reason or _shown(job, results, metric_name)
+        say(f"[{number:{width}}/{len(jobs)}] {job.name}, seed {job.seed}: {end} ({took})")
+
+
+def sources(config: dict[str, Any]) -> str:
+    """Name the data and the model a config needs: what is missing for one run is for all alike."""
+    return repr((config["task"], config["model"]))
+
+
+def _refuse(sentence: str) -> Execute:
+    def execute(config: dict[str, Any]) -> Path:
+        raise MissingData(sentence)
+
+    return execute
+
+
+def launch_missing(jobs: Sequence[Job], launch: Launch, say: Callable[[str], None] = print) -> None:
+    """Hand the runs to a launcher, all at once; their outcomes are then read from disk."""
+    say(f"handing {len(jobs)} runs to the launcher")
+    launch([list(job.overrides) for job in jobs])
+
+
+def _shown(job: Job, results: Path, metric_name: str) -> str:
+    found = outcome(job, results)
+    if found.status != "done":
+        return "no record was left"
+    return f"{metric(found.result or {}, metric_name):.2f}"
+
+
+def duration(seconds: float) -> str:
+    """Print seconds as people say them: 3.2 s, 4 min 10 s, 2 h 5 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"

@@ -1,0 +1,120 @@
+"""From an artifact and a profile to the runs it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpexp import records
+from dpexp.artifacts.spec import Artifact, Key, Line, Profile, unknown
+
+Compose = Callable[[list[str]], dict[str, Any]]
+"""Turns Hydra overrides into a plain, resolved config; raises ConfigError for a wrong one."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of one cell.
+
+    Attributes:
+        cell: the row's and the column's key.
+        name: the cell as the reader sees it.
+        seed: which of the profile's seeds.
+        overrides: everything Hydra needs for it, the user's last.
+        config: the composed config; None for a cell that can't be composed.
+        run_id: names its run directory; "" without a config.
+        not_built: what it needs that the suite doesn't have, such as "method=powersgd".
+    """
+
+    cell: Key
+    name: str
+    seed: int
+    overrides: tuple[str, ...]
+    config: dict[str, Any] | None = None
+    run_id: str = ""
+    not_built: str = ""
+
+
+def profile_of(artifact: Artifact, name: str) -> Profile:
+    """Give what the profile changes; raises ConfigError if the artifact doesn't have it."""
+    if name not in artifact.profiles:
+        raise unknown(f"profile of {artifact.name}", name, artifact.profiles)
+    return artifact.profiles[name]
+
+
+def relabel(line: Line, profile: Profile) -> tuple[str, ...]:
+    """Give a row's or column's labels as this profile words them."""
+    return tuple(profile.relabel.get(label, label) for label in line.labels)
+
+
+def expand(
+    artifact: Artifact,
+    profile: str,
+    compose: Compose,
+    conf: Path,
+    user: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
+) -> list[Job]:
+    """List every run of an artifact, all cells of the first seed first.
+
+    In that order an interrupted build leaves a full table of one seed and not a few rows of all.
+
+    Args:
+        artifact: the artifact.
+        profile: the profile's name.
+        compose: see `Compose`.
+        conf: the folder of config groups; an artifact's own `group=option` without a file there
+            is "not built".
+        user: overrides that come after the cell's own.
+        seeds: in place of the profile's.
+
+    Raises:
+        ConfigError: from `compose`, or a profile that isn't there.
+    """
+    changes = profile_of(artifact, profile)
+    seeds = tuple(seeds if seeds is not None else changes.seeds)
+    cells = [
+        _jobs(artifact, profile, row, column, seeds, compose, conf, user)
+        for row in artifact.rows
+        for column in artifact.columns
+    ]
+    return [job for of_one_seed in zip(*cells, strict=True) for job in of_one_seed]
+
+
+def _jobs(
+    artifact: Artifact,
+    profile: str,
+    row: Line,
+    column: Line,
+    seeds: Sequence[int],
+    compose: Compose,
+    conf: Path,
+    user: Sequence[str],
+) -> list[Job]:
+    """Give one cell's runs; composed once, since seeds differ in the config's `seed` alone."""
+    changes = artifact.profiles[profile]
+    own = [changes.replace.get(word, word) for word in (*row.overrides, *column.overrides)]
+    own += changes.overrides
+    key = (row.key, column.key)
+    name = ", ".join([*relabel(row, changes), *relabel(column, changes)])
+    words = [(f"profile={profile}", *own, f"seed={seed}", *user) for seed in seeds]
+    absent = next((word for word in own if _is_absent(word, conf)), "")
+    if absent:
+        return [
+            Job(key, name, seed, overrides, not_built=absent)
+            for seed, overrides in zip(seeds, words, strict=True)
+        ]
+    composed = compose(list(words[0]))
+    configs = [{**composed, "seed": seed} for seed in seeds]
+    return [
+        Job(key, name, seed, overrides, config, records.run_id(config))
+        for seed, overrides, config in zip(seeds, words, configs, strict=True)
+    ]
+
+
+def _is_absent(override: str, conf: Path) -> bool:
+    """Tell whether an override picks an option its config group has no file for."""
+    group, _, option = override.partition("=")
+    return (conf / group).is_dir() and not (conf / group / f"{option}.yaml").is_file()

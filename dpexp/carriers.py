@@ -1,0 +1,80 @@
+"""Batches of per-example vectors: held, or only described.
+
+Both know their squared norm per example and their weighted sum, which is all that clipping needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Explicit:
+    """Per-example vectors that are held.
+
+    Attributes:
+        values: [n, ...].
+    """
+
+    values: Tensor
+
+    def squared_norms(self) -> Tensor:
+        """Give the squared l2 norm of every example's block, [n]."""
+        return torch.linalg.vector_norm(self.values.flatten(1), dim=1).square()
+
+    def weighted_sum(self, weights: Tensor | None) -> Tensor:
+        """Sum the blocks, each times its weight [n] (None: all ones)."""
+        if weights is None:
+            return self.values.sum(0)
+        return torch.tensordot(weights.to(self.values.dtype), self.values, dims=1)
+
+    def keep(self, mask: Tensor) -> Explicit:
+        """Drop the examples where mask [n] is False."""
+        return Explicit(self.values[mask])
+
+
+class OuterRule(Protocol):
+    """How one layer type turns (input, output gradient) into a parameter's gradient."""
+
+    def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Give the squared norm of every example's gradient, [n], without keeping it."""
+
+    def total(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Give the gradient summed over examples, in the parameter's shape."""
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Per-example gradients described by a layer's input and output gradient, never formed.
+
+    Scaling example i's gradient by w_i is scaling its dh_i, so the clipped sum is one ordinary
+    batch gradient: no second backward pass (book-keeping; Bu et al. 2023, arXiv 2210.00038).
+
+    Attributes:
+        rule: the layer type's arithmetic.
+        x: [n, ...], the layer's input.
+        dh: [n, ...], the gradient at its output.
+    """
+
+    rule: OuterRule
+    x: Tensor
+    dh: Tensor
+
+    def squared_norms(self) -> Tensor:
+        """Give the squared l2 norm of every example's gradient, [n]."""
+        return self.rule.squared_norms(self.x, self.dh)
+
+    def weighted_sum(self, weights: Tensor | None) -> Tensor:
+        """Sum the gradients, each times its weight [n] (None: all ones)."""
+        dh = self.dh
+        if weights is not None:
+            dh = dh * weights.to(dh.dtype).view(-1, *[1] * (dh.dim() - 1))
+        return self.rule.total(self.x, dh)
+
+    def keep(self, mask: Tensor) -> Outer:
+        """Drop the examples where mask [n] is False."""
+        return replace(self, x=self.x[mask], dh=self.dh[mask])

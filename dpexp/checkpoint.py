@@ -1,0 +1,107 @@
+"""A run's state on disk, such that a kill, a torn file or a full disk costs a few steps at most."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from dpexp.records import replace_file
+
+_MAGIC = b"dpexp\x00v1"
+_DIGEST = hashlib.sha256().digest_size
+_CHUNK = 1 << 22
+
+
+class _Hashing:
+    """A file that hashes what passes through; torch writes front to back and never seeks."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.digest = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def previous(path: Path) -> Path:
+    """Name the checkpoint before the last: checkpoint.pt has checkpoint.prev.pt beside it."""
+    return path.with_suffix(f".prev{path.suffix}")
+
+
+def save(path: str | Path, state: Any) -> None:
+    """Save a state, keeping the one before it.
+
+    Args:
+        path: of the newest checkpoint.
+        state: tensors, numbers, strings, and dicts and lists of them.
+
+    Raises:
+        RecordError: if it cannot be written; the earlier checkpoints are untouched.
+    """
+    path = Path(path)
+
+    def write(file: IO[bytes]) -> None:
+        hashing = _Hashing(file)
+        try:
+            torch.save(state, hashing)
+        except RuntimeError:
+            if hashing.error is not None:  # torch reports a full disk as its own bookkeeping's
+                raise hashing.error from None
+            raise
+        file.write(_MAGIC + hashing.digest.digest())
+
+    new = path.with_suffix(f".next{path.suffix}")
+    replace_file(new, write)
+    # At every moment between these two the newest whole state has a name that `load` tries.
+    if path.exists():
+        os.replace(path, previous(path))
+    os.replace(new, path)
+
+
+def load(path: str | Path, map_location: str | torch.device = "cpu") -> Any | None:
+    """Load the newest state that is whole.
+
+    Args:
+        path: of the newest checkpoint.
+        map_location: the device for its tensors.
+
+    Returns:
+        The state; the one before it, with a warning, if the newest is damaged; None if neither
+        can be read.
+    """
+    path = Path(path)
+    candidates = (path, path.with_suffix(f".next{path.suffix}"), previous(path))
+    for candidate in candidates:
+        if not candidate.exists():
+            continue
+        with candidate.open("rb") as file:
+            fault = _fault(file)
+            if fault is None:
+                file.seek(0)
+                return torch.load(file, map_location=map_location, weights_only=True)
+        warnings.warn(f"Checkpoint {candidate} is damaged: {fault}; not used.", stacklevel=2)
+    return None
+
+
+def _fault(file: IO[bytes]) -> str | None:
+    """Compare a file's end with the hash of what is before it."""
+    left = os.fstat(file.fileno()).st_size - len(_MAGIC) - _DIGEST
+    digest = hashlib.sha256()
+    while left > 0 and (chunk := file.read(min(left, _CHUNK))):
+        digest.update(chunk)
+        left -= len(chunk)
+    return None if file.read() == _MAGIC + digest.digest() else "its checksum does not match"

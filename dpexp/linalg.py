@@ -1,0 +1,54 @@
+"""Orthonormal bases and the power method."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def orthonormal_columns(matrix: Tensor) -> Tensor:
+    """Give an orthonormal basis whose span contains the columns of a tall matrix.
+
+    Householder QR: orthonormal to working precision even where the columns are dependent or zero,
+    which Gram-Schmidt is not.
+
+    Args:
+        matrix: [m, r] with r <= m.
+
+    Returns:
+        [m, r] with orthonormal columns.
+    """
+    return torch.linalg.qr(matrix).Q
+
+
+def power_iteration(
+    delta: Tensor, rank: int, iterations: int, gen: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Find bases near the principal column and row spaces of a matrix (rgp, Algorithm 2).
+
+    Args:
+        delta: [p, d], the historical update; never a private gradient.
+        rank: r in [1, min(p, d)].
+        iterations: K >= 1.
+        gen: source of the Gaussian start, on delta's device.
+
+    Returns:
+        L [p, r] with orthonormal columns and R [r, d] with orthonormal rows.
+    """
+    right = torch.randn(rank, delta.shape[1], generator=gen, device=delta.device, dtype=delta.dtype)
+    for _ in range(iterations):
+        left = orthonormal_columns(delta @ right.T)
+        right = left.T @ delta
+    return left, orthonormal_columns(right.T).T
+
+
+def random_bases(
+    p: int, d: int, rank: int, gen: torch.Generator, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Draw L [p, r] and R [r, d] with orthonormal columns and rows, uniformly (Haar)."""
+
+    def draw(size: int) -> Tensor:
+        gaussian = torch.randn(size, rank, generator=gen, device=like.device, dtype=like.dtype)
+        return orthonormal_columns(gaussian)
+
+    return draw(p), draw(d).T

@@ -1,0 +1,236 @@
+"""What a run writes while it goes: metrics, checkpoints, and its record at the end."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpexp import checkpoint, memory
+from dpexp.gradient import Outcome
+from dpexp.mechanism import Mechanism
+from dpexp.ranks import Ranks
+from dpexp.records import Run, describe_device, git_commit, versions
+from dpexp.tracking import Progress, Tracker
+from dpexp.types import State
+
+log = logging.getLogger("dpexp")
+
+
+@dataclass
+class Position:
+    """How far a run has come: what a checkpoint holds besides weights and optimizer.
+
+    Attributes:
+        state: the method's.
+        step: steps taken.
+        noise_draws: at how many of them noise was drawn.
+        examples: how many examples have gone through the model.
+        wall_s: seconds, over all the times the run was taken up.
+        drawn, clipped, nonfinite, loss: sums since the last evaluation.
+    """
+
+    state: State
+    step: int = 0
+    noise_draws: int = 0
+    examples: int = 0
+    wall_s: float = 0.0
+    drawn: int = 0
+    clipped: int = 0
+    nonfinite: int = 0
+    loss: float = 0.0
+
+
+class Logbook:
+    """Keeps one run's record; every rank has one, and only the first rank's writes."""
+
+    def __init__(
+        self,
+        config: dict,
+        mechanism: Mechanism,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        at: Position,
+        ranks: Ranks,
+    ) -> None:
+        """Open the run's directory."""
+        self._config, self._mechanism, self._ranks = config, mechanism, ranks
+        self._model, self._optimizer, self._at = model, optimizer, at
+        self._run = Run.open(config["results"], config) if ranks.is_first else None
+        self._last: dict[str, float] = {}
+        self._taken_up = self._saved = time.monotonic()
+        self._is_stopping, self._handler = False, None
+        per_epoch = mechanism.dataset_size / mechanism.batch_size
+        every = max(1, round(config["eval_every"] * per_epoch))
+        self._evaluations = {*range(every, mechanism.num_steps, every), mechanism.num_steps}
+
+    def __enter__(self) -> Logbook:
+        """Start the dashboard and the bar, and catch SIGTERM until the step at hand is done."""
+        if self._run is not None:
+            self._tracker = Tracker(self._config, self._run.directory)
+            self._progress = Progress(self._mechanism.num_steps, label=self._label())
+            if threading.current_thread() is threading.main_thread():
+                self._handler = signal.signal(signal.SIGTERM, self._stop)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close them."""
+        if self._handler is not None:
+            signal.signal(signal.SIGTERM, self._handler)
+        if self._run is not None:
+            self._progress.close()
+            self._tracker.close(exit_code=0 if kind is None else 1)
+
+    def announce(self, trainable: dict[str, int], frozen: dict[str, int]) -> None:
+        """Print what trains, what does not, and the mechanism, before the first step."""
+        if self._run is None:
+            return
+        for word, parameters in (("trainable", trainable), ("frozen", frozen)):
+            log.info("%s: %s numbers", word, f"{sum(parameters.values()):,}")
+            for name, size in parameters.items():
+                log.info("  %-40s %12s", name, f"{size:,}")
+        mechanism = self._mechanism
+        log.info(
+            "%d steps, %s sampling with q = %.4g, noise multiplier %.4g (%s)",
+            mechanism.num_steps,
+            mechanism.sampling,
+            mechanism.sampling_prob,
+            mechanism.noise_multiplier,
+            "; ".join(mechanism.deviations) or f"calibrated by {mechanism.calibrated_by}",
+        )
+
+    def resume(self) -> Position:
+        """Go on from the run's checkpoint where there is one, alike on every rank."""
+        saved = None
+        if self._run is not None and self._run.status == "resume":
+            saved = checkpoint.load(self._run.checkpoint_path)
+            if saved is None:
+                self._run.restart()
+        saved = self._ranks.from_first(saved)
+        if saved is not None:
+            self._model.load_state_dict(saved["model"])
+            self._optimizer.load_state_dict(saved["optimizer"])
+            vars(self._at).update(saved["position"])
+            self._at.state = _moved(self._at.state, self._ranks.device)
+            if self._run is not None:
+                self._run.truncate_metrics(self._at.step)
+                self._progress.start_from(self._at.step)
+                log.info("resumed at step %d", self._at.step)
+        self._taken_up = time.monotonic() - self._at.wall_s
+        return self._at
+
+    def after_step(self, outcome: Outcome) -> None:
+        """Count a step."""
+        at = self._at
+        at.state, at.step = outcome.state, at.step + 1
+        at.noise_draws += outcome.has_noise
+        at.examples += outcome.examples
+        at.drawn += outcome.examples
+        at.clipped += outcome.clipped
+        at.nonfinite += outcome.nonfinite
+        at.loss += outcome.loss
+        if self._run is not None:
+            self._progress.advance(outcome.examples)
+
+    def is_evaluation_due(self) -> bool:
+        """Say whether the step just taken ends an evaluation interval."""
+        return self._at.step in self._evaluations
+
+    def log_evaluation(self, metric: str, value: float) -> None:
+        """Write one line of metrics."""
+        at = self._at
+        line = {
+            "step": at.step,
+            "epoch": at.step * self._mechanism.sampling_prob,
+            "epsilon": self._mechanism.epsilon(at.step),
+            "train_loss": _finite(at.loss / at.drawn) if at.drawn else None,
+            metric: value,
+            "clip_fraction": at.clipped / at.drawn if at.drawn and self._mechanism.clip else None,
+            "nonfinite": at.nonfinite,
+        }
+        at.drawn = at.clipped = at.nonfinite = 0
+        at.loss = 0.0
+        self._last = {metric: value}
+        if self._run is not None:
+            self._run.log(line)
+            self._tracker.log(line)
+            self._progress.report(line)
+
+    def save_if_due(self) -> None:
+        """Checkpoint every so many seconds, and when asked to stop.
+
+        Raises:
+            SystemExit: after SIGTERM, once the checkpoint is written.
+        """
+        is_due = time.monotonic() - self._saved >= self._config["checkpoint"]["every"]
+        if self._run is None or not (is_due or self._is_stopping):
+            return
+        self._at.wall_s = time.monotonic() - self._taken_up
+        checkpoint.save(
+            self._run.checkpoint_path,
+            {
+                "model": self._model.state_dict(),
+                "optimizer": self._optimizer.state_dict(),
+                "position": vars(self._at),
+            },
+        )
+        self._saved = time.monotonic()
+        if self._is_stopping:
+            log.info("stopped at step %d; run it again to go on", self._at.step)
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def finish(self, task: Any, certificate: dict) -> None:
+        """Write the run's result and certificate."""
+        if self._run is None:
+            return
+        config, mechanism, at = self._config, self._mechanism, self._at
+        wall = time.monotonic() - self._taken_up
+        result = {
+            "method": config["method"]["name"],
+            "model": config["model"]["name"],
+            "task": task.name,
+            "profile": config["profile"]["name"],
+            "seed": config["seed"],
+            "eps": mechanism.target_epsilon,
+            "delta": mechanism.delta,
+            "metric": task.metric,
+            **self._last,
+            "epochs": config["epochs"],
+            "steps": at.step,
+            "wall_s": round(wall, 3),
+            "examples_per_s": round(at.examples / wall, 1),
+            "peak_memory_mb": round(memory.peak_mb(self._ranks.device), 1),
+            "device": describe_device(self._ranks.device),
+            "ranks": self._ranks.size,
+            "versions": versions(),
+            "data_fingerprint": task.fingerprint,
+            "git_commit": git_commit(),
+        }
+        self._run.finish(result, certificate)
+
+    def _label(self) -> str:
+        config = self._config
+        eps = "" if self._mechanism.target_epsilon is None else f" eps={config['eps']:g}"
+        return f"{config['method']['name']} {config['model']['name']} {config['task']['name']}{eps}"
+
+    def _stop(self, *_: object) -> None:
+        self._is_stopping = True
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(each, device) for key, each in value.items()}
+    return value

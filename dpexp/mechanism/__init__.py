@@ -1,0 +1,15 @@
+"""The privacy mechanism of a run: sampler, noise and accountant from one frozen object."""
+
+from dpexp.mechanism.certificate import PrivacyError, verify
+from dpexp.mechanism.mechanism import Mechanism, build, num_steps
+from dpexp.mechanism.sampling import generator, new_secret
+
+__all__ = [
+    "Mechanism",
+    "PrivacyError",
+    "build",
+    "generator",
+    "new_secret",
+    "num_steps",
+    "verify",
+]

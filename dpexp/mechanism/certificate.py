@@ -1,0 +1,93 @@
+"""The statement a run makes about its privacy, and the check anyone can repeat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dpexp.mechanism.accounting import PRVFailed, prv_epsilon, rdp_epsilon
+
+NO_NOISE = "no noise: no privacy"
+NO_CLIPPING = "no clipping: no privacy"
+SHUFFLED = "shuffled batches: epsilon is paper-compatible, not a guarantee"
+SECRET = "secret randomness: the run cannot be replayed"
+BY_RDP = "calibrated by RDP: PRV failed for these numbers"
+
+NO_GUARANTEE = (NO_NOISE, NO_CLIPPING)
+
+
+class PrivacyError(RuntimeError):
+    """A run did not deliver the privacy it claims."""
+
+
+def verify(certificate: Mapping[str, Any]) -> None:
+    """Recompute what a certificate claims, from the certificate's own numbers.
+
+    Args:
+        certificate: as `Mechanism.certificate` gives it, or as read back from privacy.json.
+
+    Raises:
+        PrivacyError: if noise was not drawn once per accounted step, if the recomputed epsilon
+            exceeds the target, if a stated epsilon is below the recomputed one, or if a run
+            without a guarantee states one.
+    """
+    try:
+        _verify(certificate)
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise PrivacyError(
+            f"The privacy certificate is incomplete or malformed: {error!r}."
+        ) from None
+
+
+def _verify(certificate: Mapping[str, Any]) -> None:
+    steps, draws = certificate["steps"], certificate["noise_draws"]
+    expected = 0 if NO_NOISE in certificate["deviations"] else steps
+    if draws != expected:
+        raise PrivacyError(
+            f"Noise was drawn at {draws} steps where {expected} are accounted for; "
+            "one draw per step is what the accountant assumes."
+        )
+    stated = certificate["epsilon"]
+    if any(word in certificate["deviations"] for word in NO_GUARANTEE):
+        if any(value is not None for value in stated.values()):
+            raise PrivacyError("Expected no epsilon for a run without noise or clipping.")
+        return
+    recomputed = _recompute(certificate)
+    if certificate["calibrated_by"] not in recomputed:
+        raise PrivacyError(
+            f"Expected noise calibrated by prv or rdp; got {certificate['calibrated_by']}."
+        )
+    epsilon = recomputed[certificate["calibrated_by"]]
+    if not epsilon <= certificate["target_epsilon"]:
+        raise PrivacyError(
+            f"Epsilon recomputed by {certificate['calibrated_by']} is {epsilon:.6g}, above the "
+            f"target {certificate['target_epsilon']:g}."
+        )
+    for accountant, epsilon in recomputed.items():
+        if not stated[accountant] >= epsilon * (1 - 1e-6):
+            raise PrivacyError(
+                f"Epsilon stated for {accountant} is {stated[accountant]}, below the recomputed "
+                f"{epsilon:.6g}."
+            )
+
+
+def _recompute(certificate: Mapping[str, Any]) -> dict[str, float]:
+    q = certificate["batch_size"] / certificate["dataset_size"]
+    if not math.isclose(q, certificate["q"], rel_tol=1e-9):
+        raise PrivacyError(
+            f"Expected q = batch_size / dataset_size = {q:.6g}; got {certificate['q']}."
+        )
+    sensitivity = math.sqrt(sum(r["sensitivity"] ** 2 for r in certificate["releases"]))
+    sigma = certificate["noise_multiplier"] / sensitivity
+    if not 0 < sigma < math.inf:
+        raise PrivacyError(f"Expected a positive noise multiplier; got {sigma * sensitivity}.")
+    steps, delta = certificate["steps"], certificate["delta"]
+    epsilon = {"rdp": rdp_epsilon(q, sigma, steps, delta)}
+    if certificate["calibrated_by"] == "prv":
+        try:
+            planned = certificate["planned_steps"]
+            epsilon["prv"] = prv_epsilon(q, sigma, steps, delta, planned)
+        except PRVFailed as error:
+            raise PrivacyError(f"PRV cannot confirm the stated epsilon: {error}.") from None
+    return epsilon

@@ -1,0 +1,286 @@
+"""One frozen object per run that samples, noises and accounts, so that the three cannot drift."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpexp.mechanism import certificate as words
+from dpexp.mechanism.accounting import calibrate, prv_epsilon, rdp_epsilon
+from dpexp.mechanism.sampling import generator, new_secret, poisson, shuffled
+from dpexp.types import ConfigError, Release, joint_sensitivity
+
+SAMPLINGS = ("poisson", "shuffle")
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A subsampled Gaussian mechanism, run `num_steps` times.
+
+    Each coordinate of a release gets noise of standard deviation noise_multiplier times the
+    release's clip norm. A step costs a Gaussian mechanism of effective multiplier
+    noise_multiplier / joint_sensitivity(releases) on a subsample of probability `sampling_prob`.
+
+    Attributes:
+        dataset_size: training examples, as declared in the config.
+        batch_size: expected size of a logical batch.
+        num_steps: how many steps the budget is for.
+        sampling: "poisson", or "shuffle" as the authors' code did.
+        target_epsilon: None where no budget was asked for.
+        delta: in (0, 1).
+        noise: True, False, or "secret" for randomness seeded by the operating system.
+        clip: whether examples' contributions are bounded.
+        noise_multiplier: 0 without noise.
+        releases: what leaves at every step.
+        seed: of an experiment that can be repeated.
+        calibrated_by: "prv", "rdp" where PRV fails, or "none".
+    """
+
+    dataset_size: int
+    batch_size: int
+    num_steps: int
+    sampling: str
+    target_epsilon: float | None
+    delta: float
+    noise: bool | str
+    clip: bool
+    noise_multiplier: float
+    releases: tuple[Release, ...]
+    seed: int
+    calibrated_by: str
+    _secret: int | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def sampling_prob(self) -> float:
+        """Probability q with which an example takes part in a step."""
+        return self.batch_size / self.dataset_size
+
+    @property
+    def is_private(self) -> bool:
+        """Whether any epsilon can be stated."""
+        return bool(self.noise) and self.clip
+
+    @property
+    def _root(self) -> int:
+        return self.seed if self._secret is None else self._secret
+
+    def sample(self, step: int) -> Tensor:
+        """Draw the step's examples, independently of every other step's draw.
+
+        Args:
+            step: from 0.
+
+        Returns:
+            Indices into the training set on the CPU, [n]; n may be 0 under Poisson sampling.
+        """
+        if self.sampling == "shuffle":
+            return shuffled(self._root, step, self.dataset_size, self.batch_size)
+        return poisson(self._root, step, self.dataset_size, self.sampling_prob)
+
+    def noise_generator(self, step: int, device: str | torch.device = "cpu") -> torch.Generator:
+        """Give the generator of the step's noise, the same on every rank."""
+        return generator(self._root, "noise", step, device)
+
+    def epsilon(self, steps: int, accountant: str = "prv") -> float | None:
+        """Bound the budget spent after some steps.
+
+        Args:
+            steps: in [0, num_steps] for a cheap answer; beyond, a new grid is built.
+            accountant: "prv" (which is RDP where PRV failed at calibration) or "rdp".
+
+        Returns:
+            None where there is no guarantee to state.
+        """
+        if not self.is_private:
+            return None
+        sigma = self.noise_multiplier / joint_sensitivity(self.releases)
+        if accountant == "rdp" or self.calibrated_by == "rdp":
+            return rdp_epsilon(self.sampling_prob, sigma, steps, self.delta)
+        if accountant != "prv":
+            raise ValueError(f"Expected accountant prv or rdp; got {accountant}.")
+        return prv_epsilon(self.sampling_prob, sigma, steps, self.delta, self.num_steps)
+
+    @property
+    def deviations(self) -> list[str]:
+        """Say in words what stands between this run and a replayable guarantee."""
+        said = {
+            words.NO_NOISE: not self.noise,
+            words.NO_CLIPPING: not self.clip,
+            words.SHUFFLED: self.sampling == "shuffle",
+            words.SECRET: self.noise == "secret",
+            words.BY_RDP: self.calibrated_by == "rdp",
+        }
+        return [sentence for sentence, holds in said.items() if holds]
+
+    def certificate(
+        self,
+        *,
+        steps: int,
+        noise_draws: int,
+        trainable: Mapping[str, int],
+        frozen: Mapping[str, int],
+        deviations: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """State what was released and what it cost, as plain JSON.
+
+        Args:
+            steps: how many were taken.
+            noise_draws: at how many of them noise was drawn.
+            trainable: parameter names with their numbers of entries.
+            frozen: likewise.
+            deviations: further words on what departs from the claim.
+        """
+        accountants = ("prv", "rdp") if self.calibrated_by != "rdp" else ("rdp",)
+        return {
+            "neighbouring": "add or remove one example",
+            "sampling": self.sampling,
+            "q": self.sampling_prob,
+            "dataset_size": self.dataset_size,
+            "batch_size": self.batch_size,
+            "steps": steps,
+            "planned_steps": self.num_steps,
+            "noise_draws": noise_draws,
+            "noise_multiplier": self.noise_multiplier,
+            "effective_noise_multiplier": self.noise_multiplier / joint_sensitivity(self.releases),
+            "releases": [
+                {
+                    "name": release.name,
+                    "dimension": release.dimension,
+                    "clip_norm": release.clip_norm,
+                    "sensitivity": release.sensitivity,
+                }
+                for release in self.releases
+            ],
+            "epsilon": {name: self.epsilon(steps, name) for name in accountants},
+            "target_epsilon": self.target_epsilon,
+            "delta": self.delta,
+            "calibrated_by": self.calibrated_by,
+            "replayable": self.noise != "secret",
+            "trainable": dict(trainable),
+            "frozen": dict(frozen),
+            "deviations": [*self.deviations, *deviations],
+        }
+
+
+def num_steps(epochs: float, dataset_size: int, batch_size: int, sampling: str = "poisson") -> int:
+    """Count the steps of a training run.
+
+    Under Poisson sampling an epoch is 1/q steps, rounded up once at the end; shuffled epochs are
+    whole permutations whose last batch may be short.
+
+    Raises:
+        ConfigError: if a number is not positive, or the batch larger than the data.
+    """
+    _require(epochs > 0, f"Expected epochs > 0; got {epochs}. Set epochs.")
+    _check_sizes(dataset_size, batch_size)
+    if sampling == "shuffle":
+        return math.ceil(epochs * math.ceil(dataset_size / batch_size))
+    return math.ceil(round(epochs * dataset_size / batch_size, 9))
+
+
+def build(
+    privacy: Mapping[str, Any],
+    *,
+    dataset_size: int,
+    batch_size: int,
+    num_steps: int,
+    releases: tuple[Release, ...],
+    seed: int,
+    secret: int | None = None,
+) -> Mechanism:
+    """Calibrate the noise to the budget and freeze the run's mechanism.
+
+    Args:
+        privacy: eps (> 0; may be None without noise), delta, noise (True, False or "secret"),
+            clip (bool), sampling ("poisson" or "shuffle").
+        dataset_size: training examples.
+        batch_size: expected size of a logical batch, at most dataset_size.
+        num_steps: how many steps the budget must last.
+        releases: what leaves at every step.
+        seed: of an experiment that can be repeated.
+        secret: with noise="secret", one `new_secret` that all ranks share; None draws one here.
+
+    Raises:
+        ConfigError: for a budget, size or name that cannot be meant.
+    """
+    _check(privacy, dataset_size, batch_size, num_steps)
+    noise, clip = privacy["noise"], privacy["clip"]
+    epsilon = None if privacy["eps"] is None else float(privacy["eps"])
+    sigma, calibrated_by = 0.0, "none"
+    if noise:
+        q, delta = batch_size / dataset_size, float(privacy["delta"])
+        sigma, calibrated_by = calibrate(q, num_steps, delta, epsilon)
+    if noise == "secret" and secret is None:
+        secret = new_secret()
+    return Mechanism(
+        dataset_size=dataset_size,
+        batch_size=batch_size,
+        num_steps=num_steps,
+        sampling=privacy["sampling"],
+        target_epsilon=epsilon if noise and clip else None,
+        delta=float(privacy["delta"]),
+        noise=noise,
+        clip=clip,
+        noise_multiplier=sigma * joint_sensitivity(releases),
+        releases=tuple(releases),
+        seed=seed,
+        calibrated_by=calibrated_by,
+        _secret=secret if noise == "secret" else None,
+    )
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ConfigError(message)
+
+
+def _check_sizes(dataset_size: int, batch_size: int) -> None:
+    _require(batch_size > 0, f"Expected batch_size > 0; got {batch_size}. Set batch_size.")
+    _require(
+        batch_size <= dataset_size,
+        f"Expected batch_size in [1, {dataset_size}], the number of training examples; "
+        f"got batch_size={batch_size}. Set batch_size.",
+    )
+
+
+def _check(privacy: Mapping[str, Any], dataset_size: int, batch_size: int, num_steps: int) -> None:
+    eps, delta, noise, clip = (privacy[key] for key in ("eps", "delta", "noise", "clip"))
+    sampling = privacy["sampling"]
+    near = difflib.get_close_matches(str(sampling), SAMPLINGS, 1, 0.0)[0]
+    _require(
+        sampling in SAMPLINGS,
+        f"Expected sampling poisson or shuffle; got {sampling}. Did you mean {near}?",
+    )
+    _require(
+        isinstance(noise, bool) or noise == "secret",
+        f"Expected noise true, false or secret; got {noise}. Set noise.",
+    )
+    _require(isinstance(clip, bool), f"Expected clip true or false; got {clip}. Set clip.")
+    _check_sizes(dataset_size, batch_size)
+    _require(num_steps > 0, f"Expected at least one step; got {num_steps}. Set epochs.")
+    _require(
+        _is_number(delta) and 0 < delta < 1,
+        f"Expected delta in (0, 1); got {delta}. Set task.delta.",
+    )
+    if noise or eps is not None:
+        _require(
+            _is_number(eps) and 0 < eps < math.inf,
+            f"Expected eps > 0; got {eps}. Set eps, or noise=false for a run without privacy.",
+        )
+    if noise and delta >= 1 / dataset_size:
+        warnings.warn(
+            f"delta={delta:g} is not below 1/N = {1 / dataset_size:.3g}: "
+            "such a guarantee allows one example to be published. Set task.delta.",
+            stacklevel=3,
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

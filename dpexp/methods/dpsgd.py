@@ -1,0 +1,80 @@
+"""DP-SGD, and with clipping and noise off the non-private rows.
+
+Abadi et al. 2016 (arXiv 1607.00133), Algorithm 1:
+
+    g_i     per-example gradient of every trained parameter
+    g_i     <- g_i / max(1, |g_i| / C)                clipped jointly over all parameters
+    g~      <- (sum_i g_i + N(0, sigma^2 C^2 I)) / B  B the expected batch size
+
+Differences from the paper:
+ 1. Per-example gradients are not formed: norms come from each layer's input and output gradient,
+    and the clipped sum is one weighted batch gradient (`dpexp.carriers.Outer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.methods.selection import head_parameters
+from dpexp.types import Carrier, Key, Release, State, Tap
+
+GRADIENT = "gradient"
+
+
+class DPSGD:
+    """Releases one vector a step: the clipped sum of whole gradients."""
+
+    def __init__(self, train: str, head: str) -> None:
+        """Choose what trains.
+
+        Args:
+            train: "all" parameters or the "head" alone.
+            head: the classifier's name in the model.
+        """
+        self._train = train
+        self._head = head
+
+    def trainable(self, model: nn.Module) -> tuple[str, ...]:
+        """Name the parameters this method updates."""
+        if self._train == "head":
+            return head_parameters(model, self._head)
+        return tuple(name for name, _ in model.named_parameters())
+
+    def start(self, model: nn.Module) -> State:
+        """Remember nothing but the parameters' shapes."""
+        parameters = dict(model.named_parameters())
+        return {"shapes": {name: tuple(parameters[name].shape) for name in self.trainable(model)}}
+
+    def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
+        """Change nothing between steps."""
+        return state
+
+    def forward_weights(self, state: State) -> Mapping[str, Tensor]:
+        """Run with the model's own weights."""
+        return {}
+
+    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
+        """Carry each trained parameter's whole gradient."""
+        names = {name: f"{layer}.{name}" for name in tap.parameters}
+        return {
+            Key(GRADIENT, full): tap.gradient(name)
+            for name, full in names.items()
+            if full in state["shapes"]
+        }
+
+    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Give each parameter's shape."""
+        return {Key(GRADIENT, name): shape for name, shape in state["shapes"].items()}
+
+    def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
+        """Declare the one vector."""
+        dimension = sum(torch.Size(shape).numel() for shape in state["shapes"].values())
+        return (Release(GRADIENT, dimension, clip_norm),)
+
+    def reconstruct(self, state: State, noisy: Mapping[Key, Tensor]) -> dict[str, Tensor]:
+        """Use the released gradients as they are."""
+        return {key.parameter: gradient for key, gradient in noisy.items()}

@@ -1,0 +1,161 @@
+"""RGP: reparametrized gradient perturbation (Yu et al. 2021, arXiv 2106.09352).
+
+Algorithm 1, for each weight matrix W [p, d] (a kernel flattened to [p, d k k], Section 2.1):
+
+    Delta_t  <- W_t during warm-up, W_t - W_0 after            line 5
+    L, R     <- power method on Delta_t, orthonormal           Algorithm 2
+    dL_i     = dW_i R^T [p, r],  dR_i = L^T dW_i [r, d]        Theorem 2.1
+    clip (dL_i, dR_i) of all layers jointly, sum, add noise    lines 10-13
+    dW       <- dL R + L dR - L L^T dL R                       Eq. (3)
+
+The classifier is not reparametrized; its gradient, scaled by `head_scale`, is part of the clipped
+vector and is scaled back after the noise.
+
+Differences from the paper:
+ 1. Carrier gradients come from the layer's input and output gradient, so the forward pass is the
+    ordinary one and W's own gradient is never formed; Theorem 2.1 says they are the same numbers.
+ 2. Householder QR in place of Gram-Schmidt: the same span, safer in floating point.
+ 3. With no warm-up, the very first step still decomposes W: there is no update yet.
+ 4. `carriers=left` trains dW = dL R alone, as the authors' released vision code does.
+ 5. Layers smaller than the rank use min(rank, p, d).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.linalg import power_iteration, random_bases
+from dpexp.methods.selection import head_parameters, matrix_parameters
+from dpexp.types import Carrier, ConfigError, Key, Release, State, Tap
+
+CARRIERS = "carriers"
+
+
+class RGP:
+    """Releases one vector a step: every layer's carrier gradients and the scaled head."""
+
+    def __init__(
+        self,
+        rank: int,
+        carriers: str,
+        power_iterations: int,
+        warm_up_steps: int,
+        residual: bool,
+        head_scale: float,
+        head: str,
+    ) -> None:
+        """Set the options.
+
+        Args:
+            rank: r >= 1, at most the smaller side of the largest layer.
+            carriers: "both" (the paper), "left" (the authors' vision code) or "random" (both
+                sides, drawn afresh every step: RGP-random).
+            power_iterations: K >= 1 of Algorithm 2.
+            warm_up_steps: T_warm-up >= 0.
+            residual: False runs the forward pass with L R in place of W (Appendix C.2).
+            head_scale: constant factor on the classifier's gradient before clipping.
+            head: the classifier's name in the model.
+        """
+        self._rank = rank
+        self._carriers = carriers
+        self._power_iterations = power_iterations
+        self._warm_up_steps = warm_up_steps
+        self._residual = residual
+        self._head_scale = head_scale
+        self._head = head
+
+    def trainable(self, model: nn.Module) -> tuple[str, ...]:
+        """Name the weight matrices and the classifier; biases and norms stay frozen."""
+        return matrix_parameters(model, self._head) + head_parameters(model, self._head)
+
+    def start(self, model: nn.Module) -> State:
+        """Keep W_0 of every reparametrized layer.
+
+        Raises:
+            ConfigError: if no layer is as large as the rank.
+        """
+        weights = _weights(model)
+        matrices = matrix_parameters(model, self._head)
+        largest = max((min(weights[name].flatten(1).shape) for name in matrices), default=0)
+        if not 1 <= self._rank <= largest:
+            raise ConfigError(
+                f"Expected rank in [1, {largest}], the smaller side of the largest layer; got "
+                f"rank={self._rank}. Set method.rank."
+            )
+        head = {name: tuple(weights[name].shape) for name in head_parameters(model, self._head)}
+        initial = {name: weights[name].clone() for name in matrices}
+        return {"step": 0, "initial": initial, "head": head, "left": {}, "right": {}}
+
+    def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
+        """Find this step's L and R (line 5): from weights, which are already released."""
+        weights = _weights(model)
+        use_history = state["step"] >= max(self._warm_up_steps, 1)
+        left, right = {}, {}
+        for name, initial in state["initial"].items():
+            matrix = weights[name].flatten(1)
+            rank = min(self._rank, *matrix.shape)
+            if self._carriers == "random":
+                left[name], right[name] = random_bases(*matrix.shape, rank, gen, like=matrix)
+                continue
+            delta = matrix - initial.flatten(1) if use_history else matrix
+            left[name], right[name] = power_iteration(delta, rank, self._power_iterations, gen)
+        return {**state, "step": state["step"] + 1, "left": left, "right": right}
+
+    def forward_weights(self, state: State) -> Mapping[str, Tensor]:
+        """Give L R for every layer where the residual weight is dropped (Eq. 12)."""
+        if self._residual:
+            return {}
+        return {
+            name: (state["left"][name] @ state["right"][name]).view_as(initial)
+            for name, initial in state["initial"].items()
+        }
+
+    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
+        """Carry dL_i and dR_i, or the classifier's scaled gradient."""
+        weight = f"{layer}.weight"
+        if weight in state["initial"]:
+            carried = {Key(CARRIERS, weight, "left"): tap.left(state["right"][weight])}
+            if self._carriers != "left":
+                carried[Key(CARRIERS, weight, "right")] = tap.right(state["left"][weight])
+            return carried
+        head = tap.scaled(self._head_scale)
+        return {Key(CARRIERS, f"{layer}.{name}"): head.gradient(name) for name in tap.parameters}
+
+    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Give [p, r] and [r, d] for every layer, and the classifier's shapes."""
+        shapes: dict[Key, tuple[int, ...]] = {}
+        for name, initial in state["initial"].items():
+            p, d = initial.flatten(1).shape
+            rank = min(self._rank, p, d)
+            shapes[Key(CARRIERS, name, "left")] = (p, rank)
+            if self._carriers != "left":
+                shapes[Key(CARRIERS, name, "right")] = (rank, d)
+        return shapes | {Key(CARRIERS, name): shape for name, shape in state["head"].items()}
+
+    def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
+        """Declare the one vector, clipped jointly over all layers."""
+        dimension = sum(torch.Size(shape).numel() for shape in self.blocks(state).values())
+        return (Release(CARRIERS, dimension, clip_norm),)
+
+    def reconstruct(self, state: State, noisy: Mapping[Key, Tensor]) -> dict[str, Tensor]:
+        """Project back to full matrices (Eq. 3) and scale the classifier back."""
+        gradients = {
+            name: noisy[Key(CARRIERS, name)] / self._head_scale for name in state["head"]
+        }
+        for name, initial in state["initial"].items():
+            left, right = state["left"][name], state["right"][name]
+            d_left = noisy[Key(CARRIERS, name, "left")]
+            update = d_left @ right
+            if self._carriers != "left":
+                d_right = noisy[Key(CARRIERS, name, "right")]
+                update = update + left @ (d_right - left.T @ update)
+            gradients[name] = update.view_as(initial)
+        return gradients
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}

@@ -1,0 +1,19 @@
+"""What the two residual networks share."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    """Give a padded 3 x 3 convolution without bias, He fan-out initialisation."""
+    conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return conv
+
+
+def shortcut(x: Tensor, channels: int, stride: int) -> Tensor:
+    """Match a block's output without parameters: a strided pick, then zero channels appended."""
+    x = x[:, :, ::stride, ::stride]
+    return F.pad(x, (0, 0, 0, 0, 0, channels - x.shape[1]))

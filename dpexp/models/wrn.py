@@ -1,0 +1,70 @@
+"""Wide ResNet with GroupNorm (Zagoruyko & Komodakis 2016, arXiv 1605.07146; rgp, Section 5.1)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpexp.models.blocks import conv3x3, shortcut
+from dpexp.types import ConfigError
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """Give min(32, channels) groups and no affine parameters, as the rgp and lsg authors do."""
+    return nn.GroupNorm(min(32, channels), channels, affine=False)
+
+
+class PreActivationBlock(nn.Module):
+    """Norm, ReLU, convolution, twice; plus a shortcut without parameters."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        """Set channels and stride."""
+        super().__init__()
+        self.stride, self.channels = stride, outputs
+        self.norm1, self.conv1 = group_norm(inputs), conv3x3(inputs, outputs, stride)
+        self.norm2, self.conv2 = group_norm(outputs), conv3x3(outputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [n, inputs, h, w] to [n, outputs, h / stride, w / stride]."""
+        h = self.conv1(F.relu(self.norm1(x)))
+        h = self.conv2(F.relu(self.norm2(h)))
+        return h + shortcut(x, self.channels, self.stride)
+
+
+class WideResNet(nn.Module):
+    """WRN-depth-width: three stages of pre-activation blocks, widths 16, 32, 64 times `width`."""
+
+    def __init__(self, depth: int, width: int, in_channels: int, num_classes: int) -> None:
+        """Build the network.
+
+        Args:
+            depth: 6 b + 4 for b blocks a stage.
+            width: widening factor.
+            in_channels: channels of the images.
+            num_classes: outputs.
+
+        Raises:
+            ConfigError: if the depth is not 6 b + 4.
+        """
+        super().__init__()
+        if depth < 10 or (depth - 4) % 6:
+            raise ConfigError(
+                f"Expected a depth of 6 b + 4 (10, 16, 22, 28, ...); got {depth}. Set model.depth."
+            )
+        blocks = (depth - 4) // 6
+        channels = [16 * width, 32 * width, 64 * width]
+        self.stem = conv3x3(in_channels, channels[0])
+        stages, inputs = [], channels[0]
+        for stage, outputs in enumerate(channels):
+            for block in range(blocks):
+                stride = 2 if stage > 0 and block == 0 else 1
+                stages.append(PreActivationBlock(inputs, outputs, stride))
+                inputs = outputs
+        self.blocks = nn.Sequential(*stages)
+        self.norm = group_norm(inputs)
+        self.head = nn.Linear(inputs, num_classes, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images [n, c, h, w] to logits [n, num_classes]."""
+        h = F.relu(self.norm(self.blocks(self.stem(x))))
+        return self.head(h.mean((2, 3)))

@@ -1,0 +1,53 @@
+"""Files that are whole at every moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+TEMPORARY = ".unfinished-"
+"""How the name of a file begins while it is being written."""
+
+
+class RecordError(RuntimeError):
+    """A record could not be written; one line, and what was there before is still there."""
+
+
+def replace_file(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Write a file so that a reader sees the old one or the new one, whole.
+
+    Args:
+        path: where it will be; its folder exists.
+        write: fills the open temporary file beside it.
+
+    Raises:
+        RecordError: if it cannot be written, e.g. on a full disk; the old file survives.
+    """
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError):
+            raise RecordError(
+                f"Cannot write {path}: {error.strerror}. What was saved before is untouched; "
+                "make room or set results to another folder, and run the same command again."
+            ) from error
+        raise
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    """Replace a text file as a whole; see `replace_file`."""
+
+    def write(file: IO[bytes]) -> None:
+        file.write(text.encode())
+
+    replace_file(Path(path), write)

@@ -1,0 +1,78 @@
+"""What a result rests on: versions, commit, device."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "transformers",
+    "opacus",
+    "prv-accountant",
+    "numpy",
+    "dpexp",
+)
+
+CODE = (":/dpexp", ":/conf", ":/run.py", ":/scripts")
+"""What a result depends on, as git names it from the repository's root."""
+
+
+@cache
+def _installed() -> tuple[tuple[str, str], ...]:
+    found = [("python", platform.python_version())]
+    for package in PACKAGES:
+        try:
+            found.append((package, metadata.version(package)))
+        except metadata.PackageNotFoundError:
+            found.append((package, "not installed"))
+    return tuple(found)
+
+
+def versions() -> dict[str, str]:
+    """Name the versions of what a result rests on."""
+    return dict(_installed())
+
+
+def git_commit(folder: str | Path | None = None) -> str | None:
+    """Name the commit of the code, with "+dirty" if it was changed since; None outside git."""
+    folder = Path(folder) if folder else Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    if not commit:
+        return None
+    # Results and data beside the code are not the code.
+    return commit + ("+dirty" if git("status", "--porcelain", "--", *CODE) else "")
+
+
+def describe_device(device: str | torch.device) -> str:
+    """Describe where a run ran: the processor or GPU by its name."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}"
+    return f"{_processor()}, {torch.get_num_threads()} threads"
+
+
+@cache
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,263 @@
+"""A run's directory: looked up, gone on with, or begun."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dpexp.records.files import TEMPORARY, RecordError, write_atomically
+
+RESULT_NEUTRAL = frozenset(
+    {
+        "device",
+        "ranks",
+        "micro_batch",
+        "data_root",
+        "model_root",
+        "results",
+        "wandb",
+        "checkpoint",
+        "plan",
+        "progress",
+    }
+)
+"""Top-level settings that change how a run goes, never what comes out."""
+
+PLACES = frozenset({"data_root", "model_root"})
+"""Folders, which tasks and models repeat; neutral at any depth."""
+
+
+def run_id(config: Mapping[str, Any]) -> str:
+    """Name a run by what decides its result.
+
+    Args:
+        config: resolved, of plain dicts, lists and scalars; the order of keys is of no account,
+            and 8 and 8.0 are the same.
+
+    Returns:
+        12 hexadecimal digits.
+    """
+    deciding = {key: value for key, value in config.items() if key not in RESULT_NEUTRAL}
+    text = json.dumps(_canonical(deciding), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items() if key not in PLACES}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Turn what JSON cannot say (infinity, NaN) into null."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a finished run left.
+
+    Attributes:
+        directory: where it lies.
+        config: as it was run.
+        result: of result.json.
+        privacy: of privacy.json.
+        metrics: one dict per evaluation.
+    """
+
+    directory: Path
+    config: dict[str, Any]
+    result: dict[str, Any]
+    privacy: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+
+def _load(path: Path, parse: Callable[[str], Any]) -> dict[str, Any] | None:
+    try:
+        value = parse(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read(directory: str | Path) -> Record | None:
+    """Read a finished run; None if it is not finished, or any of its files is damaged."""
+    directory = Path(directory)
+    config = _load(directory / "config.yaml", yaml.safe_load)
+    result = _load(directory / "result.json", json.loads)
+    privacy = _load(directory / "privacy.json", json.loads)
+    if config is None or not result or not privacy:
+        return None
+    lines = _lines(directory / "metrics.jsonl")
+    return Record(directory, config, result, privacy, [line for line in lines if line is not None])
+
+
+def _lines(path: Path) -> list[dict[str, Any] | None]:
+    """Parse each line; None stands for one that a killed process left torn."""
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text(errors="replace").splitlines():
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        lines.append(value if isinstance(value, dict) else None)
+    return lines
+
+
+def locate(root: str | Path, config: Mapping[str, Any]) -> Path:
+    """Say where a run's directory is, or would be."""
+    return Path(root) / str(config["profile"]["name"]) / "runs" / run_id(config)
+
+
+def find(root: str | Path, config: Mapping[str, Any]) -> Record | None:
+    """Look a finished run up, touching nothing."""
+    record = read(locate(root, config))
+    return record if record is not None and run_id(record.config) == run_id(config) else None
+
+
+class Run:
+    """A run's directory while the run is going on.
+
+    Attributes:
+        directory: results/<profile>/runs/<id>.
+        config: of this run.
+        status: "finished" (look it up), "resume" (a checkpoint waits) or "fresh".
+    """
+
+    def __init__(self, directory: Path, config: Mapping[str, Any], status: str) -> None:
+        self.directory = directory
+        self.config = dict(config)
+        self.status = status
+
+    @classmethod
+    def open(cls, root: str | Path, config: Mapping[str, Any]) -> Run:
+        """Decide what a directory is good for, and make it if need be.
+
+        What is neither finished nor to be gone on with is moved aside to <id>.broken-1, -2, ...,
+        and never overwritten.
+
+        Args:
+            root: the results folder.
+            config: resolved.
+
+        Raises:
+            RecordError: if the directory cannot be written.
+        """
+        run = cls(locate(root, config), config, "fresh")
+        run.status = run._judge()
+        if run.status == "broken":
+            run.restart()
+        elif run.status == "fresh":
+            run._begin()
+        return run
+
+    @property
+    def id(self) -> str:
+        """The directory's name."""
+        return self.directory.name
+
+    @property
+    def checkpoint_path(self) -> Path:
+        """Where the run's state is saved between steps."""
+        return self.directory / "checkpoint.pt"
+
+    @property
+    def metrics_path(self) -> Path:
+        """Where the evaluations are written, one line each."""
+        return self.directory / "metrics.jsonl"
+
+    def _checkpoints(self) -> Iterable[Path]:
+        return self.directory.glob("checkpoint*.pt")
+
+    def _judge(self) -> str:
+        if not self.directory.exists():
+            return "fresh"
+        if not self.directory.is_dir():
+            return "broken"
+        for leftover in self.directory.glob(f"{TEMPORARY}*"):
+            leftover.unlink()  # a killed process was writing it; what it would replace is whole
+        present = set(os.listdir(self.directory))
+        if not present:
+            return "fresh"
+        config = _load(self.directory / "config.yaml", yaml.safe_load)
+        if config is None or run_id(config) != self.id:
+            return "broken"
+        if present == {"config.yaml"}:
+            return "fresh"  # killed before its first line: nothing is lost by beginning again
+        if (self.directory / "result.json").exists():
+            return "finished" if read(self.directory) else "broken"
+        return "resume" if any(self._checkpoints()) else "broken"
+
+    def _begin(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecordError(f"Cannot make {self.directory}: {error.strerror}.") from error
+        text = yaml.safe_dump(self.config, sort_keys=False)
+        write_atomically(self.directory / "config.yaml", text)
+        self.status = "fresh"
+
+    def restart(self) -> None:
+        """Move the directory aside and begin afresh, e.g. when no checkpoint can be read."""
+        number = 1
+        while (aside := self.directory.with_name(f"{self.id}.broken-{number}")).exists():
+            number += 1
+        self.directory.rename(aside)
+        warnings.warn(
+            f"{self.directory} is damaged or half-written; moved aside to {aside.name}.",
+            stacklevel=2,
+        )
+        self._begin()
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Append one evaluation to metrics.jsonl, safe against a kill."""
+        text = json.dumps(_plain(line), allow_nan=False) + "\n"
+        try:
+            with self.metrics_path.open("a") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RecordError(f"Cannot write {self.metrics_path}: {error.strerror}.") from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Read the evaluations so far."""
+        return [line for line in _lines(self.metrics_path) if line is not None]
+
+    def truncate_metrics(self, step: int) -> None:
+        """Drop a torn line, and whatever a run logged after the checkpoint it goes on from.
+
+        Args:
+            step: the checkpoint's; lines with a later "step" go.
+        """
+        kept = [line for line in self.metrics() if line.get("step", 0) <= step]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        write_atomically(self.metrics_path, text)
+
+    def finish(self, result: Mapping[str, Any], privacy: Mapping[str, Any]) -> None:
+        """Write privacy.json, then result.json, whose presence means that the run is finished."""
+        for name, content in (("privacy.json", privacy), ("result.json", result)):
+            text = json.dumps(_plain(content), indent=2, allow_nan=False)
+            write_atomically(self.directory / name, text + "\n")
+        for checkpoint in self._checkpoints():
+            checkpoint.unlink()
+        self.status = "finished"

@@ -1,0 +1,229 @@
+"""The rule for nn.Conv2d: any stride, padding, dilation and groups.
+
+A kernel's gradient is a sum over positions, one k x k shift at a time, so nothing here unfolds the
+input into its patches. Groups are independent convolutions on slices of the channels; they are
+folded into the example axis, and m counts examples times groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
+
+from dpexp.carriers import Explicit, Outer
+from dpexp.taps.chunks import chunk_size, over_chunks
+from dpexp.types import ConfigError
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where a convolution's kernel touches its input; every pair is (rows, columns)."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    def shifts(self) -> list[tuple[int, int]]:
+        """List the kernel's positions, row by row."""
+        return list(product(range(self.kernel[0]), range(self.kernel[1])))
+
+    def fold(self, x: Tensor) -> Tensor:
+        """Turn [n, groups * c, h, w] into [n * groups, c, h, w]."""
+        return x if self.groups == 1 else x.reshape(-1, x.shape[1] // self.groups, *x.shape[2:])
+
+    def unfold(self, values: Tensor) -> Tensor:
+        """Turn [n * groups, ...] back into [n, groups, ...]."""
+        return values.view(-1, self.groups, *values.shape[1:])
+
+    def touching(self, axis: int, shift: int, outputs: int, inputs: int) -> tuple[slice, slice]:
+        """Give the outputs whose kernel position `shift` lies inside the image, and where.
+
+        Args:
+            axis: 0 for rows, 1 for columns.
+            shift: kernel position along the axis.
+            outputs: output size along the axis.
+            inputs: input size along the axis, padding left out.
+
+        Returns:
+            Slices of the outputs and of the inputs, equally long.
+        """
+        stride, offset = self.stride[axis], shift * self.dilation[axis] - self.padding[axis]
+        first = max(0, -(offset // stride))
+        last = min(outputs, (inputs - 1 - offset) // stride + 1)
+        count = max(0, last - first)
+        start = first * stride + offset
+        stop = start + (count - 1) * stride + 1 if count else start
+        return slice(first, first + count), slice(start, stop, stride)
+
+
+def kernel_gradients(x: Tensor, dh: Tensor, at: Geometry) -> Iterator[Tensor]:
+    """Form dW_i[:, :, a, b] for every shift (a, b), each [m, p, d].
+
+    dh is spread onto the padded input's grid (zeros between strides and at row ends), so that
+    every shift is one matrix product of two strided views: no patch is ever copied.
+
+    Args:
+        x: [m, d, h, w].
+        dh: [m, p, h', w'].
+        at: the convolution's geometry.
+    """
+    (sr, sc), (pr, pc) = at.stride, at.padding
+    rows, columns = dh.shape[2], dh.shape[3]
+    width = x.shape[3] + 2 * pc
+    # The last shifts read past the image's end; extra rows keep those reads inside the tensor.
+    padded = F.pad(x, (pc, pc, pr, pr + 1)).flatten(2)
+    if (sr, sc) == (1, 1):
+        spread = F.pad(dh, (0, width - columns)).flatten(2)
+    else:
+        spread = dh.new_zeros(*dh.shape[:2], (rows - 1) * sr + 1, width)
+        spread[:, :, ::sr, : (columns - 1) * sc + 1 : sc] = dh
+        spread = spread.flatten(2)
+    length = spread.shape[2]
+    starts = [a * at.dilation[0] * width + b * at.dilation[1] for a, b in at.shifts()]
+    for start in starts:
+        yield torch.bmm(spread, padded[:, :, start : start + length].mT)
+
+
+def thin_kernel_gradients(x: Tensor, z: Tensor, at: Geometry) -> Tensor:
+    """Form the kernel gradient of a few output channels, [m, r, d * k * k].
+
+    The thin side z is copied once per shift onto the input's grid, which leaves one product.
+
+    Args:
+        x: [m, d, h, w].
+        z: [m, r, h', w'].
+        at: the convolution's geometry.
+    """
+    m, r, rows, columns = z.shape
+    d, height, width = x.shape[1:]
+    shifts = at.shifts()
+    numbers = r * len(shifts) * (height * width + d)
+    size = min(m, chunk_size(z, numbers))
+    # What lies outside an output's reach is never written, so the zeros serve every slice.
+    on_grid = z.new_zeros(size, r, len(shifts), height, width)
+    each = z.new_empty(m, r, d, len(shifts))
+    for some_x, some_z, some_each in zip(*(t.split(size) for t in (x, z, each)), strict=True):
+        grid = on_grid[: len(some_z)]
+        for index, (a, b) in enumerate(shifts):
+            out_rows, in_rows = at.touching(0, a, rows, height)
+            out_columns, in_columns = at.touching(1, b, columns, width)
+            grid[:, :, index, in_rows, in_columns] = some_z[:, :, out_rows, out_columns]
+        product_ = torch.bmm(grid.view(len(grid), -1, height * width), some_x.flatten(2).mT)
+        some_each.copy_(product_.view(len(grid), r, len(shifts), d).mT)
+    return each.flatten(2)
+
+
+def patch_gram(x: Tensor, at: Geometry, rows: int, columns: int) -> Tensor:
+    """Give the inner products of the patches under every two outputs, [m, h' * w', h' * w'].
+
+    <patch_s, patch_t> is the image's own Gram matrix summed along k x k diagonal shifts.
+    """
+    m, _, height, width = x.shape
+    flat = x.flatten(2)
+    image = torch.bmm(flat.mT, flat).view(m, height, width, height, width)
+    total = x.new_zeros(m, rows, columns, rows, columns)
+    for a, b in at.shifts():
+        out_r, in_r = at.touching(0, a, rows, height)
+        out_c, in_c = at.touching(1, b, columns, width)
+        total[:, out_r, out_c, out_r, out_c] += image[:, in_r, in_c, in_r, in_c]
+    return total.view(m, rows * columns, -1)
+
+
+@dataclass(frozen=True)
+class Conv2dWeight:
+    """dW_i for x [n, groups * d, h, w] and dh [n, groups * p, h', w']."""
+
+    at: Geometry
+
+    def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Use the Gram form or the direct one, whichever multiplies less, [n]."""
+        x, dh = self.at.fold(x), self.at.fold(dh)
+        d, p = x.shape[1], dh.shape[1]
+        inputs, outputs = x[0, 0].numel(), dh[0, 0].numel()
+        taps = len(self.at.shifts())
+        gram = d * inputs**2 + (p + taps) * outputs**2
+        grid = outputs * self.at.stride[0] * self.at.stride[1]
+        if gram <= taps * p * d * grid:
+            each = over_chunks(self._gram, (x, dh), numbers=inputs**2 + 3 * outputs**2)
+        else:
+            each = over_chunks(self._direct, (x, dh), numbers=p * d + d * inputs + p * grid)
+        return self.at.unfold(each).sum(1)
+
+    def _gram(self, x: Tensor, dh: Tensor) -> Tensor:
+        flat = dh.flatten(2)
+        patches = patch_gram(x, self.at, *dh.shape[2:])
+        return (patches * torch.bmm(flat.mT, flat)).sum((1, 2))
+
+    def _direct(self, x: Tensor, dh: Tensor) -> Tensor:
+        return sum(each.square().sum((1, 2)) for each in kernel_gradients(x, dh, self.at))
+
+    def total(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Give the batch gradient [groups * p, d, k, k]."""
+        at = self.at
+        size = (dh.shape[1], x.shape[1] // at.groups, *at.kernel)
+        return conv2d_weight(x, size, dh, at.stride, at.padding, at.dilation, at.groups)
+
+
+@dataclass(frozen=True)
+class Conv2dTap:
+    """What a Conv2d saw: x [n, channels, h, w] and dh [n, outputs, h', w']."""
+
+    x: Tensor
+    dh: Tensor
+    at: Geometry
+    parameters: tuple[str, ...]
+
+    @classmethod
+    def read(cls, layer: nn.Conv2d, x: Tensor, dh: Tensor) -> Conv2dTap:
+        """Take the layer's geometry; string paddings are applied to the input here.
+
+        Raises:
+            ConfigError: for a padding mode other than zeros.
+        """
+        if layer.padding_mode != "zeros":
+            raise ConfigError(
+                f"Expected zero padding; got padding_mode={layer.padding_mode!r}. "
+                "Pad in the model instead, before the convolution."
+            )
+        padding = layer.padding
+        if isinstance(padding, str):  # "same" may pad one side more than the other
+            x, padding = F.pad(x, layer._reversed_padding_repeated_twice), (0, 0)
+        names = ("weight",) if layer.bias is None else ("weight", "bias")
+        at = Geometry(layer.kernel_size, layer.stride, padding, layer.dilation, layer.groups)
+        return cls(x, dh, at, names)
+
+    def gradient(self, name: str) -> Outer | Explicit:
+        """Carry the kernel's gradient, or the bias's dh_i summed over positions."""
+        if name == "bias":
+            return Explicit(self.dh.sum((2, 3)))
+        return Outer(Conv2dWeight(self.at), self.x, self.dh)
+
+    def left(self, right_basis: Tensor) -> Explicit:
+        """Carry dL_i = dh_i (R x_i)^T, [n, p, r]: a thin k x k convolution, then one product."""
+        at, n = self.at, len(self.x)
+        x, dh = at.fold(self.x), at.fold(self.dh)
+        kernel = right_basis.reshape(len(right_basis), x.shape[1], *at.kernel)
+        thin = F.conv2d(x, kernel, None, at.stride, at.padding, at.dilation)
+        each = torch.bmm(dh.flatten(2), thin.flatten(2).mT)
+        return Explicit(each.view(n, -1, len(right_basis)))
+
+    def right(self, left_basis: Tensor) -> Explicit:
+        """Carry dR_i = (L^T dh_i) x_i^T, [n, r, d * k * k]: a 1 x 1 convolution comes first."""
+        at, (p, r) = self.at, left_basis.shape
+        dh = self.dh.reshape(len(self.dh), at.groups, p // at.groups, -1)
+        bases = left_basis.reshape(at.groups, p // at.groups, r).mT
+        thin = torch.matmul(bases, dh).view(-1, r, *self.dh.shape[2:])
+        each = thin_kernel_gradients(at.fold(self.x), thin, at)
+        return Explicit(each if at.groups == 1 else at.unfold(each).sum(1))
+
+    def scaled(self, factor: float) -> Conv2dTap:
+        """Multiply every example's gradient by a constant."""
+        return replace(self, dh=factor * self.dh)

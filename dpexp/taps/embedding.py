@@ -1,0 +1,80 @@
+"""The rule for nn.Embedding: inputs [n, t] token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.carriers import Outer
+from dpexp.taps.chunks import over_chunks
+from dpexp.types import ConfigError
+
+
+@dataclass(frozen=True)
+class EmbeddingWeight:
+    """dW_i adds dh_i[t] to row x_i[t], for ids x [n, t] and dh [n, t, d].
+
+    Attributes:
+        rows: size of the vocabulary.
+    """
+
+    rows: int
+
+    def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Use the Gram form, [n]; the direct one would hold a vocabulary per example."""
+        return over_chunks(_gram_norms, (x, dh), numbers=2 * x.shape[1] ** 2)
+
+    def total(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Give the batch gradient [rows, d]."""
+        weight = dh.new_zeros(self.rows, dh.shape[-1])
+        return weight.index_add_(0, x.flatten(), dh.flatten(0, 1))
+
+
+def _gram_norms(x: Tensor, dh: Tensor) -> Tensor:
+    """Two positions' gradients meet only where their tokens are the same."""
+    same = x[:, :, None] == x[:, None, :]
+    return (torch.bmm(dh, dh.mT) * same).sum((1, 2))
+
+
+@dataclass(frozen=True)
+class EmbeddingTap:
+    """What an Embedding saw: ids x [n, t] and dh [n, t, d]."""
+
+    x: Tensor
+    dh: Tensor
+    rows: int
+    parameters: tuple[str, ...] = ("weight",)
+
+    @classmethod
+    def read(cls, layer: nn.Embedding, x: Tensor, dh: Tensor) -> EmbeddingTap:
+        """Bring ids to [n, t]; the padding row, which never learns, gets no gradient.
+
+        Raises:
+            ConfigError: if the layer's options make one example's gradient depend on others.
+        """
+        if layer.scale_grad_by_freq or layer.max_norm is not None:
+            raise ConfigError(
+                "Expected an Embedding without max_norm and scale_grad_by_freq: both make one "
+                "example's gradient depend on the others in the batch. Turn them off."
+            )
+        n = len(x)
+        x, dh = x.reshape(n, -1), dh.reshape(n, -1, dh.shape[-1])
+        if layer.padding_idx is not None:
+            dh = dh * (x != layer.padding_idx)[..., None]
+        return cls(x, dh, layer.num_embeddings)
+
+    def gradient(self, name: str) -> Outer:
+        """Carry the table's gradient, [n, rows, d] if it were formed."""
+        return Outer(EmbeddingWeight(self.rows), self.x, self.dh)
+
+    def left(self, right_basis: Tensor) -> Outer:
+        """Refuse: a table of tokens is trained whole or frozen."""
+        raise TypeError("An Embedding has no matrix product to carry at low rank.")
+
+    right = left
+
+    def scaled(self, factor: float) -> EmbeddingTap:
+        """Multiply every example's gradient by a constant."""
+        return replace(self, dh=factor * self.dh)

@@ -1,0 +1,72 @@
+"""The rule for nn.Linear: inputs [n, d] or [n, ..., d]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.carriers import Explicit, Outer
+from dpexp.taps.chunks import over_chunks
+
+
+@dataclass(frozen=True)
+class LinearWeight:
+    """dW_i = dh_i^T x_i for x [n, t, d] and dh [n, t, p]."""
+
+    def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Use the Gram form or the direct one, whichever multiplies less, [n]."""
+        t, d, p = x.shape[1], x.shape[2], dh.shape[2]
+        if t == 1:
+            return x.square().sum((1, 2)) * dh.square().sum((1, 2))
+        if t * (p + d) <= p * d:
+            return over_chunks(_gram_norms, (x, dh), numbers=2 * t * t)
+        return over_chunks(_direct_norms, (x, dh), numbers=p * d)
+
+    def total(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Give the batch gradient [p, d]."""
+        return dh.flatten(0, 1).T @ x.flatten(0, 1)
+
+
+def _gram_norms(x: Tensor, dh: Tensor) -> Tensor:
+    """|dh^T x|^2 = <x x^T, dh dh^T>: two t x t matrices in place of one p x d."""
+    return (torch.bmm(x, x.mT) * torch.bmm(dh, dh.mT)).sum((1, 2))
+
+
+def _direct_norms(x: Tensor, dh: Tensor) -> Tensor:
+    return torch.bmm(dh.mT, x).square().sum((1, 2))
+
+
+@dataclass(frozen=True)
+class LinearTap:
+    """What a Linear layer saw: x [n, t, d] and dh [n, t, p] (t = 1 for plain vectors)."""
+
+    x: Tensor
+    dh: Tensor
+    parameters: tuple[str, ...]
+
+    @classmethod
+    def read(cls, layer: nn.Linear, x: Tensor, dh: Tensor) -> LinearTap:
+        """Bring inputs of any rank to [n, t, d]."""
+        names = ("weight",) if layer.bias is None else ("weight", "bias")
+        n = len(x)
+        return cls(x.reshape(n, -1, x.shape[-1]), dh.reshape(n, -1, dh.shape[-1]), names)
+
+    def gradient(self, name: str) -> Outer | Explicit:
+        """Carry dW_i [n, p, d] or the bias's dh_i summed over positions [n, p]."""
+        if name == "bias":
+            return Explicit(self.dh.sum(1))
+        return Outer(LinearWeight(), self.x, self.dh)
+
+    def left(self, right_basis: Tensor) -> Explicit:
+        """Carry dL_i = dh_i^T (x_i R^T), [n, p, r]."""
+        return Explicit(torch.bmm(self.dh.mT, self.x @ right_basis.T))
+
+    def right(self, left_basis: Tensor) -> Explicit:
+        """Carry dR_i = (dh_i L)^T x_i, [n, r, d]."""
+        return Explicit(torch.bmm((self.dh @ left_basis).mT, self.x))
+
+    def scaled(self, factor: float) -> LinearTap:
+        """Multiply every example's gradient by a constant."""
+        return replace(self, dh=factor * self.dh)

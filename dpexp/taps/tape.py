@@ -1,0 +1,160 @@
+"""Hooks that hand every layer's input and output gradient to the method, as backward reaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.taps.conv2d import Conv2dTap
+from dpexp.taps.embedding import EmbeddingTap
+from dpexp.taps.linear import LinearTap
+from dpexp.taps.norm import NormTap
+from dpexp.types import ConfigError, Tap
+
+RULES: dict[type[nn.Module], type] = {
+    nn.Linear: LinearTap,
+    nn.Conv2d: Conv2dTap,
+    nn.Embedding: EmbeddingTap,
+    nn.LayerNorm: NormTap,
+    nn.GroupNorm: NormTap,
+}
+
+MIXING = (nn.modules.batchnorm._BatchNorm,)
+
+
+class Tape:
+    """Freezes a model and taps the layers that hold some of its parameters.
+
+    While the tape is attached no parameter requires gradients, so autograd computes only what flows
+    between layers. Each tapped layer's (input, output gradient) is passed on once per micro-batch
+    and not kept.
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: Collection[str], on_tap: Callable[[str, Tap], None]
+    ) -> None:
+        """Attach the hooks.
+
+        Args:
+            model: any module; its state is not changed except for `requires_grad`.
+            parameters: names, as in `named_parameters`, whose layers are to be tapped.
+            on_tap: called with the layer's name and its tap.
+
+        Raises:
+            ConfigError: for a layer without a rule, one that mixes examples, or shared parameters;
+                the message names it.
+        """
+        self._on_tap = on_tap
+        self._num_examples = 0
+        self._awaited: set[str] = set()
+        self._used: set[str] = set()
+        layers = tapped_layers(model, parameters)
+        self._layers = frozenset(layers)
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+        for parameter in self._trained:
+            parameter.requires_grad_(False)
+        self._hooks = [
+            layer.register_forward_hook(partial(self._after_forward, name))
+            for name, layer in layers.items()
+        ]
+
+    def expect(self, num_examples: int) -> None:
+        """Say how many examples the next micro-batch holds."""
+        self._num_examples = num_examples
+        self._used = set()
+        self._awaited = set(self._layers)
+
+    def check_complete(self) -> None:
+        """Refuse a backward pass that missed a layer.
+
+        Raises:
+            ConfigError: naming the layers that took no part in the loss.
+        """
+        if self._awaited:
+            raise ConfigError(
+                f"Expected every trainable layer to take part in the loss; {sorted(self._awaited)} "
+                "did not. Freeze what the model does not use."
+            )
+
+    def detach(self) -> None:
+        """Remove the hooks and make the parameters trainable by autograd again."""
+        for hook in self._hooks:
+            hook.remove()
+        for parameter in self._trained:
+            parameter.requires_grad_(True)
+
+    def __enter__(self) -> Tape:
+        """Use as a context manager; leaving it detaches."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Detach."""
+        self.detach()
+
+    def _after_forward(
+        self, name: str, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor
+    ) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if name in self._used:
+            raise ConfigError(
+                f"Expected layer {name!r} to be used once in a forward pass; it was used again. "
+                "Give each use a layer of its own, or freeze it."
+            )
+        self._used.add(name)
+        if not output.requires_grad:
+            output.requires_grad_()  # nothing before it is trained: the graph starts here
+        output.register_hook(partial(self._after_backward, name, layer, args[0].detach()))
+
+    def _after_backward(self, name: str, layer: nn.Module, x: Tensor, dh: Tensor) -> None:
+        if len(x) != self._num_examples or len(dh) != self._num_examples:
+            raise ConfigError(
+                f"Expected layer {name!r} to see {self._num_examples} examples; it saw "
+                f"{len(x)} rows in and {len(dh)} out. The first axis must be the example."
+            )
+        self._awaited.discard(name)
+        self._on_tap(name, RULES[type(layer)].read(layer, x, dh))
+
+
+def tapped_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, nn.Module]:
+    """Find the layers that own the named parameters, and check that each has a rule."""
+    _refuse_mixing(model)
+    _refuse_sharing(model)
+    modules = dict(model.named_modules())
+    layers = {}
+    for parameter in parameters:
+        name = parameter.rpartition(".")[0]
+        layer = modules[name]
+        if type(layer) not in RULES:
+            known = ", ".join(rule.__name__ for rule in RULES)
+            raise ConfigError(
+                f"Expected a layer with a rule for per-example gradients ({known}); "
+                f"{name or 'the model itself'} is a {type(layer).__name__} that holds "
+                f"{parameter!r}. Freeze it, or add a rule to dpexp/taps."
+            )
+        layers[name] = layer
+    return layers
+
+
+def _refuse_mixing(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, MIXING):
+            raise ConfigError(
+                f"Expected layers that keep examples apart; {name} is a {type(module).__name__}, "
+                "whose statistics mix them, so no one example's influence is bounded. "
+                "Use nn.GroupNorm instead."
+            )
+
+
+def _refuse_sharing(model: nn.Module) -> None:
+    owners: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = owners.setdefault(id(parameter), name)
+        if first != name:
+            raise ConfigError(
+                f"Expected every parameter in one place; {name!r} is {first!r} again. "
+                "Untie the weights."
+            )

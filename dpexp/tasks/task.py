@@ -1,0 +1,156 @@
+"""What every task is made of: examples held as tensors, and the numbers declared about them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from dpexp.types import Batch, ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """A whole set of examples, small enough to stay on one device.
+
+    Attributes:
+        inputs: [n, ...]; uint8 stands for [0, 255], floats are taken as they are.
+        targets: [n], class indices.
+        mean: of the inputs in [0, 1], one number per channel (dimension 1); None: not normalised.
+        std: likewise.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def nbytes(self) -> int:
+        """Count the bytes the examples take where they lie."""
+        return self.inputs.nbytes + self.targets.nbytes
+
+    def to(self, device: torch.device | str) -> Examples:
+        """Give the same examples on a device."""
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+
+    def take(self, indices: Tensor) -> Examples:
+        """Give some of the examples, by index [m]."""
+        return replace(self, inputs=self.inputs[indices], targets=self.targets[indices])
+
+    def batch(self, indices: Tensor) -> Batch:
+        """Gather examples by index [m] (m may be 0) and make them float32 and normalised."""
+        indices = indices.to(self.inputs.device)
+        inputs = self.inputs.index_select(0, indices).to(torch.float32)
+        scale, shift = self._affine
+        if scale is not None:
+            inputs = inputs.mul_(scale).sub_(shift)
+        return Batch(inputs, self.targets.index_select(0, indices))
+
+    @cached_property
+    def _affine(self) -> tuple[Tensor | None, Tensor | None]:
+        """Fold [0, 255] -> [0, 1] -> normalised into one scale and shift, [1, c, 1, ...]."""
+        unit = 255.0 if self.inputs.dtype == torch.uint8 else 1.0
+        if self.mean is None and unit == 1.0:
+            return None, None
+        mean = torch.tensor([0.0] if self.mean is None else list(self.mean), dtype=torch.float64)
+        std = torch.tensor([1.0] if self.std is None else list(self.std), dtype=torch.float64)
+        shape = (1, -1) + (1,) * (self.inputs.ndim - 2)
+        device = self.inputs.device
+        scale, shift = (1.0 / (unit * std)).float(), (mean / std).float()
+        return scale.view(shape).to(device), shift.view(shape).to(device)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What a run trains on and how it is judged.
+
+    Attributes:
+        name: as in conf/task.
+        train: the private examples.
+        test: the examples the metric is computed on.
+        public: examples that may be used freely; None: there are none.
+        num_classes: how many classes the targets index.
+        input_shape: of one example, (channels, height, width).
+        delta: of the (eps, delta) guarantee.
+        dataset_size: the declared N of the training set, which the accounting uses.
+        fingerprint: sha256 of the decoded examples, so that results say which data they are of.
+        metric: what is reported, in percent.
+    """
+
+    name: str
+    train: Examples
+    test: Examples
+    public: Examples | None
+    num_classes: int
+    input_shape: tuple[int, ...]
+    delta: float
+    dataset_size: int
+    fingerprint: str
+    metric: str = "test_accuracy"
+
+
+def assemble(
+    name: str, train: Examples, test: Examples, *, num_classes: int, delta: float, dataset_size: int
+) -> Task:
+    """Make a task out of its examples, once they are what the configuration declared.
+
+    Raises:
+        ConfigError: the training set does not hold dataset_size examples, or a target is no class.
+    """
+    if len(train) != dataset_size:
+        raise ConfigError(
+            f"Expected task.dataset_size={dataset_size} training examples for {name}; got "
+            f"{len(train)}. Set task.dataset_size={len(train)} if that is what you mean: N is "
+            "declared, because the accounting may not read it off private data."
+        )
+    for part, examples in (("training", train), ("test", test)):
+        if len(examples) and not 0 <= int(examples.targets.min()) <= int(examples.targets.max()) < (
+            num_classes
+        ):
+            raise ConfigError(
+                f"Expected {part} targets of {name} in [0, {num_classes}); got "
+                f"{int(examples.targets.min())} to {int(examples.targets.max())}. "
+                "Set task.num_classes."
+            )
+    return Task(
+        name=name,
+        train=train,
+        test=test,
+        public=None,
+        num_classes=num_classes,
+        input_shape=tuple(train.inputs.shape[1:]),
+        delta=delta,
+        dataset_size=dataset_size,
+        fingerprint=fingerprint(train.inputs, train.targets, test.inputs, test.targets),
+    )
+
+
+def subset(examples: Examples, size: int | None, seed: int) -> Examples:
+    """Take the first `size` examples of a permutation drawn from `seed`; None takes all.
+
+    Raises:
+        ConfigError: there are fewer than `size` examples.
+    """
+    if size is None:
+        return examples
+    if not 1 <= size <= len(examples):
+        raise ConfigError(f"Expected task.train_size in [1, {len(examples)}]; got {size}.")
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))
+    return examples.take(order[:size])
+
+
+def fingerprint(*tensors: Tensor) -> str:
+    """Hash tensors' types, shapes and bytes, as sha256 in hex."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().data)
+    return digest.hexdigest()

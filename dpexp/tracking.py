@@ -1,0 +1,163 @@
+"""What a person sees while a run goes on: a dashboard's curves and a bar on the terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from dpexp.types import ConfigError
+
+MODES = ("disabled", "offline", "online")
+
+
+class Tracker:
+    """Sends a run's metrics to wandb, which is imported only if it is wanted.
+
+    Args:
+        config: the run's; its `wandb` section has mode (disabled, offline or online), project,
+            and, where known, entity, group (the artifact) and paper.
+        directory: the run's; wandb's own files go below it.
+
+    Raises:
+        ConfigError: for an unknown mode, or if wandb cannot start.
+    """
+
+    def __init__(self, config: Mapping[str, Any], directory: str | Path) -> None:
+        self._run = None
+        settings = config["wandb"]
+        mode = settings["mode"]
+        if mode not in MODES:
+            raise ConfigError(f"Expected wandb.mode {', '.join(MODES)}; got {mode}.")
+        if mode == "disabled":
+            return
+        import wandb  # takes a second, and starts a service
+
+        directory = Path(directory).resolve()
+        words = [settings.get("paper"), config["method"]["name"], config["task"]["name"]]
+        try:
+            self._run = wandb.init(
+                mode=mode,
+                project=settings["project"],
+                entity=settings.get("entity"),
+                group=settings.get("group"),
+                tags=[word for word in words if word],
+                id=directory.name,
+                resume="allow",
+                dir=directory,
+                config=dict(config),
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+        except (wandb.Error, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f"wandb cannot start: {reason}. Set wandb.mode=offline or disabled."
+            ) from error
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Send one evaluation, the same as in metrics.jsonl."""
+        if self._run is not None:
+            self._run.log({key: value for key, value in line.items() if value is not None})
+
+    def close(self, exit_code: int = 0) -> None:
+        """Finish the dashboard's run."""
+        if self._run is not None:
+            self._run.finish(exit_code=exit_code)
+            self._run = None
+
+    def __enter__(self) -> Tracker:
+        """Nothing more to start."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close, telling the dashboard whether the run ended by an error."""
+        self.close(exit_code=0 if kind is None else 1)
+
+
+class Progress:
+    """A bar with examples per second, epsilon spent and time left; plain lines off a terminal.
+
+    Args:
+        total_steps: of the whole run.
+        label: what runs.
+        stream: where to write; standard error by default, so that standard output stays clean.
+    """
+
+    def __init__(self, total_steps: int, label: str = "", stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._label, self._total = label, total_steps
+        self._step = self._examples = 0
+        self._words: dict[str, str] = {}
+        self._bar = tqdm(
+            total=total_steps,
+            desc=label,
+            unit="step",
+            file=self._stream,
+            disable=not self._stream.isatty(),
+            mininterval=0.5,
+            leave=False,
+        )
+        self.start_from(0)
+
+    def start_from(self, step: int) -> None:
+        """Go on from a checkpoint; what was done before does not count in the speed."""
+        self._first = self._step = step
+        self._examples = 0
+        self._began = time.perf_counter()
+        self._bar.initial = step
+        self._bar.reset(self._total)
+
+    @property
+    def examples_per_s(self) -> float:
+        """Examples that went through the model per second, since this process began."""
+        return self._examples / max(time.perf_counter() - self._began, 1e-9)
+
+    @property
+    def seconds_left(self) -> float:
+        """Time the remaining steps will take at the speed so far."""
+        done = max(self._step - self._first, 1)
+        return (time.perf_counter() - self._began) / done * (self._total - self._step)
+
+    def advance(self, examples: int) -> None:
+        """Count a step and its examples."""
+        self._step += 1
+        self._examples += examples
+        if not self._bar.disable:
+            self._bar.set_postfix(self._said(), refresh=False)
+            self._bar.update()
+
+    def report(self, line: Mapping[str, Any]) -> None:
+        """Show an evaluation's metrics."""
+        shown = {key: line[key] for key in line if key not in ("step", "epoch")}
+        self._words = {
+            key: f"{value:.4g}"
+            for key, value in shown.items()
+            if isinstance(value, int | float) and not (key == "nonfinite" and value == 0)
+        }
+        if self._bar.disable:
+            words = " ".join(f"{key}={value}" for key, value in self._said().items())
+            left = tqdm.format_interval(self.seconds_left)
+            print(
+                f"{self._label} step {self._step}/{self._total} {words} left={left}".strip(),
+                file=self._stream,
+                flush=True,
+            )
+
+    def _said(self) -> dict[str, str]:
+        return {"examples/s": f"{self.examples_per_s:.0f}", **self._words}
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._bar.close()
+
+    def __enter__(self) -> Progress:
+        """Nothing more to start."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()

@@ -1,0 +1,175 @@
+"""The one loop: every stage of a run, in order."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpexp import memory
+from dpexp.gradient import PrivateGradient
+from dpexp.logbook import Logbook, Position
+from dpexp.mechanism import Mechanism, build, new_secret, num_steps, verify
+from dpexp.ranks import Ranks
+from dpexp.types import ConfigError, Method, State
+
+EVAL_BATCH = 500  # ours; changes no result
+
+
+@dataclass
+class Parts:
+    """What a run is made of, built from its config.
+
+    Attributes:
+        task: data and metric (`dpexp.tasks`).
+        model: on the run's device.
+        method: what happens between the tape and the optimizer.
+        make_optimizer: maps the trainable parameters to an optimizer.
+        schedule: maps progress in [0, 1) to a multiplier of the learning rate.
+    """
+
+    task: Any
+    model: nn.Module
+    method: Method
+    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    schedule: Callable[[float], float]
+
+
+def train(config: dict, parts: Parts, ranks: Ranks) -> None:
+    """Train a model within its budget and write the run's record.
+
+    Args:
+        config: the run's plain config (conf/config.yaml).
+        parts: built from it.
+        ranks: who shares the run; only the first writes.
+
+    Raises:
+        ConfigError: for a mistake in the config.
+        PrivacyError: if the finished run does not hold what it claims.
+    """
+    memory.reset_peak(ranks.device)
+    model, method, task = parts.model, parts.method, parts.task
+    at = Position(state=method.start(model))
+    mechanism = make_mechanism(config, method, at.state, ranks)
+    trainable, frozen = named_parameters(model, method)
+    weights = [parameter for name, parameter in model.named_parameters() if name in trainable]
+    optimizer = parts.make_optimizer(weights)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    with Logbook(config, mechanism, model, optimizer, at, ranks) as book:
+        book.announce(trainable, frozen)
+        at = book.resume()
+        examples = on_device(task.train, ranks.device)
+        with PrivateGradient(model, method, mechanism, ranks, config["micro_batch"]) as gradient:
+            while at.step < mechanism.num_steps:
+                set_rates(optimizer, rates, parts.schedule(at.step / mechanism.num_steps))
+                outcome = gradient(at.state, examples, at.step)
+                set_gradients(model, outcome.gradients)
+                optimizer.step()
+                book.after_step(outcome)
+                if book.is_evaluation_due():
+                    book.log_evaluation(task.metric, evaluate(model, task.test, ranks.device))
+                book.save_if_due()
+        certificate = mechanism.certificate(
+            steps=at.step, noise_draws=at.noise_draws, trainable=trainable, frozen=frozen
+        )
+        verify(certificate)
+        book.finish(task, certificate)
+
+
+def make_mechanism(config: dict, method: Method, state: State, ranks: Ranks) -> Mechanism:
+    """Freeze sampler, noise and accountant from the config and the method's declaration.
+
+    Raises:
+        ConfigError: for a budget, size or name that cannot be meant.
+    """
+    privacy = config["privacy"]
+    size, batch = config["task"]["dataset_size"], config["batch_size"]
+    if not privacy["clip_norm"] > 0:
+        raise ConfigError(
+            f"Expected clip_norm > 0; got {privacy['clip_norm']}. Set privacy.clip_norm."
+        )
+    secret = None
+    if privacy["noise"] == "secret":
+        secret = ranks.from_first(new_secret() if ranks.is_first else None)
+    return build(
+        privacy,
+        dataset_size=size,
+        batch_size=batch,
+        num_steps=num_steps(config["epochs"], size, batch, privacy["sampling"]),
+        releases=method.releases(state, privacy["clip_norm"]),
+        seed=config["seed"],
+        secret=secret,
+    )
+
+
+def named_parameters(model: nn.Module, method: Method) -> tuple[dict[str, int], dict[str, int]]:
+    """Split the model's parameters into trainable and frozen ones, name to number of entries."""
+    wanted = set(method.trainable(model))
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    trainable = {name: size for name, size in sizes.items() if name in wanted}
+    frozen = {name: size for name, size in sizes.items() if name not in wanted}
+    return trainable, frozen
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rates: list[float], multiplier: float) -> None:
+    """Set each group's learning rate to its initial one times a multiplier."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate * multiplier
+
+
+def set_gradients(model: nn.Module, gradients: dict[str, Tensor]) -> None:
+    """Hand the reconstructed gradients to the optimizer's parameters."""
+    parameters = dict(model.named_parameters())
+    for name, gradient in gradients.items():
+        parameters[name].grad = gradient
+
+
+def on_device(examples: Any, device: torch.device) -> Any:
+    """Move a whole training set next to the model where it fits in half of what is free."""
+    if device.type != "cuda":
+        return examples
+    free, _ = torch.cuda.mem_get_info(device)
+    return examples.to(device) if examples.nbytes < free / 2 else examples
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, examples: Any, device: torch.device) -> float:
+    """Give the percentage of examples classified right, in eval mode."""
+    was_training = model.training
+    model.eval()
+    right = 0
+    for indices in torch.arange(len(examples)).split(EVAL_BATCH):
+        batch = examples.batch(indices).to(device)
+        right += int((model(batch.inputs).argmax(1) == batch.targets).sum())
+    model.train(was_training)
+    return 100 * right / len(examples)
+
+
+def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
+    """Time a few real steps on part of a batch and scale them to the whole run.
+
+    Returns:
+        Seconds for the run, evaluations included (a forward pass counts as a third of a step),
+        and the peak memory in MB.
+    """
+    memory.reset_peak(ranks.device)
+    model, method, task = parts.model, parts.method, parts.task
+    state = method.start(model)
+    mechanism = make_mechanism(config, method, state, ranks)
+    size, micro_batch = mechanism.dataset_size, config["micro_batch"]
+    part = replace(mechanism, batch_size=min(mechanism.batch_size, 2 * micro_batch))
+    examples = on_device(task.train, ranks.device)
+    with PrivateGradient(model, method, part, ranks, micro_batch) as gradient:
+        warm = gradient(state, examples, 0)
+        began = time.perf_counter()
+        timed = gradient(warm.state, examples, 1)
+        seconds = time.perf_counter() - began
+    per_example = seconds / max(1, timed.examples)
+    passes = mechanism.num_steps * mechanism.batch_size
+    evaluations = math.ceil(passes / size / config["eval_every"])
+    return per_example * (passes + evaluations * len(task.test) / 3), memory.peak_mb(ranks.device)

@@ -1,0 +1,153 @@
+"""The words the rooms share: a batch, a tap, a carrier, a release, a method.
+
+Index legend, used throughout the suite: n examples, p outputs, d inputs, r rank, t positions
+(tokens or pixels).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class ConfigError(ValueError):
+    """A mistake in what the user asked for; printed as one line, exit code 2, no traceback."""
+
+
+class MissingData(ConfigError):
+    """Data or a pretrained model is not where it was looked for; the line says what to put where."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some examples, ready for the model.
+
+    Attributes:
+        inputs: [n, ...], normalised and on the model's device.
+        targets: [n], class indices.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def to(self, device: torch.device) -> Batch:
+        """Give the same examples on a device."""
+        return Batch(self.inputs.to(device), self.targets.to(device))
+
+
+class Key(NamedTuple):
+    """Names one block of the released vector.
+
+    Attributes:
+        release: the release it belongs to; blocks of one release are clipped jointly.
+        parameter: the parameter it speaks of, as in `named_parameters`.
+        part: which of the parameter's carriers it is.
+    """
+
+    release: str
+    parameter: str
+    part: str = "full"
+
+
+class Carrier(Protocol):
+    """A block of per-example vectors that need never exist side by side."""
+
+    def squared_norms(self) -> Tensor:
+        """Give the squared l2 norm of every example's block, [n]."""
+
+    def weighted_sum(self, weights: Tensor | None) -> Tensor:
+        """Sum the examples' blocks, each times its weight [n] (None: all ones)."""
+
+    def keep(self, mask: Tensor) -> Carrier:
+        """Drop the examples where mask [n] is False."""
+
+
+class Tap(Protocol):
+    """What one layer saw of one micro-batch: its input and its output's gradient.
+
+    One implementation per layer type, in `dpexp.taps`; a method sees only this. W is the layer's
+    weight flattened to [p, d]: for a convolution d counts input channels times kernel positions
+    (rgp, Section 2.1).
+
+    Attributes:
+        parameters: the layer's own parameters that a rule exists for, e.g. ("weight", "bias").
+    """
+
+    parameters: tuple[str, ...]
+
+    def gradient(self, name: str) -> Carrier:
+        """Carry the whole gradient of one parameter."""
+
+    def left(self, right_basis: Tensor) -> Carrier:
+        """Carry dL_i = dW_i R^T, [n, p, r], for R [r, d] (rgp, Theorem 2.1)."""
+
+    def right(self, left_basis: Tensor) -> Carrier:
+        """Carry dR_i = L^T dW_i, [n, r, d], for L [p, r] (rgp, Theorem 2.1)."""
+
+    def scaled(self, factor: float) -> Tap:
+        """Multiply every example's gradient by a constant, before anything is clipped."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """One vector that leaves the private data at every step.
+
+    Attributes:
+        name: how keys refer to it.
+        dimension: how many numbers it holds.
+        clip_norm: the bound C on one example's contribution; each coordinate gets
+            noise of standard deviation noise_multiplier * clip_norm.
+        sensitivity: largest l2 change when one example is added or removed, in units of
+            clip_norm. Several releases of one step compose as one vector whose sensitivity is
+            the root of the sum of squares (`joint_sensitivity`).
+    """
+
+    name: str
+    dimension: int
+    clip_norm: float
+    sensitivity: float = 1.0
+
+
+def joint_sensitivity(releases: tuple[Release, ...]) -> float:
+    """Give the l2 sensitivity of all releases of a step taken as one vector, in clip norms."""
+    return math.sqrt(sum(release.sensitivity**2 for release in releases))
+
+
+State = dict[str, Any]
+"""A method's whole memory between steps: plain tensors and numbers, so that it can be saved."""
+
+
+class Method(Protocol):
+    """What a method does between the tape and the optimizer; the trainer does everything else."""
+
+    def trainable(self, model: nn.Module) -> tuple[str, ...]:
+        """Name the parameters this method updates; all others are frozen."""
+
+    def start(self, model: nn.Module) -> State:
+        """Give the state before the first step."""
+
+    def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
+        """Give this step's state: carriers, masks or bases, from nothing private."""
+
+    def forward_weights(self, state: State) -> Mapping[str, Tensor]:
+        """Give the weights to run this step with in place of the model's own (usually none)."""
+
+    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
+        """Turn one layer's tap into carriers; called as backward reaches the layer."""
+
+    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Give the shape of every block that `carry` will sum to; empty draws need it."""
+
+    def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
+        """Declare what leaves at every step; the same at every step."""
+
+    def reconstruct(self, state: State, noisy: Mapping[Key, Tensor]) -> dict[str, Tensor]:
+        """Turn what was released into a gradient per trainable parameter."""

@@ -1,0 +1,1 @@
+"""Commands run from the repository's root: `python -m scripts.<name>`."""

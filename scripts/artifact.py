@@ -1,0 +1,277 @@
+"""Build a table of a paper: run the cells that are missing, write it beside the published values.
+
+    python -m scripts.artifact table3                        # paper=rgp profile=embedded
+    python -m scripts.artifact table3 profile=paper plan=true
+    python -m scripts.artifact table2 rows=rgp,dpsgd seeds=0 optimizer.lr=0.1
+    python -m scripts.artifact table3 profile=paper launcher=submitit_local
+
+Its own words, each WORD=VALUE:
+
+    paper=rgp           which paper's table: a folder of conf/artifact
+    profile=embedded    embedded (no network, minutes), quick (real data, small), paper
+    plan=true           list the cells with their cost on this machine; run and write nothing
+    run=false           run nothing; write the table from the runs that are there
+    rows=A,B columns=C  run these cells only; the others are shown if they are there. Patterns
+                        such as cifar10-* work
+    seeds=0,1,2         in place of the profile's seeds
+    launcher=NAME       hand the missing runs to a Hydra launcher (basic, joblib, submitit_slurm)
+
+Any other word is a Hydra override and goes to every cell, after the cell's own.
+Exit code: 0, also where data are missing or a method is not built (the table says so); 1 if a run
+failed; 2 for a mistake in what was asked.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.types import HydraContext, RunMode
+from omegaconf.errors import OmegaConfBaseException
+
+import run
+from dpexp import ranks, records
+from dpexp.artifacts import build, cells, collect, exports, plan, spec, table
+from dpexp.types import ConfigError
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line, understood."""
+
+    artifact: str
+    paper: str = "rgp"
+    profile: str = "embedded"
+    is_plan: bool = False
+    runs: bool = True
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    seeds: tuple[int, ...] | None = None
+    launcher: str = ""
+    overrides: tuple[str, ...] = ()
+
+
+def parse(words: Sequence[str]) -> Request:
+    """Take the artifact's own words out of the command line; the rest are overrides.
+
+    Raises:
+        ConfigError: no artifact named, or a value that can't be read.
+    """
+    name, own, overrides = "", {}, []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key in ("paper", "profile", "launcher"):
+            own[key] = value
+        elif key == "plan":
+            own["is_plan"] = _truth(word)
+        elif key == "run":
+            own["runs"] = _truth(word)
+        elif key in ("rows", "columns"):
+            own[key] = tuple(value.split(","))
+        elif key in ("seed", "seeds"):
+            own["seeds"] = _seeds(word)
+        elif equals or word.startswith("~"):
+            overrides.append(word)
+        elif name or word.startswith("-"):
+            raise ConfigError(f"Expected WORD=VALUE; got '{word}'. See --help.")
+        else:
+            name = word
+    if not name:
+        raise ConfigError("Expected an artifact, such as table3. See --help.")
+    return Request(name, overrides=tuple(overrides), **own)
+
+
+def _truth(word: str) -> bool:
+    key, _, value = word.partition("=")
+    if value not in ("true", "false"):
+        raise ConfigError(f"Expected {key}=true or {key}=false; got '{word}'.")
+    return value == "true"
+
+
+def _seeds(word: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(seed) for seed in word.partition("=")[2].split(","))
+    except ValueError:
+        raise ConfigError(f"Expected whole numbers, as in seeds=0,1,2; got '{word}'.") from None
+
+
+def is_picked(request: Request, artifact: spec.Artifact, cell: spec.Key) -> bool:
+    """Tell whether rows= and columns= ask for this cell; raises ConfigError if one picks none."""
+    axes = ((cell[0], request.rows, artifact.rows, "row"),
+            (cell[1], request.columns, artifact.columns, "column"))  # fmt: skip
+    for _, patterns, lines, kind in axes:
+        keys = [line.key for line in lines]
+        for pattern in patterns:
+            if not fnmatch.filter(keys, pattern):
+                raise spec.unknown(f"{kind} of {artifact.name}", pattern, keys)
+    return all(
+        not patterns or any(fnmatch.fnmatchcase(key, p) for p in patterns)
+        for key, patterns, _, _ in axes
+    )
+
+
+def main(words: Sequence[str]) -> int:
+    """Do what the command line asks; give the exit code."""
+    if {"-h", "--help"} & set(words):
+        print(__doc__)
+        return 0
+    try:
+        return _main(parse(words))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (HydraException, OmegaConfBaseException) as error:
+        print(f"error: {run.explain(error)}", file=sys.stderr)
+        return 2
+    except records.RecordError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _main(request: Request) -> int:
+    artifact = spec.load(run.CONF, request.paper, request.artifact)
+    cells.profile_of(artifact, request.profile)
+    tags = (f"wandb.paper={request.paper}", f"wandb.group={request.artifact}")
+    user = (*tags, *request.overrides)
+    jobs = cells.expand(artifact, request.profile, run.compose, run.CONF, user, request.seeds)
+    configs = [job.config for job in jobs if job.config is not None]
+    results = Path(configs[0]["results"] if configs else "results")
+    outcomes = [collect.outcome(job, results) for job in jobs]
+    picked = [o for o in outcomes if is_picked(request, artifact, o.job.cell)]
+    if request.is_plan:
+        _print_plan(request, artifact, picked, results)
+        return 0
+    to_do = build.missing(picked) if request.runs else []
+    print(_opening(request, artifact, picked, to_do))
+    stopped = _run(request, artifact, to_do, results)
+    outcomes = [collect.outcome(job, results) for job in jobs]
+    shown = table.Table(
+        artifact,
+        request.profile,
+        collect.collect(artifact, outcomes),
+        table.settings(configs),
+        tuple(word for word in request.overrides if not _is_neutral(word)),
+    )
+    for path in exports.write(shown, results):
+        print(path)
+    attempted = {job.run_id for job in to_do}
+    return 130 if stopped else _exit_code([o for o in outcomes if o.job.run_id in attempted])
+
+
+def _is_neutral(override: str) -> bool:
+    """Tell whether an override leaves the numbers as they are, as `device=cpu` does."""
+    return override.lstrip("+~").partition("=")[0].partition(".")[0] in records.RESULT_NEUTRAL
+
+
+def _opening(
+    request: Request,
+    artifact: spec.Artifact,
+    picked: Sequence[collect.Outcome],
+    to_do: Sequence[cells.Job],
+) -> str:
+    done, not_built = (sum(o.status == s for o in picked) for s in ("done", collect.NOT_BUILT))
+    parts = [f"{done} of {len(picked)} runs done"]
+    parts += [f"{not_built} not built"] if not_built else []
+    return f"{artifact.place}, profile {request.profile}: {', '.join(parts)}, {len(to_do)} to do"
+
+
+def _run(
+    request: Request,
+    artifact: spec.Artifact,
+    to_do: Sequence[cells.Job],
+    results: Path,
+) -> bool:
+    """Run what is missing; True if the user stopped it, so that the table is still written."""
+    try:
+        if to_do and request.launcher:
+            build.launch_missing(to_do, lambda jobs: launch(request.launcher, jobs))
+        else:
+            build.run_missing(
+                to_do,
+                run.execute,
+                results,
+                artifact.metric,
+                stop_at_mistake=bool(request.overrides),
+            )
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on from here", file=sys.stderr)
+        return True
+    return False
+
+
+def _exit_code(outcomes: Sequence[collect.Outcome]) -> int:
+    """Say what failed; 2 if only the user's overrides are to blame, 1 otherwise, 0 if nothing."""
+    failed = [o for o in outcomes if o.status in (collect.FAILED, collect.NOT_RUN)]
+    mistakes = [build.mistake(item) for item in failed]
+    if failed and all(mistakes):
+        print(*(f"error: {m}" for m in dict.fromkeys(mistakes)), sep="\n", file=sys.stderr)
+        return 2
+    for item in failed:
+        why = f"see {item.detail}" if item.detail else "it left no record and no log"
+        print(f"failed: {item.job.name}, seed {item.job.seed}: {why}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _print_plan(
+    request: Request,
+    artifact: spec.Artifact,
+    outcomes: Sequence[collect.Outcome],
+    results: Path,
+) -> None:
+    print(f"{artifact.place}, profile {request.profile}\n")
+    configs = [o.job.config for o in outcomes if o.job.config is not None]
+    device = records.describe_device(ranks.choose_device(configs[0]["device"])) if configs else ""
+    estimator = plan.Estimator(results, request.profile, device, run.estimate)
+    print(*plan.plan(outcomes, estimator), sep="\n")
+
+
+def run_cell(config: Any) -> str:
+    """Do one run as a Hydra job; failures are left in its log, so that the other jobs go on.
+
+    Args:
+        config: the composed DictConfig.
+
+    Returns:
+        "" or the first line of what went wrong.
+    """
+    plain = run.plain(config)
+    return build.attempt(plain, records.run_id(plain), run.execute, Path(plain["results"]))
+
+
+def launch(name: str, jobs: list[list[str]]) -> None:
+    """Hand jobs to the Hydra launcher of this name.
+
+    Raises:
+        ConfigError: no such launcher, or its plugin isn't installed.
+    """
+    with initialize_config_dir(str(run.CONF), job_name="artifact", version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        valid = hydra.config_loader.get_group_options("hydra/launcher")
+        if name not in valid:
+            raise spec.unknown("launcher", name, valid)
+        config = hydra.compose_config(
+            config_name="config",
+            overrides=[f"hydra/launcher={name}", *jobs[0]],  # a config must be whole to compose
+            run_mode=RunMode.MULTIRUN,
+            with_log_configuration=False,
+        )
+        launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=HydraContext(hydra.config_loader, Callbacks(config)),
+            task_function=run_cell,
+            config=config,
+        )
+        launcher.launch(jobs, initial_job_idx=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,133 @@
+"""A made-up paper with one table, and an `execute` that writes genuine records."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from dpexp import records
+from dpexp.types import ConfigError, MissingData
+
+DEVICE = "abacus, 2 threads"
+
+DEMO = """
+title: "Two methods as ε grows"
+place: "Demo paper, Table 9"
+metric: test_accuracy
+value_label: "test accuracy in %"
+row_head: [Dataset, Method]
+rows:
+  - {key: plain, labels: [Big, Plain_1], overrides: [task=big, method=plain]}
+  - {key: better, labels: [Big, Better], overrides: [task=big, method=better]}
+  - {key: future, labels: [Big, Future], overrides: [task=big, method=future]}
+columns:
+  - {key: eps2, label: "ε = 2", overrides: [eps=2]}
+  - {key: eps4, label: "ε = 4", overrides: [eps=4]}
+published:
+  plain:
+    eps2: {value: 50.0, place: "Table 9, row 1, column 1"}
+    eps4: {value: 60.0, place: "Table 9, row 1, column 2"}
+  better:
+    eps2: {value: 70.0, place: "Table 9, row 2, column 1"}
+published_note: "Values are made up."
+claims:
+  - {says: "Better above Plain", above: [better], below: [plain]}
+profiles:
+  embedded:
+    seeds: [0, 1]
+    replace: {task=big: task=small}
+    relabel: {Big: "small (for Big)"}
+    scaled: "Big is replaced by small."
+  paper:
+    seeds: [0]
+"""
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    root = tmp_path / "conf"
+    files = {"artifact/demo/table9.yaml": DEMO}
+    files |= {f"{name}.yaml": "" for name in ("task/big", "task/small", "method/plain")}
+    files |= {"method/better.yaml": ""}
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return root
+
+
+class Lab:
+    """Composes and executes the demo's configs in a folder of its own.
+
+    `no_data` and `broken` hold (method, eps) pairs that fail in their two ways, `mistaken` those
+    whose config is refused; `executed` names the runs that finished, `tried` counts all.
+    """
+
+    def __init__(self, results: Path) -> None:
+        self.results = results
+        self.no_data: set[tuple[str, float]] = set()
+        self.broken: set[tuple[str, float]] = set()
+        self.mistaken: set[tuple[str, float]] = set()
+        self.executed: list[str] = []
+        self.tried = 0
+
+    def compose(self, overrides: list[str]) -> dict:
+        words = dict(word.lstrip("+").split("=") for word in overrides)
+        return {
+            "method": {"name": words["method"]},
+            "model": {"name": "tiny", "weights": f"{words['method']}-{words['eps']}"},
+            "task": {"name": words["task"], "dataset_size": 1000},
+            "profile": {"name": words["profile"]},
+            "eps": float(words["eps"]),
+            "seed": int(words["seed"]),
+            "epochs": float(words.get("epochs", 2)),
+            "batch_size": 100,
+            "results": str(self.results),
+        }
+
+    def execute(self, config: dict) -> Path:
+        self.tried += 1
+        method, eps = config["method"]["name"], config["eps"]
+        if (method, eps) in self.no_data:
+            raise MissingData("No data under data/big.\nPut train.parquet there.")
+        if (method, eps) in self.mistaken:
+            raise ConfigError("Expected batch_size in [1, 1000]; got 5000.")
+        if (method, eps) in self.broken:
+            raise RuntimeError("the loss is a teapot")
+        run = records.Run.open(self.results, config)
+        self.executed.append(run.id)
+        value = 40 + 10 * eps / 2 + 2 * config["seed"] + (15 if method == "better" else 0)
+        run.log({"step": 20, "epoch": 2.0, "epsilon": eps, "test_accuracy": value})
+        run.finish(result(config, value), privacy(config))
+        return run.directory
+
+
+def result(config: dict, value: float) -> dict:
+    return {
+        "method": config["method"]["name"],
+        "model": config["model"]["name"],
+        "task": config["task"]["name"],
+        "seed": config["seed"],
+        "eps": config["eps"],
+        "metric": "test_accuracy",
+        "value": value,
+        "test_accuracy": value,
+        "epochs": config["epochs"],
+        "steps": 20,
+        "wall_s": 4.0,
+        "peak_memory_mb": 100.0,
+        "device": DEVICE,
+    }
+
+
+def privacy(config: dict) -> dict:
+    return {
+        "epsilon": {"prv": config["eps"] - 0.001, "rdp": config["eps"] + 0.2},
+        "noise_multiplier": 2.5 / config["eps"],
+        "deviations": ["shuffled, not sampled"] if config["method"]["name"] == "plain" else [],
+    }
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path / "results")

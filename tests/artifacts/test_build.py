@@ -1,0 +1,288 @@
+"""From missing runs to cells: mean and spread, failures that don't stop the rest, the plan."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from dpexp import records
+from dpexp.artifacts import build, cells, claims, collect, plan, spec
+from dpexp.types import ConfigError, MissingData
+
+
+@pytest.fixture
+def demo(conf, lab):
+    """Give a function that expands, runs what is missing and collects."""
+    artifact = spec.load(conf, "demo", "table9")
+
+    def make(profile="embedded", user=(), seeds=None, run=True):
+        jobs = cells.expand(artifact, profile, lab.compose, conf, user, seeds)
+        outcomes = [collect.outcome(job, lab.results) for job in jobs]
+        said = []
+        if run:
+            to_do = build.missing(outcomes)
+            build.run_missing(to_do, lab.execute, lab.results, artifact.metric, said.append)
+            outcomes = [collect.outcome(job, lab.results) for job in jobs]
+        return artifact, jobs, outcomes, collect.collect(artifact, outcomes), said
+
+    return make
+
+
+def test_a_cells_overrides_come_in_order_and_the_users_last(demo):
+    _, jobs, *_ = demo(user=("epochs=3",), run=False)
+    assert jobs[0].overrides == (
+        "profile=embedded",
+        "task=small",
+        "method=plain",
+        "eps=2",
+        "seed=0",
+        "epochs=3",
+    )
+    assert jobs[0].config["epochs"] == 3
+    assert [job.seed for job in jobs] == [0] * 6 + [1] * 6
+
+
+def test_the_paper_profile_replaces_nothing(demo):
+    _, jobs, *_ = demo("paper", run=False)
+    assert "task=big" in jobs[0].overrides
+    assert jobs[0].name == "Big, Plain_1, ε = 2"
+
+
+def test_an_unknown_profile_is_named_with_the_nearest(demo):
+    with pytest.raises(ConfigError, match="'papre': did you mean 'paper'"):
+        demo("papre")
+
+
+def test_mean_std_and_published_difference(demo):
+    *_, values, _ = demo()
+    value = values["plain", "eps4"]
+    assert (value.mean, value.num_seeds, value.published) == (61.0, 2, 60.0)
+    assert value.std == pytest.approx(math.sqrt(2))  # of 60 and 62, ddof 1
+    assert value.difference == pytest.approx(1.0)
+    assert value.epsilon == pytest.approx(3.999)
+    assert values["better", "eps4"].difference is None
+
+
+def test_one_seed_shows_no_std(demo):
+    *_, values, _ = demo(seeds=(1,))
+    assert values["plain", "eps2"].std is None
+    assert values["plain", "eps2"].num_seeds == 1
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [([], (None, None)), ([3.0], (3.0, None)), ([1.0, 3.0], (2.0, math.sqrt(2)))],
+)
+def test_mean_and_std(numbers, expected):
+    assert collect.mean_and_std(numbers) == pytest.approx(expected)
+
+
+def test_nothing_is_run_twice(demo, lab):
+    demo()
+    assert len(lab.executed) == 8
+    *_, said = demo()
+    assert len(lab.executed) == 8
+    assert said == []
+
+
+def test_cells_with_the_same_config_run_once(demo, lab):
+    demo(user=("eps=2",))
+    assert len(lab.executed) == 4
+
+
+def test_a_method_without_a_file_is_not_built(demo):
+    *_, values, _ = demo()
+    assert values["future", "eps2"].status == collect.NOT_BUILT
+    assert values["future", "eps2"].details == ("not built: method=future",)
+
+
+def test_a_cell_nobody_ran_says_so(demo):
+    *_, values, _ = demo(run=False)
+    assert values["plain", "eps2"].status == collect.NOT_RUN
+
+
+def test_missing_data_is_told_and_the_rest_goes_on(demo, lab):
+    lab.no_data = {("plain", 2.0)}
+    *_, values, said = demo()
+    assert values["plain", "eps2"].status == collect.NO_DATA
+    assert values["plain", "eps2"].details == (
+        "no data: No data under data/big. Put train.parquet there.",
+    )
+    assert values["plain", "eps4"].status == "done"
+    assert said[0].startswith("[1/8] small (for Big), Plain_1, ε = 2, seed 0: no data: No data un")
+
+
+def test_a_failed_cell_leaves_its_traceback_and_is_tried_again(demo, lab):
+    lab.broken = {("plain", 2.0)}
+    _, jobs, _, values, said = demo(seeds=(0,))
+    log = lab.results / "embedded" / "logs" / f"{jobs[0].run_id}.log"
+    assert values["plain", "eps2"].status == collect.FAILED
+    assert values["plain", "eps2"].details == (f"failed: see {log}",)
+    assert values["better", "eps4"].status == "done"
+    assert "RuntimeError: the loss is a teapot" in said[0]
+    assert "Traceback (most recent call last)" in log.read_text()
+    lab.broken = set()
+    *_, values, _ = demo(seeds=(0,))
+    assert values["plain", "eps2"].status == "done"
+    assert not log.exists()
+
+
+def test_data_once_missing_are_not_looked_for_again(demo, lab):
+    lab.no_data = {("plain", 2.0)}
+    *_, values, said = demo()
+    assert lab.tried == 7  # of 8 runs: the second seed needs what the first one missed
+    assert ", seed 1: no data, as above (" in said[4]
+    assert values["plain", "eps2"].status == collect.NO_DATA
+    assert len(values["plain", "eps2"].details) == 1
+
+
+def test_a_mistake_in_the_users_overrides_stops_the_build(demo, lab, conf):
+    lab.mistaken = {("plain", 4.0)}
+    artifact, jobs, outcomes, *_ = demo(run=False)
+    said = []
+    with pytest.raises(ConfigError, match=r"^Expected batch_size in \[1, 1000\]; got 5000\.$"):
+        build.run_missing(
+            build.missing(outcomes),
+            lab.execute,
+            lab.results,
+            artifact.metric,
+            said.append,
+            stop_at_mistake=True,
+        )
+    assert len(said) == 1
+
+
+def test_a_mistake_is_told_from_a_crash(demo, lab):
+    lab.mistaken, lab.broken = {("plain", 2.0)}, {("plain", 4.0)}
+    _, _, outcomes, _, _ = demo(seeds=(0,))
+    assert [build.mistake(item) for item in outcomes[:2]] == [
+        "Expected batch_size in [1, 1000]; got 5000.",
+        "",
+    ]
+
+
+def test_a_cell_with_some_seeds_failed_shows_the_others(demo, lab):
+    demo(seeds=(0,))
+    lab.broken = {("plain", 2.0)}
+    *_, values, _ = demo()
+    assert (values["plain", "eps2"].num_seeds, values["plain", "eps2"].asked) == (1, 2)
+    assert len(values["plain", "eps2"].details) == 1
+
+
+def test_a_half_written_record_counts_as_not_run(demo, lab):
+    _, jobs, *_ = demo(seeds=(0,))
+    (lab.results / "embedded" / "runs" / jobs[0].run_id / "result.json").write_text('{"meth')
+    *_, values, _ = demo(seeds=(0,), run=False)
+    assert values["plain", "eps2"].status == collect.NOT_RUN
+
+
+def test_a_launcher_gets_every_missing_runs_overrides(demo):
+    _, jobs, outcomes, *_ = demo(run=False)
+    got = []
+    build.launch_missing(build.missing(outcomes), got.extend, lambda line: None)
+    assert got == [list(job.overrides) for job in jobs if not job.not_built]
+
+
+def value(mean, std, n, cell=("r", "c")):
+    return collect.Value(cell, "done" if n else "not run", mean=mean, std=std, num_seeds=n)
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "margin", "verdict"),
+    [
+        (value(60.0, 1.0, 4), value(55.0, 1.0, 4), 0.0, claims.HOLDS),
+        (value(50.0, 1.0, 4), value(55.0, 1.0, 4), 0.0, claims.FAILS),
+        (value(55.5, 1.0, 4), value(55.0, 1.0, 4), 0.0, claims.UNCLEAR),
+        (value(54.0, 0.1, 4), value(55.0, 0.1, 4), -2.5, claims.HOLDS),
+        (value(55.5, None, 1), value(55.0, None, 1), 0.0, claims.HOLDS),
+        (value(None, None, 0), value(55.0, 1.0, 4), 0.0, claims.NOT_RUN),
+    ],
+)
+def test_a_comparison_weighs_the_difference_by_the_spread(above, below, margin, verdict):
+    assert claims.compare(above, below, margin).verdict == verdict
+
+
+def test_a_claim_is_as_good_as_its_worst_comparison(demo, lab):
+    artifact, _, _, values, _ = demo()
+    (verdict,) = claims.judge(artifact, values)
+    assert verdict.verdict == claims.HOLDS
+    assert verdict.sentence() == (
+        "**holds**: it holds in 2 of 2 comparisons, smallest difference +15.0 (standard error 1.41)"
+    )
+
+
+def test_the_papers_own_values_bear_out_its_claims():
+    conf = Path(__file__).resolve().parents[2] / "conf"
+    for path in (conf / "artifact").glob("*/*.yaml"):
+        artifact = spec.load(conf, path.parent.name, path.stem)
+        values = {
+            cell: value(published.value, None, 1, cell)
+            for cell, published in artifact.published.items()
+        }
+        for verdict in claims.judge(artifact, values):
+            assert verdict.verdict == claims.HOLDS, verdict.claim.says
+
+
+def test_the_plan_costs_runs_by_records_of_their_kind(demo, lab):
+    demo(seeds=(0,))
+    _, _, outcomes, *_ = demo(user=("epochs=4",), run=False)  # twice the epochs of the records
+    lines = plan.plan(outcomes, plan.Estimator(lab.results, "embedded", "abacus, 2 threads"))
+    assert lines[1].split("  ")[0] == "small (for Big), Plain_1, ε = 2"
+    assert "0 of 2" in lines[1] and "8.0 s" in lines[1] and "100 MB" in lines[1]
+    assert "not built: method=future" in lines[5]
+    assert lines[-2] == "12 runs: 0 done, 8 to do, 4 not built or shared with another cell."
+    assert lines[-1] == "To do, one after another: about 1 min 4 s, at most 100 MB."
+
+
+def test_the_plan_times_each_kind_once_where_there_is_no_record(demo, lab):
+    timed = []
+
+    def estimate(config):
+        if config["method"]["name"] == "better":
+            raise MissingData("No data under data/big.")
+        timed.append(config)
+        return 10.0, 256.0
+
+    _, _, outcomes, *_ = demo(run=False)
+    lines = plan.plan(
+        outcomes, plan.Estimator(lab.results, "embedded", "abacus, 2 threads", estimate)
+    )
+    assert len(timed) == 1
+    assert "10.0 s" in lines[1] and lines[1].endswith("timed")
+    assert lines[3].endswith("no data")
+    assert lines[-2:] == ["No estimate for 4 of them.", "No data under data/big."]
+
+
+def test_the_plan_leaves_out_records_of_other_machines(demo, lab):
+    demo(seeds=(0,))
+    _, _, outcomes, *_ = demo(user=("epochs=4",), run=False)
+    lines = plan.plan(outcomes, plan.Estimator(lab.results, "embedded", "slide rule"))
+    assert lines[1].endswith("unknown")
+
+
+def test_the_plan_of_a_finished_artifact_has_nothing_to_do(demo, lab):
+    _, _, outcomes, *_ = demo()
+    lines = plan.plan(outcomes, plan.Estimator(lab.results, "embedded", "abacus, 2 threads"))
+    assert lines[-1] == "12 runs: 8 done, 0 to do, 4 not built or shared with another cell."
+
+
+def test_a_record_is_read_as_the_trainer_writes_it(demo, lab):
+    _, jobs, *_ = demo(seeds=(0,))
+    record = records.find(lab.results, jobs[0].config)
+    assert collect.metric(json.loads((record.directory / "result.json").read_text()), "x") == 50.0
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"epsilon": {"prv": 7.9, "rdp": 8.4}}, 7.9),
+        ({"epsilon": {"prv": None, "rdp": 8.4}}, 8.4),
+        ({"epsilon": 3.0}, 3.0),
+        ({"epsilon": {"prv": None, "rdp": None}}, None),
+        ({"epsilon": math.inf}, None),
+        ({}, None),
+    ],
+)
+def test_the_certified_epsilon_is_prvs_first(given, expected):
+    assert collect.epsilon(given) == expected

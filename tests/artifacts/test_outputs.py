@@ -1,0 +1,97 @@
+"""What the writers write: markdown against a golden file, CSV in full, TeX that closes."""
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from dpexp.artifacts import build, cells, collect, exports, markdown, spec, table
+
+GOLDEN = Path(__file__).parent / "golden.md"
+
+
+@pytest.fixture
+def made(conf, lab):
+    artifact = spec.load(conf, "demo", "table9")
+
+    def make(profile="embedded", overridden=()):
+        jobs = cells.expand(artifact, profile, lab.compose, conf)
+        to_do = build.missing(collect.outcome(job, lab.results) for job in jobs)
+        build.run_missing(to_do, lab.execute, lab.results, artifact.metric, lambda line: None)
+        outcomes = [collect.outcome(job, lab.results) for job in jobs]
+        configs = [job.config for job in jobs if job.config]
+        values = collect.collect(artifact, outcomes)
+        return table.Table(artifact, profile, values, table.settings(configs), overridden)
+
+    return make
+
+
+def test_markdown_is_the_golden_file(made, lab):
+    lab.no_data = {("better", 4.0)}
+    text = markdown.markdown(made(overridden=("epochs=2",)))
+    ids = dict.fromkeys(re.findall(r"\b[0-9a-f]{12}\b", text))
+    for number, run_id in enumerate(ids):
+        text = text.replace(run_id, f"run{number:09d}")
+    assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_only_the_paper_profile_is_comparable(made):
+    assert "not comparable" in markdown.markdown(made())
+    assert "not comparable" not in markdown.markdown(made("paper"))
+
+
+def test_links_lead_from_the_table_to_the_runs(made, lab):
+    shown = made()
+    paths = exports.write(shown, lab.results)
+    targets = re.findall(r"\]\((\.\./[^)]+)\)", paths[0].read_text(encoding="utf-8"))
+    assert len(targets) == 16
+    for target in targets:
+        assert (paths[0].parent / target).exists()
+
+
+def test_files_are_where_the_contract_says(made, lab):
+    folder = lab.results / "embedded" / "demo"
+    assert exports.write(made(), lab.results) == [
+        folder / f"table9.{suffix}" for suffix in ("md", "csv", "tex")
+    ]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "table9.csv",
+        "table9.md",
+        "table9.tex",
+    ]
+
+
+def test_csv_has_a_line_per_cell_in_full_precision(made, lab):
+    lab.broken = {("better", 2.0)}
+    lines = list(csv.DictReader(io.StringIO(exports.csv_text(made()))))
+    assert [line["status"] for line in lines] == [
+        "done",
+        "done",
+        "failed",
+        "done",
+        "not built",
+        "not built",
+    ]
+    assert float(lines[0]["std"]) == pytest.approx(2**0.5)
+    assert (lines[0]["row"], lines[0]["column"], lines[0]["n"]) == ("plain", "eps2", "2")
+    assert (lines[0]["published"], lines[0]["difference"]) == ("50.0", "1.0")
+    assert lines[0]["deviations"] == "shuffled, not sampled"
+    assert len(lines[0]["runs"].split()) == 2
+    assert lines[2]["mean"] == lines[2]["difference"] == ""
+
+
+def test_tex_is_balanced_escaped_and_rectangular(made):
+    text = exports.tex(made())
+    begins, ends = re.findall(r"\\begin\{(\w+)\}", text), re.findall(r"\\end\{(\w+)\}", text)
+    assert begins == ends[::-1]
+    assert text.count("{") == text.count("}")
+    assert text.count("$") % 2 == 0
+    assert r"Plain\_1" in text and r"$\varepsilon$ = 2" in text
+    assert text.isascii()
+    rules = [text.index(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")]
+    assert rules == sorted(rules)
+    body = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert {line.count(" & ") for line in body} == {3}
+    assert "51.0 $\\pm$ 1.4 (50.0)" in text

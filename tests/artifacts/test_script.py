@@ -1,0 +1,105 @@
+"""The command line: its own words, overrides, and mistakes in one line with exit code 2."""
+
+import pytest
+
+import run
+from dpexp.artifacts import cells, spec
+from dpexp.types import ConfigError
+from scripts import artifact
+
+YAMLS = sorted((run.CONF / "artifact").glob("*/*.yaml"))
+
+
+def test_its_own_words_are_taken_out_and_the_rest_are_overrides():
+    words = "table3 paper=gep profile=quick plan=true launcher=joblib rows=a,b-* seeds=3,4"
+    request = artifact.parse([*words.split(), "optimizer.lr=0.1", "+model.x=1", "~schedule"])
+    assert request == artifact.Request(
+        "table3",
+        paper="gep",
+        profile="quick",
+        is_plan=True,
+        launcher="joblib",
+        rows=("a", "b-*"),
+        seeds=(3, 4),
+        overrides=("optimizer.lr=0.1", "+model.x=1", "~schedule"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "Expected an artifact"),
+        (["table3", "plan=yes"], "Expected plan=true or plan=false; got 'plan=yes'"),
+        (["table3", "seeds=a"], "Expected whole numbers"),
+        (["table3", "table2"], "Expected WORD=VALUE; got 'table2'"),
+        (["-m", "table3"], "Expected WORD=VALUE; got '-m'"),
+        (["table33"], "did you mean 'table3'?"),
+        (["table3", "paper=rpg"], "did you mean 'rgp'?"),
+        (["table3", "profile=embeded"], "did you mean 'embedded'?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(words, expected, capsys):
+    assert artifact.main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("error: ") and expected in printed.err
+
+
+def test_help_tells_every_word(capsys):
+    assert artifact.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for word in ("paper=", "profile=", "plan=", "run=", "rows=", "seeds=", "launcher="):
+        assert word in out
+
+
+def test_rows_and_columns_pick_cells(conf):
+    table9 = spec.load(conf, "demo", "table9")
+    request = artifact.parse(["table9", "rows=be*", "columns=eps2,eps4"])
+    assert artifact.is_picked(request, table9, ("better", "eps4"))
+    assert not artifact.is_picked(request, table9, ("plain", "eps4"))
+
+
+def test_a_pattern_that_picks_nothing_is_a_mistake(conf):
+    request = artifact.parse(["table9", "rows=bettr"])
+    with pytest.raises(ConfigError, match="did you mean 'better'"):
+        artifact.is_picked(request, spec.load(conf, "demo", "table9"), ("plain", "eps2"))
+
+
+@pytest.mark.parametrize(
+    ("override", "neutral"),
+    [("device=cpu", True), ("++wandb.mode=offline", True), ("optimizer.lr=1", False)],
+)
+def test_overrides_that_change_numbers_are_told_from_those_that_do_not(override, neutral):
+    assert artifact._is_neutral(override) is neutral
+
+
+@pytest.mark.parametrize("path", YAMLS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_cell_of_every_profile_composes_and_seeds_differ_in_the_seed_alone(path):
+    table = spec.load(run.CONF, path.parent.name, path.stem)
+    for profile in table.profiles:
+        for job in cells.expand(table, profile, run.compose, run.CONF, seeds=(0, 1)):
+            if job.seed == 1 and not job.not_built:
+                assert job.config == run.compose(job.overrides)
+
+
+def test_a_launcher_does_the_same_runs_as_this_process(tmp_path, capsys):
+    words = ["table3", "rows=svhn-*", "columns=eps2", "seeds=0", "epochs=0.2"]
+    words.append(f"results={tmp_path}")
+    assert artifact.main([*words, "rows=svhn-rgp", "launcher=basic"]) == 0
+    assert "0 of 1 runs done, 1 to do" in capsys.readouterr().out
+    assert artifact.main(words) == 0
+    out = capsys.readouterr().out
+    assert "1 of 2 runs done, 1 to do" in out
+    assert "[1/1] digits (for SVHN), DP-SGD, ε = 2, seed 0: " in out
+    assert out.splitlines()[-1] == str(tmp_path / "embedded" / "rgp" / "table3.tex")
+    assert artifact.main([*words, "plan=true"]) == 0
+    assert "2 runs: 2 done, 0 to do" in capsys.readouterr().out
+
+
+def test_a_mistake_in_an_override_is_one_line_and_leaves_the_table_alone(tmp_path, capsys):
+    words = ["table3", f"results={tmp_path}", "rows=svhn-*"]
+    for mistake in ("batch_size=100000", "epohcs=3", "launcher=basci"):
+        assert artifact.main([*words, mistake]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "embedded" / "rgp").exists()

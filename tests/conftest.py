@@ -1,0 +1,21 @@
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+import dpexp  # noqa: F401  (makes torchvision importable before a test module imports it)
+
+# A busy machine makes a timed example flaky; a failing one is replayed from its printed blob.
+settings.register_profile("dpexp", deadline=None, print_blob=True)
+settings.load_profile("dpexp")
+
+
+@pytest.fixture(scope="session")
+def real_data_root():
+    """The folder with the real data sets: DPEXP_DATA_ROOT, or shared/data beside the checkout."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    root = Path(os.environ.get("DPEXP_DATA_ROOT", beside))
+    if not root.is_dir():
+        pytest.skip("needs real data: set DPEXP_DATA_ROOT to a folder laid out like hub snapshots")
+    return root

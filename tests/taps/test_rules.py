@@ -1,0 +1,190 @@
+"""Every layer rule against torch.func and Opacus, in float64, over random shapes."""
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from opacus.grad_sample import GradSampleModule
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from dpexp.taps import Tape
+from dpexp.taps.conv2d import Conv2dWeight
+from dpexp.taps.linear import LinearWeight
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+MANY = settings(max_examples=60, deadline=None)
+small = st.integers(1, 4)
+pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+seeds = st.integers(0, 2**31)
+
+
+@st.composite
+def convolutions(draw):
+    """Draw a convolution and the size of an image that it fits."""
+    groups, kernel, stride, dilation = draw(st.integers(1, 3)), *(draw(pairs) for _ in range(3))
+    padding = draw(st.tuples(st.integers(0, 3), st.integers(0, 3)))
+    image = draw(st.tuples(st.integers(1, 8), st.integers(1, 8)))
+    for axis in (0, 1):
+        reach = dilation[axis] * (kernel[axis] - 1) + 1
+        assume(image[axis] + 2 * padding[axis] >= reach)
+    layer = nn.Conv2d(
+        groups * draw(small),
+        groups * draw(small),
+        kernel,
+        stride,
+        padding,
+        dilation,
+        groups,
+        bias=draw(st.booleans()),
+        dtype=torch.float64,
+    )
+    return layer, image
+
+
+def random_like(tensor, seed):
+    return torch.randn(
+        tensor.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+
+
+def tapped(layer, x, direction):
+    """Run the tape on one layer, whose loss is <direction, output>."""
+    caught = []
+    model = nn.Sequential(layer)
+    with Tape(
+        model, [name for name, _ in model.named_parameters()], lambda _, tap: caught.append(tap)
+    ) as tape:
+        tape.expect(len(x))
+        (model(x) * direction).sum().backward()
+        tape.check_complete()
+    (tap,) = caught
+    return tap
+
+
+def per_example_by_torch_func(layer, x, direction):
+    weights = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(weights, x_i, direction_i):
+        return (functional_call(layer, weights, (x_i[None],)) * direction_i[None]).sum()
+
+    return vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, direction)
+
+
+def per_example_by_opacus(layer, x, direction):
+    module = GradSampleModule(layer, loss_reduction="sum")
+    (module(x) * direction).sum().backward()
+    each = {name: p.grad_sample.detach().clone() for name, p in layer.named_parameters()}
+    module.to_standard_module()
+    layer.zero_grad()
+    return each
+
+
+def assert_rule_holds(
+    layer, x, seed, references=(per_example_by_torch_func, per_example_by_opacus)
+):
+    layer = layer.double()
+    direction = random_like(layer(x), seed)
+    weights = random_like(torch.empty(len(x)), seed + 1).abs()
+    expected = [reference(layer, x, direction) for reference in references]
+    tap = tapped(layer, x, direction)
+    assert set(tap.parameters) == {name for name, _ in layer.named_parameters()}
+    for name, parameter in layer.named_parameters():
+        carrier = tap.gradient(name)
+        total = carrier.weighted_sum(weights).view_as(parameter)
+        for each in (reference[name] for reference in expected):
+            norms = each.flatten(1).square().sum(1)
+            torch.testing.assert_close(carrier.squared_norms(), norms, **CLOSE)
+            torch.testing.assert_close(total, torch.tensordot(weights, each, dims=1), **CLOSE)
+            plain = carrier.weighted_sum(None).view_as(parameter)
+            torch.testing.assert_close(plain, each.sum(0), **CLOSE)
+        if name == "weight" and isinstance(layer, nn.Linear | nn.Conv2d):
+            assert_low_rank_holds(tap, expected[0][name].flatten(2), seed)
+
+
+def assert_low_rank_holds(tap, each, seed):
+    """Theorem 2.1: dL_i = dW_i R^T and dR_i = L^T dW_i."""
+    p, d = each.shape[1:]
+    left, right = random_like(torch.empty(p, 2), seed + 2), random_like(torch.empty(2, d), seed + 3)
+    torch.testing.assert_close(tap.left(right).values, each @ right.T, **CLOSE)
+    torch.testing.assert_close(tap.right(left).values, left.T @ each, **CLOSE)
+
+
+@MANY
+@given(convolutions(), small, seeds)
+def test_conv2d(drawn, n, seed):
+    layer, image = drawn
+    x = random_like(torch.empty(n, layer.in_channels, *image), seed)
+    assert_rule_holds(layer, x, seed)
+
+
+@pytest.mark.parametrize("kernel", [2, 3, 4])
+def test_conv2d_with_same_padding(kernel):
+    layer = nn.Conv2d(2, 3, kernel, padding="same", dilation=2)
+    x = random_like(torch.empty(2, 2, 6, 5), kernel)
+    assert_rule_holds(layer, x, kernel, references=(per_example_by_torch_func,))
+
+
+@MANY
+@given(convolutions(), small, seeds)
+def test_conv2d_norm_is_the_same_by_gram_and_by_kernel(drawn, n, seed):
+    layer, image = drawn
+    x = random_like(torch.empty(n, layer.in_channels, *image), seed)
+    outer = tapped(layer, x, random_like(layer(x), seed)).gradient("weight")
+    rule, at = outer.rule, outer.rule.at
+    assert isinstance(rule, Conv2dWeight)
+    folded = at.fold(outer.x), at.fold(outer.dh)
+    torch.testing.assert_close(rule._gram(*folded), rule._direct(*folded), **CLOSE)
+
+
+@MANY
+@given(st.lists(st.integers(1, 5), max_size=2), small, small, small, st.booleans(), seeds)
+def test_linear(positions, n, d, p, has_bias, seed):
+    layer = nn.Linear(d, p, bias=has_bias)
+    assert_rule_holds(layer, random_like(torch.empty(n, *positions, d), seed), seed)
+
+
+@pytest.mark.parametrize("t", [2, 40])
+def test_linear_norm_is_the_same_by_gram_and_by_kernel(t):
+    x, dh = random_like(torch.empty(3, t, 9), 0), random_like(torch.empty(3, t, 7), 1)
+    direct = torch.einsum("ntp,ntd->npd", dh, x).square().sum((1, 2))
+    torch.testing.assert_close(LinearWeight().squared_norms(x, dh), direct, **CLOSE)
+
+
+@MANY
+@given(st.integers(2, 6), small, small, st.integers(1, 6), st.booleans(), seeds)
+def test_embedding(rows, d, n, t, has_padding, seed):
+    layer = nn.Embedding(rows, d, padding_idx=1 if has_padding else None)
+    tokens = torch.randint(rows, (n, t), generator=torch.Generator().manual_seed(seed))
+    assert_rule_holds(layer, tokens, seed, references=(per_example_by_torch_func,))
+    if not has_padding:  # Opacus gives the padding row a gradient, autograd does not
+        assert_rule_holds(layer, tokens, seed, references=(per_example_by_opacus,))
+
+
+@MANY
+@given(st.lists(small, max_size=2), st.lists(small, min_size=1, max_size=2), small, seeds)
+def test_layer_norm(positions, shape, n, seed):
+    layer = nn.LayerNorm(shape)
+    nn.init.normal_(layer.weight)
+    assert_rule_holds(layer, random_like(torch.empty(n, *positions, *shape), seed), seed)
+
+
+@MANY
+@given(st.integers(1, 3), st.integers(2, 3), st.lists(st.integers(2, 4), max_size=2), small, seeds)
+def test_group_norm(groups, channels, positions, n, seed):
+    layer = nn.GroupNorm(groups, groups * channels)
+    nn.init.normal_(layer.weight)
+    x = random_like(torch.empty(n, groups * channels, *positions), seed)
+    assert_rule_holds(layer, x, seed)
+
+
+def test_slices_of_examples_give_what_the_whole_batch_gives(monkeypatch):
+    layer = nn.Conv2d(3, 8, 3, padding=1, stride=2).double()
+    x = random_like(torch.empty(7, 3, 9, 9), 0)
+    direction = random_like(layer(x), 1)
+    whole = tapped(layer, x, direction)
+    left = random_like(torch.empty(8, 2), 2)
+    expected = whole.gradient("weight").squared_norms(), whole.right(left).values
+    monkeypatch.setattr("dpexp.taps.chunks.BUDGET_BYTES", {"cpu": 20_000, "cuda": 1})
+    torch.testing.assert_close(whole.gradient("weight").squared_norms(), expected[0], **CLOSE)
+    torch.testing.assert_close(whole.right(left).values, expected[1], **CLOSE)

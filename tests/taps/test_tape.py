@@ -1,0 +1,139 @@
+"""What the tape refuses, and what it leaves alone."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpexp.taps import Tape
+from dpexp.types import ConfigError
+
+
+def names(model):
+    return [name for name, _ in model.named_parameters()]
+
+
+def ignore(*_):
+    pass
+
+
+def run(model, x, parameters=None, on_tap=ignore):
+    with Tape(model, parameters or names(model), on_tap) as tape:
+        tape.expect(len(x))
+        model(x).sum().backward()
+        tape.check_complete()
+
+
+def test_batch_norm_is_refused_by_name_even_when_frozen():
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
+    with pytest.raises(ConfigError, match="1 is a BatchNorm2d"):
+        Tape(model, ["0.weight"], ignore)
+
+
+def test_layer_without_a_rule_is_refused_by_name():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Bilinear(2, 2, 2))
+    with pytest.raises(ConfigError, match=r"1 is a Bilinear that holds '1\.weight'"):
+        Tape(model, names(model), ignore)
+
+
+def test_layer_without_a_rule_may_be_frozen():
+    model = nn.Sequential(nn.Conv1d(1, 1, 1), nn.Linear(2, 2))
+    run(model, torch.randn(3, 1, 2), parameters=["1.weight"])
+
+
+def test_subclass_of_a_known_layer_is_refused():
+    class Twice(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    with pytest.raises(ConfigError, match="is a Twice"):
+        Tape(nn.Sequential(Twice(2, 2)), ["0.weight"], ignore)
+
+
+def test_tied_weights_are_refused_by_name():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    with pytest.raises(ConfigError, match=r"'1\.weight' is '0\.weight' again"):
+        Tape(model, ["0.weight"], ignore)
+
+
+def test_layer_used_twice_is_refused_by_name():
+    layer = nn.Linear(2, 2)
+
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(self.layer(x))
+
+    with pytest.raises(ConfigError, match="'layer' to be used once"):
+        run(Loop(), torch.randn(3, 2))
+
+
+def test_layer_outside_the_loss_is_refused_by_name():
+    class Idle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.idle = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.used(x)
+
+    with pytest.raises(ConfigError, match=r"\['idle'\]"):
+        run(Idle(), torch.randn(3, 2))
+
+
+def test_layer_that_sees_no_example_axis_is_refused_by_name():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(4, 2), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.head(x + self.table(torch.arange(4)[None]))
+
+    with pytest.raises(ConfigError, match="'table' to see 3 examples; it saw 1 rows in"):
+        run(Positions(), torch.randn(3, 4, 2))
+
+
+def test_embedding_options_that_mix_examples_are_refused():
+    for options in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}):
+        with pytest.raises(ConfigError, match="max_norm"):
+            run(nn.Sequential(nn.Embedding(3, 2, **options)), torch.tensor([[0, 1]]))
+
+
+def test_padding_modes_without_a_rule_are_refused():
+    with pytest.raises(ConfigError, match="padding_mode='reflect'"):
+        run(
+            nn.Sequential(nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect")),
+            torch.randn(1, 1, 4, 4),
+        )
+
+
+def test_no_weight_gradient_is_formed_and_the_model_is_given_back():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(5, 3)
+    run(model, x)
+    assert all(p.grad is None for p in model.parameters())
+    assert all(p.requires_grad for p in model.parameters())
+    F.mse_loss(model(x), torch.zeros(5, 2)).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_evaluation_under_no_grad_is_not_taped():
+    model, seen = nn.Sequential(nn.Linear(3, 4)), []
+    with Tape(model, names(model), lambda *tap: seen.append(tap)), torch.no_grad():
+        model(torch.randn(2, 3))
+        model(torch.randn(2, 3))
+    assert seen == []
+
+
+def test_frozen_trunk_costs_no_backward():
+    trunk = nn.Linear(3, 4)
+    model = nn.Sequential(trunk, nn.Linear(4, 2))
+    reached = []
+    trunk.register_full_backward_hook(lambda *_: reached.append(True))
+    run(model, torch.randn(5, 3), parameters=["1.weight", "1.bias"])
+    assert reached == []

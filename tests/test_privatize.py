@@ -1,0 +1,135 @@
+"""Clipping, summing and noise: bounds for every input, and the right distribution."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import kstest
+
+from dpexp.carriers import Explicit, Outer
+from dpexp.privatize import ClippedSum, add_noise, clip_weights
+from dpexp.taps.linear import LinearWeight
+from dpexp.types import Key, Release
+
+A, B = Key("gradient", "a"), Key("gradient", "b")
+RELEASES = (Release("gradient", 7, 2.0),)
+
+
+def zeros():
+    return {A: torch.zeros(3, dtype=torch.float64), B: torch.zeros(2, 2, dtype=torch.float64)}
+
+
+def clipped_sum(a, b, releases=RELEASES, **options):
+    sums = ClippedSum(zeros(), releases, **options)
+    sums.take({A: Explicit(a), B: Explicit(b)})
+    sums.close_micro_batch(len(a))
+    return sums
+
+
+def flat(sums):
+    return torch.cat([sums[A].flatten(), sums[B].flatten()])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 2**31), st.floats(-8, 8))
+def test_adding_one_example_moves_the_sum_by_at_most_the_clip_norm(n, seed, log_scale):
+    gen = torch.Generator().manual_seed(seed)
+    a = torch.randn(n + 1, 3, generator=gen, dtype=torch.float64)
+    b = torch.randn(n + 1, 2, 2, generator=gen, dtype=torch.float64)
+    a[-1] *= 10.0**log_scale
+    without, full = clipped_sum(a[:n], b[:n]), clipped_sum(a, b)
+    moved = torch.linalg.vector_norm(flat(full.sums) - flat(without.sums))
+    assert moved <= 2.0 * (1 + 1e-12)
+    own = torch.linalg.vector_norm(torch.cat([a[-1], b[-1].flatten()]))
+    torch.testing.assert_close(moved, own.clamp(max=2.0))
+
+
+def test_clipping_is_joint_over_the_blocks_of_a_release():
+    a = torch.tensor([[3.0, 0, 0]], dtype=torch.float64)
+    b = torch.tensor([[[4.0, 0], [0, 0]]], dtype=torch.float64)
+    sums = clipped_sum(a, b).sums  # norm 5, clipped to 2
+    torch.testing.assert_close(sums[A][0], torch.tensor(1.2, dtype=torch.float64))
+    torch.testing.assert_close(sums[B][0, 0], torch.tensor(1.6, dtype=torch.float64))
+
+
+def test_releases_are_clipped_apart():
+    apart = Key("residual", "b")
+    sums = ClippedSum(
+        {A: torch.zeros(3), apart: torch.zeros(2)},
+        (Release("gradient", 3, 2.0), Release("residual", 2, 1.0)),
+    )
+    sums.take(
+        {A: Explicit(torch.tensor([[10.0, 0, 0]])), apart: Explicit(torch.tensor([[0, 10.0]]))}
+    )
+    sums.close_micro_batch(1)
+    assert sums.sums[A].norm() == pytest.approx(2.0)
+    assert sums.sums[apart].norm() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_an_example_that_is_not_finite_contributes_zero_and_is_counted(bad):
+    a = torch.randn(4, 3, dtype=torch.float64)
+    b = torch.randn(4, 2, 2, dtype=torch.float64)
+    expected = clipped_sum(a[[0, 2, 3]], b[[0, 2, 3]])
+    a[1, 0] = bad
+    got = clipped_sum(a, b)
+    torch.testing.assert_close(flat(got.sums), flat(expected.sums))
+    assert got.counts.nonfinite == 1
+    assert got.counts.examples == 4
+
+
+def test_an_input_that_is_not_finite_stays_out_of_the_other_examples_gradient():
+    x, dh = torch.randn(3, 2, 4, dtype=torch.float64), torch.randn(3, 2, 5, dtype=torch.float64)
+    x[1] = math.nan
+    key = Key("gradient", "weight")
+    sums = ClippedSum({key: torch.zeros(5, 4, dtype=torch.float64)}, RELEASES)
+    sums.take({key: Outer(LinearWeight(), x, dh)})
+    sums.close_micro_batch(3)
+    assert sums.sums[key].isfinite().all()
+    assert sums.counts.nonfinite == 1
+
+
+def test_a_batch_of_nothing_but_nan_gives_zero():
+    a = torch.full((2, 3), math.nan, dtype=torch.float64)
+    got = clipped_sum(a, torch.zeros(2, 2, 2, dtype=torch.float64))
+    assert flat(got.sums).abs().sum() == 0
+    assert got.counts.nonfinite == 2
+
+
+def test_zero_gradients_are_left_alone():
+    assert clip_weights(torch.zeros(2), 1.0).tolist() == [1.0, 1.0]
+
+
+def test_without_clipping_the_plain_sum_is_given_and_nothing_is_counted():
+    a = 100 * torch.randn(4, 3, dtype=torch.float64)
+    b = torch.randn(4, 2, 2, dtype=torch.float64)
+    got = clipped_sum(a, b, is_clipping=False)
+    torch.testing.assert_close(got.sums[A], a.sum(0))
+    assert got.counts.clipped == 0
+
+
+def noise_of(multiplier, releases, sizes, seed=0):
+    gen = torch.Generator().manual_seed(seed)
+    sums = {key: torch.full((size,), 5.0) for key, size in sizes.items()}
+    noisy = add_noise(sums, releases, multiplier, gen)
+    return {key: (noisy[key] - 5.0).numpy() for key in sizes}
+
+
+def test_every_coordinate_gets_noise_of_the_declared_scale():
+    residual = Key("residual", "b")
+    releases = (Release("gradient", 4000, 2.0), Release("residual", 4000, 0.5))
+    drawn = noise_of(1.5, releases, {A: 4000, residual: 4000})
+    for values, scale in ((drawn[A], 3.0), (drawn[residual], 0.75)):
+        assert kstest(values / scale, "norm").pvalue > 1e-3
+        for wrong in (0.8, 1.25):  # the test itself must be able to tell
+            assert kstest(values / (wrong * scale), "norm").pvalue < 1e-6
+    assert abs(np.corrcoef(drawn[A], drawn[residual])[0, 1]) < 0.06
+
+
+def test_no_coordinate_is_left_without_noise():
+    drawn = noise_of(1.0, RELEASES, {A: 1000, B: 1000})
+    assert (drawn[A] != 0).all()
+    assert (drawn[B] != 0).all()

@@ -1,0 +1,83 @@
+"""The rooms of the house: imports go down the floors, and only the front door knows hydra."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Ground floor first. A room may import what stands below it; rooms of one floor do not know each
+# other. The training floor has steps: the loop stands on what it calls.
+FLOORS = (
+    {"types"},
+    {"records", "linalg", "carriers", "schedules", "memory"},
+    {"mechanism", "privatize", "methods", "taps", "models", "tasks"},
+    {"ranks", "checkpoint", "tracking"},
+    {"gradient"},
+    {"logbook"},
+    {"train"},
+    {"attacks", "analysis"},
+    {"artifacts"},
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+FRONT_DOOR = {"hydra", "hydra_plugins", "omegaconf"}
+
+FILES = sorted((ROOT / "dpexp").rglob("*.py"))
+
+
+def room_of(path):
+    """Name the room a file of dpexp belongs to; None for the package's own __init__."""
+    first = path.relative_to(ROOT / "dpexp").parts[0].removesuffix(".py")
+    return None if first == "__init__" else first
+
+
+def imported(path):
+    """List the dotted names a file imports, `from` imports with the name they fetch."""
+    package = path.relative_to(ROOT).parts[:-1]
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            names += [f"{base}.{alias.name}" for alias in node.names]
+    return names
+
+
+def rooms_imported(path):
+    parts = [name.split(".") for name in imported(path)]
+    return {p[1] for p in parts if p[0] == "dpexp" and len(p) > 1}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_downward_only(path):
+    room = room_of(path)
+    if room is None:
+        assert not rooms_imported(path), "dpexp/__init__.py imports no room"
+        return
+    assert room in FLOOR_OF, f"{room} stands on no floor: give it one in this list"
+    for other in rooms_imported(path) - {room}:
+        assert other in FLOOR_OF, f"{room} imports dpexp.{other}, which stands on no floor"
+        assert FLOOR_OF[other] < FLOOR_OF[room], f"{room} may not import {other}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_the_front_door_knows_hydra(path):
+    tops = {name.split(".")[0] for name in imported(path)}
+    assert not tops & (FRONT_DOOR | {"run", "scripts"})
+
+
+def test_the_import_reader_sees_every_form(tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
+    file = tmp_path / "dpexp" / "taps" / "rule.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "import dpexp.train as t, torch\nfrom dpexp import records\n"
+        "from dpexp.methods.rgp import x\nfrom . import tape\n"
+        "from .tape import Tape\nfrom ..linalg import y\n"
+        "def f():\n    import dpexp.artifacts.build\n"
+    )
+    assert rooms_imported(file) == {"train", "records", "methods", "taps", "linalg", "artifacts"}
+    assert room_of(file) == "taps"

@@ -1,0 +1,145 @@
+"""One set of packages, said in three files that may not drift apart; and imports that work."""
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+CUDA_ONLY = re.compile(r"^(nvidia-|cuda-|triton$)")
+
+
+@pytest.fixture(scope="module")
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="module")
+def asked(project):
+    lines = project["dependencies"] + project["optional-dependencies"]["dev"]
+    return [Requirement(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def pins():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(pin.name): pin for pin in wanted}
+
+
+def version(pin):
+    (specifier,) = pin.specifier
+    assert specifier.operator == "==", f"{pin} is not one exact version"
+    return specifier.version
+
+
+def test_every_constraint_is_one_exact_public_version_for_any_machine(pins):
+    for name, pin in pins.items():
+        assert "+" not in version(pin), f"{pin} names one build"
+        assert not CUDA_ONLY.match(name), f"{name} exists on CUDA machines only"
+        assert pin.marker is None and not pin.extras
+
+
+def test_every_direct_dependency_is_pinned_within_its_range(asked, pins):
+    for requirement in asked:
+        pin = pins[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version(pin)), f"{pin} is outside {requirement}"
+
+
+def test_every_transitive_dependency_is_pinned(asked, pins):
+    seen, todo = set(), list(asked)
+    while todo:
+        requirement = todo.pop()
+        name = canonicalize_name(requirement.name)
+        if name in seen or CUDA_ONLY.match(name):
+            continue
+        seen.add(name)
+        assert name in pins, f"{name} is installed but has no line in constraints.txt"
+        for line in importlib.metadata.requires(name) or ():
+            needed = Requirement(line)
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                todo.append(needed)
+    assert seen == set(pins), f"pinned but needed by nothing: {sorted(set(pins) - seen)}"
+
+
+def test_conda_environment_is_the_same_set(project):
+    *conda, pip = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    (python,) = [Requirement(line) for line in conda if line.startswith("python")]
+    assert python.specifier == SpecifierSet(project["requires-python"])
+    assert [line for line in conda if not line.startswith("python")] == ["pip"]
+    assert pip == {"pip": ["-c constraints.txt", "-e .[dev]"]}
+
+
+def test_makefile_installs_that_set_and_asks_for_that_python(project):
+    text = (ROOT / "Makefile").read_text()
+    assert "-c constraints.txt -e '.[dev]'" in text
+    low, high = re.search(r"\((3, \d+)\) <= sys.version_info\[:2\] < \((3, \d+)\)", text).groups()
+    bounds = f">={low},<{high}".replace(", ", ".")
+    assert SpecifierSet(bounds) == SpecifierSet(project["requires-python"])
+
+
+def test_make_refuses_an_unfit_python_with_one_line(tmp_path):
+    old = tmp_path / "python-old"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo Python 3.8.1; exit 0; }\nexit 1\n')
+    old.chmod(0o755)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    done = subprocess.run(
+        ["make", "setup", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "Expected Python 3.11 or 3.12" in done.stderr and "got Python 3.8.1" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.parametrize("target", ["table3", "figure5"])
+def test_make_hands_its_variables_to_the_artifact_script(target):
+    command = ["make", "-n", "-o", ".venv/.ready", target]
+    command += ["PAPER=gep", "PROFILE=quick", "ARGS=plan=true", "LAUNCHER=joblib"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    wanted = f"-m scripts.artifact {target} paper=gep profile=quick launcher=joblib plan=true"
+    assert wanted in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("first", ["dpexp", "dpexp.types"])
+def test_torchvision_and_transformers_import_after_dpexp(first):
+    code = (
+        f"import {first}, torchvision; from transformers import BertModel; "
+        "from torchvision.models import resnet18; print(BertModel.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "BertModel"
+
+
+def test_operators_are_declared_once_however_often_it_is_asked():
+    import dpexp
+
+    assert dpexp._declare_torchvision_ops() is None
+    import torchvision
+
+    assert torchvision.__version__ and hasattr(torch.ops.torchvision, "nms")
+
+
+def test_operators_a_matching_torchvision_declares_are_left_alone():
+    """Stands in for a CPU build of torchvision: the operators exist before dpexp is imported."""
+    code = (
+        "import torch; own = torch.library.Library('torchvision', 'DEF'); "
+        "own.define('nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor'); "
+        "own.define('qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor'); "
+        "import dpexp; assert dpexp._DECLARED is None; import torchvision"
+    )
+    if torch.backends.cuda.is_built():
+        pytest.skip("dpexp declares nothing beside a torch built for CUDA")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
