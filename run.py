@@ -11,12 +11,18 @@ import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import hydra
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    OmegaConfBaseException,
+)
 
 CONF = Path(__file__).parent.resolve() / "conf"
 
@@ -31,19 +37,22 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     """Resolve a composed config to dicts and lists.
 
     Raises:
-        ConfigError: if the task has no default model under the profile.
+        ConfigError: if method or task is not chosen, or has no default model under the profile.
     """
     from dpexp.types import ConfigError
 
-    try:
-        return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    except MissingMandatoryValue as error:
-        if not str(error.full_key or "").startswith("model"):
-            raise
+    for group in ("method", "task"):
+        if group not in cfg:
+            raise ConfigError(
+                f"Expected a {group}: none was chosen. Set {group}, one of "
+                f"{', '.join(_options(group))}."
+            )
+    if OmegaConf.is_missing(cfg.model, "name"):
         raise ConfigError(
             f"Expected a model: task {cfg.task.name} has no default one under profile "
             f"{cfg.profile.name}. Set model, one of {', '.join(_options('model'))}."
-        ) from None
+        )
+    return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
 
 
 def execute(config: dict[str, Any]) -> Path:
@@ -86,23 +95,56 @@ def estimate(config: dict[str, Any]) -> tuple[float, float]:
 
 
 def _work(ranks: Any, config: dict[str, Any]) -> None:
+    from dpexp import memory
     from dpexp.train import train
 
+    memory.keep_pages()
     train(config, build_parts(config, ranks.device), ranks)
 
 
 def _make(node: dict[str, Any], without: Sequence[str] = (), **more: Any) -> Any:
+    from dpexp.types import ConfigError
+
+    if not isinstance(node, dict) or "_target_" not in node:
+        raise ConfigError(f"Expected settings with a _target_; got {node}. Set what is below it.")
     arguments = {key: value for key, value in node.items() if key not in without}
     try:
+        _check_kinds(hydra.utils.get_object(node["_target_"]), arguments)
         return hydra.utils.instantiate(arguments, **more)
-    except hydra.errors.InstantiationException as error:
-        raise error.__cause__ or error from None
+    except InstantiationException as error:
+        cause = error.__cause__ or error
+        # What a constructor refuses came from the config: a learning rate below zero, a word for
+        # a number.
+        if isinstance(cause, TypeError | ValueError) and not isinstance(cause, ConfigError):
+            reason = " ".join(str(cause).split())
+            raise ConfigError(f"{node['_target_']} refuses its settings: {reason}") from cause
+        raise cause from None
+
+
+def _check_kinds(target: Any, arguments: dict[str, Any]) -> None:
+    from dpexp.types import ConfigError
+
+    accepted = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
+    hints = get_type_hints(target.__init__ if isinstance(target, type) else target)
+    for name, value in arguments.items():
+        kind = hints.get(name)
+        if kind in accepted and type(value) not in accepted[kind]:
+            raise ConfigError(
+                f"Expected {name} of {target.__name__} to be {kind.__name__}; got {name}={value}."
+            )
 
 
 @hydra.main(config_path="conf", config_name="config", version_base="1.3")
 def main(cfg: DictConfig) -> None:
     """Run one job; its directory is the last line printed."""
-    print(execute(plain(cfg)), flush=True)
+    try:
+        print(execute(plain(cfg)), flush=True)
+    except Exception as error:
+        line = mistake(error)
+        # Hydra puts a failed job's words before its error: of use in a sweep alone.
+        if line is None or HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise
+        sys.exit(_fail(line))
 
 
 def explain(error: Exception) -> str:
@@ -120,6 +162,11 @@ def explain(error: Exception) -> str:
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
         valid = [str(key) for key in cause.parent_node]
         place = str(cause.full_key)
+        if place in ("method", "task"):
+            return (
+                f"No {place} is chosen, so its keys are not known. Set {place} to one of "
+                f"{', '.join(_options(place))}; in a sweep over {place} write ++{place}.KEY=VALUE."
+            )
         nearest = _nearest(place.rpartition(".")[2], valid)
         return f"Unknown key {place}; valid here: {', '.join(valid)}.{nearest}"
     return str(error).partition("\n")[0]
@@ -142,16 +189,22 @@ def guarded(program: Any) -> None:
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         program()
-    except (HydraException, OmegaConfBaseException, ConfigCompositionException) as error:
-        sys.exit(_fail(explain(error)))
     except Exception as error:
-        from dpexp.mechanism import PrivacyError
-        from dpexp.records import RecordError
-        from dpexp.types import ConfigError
-
-        if not isinstance(error, ConfigError | RecordError | PrivacyError):
+        line = mistake(error)
+        if line is None:
             raise
-        sys.exit(_fail(str(error)))
+        sys.exit(_fail(line))
+
+
+def mistake(error: Exception) -> str | None:
+    """Give the line for an error that the user can mend; None for one that is ours."""
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return explain(error)
+    from dpexp.mechanism import PrivacyError
+    from dpexp.records import RecordError
+    from dpexp.types import ConfigError
+
+    return str(error) if isinstance(error, ConfigError | RecordError | PrivacyError) else None
 
 
 def _fail(message: str) -> int:

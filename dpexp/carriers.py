@@ -22,6 +22,10 @@ class Explicit:
 
     values: Tensor
 
+    def measured(self) -> tuple[Tensor, Explicit]:
+        """Give the squared norms [n], and what to hold until the weights are known."""
+        return self.squared_norms(), self
+
     def squared_norms(self) -> Tensor:
         """Give the squared l2 norm of every example's block, [n]."""
         return torch.linalg.vector_norm(self.values.flatten(1), dim=1).square()
@@ -40,6 +44,9 @@ class Explicit:
 class OuterRule(Protocol):
     """How one layer type turns (input, output gradient) into a parameter's gradient."""
 
+    def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
+        """Form every example's gradient where it is smaller than x and dh together, else None."""
+
     def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
         """Give the squared norm of every example's gradient, [n], without keeping it."""
 
@@ -53,6 +60,9 @@ class Outer:
 
     Scaling example i's gradient by w_i is scaling its dh_i, so the clipped sum is one ordinary
     batch gradient: no second backward pass (book-keeping; Bu et al. 2023, arXiv 2210.00038).
+    Where a layer's gradients are smaller than its input and output gradient, as in the first
+    stage of a ResNet, `measured` forms them once and holds those instead: less memory, and no
+    second product.
 
     Attributes:
         rule: the layer type's arithmetic.
@@ -63,6 +73,11 @@ class Outer:
     rule: OuterRule
     x: Tensor
     dh: Tensor
+
+    def measured(self) -> tuple[Tensor, Explicit | Outer]:
+        """Give the squared norms [n], and the smaller thing to hold until the weights are known."""
+        formed = self.rule.formed(self.x, self.dh)
+        return (self.squared_norms(), self) if formed is None else Explicit(formed).measured()
 
     def squared_norms(self) -> Tensor:
         """Give the squared l2 norm of every example's gradient, [n]."""

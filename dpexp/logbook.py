@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ class Position:
         examples: how many examples have gone through the model.
         wall_s: seconds, over all the times the run was taken up.
         drawn, clipped, nonfinite, loss: sums since the last evaluation.
+        last: what the last evaluation gave, metric to value.
     """
 
     state: State
@@ -46,6 +47,7 @@ class Position:
     clipped: int = 0
     nonfinite: int = 0
     loss: float = 0.0
+    last: dict[str, float] = field(default_factory=dict)
 
 
 class Logbook:
@@ -64,7 +66,6 @@ class Logbook:
         self._config, self._mechanism, self._ranks = config, mechanism, ranks
         self._model, self._optimizer, self._at = model, optimizer, at
         self._run = Run.open(config["results"], config) if ranks.is_first else None
-        self._last: dict[str, float] = {}
         self._taken_up = self._saved = time.monotonic()
         self._is_stopping, self._handler = False, None
         per_epoch = mechanism.dataset_size / mechanism.batch_size
@@ -157,7 +158,7 @@ class Logbook:
         }
         at.drawn = at.clipped = at.nonfinite = 0
         at.loss = 0.0
-        self._last = {metric: value}
+        at.last = {metric: value}
         if self._run is not None:
             self._run.log(line)
             self._tracker.log(line)
@@ -201,7 +202,7 @@ class Logbook:
             "eps": mechanism.target_epsilon,
             "delta": mechanism.delta,
             "metric": task.metric,
-            **self._last,
+            **at.last,
             "epochs": config["epochs"],
             "steps": at.step,
             "wall_s": round(wall, 3),

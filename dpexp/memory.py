@@ -1,14 +1,32 @@
-"""Peak memory of what runs between two calls."""
+"""Memory: how it is kept between steps, and its peak between two calls."""
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import sys
 from pathlib import Path
 
 import torch
 
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of mallopt(3)
+
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def keep_pages() -> None:
+    """Let the C library keep freed memory, on Linux with glibc; elsewhere do nothing.
+
+    Every step frees what the next one asks for again. Handing those pages to the kernel and
+    back costs a tenth of a step on a CPU (ours, measured on WRN28-4 with batches of 32).
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(M_TOP_PAD, 64 * 2**20)
 
 
 def reset_peak(device: torch.device) -> None:

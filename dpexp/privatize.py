@@ -31,9 +31,9 @@ class ClipCounts:
 class ClippedSum:
     """Sums per-example vectors, each clipped to its release's norm, over micro-batches.
 
-    Formal guarantees: whatever the carriers hold, one example moves the sum of a release by at most
-    its clip norm (to floating-point accuracy); an example whose norm is not finite moves it by zero.
-    With clipping off there is no such bound, and carriers are summed as they come.
+    Formal guarantees: whatever the carriers hold, one example moves the sum of a release by at
+    most its clip norm (to floating-point accuracy); an example whose norm is not finite moves it
+    by zero. With clipping off there is no such bound, and carriers are summed as they come.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class ClippedSum:
             if not self._is_clipping:
                 self.sums[key] += carrier.weighted_sum(None).view_as(self.sums[key])
                 continue
-            squares = carrier.squared_norms()
+            squares, held = carrier.measured()
             seen = self._squares.get(key.release)
             self._squares[key.release] = squares if seen is None else seen + squares
-            self._held[key] = carrier
+            self._held[key] = held
 
     def close_micro_batch(self, num_examples: int) -> None:
         """Clip every example jointly over its release's blocks, and add them to the sums."""

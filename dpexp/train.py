@@ -20,6 +20,15 @@ from dpexp.types import ConfigError, Method, State
 
 EVAL_BATCH = 500  # ours; changes no result
 
+POSITIVE: dict[str, type | tuple[type, ...]] = {
+    "batch_size": int,
+    "micro_batch": int,
+    "epochs": (int, float),
+    "eval_every": (int, float),
+    "privacy.clip_norm": (int, float),
+}
+"""Settings that must be positive numbers, and of which kind."""
+
 
 @dataclass
 class Parts:
@@ -89,10 +98,7 @@ def make_mechanism(config: dict, method: Method, state: State, ranks: Ranks) -> 
     """
     privacy = config["privacy"]
     size, batch = config["task"]["dataset_size"], config["batch_size"]
-    if not privacy["clip_norm"] > 0:
-        raise ConfigError(
-            f"Expected clip_norm > 0; got {privacy['clip_norm']}. Set privacy.clip_norm."
-        )
+    check_numbers(config)
     secret = None
     if privacy["noise"] == "secret":
         secret = ranks.from_first(new_secret() if ranks.is_first else None)
@@ -105,6 +111,23 @@ def make_mechanism(config: dict, method: Method, state: State, ranks: Ranks) -> 
         seed=config["seed"],
         secret=secret,
     )
+
+
+def check_numbers(config: dict) -> None:
+    """Refuse what is not a positive number, or not a whole one where examples are counted.
+
+    Raises:
+        ConfigError: naming the first such setting.
+    """
+    for place, kind in POSITIVE.items():
+        value: Any = config
+        for key in place.split("."):
+            value = value[key]
+        if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:
+            raise ConfigError(
+                f"Expected {place} to be a {'whole ' if kind is int else ''}number > 0; "
+                f"got {place}={value}. Set {place}."
+            )
 
 
 def named_parameters(model: nn.Module, method: Method) -> tuple[dict[str, int], dict[str, int]]:

@@ -20,7 +20,7 @@ class ConfigError(ValueError):
 
 
 class MissingData(ConfigError):
-    """Data or a pretrained model is not where it was looked for; the line says what to put where."""
+    """Data or a pretrained model is not where it was looked for; the line says what to do."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,9 @@ class Carrier(Protocol):
 
     def squared_norms(self) -> Tensor:
         """Give the squared l2 norm of every example's block, [n]."""
+
+    def measured(self) -> tuple[Tensor, Carrier]:
+        """Give the squared norms [n], and what to hold until the weights are known."""
 
     def weighted_sum(self, weights: Tensor | None) -> Tensor:
         """Sum the examples' blocks, each times its weight [n] (None: all ones)."""

@@ -3,18 +3,21 @@
 python -m scripts.bench [--batch 32] [--rounds 12] [--device auto]
 
 The unit is plain autograd's forward, backward and gradient. A private step is everything but the
-optimizer: carriers, forward, backward, clipping, noise, reconstruction. All steps are timed side by
-side in one process, in turns; each one's memory is measured in a process of its own.
+optimizer: carriers, forward, backward, clipping, noise, reconstruction. What of it is paid once a
+logical batch, however many micro-batches that has, is timed as a step on an empty draw. All steps
+are timed side by side in one process, in turns; each one's memory is measured in a process of its
+own.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -34,13 +37,26 @@ from dpexp.ranks import Ranks, choose_device
 from dpexp.records import describe_device, git_commit, versions, write_atomically
 from dpexp.types import Batch, Method
 
-Step = Callable[[], None]
+Run = Callable[[], None]
 UNIT = "non-private (autograd)"
 TARGETS = {  # of the unit, on a CPU: time, memory
     "RGP, r = 16": (0.90, 1.1),
     "RGP left only, r = 16": (0.75, None),
     "DP-SGD": (1.6, 1.6),
 }
+
+
+@dataclass(frozen=True)
+class Step:
+    """One way to get a gradient.
+
+    Attributes:
+        run: takes the whole step.
+        once: takes what of it is paid once a logical batch; None for peers.
+    """
+
+    run: Run
+    once: Run | None = None
 
 
 class Examples:
@@ -61,7 +77,7 @@ class Examples:
 def new_model(device: torch.device) -> nn.Module:
     """Build WRN28-4 for CIFAR10."""
     torch.manual_seed(0)
-    return WideResNet(depth=28, width=4, in_channels=3, num_classes=10).to(device)
+    return WideResNet(depth=28, width=4, stem_stride=1, in_channels=3, num_classes=10).to(device)
 
 
 def private_step(method: Method, examples: Examples, device: torch.device) -> Step:
@@ -82,8 +98,12 @@ def private_step(method: Method, examples: Examples, device: torch.device) -> St
         seed=0,
         calibrated_by="none",
     )
-    gradient = PrivateGradient(model, method, mechanism, Ranks(0, 1, device), micro_batch=num)
-    return lambda: gradient(state, examples, 0)
+    ranks = Ranks(0, 1, device)
+    gradient = PrivateGradient(model, method, mechanism, ranks, micro_batch=num)
+    nobody = replace(mechanism, batch_size=1e-12)  # a draw that is always empty
+    twin = new_model(device)
+    empty = PrivateGradient(twin, method, nobody, ranks, micro_batch=num)
+    return Step(lambda: gradient(state, examples, 0), lambda: empty(state, examples, 0))
 
 
 def nonprivate_step(examples: Examples, device: torch.device) -> Step:
@@ -94,7 +114,7 @@ def nonprivate_step(examples: Examples, device: torch.device) -> Step:
         model.zero_grad()
         F.cross_entropy(model(examples.inputs), examples.targets).backward()
 
-    return step
+    return Step(step)
 
 
 def opacus_step(examples: Examples, device: torch.device, is_ghost: bool) -> Step:
@@ -110,7 +130,7 @@ def opacus_step(examples: Examples, device: torch.device, is_ghost: bool) -> Ste
             F.cross_entropy(logits, examples.targets, reduction="sum").backward()
             clip_and_noise([p.grad_sample for p in model.parameters()])
 
-        return step
+        return Step(step)
 
     ghost = GradSampleModuleFastGradientClipping(
         new_model(device), loss_reduction="sum", max_grad_norm=1.0, use_ghost_clipping=True
@@ -128,7 +148,7 @@ def opacus_step(examples: Examples, device: torch.device, is_ghost: bool) -> Ste
         for parameter in ghost.parameters():
             parameter.grad += torch.randn_like(parameter)
 
-    return ghost_step
+    return Step(ghost_step)
 
 
 def vmap_step(examples: Examples, device: torch.device) -> Step:
@@ -145,7 +165,7 @@ def vmap_step(examples: Examples, device: torch.device) -> Step:
         each = per_example(parameters, examples.inputs, examples.targets)
         clip_and_noise(list(each.values()))
 
-    return step
+    return Step(step)
 
 
 @torch.no_grad()
@@ -184,23 +204,22 @@ def all_steps(examples: Examples, device: torch.device) -> dict[str, Callable[[]
     }
 
 
-def seconds(step: Step, device: torch.device) -> float:
-    """Time one step."""
+def seconds(run: Run, device: torch.device) -> float:
+    """Time one run."""
     began = time.perf_counter()
-    step()
+    run()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - began
 
 
 def weigh(name: str, batch: int, device: torch.device) -> float:
-    """Give what one warm step adds to the memory in use before it, in MB."""
+    """Give what taking steps adds to the memory in use before the first, in MB."""
     step = all_steps(Examples(batch, device), device)[name]()
-    step()
-    step()
     memory.reset_peak(device)
     before = memory.peak_mb(device)
-    step()
+    for _ in range(3):
+        step.run()
     return memory.peak_mb(device) - before
 
 
@@ -212,67 +231,76 @@ def weigh_apart(name: str, arguments: argparse.Namespace) -> float:
     return float(done.stdout.split()[-1])
 
 
-def measure(arguments: argparse.Namespace) -> pd.DataFrame:
+def measure(arguments: argparse.Namespace, device: torch.device) -> pd.DataFrame:
     """Measure every step; one that this machine cannot run says why."""
-    device = choose_device(arguments.device)
     builders = all_steps(Examples(arguments.batch, device), device)
-    steps, errors = {}, {}
+    steps, notes = {}, dict.fromkeys(builders, "")
     for name, build in builders.items():
         try:
-            step = build()
-            step()
-            steps[name] = step
+            steps[name] = build()
+            steps[name].run()
         except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
-            errors[name] = str(error).splitlines()[0]
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(arguments.rounds):
-        for name, step in steps.items():
-            times[name].append(seconds(step, device))
-    weights = {name: weigh_apart(name, arguments) for name in steps}
-    rows = []
-    for name in builders:
-        if name in errors:
-            rows.append({"step": name, "note": f"does not run: {errors[name]}"})
-            continue
-        pairs = zip(times[name], times[UNIT], strict=True)
-        goal = TARGETS.get(name, (None, None))
-        rows.append(
-            {
-                "step": name,
-                "time": median(mine / unit for mine, unit in pairs),
-                "time goal": goal[0],
-                "memory": weights[name] / weights[UNIT],
-                "memory goal": goal[1],
-                "seconds": median(times[name]),
-                "megabytes": weights[name],
-                "note": "",
-            }
-        )
+            notes[name] = f"does not run: {str(error).splitlines()[0]}"
+            steps.pop(name, None)
+    times = pd.DataFrame(
+        [
+            {name: seconds(step.run, device) for name, step in steps.items()}
+            for _ in range(arguments.rounds)
+        ]
+    )
+    once = {
+        name: median(seconds(step.once, device) for _ in range(arguments.rounds))
+        for name, step in steps.items()
+        if step.once is not None
+    }
+    ratios = times.div(times[UNIT], axis=0).median()
+    megabytes = {name: weigh_apart(name, arguments) for name in steps}
+    rows = [
+        {
+            "step": name,
+            "time": ratios.get(name),
+            "of it once a batch": once[name] / times[UNIT].median() if name in once else None,
+            "time goal": TARGETS.get(name, (None, None))[0],
+            "memory": megabytes[name] / megabytes[UNIT] if name in megabytes else None,
+            "memory goal": TARGETS.get(name, (None, None))[1],
+            "seconds": times[name].median() if name in times else None,
+            "megabytes": megabytes.get(name),
+            "note": notes[name],
+        }
+        for name in builders
+    ]
     return pd.DataFrame(rows)
 
 
 def markdown(table: pd.DataFrame, arguments: argparse.Namespace, device: torch.device) -> str:
     """Write the table for people."""
-    place, known = describe_device(device), versions()
+    known = versions()
     lines = [
         f"# One step of WRN28-4, batch {arguments.batch}, float32",
         "",
-        f"{place}; torch {known['torch']}, Opacus {known['opacus']}; commit {git_commit()}. "
-        f"Medians of {arguments.rounds} rounds side by side; the unit is the non-private step "
-        "(forward, backward, gradient). A private step is everything but the optimizer.",
+        f"{describe_device(device)}; torch {known['torch']}, Opacus {known['opacus']}; "
+        f"commit {git_commit()}. Medians of {arguments.rounds} rounds side by side. The unit is "
+        "the non-private step: forward, backward, gradient. A private step is everything but the "
+        "optimizer; what of it is paid once a logical batch, however many micro-batches that has, "
+        "stands beside it.",
         "",
-        "| step | time | goal | peak memory | goal |",
-        "| --- | ---: | ---: | ---: | ---: |",
+        "| step | time | of it once a batch | goal | peak memory | goal |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in table.to_dict("records"):
-        if row["note"]:
-            lines.append(f"| {row['step']} | {row['note']} | | | |")
-            continue
-        goals = ["" if pd.isna(row[key]) else f"≤ {row[key]:g}" for key in ("time goal", "memory goal")]
-        lines.append(
-            f"| {row['step']} | {row['time']:.2f} | {goals[0]} | {row['memory']:.2f} | {goals[1]} |"
-        )
+        cells = [
+            _number(row["time"]) or row["note"],
+            _number(row["of it once a batch"]),
+            _number(row["time goal"], "≤ "),
+            _number(row["memory"]),
+            _number(row["memory goal"], "≤ "),
+        ]
+        lines.append(f"| {row['step']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    return "" if value is None or pd.isna(value) else f"{sign}{value:.2f}"
 
 
 def main() -> None:
@@ -285,16 +313,18 @@ def main() -> None:
     parser.add_argument("--weigh", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     device = choose_device(arguments.device)
+    memory.keep_pages()
     if arguments.weigh:
         print(weigh(arguments.weigh, arguments.batch, device))
         return
-    table = measure(arguments)
+    warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus, on image inputs
+    table = measure(arguments, device)
     text = markdown(table, arguments, device)
     name = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
     stem = arguments.results / "bench" / name.lower().replace(" ", "-")
     stem.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(stem.with_suffix(".md"), text)
-    write_atomically(stem.with_suffix(".csv"), table.assign(machine=platform.machine()).to_csv())
+    write_atomically(stem.with_suffix(".csv"), table.to_csv(index=False))
     print(text)
 
 

@@ -143,16 +143,14 @@ class RGP:
 
     def reconstruct(self, state: State, noisy: Mapping[Key, Tensor]) -> dict[str, Tensor]:
         """Project back to full matrices (Eq. 3) and scale the classifier back."""
-        gradients = {
-            name: noisy[Key(CARRIERS, name)] / self._head_scale for name in state["head"]
-        }
+        gradients = {name: noisy[Key(CARRIERS, name)] / self._head_scale for name in state["head"]}
         for name, initial in state["initial"].items():
             left, right = state["left"][name], state["right"][name]
             d_left = noisy[Key(CARRIERS, name, "left")]
             update = d_left @ right
             if self._carriers != "left":
                 d_right = noisy[Key(CARRIERS, name, "right")]
-                update = update + left @ (d_right - left.T @ update)
+                update.addmm_(left, d_right - (left.T @ d_left) @ right)
             gradients[name] = update.view_as(initial)
         return gradients
 

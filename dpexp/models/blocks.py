@@ -15,5 +15,8 @@ def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 
 def shortcut(x: Tensor, channels: int, stride: int) -> Tensor:
     """Match a block's output without parameters: a strided pick, then zero channels appended."""
-    x = x[:, :, ::stride, ::stride]
-    return F.pad(x, (0, 0, 0, 0, 0, channels - x.shape[1]))
+    if stride > 1:
+        x = F.avg_pool2d(x, 1, stride)  # a pick whose backward keeps the memory format
+    if channels > x.shape[1]:
+        x = F.pad(x, (0, 0, 0, 0, 0, channels - x.shape[1]))
+    return x

@@ -34,12 +34,15 @@ class PreActivationBlock(nn.Module):
 class WideResNet(nn.Module):
     """WRN-depth-width: three stages of pre-activation blocks, widths 16, 32, 64 times `width`."""
 
-    def __init__(self, depth: int, width: int, in_channels: int, num_classes: int) -> None:
+    def __init__(
+        self, depth: int, width: int, stem_stride: int, in_channels: int, num_classes: int
+    ) -> None:
         """Build the network.
 
         Args:
             depth: 6 b + 4 for b blocks a stage.
             width: widening factor.
+            stem_stride: of the first convolution; 1 in the paper, 2 quarters the cost.
             in_channels: channels of the images.
             num_classes: outputs.
 
@@ -53,7 +56,7 @@ class WideResNet(nn.Module):
             )
         blocks = (depth - 4) // 6
         channels = [16 * width, 32 * width, 64 * width]
-        self.stem = conv3x3(in_channels, channels[0])
+        self.stem = conv3x3(in_channels, channels[0], stem_stride)
         stages, inputs = [], channels[0]
         for stage, outputs in enumerate(channels):
             for block in range(blocks):

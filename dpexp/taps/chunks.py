@@ -12,20 +12,7 @@ from torch import Tensor
 BUDGET_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
 
 
-def chunk_size(like: Tensor, numbers: int) -> int:
-    """Give how many examples may be worked on at once, at least 1.
-
-    Args:
-        like: a tensor of the type and on the device at hand.
-        numbers: how many numbers are formed per example.
-    """
-    budget = BUDGET_BYTES.get(like.device.type, BUDGET_BYTES["cuda"])
-    return max(1, budget // (numbers * like.element_size()))
-
-
-def over_chunks(
-    norms: Callable[..., Tensor], tensors: tuple[Tensor, ...], numbers: int
-) -> Tensor:
+def over_chunks(norms: Callable[..., Tensor], tensors: tuple[Tensor, ...], numbers: int) -> Tensor:
     """Compute per-example values slice by slice.
 
     Args:
@@ -36,7 +23,9 @@ def over_chunks(
     Returns:
         [n].
     """
-    size = chunk_size(tensors[-1], numbers)
+    like = tensors[-1]
+    budget = BUDGET_BYTES.get(like.device.type, BUDGET_BYTES["cuda"])
+    size = max(1, budget // (numbers * like.element_size()))
     if len(tensors[0]) <= size:
         return norms(*tensors)
     slices = zip(*(tensor.split(size) for tensor in tensors), strict=True)

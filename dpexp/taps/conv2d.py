@@ -1,7 +1,7 @@
 """The rule for nn.Conv2d: any stride, padding, dilation and groups.
 
-A kernel's gradient is a sum over positions, one k x k shift at a time, so nothing here unfolds the
-input into its patches. Groups are independent convolutions on slices of the channels; they are
+Nothing here unfolds the input into its patches: a kernel's gradient is a sum over positions, one
+k x k shift at a time. Groups are independent convolutions on slices of the channels; they are
 folded into the example axis, and m counts examples times groups.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from dpexp.carriers import Explicit, Outer
-from dpexp.taps.chunks import chunk_size, over_chunks
+from dpexp.taps.chunks import over_chunks
 from dpexp.types import ConfigError
 
 
@@ -64,21 +64,48 @@ class Geometry:
         return slice(first, first + count), slice(start, stop, stride)
 
 
-def kernel_gradients(x: Tensor, dh: Tensor, at: Geometry) -> Iterator[Tensor]:
-    """Form dW_i[:, :, a, b] for every shift (a, b), each [m, p, d].
-
-    dh is spread onto the padded input's grid (zeros between strides and at row ends), so that
-    every shift is one matrix product of two strided views: no patch is ever copied.
+def kernel_gradients(x: Tensor, dh: Tensor, at: Geometry) -> Tensor:
+    """Form every example's kernel gradient, [m, p, d, k, k].
 
     Args:
         x: [m, d, h, w].
         dh: [m, p, h', w'].
-        at: the convolution's geometry.
+        at: the convolution's geometry, groups folded away.
+    """
+    m, p, d = len(x), dh.shape[1], x.shape[1]
+    if not _is_grouped_faster(dh, d):
+        shifts = torch.stack(list(_shift_by_shift(x, dh, at)), dim=-1)
+        return shifts.view(m, p, d, *at.kernel)
+    # m examples are m groups of one convolution, whose weight gradient keeps them apart.
+    each = conv2d_weight(
+        x.reshape(1, m * d, *x.shape[2:]),
+        (m * p, d, *at.kernel),
+        dh.reshape(1, m * p, *dh.shape[2:]),
+        at.stride,
+        at.padding,
+        at.dilation,
+        groups=m,
+    )
+    return each.view(m, p, d, *at.kernel)
+
+
+def _is_grouped_faster(dh: Tensor, d: int) -> bool:
+    """Say where oneDNN's grouped kernels beat products of whole shifts (ours, measured)."""
+    p, positions = dh.shape[1], dh.shape[2] * dh.shape[3]
+    is_vector = dh.device.type == "cpu" and dh.dtype == torch.float32 and p % 8 == 0
+    return is_vector and positions >= 64 and p * d < 128 * 128
+
+
+def _shift_by_shift(x: Tensor, dh: Tensor, at: Geometry) -> Iterator[Tensor]:
+    """Give dW_i[:, :, a, b] for every shift (a, b), each [m, p, d].
+
+    dh is spread onto the padded input's grid (zeros between strides and at row ends), so that
+    every shift is one matrix product of two strided views: no patch is ever copied.
     """
     (sr, sc), (pr, pc) = at.stride, at.padding
     rows, columns = dh.shape[2], dh.shape[3]
     width = x.shape[3] + 2 * pc
-    # The last shifts read past the image's end; extra rows keep those reads inside the tensor.
+    # The last shifts read past the image's end; an extra row keeps those reads inside the tensor.
     padded = F.pad(x, (pc, pc, pr, pr + 1)).flatten(2)
     if (sr, sc) == (1, 1):
         spread = F.pad(dh, (0, width - columns)).flatten(2)
@@ -87,38 +114,9 @@ def kernel_gradients(x: Tensor, dh: Tensor, at: Geometry) -> Iterator[Tensor]:
         spread[:, :, ::sr, : (columns - 1) * sc + 1 : sc] = dh
         spread = spread.flatten(2)
     length = spread.shape[2]
-    starts = [a * at.dilation[0] * width + b * at.dilation[1] for a, b in at.shifts()]
-    for start in starts:
+    for a, b in at.shifts():
+        start = a * at.dilation[0] * width + b * at.dilation[1]
         yield torch.bmm(spread, padded[:, :, start : start + length].mT)
-
-
-def thin_kernel_gradients(x: Tensor, z: Tensor, at: Geometry) -> Tensor:
-    """Form the kernel gradient of a few output channels, [m, r, d * k * k].
-
-    The thin side z is copied once per shift onto the input's grid, which leaves one product.
-
-    Args:
-        x: [m, d, h, w].
-        z: [m, r, h', w'].
-        at: the convolution's geometry.
-    """
-    m, r, rows, columns = z.shape
-    d, height, width = x.shape[1:]
-    shifts = at.shifts()
-    numbers = r * len(shifts) * (height * width + d)
-    size = min(m, chunk_size(z, numbers))
-    # What lies outside an output's reach is never written, so the zeros serve every slice.
-    on_grid = z.new_zeros(size, r, len(shifts), height, width)
-    each = z.new_empty(m, r, d, len(shifts))
-    for some_x, some_z, some_each in zip(*(t.split(size) for t in (x, z, each)), strict=True):
-        grid = on_grid[: len(some_z)]
-        for index, (a, b) in enumerate(shifts):
-            out_rows, in_rows = at.touching(0, a, rows, height)
-            out_columns, in_columns = at.touching(1, b, columns, width)
-            grid[:, :, index, in_rows, in_columns] = some_z[:, :, out_rows, out_columns]
-        product_ = torch.bmm(grid.view(len(grid), -1, height * width), some_x.flatten(2).mT)
-        some_each.copy_(product_.view(len(grid), r, len(shifts), d).mT)
-    return each.flatten(2)
 
 
 def patch_gram(x: Tensor, at: Geometry, rows: int, columns: int) -> Tensor:
@@ -143,19 +141,33 @@ class Conv2dWeight:
 
     at: Geometry
 
+    def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
+        """Form the gradients [n, groups * p, d, k, k] where they are the smaller thing to hold."""
+        folded_x, folded_dh = self.at.fold(x), self.at.fold(dh)
+        p, d = folded_dh.shape[1], folded_x.shape[1]
+        size = p * d * len(self.at.shifts())
+        if size > folded_x[0].numel() + folded_dh[0].numel() or self._prefers_gram(x, dh):
+            return None
+        return kernel_gradients(folded_x, folded_dh, self.at).view(len(x), -1, d, *self.at.kernel)
+
     def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
         """Use the Gram form or the direct one, whichever multiplies less, [n]."""
+        is_gram = self._prefers_gram(x, dh)
         x, dh = self.at.fold(x), self.at.fold(dh)
-        d, p = x.shape[1], dh.shape[1]
         inputs, outputs = x[0, 0].numel(), dh[0, 0].numel()
-        taps = len(self.at.shifts())
-        gram = d * inputs**2 + (p + taps) * outputs**2
-        grid = outputs * self.at.stride[0] * self.at.stride[1]
-        if gram <= taps * p * d * grid:
+        if is_gram:
             each = over_chunks(self._gram, (x, dh), numbers=inputs**2 + 3 * outputs**2)
         else:
-            each = over_chunks(self._direct, (x, dh), numbers=p * d + d * inputs + p * grid)
+            numbers = (
+                x.shape[1] * dh.shape[1] * len(self.at.shifts()) + x[0].numel() + dh[0].numel()
+            )
+            each = over_chunks(self._direct, (x, dh), numbers=numbers)
         return self.at.unfold(each).sum(1)
+
+    def _prefers_gram(self, x: Tensor, dh: Tensor) -> bool:
+        d, p = x.shape[1] // self.at.groups, dh.shape[1] // self.at.groups
+        inputs, outputs, taps = x[0, 0].numel(), dh[0, 0].numel(), len(self.at.shifts())
+        return d * inputs**2 + (p + taps) * outputs**2 <= taps * p * d * outputs
 
     def _gram(self, x: Tensor, dh: Tensor) -> Tensor:
         flat = dh.flatten(2)
@@ -163,7 +175,7 @@ class Conv2dWeight:
         return (patches * torch.bmm(flat.mT, flat)).sum((1, 2))
 
     def _direct(self, x: Tensor, dh: Tensor) -> Tensor:
-        return sum(each.square().sum((1, 2)) for each in kernel_gradients(x, dh, self.at))
+        return kernel_gradients(x, dh, self.at).flatten(1).square().sum(1)
 
     def total(self, x: Tensor, dh: Tensor) -> Tensor:
         """Give the batch gradient [groups * p, d, k, k]."""
@@ -216,12 +228,12 @@ class Conv2dTap:
         return Explicit(each.view(n, -1, len(right_basis)))
 
     def right(self, left_basis: Tensor) -> Explicit:
-        """Carry dR_i = (L^T dh_i) x_i^T, [n, r, d * k * k]: a 1 x 1 convolution comes first."""
+        """Carry dR_i = (L^T dh_i) x_i^T, [n, r, d * k * k]; L^T dh_i comes first."""
         at, (p, r) = self.at, left_basis.shape
         dh = self.dh.reshape(len(self.dh), at.groups, p // at.groups, -1)
         bases = left_basis.reshape(at.groups, p // at.groups, r).mT
         thin = torch.matmul(bases, dh).view(-1, r, *self.dh.shape[2:])
-        each = thin_kernel_gradients(at.fold(self.x), thin, at)
+        each = kernel_gradients(at.fold(self.x), thin, at).flatten(2)
         return Explicit(each if at.groups == 1 else at.unfold(each).sum(1))
 
     def scaled(self, factor: float) -> Conv2dTap:

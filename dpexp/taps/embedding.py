@@ -22,6 +22,9 @@ class EmbeddingWeight:
 
     rows: int
 
+    def formed(self, x: Tensor, dh: Tensor) -> None:
+        """Form nothing: a vocabulary per example is never the smaller thing to hold."""
+
     def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
         """Use the Gram form, [n]; the direct one would hold a vocabulary per example."""
         return over_chunks(_gram_norms, (x, dh), numbers=2 * x.shape[1] ** 2)

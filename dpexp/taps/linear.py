@@ -15,6 +15,11 @@ from dpexp.taps.chunks import over_chunks
 class LinearWeight:
     """dW_i = dh_i^T x_i for x [n, t, d] and dh [n, t, p]."""
 
+    def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
+        """Form the gradients [n, p, d] where they are the smaller thing to hold."""
+        t, d, p = x.shape[1], x.shape[2], dh.shape[2]
+        return torch.bmm(dh.mT, x) if p * d < t * (p + d) else None
+
     def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
         """Use the Gram form or the direct one, whichever multiplies less, [n]."""
         t, d, p = x.shape[1], x.shape[2], dh.shape[2]

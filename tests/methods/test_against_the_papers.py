@@ -164,7 +164,11 @@ def test_carriers_come_from_the_weight_in_warm_up_and_from_the_update_after():
     with torch.no_grad():
         model.hidden.weight += torch.randn(7, 36, dtype=torch.float64)
     for taken, matrix in enumerate(
-        [model.hidden.weight, model.hidden.weight, model.hidden.weight - state["initial"]["hidden.weight"]]
+        [
+            model.hidden.weight,
+            model.hidden.weight,
+            model.hidden.weight - state["initial"]["hidden.weight"],
+        ]
     ):
         state = method.prepare(model, state, None, torch.Generator().manual_seed(taken))
         gen = torch.Generator().manual_seed(taken)
@@ -187,7 +191,9 @@ def test_without_residual_the_forward_pass_uses_the_carriers_alone():
     torch.testing.assert_close(got.gradients["head.weight"], twin.head.weight.grad, **CLOSE)
     left, right = got.state["left"]["conv1.weight"], got.state["right"]["conv1.weight"]
     full = twin.conv1.weight.grad.flatten(1)
-    projected = left @ left.T @ full + full @ right.T @ right - left @ left.T @ full @ right.T @ right
+    projected = (
+        left @ left.T @ full + full @ right.T @ right - left @ left.T @ full @ right.T @ right
+    )
     torch.testing.assert_close(got.gradients["conv1.weight"].flatten(1), projected, **CLOSE)
 
 

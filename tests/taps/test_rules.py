@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from dpexp.taps import Tape
-from dpexp.taps.conv2d import Conv2dWeight
+from dpexp.taps.conv2d import Conv2dWeight, Geometry, _is_grouped_faster, kernel_gradients
 from dpexp.taps.linear import LinearWeight
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
@@ -95,6 +95,11 @@ def assert_rule_holds(
         for each in (reference[name] for reference in expected):
             norms = each.flatten(1).square().sum(1)
             torch.testing.assert_close(carrier.squared_norms(), norms, **CLOSE)
+            measured, held = carrier.measured()
+            torch.testing.assert_close(measured, norms, **CLOSE)
+            torch.testing.assert_close(
+                held.weighted_sum(weights).view_as(parameter), total, **CLOSE
+            )
             torch.testing.assert_close(total, torch.tensordot(weights, each, dims=1), **CLOSE)
             plain = carrier.weighted_sum(None).view_as(parameter)
             torch.testing.assert_close(plain, each.sum(0), **CLOSE)
@@ -188,3 +193,17 @@ def test_slices_of_examples_give_what_the_whole_batch_gives(monkeypatch):
     monkeypatch.setattr("dpexp.taps.chunks.BUDGET_BYTES", {"cpu": 20_000, "cuda": 1})
     torch.testing.assert_close(whole.gradient("weight").squared_norms(), expected[0], **CLOSE)
     torch.testing.assert_close(whole.right(left).values, expected[1], **CLOSE)
+
+
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (2, 1, 1), (1, 2, 2)])
+def test_kernels_in_float32_are_the_same_by_groups_and_by_shifts(stride, padding, dilation):
+    """The CPU's fast path, which float64 does not take."""
+    at = Geometry((3, 3), (stride, stride), (padding, padding), (dilation, dilation), 1)
+    gen = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 12, 17, 17, generator=gen)
+    size = len(range(0, 17 + 2 * padding - 2 * dilation, stride))
+    dh = torch.randn(3, 16, size, size, generator=gen)
+    assert _is_grouped_faster(dh, 12)
+    fast = kernel_gradients(x, dh, at)
+    slow = kernel_gradients(x.double(), dh.double(), at)
+    torch.testing.assert_close(fast.double(), slow, rtol=1e-4, atol=1e-4)
