@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dpexp.mechanism import PrivacyError
+from dpexp.records import RecordError
 from dpexp.types import ConfigError
 
 
@@ -91,8 +93,14 @@ def launch(work: Callable[[Ranks, dict], None], config: dict) -> None:
     if size == 1:
         work(Ranks(0, 1, device), config)
         return
-    port = _free_port()
-    torch.multiprocessing.spawn(_spawned, args=(size, port, device, work, config), nprocs=size)
+    mistakes = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    arguments = (size, _free_port(), device, mistakes, work, config)
+    try:
+        torch.multiprocessing.spawn(_spawned, args=arguments, nprocs=size)
+    except torch.multiprocessing.ProcessRaisedException:
+        if mistakes.empty():
+            raise
+        raise mistakes.get() from None
 
 
 def _wanted_ranks(ranks: int | str, wanted_device: str, device: torch.device) -> int:
@@ -104,13 +112,23 @@ def _wanted_ranks(ranks: int | str, wanted_device: str, device: torch.device) ->
 
 
 def _spawned(
-    rank: int, size: int, port: int, device: torch.device, work: Callable, config: dict
+    rank: int,
+    size: int,
+    port: int,
+    device: torch.device,
+    mistakes: Any,
+    work: Callable,
+    config: dict,
 ) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
     if device.type == "cpu":
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
-    _work_as(rank, size, rank, device, work, config)
+    try:
+        _work_as(rank, size, rank, device, work, config)
+    except (ConfigError, PrivacyError, RecordError) as error:  # must reach the user as they are
+        mistakes.put(type(error)(str(error)))
+        raise
 
 
 def _work_as(

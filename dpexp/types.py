@@ -7,8 +7,9 @@ Index legend, used throughout the suite: n examples, p outputs, d inputs, r rank
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,6 +18,20 @@ from torch import Tensor, nn
 
 class ConfigError(ValueError):
     """A mistake in what the user asked for; printed as one line, exit code 2, no traceback."""
+
+
+def require_word(setting: str, word: str, words: Sequence[str]) -> None:
+    """Check that a setting is one of a few words.
+
+    Raises:
+        ConfigError: naming the nearest one.
+    """
+    if word not in words:
+        nearest = get_close_matches(str(word), words, 1, 0.0)[0]
+        raise ConfigError(
+            f"Expected {setting} to be one of {', '.join(words)}; got {setting}={word}. "
+            f"Did you mean {nearest}?"
+        )
 
 
 class MissingData(ConfigError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from torch import Tensor
 from dpexp.mechanism import certificate as words
 from dpexp.mechanism.accounting import calibrate, prv_epsilon, rdp_epsilon
 from dpexp.mechanism.sampling import generator, new_secret, poisson, shuffled
-from dpexp.types import ConfigError, Release, joint_sensitivity
+from dpexp.types import ConfigError, Release, joint_sensitivity, require_word
 
 SAMPLINGS = ("poisson", "shuffle")
 
@@ -253,11 +252,7 @@ def _check_sizes(dataset_size: int, batch_size: int) -> None:
 def _check(privacy: Mapping[str, Any], dataset_size: int, batch_size: int, num_steps: int) -> None:
     eps, delta, noise, clip = (privacy[key] for key in ("eps", "delta", "noise", "clip"))
     sampling = privacy["sampling"]
-    near = difflib.get_close_matches(str(sampling), SAMPLINGS, 1, 0.0)[0]
-    _require(
-        sampling in SAMPLINGS,
-        f"Expected sampling poisson or shuffle; got {sampling}. Did you mean {near}?",
-    )
+    require_word("sampling", sampling, SAMPLINGS)
     _require(
         isinstance(noise, bool) or noise == "secret",
         f"Expected noise true, false or secret; got {noise}. Set noise.",

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.methods.selection import head_parameters
-from dpexp.types import Carrier, Key, Release, State, Tap
+from dpexp.types import Carrier, Key, Release, State, Tap, require_word
 
 GRADIENT = "gradient"
 
@@ -34,7 +34,11 @@ class DPSGD:
         Args:
             train: "all" parameters or the "head" alone.
             head: the classifier's name in the model.
+
+        Raises:
+            ConfigError: for another word.
         """
+        require_word("method.train", train, ("all", "head"))
         self._train = train
         self._head = head
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from dpexp.linalg import power_iteration, random_bases
 from dpexp.methods.selection import head_parameters, matrix_parameters
-from dpexp.types import Carrier, ConfigError, Key, Release, State, Tap
+from dpexp.types import Carrier, ConfigError, Key, Release, State, Tap, require_word
 
 CARRIERS = "carriers"
 
@@ -59,7 +59,16 @@ class RGP:
             residual: False runs the forward pass with L R in place of W (Appendix C.2).
             head_scale: constant factor on the classifier's gradient before clipping.
             head: the classifier's name in the model.
+
+        Raises:
+            ConfigError: for a value outside its range.
         """
+        require_word("method.carriers", carriers, ("both", "left", "random"))
+        if power_iterations < 1 or warm_up_steps < 0 or not head_scale > 0:
+            raise ConfigError(
+                "Expected method.power_iterations >= 1, method.warm_up_steps >= 0 and "
+                f"method.head_scale > 0; got {power_iterations}, {warm_up_steps} and {head_scale}."
+            )
         self._rank = rank
         self._carriers = carriers
         self._power_iterations = power_iterations

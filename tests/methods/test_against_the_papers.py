@@ -237,3 +237,10 @@ def test_float32_results_do_not_depend_on_the_micro_batch():
         for name in whole:
             scale = whole[name].norm()
             assert (whole[name] - parts[name]).norm() <= 1e-6 * scale
+
+
+def test_a_misspelt_option_is_refused_with_the_nearest_word():
+    with pytest.raises(ConfigError, match=r"method\.carriers=lft\. Did you mean left\?"):
+        make_rgp(carriers="lft")
+    with pytest.raises(ConfigError, match=r"method\.train=hed\. Did you mean head\?"):
+        DPSGD("hed", "head")

@@ -1,0 +1,234 @@
+"""The command line as a person meets it: `python run.py ...` in a process of its own."""
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import run
+from dpexp.types import ConfigError
+
+ROOT = Path(__file__).resolve().parents[1]
+DIGITS = ["task=digits", "profile=embedded"]
+BRIEF = [*DIGITS, "epochs=0.2"]  # one step
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Run `python run.py WORDS` away from the checkout, results and caches of its own."""
+
+    def call(*words, before=None, **environment):
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "HF_HOME": str(tmp_path / "hub"),
+            "HF_ENDPOINT": "http://127.0.0.1:9",  # nobody answers there: no network
+            **environment,
+        }
+        return subprocess.run(
+            [sys.executable, str(ROOT / "run.py"), *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            preexec_fn=before,
+            timeout=120,
+        )
+
+    return call
+
+
+def the_error(done):
+    """Give the one line that a mistake is to be told in."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == "" and "Traceback" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["method=rpg", *DIGITS], "Did you mean rgp?"),
+        (["method=rgp", "task=digts", "profile=embedded"], "Did you mean digits?"),
+        (["method=rgp", "task=digits", "profile=embeded"], "Did you mean embedded?"),
+        (["method=rgp", *DIGITS, "model=resnet"], "Did you mean resnet20?"),
+        (["method=rgp", *DIGITS, "epocs=3"], "Did you mean epochs?"),
+        (["method=rgp", *DIGITS, "method.rnk=3"], "Did you mean rank?"),
+        (["method=rgp", *DIGITS, "optimizer.rl=3"], "Did you mean lr?"),
+        (["-m", "method=rgp,rpg", *DIGITS], "Did you mean rgp?"),
+        (["method=rgp", *DIGITS, "epochs"], "epochs"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_misspelt_word_is_answered_with_the_nearest_valid_one(shell, words, said):
+    assert said in the_error(shell(*words))
+
+
+def test_what_was_not_chosen_is_asked_for_with_the_choices(shell):
+    assert "Set task, one of cifar10" in the_error(shell("method=rgp"))
+    assert "Set method, one of dpsgd" in the_error(shell("task=digits"))
+
+
+def test_a_task_without_a_default_model_asks_for_one(shell, tmp_path):
+    """As a task of one's own, in a folder of one's own."""
+    (tmp_path / "mine" / "task").mkdir(parents=True)
+    own = (ROOT / "conf" / "task" / "digits.yaml").read_text().replace("digits\n", "own\n", 1)
+    (tmp_path / "mine" / "task" / "own.yaml").write_text(own)
+    words = ["--config-dir", str(tmp_path / "mine"), "method=rgp", "task=own", "profile=embedded"]
+    line = the_error(shell(*words))
+    assert "no default one under profile embedded" in line and "wrn10_1" in line
+
+
+def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
+    line = the_error(shell("method=rgp", *DIGITS, "eps=0"))
+    assert line.startswith("error: Expected eps > 0; got 0.")
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["eps=-1"], "Expected eps > 0; got -1"),
+        (["eps=null"], "Expected eps > 0; got None"),
+        (["eps=abc"], "Expected eps > 0; got abc"),
+        (["noise=maybe"], "Expected noise true, false or secret; got maybe"),
+        (["sampling=poison"], "Did you mean poisson?"),
+        (["task.delta=2"], r"Expected delta in \(0, 1\); got 2"),
+        (["batch_size=5000"], r"Expected batch_size in \[1, 1437\].*got batch_size=5000"),
+        (["batch_size=0"], "Expected batch_size .*> 0"),
+        (["batch_size=1.5"], "Expected batch_size to be a whole number"),
+        (["micro_batch=0"], "Expected micro_batch to be a whole number > 0"),
+        (["epochs=abc"], "Expected epochs to be a number > 0; got epochs=abc"),
+        (["epochs=0"], "Expected epochs .*> 0"),
+        (["eval_every=0"], "Expected eval_every"),
+        (["privacy.clip_norm=0"], "Expected privacy.clip_norm"),
+        (["method.rank=500"], r"Expected rank in \[1, \d+\].*got rank=500. Set method.rank"),
+        (["method.rank=abc"], "Expected rank of RGP to be int; got rank=abc"),
+        (["method.residual=3"], "Expected residual of RGP to be bool"),
+        (["model.depth=11"], "Expected a depth of"),
+        (["model.head=tail"], "Expected the model to hold a classifier named 'tail'"),
+        (["optimizer.lr=-1"], "SGD refuses its settings: Invalid learning rate: -1"),
+        (["optimizer=adam"], "Expected settings with a _target_; got adam"),
+        (["task.dataset_size=1000"], "Expected task.dataset_size=1000 training examples"),
+        (["device=gpu"], "Expected device auto, cpu, cuda or cuda:N"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_value_that_cannot_be_meant_is_refused_before_training(tmp_path, words, said):
+    config = run.compose(["method=rgp", *DIGITS, f"results={tmp_path}", *words])
+    with pytest.raises(ConfigError, match=said) as caught:
+        run.execute(config)
+    assert "\n" not in str(caught.value)
+    assert not any(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_a_delta_too_large_is_warned_of_in_one_line(shell):
+    done = shell("method=linear", *BRIEF, "noise=true", "clip=true", "eps=8", "task.delta=0.01")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "delta" in line]
+    assert line.startswith("warning: delta=0.01 is not below 1/N")
+
+
+@pytest.mark.parametrize("environment", [{}, {"HF_HUB_OFFLINE": "1"}], ids=["down", "offline"])
+def test_missing_data_is_said_within_ten_seconds(shell, tmp_path, environment):
+    (tmp_path / "empty").mkdir()
+    began = time.monotonic()
+    done = shell("method=rgp", "task=svhn", "profile=embedded", "data_root=empty", **environment)
+    assert time.monotonic() - began < 10
+    line = the_error(done)
+    assert "ufldl-stanford/svhn" in line and "data_root" in line
+
+
+def test_a_full_disk_is_one_line(shell):
+    def fill():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # less than a checkpoint
+
+    words = ["method=dpsgd", *BRIEF, "noise=false", "checkpoint.every=0"]
+    done = shell(*words, before=fill)
+    assert done.returncode == 2 and done.stdout == ""
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "Cannot write" in line and line == done.stderr.splitlines()[-1]
+
+
+# What is asked for
+
+
+def test_the_last_line_is_the_runs_directory(shell, tmp_path):
+    words = ["method=rgp", *BRIEF]
+    done = shell(*words)
+    assert done.returncode == 0, done.stderr
+    directory = tmp_path / done.stdout.splitlines()[-1]
+    assert directory.parent == tmp_path / "results" / "embedded" / "runs"
+    assert (directory / "result.json").exists()
+    assert "head.weight" in done.stderr and "noise multiplier" in done.stderr
+    assert "test_accuracy=" in done.stderr and "Warning" not in done.stderr
+    assert os.listdir(tmp_path) == ["results"]  # nothing else is left lying about
+    again = shell(*words)
+    assert (again.returncode, again.stdout) == (0, done.stdout) and again.stderr == ""
+
+
+def test_help_names_the_choices_and_the_commands(shell):
+    done = shell("--help")
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    for said in ("method: dpsgd, linear, nonprivate, rgp, rgp_random", "task: cifar10, cifar100"):
+        assert said in done.stdout
+    for said in ("python run.py -m", "profile=embedded", "--cfg job", "eps: 8.0", "micro_batch:"):
+        assert said in done.stdout
+
+
+def test_cfg_job_prints_the_whole_config_and_runs_nothing(shell, tmp_path):
+    done = shell("method=rgp", "task=cifar10", "--cfg", "job")
+    assert done.returncode == 0 and done.stderr == ""
+    for said in ("name: wrn28_4", "dataset_size: 50000", "rank: 16", "lr: 0.5", "name: paper"):
+        assert said in done.stdout
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_sweep_runs_methods_and_tasks(shell, tmp_path):
+    words = ["method=linear,nonprivate", "task=digits,shapes", "profile=embedded", "epochs=0.1"]
+    done = shell("-m", *words)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("results/")]
+    assert len(set(lines)) == 4
+    assert all((tmp_path / line / "result.json").exists() for line in lines)
+    assert sorted(os.listdir(tmp_path)) == ["multirun", "results"]
+
+
+def test_a_sweep_does_what_it_can_and_says_what_it_could_not(shell):
+    done = shell("-m", "method=linear", *BRIEF, "noise=true", "clip=true", "eps=0,8")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stdout.splitlines()[-1].startswith("results/embedded/runs/")
+    assert done.stderr.splitlines()[-1].startswith("error: Expected eps > 0; got 0.")
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("method=", "method=dpsgd method=linear method=nonprivate method=rgp method=rgp_random"),
+        ("method=rgp task=dig", "task=digits"),
+        ("method=rgp task=digits batch", "batch_size="),
+        ("method=rgp task=digits optimizer.l", "optimizer.lr="),
+        ("ep", "epochs= eps="),
+    ],
+)
+def test_the_shell_can_complete(shell, line, offered):
+    words = f"python run.py {line}"
+    done = shell("-sc", "query=bash", COMP_LINE=words, COMP_POINT=str(len(words)))
+    assert (done.returncode, done.stdout.strip()) == (0, offered), done.stderr
+
+
+def test_an_estimate_needs_no_run(tmp_path):
+    config = run.compose(["method=rgp", *DIGITS, f"results={tmp_path}"])
+    seconds, megabytes = run.estimate(config)
+    assert 0 < seconds < 600 and megabytes > 0
+    assert os.listdir(tmp_path) == []

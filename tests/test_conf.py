@@ -1,0 +1,135 @@
+"""The config tree: everything in it composes, and says all that the code wants to know."""
+
+import inspect
+from itertools import product
+
+import hydra
+import pytest
+import yaml
+
+import run
+from dpexp import records
+from dpexp.artifacts import cells, spec
+
+GROUPS = ("method", "model", "profile", "task")
+METHODS, MODELS, PROFILES, TASKS = (
+    sorted(path.stem for path in (run.CONF / group).glob("*.yaml") if path.stem != "auto")
+    for group in GROUPS
+)
+ARTIFACTS = sorted((run.CONF / "artifact").glob("*/*.yaml"))
+RUNTIME = {"in_channels", "num_classes", "params"}
+"""What run.py adds: it is known once the task and the model are there."""
+LABELS = {"method": {"_target_", "name"}, "model": {"_target_", "name", "head"}}
+"""What is said for others than the constructor."""
+
+
+def check_settings(group, node):
+    """Hold settings against the signature of what they are for."""
+    target = hydra.utils.get_object(node["_target_"])
+    takes = inspect.signature(target).parameters
+    said = set(node) - LABELS.get(group, {"_target_"})
+    said |= {"head"} & set(node) & set(takes)
+    assert said <= set(takes)
+    ours = node["_target_"].startswith("dpexp.")
+    required = {name for name, one in takes.items() if one.default is inspect.Parameter.empty}
+    assert required - RUNTIME <= said
+    if ours:  # a second default in Python would be one that nobody sees
+        assert required == set(takes)
+
+
+@pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_cell_of_every_profile_composes_to_a_run_of_its_own(path):
+    table = spec.load(run.CONF, path.parent.name, path.stem)
+    assert set(table.profiles) == set(PROFILES)
+    for profile in PROFILES:
+        jobs = cells.expand(table, profile, run.compose, run.CONF)
+        built = [job for job in jobs if not job.not_built]
+        assert len({job.run_id for job in built}) == len(built) > 0
+        assert all(job.config["profile"]["name"] == profile for job in built)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_task_has_a_default_model_and_recipe_in_every_profile(profile):
+    for task in TASKS:
+        config = run.compose(["method=rgp", f"task={task}", f"profile={profile}"])
+        assert config["model"]["name"] in MODELS
+        assert (config["task"]["name"], config["profile"]["name"]) == (task, profile)
+        # Naming that model is the same run as leaving it out.
+        named = [f"task={task}", f"profile={profile}", f"model={config['model']['name']}"]
+        assert run.compose(["method=rgp", *named]) == config
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_composes_with_every_model_and_task(method):
+    for model in MODELS:
+        config = run.compose([f"method={method}", "task=cifar10", f"model={model}"])
+        assert (config["method"]["name"], config["model"]["name"]) == (method, model)
+        assert config["method"]["head"] == config["model"]["head"]
+        for group in ("optimizer", "schedule"):  # recipes write there
+            check_settings(group, config[group])
+    for task in TASKS:
+        assert run.compose([f"method={method}", f"task={task}"])["task"]["name"] == task
+
+
+def test_options_are_named_as_they_are_chosen():
+    for group, options in zip(GROUPS, (METHODS, MODELS, PROFILES, TASKS), strict=True):
+        base = {"method": "rgp", "model": "wrn10_1", "profile": "embedded", "task": "digits"}
+        for option in options:
+            words = [f"{key}={value}" for key, value in {**base, group: option}.items()]
+            assert run.compose(words)[group]["name"] == option
+
+
+def nodes():
+    """List every settings node with a _target_: where it is, and what it says."""
+    for group, option in [
+        *product(["method"], METHODS),
+        *product(["model"], MODELS),
+        *product(["task"], TASKS),
+    ]:
+        base = {"method": "rgp", "model": "wrn10_1", "task": "digits"}
+        words = [f"{key}={value}" for key, value in {**base, group: option}.items()]
+        yield f"{group}-{option}", group, run.compose(words)[group]
+
+
+@pytest.mark.parametrize(("group", "node"), [pytest.param(*n[1:], id=n[0]) for n in nodes()])
+def test_settings_are_exactly_what_the_constructor_takes(group, node):
+    check_settings(group, node)
+
+
+def test_recipes_and_scales_set_only_what_is_there():
+    """A key that is misspelt in a recipe would otherwise be a new setting that nothing reads."""
+    known = set(run.compose(["method=rgp", "task=digits"]))
+    for folder in ("recipe", "scale"):
+        for path in (run.CONF / folder).rglob("*.yaml"):
+            assert path.read_text().startswith("# @package _global_"), path
+            tree = yaml.safe_load(path.read_text())
+            assert set(tree) - {"defaults"} <= known, path
+            option = path.parent.name
+            assert option in MODELS + PROFILES, path
+            assert path.stem in [*METHODS, *TASKS, "base"], path
+
+
+def test_table_3_in_the_paper_profile_is_the_published_setting():
+    """Yu et al. 2021, Section 5.1."""
+    table = spec.load(run.CONF, "rgp", "table3")
+    jobs = cells.expand(table, "paper", run.compose, run.CONF, seeds=(0,))
+    assert len(jobs) == 12
+    for job in jobs:
+        config = job.config
+        assert (config["model"]["name"], config["batch_size"]) == ("wrn28_4", 1000)
+        assert (config["epochs"], config["optimizer"]["momentum"]) == (200, 0.9)
+        assert config["optimizer"]["weight_decay"] == 1e-4
+        assert config["privacy"]["delta"] == {"cifar10": 1e-5, "svhn": 1e-6}[config["task"]["name"]]
+        assert (config["noise"], config["clip"], config["sampling"]) == (True, True, "poisson")
+        if config["method"]["name"] == "rgp":
+            assert (config["method"]["rank"], config["method"]["power_iterations"]) == (16, 1)
+    assert {job.config["eps"] for job in jobs} == {2, 4, 6}
+
+
+def test_the_place_of_data_and_the_way_of_running_do_not_name_a_run():
+    base = ["method=rgp", "task=svhn"]
+    words = ["data_root=/elsewhere", "micro_batch=7", "device=cpu", "ranks=2", "results=there"]
+    words += ["wandb.mode=offline", "checkpoint.every=1"]
+    assert records.run_id(run.compose([*base, *words])) == records.run_id(run.compose(base))
+    for word in ("eps=7", "seed=1", "method.rank=8", "task.delta=1e-7", "sampling=shuffle"):
+        assert records.run_id(run.compose([*base, word])) != records.run_id(run.compose(base))
