@@ -359,4 +359,4 @@ def test_without_noise_or_clipping_no_epsilon_is_stated(tmp_path, words):
 
 def test_a_mistake_under_several_processes_is_still_one_line(tmp_path):
     with pytest.raises(ConfigError, match=r"Set method\.rank"):
-        execute(tmp_path, "method=rgp", "method.rank=500", "ranks=2")
+        execute(tmp_path, "method=rgp", *DIGITS, "method.rank=500", "ranks=2")
