@@ -62,8 +62,7 @@ def execute(config: dict[str, Any]) -> Path:
     done = records.find(config["results"], config)
     if done is None:
         ranks.launch(_work, config)
-        done = records.find(config["results"], config)
-    return done.directory
+    return records.locate(config["results"], config)
 
 
 def build_parts(config: dict[str, Any], device: Any) -> Any:
@@ -138,7 +137,9 @@ def _check_kinds(target: Any, arguments: dict[str, Any]) -> None:
 def main(cfg: DictConfig) -> None:
     """Run one job; its directory is the last line printed."""
     try:
-        print(execute(plain(cfg)), flush=True)
+        directory = execute(plain(cfg))
+        if os.environ.get("RANK", "0") == "0":
+            print(directory, flush=True)
     except Exception as error:
         line = mistake(error)
         # Hydra puts a failed job's words before its error: of use in a sweep alone.

@@ -27,7 +27,7 @@ class Outcome:
     Attributes:
         gradients: one per trainable parameter, divided by the expected batch size.
         state: the method's, for the next step.
-        has_noise: whether noise was drawn.
+        noise_draws: how often noise was drawn.
         examples: how many were drawn, over all ranks.
         clipped: how many of them had a norm above the clip norm.
         nonfinite: how many had a NaN or infinite norm, and contributed zero.
@@ -36,7 +36,7 @@ class Outcome:
 
     gradients: dict[str, Tensor]
     state: State
-    has_noise: bool
+    noise_draws: int
     examples: int
     clipped: int
     nonfinite: int
@@ -67,9 +67,11 @@ class PrivateGradient:
             ranks: who shares the batch.
             micro_batch: how many examples go through the model at once, >= 1.
         """
+        # Norms and sums come from different kernels: at TF32's precision one would not bound the
+        # other.
+        torch.backends.cudnn.allow_tf32 = False
         self._model, self._method, self._mechanism = model, method, mechanism
         self._ranks, self._micro_batch = ranks, micro_batch
-        self._clip_norm = mechanism.releases[0].clip_norm
         self._state: State = {}
         self._sum = ClippedSum({}, ())
         self._tape = Tape(model, method.trainable(model), self._take)
@@ -98,12 +100,12 @@ class PrivateGradient:
             [counts.examples, counts.clipped, counts.nonfinite, loss], dtype=torch.float64
         ).to(ranks.device)
         ranks.all_reduce([*sums.values(), told])
-        gradients = self._release(sums, step)
+        gradients, noise_draws = self._release(sums, step)
         drawn, clipped, nonfinite, loss = told.tolist()
         return Outcome(
             gradients=gradients,
             state=self._state,
-            has_noise=bool(mechanism.noise),
+            noise_draws=noise_draws,
             examples=int(drawn),
             clipped=int(clipped),
             nonfinite=int(nonfinite),
@@ -117,8 +119,8 @@ class PrivateGradient:
         like = next(self._model.parameters())
         blocks = self._method.blocks(self._state)
         zeros = {key: like.new_zeros(shape) for key, shape in blocks.items()}
-        releases = self._method.releases(self._state, self._clip_norm)
-        self._sum = ClippedSum(zeros, releases, is_clipping=self._mechanism.clip)
+        mechanism = self._mechanism
+        self._sum = ClippedSum(zeros, mechanism.releases, is_clipping=mechanism.clip)
 
     def _take(self, layer: str, tap: Tap) -> None:
         self._sum.take(self._method.carry(self._state, layer, tap))
@@ -146,11 +148,11 @@ class PrivateGradient:
         return self._model(inputs)
 
     @torch.no_grad()
-    def _release(self, sums: dict[Key, Tensor], step: int) -> dict[str, Tensor]:
-        mechanism = self._mechanism
+    def _release(self, sums: dict[Key, Tensor], step: int) -> tuple[dict[str, Tensor], int]:
+        mechanism, noise_draws = self._mechanism, 0
         if mechanism.noise:
-            releases = self._method.releases(self._state, self._clip_norm)
             gen = mechanism.noise_generator(step, self._ranks.device)
-            sums = add_noise(sums, releases, mechanism.noise_multiplier, gen)
+            sums = add_noise(sums, mechanism.releases, mechanism.noise_multiplier, gen)
+            noise_draws += 1
         means = {key: total / mechanism.batch_size for key, total in sums.items()}
-        return self._method.reconstruct(self._state, means)
+        return self._method.reconstruct(self._state, means), noise_draws

@@ -19,7 +19,7 @@ from dpexp.mechanism import Mechanism
 from dpexp.ranks import Ranks
 from dpexp.records import Run, describe_device, git_commit, versions
 from dpexp.tracking import Progress, Tracker
-from dpexp.types import State
+from dpexp.types import ConfigError, State
 
 log = logging.getLogger("dpexp")
 
@@ -30,6 +30,7 @@ class Position:
 
     Attributes:
         state: the method's.
+        data: fingerprint of the task's examples.
         step: steps taken.
         noise_draws: at how many of them noise was drawn.
         examples: how many examples have gone through the model.
@@ -39,6 +40,7 @@ class Position:
     """
 
     state: State
+    data: str
     step: int = 0
     noise_draws: int = 0
     examples: int = 0
@@ -116,6 +118,11 @@ class Logbook:
                 self._run.restart()
         saved = self._ranks.from_first(saved)
         if saved is not None:
+            if saved["position"]["data"] != self._at.data:
+                raise ConfigError(
+                    "Expected to go on with the data the run began with; their fingerprints "
+                    "differ. Point data_root to the former data, or remove the run's directory."
+                )
             self._model.load_state_dict(saved["model"])
             self._optimizer.load_state_dict(saved["optimizer"])
             vars(self._at).update(saved["position"])
@@ -131,7 +138,7 @@ class Logbook:
         """Count a step."""
         at = self._at
         at.state, at.step = outcome.state, at.step + 1
-        at.noise_draws += outcome.has_noise
+        at.noise_draws += outcome.noise_draws
         at.examples += outcome.examples
         at.drawn += outcome.examples
         at.clipped += outcome.clipped
@@ -174,14 +181,16 @@ class Logbook:
         if self._run is None or not (is_due or self._is_stopping):
             return
         self._at.wall_s = time.monotonic() - self._taken_up
-        checkpoint.save(
-            self._run.checkpoint_path,
-            {
-                "model": self._model.state_dict(),
-                "optimizer": self._optimizer.state_dict(),
-                "position": vars(self._at),
-            },
-        )
+        # Taken up again, a secret run would redo steps with fresh noise: a second release.
+        if self._mechanism.noise != "secret":
+            checkpoint.save(
+                self._run.checkpoint_path,
+                {
+                    "model": self._model.state_dict(),
+                    "optimizer": self._optimizer.state_dict(),
+                    "position": vars(self._at),
+                },
+            )
         self._saved = time.monotonic()
         if self._is_stopping:
             log.info("stopped at step %d; run it again to go on", self._at.step)
@@ -211,14 +220,15 @@ class Logbook:
             "device": describe_device(self._ranks.device),
             "ranks": self._ranks.size,
             "versions": versions(),
-            "data_fingerprint": task.fingerprint,
+            "data_fingerprint": self._at.data,
             "git_commit": git_commit(),
         }
         self._run.finish(result, certificate)
 
     def _label(self) -> str:
         config = self._config
-        eps = "" if self._mechanism.target_epsilon is None else f" eps={config['eps']:g}"
+        target = self._mechanism.target_epsilon
+        eps = "" if target is None else f" eps={target:g}"
         return f"{config['method']['name']} {config['model']['name']} {config['task']['name']}{eps}"
 
     def _stop(self, *_: object) -> None:

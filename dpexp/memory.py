@@ -34,6 +34,9 @@ def reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif CLEAR.exists():
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)  # what earlier runs freed is not this one's
         try:
             CLEAR.write_text("5")  # resets VmHWM, see proc_pid_clear_refs(5)
         except OSError:

@@ -140,6 +140,7 @@ def _work_as(
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=size)
     try:
         work(Ranks(rank, size, device), config)
+        dist.barrier()  # the first rank may still be writing the record
     finally:
         dist.destroy_process_group()
 

@@ -63,7 +63,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     """
     memory.reset_peak(ranks.device)
     model, method, task = parts.model, parts.method, parts.task
-    at = Position(state=method.start(model))
+    at = Position(state=method.start(model), data=task.fingerprint)
     mechanism = make_mechanism(config, method, at.state, ranks)
     trainable, frozen = named_parameters(model, method)
     weights = [parameter for name, parameter in model.named_parameters() if name in trainable]

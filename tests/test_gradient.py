@@ -173,7 +173,7 @@ def test_an_empty_draw_gives_a_step_of_noise_alone(method):
     setting = Setting(composed(method, "batch_size=4"))
     step = setting.find_step(lambda drawn: drawn == 0)
     outcome = setting.step(step)
-    assert outcome.has_noise and (outcome.examples, outcome.loss) == (0, 0.0)
+    assert outcome.noise_draws == 1 and (outcome.examples, outcome.loss) == (0, 0.0)
     gen, std = setting.mechanism.noise_generator(step), setting.mechanism.noise_multiplier
     for key, shape in setting.method.blocks(outcome.state).items():
         noise = std * torch.randn(shape, generator=gen)
@@ -184,7 +184,7 @@ def test_an_empty_draw_gives_a_step_of_noise_alone(method):
         assert outcome.gradients[name].isfinite().all()
     silent = setting.step(step, noise=False)
     assert flat(silent.gradients).abs().max() == 0
-    assert not silent.has_noise
+    assert silent.noise_draws == 0
 
 
 # Noise

@@ -304,11 +304,29 @@ def test_a_damaged_run_is_moved_aside_and_run_again(tmp_path, name):
     assert_same_run(of(directory), expected)
 
 
+def test_a_run_does_not_go_on_with_other_data(tmp_path):
+    words = [*SHORT, f"results={tmp_path}"]
+    subprocess.run([sys.executable, "-c", KILLED_AT_THE_END, *words], cwd=ROOT, check=False)
+
+    config = run.compose(words)
+    parts = run.build_parts(config, torch.device("cpu"))
+    parts.task = replace(parts.task, fingerprint="another")
+    with pytest.raises(ConfigError, match="fingerprints"):
+        train(config, parts, Ranks(0, 1, torch.device("cpu")))
+
+
+def test_a_secret_run_leaves_no_checkpoint_to_go_on_from(tmp_path):
+    words = [*SHORT, "noise=secret", f"results={tmp_path}"]
+    subprocess.run([sys.executable, "-c", KILLED_AT_THE_END, *words], cwd=ROOT, check=False)
+    assert list(tmp_path.rglob("config.yaml")) and not list(tmp_path.rglob("*.pt"))
+
+
 # Several processes
 
 
 def test_two_processes_train_what_one_does(tmp_path):
-    words = ["method=rgp", *DIGITS, "epochs=2", "eval_every=0.25"]
+    # A small rate: a large one makes rounding grow from step to step.
+    words = ["method=rgp", *DIGITS, "optimizer.lr=0.1", "epochs=2", "eval_every=0.25"]
     alone = of(execute(tmp_path / "one", *words))
     shared = of(execute(tmp_path / "two", *words, "ranks=2"))
     assert shared[1]["ranks"] == 2

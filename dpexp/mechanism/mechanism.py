@@ -213,6 +213,8 @@ def build(
     noise, clip = privacy["noise"], privacy["clip"]
     epsilon = None if privacy["eps"] is None else float(privacy["eps"])
     sigma, calibrated_by = 0.0, "none"
+    if not noise and epsilon is not None:
+        warnings.warn(f"eps={epsilon:g} has no effect: noise is off, so is privacy.", stacklevel=2)
     if noise:
         q, delta = batch_size / dataset_size, float(privacy["delta"])
         sigma, calibrated_by = calibrate(q, num_steps, delta, epsilon)

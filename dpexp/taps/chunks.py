@@ -12,6 +12,21 @@ from torch import Tensor
 BUDGET_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
 
 
+ROUNDING = 8.0  # ours: a few roundings of a sum whose terms cancel; see `upper_bound`
+
+
+def upper_bound(squares: Tensor, energy: Tensor) -> Tensor:
+    """Raise squared norms by what rounding may have taken from them, so that clipping holds.
+
+    A Gram form adds terms as large as the energy, which may cancel to something far smaller.
+
+    Args:
+        squares: [n], as computed.
+        energy: [n], |x|^2 |dh|^2, which bounds the sum of the terms' sizes (Cauchy-Schwarz).
+    """
+    return squares.clamp(min=0) + ROUNDING * torch.finfo(squares.dtype).eps * energy
+
+
 def over_chunks(norms: Callable[..., Tensor], tensors: tuple[Tensor, ...], numbers: int) -> Tensor:
     """Compute per-example values slice by slice.
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from dpexp.carriers import Explicit, Outer
-from dpexp.taps.chunks import over_chunks
+from dpexp.taps.chunks import over_chunks, upper_bound
 from dpexp.types import ConfigError
 
 
@@ -172,7 +172,9 @@ class Conv2dWeight:
     def _gram(self, x: Tensor, dh: Tensor) -> Tensor:
         flat = dh.flatten(2)
         patches = patch_gram(x, self.at, *dh.shape[2:])
-        return (patches * torch.bmm(flat.mT, flat)).sum((1, 2))
+        squares = (patches * torch.bmm(flat.mT, flat)).sum((1, 2))
+        energy = len(self.at.shifts()) * x.flatten(1).square().sum(1)
+        return upper_bound(squares, energy * flat.square().sum((1, 2)))
 
     def _direct(self, x: Tensor, dh: Tensor) -> Tensor:
         return kernel_gradients(x, dh, self.at).flatten(1).square().sum(1)

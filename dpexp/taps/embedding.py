@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.carriers import Outer
-from dpexp.taps.chunks import over_chunks
+from dpexp.taps.chunks import over_chunks, upper_bound
 from dpexp.types import ConfigError
 
 
@@ -38,7 +38,8 @@ class EmbeddingWeight:
 def _gram_norms(x: Tensor, dh: Tensor) -> Tensor:
     """Two positions' gradients meet only where their tokens are the same."""
     same = x[:, :, None] == x[:, None, :]
-    return (torch.bmm(dh, dh.mT) * same).sum((1, 2))
+    squares = (torch.bmm(dh, dh.mT) * same).sum((1, 2))
+    return upper_bound(squares, x.shape[1] * dh.square().sum((1, 2)))
 
 
 @dataclass(frozen=True)

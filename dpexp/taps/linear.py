@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.carriers import Explicit, Outer
-from dpexp.taps.chunks import over_chunks
+from dpexp.taps.chunks import over_chunks, upper_bound
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class LinearWeight:
 
 def _gram_norms(x: Tensor, dh: Tensor) -> Tensor:
     """|dh^T x|^2 = <x x^T, dh dh^T>: two t x t matrices in place of one p x d."""
-    return (torch.bmm(x, x.mT) * torch.bmm(dh, dh.mT)).sum((1, 2))
+    squares = (torch.bmm(x, x.mT) * torch.bmm(dh, dh.mT)).sum((1, 2))
+    return upper_bound(squares, x.square().sum((1, 2)) * dh.square().sum((1, 2)))
 
 
 def _direct_norms(x: Tensor, dh: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ def tapped_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, nn
 
 def _refuse_mixing(model: nn.Module) -> None:
     for name, module in model.named_modules():
-        if isinstance(module, MIXING):
+        if isinstance(module, MIXING) or getattr(module, "track_running_stats", False):
             raise ConfigError(
                 f"Expected layers that keep examples apart; {name} is a {type(module).__name__}, "
                 "whose statistics mix them, so no one example's influence is bounded. "

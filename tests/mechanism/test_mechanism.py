@@ -161,7 +161,12 @@ def test_a_large_delta_is_a_warning():
         make(delta=1e-3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        make(delta=1e-3, noise=False)
+        make(delta=1e-3, noise=False, eps=None)
+
+
+def test_an_eps_without_noise_is_a_warning():
+    with pytest.warns(UserWarning, match="eps=8 has no effect"):
+        make(noise=False, eps=8.0)
 
 
 def test_steps_are_counted_by_examples_seen():

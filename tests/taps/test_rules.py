@@ -8,8 +8,10 @@ from opacus.grad_sample import GradSampleModule
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from dpexp.carriers import Outer
 from dpexp.taps import Tape
 from dpexp.taps.conv2d import Conv2dWeight, Geometry, _is_grouped_faster, kernel_gradients
+from dpexp.taps.embedding import EmbeddingWeight
 from dpexp.taps.linear import LinearWeight
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
@@ -207,3 +209,30 @@ def test_kernels_in_float32_are_the_same_by_groups_and_by_shifts(stride, padding
     fast = kernel_gradients(x, dh, at)
     slow = kernel_gradients(x.double(), dh.double(), at)
     torch.testing.assert_close(fast.double(), slow, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("offset", [1.0, 1e2, 1e4])
+@pytest.mark.parametrize("layer", ["linear", "conv", "embedding"])
+def test_float32_norms_bound_gradients_whose_terms_cancel(layer, offset):
+    """A Gram form subtracts large numbers; what rounding takes must not weaken the clip."""
+    gen = torch.Generator().manual_seed(0)
+    n, t = 200, 9
+    dh = torch.randn(n, t, 48, generator=gen)
+    dh = dh - dh.mean(1, keepdim=True)
+    if layer == "linear":
+        x = offset + torch.randn(n, t, 64, generator=gen)
+        outer = Outer(LinearWeight(), x, dh)
+        true = torch.einsum("ntp,ntd->npd", dh.double(), x.double())
+    elif layer == "conv":
+        x = offset + torch.randn(n, 64, 3, 3, generator=gen)
+        at = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)
+        dh = dh.mT.reshape(n, 48, 3, 3)
+        outer = Outer(Conv2dWeight(at), x, dh)
+        true = kernel_gradients(x.double(), dh.double(), at)
+    else:
+        x = torch.zeros(n, t, dtype=torch.long)
+        dh = offset * dh
+        outer = Outer(EmbeddingWeight(5), x, dh)
+        true = dh.double().sum(1)
+    squares = outer.squared_norms().double()
+    assert (true.flatten(1).square().sum(1) <= squares * (1 + 1e-3)).all()
