@@ -51,6 +51,7 @@ class Tape:
         self._num_examples = 0
         self._awaited: set[str] = set()
         self._used: set[str] = set()
+        self._inputs: dict[str, Tensor] = {}
         layers = tapped_layers(model, parameters)
         self._layers = frozenset(layers)
         self._trained = [p for p in model.parameters() if p.requires_grad]
@@ -65,6 +66,7 @@ class Tape:
         """Say how many examples the next micro-batch holds."""
         self._num_examples = num_examples
         self._used = set()
+        self._inputs = {}
         self._awaited = set(self._layers)
 
     def check_complete(self) -> None:
@@ -107,9 +109,12 @@ class Tape:
         self._used.add(name)
         if not output.requires_grad:
             output.requires_grad_()  # nothing before it is trained: the graph starts here
-        output.register_hook(partial(self._after_backward, name, layer, args[0].detach()))
+        # Kept here, not by the hook, which lives as long as the graph: the layer is done earlier.
+        self._inputs[name] = args[0].detach()
+        output.register_hook(partial(self._after_backward, name, layer))
 
-    def _after_backward(self, name: str, layer: nn.Module, x: Tensor, dh: Tensor) -> None:
+    def _after_backward(self, name: str, layer: nn.Module, dh: Tensor) -> None:
+        x = self._inputs.pop(name)
         if len(x) != self._num_examples or len(dh) != self._num_examples:
             raise ConfigError(
                 f"Expected layer {name!r} to see {self._num_examples} examples; it saw "
