@@ -1,5 +1,9 @@
 """The command line: its own words, overrides, and mistakes in one line with exit code 2."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 import run
@@ -7,6 +11,7 @@ from dpexp.artifacts import cells, spec
 from dpexp.types import ConfigError
 from scripts import artifact
 
+ROOT = Path(__file__).resolve().parents[2]
 YAMLS = sorted((run.CONF / "artifact").glob("*/*.yaml"))
 
 
@@ -86,8 +91,10 @@ def test_every_cell_of_every_profile_composes_and_seeds_differ_in_the_seed_alone
 def test_a_launcher_does_the_same_runs_as_this_process(tmp_path, capsys):
     words = ["table3", "rows=svhn-*", "columns=eps2", "seeds=0", "epochs=0.2"]
     words.append(f"results={tmp_path}")
-    assert artifact.main([*words, "rows=svhn-rgp", "launcher=basic"]) == 0
-    assert "0 of 1 runs done, 1 to do" in capsys.readouterr().out
+    # In a process of its own: a launcher sets up logging for the whole process.
+    command = [sys.executable, "-m", "scripts.artifact", *words, "rows=svhn-rgp", "launcher=basic"]
+    launched = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "0 of 1 runs done, 1 to do" in launched.stdout
     assert artifact.main(words) == 0
     out = capsys.readouterr().out
     assert "1 of 2 runs done, 1 to do" in out
