@@ -10,6 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 from dpexp.carriers import Outer
 from dpexp.taps import Tape
+from dpexp.taps.chunks import ROUNDING
 from dpexp.taps.conv2d import Conv2dWeight, Geometry, _is_grouped_faster, kernel_gradients
 from dpexp.taps.embedding import EmbeddingWeight
 from dpexp.taps.linear import LinearWeight
@@ -82,6 +83,17 @@ def per_example_by_opacus(layer, x, direction):
     return each
 
 
+def assert_norms_close(carrier, got, expected):
+    """Equal to 1e-9, but for what a Gram form adds on purpose against rounding."""
+    slack = torch.zeros_like(expected)
+    if isinstance(carrier, Outer):
+        shifts = len(carrier.rule.at.shifts()) if isinstance(carrier.rule, Conv2dWeight) else 1
+        x = carrier.x if carrier.x.is_floating_point() else torch.ones_like(carrier.x)
+        energies = [each.flatten(1).double().square().sum(1) for each in (x, carrier.dh)]
+        slack = 2 * ROUNDING * torch.finfo(torch.float64).eps * shifts * energies[0] * energies[1]
+    assert ((got - expected).abs() <= 1e-9 * expected + 1e-11 + slack).all()
+
+
 def assert_rule_holds(
     layer, x, seed, references=(per_example_by_torch_func, per_example_by_opacus)
 ):
@@ -96,9 +108,9 @@ def assert_rule_holds(
         total = carrier.weighted_sum(weights).view_as(parameter)
         for each in (reference[name] for reference in expected):
             norms = each.flatten(1).square().sum(1)
-            torch.testing.assert_close(carrier.squared_norms(), norms, **CLOSE)
+            assert_norms_close(carrier, carrier.squared_norms(), norms)
             measured, held = carrier.measured()
-            torch.testing.assert_close(measured, norms, **CLOSE)
+            assert_norms_close(carrier, measured, norms)
             torch.testing.assert_close(
                 held.weighted_sum(weights).view_as(parameter), total, **CLOSE
             )
@@ -141,7 +153,8 @@ def test_conv2d_norm_is_the_same_by_gram_and_by_kernel(drawn, n, seed):
     rule, at = outer.rule, outer.rule.at
     assert isinstance(rule, Conv2dWeight)
     folded = at.fold(outer.x), at.fold(outer.dh)
-    torch.testing.assert_close(rule._gram(*folded), rule._direct(*folded), **CLOSE)
+    by_gram, by_kernel = (at.unfold(f(*folded)).sum(1) for f in (rule._gram, rule._direct))
+    assert_norms_close(outer, by_gram, by_kernel)
 
 
 @MANY
