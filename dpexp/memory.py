@@ -18,7 +18,7 @@ def keep_pages() -> None:
     """Let the C library keep freed memory, on Linux with glibc; elsewhere do nothing.
 
     Every step frees what the next one asks for again. Handing those pages to the kernel and
-    back costs a tenth of a step on a CPU (ours, measured on WRN28-4 with batches of 32).
+    back costs up to a tenth of a step on a CPU (ours, measured on WRN28-4, batches of 32).
     """
     if not sys.platform.startswith("linux"):
         return

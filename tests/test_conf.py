@@ -10,6 +10,7 @@ import yaml
 import run
 from dpexp import records
 from dpexp.artifacts import cells, spec
+from dpexp.mechanism import num_steps
 
 GROUPS = ("method", "model", "profile", "task")
 METHODS, MODELS, PROFILES, TASKS = (
@@ -37,6 +38,13 @@ def check_settings(group, node):
         assert required == set(takes)
 
 
+def leaves_its_warm_up(config):
+    """Say whether RGP gets to decompose its updates, which is what sets it apart."""
+    size, batch = config["task"]["dataset_size"], config["batch_size"]
+    steps = num_steps(config["epochs"], size, batch, config["privacy"]["sampling"])
+    return config["method"].get("warm_up_steps", 0) < steps
+
+
 @pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_cell_of_every_profile_composes_to_a_run_of_its_own(path):
     table = spec.load(run.CONF, path.parent.name, path.stem)
@@ -46,6 +54,7 @@ def test_every_cell_of_every_profile_composes_to_a_run_of_its_own(path):
         built = [job for job in jobs if not job.not_built]
         assert len({job.run_id for job in built}) == len(built) > 0
         assert all(job.config["profile"]["name"] == profile for job in built)
+        assert all(leaves_its_warm_up(job.config) for job in built)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
