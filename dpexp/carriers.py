@@ -36,6 +36,10 @@ class Explicit:
             return self.values.sum(0)
         return torch.tensordot(weights.to(self.values.dtype), self.values, dims=1)
 
+    def each(self) -> Tensor:
+        """Give the vectors, [n, ...]."""
+        return self.values
+
     def keep(self, mask: Tensor) -> Explicit:
         """Drop the examples where mask [n] is False."""
         return Explicit(self.values[mask])
@@ -52,6 +56,9 @@ class OuterRule(Protocol):
 
     def total(self, x: Tensor, dh: Tensor) -> Tensor:
         """Give the gradient summed over examples, in the parameter's shape."""
+
+    def each(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Form every example's gradient, [n, ...] in the parameter's shape."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,10 @@ class Outer:
         if weights is not None:
             dh = dh * weights.to(dh.dtype).view(-1, *[1] * (dh.dim() - 1))
         return self.rule.total(self.x, dh)
+
+    def each(self) -> Tensor:
+        """Form every example's gradient side by side, [n, ...]."""
+        return self.rule.each(self.x, self.dh)
 
     def keep(self, mask: Tensor) -> Outer:
         """Drop the examples where mask [n] is False."""

@@ -155,4 +155,5 @@ class PrivateGradient:
             sums = add_noise(sums, mechanism.releases, mechanism.noise_multiplier, gen)
             noise_draws += 1
         means = {key: total / mechanism.batch_size for key, total in sums.items()}
-        return self._method.reconstruct(self._state, means), noise_draws
+        gradients, self._state = self._method.reconstruct(self._state, means)
+        return gradients, noise_draws

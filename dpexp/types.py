@@ -84,6 +84,9 @@ class Carrier(Protocol):
     def weighted_sum(self, weights: Tensor | None) -> Tensor:
         """Sum the examples' blocks, each times its weight [n] (None: all ones)."""
 
+    def each(self) -> Tensor:
+        """Form every example's block side by side, [n, ...]; large where the layer is."""
+
     def keep(self, mask: Tensor) -> Carrier:
         """Drop the examples where mask [n] is False."""
 
@@ -104,11 +107,18 @@ class Tap(Protocol):
     def gradient(self, name: str) -> Carrier:
         """Carry the whole gradient of one parameter."""
 
-    def left(self, right_basis: Tensor) -> Carrier:
-        """Carry dL_i = dW_i R^T, [n, p, r], for R [r, d] (rgp, Theorem 2.1)."""
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Carrier:
+        """Carry dL_i = dW_i R^T, [n, p, r], for R [r, d] (rgp, Theorem 2.1).
 
-    def right(self, left_basis: Tensor) -> Carrier:
-        """Carry dR_i = L^T dW_i, [n, r, d], for L [p, r] (rgp, Theorem 2.1)."""
+        With `rows`, indices [p'] of outputs, only those rows are computed: [n, p', r].
+        """
+
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> Carrier:
+        """Carry dR_i = L^T dW_i, [n, r, d], for L [p, r] (rgp, Theorem 2.1).
+
+        With `columns`, indices [d'] of inputs (of input channels, for a convolution, each with
+        its whole kernel), only those columns are computed: [n, r, d'] or [n, r, d' k k].
+        """
 
     def scaled(self, factor: float) -> Tap:
         """Multiply every example's gradient by a constant, before anything is clipped."""
@@ -144,7 +154,10 @@ State = dict[str, Any]
 
 
 class Method(Protocol):
-    """What a method does between the tape and the optimizer; the trainer does everything else."""
+    """What a method does between the tape and the optimizer; the trainer does everything else.
+
+    Methods subclass it; what has a body here is what most of them do.
+    """
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name the parameters this method updates; all others are frozen."""
@@ -154,9 +167,11 @@ class Method(Protocol):
 
     def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
         """Give this step's state: carriers, masks or bases, from nothing private."""
+        return state
 
     def forward_weights(self, state: State) -> Mapping[str, Tensor]:
         """Give the weights to run this step with in place of the model's own (usually none)."""
+        return {}
 
     def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
         """Turn one layer's tap into carriers; called as backward reaches the layer."""
@@ -167,5 +182,7 @@ class Method(Protocol):
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
         """Declare what leaves at every step; the same at every step."""
 
-    def reconstruct(self, state: State, noisy: Mapping[Key, Tensor]) -> dict[str, Tensor]:
-        """Turn what was released into a gradient per trainable parameter."""
+    def reconstruct(
+        self, state: State, noisy: Mapping[Key, Tensor]
+    ) -> tuple[dict[str, Tensor], State]:
+        """Turn what was released into a gradient per trainable parameter, and the next state."""

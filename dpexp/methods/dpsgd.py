@@ -14,18 +14,17 @@ Differences from the paper:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpexp.methods.selection import head_parameters
-from dpexp.types import Carrier, Key, Release, State, Tap, require_word
+from dpexp.types import Carrier, Key, Method, Release, State, Tap, require_word
 
 GRADIENT = "gradient"
 
 
-class DPSGD:
+class DPSGD(Method):
     """Releases one vector a step: the clipped sum of whole gradients."""
 
     def __init__(self, train: str, head: str) -> None:
@@ -53,14 +52,6 @@ class DPSGD:
         parameters = dict(model.named_parameters())
         return {"shapes": {name: tuple(parameters[name].shape) for name in self.trainable(model)}}
 
-    def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
-        """Change nothing between steps."""
-        return state
-
-    def forward_weights(self, state: State) -> Mapping[str, Tensor]:
-        """Run with the model's own weights."""
-        return {}
-
     def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
         """Carry each trained parameter's whole gradient."""
         names = {name: f"{layer}.{name}" for name in tap.parameters}
@@ -79,6 +70,8 @@ class DPSGD:
         dimension = sum(torch.Size(shape).numel() for shape in state["shapes"].values())
         return (Release(GRADIENT, dimension, clip_norm),)
 
-    def reconstruct(self, state: State, noisy: Mapping[Key, Tensor]) -> dict[str, Tensor]:
+    def reconstruct(
+        self, state: State, noisy: Mapping[Key, Tensor]
+    ) -> tuple[dict[str, Tensor], State]:
         """Use the released gradients as they are."""
-        return {key.parameter: gradient for key, gradient in noisy.items()}
+        return {key.parameter: gradient for key, gradient in noisy.items()}, state

@@ -30,12 +30,12 @@ from torch import Tensor, nn
 
 from dpexp.linalg import power_iteration, random_bases
 from dpexp.methods.selection import head_parameters, matrix_parameters
-from dpexp.types import Carrier, ConfigError, Key, Release, State, Tap, require_word
+from dpexp.types import Carrier, ConfigError, Key, Method, Release, State, Tap, require_word
 
 CARRIERS = "carriers"
 
 
-class RGP:
+class RGP(Method):
     """Releases one vector a step: every layer's carrier gradients and the scaled head."""
 
     def __init__(
@@ -150,7 +150,9 @@ class RGP:
         dimension = sum(torch.Size(shape).numel() for shape in self.blocks(state).values())
         return (Release(CARRIERS, dimension, clip_norm),)
 
-    def reconstruct(self, state: State, noisy: Mapping[Key, Tensor]) -> dict[str, Tensor]:
+    def reconstruct(
+        self, state: State, noisy: Mapping[Key, Tensor]
+    ) -> tuple[dict[str, Tensor], State]:
         """Project back to full matrices (Eq. 3) and scale the classifier back."""
         gradients = {name: noisy[Key(CARRIERS, name)] / self._head_scale for name in state["head"]}
         for name, initial in state["initial"].items():
@@ -161,7 +163,7 @@ class RGP:
                 d_right = noisy[Key(CARRIERS, name, "right")]
                 update.addmm_(left, d_right - (left.T @ d_left) @ right)
             gradients[name] = update.view_as(initial)
-        return gradients
+        return gradients, state
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

@@ -148,7 +148,12 @@ class Conv2dWeight:
         size = p * d * len(self.at.shifts())
         if size > folded_x[0].numel() + folded_dh[0].numel() or self._prefers_gram(x, dh):
             return None
-        return kernel_gradients(folded_x, folded_dh, self.at).view(len(x), -1, d, *self.at.kernel)
+        return self.each(x, dh)
+
+    def each(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Form the gradients, [n, groups * p, d, k, k]."""
+        formed = kernel_gradients(self.at.fold(x), self.at.fold(dh), self.at)
+        return formed.view(len(x), dh.shape[1], -1, *self.at.kernel)
 
     def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
         """Use the Gram form or the direct one, whichever multiplies less, [n]."""
@@ -220,23 +225,38 @@ class Conv2dTap:
             return Explicit(self.dh.sum((2, 3)))
         return Outer(Conv2dWeight(self.at), self.x, self.dh)
 
-    def left(self, right_basis: Tensor) -> Explicit:
-        """Carry dL_i = dh_i (R x_i)^T, [n, p, r]: a thin k x k convolution, then one product."""
-        at, n = self.at, len(self.x)
-        x, dh = at.fold(self.x), at.fold(self.dh)
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Explicit:
+        """Carry dL_i = dh_i (R x_i)^T, [n, p, r], or its rows [p'] alone.
+
+        A thin k x k convolution, then one product.
+        """
+        at, n = self._ungrouped(rows), len(self.x)
+        x, dh = at.fold(self.x), self.dh if rows is None else self.dh[:, rows]
         kernel = right_basis.reshape(len(right_basis), x.shape[1], *at.kernel)
         thin = F.conv2d(x, kernel, None, at.stride, at.padding, at.dilation)
-        each = torch.bmm(dh.flatten(2), thin.flatten(2).mT)
+        each = torch.bmm(at.fold(dh).flatten(2), thin.flatten(2).mT)
         return Explicit(each.view(n, -1, len(right_basis)))
 
-    def right(self, left_basis: Tensor) -> Explicit:
-        """Carry dR_i = (L^T dh_i) x_i^T, [n, r, d * k * k]; L^T dh_i comes first."""
-        at, (p, r) = self.at, left_basis.shape
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> Explicit:
+        """Carry dR_i = (L^T dh_i) x_i^T, [n, r, d k k], or the columns of some channels [d'].
+
+        L^T dh_i comes first.
+        """
+        at, (p, r) = self._ungrouped(columns), left_basis.shape
         dh = self.dh.reshape(len(self.dh), at.groups, p // at.groups, -1)
         bases = left_basis.reshape(at.groups, p // at.groups, r).mT
         thin = torch.matmul(bases, dh).view(-1, r, *self.dh.shape[2:])
-        each = kernel_gradients(at.fold(self.x), thin, at).flatten(2)
+        x = at.fold(self.x if columns is None else self.x[:, columns])
+        each = kernel_gradients(x, thin, at).flatten(2)
         return Explicit(each if at.groups == 1 else at.unfold(each).sum(1))
+
+    def _ungrouped(self, some: Tensor | None) -> Geometry:
+        if some is not None and self.at.groups > 1:
+            raise ConfigError(
+                "Expected a convolution without groups where some rows or columns are frozen; got "
+                f"groups={self.at.groups}. Freeze that layer."
+            )
+        return self.at
 
     def scaled(self, factor: float) -> Conv2dTap:
         """Multiply every example's gradient by a constant."""

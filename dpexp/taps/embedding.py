@@ -34,6 +34,11 @@ class EmbeddingWeight:
         weight = dh.new_zeros(self.rows, dh.shape[-1])
         return weight.index_add_(0, x.flatten(), dh.flatten(0, 1))
 
+    def each(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Form the gradients, [n, rows, d]."""
+        tables = dh.new_zeros(len(x), self.rows, dh.shape[-1])
+        return tables.scatter_add_(1, x[..., None].expand_as(dh), dh)
+
 
 def _gram_norms(x: Tensor, dh: Tensor) -> Tensor:
     """Two positions' gradients meet only where their tokens are the same."""
@@ -73,7 +78,7 @@ class EmbeddingTap:
         """Carry the table's gradient, [n, rows, d] if it were formed."""
         return Outer(EmbeddingWeight(self.rows), self.x, self.dh)
 
-    def left(self, right_basis: Tensor) -> Outer:
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Outer:
         """Refuse: a table of tokens is trained whole or frozen."""
         raise TypeError("An Embedding has no matrix product to carry at low rank.")
 

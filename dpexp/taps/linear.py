@@ -18,7 +18,11 @@ class LinearWeight:
     def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
         """Form the gradients [n, p, d] where they are the smaller thing to hold."""
         t, d, p = x.shape[1], x.shape[2], dh.shape[2]
-        return torch.bmm(dh.mT, x) if p * d < t * (p + d) else None
+        return self.each(x, dh) if p * d < t * (p + d) else None
+
+    def each(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Form the gradients, [n, p, d]."""
+        return torch.bmm(dh.mT, x)
 
     def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
         """Use the Gram form or the direct one, whichever multiplies less, [n]."""
@@ -65,13 +69,15 @@ class LinearTap:
             return Explicit(self.dh.sum(1))
         return Outer(LinearWeight(), self.x, self.dh)
 
-    def left(self, right_basis: Tensor) -> Explicit:
-        """Carry dL_i = dh_i^T (x_i R^T), [n, p, r]."""
-        return Explicit(torch.bmm(self.dh.mT, self.x @ right_basis.T))
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Explicit:
+        """Carry dL_i = dh_i^T (x_i R^T), [n, p, r], or its rows [p'] alone."""
+        dh = self.dh if rows is None else self.dh[:, :, rows]
+        return Explicit(torch.bmm(dh.mT, self.x @ right_basis.T))
 
-    def right(self, left_basis: Tensor) -> Explicit:
-        """Carry dR_i = (dh_i L)^T x_i, [n, r, d]."""
-        return Explicit(torch.bmm((self.dh @ left_basis).mT, self.x))
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> Explicit:
+        """Carry dR_i = (dh_i L)^T x_i, [n, r, d], or its columns [d'] alone."""
+        x = self.x if columns is None else self.x[:, :, columns]
+        return Explicit(torch.bmm((self.dh @ left_basis).mT, x))
 
     def scaled(self, factor: float) -> LinearTap:
         """Multiply every example's gradient by a constant."""

@@ -34,7 +34,7 @@ class NormTap:
         each = self.dh * self.normalised if name == "weight" else self.dh
         return Explicit(each.sum(self.summed) if self.summed else each)
 
-    def left(self, right_basis: Tensor) -> Explicit:
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Explicit:
         """Refuse: a normalising layer has no matrix."""
         raise TypeError("A normalising layer has no weight matrix to carry at low rank.")
 

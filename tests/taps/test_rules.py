@@ -117,8 +117,26 @@ def assert_rule_holds(
             torch.testing.assert_close(total, torch.tensordot(weights, each, dims=1), **CLOSE)
             plain = carrier.weighted_sum(None).view_as(parameter)
             torch.testing.assert_close(plain, each.sum(0), **CLOSE)
+            torch.testing.assert_close(carrier.each().view_as(each), each, **CLOSE)
         if name == "weight" and isinstance(layer, nn.Linear | nn.Conv2d):
             assert_low_rank_holds(tap, expected[0][name].flatten(2), seed)
+            if getattr(layer, "groups", 1) == 1:
+                assert_rows_and_columns_hold(tap, expected[0][name].flatten(2), seed)
+
+
+def assert_rows_and_columns_hold(tap, each, seed):
+    """Some rows of dL_i and some inputs' columns of dR_i, each with its whole kernel."""
+    p, d = each.shape[1:]
+    inputs = tap.x.shape[1 if tap.x.dim() == 4 else 2]
+    left, right = random_like(torch.empty(p, 2), seed + 2), random_like(torch.empty(2, d), seed + 3)
+    gen = torch.Generator().manual_seed(seed)
+    rows = torch.randperm(p, generator=gen)[: (p + 1) // 2]
+    columns = torch.randperm(inputs, generator=gen)[: (inputs + 1) // 2]
+    d_left = tap.left(right, rows).values
+    torch.testing.assert_close(d_left, (each @ right.T)[:, rows], **CLOSE)
+    d_right = tap.right(left, columns).values
+    expected = (left.T @ each).unflatten(2, (inputs, -1))[:, :, columns].flatten(2)
+    torch.testing.assert_close(d_right, expected, **CLOSE)
 
 
 def assert_low_rank_holds(tap, each, seed):
