@@ -5,6 +5,7 @@ Both know their squared norm per example and their weighted sum, which is all th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -104,3 +105,57 @@ class Outer:
     def keep(self, mask: Tensor) -> Outer:
         """Drop the examples where mask [n] is False."""
         return replace(self, x=self.x[mask], dh=self.dh[mask])
+
+
+AT_LEAST = 2**20  # ours: numbers to form at once even where a layer holds fewer; 4 MB in float32
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Some entries of per-example gradients that are described by an `Outer`.
+
+    Which entries an inner product leaves out cannot be told from Gram matrices, so norms need the
+    gradients themselves: they are formed a few examples at a time, never many more numbers at once
+    than the layer's input and output gradient hold, and thrown away again.
+
+    Attributes:
+        whole: the gradients.
+        entries: [kept], indices into one example's flattened gradient.
+        size: how many entries that has.
+    """
+
+    whole: Outer
+    entries: Tensor
+    size: int
+
+    def measured(self) -> tuple[Tensor, Explicit | Masked]:
+        """Give the squared norms [n], and the smaller thing to hold until the weights are known."""
+        if len(self.entries) < self._held():
+            return Explicit(self.each()).measured()
+        return self.squared_norms(), self
+
+    def squared_norms(self) -> Tensor:
+        """Give the squared l2 norm of every example's kept entries, [n]."""
+        return torch.cat([Explicit(piece).squared_norms() for piece in self._pieces()])
+
+    def weighted_sum(self, weights: Tensor | None) -> Tensor:
+        """Sum the kept entries, each example's times its weight [n] (None: all ones): [kept]."""
+        return self.whole.weighted_sum(weights).flatten()[self.entries]
+
+    def each(self) -> Tensor:
+        """Form every example's kept entries side by side, [n, kept]."""
+        return torch.cat(list(self._pieces()))
+
+    def keep(self, mask: Tensor) -> Masked:
+        """Drop the examples where mask [n] is False."""
+        return replace(self, whole=self.whole.keep(mask))
+
+    def _held(self) -> int:
+        return self.whole.x[0].numel() + self.whole.dh[0].numel()
+
+    def _pieces(self) -> Iterator[Tensor]:
+        whole = self.whole
+        numbers = max(len(whole.x) * self._held(), AT_LEAST)
+        size = max(1, numbers // self.size)
+        for x, dh in zip(whole.x.split(size), whole.dh.split(size), strict=True):
+            yield whole.rule.each(x, dh).flatten(1).index_select(1, self.entries)

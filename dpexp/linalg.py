@@ -52,3 +52,17 @@ def random_bases(
         return orthonormal_columns(gaussian)
 
     return draw(p), draw(d).T
+
+
+def reparametrized_update(left: Tensor, right: Tensor, d_left: Tensor, d_right: Tensor) -> Tensor:
+    """Give dW = dL R + L dR - L L^T dL R, [p, d] (rgp, Eq. 3).
+
+    Args:
+        left: L [p, r] with orthonormal columns.
+        right: R [r, d] with orthonormal rows.
+        d_left: dL [p, r].
+        d_right: dR [r, d].
+    """
+    # One product of [dL - L L^T dL, L] and [R; dR]: the result, as large as W, is written once.
+    columns = torch.cat([d_left - left @ (left.T @ d_left), left], dim=1)
+    return columns @ torch.cat([right, d_right])

@@ -25,7 +25,7 @@ def keep_pages() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(M_TRIM_THRESHOLD, -1)  # never
         mallopt(M_TOP_PAD, 64 * 2**20)
 
 

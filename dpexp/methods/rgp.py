@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpexp.linalg import power_iteration, random_bases
-from dpexp.methods.selection import head_parameters, matrix_parameters
+from dpexp.linalg import power_iteration, random_bases, reparametrized_update
+from dpexp.methods.selection import head_parameters, matrix_parameters, require_rank
 from dpexp.types import Carrier, ConfigError, Key, Method, Release, State, Tap, require_word
 
 CARRIERS = "carriers"
@@ -89,12 +89,7 @@ class RGP(Method):
         """
         weights = _weights(model)
         matrices = matrix_parameters(model, self._head)
-        largest = max((min(weights[name].flatten(1).shape) for name in matrices), default=0)
-        if not 1 <= self._rank <= largest:
-            raise ConfigError(
-                f"Expected rank in [1, {largest}], the smaller side of the largest layer; got "
-                f"rank={self._rank}. Set method.rank."
-            )
+        require_rank(self._rank, model, matrices)
         head = {name: tuple(weights[name].shape) for name in head_parameters(model, self._head)}
         initial = {name: weights[name].clone() for name in matrices}
         return {"step": 0, "initial": initial, "head": head, "left": {}, "right": {}}
@@ -158,10 +153,11 @@ class RGP(Method):
         for name, initial in state["initial"].items():
             left, right = state["left"][name], state["right"][name]
             d_left = noisy[Key(CARRIERS, name, "left")]
-            update = d_left @ right
-            if self._carriers != "left":
+            if self._carriers == "left":
+                update = d_left @ right
+            else:
                 d_right = noisy[Key(CARRIERS, name, "right")]
-                update.addmm_(left, d_right - (left.T @ d_left) @ right)
+                update = reparametrized_update(left, right, d_left, d_right)
             gradients[name] = update.view_as(initial)
         return gradients, state
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 
 from dpexp.types import ConfigError
@@ -30,3 +32,23 @@ def matrix_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
         for name, module in model.named_modules()
         if isinstance(module, MATRIX_LAYERS) and name != head and not name.startswith(f"{head}.")
     )
+
+
+def require_rank(rank: int, model: nn.Module, matrices: Iterable[str]) -> None:
+    """Check a rank against the weight matrices it is for.
+
+    Raises:
+        ConfigError: if no matrix is as large as the rank, or there is none.
+    """
+    sides = [min(model.get_parameter(name).flatten(1).shape) for name in matrices]
+    if not sides:
+        raise ConfigError(
+            "Expected a model with weight matrices besides the classifier: carriers are of those. "
+            "Set model, or method=dpsgd."
+        )
+    largest = max(sides)
+    if not 1 <= rank <= largest:
+        raise ConfigError(
+            f"Expected rank in [1, {largest}], the smaller side of the largest layer; got "
+            f"rank={rank}. Set method.rank."
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -26,16 +27,22 @@ class PreActivationBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [n, inputs, h, w] to [n, outputs, h / stride, w / stride]."""
-        h = self.conv1(F.relu(self.norm1(x)))
-        h = self.conv2(F.relu(self.norm2(h)))
-        return h + shortcut(x, self.channels, self.stride)
+        h = self.conv1(F.relu(self.norm1(x), inplace=True))
+        h = self.conv2(F.relu(self.norm2(h), inplace=True))
+        return h.add_(shortcut(x, self.channels, self.stride))
 
 
 class WideResNet(nn.Module):
     """WRN-depth-width: three stages of pre-activation blocks, widths 16, 32, 64 times `width`."""
 
     def __init__(
-        self, depth: int, width: int, stem_stride: int, in_channels: int, num_classes: int
+        self,
+        depth: int,
+        width: int,
+        stem_stride: int,
+        channels_last: bool,
+        in_channels: int,
+        num_classes: int,
     ) -> None:
         """Build the network.
 
@@ -43,6 +50,7 @@ class WideResNet(nn.Module):
             depth: 6 b + 4 for b blocks a stage.
             width: widening factor.
             stem_stride: of the first convolution; 1 in the paper, 2 quarters the cost.
+            channels_last: lay features out as [n, h, w, c]; the same numbers up to rounding.
             in_channels: channels of the images.
             num_classes: outputs.
 
@@ -54,6 +62,7 @@ class WideResNet(nn.Module):
             raise ConfigError(
                 f"Expected a depth of 6 b + 4 (10, 16, 22, 28, ...); got {depth}. Set model.depth."
             )
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
         blocks = (depth - 4) // 6
         channels = [16 * width, 32 * width, 64 * width]
         self.stem = conv3x3(in_channels, channels[0], stem_stride)
@@ -69,5 +78,6 @@ class WideResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images [n, c, h, w] to logits [n, num_classes]."""
-        h = F.relu(self.norm(self.blocks(self.stem(x))))
+        x = x.contiguous(memory_format=self._format)
+        h = F.relu(self.norm(self.blocks(self.stem(x))), inplace=True)
         return self.head(h.mean((2, 3)))

@@ -64,6 +64,13 @@ class Geometry:
         return slice(first, first + count), slice(start, stop, stride)
 
 
+def positions(images: Tensor) -> Tensor:
+    """View images [m, c, h, w] as [m, c, h * w], in either memory format without a copy."""
+    if images.is_contiguous(memory_format=torch.channels_last):
+        return images.permute(0, 2, 3, 1).flatten(1, 2).mT
+    return images.flatten(2)
+
+
 def kernel_gradients(x: Tensor, dh: Tensor, at: Geometry) -> Tensor:
     """Form every example's kernel gradient, [m, p, d, k, k].
 
@@ -125,7 +132,7 @@ def patch_gram(x: Tensor, at: Geometry, rows: int, columns: int) -> Tensor:
     <patch_s, patch_t> is the image's own Gram matrix summed along k x k diagonal shifts.
     """
     m, _, height, width = x.shape
-    flat = x.flatten(2)
+    flat = positions(x)
     image = torch.bmm(flat.mT, flat).view(m, height, width, height, width)
     total = x.new_zeros(m, rows, columns, rows, columns)
     for a, b in at.shifts():
@@ -175,7 +182,7 @@ class Conv2dWeight:
         return d * inputs**2 + (p + taps) * outputs**2 <= taps * p * d * outputs
 
     def _gram(self, x: Tensor, dh: Tensor) -> Tensor:
-        flat = dh.flatten(2)
+        flat = positions(dh)
         patches = patch_gram(x, self.at, *dh.shape[2:])
         squares = (patches * torch.bmm(flat.mT, flat)).sum((1, 2))
         energy = len(self.at.shifts()) * x.flatten(1).square().sum(1)
@@ -189,6 +196,19 @@ class Conv2dWeight:
         at = self.at
         size = (dh.shape[1], x.shape[1] // at.groups, *at.kernel)
         return conv2d_weight(x, size, dh, at.stride, at.padding, at.dilation, at.groups)
+
+
+@dataclass(frozen=True)
+class Conv2dMatrix(Conv2dWeight):
+    """The same with every kernel in a row: dW_i is [p, d k k]."""
+
+    def each(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Form the gradients, [n, p, d k k]."""
+        return super().each(x, dh).flatten(2)
+
+    def total(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Give the batch gradient, [p, d k k]."""
+        return super().total(x, dh).flatten(1)
 
 
 @dataclass(frozen=True)
@@ -234,21 +254,23 @@ class Conv2dTap:
         x, dh = at.fold(self.x), self.dh if rows is None else self.dh[:, rows]
         kernel = right_basis.reshape(len(right_basis), x.shape[1], *at.kernel)
         thin = F.conv2d(x, kernel, None, at.stride, at.padding, at.dilation)
-        each = torch.bmm(at.fold(dh).flatten(2), thin.flatten(2).mT)
+        each = torch.bmm(positions(at.fold(dh)), positions(thin).mT)
         return Explicit(each.view(n, -1, len(right_basis)))
 
-    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> Explicit:
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> Outer | Explicit:
         """Carry dR_i = (L^T dh_i) x_i^T, [n, r, d k k], or the columns of some channels [d'].
 
-        L^T dh_i comes first.
+        It is the kernel gradient of a convolution with r outputs, whose dh_i is L^T dh_i.
         """
         at, (p, r) = self._ungrouped(columns), left_basis.shape
+        x = self.x if columns is None else self.x[:, columns]
+        if at.groups == 1:
+            thin = torch.matmul(left_basis.T, positions(self.dh))
+            return Outer(Conv2dMatrix(at), x, thin.view(-1, r, *self.dh.shape[2:]))
         dh = self.dh.reshape(len(self.dh), at.groups, p // at.groups, -1)
         bases = left_basis.reshape(at.groups, p // at.groups, r).mT
         thin = torch.matmul(bases, dh).view(-1, r, *self.dh.shape[2:])
-        x = at.fold(self.x if columns is None else self.x[:, columns])
-        each = kernel_gradients(x, thin, at).flatten(2)
-        return Explicit(each if at.groups == 1 else at.unfold(each).sum(1))
+        return Explicit(at.unfold(kernel_gradients(at.fold(x), thin, at).flatten(2)).sum(1))
 
     def _ungrouped(self, some: Tensor | None) -> Geometry:
         if some is not None and self.at.groups > 1:

@@ -51,7 +51,7 @@ class Tape:
         self._num_examples = 0
         self._awaited: set[str] = set()
         self._used: set[str] = set()
-        self._inputs: dict[str, Tensor] = {}
+        self._inputs: dict[str, tuple[Tensor, int]] = {}
         layers = tapped_layers(model, parameters)
         self._layers = frozenset(layers)
         self._trained = [p for p in model.parameters() if p.requires_grad]
@@ -110,11 +110,16 @@ class Tape:
         if not output.requires_grad:
             output.requires_grad_()  # nothing before it is trained: the graph starts here
         # Kept here, not by the hook, which lives as long as the graph: the layer is done earlier.
-        self._inputs[name] = args[0].detach()
+        self._inputs[name] = args[0].detach(), args[0]._version
         output.register_hook(partial(self._after_backward, name, layer))
 
     def _after_backward(self, name: str, layer: nn.Module, dh: Tensor) -> None:
-        x = self._inputs.pop(name)
+        x, version = self._inputs.pop(name)
+        if x._version != version:
+            raise ConfigError(
+                f"Expected the input of layer {name!r} to stay as it was; the model changed it in "
+                "place before backward reached the layer. Make that operation out of place."
+            )
         if len(x) != self._num_examples or len(dh) != self._num_examples:
             raise ConfigError(
                 f"Expected layer {name!r} to see {self._num_examples} examples; it saw "

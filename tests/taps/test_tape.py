@@ -72,6 +72,26 @@ def test_layer_used_twice_is_refused_by_name():
         run(Loop(), torch.randn(3, 2))
 
 
+def test_an_input_changed_in_place_is_refused_by_name():
+    class Careless(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.middle, self.last = (nn.Linear(3, 3) for _ in range(3))
+
+        def forward(self, x):
+            h = self.middle(self.first(x))
+            out = self.last(h)
+            h.mul_(2)  # autograd lets this pass: with weights frozen it does not need h again
+            return out
+
+    model = Careless()
+    with Tape(model, [name for name, _ in model.named_parameters()], lambda *_: None) as tape:
+        tape.expect(2)
+        loss = model(torch.randn(2, 3)).sum()
+        with pytest.raises(ConfigError, match="input of layer 'last' to stay as it was"):
+            loss.backward()
+
+
 def test_layer_outside_the_loss_is_refused_by_name():
     class Idle(nn.Module):
         def __init__(self):

@@ -1,0 +1,190 @@
+"""LSG: low-rank and sparse gradients (Ito et al. 2022, "Scaling Private Deep Learning ...").
+
+Algorithm 1, for each weight matrix W_{t-1} [p, d] (a kernel of c input channels flattened to
+[p, c k k], Section 3.4):
+
+    I_i, O_j <- sum of |W| over row i, over input (channel) j       lines 3-8, Eqs. (4)-(7)
+    keep     <- the top (1 - p) of I and of O; the rest is frozen   lines 9-10
+    L, R     <- one power iteration on W_{t-1}, orthonormal         line 11, Algorithm 2
+    dL_i     = dW_i R^T, rows kept;  dR_i = L^T dW_i, columns kept  lines 14-25, Eq. (8)
+    clip (dL_i, dR_i) of all layers jointly, sum, add noise         lines 26-27, Algorithm 3
+    dW       <- dL R + L dR - L L^T dL R, zeros where frozen        line 28, Eq. (3)
+
+Differences from the paper:
+ 1. What is frozen is not computed and then zeroed: it never exists, and neither does its noise.
+ 2. Lines 26-27 may be read as clipping each dL and dR by itself; here one example's carriers of
+    all layers are clipped together, so that the sensitivity is the clip norm.
+ 3. Lines 9-10 call the top (1 - p) unimportant; the text keeps them, and so does this.
+ 4. The number kept is rounded up: a layer with a single input channel keeps it.
+ 5. The classifier is handled as in RGP (`dpexp.methods.rgp`): whole, scaled by `head_scale`.
+ 6. Line 11 decomposes the weight at every step; RGP, past its warm-up, the update. With p = 0 this
+    is RGP that never leaves its warm-up, which is what the paper compares with.
+ 7. Householder QR, and min(rank, p, d) in small layers, as in RGP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.linalg import power_iteration, reparametrized_update
+from dpexp.methods.selection import head_parameters, matrix_parameters, require_rank
+from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
+from dpexp.types import Carrier, ConfigError, Key, Method, Release, State, Tap, require_word
+
+CARRIERS = "carriers"
+MASKS = ("importance", "random", "carriers", "direct")
+
+
+class LSG(Method):
+    """Releases one vector a step: the kept carrier gradients of every layer, the scaled head."""
+
+    def __init__(
+        self,
+        rank: int,
+        p: float,
+        mask: str,
+        start_epoch: float,
+        power_iterations: int,
+        head_scale: float,
+        head: str,
+        dataset_size: int,
+        batch_size: int,
+    ) -> None:
+        """Set the options.
+
+        Args:
+            rank: r >= 1, at most the smaller side of the largest layer.
+            p: fraction of the rows of dL and of the columns of dR that is frozen, in [0, 1).
+            mask: what decides: "importance" (the paper), or of Section 4.4 "random" (rows and
+                columns drawn afresh every step), "carriers" (the l1 norms of L's rows and R's
+                columns) or "direct" (nothing is frozen, but of the reconstructed dW only the
+                entries with the largest |W| are used).
+            start_epoch: epochs before anything is frozen, >= 0.
+            power_iterations: K >= 1 of Algorithm 2.
+            head_scale: constant factor on the classifier's gradient before clipping.
+            head: the classifier's name in the model.
+            dataset_size: training examples; an epoch is dataset_size / batch_size steps.
+            batch_size: expected examples a step.
+
+        Raises:
+            ConfigError: for a value outside its range.
+        """
+        require_word("method.mask", mask, MASKS)
+        require_fraction(p)
+        if power_iterations < 1 or not start_epoch >= 0 or not head_scale > 0:
+            raise ConfigError(
+                "Expected method.power_iterations >= 1, method.start_epoch >= 0 and "
+                f"method.head_scale > 0; got {power_iterations}, {start_epoch} and {head_scale}. "
+                "Set them."
+            )
+        self._rank, self._p, self._mask = rank, p, mask
+        self._power_iterations = power_iterations
+        self._head_scale, self._head = head_scale, head
+        self._dense_examples, self._batch_size = start_epoch * dataset_size, batch_size
+
+    def trainable(self, model: nn.Module) -> tuple[str, ...]:
+        """Name the weight matrices and the classifier; biases and norms stay frozen."""
+        return matrix_parameters(model, self._head) + head_parameters(model, self._head)
+
+    def start(self, model: nn.Module) -> State:
+        """Remember shapes; masks and carriers are made afresh at every step.
+
+        Raises:
+            ConfigError: if no layer is as large as the rank.
+        """
+        matrices = matrix_parameters(model, self._head)
+        require_rank(self._rank, model, matrices)
+        shapes = {name: tuple(model.get_parameter(name).shape) for name in self.trainable(model)}
+        return {
+            "step": 0,
+            "p": self._p_at(0),
+            "shapes": {name: shapes[name] for name in matrices},
+            "head": {name: shapes[name] for name in head_parameters(model, self._head)},
+            **{part: {} for part in ("left", "right", "rows", "columns", "entries")},
+        }
+
+    def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
+        """Choose what is kept, and find L and R: from weights, which are already released."""
+        p = self._p_at(state["step"])
+        left, right, rows, columns, entries = {}, {}, {}, {}, {}
+        for name, shape in state["shapes"].items():
+            matrix = model.get_parameter(name).detach().flatten(1)
+            rank = min(self._rank, *matrix.shape)
+            left[name], right[name] = power_iteration(matrix, rank, self._power_iterations, gen)
+            if self._mask == "direct":
+                entries[name] = most_important(matrix.abs().flatten(), p)
+                rows[name] = columns[name] = None
+                continue
+            of_rows, of_columns = self._importance(matrix, left[name], right[name], shape[1], gen)
+            rows[name], columns[name] = most_important(of_rows, p), most_important(of_columns, p)
+        found = {"left": left, "right": right, "rows": rows, "columns": columns, "entries": entries}
+        return {**state, **found, "step": state["step"] + 1, "p": p}
+
+    def _p_at(self, step: int) -> float:
+        return self._p if step * self._batch_size >= self._dense_examples else 0.0
+
+    def _importance(
+        self, matrix: Tensor, left: Tensor, right: Tensor, channels: int, gen: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Rate the outputs, [p], and the inputs or input channels, [channels]."""
+        if self._mask == "random":
+            rate = torch.rand(len(matrix) + channels, generator=gen, device=matrix.device)
+            return rate[: len(matrix)], rate[len(matrix) :]
+        by_row, by_column = left.abs(), right.abs()
+        if self._mask == "importance":
+            by_row = by_column = matrix.abs()
+        return by_row.sum(1), by_column.sum(0).view(channels, -1).sum(1)
+
+    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
+        """Carry the kept rows of dL_i and columns of dR_i, or the classifier's scaled gradient."""
+        weight = f"{layer}.weight"
+        if weight in state["shapes"]:
+            rows, columns = state["rows"][weight], state["columns"][weight]
+            return {
+                Key(CARRIERS, weight, "left"): tap.left(state["right"][weight], rows),
+                Key(CARRIERS, weight, "right"): tap.right(state["left"][weight], columns),
+            }
+        head = tap.scaled(self._head_scale)
+        return {Key(CARRIERS, f"{layer}.{name}"): head.gradient(name) for name in tap.parameters}
+
+    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Give [p', r] and [r, c' k k] of what is kept, and the classifier's shapes."""
+        frozen = 0.0 if self._mask == "direct" else state["p"]
+        shapes: dict[Key, tuple[int, ...]] = {}
+        for name, (p, channels, *kernel) in state["shapes"].items():
+            rank, taps = min(self._rank, p, channels * prod(kernel)), prod(kernel)
+            shapes[Key(CARRIERS, name, "left")] = (num_kept(p, frozen), rank)
+            shapes[Key(CARRIERS, name, "right")] = (rank, num_kept(channels, frozen) * taps)
+        return shapes | {Key(CARRIERS, name): shape for name, shape in state["head"].items()}
+
+    def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
+        """Declare the one vector, clipped jointly; its dimension is the first step's, the largest.
+
+        Before `start_epoch` nothing is frozen; the sensitivity is the same before and after.
+        """
+        first = self.blocks({**state, "p": self._p_at(0)})
+        dimension = sum(torch.Size(shape).numel() for shape in first.values())
+        return (Release(CARRIERS, dimension, clip_norm),)
+
+    def reconstruct(
+        self, state: State, noisy: Mapping[Key, Tensor]
+    ) -> tuple[dict[str, Tensor], State]:
+        """Put zeros where it is frozen, project back (Eq. 3), and scale the classifier back."""
+        gradients = {name: noisy[Key(CARRIERS, name)] / self._head_scale for name in state["head"]}
+        for name, shape in state["shapes"].items():
+            left, right = state["left"][name], state["right"][name]
+            d_left, d_right = (noisy[Key(CARRIERS, name, side)] for side in ("left", "right"))
+            d_left = scattered(d_left, state["rows"][name], shape[0])
+            d_right = d_right.view(len(right), -1, prod(shape[2:]))
+            d_right = scattered(d_right, state["columns"][name], shape[1], dim=1).flatten(1)
+            update = reparametrized_update(left, right, d_left, d_right).flatten()
+            if state["entries"].get(name) is not None:
+                kept = state["entries"][name]
+                update = scattered(update[kept], kept, len(update))
+            gradients[name] = update.view(shape)
+        return gradients, state

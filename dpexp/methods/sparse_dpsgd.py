@@ -1,0 +1,101 @@
+"""Sparse DP-SGD: unimportant weights are frozen (lsg's baseline; Ito et al. 2022, Section 3.2).
+
+At each step, for each weight matrix W_{t-1} but the classifier:
+
+    keep    <- the entries with the top (1 - p) of |W_{t-1}|, matrix by matrix
+    g_i     <- the kept entries of dW_i, and all other parameters' gradients
+    clip the g_i jointly, sum, add noise                                        Algorithm 3
+    dW      <- the sum where kept, zero where frozen
+
+Differences from the paper, which gives no algorithm box for it:
+ 1. The choice is made afresh from W_{t-1} at every step, as in LSG's Algorithm 1; Luo et al. 2021,
+    which it extends, choose once, from pretrained weights.
+ 2. The paper sparsifies the same layers as LSG. Classifier, biases, norms and embeddings are
+    trained whole, as in DP-SGD.
+ 3. The number kept is rounded up.
+ 4. "Frozen" means a gradient of zero: momentum and weight decay still move such a weight, as with
+    any off-the-shelf optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.carriers import Masked
+from dpexp.methods.dpsgd import DPSGD, GRADIENT
+from dpexp.methods.selection import matrix_parameters
+from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
+from dpexp.types import Carrier, Key, Release, State, Tap, require_word
+
+
+class SparseDPSGD(DPSGD):
+    """Releases one vector a step: the clipped sum of the kept entries of whole gradients."""
+
+    def __init__(self, p: float, mask: str, head: str) -> None:
+        """Set the options.
+
+        Args:
+            p: fraction of each weight matrix's entries that is frozen, in [0, 1).
+            mask: "importance" (the paper) or "random" (drawn afresh every step, Section 4.4).
+            head: the classifier's name in the model.
+
+        Raises:
+            ConfigError: for a value outside its range.
+        """
+        require_word("method.mask", mask, ("importance", "random"))
+        require_fraction(p)
+        super().__init__("all", head)
+        self._p, self._mask = p, mask
+
+    def start(self, model: nn.Module) -> State:
+        """Remember shapes, and which matrices are sparsified; entries are chosen at every step."""
+        state = super().start(model)
+        return {**state, "entries": dict.fromkeys(matrix_parameters(model, self._head))}
+
+    def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
+        """Choose the entries to keep: from weights, which are already released."""
+        entries = {}
+        for name in state["entries"]:
+            importance = model.get_parameter(name).detach().abs().flatten()
+            if self._mask == "random":
+                importance = torch.rand(len(importance), generator=gen, device=importance.device)
+            entries[name] = most_important(importance, self._p)
+        return {**state, "entries": entries}
+
+    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
+        """Carry the kept entries of each matrix's gradient, and other gradients whole."""
+        carried = dict(super().carry(state, layer, tap))
+        for key, carrier in carried.items():
+            kept = state["entries"].get(key.parameter)
+            if kept is not None:
+                carried[key] = Masked(carrier, kept, prod(state["shapes"][key.parameter]))
+        return carried
+
+    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Give [kept] for each sparsified matrix, and the other parameters' shapes."""
+        shapes = dict(super().blocks(state))
+        for key, shape in shapes.items():
+            size = prod(shape)
+            if key.parameter in state["entries"] and num_kept(size, self._p) < size:
+                shapes[key] = (num_kept(size, self._p),)
+        return shapes
+
+    def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
+        """Declare the one vector, as long as what is kept."""
+        dimension = sum(prod(shape) for shape in self.blocks(state).values())
+        return (Release(GRADIENT, dimension, clip_norm),)
+
+    def reconstruct(
+        self, state: State, noisy: Mapping[Key, Tensor]
+    ) -> tuple[dict[str, Tensor], State]:
+        """Put zeros where it is frozen."""
+        gradients, state = super().reconstruct(state, noisy)
+        for name, kept in state["entries"].items():
+            shape = state["shapes"][name]
+            gradients[name] = scattered(gradients[name], kept, prod(shape)).view(shape)
+        return gradients, state

@@ -1,0 +1,49 @@
+"""Which part of a layer a sparse method updates: the most important (1 - p) of it (lsg)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dpexp.types import ConfigError
+
+
+def require_fraction(p: float) -> None:
+    """Check p, the fraction that is frozen.
+
+    Raises:
+        ConfigError: for a value outside [0, 1).
+    """
+    if not 0 <= p < 1:
+        raise ConfigError(
+            f"Expected method.p, the fraction that is frozen, in [0, 1); got method.p={p}. "
+            "Set method.p."
+        )
+
+
+def num_kept(size: int, p: float) -> int:
+    """Count what is left of `size` when p of it is frozen, rounded up, so that some always is."""
+    return max(1, size - math.floor(round(p * size, 9)))
+
+
+def most_important(importance: Tensor, p: float) -> Tensor | None:
+    """Find the largest entries of an importance [size] that the paper's top (1 - p) keeps.
+
+    Returns:
+        Indices in rising order, [num_kept(size, p)]; None where that is all.
+    """
+    count = num_kept(len(importance), p)
+    if count == len(importance):
+        return None
+    return importance.topk(count, sorted=False).indices.sort().values
+
+
+def scattered(kept: Tensor, indices: Tensor | None, size: int, dim: int = 0) -> Tensor:
+    """Put what was kept back in its place along one axis, zeros elsewhere (None: all was kept)."""
+    if indices is None:
+        return kept
+    shape = list(kept.shape)
+    shape[dim] = size
+    return torch.zeros(shape, dtype=kept.dtype, device=kept.device).index_copy_(dim, indices, kept)

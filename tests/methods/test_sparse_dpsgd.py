@@ -1,0 +1,263 @@
+"""Sparse DP-SGD: its step transcribed, the carrier that holds part of a gradient, its promises."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import kstest
+
+import run
+from dpexp.carriers import Explicit, Masked, Outer
+from dpexp.methods.dpsgd import DPSGD
+from dpexp.methods.sparse_dpsgd import SparseDPSGD
+from dpexp.taps.linear import LinearWeight
+from dpexp.types import ConfigError
+from tests import test_gradient
+from tests.methods import literal
+from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data, step
+
+DIGITS = ["task=digits", "profile=embedded", "device=cpu"]
+
+
+class NormedNet(test_gradient.RandomNet):
+    """Norms and biases besides: all that is not a matrix."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(channels=2, groups=2, hidden=5, classes=3)
+        self.norm.weight.data.uniform_(0.5, 2)
+
+
+NETS = {
+    TinyNet: ("conv1.weight", "conv2.weight", "hidden.weight"),
+    NormedNet: ("conv.weight", "hidden.weight"),
+}
+
+
+def data_for(net):
+    x, y = data()
+    return (x, y) if net is TinyNet else (x[:, :, :4, :4], y)
+
+
+def make(p=0.5, mask="importance"):
+    return SparseDPSGD(p, mask, "head")
+
+
+def frozen_by_size(weight, p):
+    """Name the entries outside the top (1 - p) by absolute value."""
+    sizes = [abs(number) for number in weight.detach().flatten().tolist()]
+    in_order = sorted(range(len(sizes)), key=lambda i: sizes[i])
+    return in_order[: int(p * len(sizes) + 1e-9)]
+
+
+def sparse_step(model, frozen, x, y):
+    """Freeze, clip jointly, sum: lsg's Algorithm 3 on whole gradients, without noise."""
+    each = literal.gradients(model, x, y)
+    for name, entries in frozen.items():
+        for gradient in each[name]:
+            for entry in entries:
+                gradient.view(-1)[entry] = 0
+    return {name: g.sum(0) / NUM for name, g in literal.clip(each, CLIP_NORM).items()}
+
+
+def assert_same(got, expected):
+    assert got.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, **CLOSE)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4, NUM])
+@pytest.mark.parametrize("p", [0.3, 0.9])
+@pytest.mark.parametrize("net", NETS)
+def test_three_steps_are_the_papers(net, p, micro_batch):
+    model, (x, y), state = net(), data_for(net), None
+    choices = []
+    for _ in range(3):
+        frozen = {name: frozen_by_size(model.get_parameter(name), p) for name in NETS[net]}
+        expected = sparse_step(model, frozen, x, y)
+        got = step(model, make(p), x, y, state=state, micro_batch=micro_batch)
+        assert got.clipped > 0
+        assert_same(got.gradients, expected)
+        state = got.state
+        choices.append({name: set(entries) for name, entries in frozen.items()})
+        with torch.no_grad():
+            for name, gradient in got.gradients.items():
+                model.get_parameter(name).sub_(5.0 * gradient)
+    assert choices[0] != choices[2]  # chosen afresh, or the steps show less than they say
+
+
+def test_with_nothing_frozen_it_is_dpsgd():
+    model, (x, y) = TinyNet(), data()
+    sparse, plain = make(0.0), DPSGD("all", "head")
+    assert sparse.blocks(sparse.start(model)) == plain.blocks(plain.start(model))
+    assert_same(step(model, sparse, x, y).gradients, step(model, plain, x, y).gradients)
+
+
+def test_random_entries_are_drawn_afresh_every_step_and_all_alike():
+    model, (x, y) = TinyNet(), data()
+    method = make(mask="random")
+    got = step(model, method, x, y)
+    frozen = {
+        name: sorted(set(range(model.get_parameter(name).numel())) - set(kept.tolist()))
+        for name, kept in got.state["entries"].items()
+    }
+    assert_same(got.gradients, sparse_step(model, frozen, x, y))
+    counts = torch.zeros(7 * 36)
+    for seed in range(400):
+        gen = torch.Generator().manual_seed(seed)
+        state = method.prepare(model, method.start(model), None, gen)
+        counts[state["entries"]["hidden.weight"]] += 1
+    assert (counts / 400 - 0.5).abs().max() < 0.125  # five standard errors of a fair coin
+
+
+def test_every_matrix_but_the_classifier_is_sparsified_and_nothing_else():
+    model = NormedNet()
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    blocks = {
+        key.parameter: shape for key, shape in make(0.3).blocks(make(0.3).start(model)).items()
+    }
+    sparse = {"conv.weight": (4 * 9 - 10,), "hidden.weight": (5 * 64 - 96,)}
+    assert blocks == {**shapes, **sparse}
+
+
+# The carrier
+
+
+class Counting(LinearWeight):
+    """Notes how many gradients are formed at once."""
+
+    formed_at_once: list[int] = []
+
+    def each(self, x, dh):
+        self.formed_at_once.append(len(x))
+        return super().each(x, dh)
+
+
+def masked(positions, entries):
+    gen = torch.Generator().manual_seed(2)
+    x = torch.randn(10, positions, 6, generator=gen, dtype=torch.float64)
+    dh = torch.randn(10, positions, 8, generator=gen, dtype=torch.float64)
+    Counting.formed_at_once.clear()
+    return Masked(Outer(Counting(), x, dh), entries, size=48)
+
+
+@pytest.mark.parametrize("positions", [1, 30])
+@pytest.mark.parametrize("at_least", [1, 200, 2**20])
+def test_part_of_a_gradient_is_that_part_of_it_however_it_is_sliced(
+    positions, at_least, monkeypatch
+):
+    monkeypatch.setattr("dpexp.carriers.AT_LEAST", at_least)
+    entries = torch.arange(0, 48, 2)
+    carrier = masked(positions, entries)
+    part = Explicit(carrier.whole.each().flatten(1)[:, entries])
+    weights = torch.linspace(0.1, 1, 10, dtype=torch.float64)
+    torch.testing.assert_close(carrier.each(), part.values, **CLOSE)
+    for some, of_part in ((carrier, part), (carrier.measured()[1], part)):
+        torch.testing.assert_close(some.squared_norms(), of_part.squared_norms(), **CLOSE)
+        for scale in (weights, None):
+            torch.testing.assert_close(
+                some.weighted_sum(scale), of_part.weighted_sum(scale), **CLOSE
+            )
+        few = weights > 0.5
+        torch.testing.assert_close(some.keep(few).each(), part.keep(few).values, **CLOSE)
+    torch.testing.assert_close(carrier.measured()[0], part.squared_norms(), **CLOSE)
+
+
+def test_no_more_gradients_are_formed_at_once_than_the_layers_tape_holds(monkeypatch):
+    monkeypatch.setattr("dpexp.carriers.AT_LEAST", 100)
+    few = masked(1, torch.arange(40))  # 14 numbers an example on the tape, 48 in a gradient
+    _, held = few.measured()
+    assert held is few and max(Counting.formed_at_once) == 140 // 48
+    many = masked(30, torch.arange(40))  # 420 on the tape
+    _, held = many.measured()
+    assert isinstance(held, Explicit) and held.values.shape == (10, 40)
+    assert sum(Counting.formed_at_once) == 10  # formed once, and not again for the sum
+
+
+# Privacy
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(2, 5)),
+    p=st.floats(0, 0.99),
+    mask=st.sampled_from(["importance", "random"]),
+    log_scale=st.floats(-12, 30),
+    log_weights=st.floats(-3, 4),
+    log_clip=st.floats(-3, 3),
+)
+def test_adding_one_example_moves_the_sums_by_at_most_the_clip_norm(
+    seed, sizes, p, mask, log_scale, log_weights, log_clip
+):
+    groups, hidden, classes = sizes
+    torch.manual_seed(seed)
+    model = test_gradient.RandomNet(2 * groups, groups, hidden, classes)
+    with torch.no_grad():
+        model.head.weight *= 10**log_weights
+    x, y = torch.randn(6, 2 * groups, 4, 4), torch.randint(classes, (6,))
+    x[-1] *= 10**log_scale
+    sums_of, clip_norm = test_gradient.sums_of, 10**log_clip
+    without, _ = sums_of(model, make(p, mask), x[:5], y[:5], clip_norm, micro_batch=2)
+    full, _ = sums_of(model, make(p, mask), x, y, clip_norm, micro_batch=4)
+    assert full.keys() == without.keys()
+    moved = sum(float((full[key] - without[key]).square().sum()) for key in full) ** 0.5
+    assert moved <= clip_norm * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("mask", ["importance", "random"])
+def test_noise_is_on_every_kept_entry_and_on_no_frozen_one(mask):
+    words = ["method.p=0.3", f"method.mask={mask}", "batch_size=4"]
+    setting = test_gradient.Setting(test_gradient.composed("sparse_dpsgd", *words), torch.float64)
+    empty = setting.find_step(lambda drawn: drawn == 0)
+    outcome = setting.step(empty)  # of noise alone
+    drawn = []
+    for name, gradient in outcome.gradients.items():
+        kept = outcome.state["entries"].get(name)
+        noise = gradient.flatten() if kept is None else gradient.flatten()[kept]
+        assert int((gradient != 0).sum()) == len(noise) == int((noise != 0).sum())
+        drawn.append(noise * setting.mechanism.batch_size / setting.mechanism.noise_multiplier)
+    drawn = torch.cat(drawn).numpy()
+    (release,) = setting.method.releases(setting.state, 1.0)
+    assert len(drawn) == release.dimension
+    assert kstest(drawn, "norm").pvalue > 1e-3
+    for wrong in (0.8, 1.25):
+        assert kstest(drawn / wrong, "norm").pvalue < 1e-6
+
+
+# Options, and a run
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"p": 1.0}, r"method\.p, the fraction that is frozen, in \[0, 1\); got method\.p=1\.0"),
+        ({"p": -0.1}, r"got method\.p=-0\.1\. Set method\.p"),
+        ({"p": 30}, r"got method\.p=30"),
+        ({"mask": "radnom"}, r"method\.mask=radnom\. Did you mean random\?"),
+        ({"mask": "carriers"}, r"method\.mask to be one of importance, random"),
+    ],
+    ids=str,
+)
+def test_an_option_outside_its_range_is_refused_in_one_line(options, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        make(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_learns_and_its_certificate_counts_what_is_kept(tmp_path):
+    words = ["method=sparse_dpsgd", *DIGITS, "eps=8", "epochs=5", "eval_every=5"]
+    directory = run.execute(run.compose([*words, f"results={tmp_path}"]))
+    result, privacy = (
+        json.loads((directory / f"{name}.json").read_text()) for name in ("result", "privacy")
+    )
+    assert result["test_accuracy"] > 50  # chance is 10
+    assert 0.99 * 8 < privacy["epsilon"]["prv"] <= 8
+    assert privacy["noise_draws"] == privacy["steps"] == result["steps"] == 20
+    (release,) = privacy["releases"]
+    head = privacy["trainable"]["head.weight"]
+    matrices = sum(privacy["trainable"].values()) - head
+    assert release["dimension"] == head + matrices / 2
+    assert (release["sensitivity"], privacy["deviations"]) == (1, [])
