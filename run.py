@@ -5,6 +5,8 @@ python run.py method=rgp task=cifar10 eps=8
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import sys
 import warnings
@@ -21,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
+    MissingMandatoryValue,
     OmegaConfBaseException,
 )
 
@@ -72,33 +75,75 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     from dpexp.mechanism import generator
     from dpexp.train import Parts
 
-    task = _make(config["task"])
-    torch.manual_seed(generator(config["seed"], "init", 0).initial_seed())
-    shape = {"in_channels": task.input_shape[0], "num_classes": task.num_classes}
-    model = _make(config["model"], without=("name", "head"), **shape).to(device)
     method = _make(config["method"], without=("name",))
-    schedule = _make(config["schedule"])
+    task = _with_public(_make(config["task"]), method.public_size, config)
+    if "features" in config:
+        task = _make({**config["features"], "_partial_": True})(task, device)
+    torch.manual_seed(generator(config["seed"], "init", 0).initial_seed())
+    model = _make(config["model"], without=("name", "head"), **_fit(config["model"], task))
+    model = model.to(device)
+    schedule = _make(_said(config["schedule"]))
 
     def make_optimizer(weights: list[Any]) -> Any:
-        return _make(config["optimizer"], params=weights)
+        return _make(_said(config["optimizer"]), params=weights)
 
     return Parts(task, model, method, make_optimizer, schedule)
 
 
 def estimate(config: dict[str, Any]) -> tuple[float, float]:
     """Estimate a run's seconds and peak megabytes on this machine from a few real steps."""
-    from dpexp import ranks, train
+    from dpexp import ranks
 
     device = ranks.choose_device(config["device"])
-    return train.estimate(config, build_parts(config, device), ranks.Ranks(0, 1, device))
+    parts = build_parts(config, device)
+    return _loop(config).estimate(config, parts, ranks.Ranks(0, 1, device))
 
 
 def _work(ranks: Any, config: dict[str, Any]) -> None:
     from dpexp import memory
-    from dpexp.train import train
 
     memory.keep_pages()
-    train(config, build_parts(config, ranks.device), ranks)
+    _loop(config).train(config, build_parts(config, ranks.device), ranks)
+
+
+def _loop(config: dict[str, Any]) -> Any:
+    """Import the module whose `train` and `estimate` do the work; a method names its own."""
+    return importlib.import_module(config.get("loop", "dpexp.train"))
+
+
+def _with_public(task: Any, size: int, config: dict[str, Any]) -> Any:
+    """Load the chosen public set where the method takes `size` examples of one."""
+    from dpexp.tasks.public import require
+
+    if size and "public" in config:
+        task = _make({**config["public"], "_partial_": True})(task)
+    require(task, size)
+    return task
+
+
+def _fit(node: dict[str, Any], task: Any) -> dict[str, Any]:
+    """Give what a model asks for of the task's shape."""
+    from dpexp.types import ConfigError
+
+    takes = inspect.signature(hydra.utils.get_object(node["_target_"])).parameters
+    channels, *size = task.input_shape
+    if "in_channels" in takes and len(size) != 2:
+        raise ConfigError(
+            f"Expected a model for inputs of shape {tuple(task.input_shape)}, those of task "
+            f"{task.name} here; model={node['name']} takes images. Set model=linear."
+        )
+    known = {
+        "input_shape": task.input_shape,
+        "in_channels": channels,
+        "image_size": size,
+        "num_classes": task.num_classes,
+    }
+    return {name: value for name, value in known.items() if name in takes}
+
+
+def _said(node: Any) -> Any:
+    """Leave out what is null: settings of the default that this recipe's choice does not take."""
+    return {k: v for k, v in node.items() if v is not None} if isinstance(node, dict) else node
 
 
 def _make(node: dict[str, Any], without: Sequence[str] = (), **more: Any) -> Any:
@@ -160,6 +205,8 @@ def explain(error: Exception) -> str:
             + _nearest(name, options)
         )
     cause = error.__cause__ or error
+    if isinstance(cause, MissingMandatoryValue) and cause.full_key:
+        return f"Expected a value for {cause.full_key}; it has none. Set {cause.full_key}."
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
         valid = [str(key) for key in cause.parent_node]
         place = str(cause.full_key)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -14,7 +14,14 @@ from dpexp.mechanism import Mechanism, generator
 from dpexp.privatize import ClippedSum, add_noise
 from dpexp.ranks import Ranks
 from dpexp.taps import Tape
-from dpexp.types import Key, Method, State, Tap
+from dpexp.tasks import Judge, cross_entropy
+from dpexp.types import Batch, ConfigError, Key, Method, State, Tap
+
+Listener = Callable[[str, Tap], None]
+
+PUBLIC_BATCH = 125
+"""Public examples in memory at once (ours): not `micro_batch`, which may change no result, for
+rounding in anchor gradients would move the bases."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,52 @@ class Outcome:
     loss: float
 
 
+@dataclass(frozen=True)
+class PublicPasses:
+    """Gradients of public examples, from the same model and the same tape as the private ones.
+
+    Attributes:
+        examples: the public set, with `batch(indices)`.
+        trainable: the parameters whose gradients are wanted.
+        backward: takes a batch through the model and lets a listener hear the tape.
+        device: the model's.
+    """
+
+    examples: Any
+    trainable: frozenset[str]
+    backward: Callable[[Batch, Listener], Tensor]
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def micro_batches(
+        self, indices: Tensor, targets: Tensor | None
+    ) -> Iterator[Mapping[str, Tensor]]:
+        """Give every trainable parameter's gradients, [m, ...], some m examples at a time."""
+        for piece in torch.arange(len(indices)).split(PUBLIC_BATCH):
+            batch = self.examples.batch(indices[piece]).to(self.device)
+            if targets is not None:
+                batch = Batch(batch.inputs, targets[piece])
+            elif (batch.targets < 0).any():
+                raise ConfigError(
+                    "Expected public examples labelled with the task's own classes; this set's "
+                    "have no such labels. Set method.public_labels=random, or another public set."
+                )
+            yield self._gradients(batch)
+
+    def _gradients(self, batch: Batch) -> dict[str, Tensor]:
+        gradients: dict[str, Tensor] = {}
+
+        def hold(layer: str, tap: Tap) -> None:
+            for name in tap.parameters:
+                if f"{layer}.{name}" in self.trainable:
+                    gradients[f"{layer}.{name}"] = tap.gradient(name).each()
+
+        self.backward(batch, hold)
+        return gradients
+
+
 class PrivateGradient:
     """Runs the stages from micro-batches to reconstructed gradients.
 
@@ -57,6 +110,8 @@ class PrivateGradient:
         mechanism: Mechanism,
         ranks: Ranks,
         micro_batch: int,
+        public: Any = None,
+        loss: Judge = cross_entropy,
     ) -> None:
         """Tap the model's trainable layers; leaving the context removes the taps.
 
@@ -66,15 +121,23 @@ class PrivateGradient:
             mechanism: sampler and noise.
             ranks: who shares the batch.
             micro_batch: how many examples go through the model at once, >= 1.
+            public: examples that `prepare` may take gradients of, with `batch(indices)`; None:
+                there are none.
+            loss: of outputs and targets, summed over examples.
         """
         # Norms and sums come from different kernels: at TF32's precision one would not bound the
         # other.
         torch.backends.cudnn.allow_tf32 = False
         self._model, self._method, self._mechanism = model, method, mechanism
-        self._ranks, self._micro_batch = ranks, micro_batch
+        self._ranks, self._micro_batch, self._loss = ranks, micro_batch, loss
         self._state: State = {}
         self._sum = ClippedSum({}, ())
-        self._tape = Tape(model, method.trainable(model), self._take)
+        trainable = method.trainable(model)
+        self._listener: Listener = self._take
+        self._tape = Tape(model, trainable, lambda layer, tap: self._listener(layer, tap))
+        self._public = None
+        if public is not None:
+            self._public = PublicPasses(public, frozenset(trainable), self._backward, ranks.device)
 
     def __enter__(self) -> PrivateGradient:
         """Use as a context manager."""
@@ -114,8 +177,12 @@ class PrivateGradient:
 
     @torch.no_grad()
     def _prepare(self, state: State, step: int) -> None:
-        gen = generator(self._mechanism.seed, "method", step, self._ranks.device)
-        self._state = self._method.prepare(self._model, state, None, gen)
+        seed = self._mechanism.seed
+        gen = generator(seed, "method", step, self._ranks.device)
+        # Dropout on public examples: alike on every rank, whose bases must agree.
+        torch.manual_seed(generator(seed, "public", step).initial_seed())
+        self._state = state
+        self._state = self._method.prepare(self._model, state, self._public, gen)
         like = next(self._model.parameters())
         blocks = self._method.blocks(self._state)
         zeros = {key: like.new_zeros(shape) for key, shape in blocks.items()}
@@ -132,14 +199,20 @@ class PrivateGradient:
         total = 0.0
         for some in indices.split(self._micro_batch) if len(indices) else ():
             batch = examples.batch(some).to(self._ranks.device)
-            self._tape.expect(len(batch))
-            logits = self._forward(batch.inputs)
-            loss = F.cross_entropy(logits, batch.targets, reduction="sum")
-            loss.backward()
-            self._tape.check_complete()
+            loss = self._backward(batch, self._take)
             self._sum.close_micro_batch(len(batch))
-            total += float(loss.detach())
+            total += float(loss)
         return total
+
+    @torch.enable_grad()
+    def _backward(self, batch: Batch, listener: Listener) -> Tensor:
+        self._listener = listener
+        self._tape.expect(len(batch))
+        logits = self._forward(batch.inputs)
+        loss = self._loss(logits, batch.targets)
+        loss.backward()
+        self._tape.check_complete()
+        return loss.detach()
 
     def _forward(self, inputs: Tensor) -> Tensor:
         weights = self._method.forward_weights(self._state)
@@ -150,6 +223,7 @@ class PrivateGradient:
     @torch.no_grad()
     def _release(self, sums: dict[Key, Tensor], step: int) -> tuple[dict[str, Tensor], int]:
         mechanism, noise_draws = self._mechanism, 0
+        sums = dict(self._method.compress(self._state, sums))
         if mechanism.noise:
             gen = mechanism.noise_generator(step, self._ranks.device)
             sums = add_noise(sums, mechanism.releases, mechanism.noise_multiplier, gen)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpexp.carriers import Explicit
 from dpexp.types import Carrier, Key, Release
 
 Blocks = dict[Key, Tensor]
@@ -19,7 +20,7 @@ class ClipCounts:
 
     Attributes:
         examples: how many were drawn.
-        clipped: how many had a norm above the clip norm in some release.
+        clipped: how many had a norm, or a coordinate, above the clip norm in some release.
         nonfinite: how many had a NaN or infinite norm; they contribute zero.
     """
 
@@ -29,11 +30,12 @@ class ClipCounts:
 
 
 class ClippedSum:
-    """Sums per-example vectors, each clipped to its release's norm, over micro-batches.
+    """Sums per-example vectors, each clipped as its release says, over micro-batches.
 
     Formal guarantees: whatever the carriers hold, one example moves the sum of a release by at
-    most its clip norm (to floating-point accuracy); an example whose norm is not finite moves it
-    by zero. With clipping off there is no such bound, and carriers are summed as they come.
+    most its clip norm (to floating-point accuracy), or each of its coordinates by at most that
+    where the release is clipped by coordinates; an example whose norm is not finite moves it by
+    zero. With clipping off there is no such bound, and carriers are summed as they come.
     """
 
     def __init__(
@@ -48,10 +50,10 @@ class ClippedSum:
         """
         self.sums = sums
         self.counts = ClipCounts()
-        self._clip_norms = {release.name: release.clip_norm for release in releases}
+        self._releases = {release.name: release for release in releases}
         self._is_clipping = is_clipping
         self._held: dict[Key, Carrier] = {}
-        self._squares: dict[str, Tensor] = {}
+        self._sizes: dict[str, Tensor] = {}  # squared norms, or largest coordinates
 
     def take(self, carriers: Mapping[Key, Carrier]) -> None:
         """Take one layer's carriers of the current micro-batch."""
@@ -59,35 +61,52 @@ class ClippedSum:
             if not self._is_clipping:
                 self.sums[key] += carrier.weighted_sum(None).view_as(self.sums[key])
                 continue
-            squares, held = carrier.measured()
-            seen = self._squares.get(key.release)
-            self._squares[key.release] = squares if seen is None else seen + squares
-            self._held[key] = held
+            release = self._releases[key.release]
+            seen = self._sizes.get(release.name)
+            if release.clip == "coordinates":
+                size, self._held[key] = clip_coordinates(carrier.each(), release.clip_norm)
+                self._sizes[release.name] = size if seen is None else seen.maximum(size)
+            else:
+                size, self._held[key] = carrier.measured()
+                self._sizes[release.name] = size if seen is None else seen + size
 
     def close_micro_batch(self, num_examples: int) -> None:
         """Clip every example jointly over its release's blocks, and add them to the sums."""
         self.counts.examples += num_examples
         if not self._is_clipping:
             return
-        norms = {name: squares.sqrt() for name, squares in self._squares.items()}
-        finite = torch.stack([norm.isfinite() for norm in norms.values()]).all(0)
-        above = torch.stack([norm > self._clip_norms[name] for name, norm in norms.items()]).any(0)
+        bounds = {name: self._releases[name].clip_norm for name in self._sizes}
+        by_norm = {name for name in self._sizes if self._releases[name].clip == "norm"}
+        sizes = {n: size.sqrt() if n in by_norm else size for n, size in self._sizes.items()}
+        finite = torch.stack([size.isfinite() for size in sizes.values()]).all(0)
+        above = torch.stack([size > bounds[name] for name, size in sizes.items()]).any(0)
         num_finite = int(finite.sum())
         self.counts.clipped += int((above & finite).sum())
         self.counts.nonfinite += num_examples - num_finite
-        weights = {name: clip_weights(norm, self._clip_norms[name]) for name, norm in norms.items()}
+        weights = {name: clip_weights(sizes[name], bounds[name]) for name in by_norm}
         if num_finite < num_examples:  # zero times NaN is NaN, so such examples must go
             weights = {name: weight[finite] for name, weight in weights.items()}
             self._held = {key: carrier.keep(finite) for key, carrier in self._held.items()}
         while self._held:
             key, carrier = self._held.popitem()
-            self.sums[key] += carrier.weighted_sum(weights[key.release]).view_as(self.sums[key])
-        self._squares = {}
+            total = carrier.weighted_sum(weights.get(key.release))
+            self.sums[key] += total.view_as(self.sums[key])
+        self._sizes = {}
 
 
 def clip_weights(norms: Tensor, clip_norm: float) -> Tensor:
     """Give min(1, C / norm) for norms [n] >= 0; norms of zero give one."""
     return clip_norm / norms.clamp(min=clip_norm)
+
+
+def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, Explicit]:
+    """Clamp per-example vectors [n, ...] to [-bound, bound] in every coordinate.
+
+    Returns:
+        Each example's largest absolute coordinate before that, [n] (NaN where it has one), and the
+        clamped vectors.
+    """
+    return values.flatten(1).abs().amax(1), Explicit(values.clamp(-bound, bound))
 
 
 def add_noise(
@@ -96,21 +115,37 @@ def add_noise(
     noise_multiplier: float,
     gen: torch.Generator,
 ) -> Blocks:
-    """Add Gaussian noise to every coordinate of every release.
+    """Add independent noise to every coordinate of every release.
 
     Args:
-        sums: the clipped sums over the whole logical batch (all ranks).
-        releases: each block's noise has standard deviation noise_multiplier * clip_norm of its
-            release.
+        sums: the clipped sums over the whole logical batch (all ranks), or what a method made of
+            them.
+        releases: each block's noise has standard deviation (Laplace: scale)
+            noise_multiplier * clip_norm of its release.
         noise_multiplier: >= 0.
         gen: on the sums' device; blocks draw from it in the order of `sums`.
 
     Returns:
         New tensors; zero noise returns copies.
     """
-    scale = {release.name: noise_multiplier * release.clip_norm for release in releases}
+    by_name = {release.name: release for release in releases}
     noisy = {}
     for key, total in sums.items():
-        noise = torch.randn(total.shape, generator=gen, device=total.device, dtype=total.dtype)
-        noisy[key] = total + scale[key.release] * noise
+        release = by_name[key.release]
+        noise = _DRAWS[release.noise](total, gen)
+        noisy[key] = total + noise_multiplier * release.clip_norm * noise
     return noisy
+
+
+def _gaussian(like: Tensor, gen: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=gen, device=like.device, dtype=like.dtype)
+
+
+def _laplace(like: Tensor, gen: torch.Generator) -> Tensor:
+    """Subtract two exponentials, in float64: float32's has no tail beyond 17 scales."""
+    draws = torch.empty((2, *like.shape), device=like.device, dtype=torch.float64)
+    plus, minus = draws.exponential_(generator=gen)
+    return (plus - minus).to(like.dtype)
+
+
+_DRAWS = {"gaussian": _gaussian, "laplace": _laplace}

@@ -1,7 +1,8 @@
-"""Learning-rate schedules: how far along training is in, a multiplier of the initial rate out."""
+"""Learning-rate schedules: a step and how many there are in, a multiplier of the first rate out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,16 @@ class Milestones:
     fractions: Sequence[float]
     factor: float
 
-    def __call__(self, progress: float) -> float:
-        """Give the multiplier at progress in [0, 1)."""
+    def __call__(self, step: int, num_steps: int) -> float:
+        """Give the multiplier at a step, from 0."""
+        progress = step / num_steps
         return self.factor ** sum(progress >= fraction for fraction in self.fractions)
+
+
+@dataclass(frozen=True)
+class InverseRoot:
+    """Divide by the square root of the step's number, from 1 (compressive, Theorem 1)."""
+
+    def __call__(self, step: int, num_steps: int) -> float:
+        """Give the multiplier at a step, from 0."""
+        return 1 / math.sqrt(step + 1)

@@ -16,6 +16,8 @@ from dpexp.gradient import PrivateGradient
 from dpexp.logbook import Logbook, Position
 from dpexp.mechanism import Mechanism, build, new_secret, num_steps, verify
 from dpexp.ranks import Ranks
+from dpexp.tasks import Judge, percent_right
+from dpexp.tasks.task import fingerprint
 from dpexp.types import ConfigError, Method, State
 
 EVAL_BATCH = 500  # ours; changes no result
@@ -35,18 +37,18 @@ class Parts:
     """What a run is made of, built from its config.
 
     Attributes:
-        task: data and metric (`dpexp.tasks`).
+        task: data, loss and metric (`dpexp.tasks`).
         model: on the run's device.
         method: what happens between the tape and the optimizer.
         make_optimizer: maps the trainable parameters to an optimizer.
-        schedule: maps progress in [0, 1) to a multiplier of the learning rate.
+        schedule: maps a step, from 0, and how many there are to a multiplier of the learning rate.
     """
 
     task: Any
     model: nn.Module
     method: Method
     make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-    schedule: Callable[[float], float]
+    schedule: Callable[[int, int], float]
 
 
 def train(config: dict, parts: Parts, ranks: Ranks) -> None:
@@ -73,19 +75,24 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         book.announce(trainable, frozen)
         at = book.resume()
         examples = on_device(task.train, ranks.device)
-        with PrivateGradient(model, method, mechanism, ranks, config["micro_batch"]) as gradient:
+        with PrivateGradient(
+            model, method, mechanism, ranks, config["micro_batch"], task.public, task.loss
+        ) as gradient:
             while at.step < mechanism.num_steps:
-                set_rates(optimizer, rates, parts.schedule(at.step / mechanism.num_steps))
+                set_rates(optimizer, rates, parts.schedule(at.step, mechanism.num_steps))
                 outcome = gradient(at.state, examples, at.step)
                 set_gradients(model, outcome.gradients)
                 optimizer.step()
                 book.after_step(outcome)
                 if book.is_evaluation_due():
-                    book.log_evaluation(task.metric, evaluate(model, task.test, ranks.device))
+                    value = evaluate(model, task.test, ranks.device, task.score)
+                    book.log_evaluation(task.metric, value)
                 book.save_if_due()
         certificate = mechanism.certificate(
             steps=at.step, noise_draws=at.noise_draws, trainable=trainable, frozen=frozen
-        )
+        ) | method.remarks(at.state, mechanism.epsilon_at)
+        if task.public is not None:
+            certificate["public"] = describe_public(config, task.public)
         verify(certificate)
         book.finish(task, certificate)
 
@@ -152,6 +159,15 @@ def set_gradients(model: nn.Module, gradients: dict[str, Tensor]) -> None:
         parameters[name].grad = gradient
 
 
+def describe_public(config: dict, examples: Any) -> dict[str, Any]:
+    """Name the public examples that the method took gradients of."""
+    return {
+        "name": config["public"]["name"],
+        "examples": len(examples),
+        "fingerprint": fingerprint(examples.inputs, examples.targets),
+    }
+
+
 def on_device(examples: Any, device: torch.device) -> Any:
     """Move a whole training set next to the model where it fits in half of what is free."""
     if device.type != "cuda":
@@ -161,16 +177,18 @@ def on_device(examples: Any, device: torch.device) -> Any:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, examples: Any, device: torch.device) -> float:
-    """Give the percentage of examples classified right, in eval mode."""
+def evaluate(
+    model: nn.Module, examples: Any, device: torch.device, score: Judge = percent_right
+) -> float:
+    """Give the mean score over examples, in eval mode; by default the percentage right."""
     was_training = model.training
     model.eval()
-    right = 0
+    total = 0.0
     for indices in torch.arange(len(examples)).split(EVAL_BATCH):
         batch = examples.batch(indices).to(device)
-        right += int((model(batch.inputs).argmax(1) == batch.targets).sum())
+        total += float(score(model(batch.inputs), batch.targets).sum())
     model.train(was_training)
-    return 100 * right / len(examples)
+    return total / len(examples)
 
 
 def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
@@ -187,7 +205,9 @@ def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
     size, micro_batch = mechanism.dataset_size, config["micro_batch"]
     part = replace(mechanism, batch_size=min(mechanism.batch_size, 2 * micro_batch))
     examples = on_device(task.train, ranks.device)
-    with PrivateGradient(model, method, part, ranks, micro_batch) as gradient:
+    with PrivateGradient(
+        model, method, part, ranks, micro_batch, task.public, task.loss
+    ) as gradient:
         warm = gradient(state, examples, 0)
         began = time.perf_counter()
         timed = gradient(warm.state, examples, 1)

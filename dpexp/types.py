@@ -7,7 +7,7 @@ Index legend, used throughout the suite: n examples, p outputs, d inputs, r rank
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple, Protocol
@@ -44,7 +44,7 @@ class Batch:
 
     Attributes:
         inputs: [n, ...], normalised and on the model's device.
-        targets: [n], class indices.
+        targets: [n], class indices, or numbers in a regression.
     """
 
     inputs: Tensor
@@ -63,7 +63,7 @@ class Key(NamedTuple):
 
     Attributes:
         release: the release it belongs to; blocks of one release are clipped jointly.
-        parameter: the parameter it speaks of, as in `named_parameters`.
+        parameter: the parameter it speaks of, as in `named_parameters`, or a group of them.
         part: which of the parameter's carriers it is.
     """
 
@@ -131,21 +131,31 @@ class Release:
     Attributes:
         name: how keys refer to it.
         dimension: how many numbers it holds.
-        clip_norm: the bound C on one example's contribution; each coordinate gets
-            noise of standard deviation noise_multiplier * clip_norm.
-        sensitivity: largest l2 change when one example is added or removed, in units of
-            clip_norm. Several releases of one step compose as one vector whose sensitivity is
-            the root of the sum of squares (`joint_sensitivity`).
+        clip_norm: the bound C on one example's contribution; each coordinate gets noise of
+            standard deviation (Laplace: of scale) noise_multiplier * clip_norm.
+        sensitivity: largest change when one example is added or removed, in units of clip_norm;
+            in l2 under Gaussian noise, in l1 under Laplace noise.
+        noise: "gaussian" or "laplace", the same for all releases of a method.
+        clip: what the bound is on: the l2 "norm" of an example's vector, or the absolute value
+            of each of its "coordinates".
     """
 
     name: str
     dimension: int
     clip_norm: float
     sensitivity: float = 1.0
+    noise: str = "gaussian"
+    clip: str = "norm"
 
 
 def joint_sensitivity(releases: tuple[Release, ...]) -> float:
-    """Give the l2 sensitivity of all releases of a step taken as one vector, in clip norms."""
+    """Give the sensitivity of all releases of a step taken as one vector, in clip norms.
+
+    In l2, under Gaussian noise, it is the root of the sum of squares; in l1, under Laplace noise,
+    the sum.
+    """
+    if any(release.noise == "laplace" for release in releases):
+        return sum(release.sensitivity for release in releases)
     return math.sqrt(sum(release.sensitivity**2 for release in releases))
 
 
@@ -153,11 +163,36 @@ State = dict[str, Any]
 """A method's whole memory between steps: plain tensors and numbers, so that it can be saved."""
 
 
+class PublicGradients(Protocol):
+    """Per-example gradients of public examples, at the model's present weights."""
+
+    def __len__(self) -> int:
+        """Count the public examples."""
+
+    def micro_batches(
+        self, indices: Tensor, targets: Tensor | None
+    ) -> Iterator[Mapping[str, Tensor]]:
+        """Give every trainable parameter's gradients, [m, ...], some m examples at a time.
+
+        Args:
+            indices: of public examples, [n].
+            targets: their class indices, [n]; None: the set's own.
+
+        Raises:
+            ConfigError: if the set's own targets are wanted where it has none.
+        """
+
+
 class Method(Protocol):
     """What a method does between the tape and the optimizer; the trainer does everything else.
 
     Methods subclass it; what has a body here is what most of them do.
+
+    Attributes:
+        public_size: how many public examples `prepare` needs; with 0 none are loaded.
     """
+
+    public_size: int = 0
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name the parameters this method updates; all others are frozen."""
@@ -165,7 +200,13 @@ class Method(Protocol):
     def start(self, model: nn.Module) -> State:
         """Give the state before the first step."""
 
-    def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
+    def prepare(
+        self,
+        model: nn.Module,
+        state: State,
+        public: PublicGradients | None,
+        gen: torch.Generator,
+    ) -> State:
         """Give this step's state: carriers, masks or bases, from nothing private."""
         return state
 
@@ -179,6 +220,13 @@ class Method(Protocol):
     def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
         """Give the shape of every block that `carry` will sum to; empty draws need it."""
 
+    def compress(self, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
+        """Turn the clipped sums over the whole batch into what is released, before the noise.
+
+        It must not change `sums`; whatever it gives, `releases` states the sensitivity of.
+        """
+        return sums
+
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
         """Declare what leaves at every step; the same at every step."""
 
@@ -186,3 +234,14 @@ class Method(Protocol):
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
         """Turn what was released into a gradient per trainable parameter, and the next state."""
+
+    def remarks(
+        self, state: State, epsilon_at: Callable[[Sequence[float]], float | None]
+    ) -> dict[str, Any]:
+        """Give what the certificate should say besides (usually nothing).
+
+        Args:
+            state: after the last step.
+            epsilon_at: the run's epsilon had the noise of each step been divided by a factor.
+        """
+        return {}

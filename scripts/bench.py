@@ -31,18 +31,23 @@ from dpexp import memory
 from dpexp.gradient import PrivateGradient
 from dpexp.mechanism import Mechanism
 from dpexp.methods.dpsgd import DPSGD
+from dpexp.methods.lsg import LSG
+from dpexp.methods.powersgd import PowerSGD
 from dpexp.methods.rgp import RGP
+from dpexp.methods.sparse_dpsgd import SparseDPSGD
 from dpexp.models.wrn import WideResNet
 from dpexp.ranks import Ranks, choose_device
 from dpexp.records import describe_device, git_commit, versions, write_atomically
 from dpexp.types import Batch, Method
+from scripts import bench_gep
 
 Run = Callable[[], None]
 UNIT = "non-private (autograd)"
 TARGETS = {  # of the unit, on a CPU: time, memory
     "RGP, r = 16": (0.90, 1.1),
-    "RGP left only, r = 16": (0.75, None),
+    "the same, channels last": (0.75, None),
     "DP-SGD": (1.6, 1.6),
+    "DP-PowerSGD, r = 16": (1.68, None),  # 1.05 of DP-SGD's
 }
 
 
@@ -74,15 +79,24 @@ class Examples:
         return Batch(self.inputs[indices], self.targets[indices])
 
 
-def new_model(device: torch.device) -> nn.Module:
+def new_model(device: torch.device, channels_last: bool = False) -> nn.Module:
     """Build WRN28-4 for CIFAR10."""
     torch.manual_seed(0)
-    return WideResNet(depth=28, width=4, stem_stride=1, in_channels=3, num_classes=10).to(device)
+    return WideResNet(
+        depth=28,
+        width=4,
+        stem_stride=1,
+        channels_last=channels_last,
+        in_channels=3,
+        num_classes=10,
+    ).to(device)
 
 
-def private_step(method: Method, examples: Examples, device: torch.device) -> Step:
+def private_step(
+    method: Method, examples: Examples, device: torch.device, channels_last: bool = False
+) -> Step:
     """Make the suite's own private step: q = 1, so that every step sees the whole batch."""
-    model, num = new_model(device), len(examples.targets)
+    model, num = new_model(device, channels_last), len(examples.targets)
     state = method.start(model)
     mechanism = Mechanism(
         dataset_size=num,
@@ -101,14 +115,14 @@ def private_step(method: Method, examples: Examples, device: torch.device) -> St
     ranks = Ranks(0, 1, device)
     gradient = PrivateGradient(model, method, mechanism, ranks, micro_batch=num)
     nobody = replace(mechanism, batch_size=1e-12)  # a draw that is always empty
-    twin = new_model(device)
+    twin = new_model(device, channels_last)
     empty = PrivateGradient(twin, method, nobody, ranks, micro_batch=num)
     return Step(lambda: gradient(state, examples, 0), lambda: empty(state, examples, 0))
 
 
-def nonprivate_step(examples: Examples, device: torch.device) -> Step:
+def nonprivate_step(examples: Examples, device: torch.device, channels_last: bool = False) -> Step:
     """Make plain autograd's step."""
-    model = new_model(device)
+    model = new_model(device, channels_last)
 
     def step() -> None:
         model.zero_grad()
@@ -190,14 +204,40 @@ def rgp(carriers: str) -> RGP:
     )
 
 
+def lsg() -> LSG:
+    """Give LSG at RGP's rank, half of it frozen."""
+    return LSG(
+        rank=16,
+        p=0.5,
+        mask="importance",
+        start_epoch=0,
+        power_iterations=1,
+        head_scale=0.01,
+        head="head",
+        dataset_size=1,
+        batch_size=1,
+    )
+
+
 def all_steps(examples: Examples, device: torch.device) -> dict[str, Callable[[], Step]]:
     """Name every step, with a function that builds it."""
     return {
         UNIT: lambda: nonprivate_step(examples, device),
+        "non-private, channels last": lambda: nonprivate_step(examples, device, channels_last=True),
         "RGP, r = 16": lambda: private_step(rgp("both"), examples, device),
         "RGP left only, r = 16": lambda: private_step(rgp("left"), examples, device),
+        "the same, channels last": lambda: private_step(
+            rgp("left"), examples, device, channels_last=True
+        ),
         "RGP-random, r = 16": lambda: private_step(rgp("random"), examples, device),
+        "LSG, r = 16, p = 0.5": lambda: private_step(lsg(), examples, device),
         "DP-SGD": lambda: private_step(DPSGD("all", "head"), examples, device),
+        "DP-PowerSGD, r = 16": lambda: private_step(
+            PowerSGD(16, warm_start=True, error_feedback=False, head="head"), examples, device
+        ),
+        "Sparse DP-SGD, p = 0.5": lambda: private_step(
+            SparseDPSGD(0.5, "importance", "head"), examples, device
+        ),
         "Opacus hooks": lambda: opacus_step(examples, device, is_ghost=False),
         "Opacus ghost": lambda: opacus_step(examples, device, is_ghost=True),
         "torch.func vmap": lambda: vmap_step(examples, device),
@@ -304,7 +344,7 @@ def _number(value: float | None, sign: str = "") -> str:
 
 
 def main() -> None:
-    """Measure, print and write results/bench/<device>.{md,csv}."""
+    """Measure, print and write results/bench/<device>.{md,csv} and <device>-gep.csv."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=12)
@@ -319,12 +359,14 @@ def main() -> None:
         return
     warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus, on image inputs
     table = measure(arguments, device)
-    text = markdown(table, arguments, device)
+    gep = bench_gep.measure(device, rounds=3)
+    text = markdown(table, arguments, device) + bench_gep.markdown(gep)
     name = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
     stem = arguments.results / "bench" / name.lower().replace(" ", "-")
     stem.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(stem.with_suffix(".md"), text)
     write_atomically(stem.with_suffix(".csv"), table.to_csv(index=False))
+    write_atomically(stem.with_name(f"{stem.name}-gep.csv"), gep.to_csv(index=False))
     print(text)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
@@ -17,6 +18,7 @@ from dpexp import checkpoint
 from dpexp.gradient import PrivateGradient
 from dpexp.mechanism import Mechanism
 from dpexp.methods.dpsgd import DPSGD
+from dpexp.methods.powersgd import PowerSGD
 from dpexp.methods.rgp import RGP
 from dpexp.ranks import Ranks
 from dpexp.taps import Tape
@@ -26,14 +28,23 @@ from dpexp.types import Batch
 
 CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, CPU)
-METHODS = sorted(path.stem for path in (run.CONF / "method").glob("*.yaml"))
-PAPERS = ["dpsgd", "rgp", "rgp_random"]
+METHODS = sorted(  # a method with a loop of its own takes no such steps
+    path.stem
+    for path in (run.CONF / "method").glob("*.yaml")
+    if "loop" not in yaml.safe_load(path.read_text())
+)
+PAPERS = ["dpsgd", "rgp", "rgp_random", "dp_powersgd", "lsg", "sparse_dpsgd"]
 PRIVATE = ["noise=true", "clip=true", "eps=8"]
+FEW = ["method.m=20", "method.k=10"]
+SMALLER = {"gep": FEW, "bgep": FEW}
+"""Settings that cost time and decide nothing here."""
+WIDER = {"compressive": ["method.p=200"], "bgep": ["model=linear", "method.m=400", "method.k=400"]}
+"""Settings that release more numbers a step, so that a sample of noise takes fewer steps."""
 
 
 def composed(method, *words):
     base = ["task=digits", "profile=embedded", "batch_size=40", *PRIVATE]
-    return run.compose([f"method={method}", *base, *words])
+    return run.compose([f"method={method}", *base, *SMALLER.get(method, []), *words])
 
 
 class Wide:
@@ -41,6 +52,9 @@ class Wide:
 
     def __init__(self, examples):
         self.examples = examples
+
+    def __len__(self):
+        return len(self.examples)
 
     def batch(self, indices):
         batch = self.examples.batch(indices)
@@ -57,7 +71,7 @@ class Watched:
         return getattr(self.method, name)
 
     def reconstruct(self, state, noisy):
-        self.released = dict(noisy)
+        self.given, self.released = state, dict(noisy)
         return self.method.reconstruct(state, noisy)
 
 
@@ -70,12 +84,15 @@ class Setting:
         self.method = Watched(self.parts.method)
         self.state = self.method.start(self.model)
         self.mechanism = make_mechanism(config, self.method, self.state, ALONE)
-        train = self.parts.task.train
+        train, public = self.parts.task.train, self.parts.task.public
         self.examples = train if dtype == torch.float32 else Wide(train)
+        self.public = public if public is None or dtype == torch.float32 else Wide(public)
 
     def step(self, step=0, micro_batch=40, state=None, **changes):
         mechanism = replace(self.mechanism, **changes)
-        with PrivateGradient(self.model, self.method, mechanism, ALONE, micro_batch) as gradient:
+        with PrivateGradient(
+            self.model, self.method, mechanism, ALONE, micro_batch, self.public
+        ) as gradient:
             return gradient(self.state if state is None else state, self.examples, step)
 
     def find_step(self, fits):
@@ -168,16 +185,25 @@ def test_a_draw_larger_than_expected_is_used_whole_and_divided_by_the_expected_s
     assert distance(outcome.gradients, expected) < 1e-12
 
 
+def draw(release, like, gen):
+    """Draw noise of scale one as the release declares it."""
+    if release.noise == "gaussian":
+        return torch.randn(like.shape, generator=gen)
+    plus, minus = torch.empty(2, *like.shape, dtype=torch.float64).exponential_(generator=gen)
+    return (plus - minus).float()
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_an_empty_draw_gives_a_step_of_noise_alone(method):
     setting = Setting(composed(method, "batch_size=4"))
     step = setting.find_step(lambda drawn: drawn == 0)
     outcome = setting.step(step)
     assert outcome.noise_draws == 1 and (outcome.examples, outcome.loss) == (0, 0.0)
-    gen, std = setting.mechanism.noise_generator(step), setting.mechanism.noise_multiplier
-    for key, shape in setting.method.blocks(outcome.state).items():
-        noise = std * torch.randn(shape, generator=gen)
-        torch.testing.assert_close(setting.method.released[key], noise / 4)
+    gen, scale = setting.mechanism.noise_generator(step), setting.mechanism.noise_multiplier
+    releases = {release.name: release for release in setting.mechanism.releases}
+    for key, block in setting.method.released.items():
+        noise = scale * releases[key.release].clip_norm * draw(releases[key.release], block, gen)
+        torch.testing.assert_close(block, noise / 4)
     shapes = {name: tuple(p.shape) for name, p in setting.model.named_parameters()}
     for name in setting.method.trainable(setting.model):
         assert tuple(outcome.gradients[name].shape) == shapes[name]
@@ -192,27 +218,30 @@ def test_an_empty_draw_gives_a_step_of_noise_alone(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_released_coordinate_gets_the_declared_noise_once_and_nothing_else_does(method):
-    setting = Setting(composed(method), torch.float64)
+    setting = Setting(composed(method, *WIDER.get(method, [])), torch.float64)
     mechanism = setting.mechanism
-    (release,) = setting.method.releases(setting.state, 1.0)
-    std = mechanism.noise_multiplier * release.clip_norm
+    dimension = sum(release.dimension for release in mechanism.releases)
+    scale = {r.name: mechanism.noise_multiplier * r.clip_norm for r in mechanism.releases}
     drawn = []
-    for step in range(math.ceil(20_000 / release.dimension)):
+    for step in range(math.ceil(20_000 / dimension)):
         noisy = setting.step(step, micro_batch=13)  # several micro-batches, one draw of noise
-        released = setting.method.released
+        given, released = setting.method.given, setting.method.released
         setting.step(step, micro_batch=13, noise=False)
-        added = (flat(released) - flat(setting.method.released)) * mechanism.batch_size
-        assert int((added != 0).sum()) == len(added) == release.dimension
-        drawn.append(added.numpy() / std)
+        silent = setting.method.released
+        added = {key: (released[key] - silent[key]) / scale[key.release] for key in released}
+        added = flat(added) * mechanism.batch_size
+        assert int((added != 0).sum()) == len(added) == dimension
+        drawn.append(added.numpy())
         # Nothing else leaves: the gradients are made of the release and of public state.
-        made, _ = setting.method.reconstruct(noisy.state, released)
+        made, _ = setting.method.reconstruct(given, released)
         assert set(made) == set(noisy.gradients) == set(setting.method.trainable(setting.model))
         for name, gradient in made.items():
             assert torch.equal(gradient, noisy.gradients[name])
     drawn = np.concatenate(drawn)
-    assert kstest(drawn, "norm").pvalue > 1e-3
+    law = {"gaussian": "norm", "laplace": "laplace"}[mechanism.releases[0].noise]
+    assert kstest(drawn, law).pvalue > 1e-3
     for wrong in (0.8, 1.25):  # the test itself must be able to tell
-        assert kstest(drawn / wrong, "norm").pvalue < 1e-6
+        assert kstest(drawn / wrong, law).pvalue < 1e-6
 
 
 def test_noise_scales_with_the_clip_norm():
@@ -262,7 +291,7 @@ def rgp(rank, **options):
     return RGP(rank, **{**defaults, "head_scale": 0.01, "head": "head", **options})
 
 
-def sums_of(model, method, x, y, clip_norm, micro_batch):
+def sums_of(model, method, x, y, clip_norm, micro_batch, public=None):
     """Release the clipped sums over all the given examples, without noise."""
     state = method.start(model)
     watched = Watched(method)
@@ -280,7 +309,8 @@ def sums_of(model, method, x, y, clip_norm, micro_batch):
         seed=0,
         calibrated_by="none",
     )
-    with PrivateGradient(model, watched, mechanism, ALONE, micro_batch) as gradient:
+    public = None if public is None else Wide(public)
+    with PrivateGradient(model, watched, mechanism, ALONE, micro_batch, public) as gradient:
         outcome = gradient(state, Wide(Examples(x, y)), 0)
     assert outcome.examples == len(y)
     return {key: block * len(y) for key, block in watched.released.items()}, outcome
@@ -294,7 +324,7 @@ def sums_of(model, method, x, y, clip_norm, micro_batch):
     log_scale=st.floats(-12, 30),
     log_weights=st.floats(-3, 4),
     log_clip=st.floats(-3, 3),
-    which=st.sampled_from(["dpsgd", "rgp", "left", "random", "no residual"]),
+    which=st.sampled_from(["dpsgd", "rgp", "left", "random", "no residual", "powersgd"]),
 )
 def test_adding_one_example_moves_the_sums_by_at_most_the_clip_norm(
     seed, groups, sizes, log_scale, log_weights, log_clip, which
@@ -310,6 +340,7 @@ def test_adding_one_example_moves_the_sums_by_at_most_the_clip_norm(
         "left": rgp(1, carriers="left"),
         "random": rgp(1, carriers="random"),
         "no residual": rgp(1, residual=False),
+        "powersgd": PowerSGD(1, warm_start=True, error_feedback=True, head="head"),
     }[which]
     x = torch.randn(6, 2 * groups, 4, 4)
     x[-1] *= 10**log_scale
@@ -325,12 +356,12 @@ def test_adding_one_example_moves_the_sums_by_at_most_the_clip_norm(
 @pytest.mark.parametrize("method", METHODS)
 def test_a_pixel_that_is_not_finite_costs_its_example_alone(method, bad):
     parts = run.build_parts(composed(method), CPU)
-    model, train = parts.model.double(), parts.task.train
+    model, train, public = parts.model.double(), parts.task.train, parts.task.public
     x, y = train.inputs[:9].clone(), train.targets[:9]
     others = [0, 1, 2, 3, 5, 6, 7, 8]
-    expected, _ = sums_of(model, parts.method, x[others], y[others], 1.0, micro_batch=4)
+    expected, _ = sums_of(model, parts.method, x[others], y[others], 1.0, 4, public)
     x[4, 0, 3, 3] = bad
-    got, outcome = sums_of(model, parts.method, x, y, 1.0, micro_batch=3)
+    got, outcome = sums_of(model, parts.method, x, y, 1.0, 3, public)
     assert distance(got, expected) < 1e-12
     assert outcome.nonfinite == 1
 
@@ -376,7 +407,8 @@ def test_bases_do_not_depend_on_private_data(method):
 def test_carriers_sum_to_the_declared_blocks(method):
     setting = Setting(composed(method))
     model, inner = setting.model, setting.parts.method
-    state = inner.prepare(model, setting.state, None, torch.Generator().manual_seed(0))
+    setting.step()
+    state = setting.method.given  # as `prepare` made it
     carried = {}
     with Tape(
         model,
@@ -406,9 +438,10 @@ def test_declared_releases_hold_at_every_step_and_count_every_block(method):
     blocks = setting.method.blocks(state)
     assert blocks == setting.method.blocks(setting.state)
     for release in declared:
-        own = [shape for key, shape in blocks.items() if key.release == release.name]
-        assert release.dimension == sum(torch.Size(shape).numel() for shape in own) > 0
-        assert (release.clip_norm, release.sensitivity) == (0.5, 1.0)
+        own = [b for key, b in setting.method.released.items() if key.release == release.name]
+        assert release.dimension == sum(block.numel() for block in own) > 0
+        assert release.clip_norm == 0.5 or release.name == "residual"  # clipped apart, in gep
+        assert release.sensitivity == 1.0 or release.noise == "laplace"
     assert {key.release for key in blocks} == {release.name for release in declared}
 
 

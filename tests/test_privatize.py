@@ -133,3 +133,67 @@ def test_no_coordinate_is_left_without_noise():
     drawn = noise_of(1.0, RELEASES, {A: 1000, B: 1000})
     assert (drawn[A] != 0).all()
     assert (drawn[B] != 0).all()
+
+
+# By coordinates, and Laplace noise
+
+BOXED = (Release("gradient", 7, 2.0, 14.0, "laplace", "coordinates"),)
+
+
+@given(st.integers(1, 6), st.integers(0, 2**31), st.floats(-8, 8))
+def test_by_coordinates_one_example_moves_each_by_at_most_the_bound(n, seed, log_scale):
+    gen = torch.Generator().manual_seed(seed)
+    a = torch.randn(n + 1, 3, generator=gen, dtype=torch.float64)
+    b = torch.randn(n + 1, 2, 2, generator=gen, dtype=torch.float64)
+    b[-1] *= 10.0**log_scale
+    without, full = clipped_sum(a[:n], b[:n], BOXED), clipped_sum(a, b, BOXED)
+    moved = flat(full.sums) - flat(without.sums)
+    own = torch.cat([a[-1], b[-1].flatten()])
+    torch.testing.assert_close(moved, own.clamp(-2, 2))
+    above = torch.cat([a, b.flatten(1)], dim=1).abs().amax(1) > 2
+    assert full.counts.clipped == int(above.sum())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_by_coordinates_an_example_that_is_not_finite_contributes_zero_and_is_counted(bad):
+    a = torch.randn(4, 3, dtype=torch.float64)
+    b = torch.randn(4, 2, 2, dtype=torch.float64)
+    expected = clipped_sum(a[[0, 2, 3]], b[[0, 2, 3]], BOXED)
+    a[1, 0] = bad
+    got = clipped_sum(a, b, BOXED)
+    torch.testing.assert_close(flat(got.sums), flat(expected.sums))
+    assert (got.counts.nonfinite, got.counts.examples) == (1, 4)
+
+
+def test_releases_may_be_clipped_in_different_ways():
+    apart = Key("boxed", "b")
+    sums = ClippedSum(
+        {A: torch.zeros(3), apart: torch.zeros(2)},
+        (Release("gradient", 3, 2.0), Release("boxed", 2, 1.0, clip="coordinates")),
+    )
+    sums.take(
+        {A: Explicit(torch.tensor([[10.0, 0, 0]])), apart: Explicit(torch.tensor([[-9.0, 0.5]]))}
+    )
+    sums.close_micro_batch(1)
+    assert sums.sums[A].tolist() == [2.0, 0, 0]
+    assert sums.sums[apart].tolist() == [-1.0, 0.5]
+
+
+def test_every_coordinate_gets_laplace_noise_of_the_declared_scale():
+    releases = (Release("gradient", 20_000, 2.0, 1.0, "laplace"),)
+    drawn = noise_of(1.5, releases, {A: 20_000})[A] / 3.0
+    assert (drawn != 0).all()
+    assert kstest(drawn, "laplace").pvalue > 1e-3
+    for wrong in (0.8, 1.25):
+        assert kstest(drawn / wrong, "laplace").pvalue < 1e-6
+    assert kstest(drawn / drawn.std(), "norm").pvalue < 1e-6
+    other = noise_of(1.5, releases, {A: 20_000}, seed=1)[A] / 3.0
+    assert abs(np.corrcoef(drawn, other)[0, 1]) < 0.03
+
+
+def test_laplace_noise_is_as_frequent_beyond_nine_scales_as_it_should():
+    gen = torch.Generator().manual_seed(0)
+    zero = {A: torch.zeros(2_000_000)}
+    drawn = add_noise(zero, (Release("gradient", 1, 1.0, 1.0, "laplace"),), 1.0, gen)[A].abs()
+    expected = 2_000_000 * math.exp(-9)
+    assert abs(int((drawn > 9).sum()) - expected) < 5 * math.sqrt(expected)

@@ -17,6 +17,7 @@ FLOORS = (
     {"gradient"},
     {"logbook"},
     {"train"},
+    {"pate"},
     {"attacks", "analysis"},
     {"artifacts"},
 )

@@ -3,11 +3,14 @@
 from dpexp.mechanism.certificate import PrivacyError, verify
 from dpexp.mechanism.mechanism import Mechanism, build, num_steps
 from dpexp.mechanism.sampling import generator, new_secret
+from dpexp.mechanism.votes import NoisyVotes, build_votes
 
 __all__ = [
     "Mechanism",
+    "NoisyVotes",
     "PrivacyError",
     "build",
+    "build_votes",
     "generator",
     "new_secret",
     "num_steps",

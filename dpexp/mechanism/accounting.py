@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -81,12 +81,27 @@ def rdp_epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
         return 0.0
     if sigma <= 0:
         return math.inf
+    return _from_rdp(_rdp_per_step(q, sigma) * steps, delta)
+
+
+def rdp_epsilon_apart(q: float, sigmas: Sequence[float], steps: int, delta: float) -> float:
+    """Add up the subsampled RDP of several releases of a step, as if each had its own subsample.
+
+    Releases of one step share its subsample, so this understates what they cost together; it is
+    the arithmetic of gep's released code.
+
+    Args:
+        q: sampling probability in (0, 1].
+        sigmas: effective noise multiplier of each release, > 0.
+        steps: how many steps compose, >= 1.
+        delta: in (0, 1).
+    """
+    return _from_rdp(sum(_rdp_per_step(q, sigma) for sigma in sigmas) * steps, delta)
+
+
+def _from_rdp(rdp: np.ndarray, delta: float) -> float:
     orders = np.array(ORDERS)
-    epsilon = (
-        _rdp_per_step(q, sigma) * steps
-        - np.log(delta * orders) / (orders - 1)
-        + np.log1p(-1 / orders)
-    )
+    epsilon = rdp - np.log(delta * orders) / (orders - 1) + np.log1p(-1 / orders)
     return max(0.0, float(np.min(epsilon)))
 
 

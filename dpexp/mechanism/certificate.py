@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpexp.mechanism.accounting import PRVFailed, prv_epsilon, rdp_epsilon
+from dpexp.mechanism.gnmax import effective_multiplier, votes_epsilon
+from dpexp.mechanism.laplace import pld_epsilon, pure_epsilon
 
 NO_NOISE = "no noise: no privacy"
 NO_CLIPPING = "no clipping: no privacy"
@@ -14,7 +16,12 @@ SHUFFLED = "shuffled batches: epsilon is paper-compatible, not a guarantee"
 SECRET = "secret randomness: the run cannot be replayed"
 BY_RDP = "calibrated by RDP: PRV failed for these numbers"
 
+APART = "as if each release of a step had a subsample of its own: understates epsilon, no claim"
+
 NO_GUARANTEE = (NO_NOISE, NO_CLIPPING)
+
+CONFIDENT_GNMAX = "Confident-GNMax on teachers' votes"
+"""Names the mechanism whose certificate counts queries in place of steps."""
 
 
 class PrivacyError(RuntimeError):
@@ -34,20 +41,17 @@ def verify(certificate: Mapping[str, Any]) -> None:
     """
     try:
         _verify(certificate)
-    except (KeyError, TypeError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise PrivacyError(
             f"The privacy certificate is incomplete or malformed: {error!r}."
         ) from None
 
 
 def _verify(certificate: Mapping[str, Any]) -> None:
-    steps, draws = certificate["steps"], certificate["noise_draws"]
-    expected = 0 if NO_NOISE in certificate["deviations"] else steps
-    if draws != expected:
-        raise PrivacyError(
-            f"Noise was drawn at {draws} steps where {expected} are accounted for; "
-            "one draw per step is what the accountant assumes."
-        )
+    if certificate.get("mechanism") == CONFIDENT_GNMAX:
+        _check_queries(certificate)
+    else:
+        _check_steps(certificate)
     stated = certificate["epsilon"]
     if any(word in certificate["deviations"] for word in NO_GUARANTEE):
         if any(value is not None for value in stated.values()):
@@ -56,7 +60,8 @@ def _verify(certificate: Mapping[str, Any]) -> None:
     recomputed = _recompute(certificate)
     if certificate["calibrated_by"] not in recomputed:
         raise PrivacyError(
-            f"Expected noise calibrated by prv or rdp; got {certificate['calibrated_by']}."
+            f"Expected noise calibrated by {'pure' if 'pure' in recomputed else 'prv or rdp'}; "
+            f"got {certificate['calibrated_by']}."
         )
     epsilon = recomputed[certificate["calibrated_by"]]
     if not epsilon <= certificate["target_epsilon"]:
@@ -72,17 +77,60 @@ def _verify(certificate: Mapping[str, Any]) -> None:
             )
 
 
+def _check_steps(certificate: Mapping[str, Any]) -> None:
+    steps, draws = certificate["steps"], certificate["noise_draws"]
+    expected = 0 if NO_NOISE in certificate["deviations"] else steps
+    if draws != expected:
+        raise PrivacyError(
+            f"Noise was drawn at {draws} steps where {expected} are accounted for; "
+            "one draw per step is what the accountant assumes."
+        )
+
+
+def _check_queries(certificate: Mapping[str, Any]) -> None:
+    counts = (certificate["steps"], certificate["answers"])
+    for release, count in zip(certificate["releases"], counts, strict=True):
+        expected = 0 if NO_NOISE in certificate["deviations"] else count
+        if release["drawn"] != expected or count > release["at_most"]:
+            raise PrivacyError(
+                f"Noise for {release['name']} was drawn {release['drawn']} times for {count} "
+                f"queries, where at most {release['at_most']} are accounted for, one draw each."
+            )
+    if certificate["noise_draws"] != sum(release["drawn"] for release in certificate["releases"]):
+        raise PrivacyError("Expected noise_draws to be the sum of what the releases drew.")
+
+
+def _recompute_votes(certificate: Mapping[str, Any]) -> dict[str, float]:
+    check, votes = certificate["releases"]
+    stds = check["noise_std"], votes["noise_std"]
+    if not all(0 < std < math.inf for std in stds):
+        raise PrivacyError(f"Expected noise with positive standard deviations; got {stds}.")
+    multiplier = effective_multiplier(*stds, check["at_most"], votes["at_most"])
+    return votes_epsilon(multiplier, certificate["delta"])
+
+
 def _recompute(certificate: Mapping[str, Any]) -> dict[str, float]:
+    if certificate.get("mechanism") == CONFIDENT_GNMAX:
+        return _recompute_votes(certificate)
     q = certificate["batch_size"] / certificate["dataset_size"]
     if not math.isclose(q, certificate["q"], rel_tol=1e-9):
         raise PrivacyError(
             f"Expected q = batch_size / dataset_size = {q:.6g}; got {certificate['q']}."
         )
-    sensitivity = math.sqrt(sum(r["sensitivity"] ** 2 for r in certificate["releases"]))
+    releases = certificate["releases"]
+    laplace = any(r.get("noise") == "laplace" for r in releases)
+    sensitivity = math.sqrt(sum(r["sensitivity"] ** 2 for r in releases))
+    if laplace:
+        sensitivity = sum(r["sensitivity"] for r in releases)
     sigma = certificate["noise_multiplier"] / sensitivity
     if not 0 < sigma < math.inf:
         raise PrivacyError(f"Expected a positive noise multiplier; got {sigma * sensitivity}.")
     steps, delta = certificate["steps"], certificate["delta"]
+    if laplace:
+        return {
+            "pure": pure_epsilon(q, sigma, [1.0] * steps),
+            "pld": pld_epsilon(q, sigma, steps),
+        }
     epsilon = {"rdp": rdp_epsilon(q, sigma, steps, delta)}
     if certificate["calibrated_by"] == "prv":
         try:

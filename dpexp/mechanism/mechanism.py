@@ -12,19 +12,28 @@ import torch
 from torch import Tensor
 
 from dpexp.mechanism import certificate as words
-from dpexp.mechanism.accounting import calibrate, prv_epsilon, rdp_epsilon
+from dpexp.mechanism.accounting import (
+    calibrate,
+    prv_epsilon,
+    rdp_epsilon,
+    rdp_epsilon_apart,
+)
+from dpexp.mechanism.laplace import calibrate_laplace, pld_epsilon, pure_epsilon
 from dpexp.mechanism.sampling import generator, new_secret, poisson, shuffled
 from dpexp.types import ConfigError, Release, joint_sensitivity, require_word
 
 SAMPLINGS = ("poisson", "shuffle")
 
+BUDGETS = ("total", "per_step")
+"""What eps is the budget of: the run, or each of its steps."""
+
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A subsampled Gaussian mechanism, run `num_steps` times.
+    """A subsampled Gaussian or Laplace mechanism, run `num_steps` times.
 
-    Each coordinate of a release gets noise of standard deviation noise_multiplier times the
-    release's clip norm. A step costs a Gaussian mechanism of effective multiplier
+    Each coordinate of a release gets noise of standard deviation (Laplace: of scale)
+    noise_multiplier times the release's clip norm. A step costs a mechanism of effective multiplier
     noise_multiplier / joint_sensitivity(releases) on a subsample of probability `sampling_prob`.
 
     Attributes:
@@ -33,13 +42,13 @@ class Mechanism:
         num_steps: how many steps the budget is for.
         sampling: "poisson", or "shuffle" as the authors' code did.
         target_epsilon: None where no budget was asked for.
-        delta: in (0, 1).
+        delta: in (0, 1); 0 under Laplace noise, which is purely private.
         noise: True, False, or "secret" for randomness seeded by the operating system.
         clip: whether examples' contributions are bounded.
         noise_multiplier: 0 without noise.
         releases: what leaves at every step.
         seed: of an experiment that can be repeated.
-        calibrated_by: "prv", "rdp" where PRV fails, or "none".
+        calibrated_by: "prv", "rdp" where PRV fails, "pure" under Laplace noise, or "none".
     """
 
     dataset_size: int
@@ -87,24 +96,62 @@ class Mechanism:
         """Give the generator of the step's noise, the same on every rank."""
         return generator(self._root, "noise", step, device)
 
-    def epsilon(self, steps: int, accountant: str = "prv") -> float | None:
+    @property
+    def is_laplace(self) -> bool:
+        """Whether the noise is Laplace's."""
+        return _is_laplace(self.releases)
+
+    @property
+    def accountants(self) -> tuple[str, ...]:
+        """Name those that bound epsilon here, the one that is held to the target first."""
+        if self.is_laplace:
+            return ("pure", "pld")
+        return ("rdp",) if self.calibrated_by == "rdp" else ("prv", "rdp")
+
+    def epsilon(self, steps: int, accountant: str | None = None) -> float | None:
         """Bound the budget spent after some steps.
 
         Args:
             steps: in [0, num_steps] for a cheap answer; beyond, a new grid is built.
-            accountant: "prv" (which is RDP where PRV failed at calibration) or "rdp".
+            accountant: one of `accountants`; None: the first.
 
         Returns:
             None where there is no guarantee to state.
         """
         if not self.is_private:
             return None
+        accountant = accountant or self.accountants[0]
+        if accountant not in self.accountants:
+            raise ValueError(f"Expected accountant {self.accountants}; got {accountant}.")
         sigma = self.noise_multiplier / joint_sensitivity(self.releases)
-        if accountant == "rdp" or self.calibrated_by == "rdp":
-            return rdp_epsilon(self.sampling_prob, sigma, steps, self.delta)
-        if accountant != "prv":
-            raise ValueError(f"Expected accountant prv or rdp; got {accountant}.")
-        return prv_epsilon(self.sampling_prob, sigma, steps, self.delta, self.num_steps)
+        q = self.sampling_prob
+        if accountant == "pure":
+            return pure_epsilon(q, sigma, [1.0] * steps)
+        if accountant == "pld":
+            return pld_epsilon(q, sigma, steps)
+        if accountant == "rdp":
+            return rdp_epsilon(q, sigma, steps, self.delta)
+        return prv_epsilon(q, sigma, steps, self.delta, self.num_steps)
+
+    def epsilon_at(self, factors: Sequence[float]) -> float | None:
+        """Say what a run under Laplace noise had cost with each step's noise over a factor.
+
+        Args:
+            factors: one per step, > 0; above 1 for less noise than was drawn.
+
+        Returns:
+            None where there is no guarantee to state.
+        """
+        if not self.is_private or not self.is_laplace:
+            return None
+        sigma = self.noise_multiplier / joint_sensitivity(self.releases)
+        return pure_epsilon(self.sampling_prob, sigma, factors)
+
+    def _epsilon_apart(self, steps: int) -> float | None:
+        if len(self.releases) < 2 or self.is_laplace or not self.is_private or steps == 0:
+            return None
+        sigmas = [self.noise_multiplier / release.sensitivity for release in self.releases]
+        return rdp_epsilon_apart(self.sampling_prob, sigmas, steps, self.delta)
 
     @property
     def deviations(self) -> list[str]:
@@ -136,7 +183,7 @@ class Mechanism:
             frozen: likewise.
             deviations: further words on what departs from the claim.
         """
-        accountants = ("prv", "rdp") if self.calibrated_by != "rdp" else ("rdp",)
+        apart = self._epsilon_apart(steps)
         return {
             "neighbouring": "add or remove one example",
             "sampling": self.sampling,
@@ -154,10 +201,13 @@ class Mechanism:
                     "dimension": release.dimension,
                     "clip_norm": release.clip_norm,
                     "sensitivity": release.sensitivity,
+                    "noise": release.noise,
+                    "clip": release.clip,
                 }
                 for release in self.releases
             ],
-            "epsilon": {name: self.epsilon(steps, name) for name in accountants},
+            "epsilon": {name: self.epsilon(steps, name) for name in self.accountants},
+            **({} if apart is None else {"accounted_apart": {"rdp": apart, "note": words.APART}}),
             "target_epsilon": self.target_epsilon,
             "delta": self.delta,
             "calibrated_by": self.calibrated_by,
@@ -198,7 +248,8 @@ def build(
 
     Args:
         privacy: eps (> 0; may be None without noise), delta, noise (True, False or "secret"),
-            clip (bool), sampling ("poisson" or "shuffle").
+            clip (bool), sampling ("poisson" or "shuffle"); under Laplace noise also budget, which
+            says whether eps is for the run ("total") or for each step ("per_step").
         dataset_size: training examples.
         batch_size: expected size of a logical batch, at most dataset_size.
         num_steps: how many steps the budget must last.
@@ -210,13 +261,24 @@ def build(
         ConfigError: for a budget, size or name that cannot be meant.
     """
     _check(privacy, dataset_size, batch_size, num_steps)
+    assert len({release.noise for release in releases}) <= 1, "one accountant knows one noise"
     noise, clip = privacy["noise"], privacy["clip"]
     epsilon = None if privacy["eps"] is None else float(privacy["eps"])
+    delta, laplace = float(privacy["delta"]), _is_laplace(releases)
+    if laplace:
+        delta = 0.0
+        require_word("privacy.budget", privacy["budget"], BUDGETS)
+        if epsilon is not None and privacy["budget"] == "per_step":
+            epsilon *= num_steps
     sigma, calibrated_by = 0.0, "none"
     if not noise and epsilon is not None:
-        warnings.warn(f"eps={epsilon:g} has no effect: noise is off, so is privacy.", stacklevel=2)
-    if noise:
-        q, delta = batch_size / dataset_size, float(privacy["delta"])
+        warnings.warn(
+            f"eps={privacy['eps']:g} has no effect: noise is off, so is privacy.", stacklevel=2
+        )
+    q = batch_size / dataset_size
+    if noise and laplace:
+        sigma, calibrated_by = calibrate_laplace(q, epsilon / num_steps), "pure"
+    elif noise:
         sigma, calibrated_by = calibrate(q, num_steps, delta, epsilon)
     if noise == "secret" and secret is None:
         secret = new_secret()
@@ -226,7 +288,7 @@ def build(
         num_steps=num_steps,
         sampling=privacy["sampling"],
         target_epsilon=epsilon if noise and clip else None,
-        delta=float(privacy["delta"]),
+        delta=delta,
         noise=noise,
         clip=clip,
         noise_multiplier=sigma * joint_sensitivity(releases),
@@ -235,6 +297,10 @@ def build(
         calibrated_by=calibrated_by,
         _secret=secret if noise == "secret" else None,
     )
+
+
+def _is_laplace(releases: tuple[Release, ...]) -> bool:
+    return any(release.noise == "laplace" for release in releases)
 
 
 def _require(holds: bool, message: str) -> None:
@@ -252,6 +318,17 @@ def _check_sizes(dataset_size: int, batch_size: int) -> None:
 
 
 def _check(privacy: Mapping[str, Any], dataset_size: int, batch_size: int, num_steps: int) -> None:
+    _check_sizes(dataset_size, batch_size)
+    _require(num_steps > 0, f"Expected at least one step; got {num_steps}. Set epochs.")
+    check_privacy(privacy, dataset_size)
+
+
+def check_privacy(privacy: Mapping[str, Any], dataset_size: int) -> None:
+    """Refuse a budget or a word that cannot be meant, and warn of a delta that is too large.
+
+    Raises:
+        ConfigError: naming the first such setting.
+    """
     eps, delta, noise, clip = (privacy[key] for key in ("eps", "delta", "noise", "clip"))
     sampling = privacy["sampling"]
     require_word("sampling", sampling, SAMPLINGS)
@@ -260,8 +337,6 @@ def _check(privacy: Mapping[str, Any], dataset_size: int, batch_size: int, num_s
         f"Expected noise true, false or secret; got {noise}. Set noise.",
     )
     _require(isinstance(clip, bool), f"Expected clip true or false; got {clip}. Set clip.")
-    _check_sizes(dataset_size, batch_size)
-    _require(num_steps > 0, f"Expected at least one step; got {num_steps}. Set epochs.")
     _require(
         _is_number(delta) and 0 < delta < 1,
         f"Expected delta in (0, 1); got {delta}. Set task.delta.",
@@ -275,7 +350,7 @@ def _check(privacy: Mapping[str, Any], dataset_size: int, batch_size: int, num_s
         warnings.warn(
             f"delta={delta:g} is not below 1/N = {1 / dataset_size:.3g}: "
             "such a guarantee allows one example to be published. Set task.delta.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -1,4 +1,4 @@
-"""Finding a data set's parquet files: a folder laid out like hub snapshots first, then the hub."""
+"""Finding data sets and models: a folder laid out like hub snapshots first, then the hub."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import huggingface_hub
+import huggingface_hub.constants
 
 from dpexp.types import ConfigError, MissingData
 
@@ -40,7 +41,8 @@ def parquet_files(
     missing = [split for split in splits if not found[split]]
     if not missing:
         return found
-    snapshot, reason = _fetch(repo, [f"{config}/{split}-*.parquet" for split in missing])
+    patterns = [f"{config}/{split}-*.parquet" for split in missing]
+    snapshot, reason = _fetch(repo, "dataset", patterns)
     for split in missing:
         found[split] = _shards(snapshot / config, split, strict=False) if snapshot else []
     missing = [split for split in missing if not found[split]]
@@ -52,6 +54,29 @@ def parquet_files(
             f"folder that holds {repo}/{config}, or run once with a network."
         )
     return found
+
+
+def model_folder(model_root: str | Path, repo: str) -> Path:
+    """Find a pretrained model's folder.
+
+    Args:
+        model_root: the folder that holds `<repo>/config.json`.
+        repo: the model's name on the hub, `owner/name`.
+
+    Raises:
+        MissingData: it is neither in model_root nor on the hub or in its cache.
+    """
+    folder = (Path(model_root).expanduser() / repo).absolute()
+    if (folder / "config.json").is_file():
+        return folder
+    snapshot, reason = _fetch(repo, "model", ["*.json", "*.safetensors", "*.txt", "*.model"])
+    if snapshot is None or not (snapshot / "config.json").is_file():
+        raise MissingData(
+            f"Expected the model {repo} in {folder}, with config.json and model.safetensors; found "
+            f"none, and the hub could not supply it: {reason}. Put its files there, set model_root "
+            f"to the folder that holds {repo}, or run once with a network."
+        )
+    return snapshot
 
 
 def _shards(folder: Path, split: str, *, strict: bool) -> list[Path]:
@@ -70,20 +95,20 @@ def _shards(folder: Path, split: str, *, strict: bool) -> list[Path]:
     return []
 
 
-def _fetch(repo: str, patterns: list[str]) -> tuple[Path | None, str]:
+def _fetch(repo: str, kind: str, patterns: list[str]) -> tuple[Path | None, str]:
     """Bring files from the hub, or its cache where it cannot be reached; say why if neither."""
-    reason = _why_unreachable(f"{huggingface_hub.constants.ENDPOINT}/api/datasets/{repo}")
+    reason = why_unreachable(f"{huggingface_hub.constants.ENDPOINT}/api/{kind}s/{repo}")
     try:
         folder = huggingface_hub.snapshot_download(
-            repo, repo_type="dataset", allow_patterns=patterns, local_files_only=reason is not None
+            repo, repo_type=kind, allow_patterns=patterns, local_files_only=reason is not None
         )
     except Exception as error:  # whatever the client raises, the remedy is the same
         return None, reason or " ".join(str(error).split())
     return Path(folder), reason or "it has no such file"
 
 
-def _why_unreachable(url: str) -> str | None:
-    """Ask the hub once, in seconds, where its client would go on trying for minutes."""
+def why_unreachable(url: str) -> str | None:
+    """Ask a server once, in seconds, where its client would go on trying for minutes."""
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     outcome: list[str | None] = []

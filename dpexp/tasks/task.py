@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dpexp.types import Batch, ConfigError
@@ -19,7 +20,7 @@ class Examples:
 
     Attributes:
         inputs: [n, ...]; uint8 stands for [0, 255], floats are taken as they are.
-        targets: [n], class indices.
+        targets: [n], class indices, or numbers in a regression.
         mean: of the inputs in [0, 1], one number per channel (dimension 1); None: not normalised.
         std: likewise.
     """
@@ -68,6 +69,20 @@ class Examples:
         return scale.view(shape).to(device), shift.view(shape).to(device)
 
 
+Judge = Callable[[Tensor, Tensor], Tensor]
+"""Compares outputs [n, c] with targets [n]."""
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Sum the examples' cross-entropy between logits [n, c] and class indices [n]."""
+    return F.cross_entropy(outputs, targets, reduction="sum")
+
+
+def percent_right(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Give 100 where the largest logit is the target's, else 0, [n]."""
+    return 100.0 * (outputs.argmax(1) == targets)
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """What a run trains on and how it is judged.
@@ -76,13 +91,16 @@ class Task:
         name: as in conf/task.
         train: the private examples.
         test: the examples the metric is computed on.
-        public: examples that may be used freely; None: there are none.
-        num_classes: how many classes the targets index.
+        public: examples that may be used freely (`dpexp.tasks.public`); None: none are used.
+        num_classes: how many classes the targets index; one where they are numbers.
         input_shape: of one example, (channels, height, width).
         delta: of the (eps, delta) guarantee.
         dataset_size: the declared N of the training set, which the accounting uses.
-        fingerprint: sha256 of the decoded examples, so that results say which data they are of.
-        metric: what is reported, in percent.
+        fingerprint: sha256 of the decoded examples, public ones included, so that results say
+            which data they are of.
+        metric: what is reported, as result.json names it.
+        loss: what training lowers, summed over the examples.
+        score: what the metric is the mean of, [n].
     """
 
     name: str
@@ -95,6 +113,8 @@ class Task:
     dataset_size: int
     fingerprint: str
     metric: str = "test_accuracy"
+    loss: Judge = cross_entropy
+    score: Judge = percent_right
 
 
 def assemble(
@@ -112,6 +132,8 @@ def assemble(
             "declared, because the accounting may not read it off private data."
         )
     for part, examples in (("training", train), ("test", test)):
+        if examples.targets.is_floating_point():
+            continue
         if len(examples) and not 0 <= int(examples.targets.min()) <= int(examples.targets.max()) < (
             num_classes
         ):

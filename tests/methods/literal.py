@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 
 
-def gradients(model, x, y):
+def gradients(model, x, y, loss_of=F.cross_entropy):
     """Per-example gradients by plain autograd, one backward pass each."""
     names = [name for name, _ in model.named_parameters()]
     rows = []
     for x_i, y_i in zip(x, y, strict=True):
-        loss = F.cross_entropy(model(x_i[None]), y_i[None])
+        loss = loss_of(model(x_i[None]), y_i[None])
         rows.append(torch.autograd.grad(loss, list(model.parameters())))
     return {name: torch.stack([row[k] for row in rows]) for k, name in enumerate(names)}
 

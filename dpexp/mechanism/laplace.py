@@ -1,0 +1,73 @@
+"""What a Poisson-subsampled Laplace mechanism costs: pure differential privacy, delta = 0.
+
+Laplace noise of scale b on a vector of l1 sensitivity s is s / b private (Dwork et al. 2006). On a
+subsample of probability q that is ln(1 + q (e^{s/b} - 1)) (Li, Qardaji and Su 2012, Theorem 1),
+and the steps of a run add up. sigma is b / s, as the effective multiplier of Gaussian noise is.
+
+Two accountants. "pure" is these formulas. "pld" knows neither: it reads a step's largest privacy
+loss off the densities of the noise and the mixture, which at delta = 0 is what composes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+ROUNDING = 1e-9
+"""Share by which noise exceeds what the formulas ask for, so that rounding breaks no bound."""
+
+LARGE = 500.0
+"""Beyond this, e^x dwarfs one; below twice it, e^x is a float64."""
+
+
+def amplified(epsilon: float, q: float) -> float:
+    """Give a step's epsilon on a subsample, from its epsilon on the whole data."""
+    if epsilon > LARGE:
+        return epsilon + math.log(q)
+    return math.log1p(q * math.expm1(epsilon))
+
+
+def unamplified(epsilon: float, q: float) -> float:
+    """Invert `amplified`."""
+    if epsilon > LARGE:
+        return epsilon - math.log(q)
+    return math.log1p(math.expm1(epsilon) / q)
+
+
+def pure_epsilon(q: float, sigma: float, factors: Sequence[float]) -> float:
+    """Add up the steps' epsilons.
+
+    Args:
+        q: sampling probability in (0, 1].
+        sigma: noise scale over l1 sensitivity; 0 gives infinity.
+        factors: one per step: the noise of that step is sigma over its factor.
+    """
+    if sigma <= 0:
+        return math.inf if len(factors) else 0.0
+    return math.fsum(amplified(factor / sigma, q) for factor in factors)
+
+
+def pld_epsilon(q: float, sigma: float, steps: int) -> float:
+    """Add up the steps' largest privacy losses, read off the densities.
+
+    Args:
+        q: sampling probability in (0, 1].
+        sigma: noise scale over l1 sensitivity; 0 gives infinity.
+        steps: how many steps compose, >= 0.
+    """
+    if steps == 0:
+        return 0.0
+    if sigma <= 0:
+        return math.inf
+    # Outside [0, 1] both densities fall alike, so that no loss is larger there.
+    place = np.linspace(-0.5, 1.5, 201)
+    absent, present = -np.abs(place) / sigma, -np.abs(place - 1) / sigma
+    mixture = np.logaddexp(math.log1p(-q) + absent, math.log(q) + present) if q < 1 else present
+    return steps * float(np.abs(mixture - absent).max())
+
+
+def calibrate_laplace(q: float, step_epsilon: float) -> float:
+    """Give the least sigma whose step, on a subsample of probability q, costs step_epsilon."""
+    return (1 + ROUNDING) / unamplified(step_epsilon, q)

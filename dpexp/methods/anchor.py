@@ -1,0 +1,92 @@
+"""The anchor subspace of gep: parameter groups, their shares of the basis, anchor gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.linalg import orthonormal_columns
+from dpexp.types import ConfigError, PublicGradients
+
+GROUPINGS = ("stages", "layers", "all")
+
+Groups = Mapping[str, Sequence[str]]
+"""The names of each group's parameters."""
+
+
+def parameter_groups(model: nn.Module, grouping: str) -> dict[str, tuple[str, ...]]:
+    """Split a model's parameters into groups, each in the model's order.
+
+    Args:
+        model: owns the parameters.
+        grouping: "stages" puts together what lies in one top-level module and has as many
+            outputs: in a ResNet the first layer, every stage, and the classifier (gep, Section 4).
+            "layers" makes each layer a group; "all" makes one.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, parameter in model.named_parameters():
+        stage = f"{name.partition('.')[0]}:{next(iter(parameter.shape), 1)}"
+        layer = name.rpartition(".")[0]
+        key = {"stages": stage, "layers": layer, "all": "all"}[grouping]
+        groups.setdefault(key, []).append(name)
+    return {key: tuple(names) for key, names in groups.items()}
+
+
+def shares(sizes: Mapping[str, int], total: int) -> dict[str, int]:
+    """Share basis vectors out in proportion to the square root of each group's size.
+
+    Whole numbers by Webster's method: one each, and then always to the group that is furthest
+    behind. A group gets no more than it has parameters.
+
+    Args:
+        sizes: number of parameters by group.
+        total: how many vectors, k.
+
+    Raises:
+        ConfigError: if there are fewer vectors than groups, or more than parameters.
+    """
+    if not len(sizes) <= total <= sum(sizes.values()):
+        raise ConfigError(
+            f"Expected k in [{len(sizes)}, {sum(sizes.values())}], at least one basis vector a "
+            f"group and at most one a parameter; got k={total}. Set method.k."
+        )
+    given = dict.fromkeys(sizes, 1)
+    for _ in range(total - len(sizes)):
+        hungry = (group for group in sizes if given[group] < sizes[group])
+        given[min(hungry, key=lambda g: (given[g] + 0.5) / math.sqrt(sizes[g]))] += 1
+    return given
+
+
+def anchor_gradients(
+    public: PublicGradients, m: int, labels: Tensor | None, groups: Groups
+) -> dict[str, Tensor]:
+    """Take the gradients of the first m public examples, [m, p] by group.
+
+    Args:
+        public: the public set at the model's present weights.
+        m: how many.
+        labels: [m]; None: the set's own.
+        groups: what to put side by side.
+    """
+    anchors: dict[str, Tensor] = {}
+    done = 0
+    for gradients in public.micro_batches(torch.arange(m), labels):
+        for group, names in groups.items():
+            some = [gradients[name].flatten(1) for name in names]
+            sizes = [each.shape[1] for each in some]
+            if done == 0:
+                anchors[group] = some[0].new_empty(m, sum(sizes))
+            rows = anchors[group][done : done + len(some[0])]
+            for columns, each in zip(rows.split(sizes, dim=1), some, strict=True):
+                columns.copy_(each)
+        done += len(rows)
+    return anchors
+
+
+def random_basis(k: int, p: int, gen: torch.Generator, like: Tensor) -> Tensor:
+    """Draw k orthonormal rows [k, p] uniformly (gep, Appendix C)."""
+    gaussian = torch.randn(p, k, generator=gen, device=like.device, dtype=like.dtype)
+    return orthonormal_columns(gaussian).T

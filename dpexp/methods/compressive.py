@@ -1,0 +1,187 @@
+"""Compressive SGD: a sparsified gradient, measured, noised and recovered (Farokhi 2020).
+
+arXiv 2011.14572, Algorithms 1 to 3, for a convex loss of n parameters. At step k:
+
+    g     <- mean of the examples' gradients, each coordinate within Xi      Assumption 1
+    v     <- the kappa largest entries of g                                  Eq. (2)
+    Psi   <- p x n, sqrt(p) Psi standard Gaussian                            Algorithm 2, line 2
+    y     <- Psi v / (2 Xi kappa) + Laplace noise                            line 3
+    v*    <- 2 Xi kappa CoSaMP(Psi, kappa, y)                                lines 4-5, Algorithm 1
+    theta <- theta - rho_k v*                                                Algorithm 3
+
+Whatever the data, v has kappa entries within [-Xi, Xi], so v / (2 Xi kappa) moves by at most 1 in
+l1 from one data set to any other, and Psi v / (2 Xi kappa) by the largest l1 norm of Psi's columns.
+That bound does not fall with the number of examples, for the choice of entries does not: where
+examples tip the balance, all kappa places may change at once.
+
+Differences from the paper:
+ 1. Xi is enforced: each coordinate of an example's gradient, and of their sum over the expected
+    batch size, is clamped.
+ 2. The noise has scale max_j |Psi_j|_1 / eps, of the Psi that was drawn; the paper's scale,
+    sqrt(p) / eps, is too little whenever a column is longer than sqrt(p). The certificate says what
+    epsilon that would have come to.
+ 3. What is released is Psi v over that largest norm, times the expected batch size, so that the
+    sensitivity is the same at every step and the trainer's division gives a mean.
+ 4. `psi=none` releases v itself with noise of scale 2 Xi kappa / eps on all n coordinates; with
+    `kappa=null`, which keeps all of them, that is the paper's run without sparsification.
+    `bound=example` gives that run the noise it needs: without a choice of entries one example moves
+    the mean by n Xi / B in l1, not by 2 Xi n.
+ 5. Batches may be Poisson samples; Psi is drawn anew at every step either way.
+ 6. Trains the model's head, whatever is below it: the loss is convex there.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.methods.cosamp import cosamp, keep_largest
+from dpexp.methods.selection import head_parameters
+from dpexp.types import Carrier, ConfigError, Key, Method, Release, State, Tap, require_word
+
+GRADIENT = "measurements"
+MEASURED = Key(GRADIENT, "all", "psi")
+"""The one block that leaves, of all parameters together."""
+
+LEAST_ROWS = 3
+"""Of Psi (Algorithm 2, line 1)."""
+
+
+class Compressive(Method):
+    """Releases p measurements of the kappa largest entries of the mean gradient a step."""
+
+    def __init__(
+        self,
+        kappa: int | None,
+        p: int,
+        psi: str,
+        bound: str,
+        xi: float,
+        batch_size: int,
+        head: str,
+    ) -> None:
+        """Set the options.
+
+        Args:
+            kappa: entries to keep, in [1, n]; None keeps all.
+            p: rows of Psi, >= 3.
+            psi: "gaussian" or "none".
+            bound: what the noise is to hide: any change of a vector in the "box" (the paper), or
+                one "example" (with psi "none" and kappa None alone).
+            xi: bound on each coordinate, > 0.
+            batch_size: expected number of examples a step, > 0.
+            head: the classifier's name in the model.
+
+        Raises:
+            ConfigError: for a value outside its range.
+        """
+        require_word("method.psi", psi, ("gaussian", "none"))
+        require_word("method.bound", bound, ("box", "example"))
+        if p < LEAST_ROWS:
+            raise ConfigError(f"Expected p >= {LEAST_ROWS}; got p={p}. Set method.p.")
+        if not 0 < xi < math.inf:
+            raise ConfigError(f"Expected xi > 0; got xi={xi}. Set privacy.clip_norm.")
+        if bound == "example" and (psi, kappa) != ("none", None):
+            raise ConfigError(
+                "Expected bound=example with psi=none and kappa=null only, as one example may "
+                f"change which entries are kept; got psi={psi} and kappa={kappa}. "
+                "Set method.bound=box."
+            )
+        self._kappa, self._p, self._psi = kappa, p, psi
+        self._bound, self._xi, self._batch_size = bound, xi, batch_size
+        self._head = head
+
+    def trainable(self, model: nn.Module) -> tuple[str, ...]:
+        """Name the classifier's parameters."""
+        return head_parameters(model, self._head)
+
+    def start(self, model: nn.Module) -> State:
+        """Remember the parameters' shapes.
+
+        Raises:
+            ConfigError: if kappa is not within [1, n].
+        """
+        shapes = {name: tuple(model.get_parameter(name).shape) for name in self.trainable(model)}
+        size = sum(torch.Size(shape).numel() for shape in shapes.values())
+        kappa = size if self._kappa is None else self._kappa
+        if type(kappa) is not int or not 1 <= kappa <= size:
+            raise ConfigError(
+                f"Expected kappa in [1, {size}], the number of trained coordinates, or null for "
+                f"all; got kappa={kappa}. Set method.kappa."
+            )
+        if self._psi == "gaussian" and self._p > size:
+            warnings.warn(
+                f"p={self._p} measurements of {size} coordinates compress nothing. Set method.p.",
+                stacklevel=2,
+            )
+        return {"shapes": shapes, "size": size, "kappa": kappa, "column_norms": []}
+
+    def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
+        """Draw Psi, and note its largest column norm."""
+        if self._psi == "none":
+            return state
+        like = next(model.parameters())
+        psi = torch.randn(
+            (self._p, state["size"]), generator=gen, device=like.device, dtype=like.dtype
+        ) / math.sqrt(self._p)
+        norm = float(psi.abs().sum(0).max())
+        return {**state, "psi": psi, "column_norms": [*state["column_norms"], norm]}
+
+    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
+        """Carry the classifier's gradient."""
+        return {Key(GRADIENT, f"{layer}.{name}"): tap.gradient(name) for name in tap.parameters}
+
+    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Give the classifier's shapes."""
+        return {Key(GRADIENT, name): shape for name, shape in state["shapes"].items()}
+
+    def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
+        """Declare the measurements, in l1: each is the batch size times a vector in the box."""
+        dimension = state["size"] if self._psi == "none" else self._p
+        sensitivity = 2 * state["kappa"] * self._batch_size * self._xi / clip_norm
+        if self._bound == "example":
+            sensitivity = float(state["size"])
+        return (Release(GRADIENT, dimension, clip_norm, sensitivity, "laplace", "coordinates"),)
+
+    def compress(self, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
+        """Keep the largest entries of the mean and measure them."""
+        total = torch.cat([sums[key].flatten() for key in self.blocks(state)])
+        mean = (total / self._batch_size).clamp(-self._xi, self._xi)
+        kept = keep_largest(mean, state["kappa"])
+        if self._psi == "gaussian":
+            kept = state["psi"] @ kept / state["column_norms"][-1]
+        return {MEASURED: self._batch_size * kept}
+
+    def reconstruct(
+        self, state: State, noisy: Mapping[Key, Tensor]
+    ) -> tuple[dict[str, Tensor], State]:
+        """Recover the entries, and forget Psi."""
+        vector = noisy[MEASURED]
+        if self._psi == "gaussian":
+            scale = 2 * self._xi * state["kappa"]
+            y = state["column_norms"][-1] * vector / scale
+            vector = scale * cosamp(state["psi"], state["kappa"], y)
+        sizes = [torch.Size(shape).numel() for shape in state["shapes"].values()]
+        pieces = zip(state["shapes"].items(), vector.split(sizes), strict=True)
+        gradients = {name: piece.view(shape) for (name, shape), piece in pieces}
+        return gradients, {key: value for key, value in state.items() if key != "psi"}
+
+    def remarks(
+        self, state: State, epsilon_at: Callable[[Sequence[float]], float | None]
+    ) -> dict[str, Any]:
+        """State the noise the drawn Psi asked for beside the paper's, and what that would give."""
+        norms, paper = state["column_norms"], math.sqrt(self._p)
+        if not norms:
+            return {}
+        return {
+            "column_norms": {"mean": sum(norms) / len(norms), "largest": max(norms)},
+            "paper": {
+                "column_norm": paper,
+                "epsilon": epsilon_at([norm / paper for norm in norms]),
+            },
+        }

@@ -1,0 +1,217 @@
+"""PATE's own loop: every stage of a run, in order."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpexp import memory
+from dpexp.mechanism import NoisyVotes, build_votes, generator, verify
+from dpexp.pate.settings import PATE
+from dpexp.pate.stages import EVALUATIONS, Answers, ask, teach, vote
+from dpexp.ranks import Ranks
+from dpexp.records import Run, describe_device, git_commit, versions
+from dpexp.tracking import Progress, Tracker
+from dpexp.train import Parts, evaluate
+from dpexp.types import ConfigError
+
+log = logging.getLogger("dpexp")
+
+TIMED_STEPS = 3
+"""Of the student, in an estimate (ours)."""
+
+TEST_HALF = "half of the test set is the student's public data; accuracy is of the other half"
+
+
+def train(config: dict, parts: Parts, ranks: Ranks) -> None:
+    """Train teachers, ask them, train the student, and write the run's record.
+
+    A run that was killed begins again; it does the same again, unless its noise is secret.
+
+    Args:
+        config: the run's plain config.
+        parts: built from it; `parts.method` is a PATE, `parts.model` the student.
+        ranks: a single one.
+
+    Raises:
+        ConfigError: for a mistake in the config.
+        PrivacyError: if the finished run does not hold what it claims.
+    """
+    memory.reset_peak(ranks.device)
+    began = time.monotonic()
+    pate = parts.method
+    mechanism, queries, task = make_mechanism(config, parts, ranks)
+    run = Run.open(config["results"], config)
+    words = [config[group]["name"] for group in ("method", "model", "task")]
+    trainable = {name: weight.numel() for name, weight in parts.model.named_parameters()}
+    announce(mechanism, pate, trainable)
+    with (
+        Tracker(config, run.directory) as tracker,
+        Progress(pate.teachers + pate.student_steps, " ".join(words)) as progress,
+    ):
+
+        def report(line: dict[str, Any]) -> None:
+            line |= {"epsilon": mechanism.epsilon()["rdp"], "clip_fraction": None, "nonfinite": 0}
+            run.log(line)
+            tracker.log(line)
+            progress.report(line)
+
+        votes = vote(pate, mechanism, task, queries, ranks.device, progress.advance)
+        answers = ask(votes, mechanism)
+        lessons = replace(queries.take(answers.answered), targets=answers.labels)
+        log.info("%d queries asked, %d answered", answers.asked, len(lessons))
+        parts = replace(parts, task=task)
+        last = teach(parts, lessons, config["seed"], ranks.device, progress.advance, report)
+    certificate = mechanism.certificate(
+        asked=votes[: answers.asked].numpy(),
+        answered=votes[answers.answered].numpy(),
+        draws=answers.draws,
+        trainable=trainable,
+        frozen={},
+        remarks=[TEST_HALF] if pate.public == "test-half" else [],
+    )
+    verify(certificate)
+    wall = time.monotonic() - began
+    examples = pate.teachers * pate.teacher_steps * pate.teacher_batch
+    examples += last["step"] * pate.student_batch
+    result = {
+        "method": config["method"]["name"],
+        "model": config["model"]["name"],
+        "task": task.name,
+        "profile": config["profile"]["name"],
+        "seed": config["seed"],
+        "eps": mechanism.target_epsilon,
+        "delta": mechanism.delta,
+        "metric": task.metric,
+        task.metric: last[task.metric],
+        "epochs": last["epoch"],
+        "steps": last["step"],
+        **judged(votes, answers, queries.targets),
+        "wall_s": round(wall, 3),
+        "examples_per_s": round(examples / wall, 1),
+        "peak_memory_mb": round(memory.peak_mb(ranks.device), 1),
+        "device": describe_device(ranks.device),
+        "ranks": ranks.size,
+        "versions": versions(),
+        "data_fingerprint": task.fingerprint,
+        "git_commit": git_commit(),
+    }
+    run.finish(result, certificate)
+
+
+def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes, Any, Any]:
+    """Freeze the mechanism, and choose what is asked.
+
+    Returns:
+        The mechanism, the queries in the order in which they are asked, and the task with the test
+        set that is left.
+
+    Raises:
+        ConfigError: for what PATE cannot do, or a size that does not fit.
+    """
+    pate, privacy = parts.method, config["privacy"]
+    if ranks.size > 1:
+        raise ConfigError(
+            f"Expected one process with method=pate, which trains one teacher after the other; got "
+            f"{ranks.size}. Set ranks=1."
+        )
+    for name, only in (("clip", True), ("sampling", "poisson")):
+        if privacy["noise"] and privacy[name] != only:
+            raise ConfigError(
+                f"Expected {name}={only} with method=pate, which clips and samples nothing; got "
+                f"{name}={privacy[name]}. Leave {name} out."
+            )
+    public, task = split_public(parts.task, pate.public)
+    asked = min(pate.queries, len(public))
+    mechanism = build_votes(
+        privacy,
+        dataset_size=config["task"]["dataset_size"],
+        num_classes=task.num_classes,
+        threshold=pate.threshold * pate.teachers,
+        check_ratio=pate.check_ratio,
+        max_checks=asked,
+        max_answers=min(pate.answers, asked),
+        seed=config["seed"],
+    )
+    order = torch.randperm(len(public), generator=generator(config["seed"], "queries", 0))
+    return mechanism, public.take(order[:asked]), task
+
+
+def split_public(task: Any, source: str) -> tuple[Any, Any]:
+    """Give the public examples, and the task with the test examples that are not among them.
+
+    Raises:
+        ConfigError: where PATE's teachers cannot learn the task, or it has no public set.
+    """
+    if len(task.input_shape) != 3 or task.train.targets.is_floating_point():
+        raise ConfigError(
+            f"Expected a task of images and classes with method=pate; got task={task.name}. "
+            "Set another task or method."
+        )
+    if source == "task":
+        return task.public, task
+    # The same half for every run, so that all are judged by the same examples.
+    order = torch.randperm(len(task.test), generator=generator(0, "test-half", 0))
+    half = len(order) // 2
+    return task.test.take(order[:half]), replace(task, test=task.test.take(order[half:]))
+
+
+def announce(mechanism: NoisyVotes, pate: PATE, trainable: dict[str, int]) -> None:
+    """Print what trains and what will be asked of whom, before the first teacher."""
+    log.info("student, of public inputs alone: %s numbers", f"{sum(trainable.values()):,}")
+    for name, size in trainable.items():
+        log.info("  %-40s %12s", name, f"{size:,}")
+    log.info(
+        "%d teachers; at most %d queries asked and %d answered; noise in votes: %.4g on answers, "
+        "%.4g on checks against %.4g (%s)",
+        pate.teachers,
+        mechanism.max_checks,
+        mechanism.max_answers,
+        mechanism.noise_multiplier,
+        mechanism.check_std,
+        mechanism.threshold,
+        "; ".join(mechanism.deviations) or "calibrated by rdp, whatever the votes",
+    )
+
+
+def judged(votes: Tensor, answers: Answers, truth: Tensor) -> dict[str, Any]:
+    """Say how right teachers and answers were, in percent; diagnostics that no guarantee covers."""
+    said = {"asked": answers.asked, "answered": len(answers.labels)}
+    if (truth < 0).any():  # a public set without the task's labels
+        return said
+    right = votes.gather(1, truth[:, None]).sum() / votes.sum()
+    said["teacher_accuracy"] = round(100 * float(right), 2)
+    if len(answers.labels):
+        answered = (answers.labels == truth[answers.answered]).double().mean()
+        said["label_accuracy"] = round(100 * float(answered), 2)
+    return said
+
+
+def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
+    """Time one teacher, a few of the student's steps and an evaluation, and scale them to the run.
+
+    Returns:
+        Seconds for the run, and the peak memory in MB.
+    """
+    memory.reset_peak(ranks.device)
+    pate, device = parts.method, ranks.device
+    mechanism, queries, task = make_mechanism(config, parts, ranks)
+    lessons = replace(queries, targets=torch.zeros_like(queries.targets))
+    one = replace(parts, task=task, method=replace(pate, student_steps=TIMED_STEPS))
+    times = [time.perf_counter()]
+    vote(pate, mechanism, task, queries, device, lambda _: None, only=1)
+    times.append(time.perf_counter())
+    teach(one, lessons, 0, device, lambda _: None, lambda _: None, evaluations=1)
+    times.append(time.perf_counter())
+    evaluate(parts.model, task.test, device, task.score)
+    times.append(time.perf_counter())
+    teacher, student, evaluation = (b - a for a, b in pairwise(times))
+    steps = max(0.0, student - evaluation) * pate.student_steps / TIMED_STEPS
+    seconds = teacher * pate.teachers + steps + evaluation * EVALUATIONS
+    return seconds, memory.peak_mb(device)

@@ -1,0 +1,68 @@
+"""What a run of PATE can be told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dpexp.types import ConfigError, require_word
+
+
+@dataclass(frozen=True)
+class PATE:
+    """Settings of teachers, queries and student; conf/method/pate.yaml says where they come from.
+
+    Attributes:
+        teachers: how many, >= 1.
+        teacher: makes one for (in_channels, num_classes, image_size).
+        teacher_optimizer: maps params to an optimizer.
+        teacher_steps: of each teacher's training, >= 1.
+        teacher_batch: examples a step, >= 1.
+        threshold: what the noisy largest vote must reach, as a share of the teachers, >= 0.
+        check_ratio: sigma_1 over sigma_2, > 0.
+        queries: at most so many public inputs are asked, >= 1.
+        answers: at most so many are answered, >= 1.
+        public: "test-half" (the student's inputs are half of the test set, as in the papers) or
+            "task" (the task's public set).
+        student_steps: of the student's training, >= 1.
+        student_batch: labelled inputs a step, >= 1.
+
+    Raises:
+        ConfigError: for a value outside its range.
+    """
+
+    teachers: int
+    teacher: Callable[..., nn.Module]
+    teacher_optimizer: Callable[..., torch.optim.Optimizer]
+    teacher_steps: int
+    teacher_batch: int
+    threshold: float
+    check_ratio: float
+    queries: int
+    answers: int
+    public: str
+    student_steps: int
+    student_batch: int
+
+    @property
+    def public_size(self) -> int:
+        """Count the examples wanted of the task's public set; with 0 none are loaded."""
+        return 0 if self.public == "test-half" else self.queries
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        require_word("method.public", self.public, ("test-half", "task"))
+        counts = ("teachers", "teacher_steps", "teacher_batch", "queries", "answers")
+        for name in (*counts, "student_steps", "student_batch"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ConfigError(f"Expected method.{name} >= 1; got {value}. Set method.{name}.")
+        if not self.threshold >= 0 or not 0 < self.check_ratio < math.inf:
+            raise ConfigError(
+                "Expected method.threshold >= 0 and method.check_ratio > 0; got "
+                f"{self.threshold} and {self.check_ratio}."
+            )

@@ -1,0 +1,189 @@
+"""Public sets: images that may be used freely, brought to a task's shape and normalisation.
+
+Each function takes a task and gives it back with `public` set. Labels that are not the task's own
+classes are -1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dpexp.tasks.shapes import draw
+from dpexp.tasks.snapshots import parquet_files
+from dpexp.tasks.task import Examples, Task, fingerprint
+from dpexp.types import ConfigError
+
+UNKNOWN = -1
+"""The label of an image whose class is none of the task's."""
+
+GENERATED_PART = 2
+"""Stream of the generator: 0 and 1 are the train and test sets of task=shapes."""
+
+
+def hub_images(
+    task: Task,
+    *,
+    name: str,
+    repo: str,
+    config: str,
+    image_column: str,
+    split: str,
+    of_task: str | None,
+    size: int,
+    subset_seed: int,
+    data_root: str,
+) -> Task:
+    """Take images published as parquet files.
+
+    Args:
+        task: its input shape, mean and std are what the images are brought to.
+        name: as in conf/public.
+        repo: owner/name on the hub, or a folder of data_root.
+        config: a folder of the repository.
+        image_column: the column that holds the encoded images.
+        split: which split.
+        of_task: a task whose test set this is. For that task the images are taken out of its test
+            set, with their labels (gep, Appendix C).
+        size: how many images, drawn from subset_seed.
+        subset_seed: which ones; apart from a run's seed, so that all runs see the same ones.
+        data_root: a folder laid out like hub snapshots, looked at before the hub.
+
+    Raises:
+        ConfigError: data missing, corrupt, too few, or a task that is not of images.
+    """
+    _shape(task, name)
+    if task.name == of_task:
+        return _from_test(task, name, size, subset_seed)
+    files = parquet_files(data_root, repo, config, [split])[split]
+    encoded = []
+    for path in files:
+        try:
+            table = pyarrow.parquet.read_table(path, columns=[image_column])
+        except (pyarrow.ArrowException, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"Expected a parquet file with column {image_column} at {path}; it cannot be read "
+                f"({reason}). Fetch it again."
+            ) from None
+        encoded += table[image_column].to_pylist()
+    chosen = _chosen(len(encoded), size, subset_seed, name)
+    pictures = [_decoded(encoded[row], f"row {row} of {name}") for row in chosen.tolist()]
+    labels = torch.full((size,), UNKNOWN)
+    return _with_public(task, _fitted(pictures, task, name), labels)
+
+
+def generated(task: Task, *, name: str, size: int, noise: float, data_seed: int) -> Task:
+    """Draw images like those of task=shapes, but others.
+
+    Args:
+        task: its input shape, mean and std are what the images are brought to.
+        name: as in conf/public.
+        size: how many images.
+        noise: standard deviation of each pixel's noise, of inputs in [0, 1].
+        data_seed: what everything is drawn from.
+
+    Raises:
+        ConfigError: for a task that is not of images.
+    """
+    _, height, width = _shape(task, name)
+    rng = np.random.default_rng([data_seed, GENERATED_PART])
+    images, labels = draw(size, max(height, width), noise, rng)
+    pictures = [Image.fromarray(image) for image in images.permute(0, 2, 3, 1).numpy()]
+    if task.name != "shapes":
+        labels = torch.full_like(labels, UNKNOWN)
+    return _with_public(task, _fitted(pictures, task, name), labels)
+
+
+def none(task: Task, *, name: str) -> Task:
+    """Take none."""
+    return task
+
+
+def require(task: Task, size: int) -> None:
+    """Check that a task has as many public examples as a method takes.
+
+    Raises:
+        ConfigError: if it has fewer.
+    """
+    if size and task.public is None:
+        raise ConfigError(
+            f"Expected public data for {task.name}: this method takes {size} public examples, and "
+            "none are chosen. Set public=imagenet32, cifar100, cifar10-test or shapes."
+        )
+    if size and len(task.public) < size:
+        raise ConfigError(
+            f"Expected at least {size} public examples; got {len(task.public)}. Set public.size, "
+            "or method.m."
+        )
+
+
+def _from_test(task: Task, name: str, size: int, seed: int) -> Task:
+    """Split a task's test set into a public and a smaller test set."""
+    test = task.test
+    chosen = _chosen(len(test) - 1, size, seed, f"{task.name}'s test set, which keeps one")
+    kept = torch.ones(len(test), dtype=torch.bool)
+    kept[chosen] = False
+    warnings.warn(
+        f"public={name} takes {size:,} of {task.name}'s {len(test):,} test examples, labels "
+        f"included: accuracy is measured on the other {len(test) - size:,}.",
+        stacklevel=3,
+    )
+    public = test.take(chosen)
+    return _with_public(replace(task, test=test.take(kept)), public.inputs, public.targets)
+
+
+def _with_public(task: Task, inputs: Tensor, targets: Tensor) -> Task:
+    public = Examples(inputs, targets, task.train.mean, task.train.std)
+    both = hashlib.sha256((task.fingerprint + fingerprint(inputs, targets)).encode())
+    return replace(task, public=public, fingerprint=both.hexdigest())
+
+
+def _shape(task: Task, name: str) -> tuple[int, ...]:
+    if len(task.input_shape) != 3 or task.input_shape[0] not in (1, 3):
+        raise ConfigError(
+            f"Expected a task of images with 1 or 3 channels for public={name}; {task.name} has "
+            f"inputs of shape {tuple(task.input_shape)}. Set public=none or another task."
+        )
+    return task.input_shape
+
+
+def _chosen(total: int, size: int, seed: int, name: str) -> Tensor:
+    if not 1 <= size <= total:
+        raise ConfigError(
+            f"Expected public.size in [1, {total}], the images of {name}; got {size}. "
+            "Set public.size."
+        )
+    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:size]
+
+
+def _decoded(image: dict | None, where: str) -> Image.Image:
+    try:
+        picture = Image.open(io.BytesIO(image["bytes"]))
+        picture.load()
+        return picture
+    except (OSError, SyntaxError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"Expected an encoded image as {where}; it cannot be decoded ({error}). "
+            "Fetch the file again."
+        ) from None
+
+
+def _fitted(pictures: list[Image.Image], task: Task, name: str) -> Tensor:
+    """Bring pictures to the task's channels, height and width, uint8 [n, c, h, w]."""
+    channels, height, width = _shape(task, name)
+    mode = "L" if channels == 1 else "RGB"
+    fitted = [
+        np.asarray(picture.convert(mode).resize((width, height), Image.Resampling.BILINEAR))
+        for picture in pictures
+    ]
+    images = np.stack(fitted).reshape(len(fitted), height, width, channels)
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))

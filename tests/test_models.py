@@ -1,0 +1,70 @@
+"""gep's MNIST network: its sizes, where it is the default, and its private gradient."""
+
+import pytest
+import torch
+
+import run
+from dpexp.methods.dpsgd import DPSGD
+from dpexp.models.cnn import CNN
+from dpexp.types import ConfigError
+from tests.methods import literal
+from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, step
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "parameters"),
+    [(1, (28, 28), 28_938), (3, (32, 32), 34_538), (1, (8, 8), 14_538), (3, (16, 17), 19_178)],
+    ids=["mnist", "cifar10", "digits", "odd"],
+)
+def test_it_builds_for_images_of_any_size(channels, size, parameters):
+    model = CNN([16, 32], 5, in_channels=channels, num_classes=10, image_size=size)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert model(torch.randn(3, channels, *size)).shape == (3, 10)
+
+
+def test_it_is_two_convolutions_with_max_pooling_and_one_linear_layer():
+    """Written out by hand on one pixel's worth of everything."""
+    model = CNN([1, 1], 1, in_channels=1, num_classes=2, image_size=(4, 4))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.5)
+    x = torch.arange(-8.0, 8.0).view(1, 1, 4, 4)
+    first = [max(0.0, 0.5 * float(v) + 0.5) for v in x.flatten()]
+    pooled = [max(first[k] for k in (a, a + 1, a + 4, a + 5)) for a in (0, 2, 8, 10)]
+    second = max(max(0.0, 0.5 * v + 0.5) for v in pooled)
+    torch.testing.assert_close(model(x), torch.full((1, 2), 0.5 * second + 0.5))
+
+
+def test_its_private_gradient_is_the_literal_one():
+    torch.manual_seed(0)
+    model = CNN([3, 4], 3, in_channels=2, num_classes=3, image_size=(6, 6)).double()
+    gen = torch.Generator().manual_seed(1)
+    x = torch.randn(NUM, 2, 6, 6, generator=gen, dtype=torch.float64)
+    y = torch.randint(3, (NUM,), generator=gen)
+    got = step(model, DPSGD("all", "head"), x, y, micro_batch=4)
+    assert got.clipped > 0
+    for name, gradient in literal.dpsgd(model, x, y, CLIP_NORM, NUM).items():
+        torch.testing.assert_close(got.gradients[name], gradient, **CLOSE)
+
+
+@pytest.mark.parametrize("profile", ["embedded", "quick", "paper"])
+def test_it_is_the_default_for_mnist_as_gep_trains_it(profile):
+    config = run.compose(["method=dpsgd", "task=mnist", f"profile={profile}"])
+    assert config["model"]["name"] == "cnn"
+    assert (config["batch_size"], config["privacy"]["clip_norm"]) == (1000, 10)
+    assert (config["optimizer"]["lr"], config["optimizer"]["momentum"]) == (0.1, 0.9)
+    assert config["epochs"] == {"embedded": 200, "quick": 5, "paper": 200}[profile]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kernel": 4}, r"odd kernel.*kernel=4\. Set model\.channels, model\.kernel"),
+        ({"channels": [8]}, r"two numbers of channels.*channels=\[8\]"),
+        ({"image_size": (3, 28)}, r"at least 4 x 4 pixels; got 3 x 28"),
+    ],
+)
+def test_sizes_that_make_no_network_are_refused(options, said):
+    given = {"channels": [16, 32], "kernel": 5, "image_size": (28, 28)} | options
+    with pytest.raises(ConfigError, match=said):
+        CNN(in_channels=1, num_classes=10, **given)

@@ -1,0 +1,361 @@
+"""PATE: who sees which example, what leaves, what the student learns, and the run's record."""
+
+import json
+import math
+import os
+import shutil
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+import run
+from dpexp.mechanism import PrivacyError, build_votes, generator, verify
+from dpexp.models.cnn import CNN
+from dpexp.pate import PATE, loop
+from dpexp.pate.stages import ask, assign, teach, vote
+from dpexp.ranks import Ranks
+from dpexp.tasks import Examples, Task
+from dpexp.types import ConfigError
+
+CPU = torch.device("cpu")
+ALONE = Ranks(0, 1, CPU)
+BASE = ["method=pate", "task=digits", "profile=embedded", "device=cpu"]
+SMALL = [*BASE, "eps=8", "method.teachers=60", "method.teacher_steps=40"]
+SMALL += ["method.answers=60", "method.student_steps=100"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Sums depend on how many threads share them; runs compared to the last bit share one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def execute(results, *words):
+    return run.execute(run.compose([*words, f"results={results}"]))
+
+
+def of(directory):
+    """Read a finished run's files as anyone would."""
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    result = json.loads((directory / "result.json").read_text())
+    privacy = json.loads((directory / "privacy.json").read_text())
+    return [json.loads(line) for line in lines], result, privacy
+
+
+def tiny(**options):
+    """Give settings whose teachers cost next to nothing."""
+    defaults = {
+        "teachers": 5,
+        "teacher": partial(CNN, channels=(1, 2), kernel=1),
+        "teacher_optimizer": partial(torch.optim.SGD, lr=0.5),
+        "teacher_steps": 2,
+        "teacher_batch": 4,
+        "threshold": 0.0,
+        "check_ratio": 3.0,
+        "queries": 8,
+        "answers": 8,
+        "public": "test-half",
+        "student_steps": 5,
+        "student_batch": 4,
+    }
+    return PATE(**defaults | options)
+
+
+def mechanism(noise=True, **options):
+    defaults = {
+        "dataset_size": 1000,
+        "num_classes": 3,
+        "threshold": 0.0,
+        "check_ratio": 3.0,
+        "max_checks": 8,
+        "max_answers": 8,
+        "seed": 0,
+    }
+    privacy = {"eps": 8, "delta": 1e-5, "noise": noise, "clip": True, "sampling": "poisson"}
+    return build_votes(privacy, **defaults | options)
+
+
+def examples(count, gen, classes=3):
+    x = torch.randn(count, 1, 4, 4, generator=gen)
+    return Examples(x, torch.randint(classes, (count,), generator=gen))
+
+
+# Who sees what
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**31), count=st.integers(0, 40), log_scale=st.floats(-3, 30))
+def test_one_example_more_moves_one_teachers_vote_at_most(seed, count, log_scale):
+    """The sensitivities that the accounting rests on: sqrt(2) of a histogram, 1 of its maximum."""
+    gen = torch.Generator().manual_seed(seed)
+    all_of_it, queries = examples(count + 1, gen), examples(8, gen)
+    all_of_it.inputs[-1] *= 10**log_scale
+    votes = []
+    for train in (all_of_it.take(torch.arange(count)), all_of_it):
+        task = Task(
+            name="random",
+            train=train,
+            test=queries,
+            public=None,
+            num_classes=3,
+            input_shape=(1, 4, 4),
+            delta=1e-5,
+            dataset_size=len(train),
+            fingerprint="",
+        )
+        told = []
+        votes.append(vote(tiny(), mechanism(), task, queries, CPU, told.append))
+        assert votes[-1].sum(1).eq(5).all() and len(told) == 5
+    moved = votes[1] - votes[0]
+    assert float(moved.norm(dim=1).max()) <= math.sqrt(2)
+    assert float((votes[1].amax(1) - votes[0].amax(1)).abs().max()) <= 1
+
+
+def test_an_examples_teacher_depends_on_no_other_example():
+    for count in (1, 7, 500):
+        assert torch.equal(assign(count, 20, root=3), assign(1000, 20, root=3)[:count])
+    sizes = torch.bincount(assign(20_000, 20, root=3), minlength=20)
+    assert 850 < int(sizes.min()) and int(sizes.max()) < 1150
+    assert not torch.equal(assign(1000, 20, root=3), assign(1000, 20, root=4))
+
+
+def test_the_student_meets_public_inputs_alone_and_is_judged_by_others():
+    halves = []
+    for seed in (0, 1):
+        config = run.compose([*SMALL, f"seed={seed}"])
+        parts = run.build_parts(config, CPU)
+        _, queries, task = loop.make_mechanism(config, parts, ALONE)
+        test = {image.numpy().tobytes() for image in parts.task.test.inputs}
+        asked = {image.numpy().tobytes() for image in queries.inputs}
+        left = {image.numpy().tobytes() for image in task.test.inputs}
+        assert asked | left == test and not asked & left
+        assert len(queries) == len(task.test) == len(parts.task.test) // 2
+        halves.append((asked, queries.inputs))
+    assert halves[0][0] == halves[1][0]  # all runs are judged by the same half
+    assert not torch.equal(halves[0][1], halves[1][1])  # but ask in an order of their own
+
+
+def test_a_public_set_of_the_tasks_own_leaves_the_test_set_whole():
+    words = ["task=shapes", "method.public=task", "public=shapes", "method.queries=50"]
+    config = run.compose([*SMALL, *words])
+    parts = run.build_parts(config, CPU)
+    _, queries, task = loop.make_mechanism(config, parts, ALONE)
+    assert len(queries) == 50 and len(task.test) == len(parts.task.test) == 2000
+    public = {image.numpy().tobytes() for image in parts.task.public.inputs}
+    assert {image.numpy().tobytes() for image in queries.inputs} <= public
+
+
+# What leaves
+
+
+def literal_confident_gnmax(votes, threshold, check_std, vote_std, seed, max_answers):
+    """Papernot et al. 2018, Algorithm 1, query by query, until as many are answered as may be."""
+    answers = {}
+    for query, n in enumerate(votes.tolist()):
+        if len(answers) == max_answers:
+            return query, answers
+        first = torch.randn((), generator=generator(seed, "noise/check", query), dtype=torch.double)
+        if max(n) + check_std * float(first) >= threshold:
+            gen = generator(seed, "noise/votes", query)
+            second = torch.randn(len(n), generator=gen, dtype=torch.double).tolist()
+            noisy = [n_j + vote_std * z_j for n_j, z_j in zip(n, second, strict=True)]
+            answers[query] = noisy.index(max(noisy))
+    return len(votes), answers
+
+
+@pytest.mark.parametrize("noise", [True, False])
+@pytest.mark.parametrize("max_answers", [200, 30])
+def test_queries_are_answered_by_algorithm_1(noise, max_answers):
+    gen = torch.Generator().manual_seed(0)
+    votes = torch.randint(0, 30, (200, 4), generator=gen).double()
+    options = {"threshold": 25.0, "max_checks": 200, "max_answers": max_answers, "num_classes": 4}
+    noisy = mechanism(noise, seed=5, **options)
+    got = ask(votes, noisy)
+    stds = (noisy.check_std, noisy.noise_multiplier)
+    asked, answers = literal_confident_gnmax(votes, 25.0, *stds, 5, max_answers)
+    assert got.asked == asked
+    assert dict(zip(got.answered.tolist(), got.labels.tolist(), strict=True)) == answers
+    assert 20 < len(answers) < 180 and (asked < 200) == (max_answers == 30)
+    expected = (asked, len(answers)) if noise else (0, 0)
+    assert tuple(got.draws.values()) == expected
+
+
+@pytest.mark.parametrize("what", ["check", "label"])
+def test_outcomes_come_as_often_as_the_declared_noise_makes_them(what):
+    """A binomial test that rejects 0.8 and 1.25 times the scale."""
+    count, gap = 4000, 20.0
+    noisy = mechanism(max_checks=count, max_answers=count, threshold=0.0, num_classes=2)
+    histogram = torch.tensor([gap, 0.0], dtype=torch.float64)
+    if what == "check":
+        noisy = replace(noisy, threshold=gap + noisy.check_std)
+        std, distance = noisy.check_std, -noisy.check_std
+    else:
+        noisy = replace(noisy, threshold=-1e9, noise_multiplier=gap)
+        std, distance = math.sqrt(2) * gap, gap
+    got = ask(histogram.repeat(count, 1), noisy)
+    hits = len(got.labels) if what == "check" else int((got.labels == 0).sum())
+
+    def deviates(scale):
+        chance = norm.cdf(distance / (std * scale))
+        return abs(hits - count * chance) / math.sqrt(count * chance * (1 - chance))
+
+    assert deviates(1.0) < 3.5
+    assert min(deviates(0.8), deviates(1.25)) > 5
+
+
+def test_the_caps_hold_whatever_the_votes():
+    votes = torch.tensor([[40.0, 0.0, 0.0]], dtype=torch.float64).repeat(8, 1)
+    for max_checks, max_answers in ((8, 3), (3, 3), (8, 8)):
+        got = ask(votes, mechanism(max_checks=max_checks, max_answers=max_answers, threshold=-1e9))
+        assert (got.asked, len(got.labels)) == (max_answers, max_answers)
+    none = ask(votes, mechanism(threshold=1e9))
+    assert (none.asked, len(none.labels)) == (8, 0)
+
+
+def test_a_student_without_answers_stays_as_it_was_and_is_judged():
+    config = run.compose(SMALL)
+    parts = run.build_parts(config, CPU)
+    before = [weight.detach().clone() for weight in parts.model.parameters()]
+    lines = []
+    nothing = parts.task.test.take(torch.tensor([], dtype=torch.int64))
+    last = teach(parts, nothing, 0, CPU, lambda _: None, lines.append)
+    assert (last["step"], last["train_loss"], lines) == (0, None, [last])
+    assert all(map(torch.equal, before, parts.model.parameters()))
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    results = tmp_path_factory.mktemp("finished")
+    return execute(results, *SMALL)
+
+
+def test_a_run_learns_within_its_budget_and_leaves_every_field_of_its_contract(finished):
+    assert sorted(os.listdir(finished)) == [
+        "config.yaml",
+        "metrics.jsonl",
+        "privacy.json",
+        "result.json",
+    ]
+    lines, result, privacy = of(finished)
+    assert result["test_accuracy"] == lines[-1]["test_accuracy"] > 40  # chance is 10
+    assert [line["step"] for line in lines] == [20, 40, 60, 80, 100]
+    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
+    assert (result["method"], result["model"], result["eps"]) == ("pate", "cnn", 8)
+    assert result["asked"] <= 180 and result["answered"] <= 60
+    for key in ("wall_s", "examples_per_s", "peak_memory_mb", "teacher_accuracy", "label_accuracy"):
+        assert result[key] > 0
+    assert len(result["data_fingerprint"]) == 64 and result["versions"] and "git_commit" in result
+
+    verify(privacy)
+    assert (privacy["dataset_size"], privacy["delta"], privacy["target_epsilon"]) == (1437, 1e-4, 8)
+    assert privacy["steps"] == result["asked"] and privacy["answers"] == result["answered"]
+    assert privacy["noise_draws"] == result["asked"] + result["answered"]
+    assert {release["at_most"] for release in privacy["releases"]} == {180, 60}
+    assert 7.99 < privacy["epsilon"]["rdp"] <= 8
+    assert privacy["data_dependent_epsilon"]["rdp"] <= privacy["epsilon"]["rdp"]
+    assert privacy["deviations"] == [loop.TEST_HALF] and privacy["replayable"]
+    assert privacy["trainable"]["head.weight"] > 0 and privacy["frozen"] == {}
+    assert all(line["epsilon"] == privacy["epsilon"]["rdp"] for line in lines)
+
+
+def test_a_second_call_looks_the_run_up(finished):
+    before = {path: path.read_bytes() for path in finished.iterdir()}
+    began = time.monotonic()
+    assert execute(finished.parents[2], *SMALL) == finished
+    assert time.monotonic() - began < 1
+    assert {path: path.read_bytes() for path in finished.iterdir()} == before
+
+
+@pytest.mark.filterwarnings("ignore:.* is damaged or half-written")
+def test_a_run_that_was_killed_begins_again_and_ends_alike(finished, tmp_path):
+    there = tmp_path / "embedded" / "runs" / finished.name
+    shutil.copytree(finished, there)
+    for name in ("result.json", "privacy.json"):
+        (there / name).unlink()
+    assert execute(tmp_path, *SMALL) == there
+    (lines, result, privacy), expected = of(there), of(finished)
+    assert (lines, privacy) == (expected[0], expected[2])
+    assert result["test_accuracy"] == expected[1]["test_accuracy"]
+
+
+BRIEF = [*SMALL, "method.teachers=6", "method.teacher_steps=3", "method.student_steps=5"]
+
+
+def test_secret_noise_is_not_replayable_and_says_so(tmp_path):
+    words = [*BRIEF, "noise=secret"]
+    one, other = (of(execute(tmp_path / name, *words)) for name in "ab")
+    assert [a["train_loss"] for a in one[0]] != [b["train_loss"] for b in other[0]]
+    assert one[2]["replayable"] is False
+    assert any("secret" in word for word in one[2]["deviations"])
+
+
+def test_without_noise_no_epsilon_is_stated(tmp_path):
+    lines, result, privacy = of(execute(tmp_path, *BRIEF, "noise=false", "clip=false", "eps=null"))
+    assert result["eps"] is None and privacy["target_epsilon"] is None
+    assert privacy["noise_draws"] == 0 and lines[-1]["epsilon"] is None
+    assert any("no privacy" in word for word in privacy["deviations"])
+
+
+def test_a_run_whose_noise_does_not_fit_its_budget_fails(tmp_path, monkeypatch):
+    def too_quiet(*args, **options):
+        made = build_votes(*args, **options)
+        return replace(made, noise_multiplier=0.9 * made.noise_multiplier)
+
+    monkeypatch.setattr(loop, "build_votes", too_quiet)
+    with pytest.raises(PrivacyError, match="above the target 8"):
+        execute(tmp_path, *BRIEF)
+    assert not list(tmp_path.rglob("result.json")) and not list(tmp_path.rglob("privacy.json"))
+
+
+def test_an_estimate_needs_no_run(finished, tmp_path):
+    seconds, megabytes = run.estimate(run.compose([*SMALL, f"results={tmp_path}"]))
+    took = of(finished)[1]["wall_s"]
+    assert took / 10 < seconds < 10 * took and megabytes > 0
+    assert os.listdir(tmp_path) == []
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["method.teachers=0"], "Expected method.teachers >= 1; got 0. Set method.teachers"),
+        (["method.answers=0"], "Expected method.answers >= 1"),
+        (["method.queries=many"], "Expected queries of PATE to be int; got queries=many"),
+        (["method.threshold=-0.1"], "Expected method.threshold >= 0"),
+        (["method.check_ratio=0"], "method.check_ratio > 0"),
+        (["method.public=test-hlf"], "Did you mean test-half?"),
+        (["method.public=task"], "Expected public data for digits"),
+        (["clip=false"], "Expected clip=True with method=pate"),
+        (["sampling=shuffle"], "Expected sampling=poisson with method=pate"),
+        (["noise=maybe"], "Expected noise true, false or secret"),
+        (["eps=0"], "Expected eps > 0; got 0"),
+        (["task.delta=2"], r"Expected delta in \(0, 1\)"),
+        (["method.teacher.kernel=2"], "odd kernel"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_value_that_cannot_be_meant_is_refused_in_one_line(tmp_path, words, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        execute(tmp_path, *BRIEF, *words)
+    assert "\n" not in str(caught.value)
+    assert not any(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_several_processes_are_refused():
+    config = run.compose(BRIEF)
+    with pytest.raises(ConfigError, match=r"got 2\. Set ranks=1"):
+        loop.train(config, run.build_parts(config, CPU), Ranks(0, 2, CPU))
