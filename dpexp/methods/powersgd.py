@@ -20,8 +20,8 @@ Differences from the papers:
  3. rgp prints the rank's choices and one power iteration, but neither whether Q is kept nor whether
     E is. Q is kept by default: a single iteration is PowerSGD's because it goes on from the last
     one. E is not: rgp speaks of a projection alone.
- 4. The classifier, vectors, and matrices whose smaller side is within the rank are not projected
-    (their projection would be exact); rgp does not say, PowerSGD leaves vectors whole.
+ 4. Every parameter trains. The classifier (as in RGP) and vectors (as in PowerSGD) are not
+    projected, nor are matrices whose smaller side is within the rank, where it would be exact.
 """
 
 from __future__ import annotations
