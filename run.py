@@ -248,6 +248,9 @@ def mistake(error: Exception) -> str | None:
     """Give the line for an error that the user can mend; None for one that is ours."""
     if isinstance(error, HydraException | OmegaConfBaseException):
         return explain(error)
+    if isinstance(error, AssertionError) and not any(w.startswith("task=") for w in sys.argv):
+        # Hydra, where what a method takes (its public data) depends on the task.
+        return f"Expected a task: none was chosen. Set task, one of {', '.join(_options('task'))}."
     from dpexp.mechanism import PrivacyError
     from dpexp.records import RecordError
     from dpexp.types import ConfigError

@@ -168,6 +168,7 @@ def test_compressive_is_for_a_linear_model_unless_another_is_named():
     assert (config["optimizer"]["lr"], config["optimizer"]["momentum"]) == (0.1, 0)
     assert config["schedule"]["_target_"] == "dpexp.schedules.InverseRoot"
     elsewhere = ["method=compressive", "task=lending_club", "task.csv=/another/file.csv"]
-    assert records.run_id(run.compose(elsewhere)) == records.run_id(config)
+    assert records.run_id(run.compose(elsewhere)) != records.run_id(config)  # other loans
     other = run.compose(["method=compressive", "task=digits", "model=wrn10_1"])
     assert other["model"]["name"] == "wrn10_1"
+    assert other["schedule"] == config["schedule"] and other["optimizer"] == config["optimizer"]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dpexp.artifacts.cells import relabel
 from dpexp.artifacts.claims import judge
 from dpexp.artifacts.collect import Value
+from dpexp.artifacts.spec import Artifact
 from dpexp.artifacts.table import Table
 
 
@@ -14,7 +15,7 @@ def markdown(table: Table) -> str:
     """Word the table for people: what it is, the values, footnotes, claims, certificates."""
     parts = [
         f"# {table.artifact.title}",
-        f"Beside {table.artifact.place}. Profile `{table.profile}`.",
+        f"{_place(table.artifact)}. Profile `{table.profile}`.",
         *_comparability(table),
         *_setting(table),
         _values(table),
@@ -80,11 +81,16 @@ def measured(value: Value, decimals: int) -> str:
     return f"{value.mean:.{decimals}f}{spread} (n={value.num_seeds})"
 
 
+def _place(artifact: Artifact) -> str:
+    return f"Beside {artifact.place}" if artifact.published else artifact.place
+
+
 def _footnotes(table: Table) -> list[str]:
     artifact = table.artifact
+    beside = "; then the paper's value and, in brackets, measured minus paper"
     legend = (
         f"Each cell: {artifact.value_label or artifact.metric}, mean ± standard deviation over n "
-        "seeds; then the paper's value and, in brackets, measured minus paper."
+        f"seeds{beside if artifact.published else ''}."
     )
     notes = [f"[{k}] {word}" for k, word in enumerate(table.deviations(), 1)]
     short = any(0 < v.num_seeds < v.asked for v in table.values.values())
@@ -112,7 +118,8 @@ def _claims(table: Table) -> list[str]:
         return []
     lines = [f"- {v.claim.says}: {v.sentence(table.artifact.decimals)}" for v in verdicts]
     explained = "Unclear: within two standard errors of the seeds, where there are several."
-    return ["## The paper's claims", "\n".join(lines), explained]
+    heading = "## The paper's claims" if table.artifact.published else "## Claims"
+    return [heading, "\n".join(lines), explained]
 
 
 def _certificates(table: Table) -> list[str]:

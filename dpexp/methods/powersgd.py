@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from dpexp.linalg import orthonormal_columns
 from dpexp.methods.dpsgd import DPSGD
-from dpexp.methods.selection import matrix_parameters
+from dpexp.methods.selection import matrix_parameters, require_rank
 from dpexp.types import ConfigError, Key, State
 
 
@@ -59,14 +59,15 @@ class PowerSGD(DPSGD):
         """Remember shapes, and which matrices are projected.
 
         Raises:
-            ConfigError: if no layer is larger than the rank.
+            ConfigError: if no layer is larger than the rank, or there is none.
         """
         state = super().start(model)
         matrices = {
             name: model.get_parameter(name).flatten(1).shape
             for name in matrix_parameters(model, self._head)
         }
-        largest = max((min(shape) for shape in matrices.values()), default=1)
+        require_rank(1, model, matrices)
+        largest = max(min(shape) for shape in matrices.values())
         if not 1 <= self._rank < largest:
             raise ConfigError(
                 f"Expected rank in [1, {largest - 1}], below the smaller side of the largest "

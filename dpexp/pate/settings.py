@@ -22,7 +22,7 @@ class PATE:
         teacher_optimizer: maps params to an optimizer.
         teacher_steps: of each teacher's training, >= 1.
         teacher_batch: examples a step, >= 1.
-        threshold: what the noisy largest vote must reach, as a share of the teachers, >= 0.
+        threshold: what the noisy largest vote must reach, as a share of the teachers, in [0, 1].
         check_ratio: sigma_1 over sigma_2, > 0.
         queries: at most so many public inputs are asked, >= 1.
         answers: at most so many are answered, >= 1.
@@ -61,8 +61,8 @@ class PATE:
             value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"Expected method.{name} >= 1; got {value}. Set method.{name}.")
-        if not self.threshold >= 0 or not 0 < self.check_ratio < math.inf:
+        if not 0 <= self.threshold <= 1 or not 0 < self.check_ratio < math.inf:
             raise ConfigError(
-                "Expected method.threshold >= 0 and method.check_ratio > 0; got "
+                "Expected method.threshold in [0, 1] and method.check_ratio > 0; got "
                 f"{self.threshold} and {self.check_ratio}."
             )

@@ -32,8 +32,8 @@ RESULT_NEUTRAL = frozenset(
 )
 """Top-level settings that change how a run goes, never what comes out."""
 
-PLACES = frozenset({"data_root", "model_root", "csv"})
-"""Folders and files, which tasks and models name; neutral at any depth."""
+PLACES = frozenset({"data_root", "model_root", "channels_last"})
+"""Folders and layouts in memory, which tasks and models name; neutral at any depth."""
 
 
 def run_id(config: Mapping[str, Any]) -> str:

@@ -78,7 +78,9 @@ def hub_images(
     chosen = _chosen(len(encoded), size, subset_seed, name)
     pictures = [_decoded(encoded[row], f"row {row} of {name}") for row in chosen.tolist()]
     labels = torch.full((size,), UNKNOWN)
-    return _with_public(task, _fitted(pictures, task, name), labels)
+    images = _fitted(pictures, task, name)
+    _refuse_private(task, images, name)
+    return _with_public(task, images, labels)
 
 
 def generated(task: Task, *, name: str, size: int, noise: float, data_seed: int) -> Task:
@@ -92,9 +94,11 @@ def generated(task: Task, *, name: str, size: int, noise: float, data_seed: int)
         data_seed: what everything is drawn from.
 
     Raises:
-        ConfigError: for a task that is not of images.
+        ConfigError: for a task that is not of images, or no images at all.
     """
     _, height, width = _shape(task, name)
+    if size < 1:
+        raise ConfigError(f"Expected public.size >= 1; got {size}. Set public.size.")
     rng = np.random.default_rng([data_seed, GENERATED_PART])
     images, labels = draw(size, max(height, width), noise, rng)
     pictures = [Image.fromarray(image) for image in images.permute(0, 2, 3, 1).numpy()]
@@ -139,6 +143,17 @@ def _from_test(task: Task, name: str, size: int, seed: int) -> Task:
     )
     public = test.take(chosen)
     return _with_public(replace(task, test=test.take(kept)), public.inputs, public.targets)
+
+
+def _refuse_private(task: Task, images: Tensor, name: str) -> None:
+    """Refuse a public set that holds training images: what is drawn from it has no noise."""
+    private = {image.numpy().tobytes() for image in task.train.inputs.cpu()}
+    shared = sum(image.numpy().tobytes() in private for image in images)
+    if shared:
+        raise ConfigError(
+            f"Expected public images that are not private; {shared} of {len(images)} images of "
+            f"public={name} are training images of {task.name}. Set public to another set."
+        )
 
 
 def _with_public(task: Task, inputs: Tensor, targets: Tensor) -> Task:

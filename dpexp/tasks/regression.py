@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dpexp.tasks.task import Examples, Task, assemble
+from dpexp.types import ConfigError
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -57,7 +58,15 @@ def regression(
         data_seed: what is drawn; apart from a run's seed, so that all runs share the data.
         dataset_size: how many examples are drawn.
         delta: of the (eps, delta) guarantee.
+
+    Raises:
+        ConfigError: for a value outside its range.
     """
+    if num_features < 1 or not noise > 0:
+        raise ConfigError(
+            "Expected task.num_features >= 1 and task.noise > 0; got "
+            f"{num_features} and {noise}. Set them."
+        )
     rng = np.random.default_rng(data_seed)
     x = rng.uniform(size=(dataset_size, num_features))
     theta = (-1.0) ** np.arange(num_features) / np.arange(1, num_features + 1)

@@ -74,7 +74,7 @@ def test_the_extract_is_read_by_its_ranges(loans, conf):
 
 
 def test_kaggles_table_is_read_by_its_ranges(loans, conf):
-    task = loans(KAGGLE)
+    task = loans(KAGGLE, target_unit="percent")
     assert task.train.targets.tolist() == pytest.approx([0.1065, 0.1527, 0.2899])
     names = [name for name in KAGGLE if name not in ("id", "url", "emp_title", "int_rate")]
     assert task.input_shape == (len(names),)
@@ -97,9 +97,20 @@ def test_kaggles_table_is_read_by_its_ranges(loans, conf):
         assert read[name] == pytest.approx(values, abs=1e-6), name
 
 
-def test_lines_without_a_rate_are_no_loans(loans):
+@pytest.mark.parametrize("rate", [None, "unknown"])
+def test_lines_without_a_rate_are_no_loans(loans, rate):
     longer = {name: [*values, None] for name, values in EXTRACT.items()}
+    longer["int.rate"][-1] = rate
     assert loans(longer, dataset_size=3).fingerprint == loans(EXTRACT).fingerprint
+
+
+def test_one_loan_changes_no_other(loans):
+    """What a neighbour's columns look like decides nothing about how a row is read."""
+    odd = {"int.rate": 13.0, "fico": "-1e2", "purpose": 7, "installment": "n/a"}
+    more = {name: [*values, odd.get(name, "")] for name, values in EXTRACT.items()}
+    alone, together = loans(EXTRACT), loans(more)
+    assert torch.equal(together.train.inputs[:-1], alone.train.inputs)
+    assert torch.equal(together.train.targets[:-1], alone.train.targets)
 
 
 def test_some_of_the_loans_are_drawn_alike_for_every_run(loans):

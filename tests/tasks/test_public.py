@@ -60,6 +60,15 @@ def test_a_set_of_the_hub_is_used_pixel_for_pixel_and_without_labels(hub, name):
     assert not torch.equal(other.public.inputs, got.public.inputs)
 
 
+def test_images_that_are_private_too_are_refused(hub):
+    task = task_of((3, 32, 32))
+    public, _ = hub(task, "cifar100", size=25)
+    train = Examples(public.public.inputs[:20], task.train.targets)
+    private = assemble("own", train, train, num_classes=10, delta=1e-5, dataset_size=20)
+    with pytest.raises(ConfigError, match="20 of 25 images of public=cifar100 are training"):
+        hub(private, "cifar100", size=25)
+
+
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 16, 16), (3, 48, 40)])
 @pytest.mark.parametrize("name", ["imagenet32", "shapes"])
 def test_images_are_brought_to_the_tasks_shape_and_normalisation(hub, name, shape):
