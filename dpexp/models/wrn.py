@@ -29,7 +29,7 @@ class PreActivationBlock(nn.Module):
         """Map [n, inputs, h, w] to [n, outputs, h / stride, w / stride]."""
         h = self.conv1(F.relu(self.norm1(x), inplace=True))
         h = self.conv2(F.relu(self.norm2(h), inplace=True))
-        return h.add_(shortcut(x, self.channels, self.stride))
+        return h + shortcut(x, self.channels, self.stride)
 
 
 class WideResNet(nn.Module):

@@ -216,6 +216,8 @@ def test_the_papers_own_values_bear_out_its_claims():
     conf = Path(__file__).resolve().parents[2] / "conf"
     for path in (conf / "artifact").glob("*/*.yaml"):
         artifact = spec.load(conf, path.parent.name, path.stem)
+        if not artifact.published:  # the suite's own
+            continue
         values = {
             cell: value(published.value, None, 1, cell)
             for cell, published in artifact.published.items()
