@@ -335,7 +335,7 @@ def test_an_estimate_needs_no_run(finished, tmp_path):
         (["method.teachers=0"], "Expected method.teachers >= 1; got 0. Set method.teachers"),
         (["method.answers=0"], "Expected method.answers >= 1"),
         (["method.queries=many"], "Expected queries of PATE to be int; got queries=many"),
-        (["method.threshold=-0.1"], "Expected method.threshold in [0, 1]"),
+        (["method.threshold=-0.1"], r"Expected method.threshold in \[0, 1\]"),
         (["method.threshold=1.5"], "got 1.5 and"),
         (["method.check_ratio=0"], "method.check_ratio > 0"),
         (["method.public=test-hlf"], "Did you mean test-half?"),
