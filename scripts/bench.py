@@ -29,7 +29,7 @@ from torch.func import functional_call, grad, vmap
 
 from dpexp import memory
 from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import Mechanism
+from dpexp.mechanism import whole_batch
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.lsg import LSG
 from dpexp.methods.powersgd import PowerSGD
@@ -98,20 +98,7 @@ def private_step(
     """Make the suite's own private step: q = 1, so that every step sees the whole batch."""
     model, num = new_model(device, channels_last), len(examples.targets)
     state = method.start(model)
-    mechanism = Mechanism(
-        dataset_size=num,
-        batch_size=num,
-        num_steps=1,
-        sampling="poisson",
-        target_epsilon=None,
-        delta=1e-5,
-        noise=True,
-        clip=True,
-        noise_multiplier=1.0,
-        releases=method.releases(state, 1.0),
-        seed=0,
-        calibrated_by="none",
-    )
+    mechanism = whole_batch(num, method.releases(state, 1.0), noise_multiplier=1.0)
     ranks = Ranks(0, 1, device)
     gradient = PrivateGradient(model, method, mechanism, ranks, micro_batch=num)
     nobody = replace(mechanism, batch_size=1e-12)  # a draw that is always empty

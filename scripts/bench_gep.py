@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import Mechanism
+from dpexp.mechanism import whole_batch
 from dpexp.methods.gep import GEP
 from dpexp.models.resnet import ResNet
 from dpexp.ranks import Ranks
@@ -106,20 +106,7 @@ def measure(device: torch.device, rounds: int) -> pd.DataFrame:
     model = ResNet(depth=20, in_channels=3, num_classes=10).to(device)
     method, private = Timed(device), Images(BATCH, 0, device)
     state = method.start(model)
-    mechanism = Mechanism(
-        dataset_size=BATCH,
-        batch_size=BATCH,
-        num_steps=1,
-        sampling="poisson",
-        target_epsilon=None,
-        delta=1e-5,
-        noise=True,
-        clip=True,
-        noise_multiplier=1.0,
-        releases=method.releases(state, 10.0),
-        seed=0,
-        calibrated_by="none",
-    )
+    mechanism = whole_batch(BATCH, method.releases(state, 10.0), noise_multiplier=1.0)
     public, ranks, watch = Images(M, 1, device), Ranks(0, 1, device), Stopwatch(device)
     laps = []
     with PrivateGradient(model, method, mechanism, ranks, MICRO_BATCH, public) as gradient:

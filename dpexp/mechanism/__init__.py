@@ -1,7 +1,7 @@
 """The privacy mechanism of a run: sampler, noise and accountant from one frozen object."""
 
 from dpexp.mechanism.certificate import PrivacyError, verify
-from dpexp.mechanism.mechanism import Mechanism, build, num_steps
+from dpexp.mechanism.mechanism import Mechanism, build, num_steps, whole_batch
 from dpexp.mechanism.sampling import generator, new_secret
 from dpexp.mechanism.votes import NoisyVotes, build_votes
 
@@ -15,4 +15,5 @@ __all__ = [
     "new_secret",
     "num_steps",
     "verify",
+    "whole_batch",
 ]

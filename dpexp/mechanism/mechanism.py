@@ -234,6 +234,35 @@ def num_steps(epochs: float, dataset_size: int, batch_size: int, sampling: str =
     return math.ceil(round(epochs * dataset_size / batch_size, 9))
 
 
+def whole_batch(
+    size: int, releases: Sequence[Release], noise_multiplier: float = 0.0, *, clip: bool = True
+) -> Mechanism:
+    """Give a mechanism for one step on every example, with noise that no budget asked for.
+
+    To time a step, or to hold it against an algorithm box; it is for no private data.
+
+    Args:
+        size: examples, all of which are drawn.
+        releases: what leaves.
+        noise_multiplier: >= 0; 0 is no noise.
+        clip: whether examples' contributions are bounded.
+    """
+    return Mechanism(
+        dataset_size=size,
+        batch_size=size,
+        num_steps=1,
+        sampling="poisson",
+        target_epsilon=None,
+        delta=1e-5,
+        noise=noise_multiplier > 0,
+        clip=clip,
+        noise_multiplier=noise_multiplier,
+        releases=tuple(releases),
+        seed=0,
+        calibrated_by="none",
+    )
+
+
 def build(
     privacy: Mapping[str, Any],
     *,

@@ -6,7 +6,7 @@ from torch import nn
 
 from dpexp.gradient import PrivateGradient
 from dpexp.linalg import power_iteration
-from dpexp.mechanism import Mechanism
+from dpexp.mechanism import whole_batch
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.rgp import RGP
 from dpexp.ranks import Ranks
@@ -64,20 +64,7 @@ def make_rgp(**options):
 def step(model, method, x, y, *, state=None, micro_batch=NUM, clip=True):
     """One step on the whole batch, without noise."""
     state = method.start(model) if state is None else state
-    mechanism = Mechanism(
-        dataset_size=len(x),
-        batch_size=len(x),
-        num_steps=1,
-        sampling="poisson",
-        target_epsilon=None,
-        delta=1e-5,
-        noise=False,
-        clip=clip,
-        noise_multiplier=0.0,
-        releases=method.releases(state, CLIP_NORM),
-        seed=0,
-        calibrated_by="none",
-    )
+    mechanism = whole_batch(len(x), method.releases(state, CLIP_NORM), clip=clip)
     ranks = Ranks(0, 1, torch.device("cpu"))
     with PrivateGradient(model, method, mechanism, ranks, micro_batch) as gradient:
         return gradient(state, Tensors(x, y), 0)

@@ -13,13 +13,14 @@ from torch import nn
 
 import run
 from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import Mechanism, generator
+from dpexp.mechanism import generator, whole_batch
 from dpexp.methods.compressive import MEASURED, Compressive
 from dpexp.methods.cosamp import cosamp, keep_largest
 from dpexp.ranks import Ranks
 from dpexp.tasks.regression import squared_error
 from dpexp.types import Batch, ConfigError
 from tests.methods import literal
+from tests.runs import Watched
 
 NUM, SIZE, P, XI = 12, 9, 7, 0.5
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
@@ -61,44 +62,17 @@ def make(**options):
 UNSPARSIFIED = {"kappa": None, "psi": "none"}
 
 
-class Watched:
-    """A method that remembers what was released to it."""
-
-    def __init__(self, method):
-        self.method = method
-
-    def __getattr__(self, name):
-        return getattr(self.method, name)
-
-    def reconstruct(self, state, noisy):
-        self.state, self.released = state, dict(noisy)
-        return self.method.reconstruct(state, noisy)
-
-
 def take_step(model, method, x, y, *, step=0, multiplier=0.0, micro_batch=NUM, clip=True):
     """One step on all of x, and what was released times the expected batch size."""
     state = method.start(model)
     watched = Watched(method)
-    mechanism = Mechanism(
-        dataset_size=len(x),
-        batch_size=len(x),
-        num_steps=1,
-        sampling="poisson",
-        target_epsilon=None,
-        delta=0.0,
-        noise=multiplier > 0,
-        clip=clip,
-        noise_multiplier=multiplier,
-        releases=method.releases(state, XI),
-        seed=0,
-        calibrated_by="none",
-    )
+    mechanism = whole_batch(len(x), method.releases(state, XI), multiplier, clip=clip)
     ranks = Ranks(0, 1, torch.device("cpu"))
     with PrivateGradient(
         model, watched, mechanism, ranks, micro_batch, loss=squared_error
     ) as gradient:
         outcome = gradient(state, Tensors(x, y), step)
-    return outcome, watched.released[MEASURED] * len(x), watched.state
+    return outcome, watched.released[MEASURED] * len(x), watched.given
 
 
 # The algorithm boxes

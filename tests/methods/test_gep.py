@@ -15,7 +15,7 @@ import run
 from dpexp import checkpoint
 from dpexp.gradient import PrivateGradient
 from dpexp.linalg import power_iteration
-from dpexp.mechanism import Mechanism, generator, verify
+from dpexp.mechanism import generator, verify, whole_batch
 from dpexp.mechanism.accounting import rdp_epsilon, rdp_epsilon_apart
 from dpexp.methods.anchor import parameter_groups, shares
 from dpexp.methods.gep import GEP
@@ -107,20 +107,7 @@ class Spy:
 def step(model, method, private, public, *, micro_batch=NUM, clip_norm=CLIP, state=None):
     """One step on all private examples, without noise."""
     state = method.start(model) if state is None else state
-    mechanism = Mechanism(
-        dataset_size=len(private),
-        batch_size=len(private),
-        num_steps=1,
-        sampling="poisson",
-        target_epsilon=None,
-        delta=1e-5,
-        noise=False,
-        clip=True,
-        noise_multiplier=0.0,
-        releases=method.releases(state, clip_norm),
-        seed=0,
-        calibrated_by="none",
-    )
+    mechanism = whole_batch(len(private), method.releases(state, clip_norm))
     ranks = Ranks(0, 1, CPU)
     with PrivateGradient(model, method, mechanism, ranks, micro_batch, public) as gradient:
         return gradient(state, private, 0)
