@@ -202,27 +202,8 @@ class Logbook:
             return
         config, mechanism, at = self._config, self._mechanism, self._at
         wall = time.monotonic() - self._taken_up
-        result = {
-            "method": config["method"]["name"],
-            "model": config["model"]["name"],
-            "task": task.name,
-            "profile": config["profile"]["name"],
-            "seed": config["seed"],
-            "eps": mechanism.target_epsilon,
-            "delta": mechanism.delta,
-            "metric": task.metric,
-            **at.last,
-            "epochs": config["epochs"],
-            "steps": at.step,
-            "wall_s": round(wall, 3),
-            "examples_per_s": round(at.examples / wall, 1),
-            "peak_memory_mb": round(memory.peak_mb(self._ranks.device), 1),
-            "device": describe_device(self._ranks.device),
-            "ranks": self._ranks.size,
-            "versions": versions(),
-            "data_fingerprint": self._at.data,
-            "git_commit": git_commit(),
-        }
+        said = {**at.last, "epochs": config["epochs"], "steps": at.step}
+        result = describe(config, task, mechanism, self._ranks, said, wall, at.examples)
         self._run.finish(result, certificate)
 
     def _label(self) -> str:
@@ -233,6 +214,47 @@ class Logbook:
 
     def _stop(self, *_: object) -> None:
         self._is_stopping = True
+
+
+def describe(
+    config: dict,
+    task: Any,
+    mechanism: Any,
+    ranks: Ranks,
+    said: dict[str, Any],
+    wall: float,
+    examples: int,
+) -> dict[str, Any]:
+    """Give result.json: what was run, what came out, and what it rests on.
+
+    Args:
+        config: the run's.
+        task: what it trained on.
+        mechanism: its target epsilon and delta.
+        ranks: who shared it.
+        said: metric, epochs, steps, and what else the loop has to say.
+        wall: seconds, > 0.
+        examples: how many gradients were taken in that time.
+    """
+    return {
+        "method": config["method"]["name"],
+        "model": config["model"]["name"],
+        "task": task.name,
+        "profile": config["profile"]["name"],
+        "seed": config["seed"],
+        "eps": mechanism.target_epsilon,
+        "delta": mechanism.delta,
+        "metric": task.metric,
+        **said,
+        "wall_s": round(wall, 3),
+        "examples_per_s": round(examples / wall, 1),
+        "peak_memory_mb": round(memory.peak_mb(ranks.device), 1),
+        "device": describe_device(ranks.device),
+        "ranks": ranks.size,
+        "versions": versions(),
+        "data_fingerprint": task.fingerprint,
+        "git_commit": git_commit(),
+    }
 
 
 def _finite(value: float) -> float | None:

@@ -20,6 +20,8 @@ from dpexp.tasks import Judge, percent_right
 from dpexp.tasks.task import fingerprint
 from dpexp.types import ConfigError, Method, State
 
+JUDGED_ON_TRAINING = "the metric is of the training set, without noise: it is not covered"
+
 EVAL_BATCH = 500  # ours; changes no result
 
 POSITIVE: dict[str, type | tuple[type, ...]] = {
@@ -89,7 +91,11 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                     book.log_evaluation(task.metric, value)
                 book.save_if_due()
         certificate = mechanism.certificate(
-            steps=at.step, noise_draws=at.noise_draws, trainable=trainable, frozen=frozen
+            steps=at.step,
+            noise_draws=at.noise_draws,
+            trainable=trainable,
+            frozen=frozen,
+            deviations=[JUDGED_ON_TRAINING] if task.test is task.train else [],
         ) | method.remarks(at.state, mechanism.epsilon_at)
         if task.public is not None:
             certificate["public"] = describe_public(config, task.public)

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from dpexp import memory
+from dpexp.logbook import describe
 from dpexp.mechanism import NoisyVotes, build_votes, generator, verify
 from dpexp.pate.settings import PATE
 from dpexp.pate.stages import EVALUATIONS, Answers, ask, teach, vote
 from dpexp.ranks import Ranks
-from dpexp.records import Run, describe_device, git_commit, versions
+from dpexp.records import Run
 from dpexp.tracking import Progress, Tracker
 from dpexp.train import Parts, evaluate
 from dpexp.types import ConfigError
@@ -25,6 +26,8 @@ log = logging.getLogger("dpexp")
 
 TIMED_STEPS = 3
 """Of the student, in an estimate (ours)."""
+
+UNRELEASED = "teacher_accuracy is of votes without noise: it is no part of the guarantee"
 
 TEST_HALF = "half of the test set is the student's public data; accuracy is of the other half"
 
@@ -74,34 +77,19 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         draws=answers.draws,
         trainable=trainable,
         frozen={},
-        remarks=[TEST_HALF] if pate.public == "test-half" else [],
+        remarks=[UNRELEASED, *([TEST_HALF] if pate.public == "test-half" else [])],
     )
     verify(certificate)
     wall = time.monotonic() - began
     examples = pate.teachers * pate.teacher_steps * pate.teacher_batch
     examples += last["step"] * pate.student_batch
-    result = {
-        "method": config["method"]["name"],
-        "model": config["model"]["name"],
-        "task": task.name,
-        "profile": config["profile"]["name"],
-        "seed": config["seed"],
-        "eps": mechanism.target_epsilon,
-        "delta": mechanism.delta,
-        "metric": task.metric,
+    said = {
         task.metric: last[task.metric],
         "epochs": last["epoch"],
         "steps": last["step"],
         **judged(votes, answers, queries.targets),
-        "wall_s": round(wall, 3),
-        "examples_per_s": round(examples / wall, 1),
-        "peak_memory_mb": round(memory.peak_mb(ranks.device), 1),
-        "device": describe_device(ranks.device),
-        "ranks": ranks.size,
-        "versions": versions(),
-        "data_fingerprint": task.fingerprint,
-        "git_commit": git_commit(),
     }
+    result = describe(config, task, mechanism, ranks, said, wall, examples)
     run.finish(result, certificate)
 
 
