@@ -79,6 +79,8 @@ def test_a_misspelt_word_is_answered_with_the_nearest_valid_one(shell, words, sa
 def test_what_was_not_chosen_is_asked_for_with_the_choices(shell):
     assert "Set task, one of cifar10" in the_error(shell("method=rgp"))
     assert "Set method, one of bgep" in the_error(shell("task=digits"))
+    for method in ("rgp", "gep"):  # the second's public data depend on the task
+        assert "Set task, one of cifar10" in the_error(shell(f"method={method}"))
 
 
 def test_a_task_without_a_default_model_asks_for_one(shell, tmp_path):

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 import run
+from dpexp import records
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.models.cnn import CNN
+from dpexp.models.wrn import WideResNet
 from dpexp.types import ConfigError
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, step
@@ -68,3 +70,21 @@ def test_sizes_that_make_no_network_are_refused(options, said):
     given = {"channels": [16, 32], "kernel": 5, "image_size": (28, 28)} | options
     with pytest.raises(ConfigError, match=said):
         CNN(in_channels=1, num_classes=10, **given)
+
+
+def test_a_memory_format_changes_no_gradient_and_no_runs_name():
+    words = ["method=rgp", "task=shapes", "profile=embedded"]
+    config = run.compose(words)
+    other = run.compose([*words, "model.channels_last=true"])
+    assert records.run_id(other) == records.run_id(config)
+    x, y = torch.randn(4, 3, 16, 16, dtype=torch.float64), torch.arange(4)
+    made = []
+    for channels_last in (False, True):
+        torch.manual_seed(0)
+        model = WideResNet(10, 1, 1, channels_last, in_channels=3, num_classes=10).double()
+        layouts = []
+        model.blocks.register_forward_hook(lambda _, args, out, seen=layouts: seen.append(out))
+        made.append(step(model, DPSGD("all", "head"), x, y).gradients)
+        assert layouts[0].is_contiguous(memory_format=torch.channels_last) is channels_last
+    for name, gradient in made[0].items():
+        torch.testing.assert_close(made[1][name], gradient, **CLOSE)

@@ -1,6 +1,5 @@
 """Whole runs on real digits: their record, looking up, stopping and going on, sharing, refusing."""
 
-import json
 import os
 import shutil
 import signal
@@ -21,32 +20,12 @@ from dpexp.mechanism.sampling import poisson
 from dpexp.ranks import Ranks
 from dpexp.train import train
 from dpexp.types import ConfigError
+from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT = ["task=digits", "profile=embedded", "device=cpu"]
 DIGITS = [*DEFAULT, "model=wrn10_1", "batch_size=360"]  # a quarter of the data a step
 SHORT = ["method=dpsgd", *DIGITS, "epochs=3", "eval_every=0.5"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Sums depend on how many threads share them; runs compared to the last bit share one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def execute(results, *words):
-    return run.execute(run.compose([*words, f"results={results}"]))
-
-
-def of(directory):
-    """Read a finished run's files as anyone would."""
-    lines = (directory / "metrics.jsonl").read_text().splitlines()
-    result = json.loads((directory / "result.json").read_text())
-    privacy = json.loads((directory / "privacy.json").read_text())
-    return [json.loads(line) for line in lines], result, privacy
 
 
 # The record

@@ -8,7 +8,7 @@ from opacus.grad_sample import GradSampleModule
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from dpexp.carriers import Outer
+from dpexp.carriers import Explicit, Outer
 from dpexp.taps import Tape
 from dpexp.taps.chunks import ROUNDING
 from dpexp.taps.conv2d import Conv2dWeight, Geometry, _is_grouped_faster, kernel_gradients
@@ -224,6 +224,19 @@ def test_group_norm(groups, channels, positions, n, seed):
     nn.init.normal_(layer.weight)
     x = random_like(torch.empty(n, groups * channels, *positions), seed)
     assert_rule_holds(layer, x, seed)
+
+
+def test_a_right_carrier_is_held_as_the_smaller_of_the_two():
+    """Formed, it is 16 x 64 x 9 numbers an example; its parts are 80 numbers a pixel."""
+    for pixels, held in ((4 * 4, Outer), (16 * 16, Explicit)):
+        side = int(pixels**0.5)
+        layer = nn.Conv2d(64, 64, 3, padding=1).double()
+        x = random_like(torch.empty(2, 64, side, side), 0)
+        tap = tapped(layer, x, random_like(layer(x), 1))
+        carrier = tap.right(random_like(torch.empty(64, 16), 2))
+        squares, kept = carrier.measured()
+        assert type(kept) is held
+        assert_norms_close(carrier, squares, carrier.each().flatten(1).square().sum(1))
 
 
 def test_slices_of_examples_give_what_the_whole_batch_gives(monkeypatch):
