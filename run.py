@@ -80,7 +80,7 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     if "features" in config:
         task = _make({**config["features"], "_partial_": True})(task, device)
     torch.manual_seed(generator(config["seed"], "init", 0).initial_seed())
-    model = _make(config["model"], without=("name", "head"), **_fit(config["model"], task))
+    model = _make(config["model"], without=("name", "head", "tokenizer"), **_fit(config["model"], task))
     model = model.to(device)
     schedule = _make(_said(config["schedule"]))
 
@@ -127,6 +127,13 @@ def _fit(node: dict[str, Any], task: Any) -> dict[str, Any]:
 
     takes = inspect.signature(hydra.utils.get_object(node["_target_"])).parameters
     channels, *size = task.input_shape
+    longest = getattr(task.train, "longest", None)
+    if ("max_length" in takes) != (longest is not None):
+        kinds = ("texts", "a language model") if longest else ("no texts", "another model")
+        raise ConfigError(
+            f"Expected {kinds[1]} for task {task.name}, which is of {kinds[0]}; got "
+            f"model={node['name']}. Set model."
+        )
     if "in_channels" in takes and len(size) != 2:
         raise ConfigError(
             f"Expected a model for inputs of shape {tuple(task.input_shape)}, those of task "
@@ -137,6 +144,8 @@ def _fit(node: dict[str, Any], task: Any) -> dict[str, Any]:
         "in_channels": channels,
         "image_size": size,
         "num_classes": task.num_classes,
+        "max_length": longest,
+        "task": task.name,
     }
     return {name: value for name, value in known.items() if name in takes}
 

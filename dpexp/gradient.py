@@ -197,7 +197,7 @@ class PrivateGradient:
         axis = f"forward/{self._ranks.rank}"
         torch.manual_seed(generator(self._mechanism.seed, axis, step).initial_seed())
         total = 0.0
-        for some in indices.split(self._micro_batch) if len(indices) else ():
+        for some in examples.micro_batches(indices, self._micro_batch):
             batch = examples.batch(some).to(self._ranks.device)
             loss = self._backward(batch, self._take)
             self._sum.close_micro_batch(len(batch))

@@ -151,7 +151,7 @@ class Logbook:
         """Say whether the step just taken ends an evaluation interval."""
         return self._at.step in self._evaluations
 
-    def log_evaluation(self, metric: str, value: float) -> None:
+    def log_evaluation(self, values: dict[str, float]) -> None:
         """Write one line of metrics."""
         at = self._at
         line = {
@@ -159,13 +159,13 @@ class Logbook:
             "epoch": at.step * self._mechanism.sampling_prob,
             "epsilon": self._mechanism.epsilon(at.step),
             "train_loss": _finite(at.loss / at.drawn) if at.drawn else None,
-            metric: value,
+            **values,
             "clip_fraction": at.clipped / at.drawn if at.drawn and self._mechanism.clip else None,
             "nonfinite": at.nonfinite,
         }
         at.drawn = at.clipped = at.nonfinite = 0
         at.loss = 0.0
-        at.last = {metric: value}
+        at.last = values
         if self._run is not None:
             self._run.log(line)
             self._tracker.log(line)

@@ -26,6 +26,16 @@ class Milestones:
 
 
 @dataclass(frozen=True)
+class LinearDecay:
+    """Fall from 1 to 0 in equal parts, as BERT is fine-tuned (Devlin et al. 2018), but with no
+    warm-up."""
+
+    def __call__(self, step: int, num_steps: int) -> float:
+        """Give the multiplier at a step, from 0."""
+        return 1 - step / num_steps
+
+
+@dataclass(frozen=True)
 class InverseRoot:
     """Divide by the square root of the step's number, from 1 (compressive, Theorem 1)."""
 

@@ -61,6 +61,9 @@ class Wide:
         batch = self.examples.batch(indices)
         return Batch(batch.inputs.double(), batch.targets)
 
+    def micro_batches(self, indices, size):
+        return self.examples.micro_batches(indices, size)
+
 
 class Setting:
     """A composed config's parts, and steps with them."""

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from dpexp.methods.selection import head_parameters
+from dpexp.methods.selection import head_parameters, matrix_parameters
 from dpexp.types import Carrier, Key, Method, Release, State, Tap, require_word
 
 GRADIENT = "gradient"
@@ -31,13 +31,14 @@ class DPSGD(Method):
         """Choose what trains.
 
         Args:
-            train: "all" parameters or the "head" alone.
+            train: "all" parameters, the "head" alone, or the "matrices" that RGP trains: weights of
+                linear and convolution layers, and the head.
             head: the classifier's name in the model.
 
         Raises:
             ConfigError: for another word.
         """
-        require_word("method.train", train, ("all", "head"))
+        require_word("method.train", train, ("all", "matrices", "head"))
         self._train = train
         self._head = head
 
@@ -45,6 +46,8 @@ class DPSGD(Method):
         """Name the parameters this method updates."""
         if self._train == "head":
             return head_parameters(model, self._head)
+        if self._train == "matrices":
+            return matrix_parameters(model, self._head) + head_parameters(model, self._head)
         return tuple(name for name, _ in model.named_parameters())
 
     def start(self, model: nn.Module) -> State:

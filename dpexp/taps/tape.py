@@ -126,7 +126,12 @@ class Tape:
                 f"{len(x)} rows in and {len(dh)} out. The first axis must be the example."
             )
         self._awaited.discard(name)
-        self._on_tap(name, RULES[type(layer)].read(layer, x, dh))
+        self._on_tap(name, RULES[type(layer)].read(layer, *map(_single, (x, dh))))
+
+
+def _single(tensor: Tensor) -> Tensor:
+    """Bring what autocast halved to float32: norms and sums want its precision."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def tapped_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, nn.Module]:

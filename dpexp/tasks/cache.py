@@ -25,8 +25,8 @@ def cache_dir() -> Path:
 
 
 def decoded(
-    files: Sequence[Path], recipe: str, decode: Callable[[], tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor]:
+    files: Sequence[Path], recipe: str, decode: Callable[[], tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
     """Decode files once, and afterwards read back what came out.
 
     A damaged entry is decoded anew; a folder that cannot be written costs time, not the run.
@@ -34,7 +34,7 @@ def decoded(
     Args:
         files: what is decoded; their bytes name the entry.
         recipe: how they are decoded; names the entry too.
-        decode: gives (inputs, targets).
+        decode: gives tensors, the targets last.
 
     Returns:
         What decode gives or gave.
@@ -51,12 +51,12 @@ def decoded(
     return kept
 
 
-def _read(entry: Path) -> tuple[Tensor, Tensor] | None:
+def _read(entry: Path) -> tuple[Tensor, ...] | None:
     """Read an entry back; None where it is absent or not what was written."""
     try:
         kept = torch.load(entry, weights_only=True)
-        if fingerprint(kept["inputs"], kept["targets"]) == kept["fingerprint"]:
-            return kept["inputs"], kept["targets"]
+        if fingerprint(*kept["tensors"]) == kept["fingerprint"]:
+            return tuple(kept["tensors"])
     except FileNotFoundError:
         return None
     except Exception as error:  # a damaged archive fails in as many ways as it can be damaged
@@ -66,10 +66,9 @@ def _read(entry: Path) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-def _write(entry: Path, kept: tuple[Tensor, Tensor]) -> None:
+def _write(entry: Path, kept: tuple[Tensor, ...]) -> None:
     """Write an entry, whole or not at all."""
-    inputs, targets = kept
-    content = {"inputs": inputs, "targets": targets, "fingerprint": fingerprint(*kept)}
+    content = {"tensors": kept, "fingerprint": fingerprint(*kept)}
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         replace_file(entry, lambda file: torch.save(content, file))

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from dpexp.tasks.cache import decoded
-from dpexp.tasks.snapshots import parquet_files
+from dpexp.snapshots import parquet_files
 from dpexp.tasks.task import Examples, Task, assemble, subset
 from dpexp.types import ConfigError
 

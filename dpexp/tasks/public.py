@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from dpexp.tasks.shapes import draw
-from dpexp.tasks.snapshots import parquet_files
+from dpexp.snapshots import parquet_files
 from dpexp.tasks.task import Examples, Task, fingerprint
 from dpexp.types import ConfigError
 

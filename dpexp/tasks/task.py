@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -38,6 +38,10 @@ class Examples:
         """Count the bytes the examples take where they lie."""
         return self.inputs.nbytes + self.targets.nbytes
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Give all that is held, to be hashed."""
+        return self.inputs, self.targets
+
     def to(self, device: torch.device | str) -> Examples:
         """Give the same examples on a device."""
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
@@ -54,6 +58,10 @@ class Examples:
         if scale is not None:
             inputs = inputs.mul_(scale).sub_(shift)
         return Batch(inputs, self.targets.index_select(0, indices))
+
+    def micro_batches(self, indices: Tensor, size: int) -> Iterable[Tensor]:
+        """Cut indices [m] (m may be 0) into pieces of at most `size`."""
+        return indices.split(size) if len(indices) else ()
 
     @cached_property
     def _affine(self) -> tuple[Tensor | None, Tensor | None]:
@@ -101,6 +109,7 @@ class Task:
         metric: what is reported, as result.json names it.
         loss: what training lowers, summed over the examples.
         score: what the metric is the mean of, [n].
+        also: further sets to test on, by the name of their metric.
     """
 
     name: str
@@ -115,12 +124,33 @@ class Task:
     metric: str = "test_accuracy"
     loss: Judge = cross_entropy
     score: Judge = percent_right
+    also: Mapping[str, Examples] = field(default_factory=dict)
 
 
 def assemble(
-    name: str, train: Examples, test: Examples, *, num_classes: int, delta: float, dataset_size: int
+    name: str,
+    train: Examples,
+    test: Examples,
+    *,
+    num_classes: int,
+    delta: float,
+    dataset_size: int,
+    input_shape: Sequence[int] | None = None,
+    metric: str = "test_accuracy",
+    also: Mapping[str, Examples] | None = None,
 ) -> Task:
     """Make a task out of its examples, once they are what the configuration declared.
+
+    Args:
+        name: as in conf/task.
+        train: the private examples; anything with the methods of `Examples`.
+        test: what the metric is computed on.
+        num_classes: how many classes the targets index.
+        delta: of the (eps, delta) guarantee.
+        dataset_size: the declared N.
+        input_shape: of one example; None: as the inputs are held.
+        metric: its name.
+        also: further sets to test on, by the name of their metric.
 
     Raises:
         ConfigError: the training set does not hold dataset_size examples, or a target is no class.
@@ -131,7 +161,8 @@ def assemble(
             f"{len(train)}. Set task.dataset_size={len(train)} if that is what you mean: N is "
             "declared, because the accounting may not read it off private data."
         )
-    for part, examples in (("training", train), ("test", test)):
+    tests = {metric: test, **(also or {})}
+    for part, examples in {"training": train, **tests}.items():
         if examples.targets.is_floating_point():
             continue
         if len(examples) and not 0 <= int(examples.targets.min()) <= int(examples.targets.max()) < (
@@ -148,10 +179,12 @@ def assemble(
         test=test,
         public=None,
         num_classes=num_classes,
-        input_shape=tuple(train.inputs.shape[1:]),
+        input_shape=tuple(train.inputs.shape[1:] if input_shape is None else input_shape),
         delta=delta,
         dataset_size=dataset_size,
-        fingerprint=fingerprint(train.inputs, train.targets, test.inputs, test.targets),
+        fingerprint=fingerprint(*(t for part in (train, *tests.values()) for t in part.tensors())),
+        metric=metric,
+        also=also or {},
     )
 
 

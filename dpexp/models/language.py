@@ -1,0 +1,226 @@
+"""BERT, RoBERTa and their kin with a classifier on top (rgp Section 5.2, lsg Section 4.1)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+from dpexp.snapshots import model_folder
+from dpexp.types import ConfigError, require_word
+
+POOLINGS = ("first", "mean")
+PRECISIONS = ("float32", "bfloat16")
+ARCHITECTURES = ("bert", "roberta")
+
+
+class Head(nn.Module):
+    """The classifier on a sentence's features, in one layer or two.
+
+    Two layers, dense and tanh before the last, are what BERT and RoBERTa are fine-tuned with.
+    """
+
+    def __init__(self, width: int, num_classes: int, layers: int, dropout: float) -> None:
+        """Build the layers.
+
+        Args:
+            width: of the features.
+            num_classes: outputs.
+            layers: 1 or 2.
+            dropout: probability of dropping a feature before each layer.
+        """
+        super().__init__()
+        self.dense = nn.Linear(width, width) if layers == 2 else None
+        self.out = nn.Linear(width, num_classes)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features [n, width] to logits [n, num_classes]."""
+        if self.dense is not None:
+            features = torch.tanh(self.dense(self.dropout(features)))
+        return self.out(self.dropout(features))
+
+
+class TextClassifier(nn.Module):
+    """A transformer encoder and a classifier."""
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        num_classes: int,
+        pooling: str,
+        head_layers: int,
+        dropout: float,
+        precision: str,
+    ) -> None:
+        """Put the classifier on an encoder.
+
+        Args:
+            encoder: of transformers, without its own pooler.
+            num_classes: outputs.
+            pooling: "first" takes the first token's state; "mean" the mean over tokens, scaled to
+                norm sqrt(width), as sentence encoders are trained but for the factor.
+            head_layers: 1 or 2.
+            dropout: before each layer of the classifier.
+            precision: "float32", or "bfloat16" for products of matrices under autocast.
+
+        Raises:
+            ConfigError: for a value outside its range.
+        """
+        super().__init__()
+        require_word("model.pooling", pooling, POOLINGS)
+        require_word("model.precision", precision, PRECISIONS)
+        if head_layers not in (1, 2):
+            raise ConfigError(
+                f"Expected model.head_layers to be 1 or 2; got {head_layers}. Set model.head_layers."
+            )
+        self.encoder = encoder
+        self.head = Head(encoder.config.hidden_size, num_classes, head_layers, dropout)
+        self._pooling, self._is_half = pooling, precision == "bfloat16"
+        nn.init.normal_(self.head.out.weight, std=encoder.config.initializer_range)
+        nn.init.zeros_(self.head.out.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map tokens [n, 3, t] (ids, mask, second text) to logits [n, num_classes]."""
+        ids, mask, segments = inputs.unbind(1)
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self._is_half):
+            states = self._encode(ids, mask, segments)
+            features = states[:, 0] if self._pooling == "first" else _mean(states, mask)
+            return self.head(features).to(torch.promote_types(features.dtype, torch.float32))
+
+    def _encode(self, ids: Tensor, mask: Tensor, segments: Tensor) -> Tensor:
+        config = self.encoder.config
+        more = {}
+        if config.type_vocab_size > 1:
+            more["token_type_ids"] = segments
+        else:
+            more["token_type_ids"] = torch.zeros_like(ids)
+        if config.model_type == "bert":
+            # Of every example, not of the first axis alone: a table's gradient is per example too.
+            more["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        return self.encoder(input_ids=ids, attention_mask=mask, **more).last_hidden_state
+
+
+def _mean(states: Tensor, mask: Tensor) -> Tensor:
+    mask = mask[..., None].to(states.dtype)
+    mean = (states * mask).sum(1) / mask.sum(1)
+    return F.normalize(mean, dim=1) * math.sqrt(states.shape[-1])
+
+
+def pretrained(
+    *,
+    repo: str,
+    pooling: str,
+    head_layers: int,
+    dropout: float,
+    precision: str,
+    seen: Sequence[str],
+    model_root: str,
+    num_classes: int,
+    task: str,
+    max_length: int,
+) -> TextClassifier:
+    """Load an encoder of the hub and put a fresh classifier on it.
+
+    Args:
+        repo: owner/name on the hub.
+        pooling: see `TextClassifier`.
+        head_layers: see `TextClassifier`; BERT's first is its pretrained pooler.
+        dropout: probability everywhere in encoder and classifier, in [0, 1).
+        precision: see `TextClassifier`.
+        seen: tasks whose sources the encoder was pretrained on.
+        model_root: a folder laid out like hub snapshots, looked at before the hub.
+        num_classes: outputs.
+        task: whose texts it is for; one it has seen gives a warning.
+        max_length: tokens of the longest text.
+
+    Raises:
+        MissingData: the encoder is nowhere to be found.
+        ConfigError: it is no BERT or RoBERTa, or takes no texts as long as the task's.
+    """
+    if task in seen:
+        warnings.warn(
+            f"{repo} was pretrained on pairs from the sources of {', '.join(seen)}: what it says "
+            f"of {task} is no evidence about private learning.",
+            stacklevel=2,
+        )
+    folder = model_folder(model_root, repo)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    require_word("the encoder's model_type", config.model_type, ARCHITECTURES)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
+    room = config.max_position_embeddings - (2 if config.model_type == "roberta" else 0)
+    if max_length > room:
+        raise ConfigError(
+            f"Expected task.max_length <= {room}, the positions that {repo} knows; got "
+            f"{max_length}. Set task.max_length."
+        )
+    encoder = transformers.AutoModel.from_pretrained(
+        folder, config=config, attn_implementation="sdpa", dtype=torch.float32
+    )
+    pooler, encoder.pooler = encoder.pooler, None
+    model = TextClassifier(encoder, num_classes, pooling, head_layers, dropout, precision)
+    if model.head.dense is not None and config.model_type == "bert" and pooler is not None:
+        model.head.dense.load_state_dict(pooler.dense.state_dict())
+    return model
+
+
+def from_scratch(
+    *,
+    architecture: str,
+    layers: int,
+    width: int,
+    attention_heads: int,
+    feed_forward: int,
+    vocabulary: int,
+    pooling: str,
+    head_layers: int,
+    dropout: float,
+    precision: str,
+    num_classes: int,
+    max_length: int,
+) -> TextClassifier:
+    """Build an encoder of any shape with random weights.
+
+    Args:
+        architecture: "bert" or "roberta".
+        layers: of the encoder.
+        width: of a token's state.
+        attention_heads: a divisor of the width.
+        feed_forward: hidden width of the feed-forward layers.
+        vocabulary: token ids are below it.
+        pooling: see `TextClassifier`.
+        head_layers: see `TextClassifier`.
+        dropout: probability everywhere in encoder and classifier, in [0, 1).
+        precision: see `TextClassifier`.
+        num_classes: outputs.
+        max_length: tokens of the longest text.
+
+    Raises:
+        ConfigError: for a value outside its range.
+    """
+    require_word("model.architecture", architecture, ARCHITECTURES)
+    if width % attention_heads:
+        raise ConfigError(
+            f"Expected model.width to be a multiple of model.attention_heads={attention_heads}; "
+            f"got {width}. Set model.width."
+        )
+    config = transformers.AutoConfig.for_model(
+        architecture,
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=attention_heads,
+        intermediate_size=feed_forward,
+        vocab_size=vocabulary,
+        max_position_embeddings=max_length + 2,
+        type_vocab_size=2 if architecture == "bert" else 1,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    encoder = transformers.AutoModel.from_config(config, attn_implementation="sdpa")
+    encoder.pooler = None
+    return TextClassifier(encoder, num_classes, pooling, head_layers, dropout, precision)
