@@ -1,18 +1,20 @@
-"""Build a table of a paper: run the cells that are missing, write it beside the published values.
+"""Build a table or figure of a paper: run what is missing, write it beside the published values.
 
     python -m scripts.artifact table3                        # paper=rgp profile=embedded
     python -m scripts.artifact table3 profile=paper plan=true
     python -m scripts.artifact table2 rows=rgp,dpsgd seeds=0 optimizer.lr=0.1
+    python -m scripts.artifact figure4 paper=lsg profile=quick columns=sst2-*
     python -m scripts.artifact table3 profile=paper launcher=submitit_local
 
 Its own words, each WORD=VALUE:
 
-    paper=rgp           which paper's table: a folder of conf/artifact
+    paper=rgp           which paper's: a folder of conf/artifact
     profile=embedded    embedded (no network, minutes), quick (real data, small), paper
     plan=true           list the cells with their cost on this machine; run and write nothing
-    run=false           run nothing; write the table from the runs that are there
+    run=false           run nothing; write the table or figure from the runs that are there
     rows=A,B columns=C  run these cells only; the others are shown if they are there. Patterns
-                        such as cifar10-* work
+                        such as cifar10-* work. A figure's rows are its lines, its columns its
+                        points
     seeds=0,1,2         in place of the profile's seeds
     launcher=NAME       hand the missing runs to a Hydra launcher (basic, joblib, submitit_slurm)
 
@@ -105,17 +107,23 @@ def _seeds(word: str) -> tuple[int, ...]:
 
 
 def is_picked(request: Request, artifact: spec.Artifact, cell: spec.Key) -> bool:
-    """Tell whether rows= and columns= ask for this cell; raises ConfigError if one picks none."""
-    axes = ((cell[0], request.rows, artifact.rows, "row"),
-            (cell[1], request.columns, artifact.columns, "column"))  # fmt: skip
+    """Tell whether rows= and columns= ask for this cell; raises ConfigError if one picks none.
+
+    A level line is asked for by any column of its panel.
+    """
+    row = next(line for line in artifact.rows if line.key == cell[0])
+    column = next(line for line in artifact.columns if line.key == cell[1])
+    columns = artifact.panel_of(column) if row.regardless_of else (column,)
+    axes = (((row,), request.rows, artifact.rows, "row"),
+            (columns, request.columns, artifact.columns, "column"))  # fmt: skip
     for _, patterns, lines, kind in axes:
         keys = [line.key for line in lines]
         for pattern in patterns:
             if not fnmatch.filter(keys, pattern):
                 raise spec.unknown(f"{kind} of {artifact.name}", pattern, keys)
     return all(
-        not patterns or any(fnmatch.fnmatchcase(key, p) for p in patterns)
-        for key, patterns, _, _ in axes
+        not patterns or any(fnmatch.fnmatchcase(line.key, p) for p in patterns for line in asked)
+        for asked, patterns, _, _ in axes
     )
 
 
@@ -147,12 +155,17 @@ def _main(request: Request) -> int:
     results = Path(configs[0]["results"] if configs else "results")
     outcomes = [collect.outcome(job, results) for job in jobs]
     picked = [o for o in outcomes if is_picked(request, artifact, o.job.cell)]
+    if not picked:
+        raise ConfigError(
+            f"Expected rows= and columns= to pick cells that profile {request.profile} runs; "
+            "it skips all of these. Set another profile, or other cells."
+        )
     if request.is_plan:
         _print_plan(request, artifact, picked, results)
         return 0
     to_do = build.missing(picked) if request.runs else []
     print(_opening(request, artifact, picked, to_do))
-    stopped = _run(request, artifact, to_do, results)
+    stopped = _run(request, to_do, results)
     outcomes = [collect.outcome(job, results) for job in jobs]
     shown = table.Table(
         artifact,
@@ -186,11 +199,10 @@ def _opening(
 
 def _run(
     request: Request,
-    artifact: spec.Artifact,
     to_do: Sequence[cells.Job],
     results: Path,
 ) -> bool:
-    """Run what is missing; True if the user stopped it, so that the table is still written."""
+    """Run what is missing; True if the user stopped it, so that what is there is still written."""
     try:
         if to_do and request.launcher:
             build.launch_missing(to_do, lambda jobs: launch(request.launcher, jobs))
@@ -199,7 +211,6 @@ def _run(
                 to_do,
                 run.execute,
                 results,
-                artifact.metric,
                 stop_at_mistake=bool(request.overrides),
             )
     except KeyboardInterrupt:

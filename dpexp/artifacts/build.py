@@ -22,8 +22,8 @@ Launch = Callable[[list[list[str]]], None]
 """Does one run per list of overrides, wherever it likes, each by `attempt`."""
 
 
-def save(path: Path, text: str) -> None:
-    """Write a text file as a whole, its folder too.
+def save(path: Path, content: str | bytes) -> None:
+    """Write a file as a whole, its folder too.
 
     Raises:
         RecordError: if the disk is full or the folder can't be written; the old file survives.
@@ -32,7 +32,8 @@ def save(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise records.RecordError(f"Cannot make {path.parent}: {error.strerror}.") from error
-    records.write_atomically(path, text)
+    data = content.encode() if isinstance(content, str) else content
+    records.replace_file(path, lambda file: file.write(data))
 
 
 def attempt(config: dict[str, Any], run_id: str, execute: Execute, results: Path) -> str:
@@ -80,7 +81,6 @@ def run_missing(
     jobs: Sequence[Job],
     execute: Execute,
     results: Path,
-    metric_name: str,
     say: Callable[[str], None] = print,
     stop_at_mistake: bool = False,
 ) -> None:
@@ -90,7 +90,6 @@ def run_missing(
         jobs: what `missing` gave.
         execute: see `Execute`.
         results: the results folder.
-        metric_name: which number of the record the line shows.
         say: takes each line.
         stop_at_mistake: whether a config that is refused ends it all, as it should when the
             user's overrides go to every cell.
@@ -110,7 +109,7 @@ def run_missing(
             raise ConfigError(reason.removeprefix(WRONG))
         if reason.startswith(NO_DATA):
             absent[sources(config)] = reason.removeprefix(f"{NO_DATA}: ")
-        end = f"{NO_DATA}, as above" if known else reason or _shown(job, results, metric_name)
+        end = f"{NO_DATA}, as above" if known else reason or _shown(job, results)
         say(f"[{number:{width}}/{len(jobs)}] {job.name}, seed {job.seed}: {end} ({took})")
 
 
@@ -132,11 +131,11 @@ def launch_missing(jobs: Sequence[Job], launch: Launch, say: Callable[[str], Non
     launch([list(job.overrides) for job in jobs])
 
 
-def _shown(job: Job, results: Path, metric_name: str) -> str:
+def _shown(job: Job, results: Path) -> str:
     found = outcome(job, results)
     if found.status != "done":
         return "no record was left"
-    return f"{metric(found.result or {}, metric_name):.2f}"
+    return f"{metric(found.result or {}, job.metric):.2f}"
 
 
 def duration(seconds: float) -> str:

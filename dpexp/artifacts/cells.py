@@ -21,6 +21,7 @@ class Job:
     Attributes:
         cell: the row's and the column's key.
         name: the cell as the reader sees it.
+        metric: which numbers of the record it holds the mean of.
         seed: which of the profile's seeds.
         overrides: everything Hydra needs for it, the user's last.
         config: the composed config; None for a cell that can't be composed.
@@ -30,6 +31,7 @@ class Job:
 
     cell: Key
     name: str
+    metric: tuple[str, ...]
     seed: int
     overrides: tuple[str, ...]
     config: dict[str, Any] | None = None
@@ -49,6 +51,21 @@ def relabel(line: Line, profile: Profile) -> tuple[str, ...]:
     return tuple(profile.relabel.get(label, label) for label in line.labels)
 
 
+def is_skipped(artifact: Artifact, profile: Profile, row: Line, column: Line) -> bool:
+    """Tell whether the profile skips a cell; a level line stays with any point of its panel."""
+    columns = artifact.panel_of(column) if row.regardless_of else (column,)
+    return bool(profile.why_skipped(row)) or all(map(profile.why_skipped, columns))
+
+
+def cell_name(row: Line, column: Line, profile: Profile) -> str:
+    """Name a cell for the reader: the row's labels and the column's, as this profile words them.
+
+    A level line has no x to tell.
+    """
+    words = relabel(column, profile)
+    return ", ".join([*relabel(row, profile), *(words[:-1] if row.regardless_of else words)])
+
+
 def expand(
     artifact: Artifact,
     profile: str,
@@ -60,6 +77,7 @@ def expand(
     """List every run of an artifact, all cells of the first seed first.
 
     In that order an interrupted build leaves a full table of one seed and not a few rows of all.
+    Cells that the profile skips have no run, nor have those of a level line after its first.
 
     Args:
         artifact: the artifact.
@@ -79,6 +97,8 @@ def expand(
         _jobs(artifact, profile, row, column, seeds, compose, conf, user)
         for row in artifact.rows
         for column in artifact.columns
+        if column is artifact.run_column(row, column)
+        and not is_skipped(artifact, changes, row, column)
     ]
     return [job for of_one_seed in zip(*cells, strict=True) for job in of_one_seed]
 
@@ -95,21 +115,22 @@ def _jobs(
 ) -> list[Job]:
     """Give one cell's runs; composed once, since seeds differ in the config's `seed` alone."""
     changes = artifact.profiles[profile]
-    own = [changes.replace.get(word, word) for word in (*row.overrides, *column.overrides)]
-    own += changes.overrides
+    of_column = [w for w in column.overrides if w.partition("=")[0] not in row.regardless_of]
+    replaced = (changes.replace.get(word, word) for word in (*row.overrides, *of_column))
+    own = [word for word in replaced if word is not None] + list(changes.overrides)
     key = (row.key, column.key)
-    name = ", ".join([*relabel(row, changes), *relabel(column, changes)])
+    name = cell_name(row, column, changes)
     words = [(f"profile={profile}", *own, f"seed={seed}", *user) for seed in seeds]
     absent = next((word for word in own if _is_absent(word, conf)), "")
     if absent:
         return [
-            Job(key, name, seed, overrides, not_built=absent)
+            Job(key, name, artifact.metric, seed, overrides, not_built=absent)
             for seed, overrides in zip(seeds, words, strict=True)
         ]
     composed = compose(list(words[0]))
     configs = [{**composed, "seed": seed} for seed in seeds]
     return [
-        Job(key, name, seed, overrides, config, records.run_id(config))
+        Job(key, name, artifact.metric, seed, overrides, config, records.run_id(config))
         for seed, overrides, config in zip(seeds, words, configs, strict=True)
     ]
 

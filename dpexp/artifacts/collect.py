@@ -14,6 +14,8 @@ from dpexp.artifacts.cells import Job
 from dpexp.artifacts.spec import Artifact, Key
 
 NOT_RUN, NOT_BUILT, NO_DATA, FAILED = "not run", "not built", "no data", "failed"
+SKIPPED = "not run here"
+"""Of a cell that the profile skips."""
 _WORST_FIRST = (FAILED, NO_DATA, NOT_BUILT, NOT_RUN)
 
 
@@ -96,18 +98,30 @@ def outcome(job: Job, results: Path) -> Outcome:
 
 
 def collect(artifact: Artifact, outcomes: Iterable[Outcome]) -> dict[Key, Value]:
-    """Aggregate the outcomes of all runs by cell."""
+    """Aggregate the outcomes of all runs by cell, every cell of the artifact included."""
     by_cell: dict[Key, list[Outcome]] = {}
     for item in outcomes:
         by_cell.setdefault(item.job.cell, []).append(item)
-    return {cell: _value(artifact, cell, items) for cell, items in by_cell.items()}
+    values = {}
+    for row in artifact.rows:
+        for column in artifact.columns:
+            cell, shown = (row.key, column.key), (row.key, artifact.run_column(row, column).key)
+            published = artifact.published.get(cell) or artifact.published.get(shown)
+            number = published.value if published else None
+            values[cell] = _value(cell, by_cell.get(shown, []), number)
+        if artifact.average is not None:
+            cell = (row.key, artifact.average.key)
+            cells = [by_cell.get((row.key, column.key), []) for column in artifact.columns]
+            values[cell] = _average(artifact, cell, cells)
+    return values
 
 
-def _value(artifact: Artifact, cell: Key, items: Sequence[Outcome]) -> Value:
+def _value(cell: Key, items: Sequence[Outcome], published: float | None) -> Value:
+    if not items:
+        return Value(cell, SKIPPED, published=published)
     done = [item for item in items if item.status == "done"]
     rest = [item for item in items if item.status != "done"]
-    published = artifact.published.get(cell)
-    mean, std = mean_and_std([metric(item.result or {}, artifact.metric) for item in done])
+    mean, std = mean_and_std([metric(item.result or {}, item.job.metric) for item in done])
     statuses = {item.status for item in rest}
     privacy = [item.privacy or {} for item in done]
     return Value(
@@ -118,11 +132,34 @@ def _value(artifact: Artifact, cell: Key, items: Sequence[Outcome]) -> Value:
         std=std,
         num_seeds=len(done),
         asked=len(items),
-        published=published.value if published else None,
+        published=published,
         epsilon=_largest(epsilon(p) for p in privacy),
         noise_multiplier=_largest(p.get("noise_multiplier") for p in privacy),
         deviations=_once(str(word) for p in privacy for word in p.get("deviations", [])),
         run_ids=tuple(item.job.run_id for item in done),
+    )
+
+
+def _average(artifact: Artifact, cell: Key, cells: Sequence[Sequence[Outcome]]) -> Value:
+    """Average a row over the seeds that all of its cells have, every number of a record apart."""
+    by_seed: dict[int, list[Outcome]] = {}
+    for item in (item for items in cells for item in items):
+        by_seed.setdefault(item.job.seed, []).append(item)
+    means = [
+        statistics.fmean(n for i in items for n in numbers(i.result or {}, i.job.metric))
+        for items in by_seed.values()
+        if len(items) == len(cells) and all(item.status == "done" for item in items)
+    ]
+    mean, std = mean_and_std(means)
+    published = artifact.published.get(cell)
+    return Value(
+        cell=cell,
+        status="done" if means else NOT_RUN,
+        mean=mean,
+        std=std,
+        num_seeds=len(means),
+        asked=len(by_seed),
+        published=published.value if published else None,
     )
 
 
@@ -136,9 +173,17 @@ def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
     return mean, statistics.stdev(values) if len(values) > 1 else None
 
 
-def metric(result: Mapping[str, Any], name: str) -> float:
-    """Read one number of a result.json."""
-    return float(result[name] if name in result else result["value"])
+def metric(result: Mapping[str, Any], names: Sequence[str]) -> float:
+    """Read a cell's number from a result.json: the mean of `numbers`."""
+    return statistics.fmean(numbers(result, names))
+
+
+def numbers(result: Mapping[str, Any], names: Sequence[str]) -> list[float]:
+    """Read the named numbers that a result.json has; its main one if it has none of them.
+
+    Of a paper's two test sets, a task that stands in for the paper's may have one.
+    """
+    return [float(result[name]) for name in names if name in result] or [float(result["value"])]
 
 
 def epsilon(privacy: Mapping[str, Any]) -> float | None:

@@ -1,4 +1,4 @@
-"""Writes a table to disk: .md for people, .csv for programs, .tex for papers."""
+"""Writes an artifact to disk: .md for people, .csv for programs, .tex or pictures for papers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from dpexp.artifacts import build
+from dpexp.artifacts import build, figure
 from dpexp.artifacts.cells import relabel
 from dpexp.artifacts.collect import Value
 from dpexp.artifacts.markdown import markdown
@@ -32,6 +32,8 @@ CSV_FIELDS = (
     "status",
 )
 
+FIGURE_FIELDS = ("paper", "artifact", "line", "panel", "x", *CSV_FIELDS[4:])
+
 _TEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -53,24 +55,37 @@ _TEX = {
 
 
 def write(table: Table, results: Path) -> list[Path]:
-    """Write `<results>/<profile>/<paper>/<name>.{md,csv,tex}`; give the paths."""
+    """Write `<results>/<profile>/<paper>/<name>.*`; give the paths.
+
+    A table is .md, .csv and .tex; a figure .md, .csv, .svg and .png.
+    """
     folder = results / table.profile / table.artifact.paper
-    texts = {"md": markdown(table), "csv": csv_text(table), "tex": tex(table)}
-    paths = [folder / f"{table.artifact.name}.{suffix}" for suffix in texts]
-    for path, text in zip(paths, texts.values(), strict=True):
-        build.save(path, text)
+    files = {"md": markdown(table), "csv": csv_text(table)}
+    files |= figure.pictures(table) if table.artifact.figure else {"tex": tex(table)}
+    paths = [folder / f"{table.artifact.name}.{suffix}" for suffix in files]
+    for path, content in zip(paths, files.values(), strict=True):
+        build.save(path, content)
     return paths
 
 
 def csv_text(table: Table) -> str:
-    """Give one line per cell, in full precision."""
+    """Give one line per cell, in full precision; of a figure, one per point or level line."""
+    is_figure = table.artifact.figure is not None
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, CSV_FIELDS, lineterminator="\n")
+    fields = FIGURE_FIELDS if is_figure else CSV_FIELDS
+    writer = csv.DictWriter(stream, fields, lineterminator="\n")
     writer.writeheader()
-    for row, values in table.grid():
-        for column, value in values:
-            writer.writerow(_csv_line(table, row, column, value))
+    for row, column, value in table.distinct():
+        line = _csv_line(table, row, column, value)
+        writer.writerow(_as_point(table, row, column, line) if is_figure else line)
     return stream.getvalue()
+
+
+def _as_point(table: Table, row: Line, column: Line, line: dict[str, Any]) -> dict[str, Any]:
+    """Say a cell by line, panel as this profile words it, and x, none for a level line."""
+    line = {key: value for key, value in line.items() if key not in ("row", "column")}
+    panel = relabel(column, table.changes)[0] if column.panel else ""
+    return {**line, "line": row.key, "panel": panel, "x": "" if row.regardless_of else column.x}
 
 
 def _csv_line(table: Table, row: Line, column: Line, value: Value) -> dict[str, Any]:
@@ -109,7 +124,7 @@ def tex(table: Table) -> str:
         r"\centering",
         rf"\caption{{{_escape(caption)}}}",
         rf"\label{{tab:{artifact.paper}-{artifact.name}-{table.profile}}}",
-        rf"\begin{{tabular}}{{{'l' * len(artifact.row_head)}{'r' * len(artifact.columns)}}}",
+        rf"\begin{{tabular}}{{{'l' * len(artifact.row_head)}{'r' * len(table.columns)}}}",
         r"\toprule",
         " & ".join(map(_escape, table.head())) + r" \\",
         r"\midrule",

@@ -1,4 +1,4 @@
-"""Words a table for people."""
+"""Words a table or a figure for people."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dpexp.artifacts.table import Table
 
 
 def markdown(table: Table) -> str:
-    """Word the table for people: what it is, the values, footnotes, claims, certificates."""
+    """Word it for people: what it is, values or picture, footnotes, claims, certificates."""
     parts = [
         f"# {table.artifact.title}",
         f"{_place(table.artifact)}. Profile `{table.profile}`.",
         *_comparability(table),
         *_setting(table),
-        _values(table),
+        _picture(table) if table.artifact.figure else _values(table),
         *_footnotes(table),
         *_claims(table),
         *_certificates(table),
@@ -43,6 +43,10 @@ def _setting(table: Table) -> list[str]:
         words = ", ".join(f"`{word}`" for word in table.overridden)
         parts.append(f"Overridden on the command line: {words}.")
     return parts
+
+
+def _picture(table: Table) -> str:
+    return f"![{table.artifact.title}]({table.artifact.name}.svg)"
 
 
 def _values(table: Table) -> str:
@@ -87,28 +91,39 @@ def _place(artifact: Artifact) -> str:
 
 def _footnotes(table: Table) -> list[str]:
     artifact = table.artifact
-    beside = "; then the paper's value and, in brackets, measured minus paper"
-    legend = (
-        f"Each cell: {artifact.value_label or artifact.metric}, mean ± standard deviation over n "
-        f"seeds{beside if artifact.published else ''}."
-    )
+    legend = _figure_legend(table) if artifact.figure else _table_legend(artifact)
     notes = [f"[{k}] {word}" for k, word in enumerate(table.deviations(), 1)]
     short = any(0 < v.num_seeds < v.asked for v in table.values.values())
     if short:
         notes.append(f"A smaller n than {max(v.asked for v in table.values.values())}: "
                      "the other seeds are not run.")  # fmt: skip
-    notes += _troubles(table)
+    if artifact.figure:
+        notes += [f"{status}: {'; '.join(names)}" for status, names in table.absent().items()]
+    notes += table.skipped() + _troubles(table)
     return [" ".join(filter(None, [legend, artifact.published_note.strip()])),
             *(["\n".join(f"- {note}" for note in notes)] if notes else [])]  # fmt: skip
+
+
+def _table_legend(artifact: Artifact) -> str:
+    what = artifact.value_label or " and ".join(artifact.metric)
+    beside = "; then the paper's value and, in brackets, measured minus paper"
+    return (
+        f"Each cell: {what}, mean ± standard deviation over n "
+        f"seeds{beside if artifact.published else ''}."
+    )
+
+
+def _figure_legend(table: Table) -> str:
+    values = f"The values are in [{table.artifact.name}.csv]({table.artifact.name}.csv)."
+    return f"{table.legend()} {values}"
 
 
 def _troubles(table: Table) -> list[str]:
     """Say once why cells failed, have no data or aren't built."""
     cells: dict[str, list[str]] = {}
-    for row, values in table.grid():
-        for column, value in values:
-            for detail in value.details:
-                cells.setdefault(detail, []).append(table.name(row, column))
+    for row, column, value in table.distinct():
+        for detail in value.details:
+            cells.setdefault(detail, []).append(table.name(row, column))
     return [f"{detail} ({'; '.join(names)})" for detail, names in cells.items()]
 
 
@@ -124,15 +139,13 @@ def _claims(table: Table) -> list[str]:
 
 def _certificates(table: Table) -> list[str]:
     lines = [["Cell", "Certified ε", "Noise multiplier", "Runs and their certificates"]]
-    for row, values in table.grid():
-        for column, value in values:
-            if value.run_ids:
-                runs = ", ".join(
-                    f"[{i}](../runs/{i}/) ([privacy](../runs/{i}/privacy.json))"
-                    for i in value.run_ids
-                )
-                lines.append([table.name(row, column), _number(value.epsilon),
-                              _number(value.noise_multiplier), runs])  # fmt: skip
+    for row, column, value in table.distinct():
+        if value.run_ids:
+            runs = ", ".join(
+                f"[{i}](../runs/{i}/) ([privacy](../runs/{i}/privacy.json))" for i in value.run_ids
+            )
+            lines.append([table.name(row, column), _number(value.epsilon),
+                          _number(value.noise_multiplier), runs])  # fmt: skip
     if len(lines) == 1:
         return []
     return ["## Runs", _md_table(lines)]

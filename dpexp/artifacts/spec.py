@@ -1,8 +1,13 @@
-"""What an artifact is: rows, columns, overrides, published values, claims, changes per profile."""
+"""What an artifact is: rows, columns, overrides, published values, claims, changes per profile.
+
+A table's rows and columns are printed as such. In a figure a row is a line and a column is a point
+of all lines: an x in a panel.
+"""
 
 from __future__ import annotations
 
 import difflib
+import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -30,18 +35,36 @@ class Line:
 
     Attributes:
         key: how published values, claims and the command line refer to it.
-        labels: what the reader sees; a row has one for each of the artifact's `row_head`.
+        labels: what the reader sees; a row has one for each of the artifact's `row_head`. A
+            figure's columns are labelled by panel and x.
         overrides: Hydra overrides, in order.
+        panel, x: a figure's columns alone: the heading of the panel, "" if there is one panel
+            only, and where in it the point lies.
+        regardless_of: a figure's rows alone: the keys of the columns' overrides that it does
+            without, such as eps. It is then one run a panel, and drawn as a level line.
     """
 
     key: str
     labels: tuple[str, ...]
     overrides: tuple[str, ...]
+    panel: str = ""
+    x: float | None = None
+    regardless_of: tuple[str, ...] = ()
 
-    @property
-    def label(self) -> str:
-        """Give all labels in one."""
-        return " ".join(self.labels)
+
+@dataclass(frozen=True)
+class Axes:
+    """What makes an artifact a figure.
+
+    Attributes:
+        x_name: the symbol along x, as in "ε = 2".
+        x_label: the same in words.
+        log_x: whether x is spaced by ratios.
+    """
+
+    x_name: str
+    x_label: str
+    log_x: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,27 +92,38 @@ class Profile:
     Attributes:
         seeds: one run of each cell per seed.
         overrides: added to every cell, after its own.
-        replace: an override of a row or column -> the override that stands for it here.
+        replace: an override of a row or column -> the override that stands for it here; null
+            leaves it out.
         relabel: a label -> the label that stands for it here.
+        skip: a row's or column's key, or a pattern of keys -> why it isn't run here.
         scaled: how the published setting was cut down; required but for `paper`.
     """
 
     seeds: tuple[int, ...]
     overrides: tuple[str, ...] = ()
-    replace: Mapping[str, str] = field(default_factory=dict)
+    replace: Mapping[str, str | None] = field(default_factory=dict)
     relabel: Mapping[str, str] = field(default_factory=dict)
+    skip: Mapping[str, str] = field(default_factory=dict)
     scaled: str = ""
+
+    def why_skipped(self, line: Line) -> str:
+        """Say why this row or column isn't run here; "" if it is."""
+        patterns = (p for p in self.skip if fnmatch.fnmatchcase(line.key, p))
+        return next((self.skip[pattern] for pattern in patterns), "")
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A table of a paper.
+    """A table or a figure of a paper.
 
     Attributes:
         paper, name: the folder and the stem of its YAML.
         title, place: what it shows, in our words, and where the paper shows it.
-        metric, value_label, decimals: which number of the record a cell holds, and how to print it.
+        metric: which number of the record a cell holds; of several, the mean.
+        value_label, decimals: how to print it.
         row_head: headings of the row labels.
+        average: a table's column of the means of its rows, or None.
+        figure: the axes of a figure, None for a table.
         published: values by cell; a cell the paper leaves out is absent.
         published_note: how to read the published values.
     """
@@ -98,7 +132,7 @@ class Artifact:
     name: str
     title: str
     place: str
-    metric: str
+    metric: tuple[str, ...]
     row_head: tuple[str, ...]
     rows: tuple[Line, ...]
     columns: tuple[Line, ...]
@@ -108,6 +142,16 @@ class Artifact:
     value_label: str = ""
     decimals: int = 1
     claims: tuple[Claim, ...] = ()
+    average: Line | None = None
+    figure: Axes | None = None
+
+    def run_column(self, row: Line, column: Line) -> Line:
+        """Give the column whose run a cell shows: a level line has one run for all of a panel."""
+        return self.panel_of(column)[0] if row.regardless_of else column
+
+    def panel_of(self, column: Line) -> tuple[Line, ...]:
+        """Give the columns of a column's panel; all of a table's are in one."""
+        return tuple(c for c in self.columns if c.panel == column.panel)
 
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> ConfigError:
@@ -145,7 +189,16 @@ def load(conf: Path, paper: str, name: str) -> Artifact:
 def _artifact(paper: str, name: str, tree: Any) -> Artifact:
     tree = dict(_mapping(tree, "the file"))
     tree["rows"] = tuple(_line(row, "labels") for row in _list(tree, "rows"))
-    tree["columns"] = tuple(_line(column, "label") for column in _list(tree, "columns"))
+    if "figure" in tree:
+        tree["figure"] = _build(Axes, tree["figure"], "figure")
+        tree["columns"] = tuple(_point(c, tree["figure"]) for c in _list(tree, "columns"))
+    else:
+        tree["columns"] = tuple(_line(column, "label") for column in _list(tree, "columns"))
+    if "average" in tree:
+        average = dict(_mapping(tree["average"], "average"))
+        tree["average"] = _line({**average, "overrides": []}, "label")
+    if isinstance(tree.get("metric"), str):
+        tree["metric"] = [tree["metric"]]
     tree["row_head"] = tuple(map(str, _list(tree, "row_head")))
     tree["published"] = _published(tree.get("published", {}))
     tree["claims"] = tuple(_build(Claim, c, "a claim") for c in tree.get("claims", []))
@@ -161,6 +214,17 @@ def _line(tree: Any, label: str) -> Line:
     labels = tree.pop(label, None)
     labels = [labels] if isinstance(labels, str) else labels
     return _build(Line, {**tree, "labels": labels}, f"row or column {tree.get('key')}")
+
+
+def _point(tree: Any, axes: Axes) -> Line:
+    tree = dict(_mapping(tree, "a column"))
+    x = tree.get("x")
+    if isinstance(x, bool) or not isinstance(x, int | float):
+        raise ConfigError(f"Column {tree.get('key')}: expected a number as x; got {x!r}.")
+    if axes.log_x and x <= 0:
+        raise ConfigError(f"Column {tree['key']}: expected x > 0 where log_x is set; got {x}.")
+    panel = [tree["panel"]] if tree.get("panel") else []
+    return _line({**tree, "label": [*panel, f"{axes.x_name} = {x:g}"]}, "label")
 
 
 def _published(tree: Any) -> dict[Key, Published]:
@@ -199,6 +263,8 @@ def _list(tree: Mapping[str, Any], word: str) -> list[Any]:
 def _check(artifact: Artifact) -> None:
     """Refuse references to rows and columns that aren't there, and profiles that keep quiet."""
     rows, columns = [r.key for r in artifact.rows], [c.key for c in artifact.columns]
+    _check_axes(artifact)
+    columns += [artifact.average.key] if artifact.average else []
     for keys, kind in ((rows, "row"), (columns, "column")):
         if len(set(keys)) < len(keys):
             raise ConfigError(f"Expected every {kind} key once; got {keys}.")
@@ -220,3 +286,26 @@ def _check(artifact: Artifact) -> None:
             raise ConfigError(f"Profile {name}: say under 'scaled' how the setting was cut down.")
         if not profile.seeds:
             raise ConfigError(f"Profile {name}: expected at least one seed.")
+        for pattern in profile.skip:
+            if not fnmatch.filter([*rows, *columns], pattern):
+                raise unknown(
+                    f"row or column under skip in profile {name}", pattern, rows + columns
+                )
+
+
+def _check_axes(artifact: Artifact) -> None:
+    """Refuse words that only a figure or only a table knows, and two points in one place."""
+    if artifact.figure is None:
+        for line in (*artifact.rows, *artifact.columns):
+            if line.panel or line.x is not None or line.regardless_of:
+                raise ConfigError(
+                    f"Row or column {line.key}: panel, x and regardless_of are a figure's words; "
+                    "say its axes under 'figure'."
+                )
+        return
+    if artifact.average is not None:
+        raise ConfigError("Expected no 'average' in a figure: it is a table's column.")
+    places = [(column.panel, column.x) for column in artifact.columns]
+    for column, place in zip(artifact.columns, places, strict=True):
+        if places.count(place) > 1:
+            raise ConfigError(f"Column {column.key}: expected one point a panel and x.")

@@ -1,4 +1,4 @@
-"""A table ready to be written: an artifact, a profile and every cell's value."""
+"""A table or figure ready to be written: an artifact, a profile and every cell's value."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpexp.artifacts.cells import profile_of, relabel
-from dpexp.artifacts.collect import Value
+from dpexp.artifacts.cells import cell_name, profile_of, relabel
+from dpexp.artifacts.collect import SKIPPED, Value
 from dpexp.artifacts.spec import Artifact, Key, Line, Profile
 
 
@@ -33,22 +33,72 @@ class Table:
         """Give what the profile changes."""
         return profile_of(self.artifact, self.profile)
 
+    @property
+    def columns(self) -> tuple[Line, ...]:
+        """Give the columns shown: the average only where no column that it needs is skipped."""
+        columns, average = self.artifact.columns, self.artifact.average
+        if average is None or any(map(self.changes.why_skipped, columns)):
+            return columns
+        return (*columns, average)
+
     def grid(self) -> list[tuple[Line, list[tuple[Line, Value]]]]:
         """Give the rows, each with its cells in order."""
-        columns = self.artifact.columns
         return [
-            (row, [(column, self.values[row.key, column.key]) for column in columns])
+            (row, [(column, self.values[row.key, column.key]) for column in self.columns])
             for row in self.artifact.rows
+        ]
+
+    def distinct(self) -> list[tuple[Line, Line, Value]]:
+        """List row, column and value of every cell, a level line's once a panel."""
+        return [
+            (row, column, value)
+            for row, cells in self.grid()
+            for column, value in cells
+            if column is self.artifact.run_column(row, column)
         ]
 
     def name(self, row: Line, column: Line) -> str:
         """Give a cell's name as this profile words it."""
-        return ", ".join([*relabel(row, self.changes), *relabel(column, self.changes)])
+        return cell_name(row, column, self.changes)
 
     def head(self) -> list[str]:
         """Give the heading of every column of the printed table."""
-        columns = (" ".join(relabel(c, self.changes)) for c in self.artifact.columns)
+        columns = (" ".join(relabel(c, self.changes)) for c in self.columns)
         return [*self.artifact.row_head, *columns]
+
+    def skipped(self) -> list[str]:
+        """Say what the profile doesn't run and why, panels that are skipped as a whole by name."""
+        names: dict[str, list[str]] = {}
+        for line in (*self.artifact.rows, *self.artifact.columns):
+            if why := self.changes.why_skipped(line):
+                words = relabel(line, self.changes)
+                panel = self.artifact.panel_of(line) if line.panel else ()
+                whole = panel and all(map(self.changes.why_skipped, panel))
+                names.setdefault(why, []).append(words[0] if whole else ", ".join(words))
+        return [
+            f"{SKIPPED}: {'; '.join(dict.fromkeys(lines))} ({why})" for why, lines in names.items()
+        ]
+
+    def legend(self) -> str:
+        """Say what a figure's marks are: the measured points, their n, the published ones."""
+        counts = sorted({value.num_seeds for value in self.values.values() if value.num_seeds})
+        seeds = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
+        what = self.artifact.value_label or " and ".join(self.artifact.metric)
+        measured = f"Filled: {what}"
+        if counts and counts[-1] > 1:
+            measured += f", mean and standard deviation over n = {seeds} seeds"
+        elif counts:
+            measured += ", one seed"
+        hollow = ". Hollow or dashed: published" if self.artifact.published else ""
+        return f"{measured}{hollow}."
+
+    def absent(self) -> dict[str, list[str]]:
+        """Name the cells without a value by their status, those that the profile skips left out."""
+        cells: dict[str, list[str]] = {}
+        for row, column, value in self.distinct():
+            if value.mean is None and value.status != SKIPPED:
+                cells.setdefault(value.status, []).append(self.name(row, column))
+        return cells
 
     def deviations(self) -> list[str]:
         """List what certificates admit, each once, in the order of the cells."""

@@ -1,4 +1,4 @@
-"""A made-up paper with one table, and an `execute` that writes genuine records."""
+"""A made-up paper with a table and a figure, and an `execute` that writes genuine records."""
 
 import textwrap
 from pathlib import Path
@@ -42,13 +42,49 @@ profiles:
     seeds: [0]
 """
 
+FIGURE = """
+title: "Two methods as ε grows, drawn"
+place: "Demo paper, Figure 4"
+metric: test_accuracy
+value_label: "test accuracy in %"
+figure: {x_name: ε, x_label: "privacy budget ε", log_x: true}
+row_head: [Method]
+rows:
+  - {key: full, labels: [Full], overrides: [method=plain], regardless_of: [eps, epochs]}
+  - {key: plain, labels: [Plain], overrides: [method=plain]}
+  - {key: better, labels: [Better], overrides: [method=better]}
+columns:
+  - {key: big-eps2, panel: Big, x: 2, overrides: [task=big, eps=2, epochs=1]}
+  - {key: big-eps4, panel: Big, x: 4, overrides: [task=big, eps=4]}
+  - {key: pairs-eps3, panel: Pairs, x: 3, overrides: [task=pairs, eps=3]}
+published:
+  full:
+    big-eps2: {value: 95.0, place: "Table 9, Full, Big"}
+  better:
+    big-eps4: {value: 70.0, place: "Table 9, Better, Big"}
+claims:
+  - {says: "Better above Plain", above: [better], below: [plain]}
+profiles:
+  embedded:
+    seeds: [0, 1]
+    replace: {task=big: task=small, epochs=1: null}
+    relabel: {Big: "small (for Big)"}
+    scaled: "Big is replaced by small."
+  quick:
+    seeds: [0]
+    skip: {pairs-*: "its pairs were seen before", big-eps2: "it takes too long"}
+    scaled: "One seed."
+  paper:
+    seeds: [0, 1]
+"""
+
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
     root = tmp_path / "conf"
-    files = {"artifact/demo/table9.yaml": DEMO}
-    files |= {f"{name}.yaml": "" for name in ("task/big", "task/small", "method/plain")}
-    files |= {"method/better.yaml": ""}
+    files = {"artifact/demo/table9.yaml": DEMO, "artifact/demo/figure4.yaml": FIGURE}
+    names = ("task/big", "task/small", "task/pairs", "method/plain", "method/better")
+    files |= {f"{name}.yaml": "" for name in names}
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,12 +109,13 @@ class Lab:
 
     def compose(self, overrides: list[str]) -> dict:
         words = dict(word.lstrip("+").split("=") for word in overrides)
+        eps = float(words["eps"]) if "eps" in words else None
         return {
             "method": {"name": words["method"]},
-            "model": {"name": "tiny", "weights": f"{words['method']}-{words['eps']}"},
+            "model": {"name": "tiny", "weights": f"{words['method']}-{eps}"},
             "task": {"name": words["task"], "dataset_size": 1000},
             "profile": {"name": words["profile"]},
-            "eps": float(words["eps"]),
+            "eps": eps,
             "seed": int(words["seed"]),
             "epochs": float(words.get("epochs", 2)),
             "batch_size": 100,
@@ -96,14 +133,16 @@ class Lab:
             raise RuntimeError("the loss is a teapot")
         run = records.Run.open(self.results, config)
         self.executed.append(run.id)
-        value = 40 + 10 * eps / 2 + 2 * config["seed"] + (15 if method == "better" else 0)
+        value = 40 + 5 * (eps or 10) + 2 * config["seed"] + (15 if method == "better" else 0)
         run.log({"step": 20, "epoch": 2.0, "epsilon": eps, "test_accuracy": value})
         run.finish(result(config, value), privacy(config))
         return run.directory
 
 
 def result(config: dict, value: float) -> dict:
+    second = {"test_accuracy_mm": value - 3} if config["task"]["name"] == "pairs" else {}
     return {
+        **second,
         "method": config["method"]["name"],
         "model": config["model"]["name"],
         "task": config["task"]["name"],
@@ -121,6 +160,8 @@ def result(config: dict, value: float) -> dict:
 
 
 def privacy(config: dict) -> dict:
+    if config["eps"] is None:
+        return {"epsilon": None, "noise_multiplier": None, "deviations": []}
     return {
         "epsilon": {"prv": config["eps"] - 0.001, "rdp": config["eps"] + 0.2},
         "noise_multiplier": 2.5 / config["eps"],

@@ -19,7 +19,7 @@ def made(conf, lab):
     def make(profile="embedded", overridden=()):
         jobs = cells.expand(artifact, profile, lab.compose, conf)
         to_do = build.missing(collect.outcome(job, lab.results) for job in jobs)
-        build.run_missing(to_do, lab.execute, lab.results, artifact.metric, lambda line: None)
+        build.run_missing(to_do, lab.execute, lab.results, lambda line: None)
         outcomes = [collect.outcome(job, lab.results) for job in jobs]
         configs = [job.config for job in jobs if job.config]
         values = collect.collect(artifact, outcomes)
