@@ -18,7 +18,7 @@ class Explicit:
     """Per-example vectors that are held.
 
     Attributes:
-        values: [n, ...].
+        values: [n, ...]; matrices may be held transposed, as a view.
     """
 
     values: Tensor
@@ -29,13 +29,17 @@ class Explicit:
 
     def squared_norms(self) -> Tensor:
         """Give the squared l2 norm of every example's block, [n]."""
-        return torch.linalg.vector_norm(self.values.flatten(1), dim=1).square()
+        held = self.values.mT if self._is_transposed() else self.values
+        return torch.linalg.vector_norm(held.flatten(1), dim=1).square()
 
     def weighted_sum(self, weights: Tensor | None) -> Tensor:
         """Sum the blocks, each times its weight [n] (None: all ones)."""
         if weights is None:
             return self.values.sum(0)
-        return torch.tensordot(weights.to(self.values.dtype), self.values, dims=1)
+        weights = weights.to(self.values.dtype)
+        if self._is_transposed():
+            return torch.tensordot(weights, self.values.mT, dims=1).mT
+        return torch.tensordot(weights, self.values, dims=1)
 
     def each(self) -> Tensor:
         """Give the vectors, [n, ...]."""
@@ -44,6 +48,9 @@ class Explicit:
     def keep(self, mask: Tensor) -> Explicit:
         """Drop the examples where mask [n] is False."""
         return Explicit(self.values[mask])
+
+    def _is_transposed(self) -> bool:
+        return self.values.ndim == 3 and self.values.mT.is_contiguous()
 
 
 class OuterRule(Protocol):

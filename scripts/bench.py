@@ -38,7 +38,8 @@ from dpexp.methods.sparse_dpsgd import SparseDPSGD
 from dpexp.models.wrn import WideResNet
 from dpexp.ranks import Ranks, choose_device
 from dpexp.records import describe_device, git_commit, versions, write_atomically
-from dpexp.types import Batch, Method
+from dpexp.tasks import Examples
+from dpexp.types import Method
 from scripts import bench_gep
 
 Run = Callable[[], None]
@@ -62,21 +63,6 @@ class Step:
 
     run: Run
     once: Run | None = None
-
-
-class Examples:
-    """One batch of random images, as a training set."""
-
-    def __init__(self, num: int, device: torch.device) -> None:
-        """Draw images like CIFAR10's."""
-        gen = torch.Generator().manual_seed(0)
-        self.inputs = torch.randn(num, 3, 32, 32, generator=gen).to(device)
-        self.targets = torch.randint(10, (num,), generator=gen).to(device)
-
-    def batch(self, indices: Tensor) -> Batch:
-        """Give the examples at some indices."""
-        indices = indices.to(self.inputs.device)
-        return Batch(self.inputs[indices], self.targets[indices])
 
 
 def new_model(device: torch.device, channels_last: bool = False) -> nn.Module:
@@ -242,7 +228,7 @@ def seconds(run: Run, device: torch.device) -> float:
 
 def weigh(name: str, batch: int, device: torch.device) -> float:
     """Give what taking steps adds to the memory in use before the first, in MB."""
-    step = all_steps(Examples(batch, device), device)[name]()
+    step = all_steps(bench_gep.random_images(batch, device, 0), device)[name]()
     memory.reset_peak(device)
     before = memory.peak_mb(device)
     for _ in range(3):
@@ -260,7 +246,7 @@ def weigh_apart(name: str, arguments: argparse.Namespace) -> float:
 
 def measure(arguments: argparse.Namespace, device: torch.device) -> pd.DataFrame:
     """Measure every step; one that this machine cannot run says why."""
-    builders = all_steps(Examples(arguments.batch, device), device)
+    builders = all_steps(bench_gep.random_images(arguments.batch, device, 0), device)
     steps, notes = {}, dict.fromkeys(builders, "")
     for name, build in builders.items():
         try:

@@ -19,26 +19,18 @@ from dpexp.mechanism import whole_batch
 from dpexp.methods.gep import GEP
 from dpexp.models.resnet import ResNet
 from dpexp.ranks import Ranks
-from dpexp.types import Batch, PublicGradients, State
+from dpexp.tasks import Examples
+from dpexp.types import PublicGradients, State
 
 BATCH, M, K, MICRO_BATCH = 1000, 2000, 1000, 125
 BILLION = 1e9
 
 
-class Images:
-    """Random images like CIFAR10's."""
-
-    def __init__(self, num: int, seed: int, device: torch.device) -> None:
-        gen = torch.Generator().manual_seed(seed)
-        self.inputs = torch.randn(num, 3, 32, 32, generator=gen).to(device)
-        self.targets = torch.randint(10, (num,), generator=gen).to(device)
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def batch(self, indices: Tensor) -> Batch:
-        indices = indices.to(self.inputs.device)
-        return Batch(self.inputs[indices], self.targets[indices])
+def random_images(num: int, device: torch.device, seed: int) -> Examples:
+    """Draw a set like CIFAR10's."""
+    gen = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(num, 3, 32, 32, generator=gen)
+    return Examples(inputs, torch.randint(10, (num,), generator=gen)).to(device)
 
 
 @dataclass
@@ -104,10 +96,10 @@ def measure(device: torch.device, rounds: int) -> pd.DataFrame:
     """Take some steps; give the medians of their parts, in seconds, and what they multiply."""
     torch.manual_seed(0)
     model = ResNet(depth=20, in_channels=3, num_classes=10).to(device)
-    method, private = Timed(device), Images(BATCH, 0, device)
+    method, private = Timed(device), random_images(BATCH, device, 0)
     state = method.start(model)
     mechanism = whole_batch(BATCH, method.releases(state, 10.0), noise_multiplier=1.0)
-    public, ranks, watch = Images(M, 1, device), Ranks(0, 1, device), Stopwatch(device)
+    public, ranks, watch = random_images(M, device, 1), Ranks(0, 1, device), Stopwatch(device)
     laps = []
     with PrivateGradient(model, method, mechanism, ranks, MICRO_BATCH, public) as gradient:
         for _ in range(rounds):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpexp.carriers import Explicit, Outer
@@ -71,13 +72,14 @@ class LinearTap:
 
     def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Explicit:
         """Carry dL_i = dh_i^T (x_i R^T), [n, p, r], or its rows [p'] alone."""
-        dh = self.dh if rows is None else self.dh[:, :, rows]
-        return Explicit(torch.bmm(dh.mT, self.x @ right_basis.T))
+        dh = self.dh if rows is None else self.dh.index_select(2, rows)
+        # The other way round, as dL_i^T: a product with a long last axis is several times faster.
+        return Explicit(torch.bmm(F.linear(self.x, right_basis).mT, dh).mT)
 
     def right(self, left_basis: Tensor, columns: Tensor | None = None) -> Explicit:
         """Carry dR_i = (dh_i L)^T x_i, [n, r, d], or its columns [d'] alone."""
-        x = self.x if columns is None else self.x[:, :, columns]
-        return Explicit(torch.bmm((self.dh @ left_basis).mT, x))
+        x = self.x if columns is None else self.x.index_select(2, columns)
+        return Explicit(torch.bmm(F.linear(self.dh, left_basis.T.contiguous()).mT, x))
 
     def scaled(self, factor: float) -> LinearTap:
         """Multiply every example's gradient by a constant."""

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import datasets
+import torch
 from torch import Tensor, tensor
 
-from dpexp.tasks.cache import decoded
 from dpexp.snapshots import parquet_files
+from dpexp.tasks.cache import decoded
 from dpexp.tasks.task import Task, assemble, subset
 from dpexp.tasks.text import Encoded, Texts, Tokenizer
 from dpexp.types import ConfigError
@@ -100,5 +101,14 @@ def _encode(
             f"Expected columns {', '.join(wanted)} in {files[0]}; it has "
             f"{', '.join(rows.column_names)}. Set task.text_columns and task.label_column."
         )
-    columns = [rows[column][:] for column in text_columns]
-    return (*words.encode(*columns), tensor(rows[label_column][:]))
+    values = {column: rows[column][:] for column in wanted}
+    for column, some in values.items():
+        kind, named = (int, "class indices") if column == label_column else (str, "texts")
+        wrong = next((k for k, value in enumerate(some) if not isinstance(value, kind)), None)
+        if wrong is not None:
+            raise ConfigError(
+                f"Expected {named} in column {column} of {files[0]}; row {wrong} holds "
+                f"{some[wrong]!r}. Set task.text_columns and task.label_column."
+            )
+    labels = tensor(values.pop(label_column), dtype=torch.int64)
+    return (*words.encode(*values.values()), labels)

@@ -51,9 +51,10 @@ class Examples:
         return replace(self, inputs=self.inputs[indices], targets=self.targets[indices])
 
     def batch(self, indices: Tensor) -> Batch:
-        """Gather examples by index [m] (m may be 0) and make them float32 and normalised."""
+        """Gather examples by index [m] (m may be 0), normalised, and as float32 where bytes."""
         indices = indices.to(self.inputs.device)
-        inputs = self.inputs.index_select(0, indices).to(torch.float32)
+        inputs = self.inputs.index_select(0, indices)
+        inputs = inputs if inputs.is_floating_point() else inputs.to(torch.float32)
         scale, shift = self._affine
         if scale is not None:
             inputs = inputs.mul_(scale).sub_(shift)

@@ -16,6 +16,18 @@ from dpexp.types import Batch, ConfigError
 WORDPIECES_AT_A_TIME = 10_000
 """Texts a tokenizer gets at once (ours)."""
 
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
+"""Files of which a tokenizer needs one."""
+
+FILES = (
+    *VOCABULARIES,
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+"""Files that decide what a tokenizer does."""
+
 
 class Encoded(NamedTuple):
     """Some texts, or pairs of texts, as token ids.
@@ -129,7 +141,8 @@ class Tokenizer:
 
         Raises:
             MissingData: it is nowhere to be found.
-            ConfigError: the model takes no texts, or so short ones that nothing is left.
+            ConfigError: the model takes no texts, or so short ones that nothing is left, or comes
+                without a tokenizer that can be read.
         """
         from transformers import AutoTokenizer
 
@@ -144,9 +157,19 @@ class Tokenizer:
                 "Set task.max_length."
             )
         folder = model_folder(model_root, repo)
-        names = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer_config.json")
-        files = tuple(path for path in (folder / name for name in names) if path.is_file())
-        return cls(AutoTokenizer.from_pretrained(folder), files, max_length)
+        files = tuple(path for path in (folder / name for name in FILES) if path.is_file())
+        # Without a vocabulary transformers makes a tokenizer that knows no word.
+        if not any(path.name in VOCABULARIES for path in files):
+            raise ConfigError(
+                f"Expected a tokenizer, {' or '.join(VOCABULARIES)}, in {folder}; found none. "
+                f"Put the files of {repo} there."
+            )
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+        except Exception as error:  # a damaged file fails in as many ways as it can be damaged
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"Expected a readable tokenizer in {folder}; {reason}.") from error
+        return cls(tokenizer, files, max_length)
 
     @property
     def recipe(self) -> str:
@@ -162,7 +185,9 @@ class Tokenizer:
             for row, ids in enumerate(encoding["input_ids"]):
                 parts = encoding.sequence_ids(row)
                 rows.append(ids)
-                seconds.append(parts.index(1) if 1 in parts else len(ids))
+                # An empty second text still has the separator that ends it.
+                second = len(ids) - (len(columns) - 1)
+                seconds.append(parts.index(1) if 1 in parts else second)
         return pack(rows, seconds, pad)
 
 

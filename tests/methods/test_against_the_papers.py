@@ -10,7 +10,8 @@ from dpexp.mechanism import whole_batch
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.rgp import RGP
 from dpexp.ranks import Ranks
-from dpexp.types import Batch, ConfigError
+from dpexp.tasks import Examples
+from dpexp.types import ConfigError
 from tests.methods import literal
 
 NUM, CLASSES, CLIP_NORM = 6, 3, 0.1
@@ -32,14 +33,6 @@ class TinyNet(nn.Module):
     def forward(self, x):
         h = torch.tanh(self.conv2(torch.tanh(self.conv1(x))))
         return self.head(torch.tanh(self.hidden(h.flatten(1))))
-
-
-class Tensors:
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def batch(self, indices):
-        return Batch(self.x[indices], self.y[indices])
 
 
 def data(num=NUM):
@@ -67,7 +60,7 @@ def step(model, method, x, y, *, state=None, micro_batch=NUM, clip=True):
     mechanism = whole_batch(len(x), method.releases(state, CLIP_NORM), clip=clip)
     ranks = Ranks(0, 1, torch.device("cpu"))
     with PrivateGradient(model, method, mechanism, ranks, micro_batch) as gradient:
-        return gradient(state, Tensors(x, y), 0)
+        return gradient(state, Examples(x, y), 0)
 
 
 @pytest.mark.parametrize("micro_batch", [1, 4, NUM])

@@ -18,7 +18,8 @@ from dpexp.methods.compressive import MEASURED, Compressive
 from dpexp.methods.cosamp import cosamp, keep_largest
 from dpexp.ranks import Ranks
 from dpexp.tasks.regression import squared_error
-from dpexp.types import Batch, ConfigError
+from dpexp.tasks import Examples
+from dpexp.types import ConfigError
 from tests.methods import literal
 from tests.runs import Watched
 
@@ -38,14 +39,6 @@ class Regression(nn.Module):
 
     def forward(self, x):
         return self.head(x)
-
-
-class Tensors:
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def batch(self, indices):
-        return Batch(self.x[indices], self.y[indices])
 
 
 def data(num=NUM, size=SIZE, seed=1):
@@ -71,7 +64,7 @@ def take_step(model, method, x, y, *, step=0, multiplier=0.0, micro_batch=NUM, c
     with PrivateGradient(
         model, watched, mechanism, ranks, micro_batch, loss=squared_error
     ) as gradient:
-        outcome = gradient(state, Tensors(x, y), step)
+        outcome = gradient(state, Examples(x, y), step)
     return outcome, watched.released[MEASURED] * len(x), watched.given
 
 

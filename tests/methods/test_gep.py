@@ -22,7 +22,8 @@ from dpexp.methods.gep import GEP
 from dpexp.models.resnet import ResNet
 from dpexp.ranks import Ranks
 from dpexp.train import make_mechanism
-from dpexp.types import Batch, ConfigError, Key
+from dpexp.tasks import Examples
+from dpexp.types import ConfigError, Key
 from tests.methods import literal
 
 CPU = torch.device("cpu")
@@ -54,21 +55,10 @@ STAGES = {
 }
 
 
-class Tensors:
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.y)
-
-    def batch(self, indices):
-        return Batch(self.x[indices], self.y[indices])
-
-
 def images(num, seed):
     gen = torch.Generator().manual_seed(seed)
     x = torch.randn(num, 2, 6, 6, generator=gen, dtype=torch.float64)
-    return Tensors(x, torch.randint(CLASSES, (num,), generator=gen))
+    return Examples(x, torch.randint(CLASSES, (num,), generator=gen))
 
 
 def gep(**options):
@@ -115,7 +105,7 @@ def step(model, method, private, public, *, micro_batch=NUM, clip_norm=CLIP, sta
 
 def rows(model, examples, names):
     """Per-example gradients of some parameters, side by side."""
-    each = literal.gradients(model, examples.x, examples.y)
+    each = literal.gradients(model, examples.inputs, examples.targets)
     return torch.cat([each[name].flatten(1) for name in names], dim=1)
 
 
@@ -169,7 +159,7 @@ def test_a_step_is_algorithm_1(options, micro_batch, residual):
 
     gen = generator(0, "method", 0)
     if "basis" not in options and "public_labels" not in options:
-        public = Tensors(public.x, torch.randint(CLASSES, (PUBLIC,), generator=gen))
+        public = Examples(public.inputs, torch.randint(CLASSES, (PUBLIC,), generator=gen))
     groups, start, taken = GROUPINGS[options.get("groups", "stages")], {}, {}
     for group, names in groups.items():
         taken[group] = sum(model.get_parameter(name).numel() for name in names)
@@ -199,7 +189,7 @@ def test_a_step_is_algorithm_1(options, micro_batch, residual):
 def test_unclipped_gep_is_the_gradient_and_bgep_its_projection():
     """Eq. (4): without clipping and noise, v is unbiased and u lacks the residual."""
     model, private, public = TinyNet(), images(NUM, 1), images(PUBLIC, 2)
-    F.cross_entropy(model(private.x), private.y).backward()
+    F.cross_entropy(model(private.inputs), private.targets).backward()
     method = Spy(gep(residual_clip=1e3))
     whole = step(model, method, private, public, clip_norm=1e3).gradients
     part = step(model, gep(residual=False), private, public, clip_norm=1e3).gradients
@@ -251,7 +241,7 @@ def test_labels_are_drawn_afresh_at_every_step_and_nothing_else_changes_the_base
 
 def test_true_labels_are_refused_where_the_public_set_has_none():
     public = images(PUBLIC, 2)
-    unlabelled = Tensors(public.x, torch.full((PUBLIC,), -1))
+    unlabelled = Examples(public.inputs, torch.full((PUBLIC,), -1))
     with pytest.raises(ConfigError, match=r"Set method\.public_labels=random"):
         step(TinyNet(), gep(public_labels="true"), images(NUM, 1), unlabelled)
 
@@ -317,11 +307,11 @@ def test_an_example_moves_either_release_by_at_most_its_clip_norm(
     model, public = TinyNet(seed), images(PUBLIC, seed + 1)
     clip_norm, residual_clip = 10**log_clip, 10 ** (log_clip / 2)
     private = images(NUM, seed)
-    private.x[-1] *= 10**log_scale
+    private.inputs[-1] *= 10**log_scale
     sums = []
     for count, micro_batch in ((NUM - 1, 2), (NUM, 4)):
         method = Spy(gep(**{"k": k, "residual_clip": residual_clip, **options}))
-        some = Tensors(private.x[:count], private.y[:count])
+        some = Examples(private.inputs[:count], private.targets[:count])
         step(model, method, some, public, micro_batch=micro_batch, clip_norm=clip_norm)
         sums.append({key: count * total for key, total in method.noisy.items()})
     declared = method.releases(method.start(model), clip_norm)
@@ -342,9 +332,9 @@ def test_a_nan_costs_its_example_alone_and_a_group_that_waits_is_empty_after(res
     model, public, private = TinyNet(), images(PUBLIC, 2), images(NUM, 1)
     others = [0, 1, 2, 4, 5]
     method = Spy(gep(residual=residual))
-    step(model, method, Tensors(private.x[others], private.y[others]), public)
+    step(model, method, Examples(private.inputs[others], private.targets[others]), public)
     expected = {key: len(others) * total for key, total in method.noisy.items()}
-    private.x[3, 0, 2, 2] = float("nan")
+    private.inputs[3, 0, 2, 2] = float("nan")
     outcome = step(model, method, private, public, micro_batch=4)
     assert outcome.nonfinite == 1
     for key, total in expected.items():
