@@ -19,18 +19,11 @@ from dpexp.mechanism import whole_batch
 from dpexp.methods.gep import GEP
 from dpexp.models.resnet import ResNet
 from dpexp.ranks import Ranks
-from dpexp.tasks import Examples
 from dpexp.types import PublicGradients, State
+from scripts.bench.vision import random_images
 
 BATCH, M, K, MICRO_BATCH = 1000, 2000, 1000, 125
 BILLION = 1e9
-
-
-def random_images(num: int, device: torch.device, seed: int) -> Examples:
-    """Draw a set like CIFAR10's."""
-    gen = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(num, 3, 32, 32, generator=gen)
-    return Examples(inputs, torch.randint(10, (num,), generator=gen)).to(device)
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""Time and weigh one step of every method beside the non-private step and the peers."""

@@ -1,0 +1,172 @@
+"""Time and weigh one step of every method beside the non-private step and the peers.
+
+python -m scripts.bench [--only vision] [--batch 32] [--rounds 12] [--device auto]
+
+The unit is plain autograd's forward, backward and gradient. A private step is everything but the
+optimizer: carriers, forward, backward, clipping, noise, reconstruction. What of it is paid once a
+logical batch, however many micro-batches that has, is timed as a step on an empty draw. All steps
+are timed side by side in one process, in turns; each one's memory is measured in a process of its
+own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from statistics import median
+
+import pandas as pd
+import torch
+
+from dpexp import memory
+from dpexp.ranks import choose_device
+from dpexp.records import describe_device, git_commit, versions, write_atomically
+from scripts.bench import gep, language, vision
+from scripts.bench.steps import UNIT, Case, Run
+
+CASES = {"vision": vision.CASE, "language": language.CASE}
+
+
+def seconds(run: Run, device: torch.device) -> float:
+    """Time one run."""
+    began = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def weigh(case: Case, name: str, batch: int, device: torch.device) -> float:
+    """Give what taking steps adds to the memory in use before the first, in MB."""
+    step = case.build(batch, device)[name]()
+    memory.reset_peak(device)
+    before = memory.peak_mb(device)
+    for _ in range(3):
+        step.run()
+    return memory.peak_mb(device) - before
+
+
+def weigh_apart(case: str, name: str, batch: int, device: torch.device) -> float:
+    """Weigh a step in a process of its own."""
+    command = [sys.executable, "-m", "scripts.bench", "--only", case, "--weigh", name]
+    command += ["--batch", str(batch), "--device", str(device)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def measure(name: str, batch: int, rounds: int, device: torch.device) -> pd.DataFrame:
+    """Measure every step of a case; one that this machine cannot run says why."""
+    case = CASES[name]
+    builders = case.build(batch, device)
+    steps, notes = {}, dict.fromkeys(builders, "")
+    for step, build in builders.items():
+        try:
+            steps[step] = build()
+            steps[step].run()
+        except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
+            notes[step] = f"does not run: {str(error).splitlines()[0]}"
+            steps.pop(step, None)
+    times = pd.DataFrame(
+        [{name: seconds(step.run, device) for name, step in steps.items()} for _ in range(rounds)]
+    )
+    once = {
+        name: median(seconds(step.once, device) for _ in range(rounds))
+        for name, step in steps.items()
+        if step.once is not None
+    }
+    ratios = times.div(times[UNIT], axis=0).median()
+    megabytes = {step: weigh_apart(name, step, batch, device) for step in steps}
+    rows = [
+        {
+            "step": step,
+            "time": ratios.get(step),
+            "of it once a batch": once[step] / times[UNIT].median() if step in once else None,
+            "time goal": case.goals.get(step, (None, None))[0],
+            "memory": megabytes[step] / megabytes[UNIT] if step in megabytes else None,
+            "memory goal": case.goals.get(step, (None, None))[1],
+            "seconds": times[step].median() if step in times else None,
+            "megabytes": megabytes.get(step),
+            "note": notes[step],
+        }
+        for step in builders
+    ]
+    return pd.DataFrame(rows)
+
+
+def preface(rounds: int, device: torch.device) -> str:
+    """Say what was measured, on what and how."""
+    known = versions()
+    return (
+        f"{describe_device(device)}; torch {known['torch']}, Opacus {known['opacus']}; "
+        f"commit {git_commit()}. Medians of {rounds} rounds side by side. The unit is "
+        "the non-private step: forward, backward, gradient. A private step is everything but the "
+        "optimizer; what of it is paid once a logical batch, however many micro-batches that has, "
+        "stands beside it.\n"
+    )
+
+
+def markdown(table: pd.DataFrame, case: Case, batch: int) -> str:
+    """Write a case's table for people."""
+    lines = [f"# One step of {case.title}, batch {batch}, float32", ""]
+    lines += [case.notes, ""] if case.notes else []
+    lines += [
+        "| step | time | of it once a batch | goal | peak memory | goal |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in table.to_dict("records"):
+        cells = [
+            _number(row["time"]) or row["note"],
+            _number(row["of it once a batch"]),
+            _number(row["time goal"], "≤ "),
+            _number(row["memory"]),
+            _number(row["memory goal"], "≤ "),
+        ]
+        lines.append(f"| {row['step']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    return "" if value is None or pd.isna(value) else f"{sign}{value:.2f}"
+
+
+def main() -> None:
+    """Measure, print and write results/bench/<device>.md and a csv for each case."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=[*CASES, "gep"])
+    parser.add_argument("--batch", type=int, help="examples a step; each case has its own")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--weigh", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    device, only = choose_device(arguments.device), arguments.only
+    memory.keep_pages()
+    if arguments.weigh:
+        print(weigh(CASES[only], arguments.weigh, arguments.batch, device))
+        return
+    warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus, on image inputs
+    name = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    stem = arguments.results / "bench" / name.lower().replace(" ", "-")
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    texts = [preface(arguments.rounds, device)]
+    for kind, case in CASES.items():
+        if only in (None, kind):
+            batch = arguments.batch or case.batch
+            table = measure(kind, batch, arguments.rounds, device)
+            texts.append(markdown(table, case, batch))
+            write_atomically(f"{stem}-{kind}.csv", table.to_csv(index=False))
+    if only in (None, "gep"):
+        table = gep.measure(device, rounds=3)
+        texts.append(gep.markdown(table))
+        write_atomically(f"{stem}-gep.csv", table.to_csv(index=False))
+    text = "\n".join(texts)
+    write_atomically(f"{stem}{f'-{only}' if only else ''}.md", text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

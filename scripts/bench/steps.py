@@ -1,0 +1,144 @@
+"""The steps that are timed: plain autograd's, the suite's own, and the peers'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from dpexp.gradient import PrivateGradient
+from dpexp.mechanism import whole_batch
+from dpexp.ranks import Ranks
+from dpexp.types import Batch, Method
+
+Run = Callable[[], None]
+NewModel = Callable[[], nn.Module]
+UNIT = "non-private (autograd)"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One way to get a gradient.
+
+    Attributes:
+        run: takes the whole step.
+        once: takes what of it is paid once a logical batch; None for peers.
+    """
+
+    run: Run
+    once: Run | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, a batch, and the steps to take with them.
+
+    Attributes:
+        title: names them.
+        build: gives every step's builder by name, `UNIT` among them, for a number of examples.
+        batch: how many examples, unless the command line says.
+        goals: of the unit, on a CPU: time and memory, by step.
+        notes: what a reader should know besides.
+    """
+
+    title: str
+    build: Callable[[int, torch.device], Mapping[str, Callable[[], Step]]]
+    batch: int
+    goals: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    notes: str = ""
+
+
+def whole(examples: Any) -> Batch:
+    """Give all examples as one batch."""
+    return examples.batch(torch.arange(len(examples)))
+
+
+def private_step(method: Method, examples: Any, new_model: NewModel, device: torch.device) -> Step:
+    """Make the suite's own private step: q = 1, so that every step sees the whole batch."""
+    model, num = new_model(), len(examples)
+    state = method.start(model)
+    mechanism = whole_batch(num, method.releases(state, 1.0), noise_multiplier=1.0)
+    ranks = Ranks(0, 1, device)
+    gradient = PrivateGradient(model, method, mechanism, ranks, micro_batch=num)
+    nobody = replace(mechanism, batch_size=1e-12)  # a draw that is always empty
+    empty = PrivateGradient(new_model(), method, nobody, ranks, micro_batch=num)
+    return Step(lambda: gradient(state, examples, 0), lambda: empty(state, examples, 0))
+
+
+def nonprivate_step(examples: Any, new_model: NewModel) -> Step:
+    """Make plain autograd's step."""
+    model, batch = new_model(), whole(examples)
+
+    def step() -> None:
+        model.zero_grad()
+        F.cross_entropy(model(batch.inputs), batch.targets).backward()
+
+    return Step(step)
+
+
+def opacus_step(examples: Any, new_model: NewModel, is_ghost: bool) -> Step:
+    """Make Opacus's step: hooks that hold per-example gradients, or ghost clipping."""
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+
+    batch = whole(examples)
+    if not is_ghost:
+        model = GradSampleModule(new_model(), loss_reduction="sum")
+        trained = [p for p in model.parameters() if p.requires_grad]
+
+        def step() -> None:
+            model.zero_grad()
+            logits = model(batch.inputs)
+            F.cross_entropy(logits, batch.targets, reduction="sum").backward()
+            clip_and_noise([p.grad_sample for p in trained])
+
+        return Step(step)
+
+    ghost = GradSampleModuleFastGradientClipping(
+        new_model(), loss_reduction="sum", max_grad_norm=1.0, use_ghost_clipping=True
+    )
+
+    def ghost_step() -> None:
+        ghost.zero_grad()
+        losses = F.cross_entropy(ghost(batch.inputs), batch.targets, reduction="none")
+        losses.sum().backward(retain_graph=True)
+        ghost.zero_grad()
+        weights = ghost.get_clipping_coef()
+        ghost.disable_hooks()
+        (weights * losses).sum().backward()
+        ghost.enable_hooks()
+        for parameter in ghost.parameters():
+            if parameter.requires_grad:
+                parameter.grad += torch.randn_like(parameter)
+
+    return Step(ghost_step)
+
+
+def vmap_step(examples: Any, new_model: NewModel) -> Step:
+    """Make torch.func's step: vmap over grad."""
+    model, batch = new_model(), whole(examples)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, weights, (x[None],)), y[None])
+
+    per_example = vmap(grad(loss), in_dims=(None, 0, 0))
+
+    def step() -> None:
+        each = per_example(parameters, batch.inputs, batch.targets)
+        clip_and_noise(list(each.values()))
+
+    return Step(step)
+
+
+@torch.no_grad()
+def clip_and_noise(each: list[Tensor]) -> list[Tensor]:
+    """Finish a peer's step from its per-example gradients, each [n, ...]."""
+    norms = torch.stack([g.flatten(1).norm(dim=1) for g in each]).norm(dim=0)
+    weights = (1.0 / norms).clamp(max=1.0)
+    sums = [torch.tensordot(weights, g, dims=1) for g in each]
+    return [total + torch.randn_like(total) for total in sums]
