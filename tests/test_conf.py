@@ -20,8 +20,9 @@ METHODS, MODELS, PROFILES, TASKS = (
 FEATURES = sorted(path.stem for path in (run.CONF / "features").glob("*.yaml"))
 ARTIFACTS = sorted((run.CONF / "artifact").glob("*/*.yaml"))
 RUNTIME = {"in_channels", "image_size", "input_shape", "num_classes", "params", "task", "device"}
+RUNTIME |= {"max_length"}
 """What run.py adds: it is known once the task and the model are there."""
-LABELS = {"method": {"_target_", "name"}, "model": {"_target_", "name", "head"}}
+LABELS = {"method": {"_target_", "name"}, "model": {"_target_", "name", "head", "tokenizer"}}
 """What is said for others than the constructor."""
 
 
@@ -120,7 +121,7 @@ def test_recipes_and_scales_set_only_what_is_there():
             tree = yaml.safe_load(path.read_text())
             assert set(tree) - {"defaults"} <= known, path
             option = path.parent.name
-            assert option in MODELS + PROFILES, path
+            assert option in [*MODELS, *PROFILES, "language"], path  # what language models share
             assert path.stem in [*METHODS, *TASKS, "base"], path
 
 

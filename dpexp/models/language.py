@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -78,7 +79,8 @@ class TextClassifier(nn.Module):
         require_word("model.precision", precision, PRECISIONS)
         if head_layers not in (1, 2):
             raise ConfigError(
-                f"Expected model.head_layers to be 1 or 2; got {head_layers}. Set model.head_layers."
+                f"Expected model.head_layers to be 1 or 2; got {head_layers}. "
+                "Set model.head_layers."
             )
         self.encoder = encoder
         self.head = Head(encoder.config.hidden_size, num_classes, head_layers, dropout)
@@ -145,7 +147,8 @@ def pretrained(
 
     Raises:
         MissingData: the encoder is nowhere to be found.
-        ConfigError: it is no BERT or RoBERTa, or takes no texts as long as the task's.
+        ConfigError: it is no BERT or RoBERTa, takes no texts as long as the task's, or lacks
+            weights.
     """
     if task in seen:
         warnings.warn(
@@ -164,15 +167,37 @@ def pretrained(
             f"Expected task.max_length <= {room}, the positions that {repo} knows; got "
             f"{max_length}. Set task.max_length."
         )
-    encoder = transformers.AutoModel.from_pretrained(
-        folder, config=config, attn_implementation=attention, dtype=torch.float32
-    )
-    encoder.train()  # transformers gives it in eval mode, without dropout
+    encoder = _load(folder, config, attention)
     pooler, encoder.pooler = encoder.pooler, None
     model = TextClassifier(encoder, num_classes, pooling, head_layers, dropout, precision)
     if model.head.dense is not None and config.model_type == "bert" and pooler is not None:
         model.head.dense.load_state_dict(pooler.dense.state_dict())
     return model
+
+
+def _load(folder: Path, config: transformers.PretrainedConfig, attention: str) -> nn.Module:
+    """Load an encoder whole, in float32, ready to train; say in one line where it cannot be."""
+    # Its report of weights that it did not need, and its bar, would hide a mistake's one line.
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        encoder, found = transformers.AutoModel.from_pretrained(
+            folder,
+            config=config,
+            attn_implementation=attention,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    except Exception as error:  # a damaged file fails in as many ways as it can be damaged
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"Expected readable weights in {folder}; {reason}.") from error
+    lacking = sorted(n for n in found["missing_keys"] if not n.startswith("pooler."))
+    if lacking:
+        raise ConfigError(
+            f"Expected all weights of the encoder in {folder}; it lacks {len(lacking)}, "
+            f"{lacking[0]} among them. Put the files of the whole model there."
+        )
+    return encoder.train()  # transformers gives it in eval mode, without dropout
 
 
 def from_scratch(

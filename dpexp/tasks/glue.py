@@ -88,6 +88,7 @@ def _encode(
     files: list[Path], text_columns: Sequence[str], label_column: str, words: Tokenizer
 ) -> tuple[Tensor, ...]:
     wanted = [*text_columns, label_column]
+    datasets.disable_progress_bars()  # a mistake is one line, with none of theirs before it
     try:
         rows = datasets.Dataset.from_parquet([str(path) for path in files], keep_in_memory=True)
     except Exception as error:  # a damaged file fails in as many ways as it can be damaged

@@ -104,8 +104,6 @@ class Texts:
             indices: [m], whoever drew them.
             size: >= 1.
         """
-        if not len(indices):
-            return
         lengths = self.encoded.lengths[indices.to(self.targets.device)].cpu()
         order = torch.argsort(lengths, stable=True)
         budget, begin = size * self.longest, 0
