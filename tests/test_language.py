@@ -105,7 +105,7 @@ def test_the_mean_is_over_tokens_alone_and_of_one_length():
         input_ids=ids, attention_mask=mask, token_type_ids=segments, position_ids=place
     ).last_hidden_state
     means = [some[:length].mean(0) for some, length in zip(states, LENGTHS, strict=True)]
-    features = torch.stack([4.0 * mean / mean.norm() for mean in means])  # sqrt(width) is 4
+    features = torch.stack([mean / mean.norm() for mean in means])
     torch.testing.assert_close(model(inputs), model.head.out(features), rtol=1e-10, atol=1e-12)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpexp.artifacts.cells import relabel
-from dpexp.artifacts.claims import judge
+from dpexp.artifacts.claims import FAILS, judge
 from dpexp.artifacts.collect import Value
 from dpexp.artifacts.spec import Artifact
 from dpexp.artifacts.table import Table
@@ -99,9 +99,15 @@ def _footnotes(table: Table) -> list[str]:
                      "the other seeds are not run.")  # fmt: skip
     if artifact.figure:
         notes += [f"{status}: {'; '.join(names)}" for status, names in table.absent().items()]
-    notes += table.skipped() + _troubles(table)
+    notes += table.skipped() + _troubles(table) + _orderings(table)
     return [" ".join(filter(None, [legend, artifact.published_note.strip()])),
             *(["\n".join(f"- {note}" for note in notes)] if notes else [])]  # fmt: skip
+
+
+def _orderings(table: Table) -> list[str]:
+    """Give the likely reason where a claim of the paper's does not show."""
+    verdicts = [one.verdict for one in judge(table.artifact, table.values)]
+    return [table.changes.why_not.strip()] if FAILS in verdicts and table.changes.why_not else []
 
 
 def _table_legend(artifact: Artifact) -> str:

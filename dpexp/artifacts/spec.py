@@ -97,6 +97,7 @@ class Profile:
         relabel: a label -> the label that stands for it here.
         skip: a row's or column's key, or a pattern of keys -> why it isn't run here.
         scaled: how the published setting was cut down; required but for `paper`.
+        why_not: a footnote where a claim of the paper's does not show here: the likely reason.
     """
 
     seeds: tuple[int, ...]
@@ -105,6 +106,7 @@ class Profile:
     relabel: Mapping[str, str] = field(default_factory=dict)
     skip: Mapping[str, str] = field(default_factory=dict)
     scaled: str = ""
+    why_not: str = ""
 
     def why_skipped(self, line: Line) -> str:
         """Say why this row or column isn't run here; "" if it is."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,7 +65,7 @@ class TextClassifier(nn.Module):
             encoder: of transformers, without its own pooler.
             num_classes: outputs.
             pooling: "first" takes the first token's state; "mean" the mean over tokens, scaled to
-                norm sqrt(width), as sentence encoders are trained but for the factor.
+                norm one, as sentence encoders are trained.
             head_layers: 1 or 2.
             dropout: before each layer of the classifier.
             precision: "float32", or "bfloat16" for products of matrices under autocast.
@@ -112,7 +111,7 @@ class TextClassifier(nn.Module):
 def _mean(states: Tensor, mask: Tensor) -> Tensor:
     mask = mask[..., None].to(states.dtype)
     mean = (states * mask).sum(1) / mask.sum(1)
-    return F.normalize(mean, dim=1) * math.sqrt(states.shape[-1])
+    return F.normalize(mean, dim=1)
 
 
 def pretrained(

@@ -27,6 +27,11 @@ def upper_bound(squares: Tensor, energy: Tensor) -> Tensor:
     return squares.clamp(min=0) + ROUNDING * torch.finfo(squares.dtype).eps * energy
 
 
+def trace(gram: Tensor) -> Tensor:
+    """Give the traces of Gram matrices [n, t, t]: the squared norms of what they are of, [n]."""
+    return gram.diagonal(dim1=1, dim2=2).sum(1)
+
+
 def over_chunks(norms: Callable[..., Tensor], tensors: tuple[Tensor, ...], numbers: int) -> Tensor:
     """Compute per-example values slice by slice.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.carriers import Outer
-from dpexp.taps.chunks import over_chunks, upper_bound
+from dpexp.taps.chunks import over_chunks, trace, upper_bound
 from dpexp.types import ConfigError
 
 
@@ -43,8 +43,8 @@ class EmbeddingWeight:
 def _gram_norms(x: Tensor, dh: Tensor) -> Tensor:
     """Two positions' gradients meet only where their tokens are the same."""
     same = x[:, :, None] == x[:, None, :]
-    squares = (torch.bmm(dh, dh.mT) * same).sum((1, 2))
-    return upper_bound(squares, x.shape[1] * dh.square().sum((1, 2)))
+    of_dh = torch.bmm(dh, dh.mT)
+    return upper_bound((of_dh * same).sum((1, 2)), x.shape[1] * trace(of_dh))
 
 
 @dataclass(frozen=True)

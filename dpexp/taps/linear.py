@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpexp.carriers import Explicit, Outer
-from dpexp.taps.chunks import over_chunks, upper_bound
+from dpexp.taps.chunks import over_chunks, trace, upper_bound
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,9 @@ class LinearWeight:
 
 def _gram_norms(x: Tensor, dh: Tensor) -> Tensor:
     """|dh^T x|^2 = <x x^T, dh dh^T>: two t x t matrices in place of one p x d."""
-    squares = (torch.bmm(x, x.mT) * torch.bmm(dh, dh.mT)).sum((1, 2))
-    return upper_bound(squares, x.square().sum((1, 2)) * dh.square().sum((1, 2)))
+    of_x, of_dh = torch.bmm(x, x.mT), torch.bmm(dh, dh.mT)
+    squares = (of_x * of_dh).sum((1, 2))
+    return upper_bound(squares, trace(of_x) * trace(of_dh))
 
 
 def _direct_norms(x: Tensor, dh: Tensor) -> Tensor:
