@@ -80,7 +80,9 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     if "features" in config:
         task = _make({**config["features"], "_partial_": True})(task, device)
     torch.manual_seed(generator(config["seed"], "init", 0).initial_seed())
-    model = _make(config["model"], without=("name", "head", "tokenizer"), **_fit(config["model"], task))
+    model = _make(
+        config["model"], without=("name", "head", "tokenizer"), **_fit(config["model"], task)
+    )
     model = model.to(device)
     schedule = _make(_said(config["schedule"]))
 

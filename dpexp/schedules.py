@@ -27,8 +27,7 @@ class Milestones:
 
 @dataclass(frozen=True)
 class LinearDecay:
-    """Fall from 1 to 0 in equal parts, as BERT is fine-tuned (Devlin et al. 2018), but with no
-    warm-up."""
+    """Fall from 1 to 0 in equal parts: BERT's (Devlin et al. 2018), but with no warm-up."""
 
     def __call__(self, step: int, num_steps: int) -> float:
         """Give the multiplier at a step, from 0."""

@@ -55,6 +55,7 @@ class TextClassifier(nn.Module):
         encoder: nn.Module,
         num_classes: int,
         pooling: str,
+        feature_norm: float,
         head_layers: int,
         dropout: float,
         precision: str,
@@ -65,7 +66,8 @@ class TextClassifier(nn.Module):
             encoder: of transformers, without its own pooler.
             num_classes: outputs.
             pooling: "first" takes the first token's state; "mean" the mean over tokens, scaled to
-                norm one, as sentence encoders are trained.
+                one length, as sentence encoders are trained.
+            feature_norm: that length, > 0: how far a step of the classifier moves its logits.
             head_layers: 1 or 2.
             dropout: before each layer of the classifier.
             precision: "float32", or "bfloat16" for products of matrices under autocast.
@@ -83,6 +85,7 @@ class TextClassifier(nn.Module):
             )
         self.encoder = encoder
         self.head = Head(encoder.config.hidden_size, num_classes, head_layers, dropout)
+        self._feature_norm = feature_norm
         self._pooling, self._is_half = pooling, precision == "bfloat16"
         nn.init.normal_(self.head.out.weight, std=encoder.config.initializer_range)
         nn.init.zeros_(self.head.out.bias)
@@ -92,8 +95,13 @@ class TextClassifier(nn.Module):
         ids, mask, segments = inputs.unbind(1)
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self._is_half):
             states = self._encode(ids, mask, segments)
-            features = states[:, 0] if self._pooling == "first" else _mean(states, mask)
+            features = states[:, 0] if self._pooling == "first" else self._mean(states, mask)
             return self.head(features).to(torch.promote_types(features.dtype, torch.float32))
+
+    def _mean(self, states: Tensor, mask: Tensor) -> Tensor:
+        mask = mask[..., None].to(states.dtype)
+        mean = (states * mask).sum(1) / mask.sum(1)
+        return self._feature_norm * F.normalize(mean, dim=1)
 
     def _encode(self, ids: Tensor, mask: Tensor, segments: Tensor) -> Tensor:
         config = self.encoder.config
@@ -108,16 +116,11 @@ class TextClassifier(nn.Module):
         return self.encoder(input_ids=ids, attention_mask=mask, **more).last_hidden_state
 
 
-def _mean(states: Tensor, mask: Tensor) -> Tensor:
-    mask = mask[..., None].to(states.dtype)
-    mean = (states * mask).sum(1) / mask.sum(1)
-    return F.normalize(mean, dim=1)
-
-
 def pretrained(
     *,
     repo: str,
     pooling: str,
+    feature_norm: float,
     head_layers: int,
     dropout: float,
     precision: str,
@@ -133,6 +136,7 @@ def pretrained(
     Args:
         repo: owner/name on the hub.
         pooling: see `TextClassifier`.
+        feature_norm: see `TextClassifier`.
         head_layers: see `TextClassifier`; BERT's first is its pretrained pooler.
         dropout: probability everywhere in encoder and classifier, in [0, 1).
         precision: see `TextClassifier`.
@@ -168,7 +172,9 @@ def pretrained(
         )
     encoder = _load(folder, config, attention)
     pooler, encoder.pooler = encoder.pooler, None
-    model = TextClassifier(encoder, num_classes, pooling, head_layers, dropout, precision)
+    model = TextClassifier(
+        encoder, num_classes, pooling, feature_norm, head_layers, dropout, precision
+    )
     if model.head.dense is not None and config.model_type == "bert" and pooler is not None:
         model.head.dense.load_state_dict(pooler.dense.state_dict())
     return model
@@ -208,6 +214,7 @@ def from_scratch(
     feed_forward: int,
     vocabulary: int,
     pooling: str,
+    feature_norm: float,
     head_layers: int,
     dropout: float,
     precision: str,
@@ -224,6 +231,7 @@ def from_scratch(
         feed_forward: hidden width of the feed-forward layers.
         vocabulary: token ids are below it.
         pooling: see `TextClassifier`.
+        feature_norm: see `TextClassifier`.
         head_layers: see `TextClassifier`.
         dropout: probability everywhere in encoder and classifier, in [0, 1).
         precision: see `TextClassifier`.
@@ -253,4 +261,6 @@ def from_scratch(
     )
     encoder = transformers.AutoModel.from_config(config, attn_implementation="sdpa")
     encoder.pooler = None
-    return TextClassifier(encoder, num_classes, pooling, head_layers, dropout, precision)
+    return TextClassifier(
+        encoder, num_classes, pooling, feature_norm, head_layers, dropout, precision
+    )

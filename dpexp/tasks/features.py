@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpexp.tasks.cache import decoded
 from dpexp.snapshots import model_folder, why_unreachable
+from dpexp.tasks.cache import decoded
 from dpexp.tasks.task import Examples, Task, fingerprint
 from dpexp.types import ConfigError, MissingData
 

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dpexp.tasks.cache import decoded
 from dpexp.snapshots import parquet_files
+from dpexp.tasks.cache import decoded
 from dpexp.tasks.task import Examples, Task, assemble, subset
 from dpexp.types import ConfigError
 

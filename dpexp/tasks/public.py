@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dpexp.tasks.shapes import draw
 from dpexp.snapshots import parquet_files
+from dpexp.tasks.shapes import draw
 from dpexp.tasks.task import Examples, Task, fingerprint
 from dpexp.types import ConfigError
 

@@ -37,6 +37,7 @@ def new_model(device: torch.device, has_frozen_tables: bool = False) -> nn.Modul
         feed_forward=3072,
         vocabulary=VOCABULARY,
         pooling="first",
+        feature_norm=1.0,
         head_layers=2,
         dropout=0.0,
         precision="float32",

@@ -17,8 +17,8 @@ from dpexp.mechanism import generator, whole_batch
 from dpexp.methods.compressive import MEASURED, Compressive
 from dpexp.methods.cosamp import cosamp, keep_largest
 from dpexp.ranks import Ranks
-from dpexp.tasks.regression import squared_error
 from dpexp.tasks import Examples
+from dpexp.tasks.regression import squared_error
 from dpexp.types import ConfigError
 from tests.methods import literal
 from tests.runs import Watched

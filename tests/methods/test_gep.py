@@ -21,8 +21,8 @@ from dpexp.methods.anchor import parameter_groups, shares
 from dpexp.methods.gep import GEP
 from dpexp.models.resnet import ResNet
 from dpexp.ranks import Ranks
-from dpexp.train import make_mechanism
 from dpexp.tasks import Examples
+from dpexp.train import make_mechanism
 from dpexp.types import ConfigError, Key
 from tests.methods import literal
 
