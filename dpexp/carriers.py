@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Protocol
 
 import torch
@@ -32,8 +33,11 @@ class Explicit:
         held = self.values.mT if self._is_transposed() else self.values
         return torch.linalg.vector_norm(held.flatten(1), dim=1).square()
 
-    def weighted_sum(self, weights: Tensor | None) -> Tensor:
-        """Sum the blocks, each times its weight [n] (None: all ones)."""
+    def add_to(self, total: Tensor, weights: Tensor | None) -> None:
+        """Add the blocks to their sum, each times its weight [n] (None: all ones)."""
+        total += self._weighted_sum(weights).view_as(total)
+
+    def _weighted_sum(self, weights: Tensor | None) -> Tensor:
         if weights is None:
             return self.values.sum(0)
         weights = weights.to(self.values.dtype)
@@ -62,8 +66,8 @@ class OuterRule(Protocol):
     def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
         """Give the squared norm of every example's gradient, [n], without keeping it."""
 
-    def total(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Give the gradient summed over examples, in the parameter's shape."""
+    def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
+        """Add the examples' gradients to their sum, which has the parameter's shape."""
 
     def each(self, x: Tensor, dh: Tensor) -> Tensor:
         """Form every example's gradient, [n, ...] in the parameter's shape."""
@@ -98,12 +102,12 @@ class Outer:
         """Give the squared l2 norm of every example's gradient, [n]."""
         return self.rule.squared_norms(self.x, self.dh)
 
-    def weighted_sum(self, weights: Tensor | None) -> Tensor:
-        """Sum the gradients, each times its weight [n] (None: all ones)."""
+    def add_to(self, total: Tensor, weights: Tensor | None) -> None:
+        """Add the gradients to their sum, each times its weight [n] (None: all ones)."""
         dh = self.dh
         if weights is not None:
             dh = dh * weights.to(dh.dtype).view(-1, *[1] * (dh.dim() - 1))
-        return self.rule.total(self.x, dh)
+        self.rule.add_to(total, self.x, dh)
 
     def each(self) -> Tensor:
         """Form every example's gradient side by side, [n, ...]."""
@@ -128,12 +132,12 @@ class Masked:
     Attributes:
         whole: the gradients.
         entries: [kept], indices into one example's flattened gradient.
-        size: how many entries that has.
+        shape: of that.
     """
 
     whole: Outer
     entries: Tensor
-    size: int
+    shape: tuple[int, ...]
 
     def measured(self) -> tuple[Tensor, Explicit | Masked]:
         """Give the squared norms [n], and the smaller thing to hold until the weights are known."""
@@ -145,9 +149,11 @@ class Masked:
         """Give the squared l2 norm of every example's kept entries, [n]."""
         return torch.cat([Explicit(piece).squared_norms() for piece in self._pieces()])
 
-    def weighted_sum(self, weights: Tensor | None) -> Tensor:
-        """Sum the kept entries, each example's times its weight [n] (None: all ones): [kept]."""
-        return self.whole.weighted_sum(weights).flatten()[self.entries]
+    def add_to(self, total: Tensor, weights: Tensor | None) -> None:
+        """Add the kept entries to their sum [kept], each times its weight [n] (None: all ones)."""
+        whole = total.new_zeros(self.shape)
+        self.whole.add_to(whole, weights)
+        total += whole.flatten()[self.entries]
 
     def each(self) -> Tensor:
         """Form every example's kept entries side by side, [n, kept]."""
@@ -163,6 +169,6 @@ class Masked:
     def _pieces(self) -> Iterator[Tensor]:
         whole = self.whole
         numbers = max(len(whole.x) * self._held(), AT_LEAST)
-        size = max(1, numbers // self.size)
+        size = max(1, numbers // prod(self.shape))
         for x, dh in zip(whole.x.split(size), whole.dh.split(size), strict=True):
             yield whole.rule.each(x, dh).flatten(1).index_select(1, self.entries)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dpexp.mechanism import Mechanism, generator
-from dpexp.privatize import ClippedSum, add_noise
+from dpexp.privatize import ClippedSum, add_noise_
 from dpexp.ranks import Ranks
 from dpexp.taps import Tape
 from dpexp.tasks import Judge, cross_entropy
@@ -226,8 +226,9 @@ class PrivateGradient:
         sums = dict(self._method.compress(self._state, sums))
         if mechanism.noise:
             gen = mechanism.noise_generator(step, self._ranks.device)
-            sums = add_noise(sums, mechanism.releases, mechanism.noise_multiplier, gen)
+            add_noise_(sums, mechanism.releases, mechanism.noise_multiplier, gen)
             noise_draws += 1
-        means = {key: total / mechanism.batch_size for key, total in sums.items()}
-        gradients, self._state = self._method.reconstruct(self._state, means)
+        for total in sums.values():
+            total /= mechanism.batch_size
+        gradients, self._state = self._method.reconstruct(self._state, sums)
         return gradients, noise_draws

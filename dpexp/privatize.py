@@ -59,7 +59,7 @@ class ClippedSum:
         """Take one layer's carriers of the current micro-batch."""
         for key, carrier in carriers.items():
             if not self._is_clipping:
-                self.sums[key] += carrier.weighted_sum(None).view_as(self.sums[key])
+                carrier.add_to(self.sums[key], None)
                 continue
             release = self._releases[key.release]
             seen = self._sizes.get(release.name)
@@ -89,8 +89,7 @@ class ClippedSum:
             self._held = {key: carrier.keep(finite) for key, carrier in self._held.items()}
         while self._held:
             key, carrier = self._held.popitem()
-            total = carrier.weighted_sum(weights.get(key.release))
-            self.sums[key] += total.view_as(self.sums[key])
+            carrier.add_to(self.sums[key], weights.get(key.release))
         self._sizes = {}
 
 
@@ -109,32 +108,31 @@ def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, Explicit]:
     return values.flatten(1).abs().amax(1), Explicit(values.clamp(-bound, bound))
 
 
-def add_noise(
+NOISE_AT_ONCE = 2**22  # ours: numbers drawn before they are added; 16 MB in float32
+
+
+def add_noise_(
     sums: Mapping[Key, Tensor],
     releases: Iterable[Release],
     noise_multiplier: float,
     gen: torch.Generator,
-) -> Blocks:
-    """Add independent noise to every coordinate of every release.
+) -> None:
+    """Add independent noise to every coordinate of every release, in place.
 
     Args:
         sums: the clipped sums over the whole logical batch (all ranks), or what a method made of
-            them.
+            them; contiguous.
         releases: each block's noise has standard deviation (Laplace: scale)
             noise_multiplier * clip_norm of its release.
         noise_multiplier: >= 0.
         gen: on the sums' device; blocks draw from it in the order of `sums`.
-
-    Returns:
-        New tensors; zero noise returns copies.
     """
     by_name = {release.name: release for release in releases}
-    noisy = {}
     for key, total in sums.items():
         release = by_name[key.release]
-        noise = _DRAWS[release.noise](total, gen)
-        noisy[key] = total + noise_multiplier * release.clip_norm * noise
-    return noisy
+        for piece in total.view(-1).split(NOISE_AT_ONCE):  # views, never copies
+            noise = _DRAWS[release.noise](piece, gen)
+            piece.add_(noise, alpha=noise_multiplier * release.clip_norm)
 
 
 def _gaussian(like: Tensor, gen: torch.Generator) -> Tensor:

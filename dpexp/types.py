@@ -81,8 +81,8 @@ class Carrier(Protocol):
     def measured(self) -> tuple[Tensor, Carrier]:
         """Give the squared norms [n], and what to hold until the weights are known."""
 
-    def weighted_sum(self, weights: Tensor | None) -> Tensor:
-        """Sum the examples' blocks, each times its weight [n] (None: all ones)."""
+    def add_to(self, total: Tensor, weights: Tensor | None) -> None:
+        """Add the examples' blocks to their sum, each times its weight [n] (None: all ones)."""
 
     def each(self) -> Tensor:
         """Form every example's block side by side, [n, ...]; large where the layer is."""

@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from torch import Tensor
 
 import run
+from dpexp.types import Carrier
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -41,3 +43,10 @@ class Watched:
     def reconstruct(self, state, noisy):
         self.given, self.released = state, dict(noisy)
         return self.method.reconstruct(state, noisy)
+
+
+def total_of(carrier: Carrier, weights: Tensor | None) -> Tensor:
+    """Sum a carrier's per-example blocks, each times its weight [n] (None: all ones)."""
+    total = torch.zeros_like(carrier.each()[0], memory_format=torch.contiguous_format)
+    carrier.add_to(total, weights)
+    return total

@@ -19,7 +19,7 @@ from dpexp.models.language import Head
 from dpexp.ranks import Ranks
 from dpexp.taps import Tape
 from dpexp.types import ConfigError
-from tests.runs import Watched
+from tests.runs import Watched, total_of
 from tests.texts import KINDS, SHAPE, from_hub, save_model, texts, tiny
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -145,9 +145,9 @@ def test_squared_norms_and_weighted_sums_are_of_the_same_gradients(kind, way):
 
     def read(carrier):
         if way == "squared_norms":
-            return carrier.squared_norms(), carrier.weighted_sum(weights)
+            return carrier.squared_norms(), total_of(carrier, weights)
         squares, held = carrier.measured()
-        return squares, held.weighted_sum(weights)
+        return squares, total_of(held, weights)
 
     got = taped(model, batch, read)
     squares = {name: pair[0] for name, pair in got.items()}

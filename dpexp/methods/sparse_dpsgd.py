@@ -73,7 +73,7 @@ class SparseDPSGD(DPSGD):
         for key, carrier in carried.items():
             kept = state["entries"].get(key.parameter)
             if kept is not None:
-                carried[key] = Masked(carrier, kept, prod(state["shapes"][key.parameter]))
+                carried[key] = Masked(carrier, kept, state["shapes"][key.parameter])
         return carried
 
     def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:

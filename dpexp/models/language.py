@@ -56,6 +56,7 @@ class TextClassifier(nn.Module):
         num_classes: int,
         pooling: str,
         feature_norm: float,
+        head_std: float,
         head_layers: int,
         dropout: float,
         precision: str,
@@ -68,6 +69,8 @@ class TextClassifier(nn.Module):
             pooling: "first" takes the first token's state; "mean" the mean over tokens, scaled to
                 one length, as sentence encoders are trained.
             feature_norm: that length, > 0: how far a step of the classifier moves its logits.
+            head_std: standard deviation of the last layer's weights at first, > 0: the larger, the
+                more of a clipped gradient is the encoder's and the less the classifier's.
             head_layers: 1 or 2.
             dropout: before each layer of the classifier.
             precision: "float32", or "bfloat16" for products of matrices under autocast.
@@ -87,7 +90,7 @@ class TextClassifier(nn.Module):
         self.head = Head(encoder.config.hidden_size, num_classes, head_layers, dropout)
         self._feature_norm = feature_norm
         self._pooling, self._is_half = pooling, precision == "bfloat16"
-        nn.init.normal_(self.head.out.weight, std=encoder.config.initializer_range)
+        nn.init.normal_(self.head.out.weight, std=head_std)
         nn.init.zeros_(self.head.out.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -121,6 +124,7 @@ def pretrained(
     repo: str,
     pooling: str,
     feature_norm: float,
+    head_std: float,
     head_layers: int,
     dropout: float,
     precision: str,
@@ -137,6 +141,7 @@ def pretrained(
         repo: owner/name on the hub.
         pooling: see `TextClassifier`.
         feature_norm: see `TextClassifier`.
+        head_std: see `TextClassifier`.
         head_layers: see `TextClassifier`; BERT's first is its pretrained pooler.
         dropout: probability everywhere in encoder and classifier, in [0, 1).
         precision: see `TextClassifier`.
@@ -173,7 +178,7 @@ def pretrained(
     encoder = _load(folder, config, attention)
     pooler, encoder.pooler = encoder.pooler, None
     model = TextClassifier(
-        encoder, num_classes, pooling, feature_norm, head_layers, dropout, precision
+        encoder, num_classes, pooling, feature_norm, head_std, head_layers, dropout, precision
     )
     if model.head.dense is not None and config.model_type == "bert" and pooler is not None:
         model.head.dense.load_state_dict(pooler.dense.state_dict())
@@ -215,6 +220,7 @@ def from_scratch(
     vocabulary: int,
     pooling: str,
     feature_norm: float,
+    head_std: float,
     head_layers: int,
     dropout: float,
     precision: str,
@@ -232,6 +238,7 @@ def from_scratch(
         vocabulary: token ids are below it.
         pooling: see `TextClassifier`.
         feature_norm: see `TextClassifier`.
+        head_std: see `TextClassifier`.
         head_layers: see `TextClassifier`.
         dropout: probability everywhere in encoder and classifier, in [0, 1).
         precision: see `TextClassifier`.
@@ -262,5 +269,5 @@ def from_scratch(
     encoder = transformers.AutoModel.from_config(config, attn_implementation="sdpa")
     encoder.pooler = None
     return TextClassifier(
-        encoder, num_classes, pooling, feature_norm, head_layers, dropout, precision
+        encoder, num_classes, pooling, feature_norm, head_std, head_layers, dropout, precision
     )

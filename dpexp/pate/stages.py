@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpexp.mechanism import NoisyVotes, generator
 from dpexp.mechanism.votes import CHECK, VOTES
 from dpexp.pate.settings import PATE
-from dpexp.privatize import add_noise
+from dpexp.privatize import add_noise_
 from dpexp.train import EVAL_BATCH, Parts, evaluate, set_rates
 from dpexp.types import Key
 
@@ -128,8 +128,10 @@ def ask(votes: Tensor, mechanism: NoisyVotes) -> Answers:
         if not mechanism.noise:
             return values
         draws[release] += 1
-        key, gen = Key(release, "query"), mechanism.noise_generator(release, query)
-        return add_noise({key: values}, mechanism.releases, mechanism.noise_multiplier, gen)[key]
+        told, gen = values.clone(), mechanism.noise_generator(release, query)
+        sums = {Key(release, "query"): told}
+        add_noise_(sums, mechanism.releases, mechanism.noise_multiplier, gen)
+        return told
 
     asked, answered, labels = 0, [], []
     for query, histogram in enumerate(votes[: mechanism.max_checks]):

@@ -191,11 +191,12 @@ class Conv2dWeight:
     def _direct(self, x: Tensor, dh: Tensor) -> Tensor:
         return kernel_gradients(x, dh, self.at).flatten(1).square().sum(1)
 
-    def total(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Give the batch gradient [groups * p, d, k, k]."""
+    def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
+        """Add the batch gradient to total [groups * p, d, k, k], or with kernels in rows."""
         at = self.at
         size = (dh.shape[1], x.shape[1] // at.groups, *at.kernel)
-        return conv2d_weight(x, size, dh, at.stride, at.padding, at.dilation, at.groups)
+        added = conv2d_weight(x, size, dh, at.stride, at.padding, at.dilation, at.groups)
+        total += added.view_as(total)
 
 
 @dataclass(frozen=True)
@@ -205,10 +206,6 @@ class Conv2dMatrix(Conv2dWeight):
     def each(self, x: Tensor, dh: Tensor) -> Tensor:
         """Form the gradients, [n, p, d k k]."""
         return super().each(x, dh).flatten(2)
-
-    def total(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Give the batch gradient, [p, d k k]."""
-        return super().total(x, dh).flatten(1)
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,9 @@ class EmbeddingWeight:
         """Use the Gram form, [n]; the direct one would hold a vocabulary per example."""
         return over_chunks(_gram_norms, (x, dh), numbers=2 * x.shape[1] ** 2)
 
-    def total(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Give the batch gradient [rows, d]."""
-        weight = dh.new_zeros(self.rows, dh.shape[-1])
-        return weight.index_add_(0, x.flatten(), dh.flatten(0, 1))
+    def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
+        """Add the batch gradient to total [rows, d], in the rows that were looked up alone."""
+        total.index_add_(0, x.flatten(), dh.flatten(0, 1))
 
     def each(self, x: Tensor, dh: Tensor) -> Tensor:
         """Form the gradients, [n, rows, d]."""

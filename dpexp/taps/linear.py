@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpexp.carriers import Explicit, Outer
@@ -34,9 +33,15 @@ class LinearWeight:
             return over_chunks(_gram_norms, (x, dh), numbers=2 * t * t)
         return over_chunks(_direct_norms, (x, dh), numbers=p * d)
 
-    def total(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Give the batch gradient [p, d]."""
-        return dh.flatten(0, 1).T @ x.flatten(0, 1)
+    def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
+        """Add the batch gradient to total [p, d]."""
+        total.addmm_(dh.flatten(0, 1).T, x.flatten(0, 1))
+
+
+def _thin(basis: Tensor, x: Tensor) -> Tensor:
+    """Give basis x_i^T, [n, r, t], for basis [r, d] and x [n, t, d]."""
+    n, t, _ = x.shape
+    return (basis @ x.flatten(0, 1).T).view(-1, n, t).transpose(0, 1)
 
 
 def _gram_norms(x: Tensor, dh: Tensor) -> Tensor:
@@ -73,14 +78,15 @@ class LinearTap:
 
     def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Explicit:
         """Carry dL_i = dh_i^T (x_i R^T), [n, p, r], or its rows [p'] alone."""
-        dh = self.dh if rows is None else self.dh.index_select(2, rows)
-        # The other way round, as dL_i^T: a product with a long last axis is several times faster.
-        return Explicit(torch.bmm(F.linear(self.x, right_basis).mT, dh).mT)
+        # As dL_i^T: a product with a long last axis is several times faster, also than picking
+        # rows out of dh before it (ours, measured on CPUs).
+        each = torch.bmm(_thin(right_basis, self.x), self.dh)
+        return Explicit((each if rows is None else each.index_select(2, rows)).mT)
 
     def right(self, left_basis: Tensor, columns: Tensor | None = None) -> Explicit:
         """Carry dR_i = (dh_i L)^T x_i, [n, r, d], or its columns [d'] alone."""
-        x = self.x if columns is None else self.x.index_select(2, columns)
-        return Explicit(torch.bmm(F.linear(self.dh, left_basis.T.contiguous()).mT, x))
+        each = torch.bmm(_thin(left_basis.T.contiguous(), self.dh), self.x)
+        return Explicit(each if columns is None else each.index_select(2, columns))
 
     def scaled(self, factor: float) -> LinearTap:
         """Multiply every example's gradient by a constant."""

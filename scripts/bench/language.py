@@ -38,6 +38,7 @@ def new_model(device: torch.device, has_frozen_tables: bool = False) -> nn.Modul
         vocabulary=VOCABULARY,
         pooling="first",
         feature_norm=1.0,
+        head_std=0.02,
         head_layers=2,
         dropout=0.0,
         precision="float32",

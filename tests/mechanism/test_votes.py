@@ -24,7 +24,7 @@ from dpexp.mechanism.gnmax import (
     votes_epsilon,
 )
 from dpexp.mechanism.votes import CHECK, VOTES
-from dpexp.privatize import add_noise
+from dpexp.privatize import add_noise_
 from dpexp.types import ConfigError, Key
 
 PRIVACY = {"eps": 8.0, "delta": 1e-5, "noise": True, "clip": True, "sampling": "poisson"}
@@ -179,9 +179,9 @@ def test_noise_has_the_standard_deviation_that_the_certificate_states(release):
     key, size = Key(release, "query"), stated["dimension"]
     drawn = []
     for query in range(3000 // size):
-        zeros = {key: torch.zeros(size, dtype=torch.float64)}
+        noise = torch.zeros(size, dtype=torch.float64)
         gen = mechanism.noise_generator(release, query)
-        noise = add_noise(zeros, mechanism.releases, mechanism.noise_multiplier, gen)[key]
+        add_noise_({key: noise}, mechanism.releases, mechanism.noise_multiplier, gen)
         assert int((noise != 0).sum()) == size
         drawn += (noise / stated["noise_std"]).tolist()
     assert kstest(drawn, "norm").pvalue > 1e-3

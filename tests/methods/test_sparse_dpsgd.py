@@ -17,6 +17,7 @@ from dpexp.types import ConfigError
 from tests import test_gradient
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data, step
+from tests.runs import total_of
 
 DIGITS = ["task=digits", "profile=embedded", "device=cpu"]
 
@@ -140,7 +141,7 @@ def masked(positions, entries):
     x = torch.randn(10, positions, 6, generator=gen, dtype=torch.float64)
     dh = torch.randn(10, positions, 8, generator=gen, dtype=torch.float64)
     Counting.formed_at_once.clear()
-    return Masked(Outer(Counting(), x, dh), entries, size=48)
+    return Masked(Outer(Counting(), x, dh), entries, shape=(8, 6))
 
 
 @pytest.mark.parametrize("positions", [1, 30])
@@ -157,9 +158,7 @@ def test_part_of_a_gradient_is_that_part_of_it_however_it_is_sliced(
     for some, of_part in ((carrier, part), (carrier.measured()[1], part)):
         torch.testing.assert_close(some.squared_norms(), of_part.squared_norms(), **CLOSE)
         for scale in (weights, None):
-            torch.testing.assert_close(
-                some.weighted_sum(scale), of_part.weighted_sum(scale), **CLOSE
-            )
+            torch.testing.assert_close(total_of(some, scale), total_of(of_part, scale), **CLOSE)
         few = weights > 0.5
         torch.testing.assert_close(some.keep(few).each(), part.keep(few).values, **CLOSE)
     torch.testing.assert_close(carrier.measured()[0], part.squared_norms(), **CLOSE)

@@ -14,6 +14,7 @@ from dpexp.taps.chunks import ROUNDING
 from dpexp.taps.conv2d import Conv2dWeight, Geometry, _is_grouped_faster, kernel_gradients
 from dpexp.taps.embedding import EmbeddingWeight
 from dpexp.taps.linear import LinearWeight
+from tests.runs import total_of
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 MANY = settings(max_examples=60, deadline=None)
@@ -105,17 +106,15 @@ def assert_rule_holds(
     assert set(tap.parameters) == {name for name, _ in layer.named_parameters()}
     for name, parameter in layer.named_parameters():
         carrier = tap.gradient(name)
-        total = carrier.weighted_sum(weights).view_as(parameter)
+        total = total_of(carrier, weights).view_as(parameter)
         for each in (reference[name] for reference in expected):
             norms = each.flatten(1).square().sum(1)
             assert_norms_close(carrier, carrier.squared_norms(), norms)
             measured, held = carrier.measured()
             assert_norms_close(carrier, measured, norms)
-            torch.testing.assert_close(
-                held.weighted_sum(weights).view_as(parameter), total, **CLOSE
-            )
+            torch.testing.assert_close(total_of(held, weights).view_as(parameter), total, **CLOSE)
             torch.testing.assert_close(total, torch.tensordot(weights, each, dims=1), **CLOSE)
-            plain = carrier.weighted_sum(None).view_as(parameter)
+            plain = total_of(carrier, None).view_as(parameter)
             torch.testing.assert_close(plain, each.sum(0), **CLOSE)
             torch.testing.assert_close(carrier.each().view_as(each), each, **CLOSE)
         if name == "weight" and isinstance(layer, nn.Linear | nn.Conv2d):
