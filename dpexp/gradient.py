@@ -131,7 +131,7 @@ class PrivateGradient:
         self._model, self._method, self._mechanism = model, method, mechanism
         self._ranks, self._micro_batch, self._loss = ranks, micro_batch, loss
         self._state: State = {}
-        self._sum = ClippedSum({}, ())
+        self._sum = ClippedSum({}, (), torch.empty(0))
         trainable = method.trainable(model)
         self._listener: Listener = self._take
         self._tape = Tape(model, trainable, lambda layer, tap: self._listener(layer, tap))
@@ -185,9 +185,8 @@ class PrivateGradient:
         self._state = self._method.prepare(self._model, state, self._public, gen)
         like = next(self._model.parameters())
         blocks = self._method.blocks(self._state)
-        zeros = {key: like.new_zeros(shape) for key, shape in blocks.items()}
         mechanism = self._mechanism
-        self._sum = ClippedSum(zeros, mechanism.releases, is_clipping=mechanism.clip)
+        self._sum = ClippedSum(blocks, mechanism.releases, like, is_clipping=mechanism.clip)
 
     def _take(self, layer: str, tap: Tap) -> None:
         self._sum.take(self._method.carry(self._state, layer, tap))

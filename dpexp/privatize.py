@@ -39,27 +39,45 @@ class ClippedSum:
     """
 
     def __init__(
-        self, sums: Blocks, releases: Iterable[Release], *, is_clipping: bool = True
+        self,
+        shapes: Mapping[Key, tuple[int, ...]],
+        releases: Iterable[Release],
+        like: Tensor,
+        *,
+        is_clipping: bool = True,
     ) -> None:
         """Start from zeros.
 
         Args:
-            sums: one zero tensor per block; keys the only blocks that may be taken.
+            shapes: of the blocks, the only ones that may be taken.
             releases: their clip norms.
+            like: a tensor with the sums' device and precision.
             is_clipping: False sums the vectors as they are.
         """
-        self.sums = sums
         self.counts = ClipCounts()
+        self._shapes, self._like = shapes, like
+        self._sums: Blocks = {}
         self._releases = {release.name: release for release in releases}
         self._is_clipping = is_clipping
         self._held: dict[Key, Carrier] = {}
         self._sizes: dict[str, Tensor] = {}  # squared norms, or largest coordinates
 
+    @property
+    def sums(self) -> Blocks:
+        """Every block's sum so far, in the order of the shapes."""
+        return {key: self._sum(key) for key in self._shapes}
+
+    def _sum(self, key: Key) -> Tensor:
+        # Only once there is something to add: before that, activations want the memory.
+        if key not in self._sums:
+            self._sums[key] = self._like.new_zeros(self._shapes[key])
+        return self._sums[key]
+
     def take(self, carriers: Mapping[Key, Carrier]) -> None:
         """Take one layer's carriers of the current micro-batch."""
         for key, carrier in carriers.items():
             if not self._is_clipping:
-                carrier.add_to(self.sums[key], None)
+                carrier.add_to(self._sum(key), None)
                 continue
             release = self._releases[key.release]
             seen = self._sizes.get(release.name)
@@ -89,7 +107,7 @@ class ClippedSum:
             self._held = {key: carrier.keep(finite) for key, carrier in self._held.items()}
         while self._held:
             key, carrier = self._held.popitem()
-            carrier.add_to(self.sums[key], weights.get(key.release))
+            carrier.add_to(self._sum(key), weights.get(key.release))
         self._sizes = {}
 
 
