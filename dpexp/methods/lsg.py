@@ -11,7 +11,8 @@ Algorithm 1, for each weight matrix W_{t-1} [p, d] (a kernel of c input channels
     dW       <- dL R + L dR - L L^T dL R, zeros where frozen        line 28, Eq. (3)
 
 Differences from the paper:
- 1. What is frozen is not computed and then zeroed: it never exists, and neither does its noise.
+ 1. What is frozen is left out, not zeroed: it is neither clipped in nor noised nor held. (A linear
+    layer's thin product is faster whole, so there its frozen part is dropped right after.)
  2. Lines 26-27 may be read as clipping each dL and dR by itself; here one example's carriers of
     all layers are clipped together, so that the sensitivity is the clip norm.
  3. Lines 9-10 call the top (1 - p) unimportant; the text keeps them, and so does this.

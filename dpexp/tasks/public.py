@@ -121,7 +121,8 @@ def require(task: Task, size: int) -> None:
     if size and task.public is None:
         raise ConfigError(
             f"Expected public data for {task.name}: this method takes {size} public examples, and "
-            "none are chosen. Set public=imagenet32, cifar100, cifar10-test or shapes."
+            "none are chosen. Set public=imagenet32, cifar100, cifar10-test or shapes; or, for "
+            "texts too, method.basis=random, which needs none."
         )
     if size and len(task.public) < size:
         raise ConfigError(
