@@ -351,7 +351,7 @@ def test_the_real_minilm_gives_its_known_shape():
 
 def test_a_model_from_scratch_has_the_shape_asked_for():
     settings = {**SHAPE, **KINDS["bert"], "vocabulary": VOCABULARY, "dropout": 0.0}
-    settings["feature_norm"] = 1.0
+    settings["feature_norm"], settings["head_std"] = 1.0, 0.02
     model = from_scratch(**settings, precision="float32", num_classes=5, max_length=LONGEST)
     table = model.encoder.embeddings.word_embeddings.weight
     assert table.shape == (VOCABULARY, SHAPE["width"])
