@@ -23,6 +23,9 @@ from dpexp.types import ConfigError, Method, State
 JUDGED_ON_TRAINING = "the metric is of the training set, without noise: it is not covered"
 
 EVAL_BATCH = 125  # ours; changes no result
+EMPTY = (
+    1e-12  # a batch size at which draws are empty, for timing what a step costs without examples
+)
 
 POSITIVE: dict[str, type | tuple[type, ...]] = {
     "batch_size": int,
@@ -208,6 +211,8 @@ def evaluate(
 def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
     """Time a few real steps on part of a batch and scale them to the whole run.
 
+    What a step costs however few examples it draws (bases, noise) is timed on an empty draw.
+
     Returns:
         Seconds for the run, evaluations included (a forward pass counts as a third of a step),
         and the peak memory in MB.
@@ -217,17 +222,34 @@ def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
     state = method.start(model)
     mechanism = make_mechanism(config, method, state, ranks)
     size, micro_batch = mechanism.dataset_size, config["micro_batch"]
-    part = replace(mechanism, batch_size=min(mechanism.batch_size, 2 * micro_batch))
     examples = on_device(task.train, ranks.device)
-    with PrivateGradient(
-        model, method, part, ranks, micro_batch, task.public, task.loss
-    ) as gradient:
-        warm = gradient(state, examples, 0)
-        began = time.perf_counter()
-        timed = gradient(warm.state, examples, 1)
-        seconds = time.perf_counter() - began
-    per_example = seconds / max(1, timed.examples)
+
+    def timed(batch_size: float) -> tuple[float, int]:
+        part = replace(mechanism, batch_size=batch_size)
+        with PrivateGradient(
+            model, method, part, ranks, micro_batch, task.public, task.loss
+        ) as gradient:
+            warm = gradient(state, examples, 0)
+            began = time.perf_counter()
+            outcome = gradient(warm.state, examples, 1)
+            return time.perf_counter() - began, outcome.examples
+
+    of_step, _ = timed(EMPTY)
+    seconds, num = timed(_two_micro_batches(examples, micro_batch, mechanism.batch_size))
+    per_example = max(0.0, seconds - of_step) / max(1, num)
     passes = mechanism.num_steps * mechanism.batch_size
     evaluations = math.ceil(passes / size / config["eval_every"])
     tested = len(task.test) + sum(len(some) for some in task.also.values())
-    return per_example * (passes + evaluations * tested / 3), memory.peak_mb(ranks.device)
+    seconds = mechanism.num_steps * of_step + per_example * (passes + evaluations * tested / 3)
+    return seconds, memory.peak_mb(ranks.device)
+
+
+def _two_micro_batches(examples: Any, micro_batch: int, most: float) -> float:
+    """Find how many examples fill two micro-batches: of texts, more than twice their number."""
+    size = 2 * micro_batch
+    while size < most:
+        some = torch.arange(min(size, len(examples)))
+        if len(list(examples.micro_batches(some, micro_batch))) > 1:
+            break
+        size *= 2
+    return min(size, most)

@@ -17,8 +17,9 @@ import run
 from dpexp import checkpoint, records
 from dpexp.mechanism import PrivacyError
 from dpexp.mechanism.sampling import poisson
+from dpexp.methods.dpsgd import DPSGD
 from dpexp.ranks import Ranks
-from dpexp.train import train
+from dpexp.train import estimate, train
 from dpexp.types import ConfigError
 from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
 
@@ -357,3 +358,24 @@ def test_without_noise_or_clipping_no_epsilon_is_stated(tmp_path, words):
 def test_a_mistake_under_several_processes_is_still_one_line(tmp_path):
     with pytest.raises(ConfigError, match=r"Set method\.rank"):
         execute(tmp_path, "method=rgp", *DIGITS, "method.rank=500", "ranks=2")
+
+
+# Estimates
+
+
+class SlowToPrepare(DPSGD):
+    """Takes a fifth of a second before every step, however few examples are drawn."""
+
+    def prepare(self, model, state, public, gen):
+        time.sleep(0.2)
+        return state
+
+
+def test_what_a_step_costs_without_examples_is_estimated_once_a_step():
+    device = torch.device("cpu")
+    words = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "micro_batch=2"]
+    config = run.compose([*words, "batch_size=300", "epochs=2"])
+    parts = replace(run.build_parts(config, device), method=SlowToPrepare("all", "head"))
+    seconds, _ = estimate(config, parts, Ranks(0, 1, device))
+    steps = round(2 * 1437 / 300)
+    assert 0.2 * steps < seconds < 0.2 * steps + 20  # not 0.2 s for every four examples: 143 s
