@@ -223,7 +223,8 @@ class Method(Protocol):
     def compress(self, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
         """Turn the clipped sums over the whole batch into what is released, before the noise.
 
-        It must not change `sums`; whatever it gives, `releases` states the sensitivity of.
+        It must not change `sums`; whatever it gives, `releases` states the sensitivity of. Noise is
+        added to that in place, so nothing else may hold it.
         """
         return sums
 

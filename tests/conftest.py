@@ -19,3 +19,14 @@ def real_data_root():
     if not root.is_dir():
         pytest.skip("needs real data: set DPEXP_DATA_ROOT to a folder laid out like hub snapshots")
     return root
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory):
+    """A folder with tiny/bert and tiny/roberta, laid out like hub snapshots; only to be read."""
+    from tests.texts import save_model
+
+    root = tmp_path_factory.mktemp("models")
+    for architecture in ("bert", "roberta"):
+        save_model(root, architecture)
+    return root

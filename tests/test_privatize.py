@@ -193,6 +193,22 @@ def test_every_coordinate_gets_laplace_noise_of_the_declared_scale():
     assert abs(np.corrcoef(drawn, other)[0, 1]) < 0.03
 
 
+def test_a_block_drawn_in_pieces_has_fresh_noise_in_each_and_none_without(monkeypatch):
+    monkeypatch.setattr("dpexp.privatize.NOISE_AT_ONCE", 3000)
+    releases = (Release("gradient", 8000, 2.0),)
+    drawn = noise_of(1.5, releases, {A: 8000})[A] / 3.0  # pieces of 3000, 3000 and 2000
+    assert (drawn != 0).all() and kstest(drawn, "norm").pvalue > 1e-3
+    for first, other in ((0, 3000), (3000, 6000), (0, 6000)):
+        pieces = drawn[first : first + 2000], drawn[other : other + 2000]
+        assert abs(np.corrcoef(*pieces)[0, 1]) < 0.1
+
+
+def test_a_sum_that_is_no_one_piece_of_memory_is_refused_rather_than_left_without_noise():
+    sums = {A: torch.zeros(3, 2).T}
+    with pytest.raises(RuntimeError, match="view"):
+        add_noise_(sums, (Release("gradient", 6, 1.0),), 1.0, torch.Generator())
+
+
 def test_laplace_noise_is_as_frequent_beyond_nine_scales_as_it_should():
     gen = torch.Generator().manual_seed(0)
     zero = {A: torch.zeros(2_000_000)}

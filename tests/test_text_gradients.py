@@ -20,7 +20,7 @@ from dpexp.ranks import Ranks
 from dpexp.taps import Tape
 from dpexp.types import ConfigError
 from tests.runs import Watched, total_of
-from tests.texts import KINDS, SHAPE, from_hub, save_model, texts, tiny
+from tests.texts import KINDS, SHAPE, from_hub, texts, tiny
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 LENGTHS = (9, 4, 7, 2, 5, 9)
@@ -104,22 +104,14 @@ def assert_same(got, expected, of=""):
 # Against autograd
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    for architecture in ("bert", "roberta"):
-        save_model(root, architecture)
-    return root
-
-
 @pytest.fixture(params=["from scratch", "sdpa", "eager"])
-def built(request, hub):
+def built(request, tiny_models):
     """Builds a model as its configuration would, or loads one with either form of attention."""
 
     def build(kind, **changes):
         if request.param == "from scratch":
             return tiny(kind, **changes)
-        return from_hub(kind, hub, attention=request.param, **changes)
+        return from_hub(kind, tiny_models, attention=request.param, **changes)
 
     return build
 

@@ -11,8 +11,16 @@ from torch import nn
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.models.language import from_scratch
 from dpexp.tasks.text import Encoded, Texts
-from scripts.bench.steps import UNIT, Case, Step, nonprivate_step, opacus_step, private_step
-from scripts.bench.vision import lsg, rgp
+from scripts.bench.steps import (
+    UNIT,
+    Case,
+    Step,
+    lsg,
+    nonprivate_step,
+    opacus_step,
+    private_step,
+    rgp,
+)
 
 TOKENS, VOCABULARY = 128, 50_265
 

@@ -13,6 +13,8 @@ from torch.func import functional_call, grad, vmap
 
 from dpexp.gradient import PrivateGradient
 from dpexp.mechanism import whole_batch
+from dpexp.methods.lsg import LSG
+from dpexp.methods.rgp import RGP
 from dpexp.ranks import Ranks
 from dpexp.types import Batch, Method
 
@@ -68,6 +70,34 @@ def private_step(method: Method, examples: Any, new_model: NewModel, device: tor
     nobody = replace(mechanism, batch_size=1e-12)  # a draw that is always empty
     empty = PrivateGradient(new_model(), method, nobody, ranks, micro_batch=num)
     return Step(lambda: gradient(state, examples, 0), lambda: empty(state, examples, 0))
+
+
+def rgp(carriers: str, rank: int = 16, head_scale: float = 0.01) -> RGP:
+    """Give RGP as in Table 3's setting."""
+    return RGP(
+        rank=rank,
+        carriers=carriers,
+        power_iterations=1,
+        warm_up_steps=0,
+        residual=True,
+        head_scale=head_scale,
+        head="head",
+    )
+
+
+def lsg(rank: int = 16, head_scale: float = 0.01) -> LSG:
+    """Give LSG at RGP's rank, half of it frozen."""
+    return LSG(
+        rank=rank,
+        p=0.5,
+        mask="importance",
+        start_epoch=0,
+        power_iterations=1,
+        head_scale=head_scale,
+        head="head",
+        dataset_size=1,
+        batch_size=1,
+    )
 
 
 def nonprivate_step(examples: Any, new_model: NewModel) -> Step:

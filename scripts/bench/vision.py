@@ -9,9 +9,7 @@ import torch
 from torch import nn
 
 from dpexp.methods.dpsgd import DPSGD
-from dpexp.methods.lsg import LSG
 from dpexp.methods.powersgd import PowerSGD
-from dpexp.methods.rgp import RGP
 from dpexp.methods.sparse_dpsgd import SparseDPSGD
 from dpexp.models.wrn import WideResNet
 from dpexp.tasks import Examples
@@ -19,9 +17,11 @@ from scripts.bench.steps import (
     UNIT,
     Case,
     Step,
+    lsg,
     nonprivate_step,
     opacus_step,
     private_step,
+    rgp,
     vmap_step,
 )
 
@@ -45,34 +45,6 @@ def new_model(device: torch.device, channels_last: bool = False) -> nn.Module:
         num_classes=10,
     )
     return model.to(device)
-
-
-def rgp(carriers: str, rank: int = 16, head_scale: float = 0.01) -> RGP:
-    """Give RGP as in Table 3's setting."""
-    return RGP(
-        rank=rank,
-        carriers=carriers,
-        power_iterations=1,
-        warm_up_steps=0,
-        residual=True,
-        head_scale=head_scale,
-        head="head",
-    )
-
-
-def lsg(rank: int = 16, head_scale: float = 0.01) -> LSG:
-    """Give LSG at RGP's rank, half of it frozen."""
-    return LSG(
-        rank=rank,
-        p=0.5,
-        mask="importance",
-        start_epoch=0,
-        power_iterations=1,
-        head_scale=head_scale,
-        head="head",
-        dataset_size=1,
-        batch_size=1,
-    )
 
 
 def steps(num: int, device: torch.device) -> dict[str, Callable[[], Step]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpexp import records
+from dpexp.artifacts import build, cells, collect, spec, table
 from dpexp.types import ConfigError, MissingData
 
 DEVICE = "abacus, 2 threads"
@@ -172,3 +173,20 @@ def privacy(config: dict) -> dict:
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path / "results")
+
+
+@pytest.fixture
+def make(conf, lab):
+    """Give a function that runs an artifact's missing cells and makes it ready to be written."""
+
+    def made(profile="embedded", *, name, overridden=()):
+        artifact = spec.load(conf, "demo", name)
+        jobs = cells.expand(artifact, profile, lab.compose, conf)
+        to_do = build.missing(collect.outcome(job, lab.results) for job in jobs)
+        build.run_missing(to_do, lab.execute, lab.results, lambda line: None)
+        outcomes = [collect.outcome(job, lab.results) for job in jobs]
+        configs = [job.config for job in jobs if job.config]
+        values = collect.collect(artifact, outcomes)
+        return table.Table(artifact, profile, values, table.settings(configs), overridden)
+
+    return made

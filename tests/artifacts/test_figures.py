@@ -3,11 +3,12 @@
 import csv
 import io
 import math
+from functools import partial
 
 import pytest
 from matplotlib.image import imread
 
-from dpexp.artifacts import build, cells, collect, exports, figure, markdown, spec, table
+from dpexp.artifacts import exports, figure, markdown, spec
 from dpexp.types import ConfigError
 from scripts import artifact as script
 
@@ -15,20 +16,8 @@ SUFFIXES = ("md", "csv", "svg", "png")
 
 
 @pytest.fixture
-def made(conf, lab):
-    """Give a function that runs an artifact's missing cells and makes it ready to be written."""
-
-    def make(profile="embedded", name="figure4", overridden=()):
-        artifact = spec.load(conf, "demo", name)
-        jobs = cells.expand(artifact, profile, lab.compose, conf)
-        to_do = build.missing(collect.outcome(job, lab.results) for job in jobs)
-        build.run_missing(to_do, lab.execute, lab.results, lambda line: None)
-        outcomes = [collect.outcome(job, lab.results) for job in jobs]
-        configs = [job.config for job in jobs if job.config]
-        values = collect.collect(artifact, outcomes)
-        return table.Table(artifact, profile, values, table.settings(configs), overridden)
-
-    return make
+def made(make):
+    return partial(make, name="figure4")
 
 
 def edit(conf, name, *changes):

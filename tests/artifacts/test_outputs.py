@@ -3,29 +3,19 @@
 import csv
 import io
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from dpexp.artifacts import build, cells, collect, exports, markdown, spec, table
+from dpexp.artifacts import exports, markdown
 
 GOLDEN = Path(__file__).parent / "golden.md"
 
 
 @pytest.fixture
-def made(conf, lab):
-    artifact = spec.load(conf, "demo", "table9")
-
-    def make(profile="embedded", overridden=()):
-        jobs = cells.expand(artifact, profile, lab.compose, conf)
-        to_do = build.missing(collect.outcome(job, lab.results) for job in jobs)
-        build.run_missing(to_do, lab.execute, lab.results, lambda line: None)
-        outcomes = [collect.outcome(job, lab.results) for job in jobs]
-        configs = [job.config for job in jobs if job.config]
-        values = collect.collect(artifact, outcomes)
-        return table.Table(artifact, profile, values, table.settings(configs), overridden)
-
-    return make
+def made(make):
+    return partial(make, name="table9")
 
 
 def test_markdown_is_the_golden_file(made, lab):

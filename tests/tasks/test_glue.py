@@ -24,22 +24,14 @@ def no_hub_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    for architecture in ("bert", "roberta"):
-        save_model(root, architecture)
-    return root
-
-
 @pytest.fixture
-def saved(conf, tmp_path, models):
+def saved(conf, tmp_path, tiny_models):
     """Loads a task from files written once, with any settings."""
 
     def save(name, counts=None):
         data = tmp_path / "data"
         written = save_glue(data, name, COUNTS[name] if counts is None else counts)
-        fixed = {"data_root": str(data), "model_root": str(models), "tokenizer": "tiny/bert"}
+        fixed = {"data_root": str(data), "model_root": str(tiny_models), "tokenizer": "tiny/bert"}
 
         def load(**changes):
             return glue(**conf(name, **{"dataset_size": 30, "max_length": 16, **fixed, **changes}))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dpexp.tasks.text import Encoded, Texts, Tokenizer, pack
 from dpexp.types import ConfigError, MissingData
-from tests.texts import SPECIAL, save_model, save_tokenizer, sentences
+from tests.texts import SPECIAL, save_tokenizer, sentences
 
 PAD = 0
 SOME = st.lists(st.integers(1, 40), min_size=1, max_size=60)
@@ -122,16 +122,8 @@ def test_no_texts_at_all_can_be_packed():
 # Tokenizers
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    for architecture in ("bert", "roberta"):
-        save_model(root, architecture)
-    return root
-
-
-def encoded(hub, architecture, *columns, max_length=12):
-    tokenizer = Tokenizer.load(f"tiny/{architecture}", str(hub), max_length, "sst2")
+def encoded(tiny_models, architecture, *columns, max_length=12):
+    tokenizer = Tokenizer.load(f"tiny/{architecture}", str(tiny_models), max_length, "sst2")
     return tokenizer, tokenizer.encode(*columns)
 
 
@@ -140,8 +132,8 @@ def rows(encoding):
 
 
 @pytest.mark.parametrize("architecture", ["bert", "roberta"])
-def test_single_texts_are_framed_and_have_no_second(architecture, hub):
-    tokenizer, got = encoded(hub, architecture, ["good film", "the unheard plot is bad"])
+def test_single_texts_are_framed_and_have_no_second(architecture, tiny_models):
+    tokenizer, got = encoded(tiny_models, architecture, ["good film", "the unheard plot is bad"])
     special, of = list(SPECIAL[architecture]), tokenizer.tokenizer.get_vocab()
     cls, sep, unk, pad = (special.index(kind) for kind in ("cls", "sep", "unk", "pad"))
     assert rows(got) == [
@@ -152,9 +144,9 @@ def test_single_texts_are_framed_and_have_no_second(architecture, hub):
     assert got.seconds.tolist() == got.lengths.tolist() == [4, 7]
 
 
-def test_the_second_text_begins_where_berts_segments_say(hub):
+def test_the_second_text_begins_where_berts_segments_say(tiny_models):
     firsts, others = sentences(30, 1), sentences(30, 2)
-    tokenizer, got = encoded(hub, "bert", firsts, others, max_length=16)
+    tokenizer, got = encoded(tiny_models, "bert", firsts, others, max_length=16)
     plain = tokenizer.tokenizer(firsts, others, return_token_type_ids=True)
     texts = Texts(got, torch.zeros(30, dtype=torch.int64), 16)
     for index, segments in enumerate(plain["token_type_ids"]):
@@ -162,55 +154,57 @@ def test_the_second_text_begins_where_berts_segments_say(hub):
         assert rows(got)[index] == plain["input_ids"][index]
 
 
-def test_a_pair_with_an_empty_text_still_has_its_separators(hub):
-    _, got = encoded(hub, "bert", ["good film", ""], ["", "bad"])
+def test_a_pair_with_an_empty_text_still_has_its_separators(tiny_models):
+    _, got = encoded(tiny_models, "bert", ["good film", ""], ["", "bad"])
     assert got.lengths.tolist() == [5, 4]
     assert got.seconds.tolist() == [4, 2]  # after the first separator, as BERT's segments say
 
 
-def test_long_texts_lose_their_ends_and_pairs_those_of_the_longer(hub):
+def test_long_texts_lose_their_ends_and_pairs_those_of_the_longer(tiny_models):
     long = "good bad film the a plot is not very dull fine was good bad film"
-    tokenizer, got = encoded(hub, "bert", [long, "good"], max_length=8)
-    whole = rows(encoded(hub, "bert", [long], max_length=64)[1])[0]
+    tokenizer, got = encoded(tiny_models, "bert", [long, "good"], max_length=8)
+    whole = rows(encoded(tiny_models, "bert", [long], max_length=64)[1])[0]
     assert rows(got)[0] == [*whole[:7], whole[-1]] and got.lengths.tolist() == [8, 3]
-    _, pair = encoded(hub, "bert", [long], ["good film"], max_length=10)
+    _, pair = encoded(tiny_models, "bert", [long], ["good film"], max_length=10)
     assert pair.lengths.tolist() == [10] and pair.seconds.tolist() == [10 - 3]
-    _, pair = encoded(hub, "roberta", ["good film"], [long], max_length=10)
+    _, pair = encoded(tiny_models, "roberta", ["good film"], [long], max_length=10)
     assert pair.lengths.tolist() == [10] and pair.seconds.tolist() == [5]
 
 
-def test_many_texts_come_out_as_few_at_a_time_do(hub, monkeypatch):
+def test_many_texts_come_out_as_few_at_a_time_do(tiny_models, monkeypatch):
     firsts, others = sentences(25, 3), sentences(25, 4)
-    _, whole = encoded(hub, "roberta", firsts, others)
+    _, whole = encoded(tiny_models, "roberta", firsts, others)
     monkeypatch.setattr("dpexp.tasks.text.WORDPIECES_AT_A_TIME", 4)
-    _, pieces = encoded(hub, "roberta", firsts, others)
+    _, pieces = encoded(tiny_models, "roberta", firsts, others)
     assert isinstance(pieces, Encoded)
     assert all(torch.equal(a, b) for a, b in zip(whole, pieces, strict=True))
 
 
-def test_a_tokenizers_files_and_length_name_what_it_encodes(hub, tmp_path):
-    one, other = (Tokenizer.load("tiny/bert", str(hub), n, "sst2") for n in (8, 9))
+def test_a_tokenizers_files_and_length_name_what_it_encodes(tiny_models, tmp_path):
+    one, other = (Tokenizer.load("tiny/bert", str(tiny_models), n, "sst2") for n in (8, 9))
     assert one.recipe != other.recipe and one.files == other.files
     assert {path.name for path in one.files} == {"tokenizer.json", "tokenizer_config.json"}
     save_tokenizer(tmp_path, "bert", words=["good", "bad"])
     assert (tmp_path / "tokenizer.json").read_bytes() != one.files[0].read_bytes()
 
 
-def test_what_is_no_tokenizer_is_refused_in_one_line(hub, tmp_path, monkeypatch):
+def test_what_is_no_tokenizer_is_refused_in_one_line(tiny_models, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     with pytest.raises(ConfigError, match="Expected a pretrained language model for task sst2"):
-        Tokenizer.load(None, str(hub), 12, "sst2")
+        Tokenizer.load(None, str(tiny_models), 12, "sst2")
     with pytest.raises(ConfigError, match="task.max_length >= 8.* got 7"):
-        Tokenizer.load("tiny/bert", str(hub), 7, "sst2")
+        Tokenizer.load("tiny/bert", str(tiny_models), 7, "sst2")
     with pytest.raises(MissingData, match="model tiny/gone in") as raised:
-        Tokenizer.load("tiny/gone", str(hub), 12, "sst2")
+        Tokenizer.load("tiny/gone", str(tiny_models), 12, "sst2")
     assert "\n" not in str(raised.value)
 
 
-def test_a_model_without_its_tokenizer_is_one_line_naming_the_folder(hub, tmp_path):
+def test_a_model_without_its_tokenizer_is_one_line_naming_the_folder(tiny_models, tmp_path):
     folder = tmp_path / "tiny" / "bert"
     folder.mkdir(parents=True)
-    (folder / "config.json").write_bytes((hub / "tiny" / "bert" / "config.json").read_bytes())
+    (folder / "config.json").write_bytes(
+        (tiny_models / "tiny" / "bert" / "config.json").read_bytes()
+    )
     for damaged in (False, True):
         if damaged:
             (folder / "tokenizer.json").write_text("{")
