@@ -210,6 +210,8 @@ def test_a_model_that_does_not_fit_the_task_is_one_line(task, model, said, hub):
         ({"pooling": "last"}, "model.pooling"),
         ({"precision": "float16"}, "model.precision"),
         ({"head_layers": 3}, "model.head_layers"),
+        ({"feature_norm": 0.0}, "model.feature_norm above 0"),
+        ({"head_std": -1.0}, "model.head_std above 0"),
         ({"architecture": "gpt2"}, "model.architecture"),
         ({"attention_heads": 3}, "model.attention_heads=3"),
     ],

@@ -81,6 +81,9 @@ class TextClassifier(nn.Module):
         super().__init__()
         require_word("model.pooling", pooling, POOLINGS)
         require_word("model.precision", precision, PRECISIONS)
+        for name, value in (("feature_norm", feature_norm), ("head_std", head_std)):
+            if value <= 0:
+                raise ConfigError(f"Expected model.{name} above 0; got {value}. Set model.{name}.")
         if head_layers not in (1, 2):
             raise ConfigError(
                 f"Expected model.head_layers to be 1 or 2; got {head_layers}. "
