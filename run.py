@@ -89,7 +89,17 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     def make_optimizer(weights: list[Any]) -> Any:
         return _make(_said(config["optimizer"]), params=weights)
 
-    return Parts(task, model, method, make_optimizer, schedule)
+    return Parts(task, model, method, make_optimizer, schedule, _attack(config))
+
+
+def _attack(config: dict[str, Any]) -> Any:
+    """Instantiate what measures the run's leakage, where it is to be measured."""
+    from dpexp.types import ConfigError
+
+    chosen = [group for group in ("attack", "audit") if group in config]
+    if len(chosen) > 1:
+        raise ConfigError("Expected an attack or an audit; got both. Leave one out.")
+    return _make(config[chosen[0]], without=("name",)) if chosen else None
 
 
 def estimate(config: dict[str, Any]) -> tuple[float, float]:

@@ -158,6 +158,8 @@ class PrivateGradient:
         mechanism, ranks = self._mechanism, self._ranks
         self._prepare(state, step)
         loss = self._micro_batches(examples, ranks.share(mechanism.sample(step)), step)
+        if ranks.is_first:
+            self._take_crafted()
         sums, counts = self._sum.sums, self._sum.counts
         told = torch.tensor(
             [counts.examples, counts.clipped, counts.nonfinite, loss], dtype=torch.float64
@@ -202,6 +204,13 @@ class PrivateGradient:
             self._sum.close_micro_batch(len(batch))
             total += float(loss)
         return total
+
+    @torch.no_grad()
+    def _take_crafted(self) -> None:
+        num_examples, carriers = self._method.crafted(self._state)
+        if num_examples:
+            self._sum.take(carriers)
+            self._sum.close_micro_batch(num_examples)
 
     @torch.enable_grad()
     def _backward(self, batch: Batch, listener: Listener) -> Tensor:

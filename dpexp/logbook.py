@@ -7,9 +7,11 @@ import math
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -196,15 +198,28 @@ class Logbook:
             log.info("stopped at step %d; run it again to go on", self._at.step)
             raise SystemExit(128 + signal.SIGTERM)
 
-    def finish(self, task: Any, certificate: dict) -> None:
-        """Write the run's result and certificate."""
+    def finish(
+        self,
+        task: Any,
+        certificate: dict,
+        numbers: Mapping[str, Any],
+        arrays: Mapping[str, np.ndarray],
+    ) -> None:
+        """Write the run's result and certificate.
+
+        Args:
+            task: what it trained on.
+            certificate: of its privacy.
+            numbers: further ones for result.json.
+            arrays: for scores.npz; none, no file.
+        """
         if self._run is None:
             return
         config, mechanism, at = self._config, self._mechanism, self._at
         wall = time.monotonic() - self._taken_up
-        said = {**at.last, "epochs": config["epochs"], "steps": at.step}
+        said = {**at.last, **numbers, "epochs": config["epochs"], "steps": at.step}
         result = describe(config, task, mechanism, self._ranks, said, wall, at.examples)
-        self._run.finish(result, certificate)
+        self._run.finish(result, certificate, arrays)
 
     def _label(self) -> str:
         config = self._config

@@ -6,8 +6,9 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +38,51 @@ POSITIVE: dict[str, type | tuple[type, ...]] = {
 """Settings that must be positive numbers, and of which kind."""
 
 
+class Attack(Protocol):
+    """What is done to a run to measure what it gives away (`dpexp.attacks`).
+
+    Attributes:
+        deviation: what the certificate says of it.
+    """
+
+    deviation: str
+
+    def stage(self, parts: Parts, seed: int) -> Parts:
+        """Give the parts to train in place of these: fewer examples, canaries, a watched method.
+
+        Args:
+            parts: as the config says.
+            seed: the run's.
+
+        Raises:
+            ConfigError: if this run cannot be attacked so.
+        """
+
+    def report(
+        self, parts: Parts, state: State, mechanism: Mechanism, device: torch.device
+    ) -> Findings:
+        """Measure, after the last step.
+
+        Args:
+            parts: as staged, the model trained.
+            state: the method's last.
+            mechanism: what the run claims.
+            device: the model's.
+        """
+
+
+class Findings(NamedTuple):
+    """What an attack found.
+
+    Attributes:
+        numbers: for result.json, by name.
+        arrays: for scores.npz in the run's directory, by name; none, no file.
+    """
+
+    numbers: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
 @dataclass
 class Parts:
     """What a run is made of, built from its config.
@@ -47,6 +93,7 @@ class Parts:
         method: what happens between the tape and the optimizer.
         make_optimizer: maps the trainable parameters to an optimizer.
         schedule: maps a step, from 0, and how many there are to a multiplier of the learning rate.
+        attack: what is done to the run to measure what it gives away; None: nothing.
     """
 
     task: Any
@@ -54,6 +101,7 @@ class Parts:
     method: Method
     make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     schedule: Callable[[int, int], float]
+    attack: Attack | None = None
 
 
 def train(config: dict, parts: Parts, ranks: Ranks) -> None:
@@ -69,9 +117,12 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         PrivacyError: if the finished run does not hold what it claims.
     """
     memory.reset_peak(ranks.device)
+    attack = parts.attack
+    if attack is not None:
+        parts = attack.stage(parts, config["seed"])
     model, method, task = parts.model, parts.method, parts.task
     at = Position(state=method.start(model), data=task.fingerprint)
-    mechanism = make_mechanism(config, method, at.state, ranks)
+    mechanism = make_mechanism(config, task.dataset_size, method, at.state, ranks)
     trainable, frozen = named_parameters(model, method)
     weights = [parameter for name, parameter in model.named_parameters() if name in trainable]
     optimizer = parts.make_optimizer(weights)
@@ -92,27 +143,40 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                 if book.is_evaluation_due():
                     book.log_evaluation(judge(model, task, ranks.device))
                 book.save_if_due()
+        deviations = [JUDGED_ON_TRAINING] if task.test is task.train else []
+        findings = Findings({}, {})
+        if attack is not None:
+            deviations.append(attack.deviation)
+            findings = attack.report(parts, at.state, mechanism, ranks.device)
         certificate = mechanism.certificate(
             steps=at.step,
             noise_draws=at.noise_draws,
             trainable=trainable,
             frozen=frozen,
-            deviations=[JUDGED_ON_TRAINING] if task.test is task.train else [],
+            deviations=deviations,
         ) | method.remarks(at.state, mechanism.epsilon_at)
         if task.public is not None:
             certificate["public"] = describe_public(config, task.public)
         verify(certificate)
-        book.finish(task, certificate)
+        book.finish(task, certificate, *findings)
 
 
-def make_mechanism(config: dict, method: Method, state: State, ranks: Ranks) -> Mechanism:
+def make_mechanism(
+    config: dict, size: int, method: Method, state: State, ranks: Ranks
+) -> Mechanism:
     """Freeze sampler, noise and accountant from the config and the method's declaration.
+
+    Args:
+        config: the run's.
+        size: the declared N of its training set.
+        method: it says what leaves at every step.
+        state: before the first step.
+        ranks: who shares the run.
 
     Raises:
         ConfigError: for a budget, size or name that cannot be meant.
     """
-    privacy = config["privacy"]
-    size, batch = config["task"]["dataset_size"], config["batch_size"]
+    privacy, batch = config["privacy"], config["batch_size"]
     check_numbers(config)
     secret = None
     if privacy["noise"] == "secret":
@@ -220,7 +284,7 @@ def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
     memory.reset_peak(ranks.device)
     model, method, task = parts.model, parts.method, parts.task
     state = method.start(model)
-    mechanism = make_mechanism(config, method, state, ranks)
+    mechanism = make_mechanism(config, task.dataset_size, method, state, ranks)
     size, micro_batch = mechanism.dataset_size, config["micro_batch"]
     examples = on_device(task.train, ranks.device)
 

@@ -217,6 +217,14 @@ class Method(Protocol):
     def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
         """Turn one layer's tap into carriers; called as backward reaches the layer."""
 
+    def crafted(self, state: State) -> tuple[int, Mapping[Key, Carrier]]:
+        """Give made-up examples that join this step's draw: how many, and all their blocks.
+
+        Usually none; an audit's canaries (`dpexp.attacks`) come in here, and are clipped, summed
+        and noised like any example.
+        """
+        return 0, {}
+
     def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
         """Give the shape of every block that `carry` will sum to; empty draws need it."""
 

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
-from dpexp.records.files import TEMPORARY, RecordError, write_atomically
+from dpexp.records.files import TEMPORARY, RecordError, replace_file, write_atomically
+
+SCORES = "scores.npz"
+"""What an attacked run's attacker saw, example by example."""
 
 RESULT_NEUTRAL = frozenset(
     {
@@ -253,8 +257,21 @@ class Run:
         text = "".join(json.dumps(line) + "\n" for line in kept)
         write_atomically(self.metrics_path, text)
 
-    def finish(self, result: Mapping[str, Any], privacy: Mapping[str, Any]) -> None:
-        """Write privacy.json, then result.json, whose presence means that the run is finished."""
+    def finish(
+        self,
+        result: Mapping[str, Any],
+        privacy: Mapping[str, Any],
+        arrays: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Write privacy.json, then result.json, whose presence means that the run is finished.
+
+        Args:
+            result: what came out.
+            privacy: the certificate.
+            arrays: written before both, to scores.npz; none, no file.
+        """
+        if arrays:
+            replace_file(self.directory / SCORES, lambda file: np.savez(file, **arrays))
         for name, content in (("privacy.json", privacy), ("result.json", result)):
             text = json.dumps(_plain(content), indent=2, allow_nan=False)
             write_atomically(self.directory / name, text + "\n")
