@@ -1,10 +1,12 @@
 """Per-example gradients of language models: the tape against autograd, padding, and memory."""
 
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.func import functional_call, grad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -36,6 +38,7 @@ def make(name):
     return {
         "dpsgd": lambda: DPSGD("all", "head"),
         "dpsgd, matrices": lambda: DPSGD("matrices", "head"),
+        "dpsgd, biases": lambda: DPSGD("biases", "head"),
         "dpsgd, head": lambda: DPSGD("head", "head"),
         "sparse": lambda: SparseDPSGD(0.5, "importance", "head"),
         "rgp": lambda: RGP(**shape, **rgp, carriers="both"),
@@ -44,7 +47,8 @@ def make(name):
     }[name]()
 
 
-METHODS = ["dpsgd", "dpsgd, matrices", "dpsgd, head", "sparse", "rgp", "rgp, random", "lsg"]
+METHODS = ["dpsgd", "dpsgd, matrices", "dpsgd, biases", "dpsgd, head"]
+METHODS += ["sparse", "rgp", "rgp, random", "lsg"]
 
 
 def step(model, method, examples, *, micro_batch=100, clip=True, state=None, clip_norm=CLIP_NORM):
@@ -266,6 +270,9 @@ def test_what_trains_is_what_is_named_and_the_rest_stays_as_it_was(kind, method,
         assert "encoder.embeddings.word_embeddings.weight" in expected
     elif method == "dpsgd, head":
         expected = set(heads(model))
+    elif method == "dpsgd, biases":
+        inside = {name for name in names if name.endswith((".bias", "LayerNorm.weight"))}
+        expected = {*inside, *heads(model)}
     else:
         expected = {*matrices(model), *heads(model)}
     assert set(chosen.trainable(model)) == expected
@@ -281,6 +288,12 @@ def test_what_trains_is_what_is_named_and_the_rest_stays_as_it_was(kind, method,
     moved = {name for name in names if not torch.equal(before[name], model.get_parameter(name))}
     still = {name for name in expected if name.endswith("key.bias")}  # see `assert_same`
     assert moved - still == expected - still and moved <= expected
+
+
+def test_a_model_without_biases_is_refused_where_only_they_would_train():
+    model = nn.Sequential(OrderedDict(conv=nn.Conv2d(1, 2, 3, bias=False), head=nn.Linear(2, 2)))
+    with pytest.raises(ConfigError, match=r"with biases .* Set method\.train=all"):
+        DPSGD("biases", "head").trainable(model)
 
 
 def test_a_layer_that_serves_twice_is_refused_by_name():

@@ -18,10 +18,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from dpexp.methods.selection import head_parameters, matrix_parameters
+from dpexp.methods.selection import head_parameters, matrix_parameters, vector_parameters
 from dpexp.types import Carrier, Key, Method, Release, State, Tap, require_word
 
 GRADIENT = "gradient"
+TRAINED = ("all", "matrices", "biases", "head")
 
 
 class DPSGD(Method):
@@ -31,14 +32,15 @@ class DPSGD(Method):
         """Choose what trains.
 
         Args:
-            train: "all" parameters, the "head" alone, or the "matrices" that RGP trains: weights of
-                linear and convolution layers, and the head.
+            train: "all" parameters; the "head" alone; the "matrices" that RGP trains, weights of
+                linear and convolution layers, and the head; or "biases", those and the scales of
+                norms, and the head (Bu et al. 2022, arXiv 2210.00036, who leave the scales out).
             head: the classifier's name in the model.
 
         Raises:
             ConfigError: for another word.
         """
-        require_word("method.train", train, ("all", "matrices", "head"))
+        require_word("method.train", train, TRAINED)
         self._train = train
         self._head = head
 
@@ -48,6 +50,8 @@ class DPSGD(Method):
             return head_parameters(model, self._head)
         if self._train == "matrices":
             return matrix_parameters(model, self._head) + head_parameters(model, self._head)
+        if self._train == "biases":
+            return vector_parameters(model, self._head) + head_parameters(model, self._head)
         return tuple(name for name, _ in model.named_parameters())
 
     def start(self, model: nn.Module) -> State:

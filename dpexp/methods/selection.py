@@ -34,6 +34,25 @@ def matrix_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
     )
 
 
+def vector_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
+    """Name the biases and the scales of norms outside the classifier.
+
+    Raises:
+        ConfigError: if the model has none there.
+    """
+    names = tuple(
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.ndim == 1 and not name.startswith(f"{head}.")
+    )
+    if not names:
+        raise ConfigError(
+            "Expected a model with biases or scales of norms besides the classifier; it has none. "
+            "Set method.train=all."
+        )
+    return names
+
+
 def require_rank(rank: int, model: nn.Module, matrices: Iterable[str]) -> None:
     """Check a rank against the weight matrices it is for.
 
