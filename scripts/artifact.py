@@ -20,7 +20,7 @@ Its own words, each WORD=VALUE:
 
 Any other word is a Hydra override and goes to every cell, after the cell's own.
 Exit code: 0, also where data are missing or a method is not built (the table says so); 1 if a run
-failed; 2 for a mistake in what was asked.
+failed or its certificate does not hold; 2 for a mistake in what was asked.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ import run
 from dpexp import ranks, records
 from dpexp.artifacts import build, cells, collect, exports, plan, spec, table
 from dpexp.types import ConfigError
+
+FAILURES = (collect.FAILED, collect.NOT_RUN, collect.REFUSED)
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,8 @@ def _main(request: Request) -> int:
     for path in exports.write(shown, results):
         print(path)
     attempted = {job.run_id for job in to_do}
-    return 130 if stopped else _exit_code([o for o in outcomes if o.job.run_id in attempted])
+    judged = [o for o in outcomes if o.job.run_id in attempted or o.status == collect.REFUSED]
+    return 130 if stopped else _exit_code(judged)
 
 
 def _is_neutral(override: str) -> bool:
@@ -221,7 +224,7 @@ def _run(
 
 def _exit_code(outcomes: Sequence[collect.Outcome]) -> int:
     """Say what failed; 2 if only the user's overrides are to blame, 1 otherwise, 0 if nothing."""
-    failed = [o for o in outcomes if o.status in (collect.FAILED, collect.NOT_RUN)]
+    failed = [o for o in outcomes if o.status in FAILURES]
     mistakes = [build.mistake(item) for item in failed]
     if failed and all(mistakes):
         print(*(f"error: {m}" for m in dict.fromkeys(mistakes)), sep="\n", file=sys.stderr)

@@ -1,6 +1,8 @@
 """One private step, from a Poisson draw to gradients, with every method on real digits."""
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -73,7 +75,9 @@ class Setting:
         self.model = self.parts.model.to(dtype)
         self.method = Watched(self.parts.method)
         self.state = self.method.start(self.model)
-        self.mechanism = make_mechanism(config, self.method, self.state, ALONE)
+        self.mechanism = make_mechanism(
+            config, self.parts.task.dataset_size, self.method, self.state, ALONE
+        )
         train, public = self.parts.task.train, self.parts.task.public
         self.examples = train if dtype == torch.float32 else Wide(train)
         self.public = public if public is None or dtype == torch.float32 else Wide(public)
@@ -439,3 +443,58 @@ def test_a_state_that_was_saved_and_loaded_goes_on_alike(method, tmp_path):
     loaded = checkpoint.load(tmp_path / "state.pt")
     one, other = setting.step(1, state=state), setting.step(1, state=loaded)
     assert torch.equal(flat(one.gradients), flat(other.gradients))
+
+
+# Several ranks
+
+
+class Meeting(Ranks):
+    """Ranks that are threads of this process and meet at a barrier to add up."""
+
+    def all_reduce(self, tensors):
+        for tensor in tensors:
+            self.table[self.rank] = tensor
+            self.barrier.wait()
+            total = sum(self.table[rank].clone() for rank in range(self.size))
+            self.barrier.wait()  # everyone has read before anyone writes
+            tensor.copy_(total)
+
+
+def step_of_each_rank(size, config):
+    barrier, table = threading.Barrier(size, timeout=60), {}
+    built = [Setting(config, torch.float64) for _ in range(size)]
+
+    def step(rank):
+        setting, ranks = built[rank], Meeting(rank, size, CPU)
+        vars(ranks).update(barrier=barrier, table=table)
+        with PrivateGradient(
+            setting.model, setting.method, setting.mechanism, ranks, 40, setting.public
+        ) as gradient:
+            return gradient(setting.state, setting.examples, 0)
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(step, range(size)))
+
+
+def test_ranks_share_one_draw_of_noise_and_take_the_same_step():
+    config = composed("dpsgd", "model=linear")
+    (alone,) = step_of_each_rank(1, config)
+    for outcome in (shared := step_of_each_rank(2, config)):
+        assert outcome.examples == alone.examples and outcome.noise_draws == 1
+        assert distance(outcome.gradients, alone.gradients) < 1e-12
+    assert torch.equal(flat(shared[0].gradients), flat(shared[1].gradients))
+
+
+# The scaled head
+
+
+def test_an_example_that_moves_the_head_alone_moves_it_by_at_most_the_clip_norm():
+    torch.manual_seed(0)
+    model = RandomNet(2, 1, 4, 3)
+    with torch.no_grad():
+        model.head.weight.zero_()  # so that no gradient reaches what is below
+        model.hidden.bias.fill_(1e4)  # the head sees something large
+    x, y = torch.randn(1, 2, 4, 4), torch.tensor([1])
+    sums, outcome = sums_of(model, rgp(1, head_scale=0.01), x, y, 1.0, micro_batch=1)
+    assert outcome.clipped == 1
+    assert float(torch.linalg.vector_norm(flat(sums))) <= 1 + 1e-9

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import kstest
+from scipy.stats import kstest, norm, truncnorm
 
 from dpexp.carriers import Explicit, Outer
-from dpexp.privatize import ClippedSum, add_noise_, clip_weights
+from dpexp.privatize import FAR, ClippedSum, add_noise_, clip_weights, with_tails_
 from dpexp.taps.linear import LinearWeight
 from dpexp.types import Key, Release
 
@@ -216,3 +216,26 @@ def test_laplace_noise_is_as_frequent_beyond_nine_scales_as_it_should():
     drawn = zero[A].abs()
     expected = 2_000_000 * math.exp(-9)
     assert abs(int((drawn > 9).sum()) - expected) < 5 * math.sqrt(expected)
+
+
+def test_normal_noise_far_out_is_drawn_again_and_the_rest_is_left():
+    key, size = Key("gradient", "a"), 4_000_000
+    sums = {key: torch.zeros(size)}
+    add_noise_(sums, (Release("gradient", size, 1.0),), 1.0, torch.Generator().manual_seed(1))
+    plain = torch.randn(size, generator=torch.Generator().manual_seed(1))
+    moved = sums[key] != plain
+    assert moved.any() and torch.equal(moved, plain.abs() >= FAR)
+    assert bool((sums[key][moved] * plain[moved].sign() >= FAR).all())
+
+
+def test_noise_drawn_again_has_the_normal_laws_tail_and_no_early_end():
+    side = torch.tensor([1.0, -1.0]).repeat(500_000)
+    tail = with_tails_(FAR * side, torch.Generator().manual_seed(2)).double() * side
+    assert kstest(tail.numpy(), truncnorm(FAR, np.inf).cdf).pvalue > 1e-3
+    assert tail.max() > 7  # 4 in a million lie beyond 7; float32 alone ends at 5.77
+
+
+def test_noise_keeps_the_normal_law_where_its_tails_meet_the_rest():
+    gen = torch.Generator().manual_seed(3)
+    noise = torch.randn(200_000, generator=gen, dtype=torch.float64)
+    assert kstest(with_tails_(noise, gen, far=1.0).numpy(), norm.cdf).pvalue > 1e-3

@@ -10,7 +10,16 @@ from typing import Any
 
 from dpexp import records
 from dpexp.artifacts.cells import Job
-from dpexp.artifacts.collect import FAILED, NO_DATA, NOT_RUN, Outcome, log_path, metric, outcome
+from dpexp.artifacts.collect import (
+    FAILED,
+    NO_DATA,
+    NOT_RUN,
+    REFUSED,
+    Outcome,
+    log_path,
+    metric,
+    outcome,
+)
 from dpexp.types import ConfigError, MissingData
 
 Execute = Callable[[dict[str, Any]], Path]
@@ -134,7 +143,7 @@ def launch_missing(jobs: Sequence[Job], launch: Launch, say: Callable[[str], Non
 def _shown(job: Job, results: Path) -> str:
     found = outcome(job, results)
     if found.status != "done":
-        return "no record was left"
+        return REFUSED if found.status == REFUSED else "no record was left"
     return f"{metric(found.result or {}, job.metric):.2f}"
 
 

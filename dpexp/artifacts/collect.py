@@ -12,11 +12,14 @@ from typing import Any
 from dpexp import records
 from dpexp.artifacts.cells import Job
 from dpexp.artifacts.spec import Artifact, Key
+from dpexp.mechanism.recheck import recheck
 
 NOT_RUN, NOT_BUILT, NO_DATA, FAILED = "not run", "not built", "no data", "failed"
+REFUSED = "refused"
+"""Of a run whose certificate does not hold when it is recomputed."""
 SKIPPED = "not run here"
 """Of a cell that the profile skips."""
-_WORST_FIRST = (FAILED, NO_DATA, NOT_BUILT, NOT_RUN)
+_WORST_FIRST = (REFUSED, FAILED, NO_DATA, NOT_BUILT, NOT_RUN)
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Outcome:
 
     Attributes:
         job: the run.
-        status: "done", or one of the four reasons above.
+        status: "done", or one of the five reasons above.
         detail: for a run that isn't done, the sentence or the log to look at.
         result, privacy: the record's result.json and privacy.json, empty unless done.
     """
@@ -82,11 +85,14 @@ def log_path(results: Path, config: Mapping[str, Any], run_id: str) -> Path:
 
 
 def outcome(job: Job, results: Path) -> Outcome:
-    """Look up what there is of a run; reads, never runs."""
+    """Look up what there is of a run, and recompute its certificate; reads, never runs."""
     if job.config is None:
         return Outcome(job, NOT_BUILT, job.not_built)
     record = records.find(results, job.config)
     if record is not None:
+        findings = recheck(record.config, record.result, record.privacy).findings
+        if findings:
+            return Outcome(job, REFUSED, f"{record.directory}: {'; '.join(findings)}")
         return Outcome(job, "done", "", record.result, record.privacy)
     log = log_path(results, job.config, job.run_id)
     if not log.is_file():

@@ -16,7 +16,7 @@ PACKAGES = (
     "torchvision",
     "transformers",
     "opacus",
-    "prv-accountant",
+    "dp-accounting",
     "numpy",
     "dpexp",
 )

@@ -7,7 +7,9 @@ import pytest
 
 from dpexp import records
 from dpexp.artifacts import build, cells, collect, spec, table
-from dpexp.types import ConfigError, MissingData
+from dpexp.mechanism import build as build_mechanism
+from dpexp.mechanism import num_steps
+from dpexp.types import ConfigError, MissingData, Release
 
 DEVICE = "abacus, 2 threads"
 
@@ -112,7 +114,7 @@ class Lab:
         words = dict(word.lstrip("+").split("=") for word in overrides)
         eps = float(words["eps"]) if "eps" in words else None
         return {
-            "method": {"name": words["method"]},
+            "method": {"name": words["method"], "_target_": "dpexp.methods.dpsgd.DPSGD"},
             "model": {"name": "tiny", "weights": f"{words['method']}-{eps}"},
             "task": {"name": words["task"], "dataset_size": 1000},
             "profile": {"name": words["profile"]},
@@ -120,6 +122,14 @@ class Lab:
             "seed": int(words["seed"]),
             "epochs": float(words.get("epochs", 2)),
             "batch_size": 100,
+            "privacy": {
+                "eps": eps,
+                "delta": 1e-5,
+                "noise": eps is not None,
+                "clip": eps is not None,
+                "sampling": "shuffle" if words["method"] == "plain" else "poisson",
+                "clip_norm": 1.0,
+            },
             "results": str(self.results),
         }
 
@@ -149,25 +159,35 @@ def result(config: dict, value: float) -> dict:
         "task": config["task"]["name"],
         "seed": config["seed"],
         "eps": config["eps"],
+        "delta": config["privacy"]["delta"],
         "metric": "test_accuracy",
         "value": value,
         "test_accuracy": value,
         "epochs": config["epochs"],
-        "steps": 20,
+        "steps": steps(config),
         "wall_s": 4.0,
         "peak_memory_mb": 100.0,
         "device": DEVICE,
     }
 
 
+def steps(config: dict) -> int:
+    return num_steps(config["epochs"], 1000, 100, config["privacy"]["sampling"])
+
+
 def privacy(config: dict) -> dict:
-    if config["eps"] is None:
-        return {"epsilon": None, "noise_multiplier": None, "deviations": []}
-    return {
-        "epsilon": {"prv": config["eps"] - 0.001, "rdp": config["eps"] + 0.2},
-        "noise_multiplier": 2.5 / config["eps"],
-        "deviations": ["shuffled, not sampled"] if config["method"]["name"] == "plain" else [],
-    }
+    mechanism = build_mechanism(
+        config["privacy"],
+        dataset_size=1000,
+        batch_size=100,
+        num_steps=steps(config),
+        releases=(Release("gradient", 10, 1.0),),
+        seed=config["seed"],
+    )
+    draws = steps(config) if config["privacy"]["noise"] else 0
+    return mechanism.certificate(
+        steps=steps(config), noise_draws=draws, trainable={"head.weight": 10}, frozen={}
+    )
 
 
 @pytest.fixture

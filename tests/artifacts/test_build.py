@@ -60,7 +60,7 @@ def test_mean_std_and_published_difference(demo):
     assert (value.mean, value.num_seeds, value.published) == (61.0, 2, 60.0)
     assert value.std == pytest.approx(math.sqrt(2))  # of 60 and 62, ddof 1
     assert value.difference == pytest.approx(1.0)
-    assert value.epsilon == pytest.approx(3.999)
+    assert value.epsilon == pytest.approx(4, rel=1e-3)  # calibration's promise
     assert values["better", "eps4"].difference is None
 
 
@@ -293,3 +293,19 @@ def test_a_record_is_read_as_the_trainer_writes_it(demo, lab):
 )
 def test_the_certified_epsilon_is_prvs_first(given, expected):
     assert collect.epsilon(given) == expected
+
+
+def test_a_run_whose_certificate_does_not_hold_is_refused(demo, lab):
+    _, jobs, *_ = demo()
+    path = records.find(lab.results, jobs[0].config).directory / "privacy.json"
+    privacy = json.loads(path.read_text())
+    path.write_text(json.dumps(privacy | {"noise_multiplier": privacy["noise_multiplier"] / 2}))
+    _, _, outcomes, values, said = demo()
+    assert outcomes[0].status == "refused" and not said  # running it again would change nothing
+    value = values["plain", "eps2"]
+    assert (value.num_seeds, value.asked, value.mean) == (1, 2, 52.0)
+    assert "refused" in value.details[0] and "above the target 2" in value.details[0]
+    other = records.find(lab.results, jobs[6].config).directory / "privacy.json"
+    other.write_text(path.read_text())
+    *_, values, _ = demo()
+    assert values["plain", "eps2"].status == "refused" and values["plain", "eps2"].mean is None

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpexp.artifacts import exports, markdown
+from dpexp.mechanism.certificate import SHUFFLED
 
 GOLDEN = Path(__file__).parent / "golden.md"
 
@@ -67,7 +68,7 @@ def test_csv_has_a_line_per_cell_in_full_precision(made, lab):
     assert float(lines[0]["std"]) == pytest.approx(2**0.5)
     assert (lines[0]["row"], lines[0]["column"], lines[0]["n"]) == ("plain", "eps2", "2")
     assert (lines[0]["published"], lines[0]["difference"]) == ("50.0", "1.0")
-    assert lines[0]["deviations"] == "shuffled, not sampled"
+    assert lines[0]["deviations"] == SHUFFLED
     assert len(lines[0]["runs"].split()) == 2
     assert lines[2]["mean"] == lines[2]["difference"] == ""
 

@@ -177,3 +177,11 @@ def test_steps_are_counted_by_examples_seen():
     for epochs, batch, message in [(0, 64, "epochs > 0"), (1, 0, "batch_size"), (1, 1438, "1437")]:
         with pytest.raises(ConfigError, match=message):
             num_steps(epochs, 1437, batch)
+
+
+def test_what_is_accounted_as_poisson_is_drawn_by_coins():
+    mechanism = make(sizes=SIZES | {"dataset_size": 400, "batch_size": 20})
+    sizes = torch.tensor([float(len(mechanism.sample(step))) for step in range(500)])
+    coins = 400 * 0.05 * 0.95  # variance of a binomial batch size; 0.25 is four standard errors
+    assert 0.75 < float(sizes.var()) / coins < 1.25
+    assert abs(float(sizes.mean()) - 20) < 4 * math.sqrt(coins / 500)

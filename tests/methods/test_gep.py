@@ -481,7 +481,10 @@ def test_every_rank_finds_the_same_bases():
     for rank in (0, 1):
         method = Spy(parts.method)
         state = method.start(model)
-        mechanism = replace(make_mechanism(config, method, state, Ranks(0, 1, CPU)), noise=False)
+        mechanism = replace(
+            make_mechanism(config, parts.task.dataset_size, method, state, Ranks(0, 1, CPU)),
+            noise=False,
+        )
         torch.manual_seed(rank)
         gradient = PrivateGradient(
             model, method, mechanism, Ranks(0, 1, CPU), 360, parts.task.public

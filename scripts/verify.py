@@ -1,0 +1,67 @@
+"""Recompute finished runs' privacy certificates from their configs, by another accountant.
+
+    python scripts/verify.py results/embedded/runs/85ecd41b59aa
+    python -m scripts.verify results/quick/runs/*
+
+One line a finding; a run without any gets one that says what was recomputed, or that no privacy is
+claimed. What is compared, and how closely: `dpexp.mechanism.recheck`, docs/privacy.md.
+Exit code: 0 if every certificate holds; 1 if one does not; 2 if a path is no finished run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpexp import records
+from dpexp.mechanism.recheck import recheck
+
+HOLDS, DIFFERS, NO_RUN = 0, 1, 2
+
+
+def verify(directory: Path) -> tuple[int, list[str]]:
+    """Check one run's directory; give its exit code and its lines."""
+    if not directory.is_dir():
+        return NO_RUN, [f"Expected a run's directory; there is none at {directory}."]
+    record = records.read(directory)
+    if record is None:
+        return NO_RUN, [
+            "Expected a finished run: whole config.yaml, result.json and privacy.json; "
+            f"{directory} does not hold them."
+        ]
+    found = recheck(record.config, record.result, record.privacy)
+    findings = list(found.findings)
+    name = records.run_id(record.config)
+    if directory.resolve().name != name:
+        findings.append(f"config.yaml is that of run {name}, not of this directory")
+    if findings:
+        return DIFFERS, [f"differs: {finding}" for finding in findings]
+    said = "; ".join(record.privacy["deviations"])
+    if found.epsilon is None:
+        return HOLDS, [f"pass: no privacy is claimed ({said})"]
+    target = record.privacy["target_epsilon"]
+    return HOLDS, [
+        f"pass: epsilon {found.epsilon:.4g} of {target:g} by PLD" + (f" ({said})" if said else "")
+    ]
+
+
+def main(words: Sequence[str]) -> int:
+    """Check what the command line names; give the exit code."""
+    if not words or {"-h", "--help"} & set(words):
+        print(__doc__)
+        return 0 if words else NO_RUN
+    codes = []
+    for word in words:
+        code, lines = verify(Path(word))
+        codes.append(code)
+        for line in lines:
+            if code == NO_RUN:
+                print(f"error: {line}", file=sys.stderr)
+            else:
+                print(f"{word}: {line}")
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

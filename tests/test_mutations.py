@@ -1,0 +1,63 @@
+"""Broken on purpose, the mechanism fails the tests of its privacy; docs/privacy.md says how far."""
+
+import math
+import multiprocessing
+import re
+from pathlib import Path
+
+import pytest
+
+from dpexp.mechanism.accounting import calibrate
+from dpexp.mechanism.recheck import Part, gaussian_epsilon
+from tests.mutations import BREAKS, run_broken
+
+ROOT = Path(__file__).resolve().parents[1]
+# The papers' setting on CIFAR10 (rgp, Section 5.1).
+Q, STEPS, DELTA, TARGET = 1000 / 50_000, 10_000, 1e-5, 8.0
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Processes that begin with the libraries imported and nothing of dpexp."""
+    context = multiprocessing.get_context("forkserver")
+    libraries = ("hydra", "hypothesis", "opacus.accountants.analysis.prv", "scipy.stats", "torch")
+    context.set_forkserver_preload([*libraries, "tests.mutations"])
+    return context
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_the_named_test_fails_under_its_break_by_its_own_assertion(name, processes, tmp_path):
+    """That it passes otherwise the rest of the suite shows."""
+    path = tmp_path / "said.txt"
+    process = processes.Process(target=run_broken, args=(name, path))
+    process.start()
+    process.join()
+    said = path.read_text()
+    errors = "\n".join(re.findall(r"^E +(.*)$", said, re.M))
+    assert process.exitcode == 1 and re.search(r"^1 failed\b.* in ", said, re.M), said
+    assert re.search(BREAKS[name].says, errors), errors
+
+
+def delivered(excess):
+    """Say in words what epsilon is, where 8 is claimed, if sensitivity exceeds its account."""
+    if excess is None:
+        return "none known"
+    if excess == math.inf:
+        return "∞"
+    sigma, _ = calibrate(Q, STEPS, DELTA, TARGET)
+    # Epsilon grows about as the square of a sensitivity; the grid needs its size.
+    return f"{gaussian_epsilon((Part(Q, sigma / excess, STEPS),), DELTA, TARGET * excess**2):,.1f}"
+
+
+def test_the_document_names_every_break_its_test_and_what_it_does_to_epsilon():
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
+    ]
+    told = {row[0].strip("`"): row for row in rows}
+    assert list(told) == list(BREAKS)
+    for name, one in BREAKS.items():
+        function = one.test.partition("::")[2].partition("[")[0]
+        assert f"`{function}`" in told[name][2], name
+        assert delivered(one.excess) in told[name][-1], name

@@ -1,0 +1,93 @@
+"""The command that checks certificates: its lines, its exit codes, and that it runs as said."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.verify import main
+from tests.runs import execute
+
+ROOT = Path(__file__).resolve().parents[1]
+DIGITS = ["task=digits", "profile=embedded", "model=linear", "device=cpu", "epochs=0.5"]
+PRIVATE = ["method=dpsgd", *DIGITS, "eps=4"]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    return execute(tmp_path_factory.mktemp("runs"), *PRIVATE)
+
+
+def copied(directory, tmp_path, name=None):
+    return Path(shutil.copytree(directory, tmp_path / (name or directory.name)))
+
+
+def edit(path, **change):
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+
+def test_a_run_that_holds_is_one_line_that_says_what_was_recomputed(run_dir, capsys):
+    assert main([str(run_dir)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{run_dir}: pass: epsilon 3.9") and "of 4 by PLD" in out
+    assert out.count("\n") == 1 and not err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sampling=shuffle", "eps=4"], "of 4 by PLD (shuffled batches: epsilon is paper-compat"),
+        (["noise=false", "eps=null"], "pass: no privacy is claimed (no noise: no privacy)"),
+    ],
+    ids=["shuffled", "no noise"],
+)
+def test_what_a_run_does_not_guarantee_is_said(tmp_path, capsys, words, said):
+    directory = execute(tmp_path, "method=dpsgd", *DIGITS, *words)
+    assert main([str(directory)]) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_each_finding_is_a_line_and_the_exit_code_is_1(run_dir, tmp_path, capsys):
+    forged = copied(run_dir, tmp_path)
+    edit(forged / "privacy.json", q=0.5, noise_draws=0)
+    assert main([str(run_dir), str(forged)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [str(run_dir), str(forged), str(forged)]
+    assert lines[1].startswith(f"{forged}: differs: q: expected ")
+    assert "noise_draws: expected" in lines[2]
+
+
+def test_a_config_that_was_edited_is_not_that_of_its_directory(run_dir, tmp_path, capsys):
+    forged = copied(run_dir, tmp_path)
+    config = forged / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("lr: ", "lr: 1"))
+    assert config.read_text() != text
+    assert main([str(forged)]) == 1
+    assert "not of this directory" in capsys.readouterr().out
+
+
+def test_a_path_that_is_no_finished_run_is_one_line_and_exit_code_2(run_dir, tmp_path, capsys):
+    unfinished = copied(run_dir, tmp_path)
+    (unfinished / "result.json").unlink()
+    for path in (tmp_path / "nowhere", unfinished, tmp_path):
+        assert main([str(path), str(run_dir)]) == 2
+        out, err = capsys.readouterr()
+        assert err.startswith("error: Expected") and err.count("\n") == 1
+        assert "pass" in out  # the other one is checked all the same
+
+
+@pytest.mark.parametrize("how", [["scripts/verify.py"], ["-m", "scripts.verify"]])
+def test_it_runs_as_it_says(run_dir, how):
+    done = subprocess.run(
+        [sys.executable, *how, str(run_dir)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and ": pass: epsilon" in done.stdout and not done.stderr
