@@ -1,0 +1,57 @@
+"""How well scores tell members from others: the ROC curve and what is read off it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from sklearn.metrics import auc, roc_curve
+
+
+@dataclass(frozen=True)
+class Roc:
+    """An attack's true positives over its false positives, as its threshold falls.
+
+    Attributes:
+        false: share of the others that is taken for members, rising from 0 to 1.
+        true: share of the members that is.
+        others: how many examples are no members; the smallest share but 0 is one over that.
+    """
+
+    false: np.ndarray
+    true: np.ndarray
+    others: int
+
+    @property
+    def auc(self) -> float:
+        """Area under the curve; 0.5 is chance."""
+        return float(auc(self.false, self.true))
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Give the best mean of both groups' shares told right.
+
+        Of all thresholds on these very scores: on few of them chance is a little above 0.5.
+        """
+        return float(np.max(1 + self.true - self.false) / 2)
+
+    def true_at(self, false: float | np.ndarray) -> np.ndarray:
+        """Give the most true positives at no more than some false positives, nothing interpolated.
+
+        Args:
+            false: shares in [0, 1].
+        """
+        return self.true[np.searchsorted(self.false, false, side="right") - 1]
+
+
+def roc(scores: np.ndarray, is_member: np.ndarray) -> Roc:
+    """Draw the curve.
+
+    Args:
+        scores: of any shape, the higher the more likely a member; NaN is left out.
+        is_member: of that shape, with both kinds among what is left.
+    """
+    is_known = np.isfinite(scores)
+    truth = is_member[is_known]
+    false, true, _ = roc_curve(truth, scores[is_known])
+    return Roc(false, true, int((~truth).sum()))

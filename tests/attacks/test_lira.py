@@ -1,0 +1,253 @@
+"""The likelihood ratio attack: against closed forms, a literal version and real runs."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.stats import norm
+
+import run
+from dpexp.attacks import lira
+from dpexp.attacks.roc import roc
+from dpexp.attacks.shadow import half
+from dpexp.types import ConfigError
+from scripts import lira as script
+from tests.runs import execute, of, one_thread  # noqa: F401
+
+DIGITS = ["profile=embedded", "task=digits", "eval_every=100"]
+
+
+# Confidences
+
+
+def test_confidences_are_the_log_odds_of_the_softmax():
+    gen = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(50, 7, generator=gen, dtype=torch.float64)
+    targets = torch.randint(7, (50,), generator=gen)
+    own = logits.softmax(1)[torch.arange(50), targets]
+    sure = lira.confidences(logits, targets)
+    torch.testing.assert_close(sure, torch.log(own / (1 - own)), rtol=1e-9, atol=1e-9)
+    losses = F.cross_entropy(logits, targets, reduction="none")
+    torch.testing.assert_close(F.softplus(-sure), losses, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("height", [50.0, 1000.0, -1000.0])
+def test_confidences_do_not_overflow_where_a_probability_rounds_to_one_or_zero(height):
+    """Of logits (z, 0, 0) the odds are e^z / 2."""
+    logits = torch.tensor([[height, 0.0, 0.0]], dtype=torch.float64)
+    assert lira.confidences(logits, torch.tensor([0])).item() == pytest.approx(
+        height - math.log(2), rel=1e-15
+    )
+
+
+# Gaussians
+
+
+def test_the_fit_is_that_of_a_literal_loop():
+    rng = np.random.default_rng(1)
+    values, mask = rng.normal(size=(9, 5)), rng.random((9, 5)) < 0.5
+    mask[:2] = True
+    columns = [values[mask[:, n], n] for n in range(5)]
+    own = lira.fit(values, mask, is_shared=False)
+    np.testing.assert_allclose(own.mean, [np.mean(some) for some in columns])
+    np.testing.assert_allclose(own.std, [np.std(some, ddof=1) for some in columns])
+    shared = lira.fit(values, mask, is_shared=True)
+    squares = sum(((some - some.mean()) ** 2).sum() for some in columns)
+    freedom = sum(len(some) - 1 for some in columns)
+    np.testing.assert_allclose(shared.std, math.sqrt(squares / freedom))
+    np.testing.assert_array_equal(shared.mean, own.mean)
+
+
+@pytest.mark.parametrize("attack", ["online", "offline"])
+def test_with_gaussians_known_the_power_is_the_closed_form(attack):
+    """A shift d of unit Gaussians: at false positives a, Phi(d - Phi^-1(1 - a)) are found."""
+    rng, size, shift = np.random.default_rng(2), 200_000, 2.0
+    centre = rng.normal(0, 5, size)  # so that no threshold for all examples would do
+    is_member = rng.random(size) < 0.5
+    observed = centre + shift * is_member + rng.normal(size=size)
+    outside = lira.Gaussian(centre, np.float64(1.0))
+    inside = lira.Gaussian(centre + shift, np.float64(1.0))
+    scores = {
+        "online": lira.online(observed, inside, outside),
+        "offline": lira.offline(observed, outside),
+    }[attack]
+    curve = roc(scores, is_member)
+    assert curve.auc == pytest.approx(norm.cdf(shift / 2**0.5), abs=0.004)
+    for false in (0.001, 0.01, 0.1):
+        power = norm.cdf(shift - norm.isf(false))
+        slope = norm.pdf(shift - norm.isf(false)) / norm.pdf(norm.isf(false))
+        # Binomial errors of the members found, and of the threshold, times the curve's slope.
+        variance = power * (1 - power) + slope**2 * false * (1 - false)
+        assert abs(curve.true_at(false) - power) < 4 * math.sqrt(variance / (size / 2))
+
+
+def test_the_ratio_is_the_literal_one_where_variances_differ():
+    """log [s_out / s_in] - (x - m_in)^2 / 2 s_in^2 + (x - m_out)^2 / 2 s_out^2."""
+    x = np.linspace(-3, 3, 7)
+    ratio = lira.online(x, lira.Gaussian(1.0, 0.5), lira.Gaussian(-1.0, 2.0))
+    literal = math.log(2.0 / 0.5) - (x - 1) ** 2 / (2 * 0.25) + (x + 1) ** 2 / (2 * 4)
+    np.testing.assert_allclose(ratio, literal)
+
+
+def test_with_gaussians_learnt_from_shadows_the_power_is_nearly_the_closed_form():
+    rng, models, size, shift = np.random.default_rng(3), 101, 400, 2.0
+    is_member = rng.random((models, size)) < 0.5
+    centre = rng.normal(0, 5, size)
+    values = centre + shift * is_member + rng.normal(size=(models, size))
+    curves = {name: roc(some, is_member) for name, some in lira.attack(values, is_member).items()}
+    ideal = norm.cdf(shift - norm.isf(0.01))
+    for name in ("online", "offline"):
+        # About 50 models estimate a mean to 0.14 of the noise, a deviation to 10%: that costs a
+        # little, and most at few false positives.
+        assert curves[name].auc == pytest.approx(norm.cdf(shift / 2**0.5), abs=0.02)
+        assert 0.75 * ideal < curves[name].true_at(0.01) < 1.05 * ideal
+    assert curves["threshold"].auc < 0.65  # drowned in how examples differ
+
+
+def literal_scores(values, is_member, target, is_shared):
+    """Attack one model example by example, as in the paper's Algorithm 1."""
+    rows = [row for row in range(len(values)) if row != target]
+    columns = range(values.shape[1])
+    groups = [
+        [[values[r, n] for r in rows if is_member[r, n] == kind] for n in columns]
+        for kind in (True, False)
+    ]
+    deviations = []
+    for group in groups:
+        squares = [sum((v - np.mean(some)) ** 2 for v in some) for some in group]
+        freedom = [len(some) - 1 for some in group]
+        each = [math.sqrt(s / f) for s, f in zip(squares, freedom, strict=True)]
+        shared = math.sqrt(sum(squares) / sum(freedom))
+        deviations.append([shared] * len(group) if is_shared else each)
+    scores = []
+    for n in columns:
+        x, inside, outside = values[target, n], groups[0][n], groups[1][n]
+        ratio = norm.pdf(x, np.mean(inside), deviations[0][n]) / norm.pdf(
+            x, np.mean(outside), deviations[1][n]
+        )
+        chance = norm.cdf(x, np.mean(outside), deviations[1][n])
+        scores.append((math.log(ratio), chance))
+    return np.array(scores).T
+
+
+@pytest.mark.parametrize(
+    ("models", "is_shared"), [(8, True), (lira.FEW, True), (lira.FEW + 1, False)]
+)
+def test_each_model_is_attacked_with_all_the_others_and_never_with_itself(models, is_shared):
+    rng, size = np.random.default_rng(4), 6
+    is_member = np.stack([rng.permutation(models) < models // 2 for _ in range(size)], axis=1)
+    values = rng.normal(is_member, rng.uniform(0.5, 2, size))
+    scores = lira.attack(values, is_member)
+    for target in (0, models - 1):
+        ratios, chances = literal_scores(values, is_member, target, is_shared)
+        np.testing.assert_allclose(scores["online"][target], ratios, rtol=1e-6)
+        np.testing.assert_allclose(norm.cdf(scores["offline"][target]), chances)
+        np.testing.assert_array_equal(scores["threshold"][target], values[target])
+
+
+def test_an_example_that_all_shadows_held_is_left_out_of_every_attack_alike():
+    rng = np.random.default_rng(5)
+    is_member = np.stack([rng.permutation(6) < 3 for _ in range(5)], axis=1)
+    is_member[:, 2] = np.arange(6) != 1  # of target 1's shadows all held it
+    values = rng.normal(size=(6, 5))
+    scores = lira.attack(values, is_member)
+    for some in scores.values():
+        assert np.isnan(some[1, 2])
+        assert np.isfinite(some[1, [0, 1, 3, 4]]).all() and np.isfinite(some[0]).all()
+    assert roc(scores["online"], is_member).others == (~is_member).sum() - 1
+
+
+def test_with_too_few_models_there_is_no_attack():
+    with pytest.raises(ConfigError, match="shadows >= 4; got shadows=3"):
+        lira.attack(np.zeros((3, 2)), np.ones((3, 2), dtype=bool))
+
+
+# The curve
+
+
+def test_the_curve_reads_off_what_a_count_says():
+    scores = np.array([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, np.nan])
+    is_member = np.array([True, True, False, True, False, False, True])
+    curve = roc(scores, is_member)
+    assert curve.others == 3
+    assert curve.true_at(0.0) == pytest.approx(2 / 3)
+    assert curve.true_at(0.33) == pytest.approx(2 / 3)  # nothing between zero and a third
+    assert curve.true_at(1 / 3) == 1
+    assert curve.auc == pytest.approx(8 / 9)  # of nine pairs one is in the wrong order
+    assert curve.balanced_accuracy == pytest.approx((1 + 2 / 3) / 2)
+
+
+# Shadows
+
+
+def test_a_shadow_holds_half_of_the_examples_and_every_seed_another_half():
+    masks = torch.stack([half(51, seed) for seed in range(400)])
+    assert (masks.sum(1) == 25).all()
+    assert len({tuple(mask.tolist()) for mask in masks}) == 400
+    share = masks.double().mean(0)
+    # Five standard errors of a coin, for the furthest of 51.
+    assert (share - 25 / 51).abs().max() < 5 * 0.5 / 400**0.5
+
+
+def test_a_shadow_trains_on_its_half_and_is_accounted_for_it(tmp_path):
+    words = [*DIGITS, "method=nonprivate", "attack=shadow", "seed=3"]
+    words += ["task.dataset_size=201", "task.test_size=1596", "batch_size=50", "epochs=30"]
+    directory = execute(tmp_path, *words)
+    _, _, privacy = of(directory)
+    assert (privacy["dataset_size"], privacy["q"]) == (100, 0.5)
+    assert any("a shadow" in sentence for sentence in privacy["deviations"])
+    with np.load(directory / "scores.npz") as arrays:
+        is_member, sure = arrays["is_member"], arrays["confidences"]
+    np.testing.assert_array_equal(is_member, half(201, 3).numpy())
+    assert sure.shape == (201,) and sure.dtype == np.float64
+    # Had it been trained on other examples, its members would be told apart by chance.
+    curve = roc(sure, is_member)
+    assert curve.auc > 0.5 + 3 * math.sqrt(1 / 12 * (1 / 100 + 1 / 101))
+
+
+# The script
+
+
+def test_the_script_attacks_every_method_and_writes_its_files(tmp_path, capsys):
+    words = [*DIGITS, "methods=nonprivate,dpsgd", "shadows=4", "eps=3", "epochs=1"]
+    words += [f"results={tmp_path}", "name=few"]
+    assert script.main(words) == 0
+    paths = capsys.readouterr().out.splitlines()[-4:]
+    assert [path.rpartition("/")[2] for path in paths] == [
+        f"few.{suffix}" for suffix in ("md", "csv", "png", "svg")
+    ]
+    folder = tmp_path / "embedded" / "lira"
+    text = (folder / "few.md").read_text()
+    assert text.count("| nonprivate (not private) |") == text.count("| dpsgd (ε = 3) |") == 3
+    assert "719 non-members: its smallest false-positive rate but 0 is 0.14%" in text
+    assert "Left out" in text  # three shadows agree on every fourth example
+    rows = (folder / "few.csv").read_text().splitlines()
+    assert len(rows) == 1 + 2 * 3 * script.POINTS
+    assert (folder / "few.png").stat().st_size > 10_000
+    runs = [of(path) for path in (tmp_path / "embedded" / "runs").iterdir()]
+    assert len(runs) == 8
+    assert {privacy["target_epsilon"] for _, _, privacy in runs} == {None, 3.0}
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("shadows=3", "shadows >= 4; got 'shadows=3'"),
+        ("shadows=many", "shadows >= 4; got 'shadows=many'"),
+        ("digits", "WORD=VALUE; got 'digits'"),
+        ("methods=rpg", "Did you mean rgp?"),
+    ],
+)
+def test_mistakes_are_one_line(word, message, capsys):
+    assert script.main([*DIGITS, word]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_budget_is_for_methods_with_noise():
+    request = script.parse([*DIGITS, "methods=nonprivate,rgp", "eps=2"])
+    assert script.compose(request, "rgp")["privacy"]["eps"] == 2
+    assert script.compose(request, "nonprivate") == run.compose(
+        [*DIGITS, "method=nonprivate", "attack=shadow"]
+    )
