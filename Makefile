@@ -11,7 +11,7 @@ PY    := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: setup test lint bench clean help FORCE
+.PHONY: setup test lint bench verify audit lira clean help FORCE
 
 setup: $(READY)
 
@@ -35,6 +35,15 @@ lint: $(READY)
 
 bench: $(READY)
 	$(PY) -m scripts.bench $(ARGS)
+
+verify: $(READY)
+	@$(PY) -m scripts.verify $(or $(ARGS),$(wildcard results/*/runs/*))
+
+audit: $(READY)
+	$(PY) -m scripts.audit $(ARGS)
+
+lira: $(READY)
+	$(PY) -m scripts.lira profile=$(PROFILE) $(or $(ARGS),task=digits)
 
 ARTIFACT = $(PY) -m scripts.artifact $@ paper=$(PAPER) profile=$(PROFILE) \
   $(if $(LAUNCHER),launcher=$(LAUNCHER)) $(ARGS)
@@ -62,4 +71,7 @@ help:
 	@echo 'make test               run the tests; ARGS="tests/taps -x" for some of them'
 	@echo 'make lint               check style and format'
 	@echo 'make bench              measure step time and memory into results/bench/'
+	@echo 'make verify             recompute every run'"'"'s certificate by another accountant'
+	@echo 'make audit              bound every private method'"'"'s epsilon from below, by canaries'
+	@echo 'make lira               attack models with LiRA; ARGS="task=digits methods=nonprivate,rgp eps=8"'
 	@echo 'make clean              remove .venv and caches; results, data and models stay'

@@ -104,6 +104,11 @@ def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes
         ConfigError: for what PATE cannot do, or a size that does not fit.
     """
     pate, privacy = parts.method, config["privacy"]
+    if parts.attack is not None:
+        raise ConfigError(
+            "Expected no attack or audit with method=pate, which releases votes and no gradients; "
+            "got one. Leave it out; python -m scripts.audit methods=pate audits it in two worlds."
+        )
     if ranks.size > 1:
         raise ConfigError(
             f"Expected one process with method=pate, which trains one teacher after the other; got "

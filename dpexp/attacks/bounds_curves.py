@@ -1,0 +1,109 @@
+"""Trade-off curves: what errors an attacker must make of a mechanism that does what it claims.
+
+A curve maps a true positive rate to the least false positive rate that allows it, for one example
+in or out and for the two exchanged; it is convex (Dong, Roth and Su 2022, arXiv 1905.02383).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import log_ndtr, ndtr, ndtri
+
+Curve = Callable[[float], float]
+
+LOSS_ERROR = 1e-2
+"""Of the composed privacy loss, absolute (ours): it moves a rate by that share."""
+
+MASS_ERROR = 1e-9
+"""Probability of a privacy loss off the grid (ours)."""
+
+POINTS = 4000
+"""Of a composed curve that are kept, evenly spread over the rates' logarithms (ours)."""
+
+
+def gaussian(mu: float) -> Curve:
+    """Give the curve of one Gaussian mechanism: sensitivity mu, noise of standard deviation 1."""
+    return lambda rate: float(ndtr(ndtri(min(rate, 1.0)) - mu))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Give the epsilon of that mechanism (Dong et al. 2022, Corollary 2.13).
+
+    Args:
+        mu: >= 0.
+        delta: in (0, 1).
+    """
+
+    def excess(epsilon: float) -> float:
+        other = math.exp(epsilon + float(log_ndtr(-epsilon / mu - mu / 2)))
+        return float(ndtr(-epsilon / mu + mu / 2)) - other - delta
+
+    if mu == 0 or excess(0.0) <= 0:
+        return 0.0
+    # A loss is Gaussian about mu^2 / 2; beyond, its tail is below delta.
+    return float(brentq(excess, 0.0, mu**2 / 2 - mu * float(ndtri(delta / 2))))
+
+
+def subsampled_gaussian(sampling_prob: float, sigma: float, num_steps: int) -> Curve:
+    """Give the curve of a run: a Gaussian mechanism on Poisson samples, composed.
+
+    The privacy loss is composed numerically, by the arithmetic of the run's PRV accountant.
+
+    Args:
+        sampling_prob: q in (0, 1].
+        sigma: effective noise multiplier, > 0.
+        num_steps: >= 1.
+
+    Raises:
+        ValueError, RuntimeError: where the numbers are beyond that arithmetic.
+    """
+    if sampling_prob == 1:
+        return gaussian(math.sqrt(num_steps) / sigma)
+    from opacus.accountants.analysis import prv
+
+    law = prv.PoissonSubsampledGaussianPRV(sampling_prob, sigma)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        half = float(prv.compute_safe_domain_size([law], [num_steps], LOSS_ERROR, MASS_ERROR))
+        mesh = LOSS_ERROR / math.sqrt(num_steps * math.log(12 / MASS_ERROR) / 2)
+        domain = prv.Domain.create_aligned(-half, half, mesh)
+        truncated = prv.TruncatedPrivacyRandomVariable(law, domain.t_min, domain.t_max)
+        loss = prv.compose_heterogeneous([prv.discretize(truncated, domain)], [num_steps])
+        weights = np.clip(loss.pmf, 0, None)
+        present = np.cumsum((weights / weights.sum())[::-1])  # P[loss > t], t falling
+        absent = np.cumsum((weights * np.exp(-loss.domain.ts))[::-1])
+    present, absent = np.clip(present, 0, 1), np.clip(absent, 0, 1)
+    return _both_ways(present, absent)
+
+
+def _both_ways(present: np.ndarray, absent: np.ndarray) -> Curve:
+    """Join a curve, as points, with the one of the exchanged worlds, and take its lower hull."""
+    keep = _spread(present)
+    present, absent = present[keep], absent[keep]
+    true = np.concatenate([[0.0, 1.0], present, 1 - absent])
+    false = np.concatenate([[0.0, 1.0], absent, 1 - present])
+    order = np.lexsort((false, true))
+    hull: list[tuple[float, float]] = []
+    for x, y in zip(true[order].tolist(), false[order].tolist(), strict=True):
+        while len(hull) > 1 and _turns_right(hull[-2], hull[-1], (x, y)):
+            hull.pop()
+        hull.append((x, y))
+    xs, ys = (np.array(column) for column in zip(*hull, strict=True))
+    return lambda rate: float(np.interp(rate, xs, ys))
+
+
+def _spread(rates: np.ndarray) -> np.ndarray:
+    """Choose points among rising rates so that both ends are resolved."""
+    ends = np.logspace(-12, math.log10(0.5), POINTS // 2)
+    return np.unique(
+        np.clip(np.searchsorted(rates, np.concatenate([ends, 1 - ends])), 0, len(rates) - 1)
+    )
+
+
+def _turns_right(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
+    return (b[0] - a[0]) * (c[1] - a[1]) <= (b[1] - a[1]) * (c[0] - a[0])

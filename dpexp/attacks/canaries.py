@@ -1,0 +1,323 @@
+"""White-box canaries: made-up gradients that join a run, and how loudly each is heard.
+
+A canary is an example whose gradient the attacker chooses: far longer than the clip norm, in a
+direction of its own. It takes part in each step by its own coin, with the run's probability q.
+The attacker is the one that differential privacy is about: it knows every real example and who was
+drawn, sees all noisy releases, and does not know whether, and at which steps, a canary took part.
+So what it hears of a canary at a step is
+
+    <release - the real examples' clipped sum, canary's direction> / C      1 if it took part, or 0,
+                                                                            plus noise
+summed over releases and steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.attacks.canaries_wrapped import Wrapped
+from dpexp.carriers import Explicit
+from dpexp.mechanism import generator
+from dpexp.types import (
+    Carrier,
+    ConfigError,
+    Key,
+    Method,
+    PublicGradients,
+    Release,
+    State,
+    Tap,
+)
+
+TOO_LONG = 100.0
+"""A canary's norm before clipping, in clip norms (ours): what is not clipped stands out."""
+
+Blocks = Mapping[Key, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Spikes:
+    """Per-example vectors with a single entry each, of one block.
+
+    Attributes:
+        values: [n]; zero where an example's entry lies in another block.
+        places: [n], indices into the flattened block.
+        shape: of the block.
+    """
+
+    values: Tensor
+    places: Tensor
+    shape: tuple[int, ...]
+
+    def measured(self) -> tuple[Tensor, Spikes]:
+        """Give the squared norms [n], and what to hold until the weights are known."""
+        return self.squared_norms(), self
+
+    def squared_norms(self) -> Tensor:
+        """Give the squared l2 norm of every example's block, [n]."""
+        return self.values.square()
+
+    def add_to(self, total: Tensor, weights: Tensor | None) -> None:
+        """Add the examples' blocks to their sum, each times its weight [n] (None: all ones)."""
+        values = self.values if weights is None else self.values * weights.to(self.values.dtype)
+        total.view(-1).index_add_(0, self.places, values)
+
+    def each(self) -> Tensor:
+        """Form every example's block, [n, ...]."""
+        whole = self.values.new_zeros(len(self.values), math.prod(self.shape))
+        whole.scatter_(1, self.places[:, None], self.values[:, None])
+        return whole.view(-1, *self.shape)
+
+    def keep(self, mask: Tensor) -> Spikes:
+        """Drop the examples where mask [n] is False."""
+        return Spikes(self.values[mask], self.places[mask], self.shape)
+
+
+class Directions(Protocol):
+    """One direction of a released vector for each canary."""
+
+    def carrier(self, who: Tensor, start: int, shape: tuple[int, ...], norm: float) -> Carrier:
+        """Give the part within one block of some canaries [n], each of that norm in all.
+
+        Args:
+            who: which canaries.
+            start: where the block begins in the released vector.
+            shape: of the block.
+            norm: of the whole vector.
+        """
+
+    def inner(self, vector: Tensor) -> Tensor:
+        """Give every canary's inner product with a vector [d], [m]."""
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """A coordinate and a sign for each canary: one-hot vectors ("Dirac").
+
+    Attributes:
+        places: [m], distinct where there are coordinates enough, else each taken equally often.
+        signs: [m], 1 or -1.
+    """
+
+    places: Tensor
+    signs: Tensor
+
+    @staticmethod
+    def draw(m: int, dimension: int, gen: torch.Generator, like: Tensor) -> Coordinates:
+        """Draw them for m canaries and a vector of that dimension."""
+        rounds = [torch.randperm(dimension, generator=gen) for _ in range(-(-m // dimension))]
+        signs = 2.0 * torch.randint(2, (m,), generator=gen) - 1
+        return Coordinates(torch.cat(rounds)[:m].to(like.device), signs.to(like))
+
+    def carrier(self, who: Tensor, start: int, shape: tuple[int, ...], norm: float) -> Carrier:
+        """Give the part within one block of some canaries."""
+        places, values = self.places[who] - start, norm * self.signs[who]
+        inside = (places >= 0) & (places < math.prod(shape))
+        return Spikes(values * inside, places * inside, shape)
+
+    def inner(self, vector: Tensor) -> Tensor:
+        """Give every canary's inner product with a vector."""
+        return vector[self.places] * self.signs
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A uniformly random unit vector for each canary.
+
+    Attributes:
+        rows: [m, d].
+    """
+
+    rows: Tensor
+
+    @staticmethod
+    def draw(m: int, dimension: int, gen: torch.Generator, like: Tensor) -> Dense:
+        """Draw them for m canaries and a vector of that dimension."""
+        rows = torch.randn(m, dimension, generator=gen)
+        return Dense((rows / rows.norm(dim=1, keepdim=True)).to(like))
+
+    def carrier(self, who: Tensor, start: int, shape: tuple[int, ...], norm: float) -> Carrier:
+        """Give the part within one block of some canaries."""
+        part = self.rows[who, start : start + math.prod(shape)]
+        return Explicit(norm * part.reshape(-1, *shape))
+
+    def inner(self, vector: Tensor) -> Tensor:
+        """Give every canary's inner product with a vector."""
+        return self.rows @ vector
+
+
+KINDS: dict[str, Callable[[int, int, torch.Generator, Tensor], Directions]] = {
+    "dirac": Coordinates.draw,
+    "random": Dense.draw,
+}
+
+
+@dataclass(frozen=True)
+class Overheard:
+    """A layer's carrier that remembers what the real examples added to their sum.
+
+    Attributes:
+        carrier: the layer's.
+        heard: the real examples' clipped sum by block, so far; written to.
+        key: this block's.
+    """
+
+    carrier: Carrier
+    heard: dict[Key, Tensor]
+    key: Key
+
+    def squared_norms(self) -> Tensor:
+        """Give the squared l2 norm of every example's block, [n]."""
+        return self.carrier.squared_norms()
+
+    def measured(self) -> tuple[Tensor, Overheard]:
+        """Give the squared norms [n], and what to hold until the weights are known."""
+        squares, carrier = self.carrier.measured()
+        return squares, Overheard(carrier, self.heard, self.key)
+
+    def add_to(self, total: Tensor, weights: Tensor | None) -> None:
+        """Add the examples' blocks to their sum, to the last bit as if nobody listened."""
+        before = total.clone()
+        self.carrier.add_to(total, weights)
+        self.heard[self.key] = self.heard.get(self.key, 0) + (total - before)
+
+    def each(self) -> Tensor:
+        """Form every example's block side by side."""
+        return self.carrier.each()
+
+    def keep(self, mask: Tensor) -> Overheard:
+        """Drop the examples where mask [n] is False."""
+        return Overheard(self.carrier.keep(mask), self.heard, self.key)
+
+
+class Canaried(Wrapped):
+    """A method with canaries among its examples; all else is the method's own.
+
+    Of several ranks the first one adds the canaries, and it subtracts its own examples only: the
+    scores are noisier then, and the bounds from them as valid.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        *,
+        kind: str,
+        included: Tensor,
+        sampling_prob: float,
+        clip_norm: float,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        """Put canaries in.
+
+        Args:
+            method: what is audited.
+            kind: "dirac" (a coordinate each) or "random" (a direction each).
+            included: which canaries are examples of the run, [m], bool.
+            sampling_prob: q, with which such a one takes part in a step.
+            clip_norm: as `releases` takes it.
+            batch_size: what sums are divided by before `reconstruct` sees them.
+            seed: directions and draws derive from it.
+        """
+        super().__init__(method)
+        self._draw_directions, self._included = KINDS[kind], included
+        self._sampling_prob, self._clip_norm = sampling_prob, clip_norm
+        self._batch_size, self._seed = batch_size, seed
+        self._directions: dict[tuple[str, int], Directions] = {}
+
+    def start(self, model: nn.Module) -> State:
+        """Begin with nothing heard.
+
+        Raises:
+            ConfigError: if the method does not release the sum of clipped vectors, in which a
+                canary's direction would be found again.
+        """
+        state = super().start(model)
+        for release in self.releases(state, self._clip_norm):
+            if release.clip != "norm":
+                raise ConfigError(
+                    "Expected a method that clips examples' norms with canaries in gradients; this "
+                    "one clips coordinates. Set audit.canaries=mislabelled."
+                )
+        device = next(model.parameters()).device
+        scores = torch.zeros(len(self._included), dtype=torch.float64, device=device)
+        return {**state, "step": 0, "scores": scores}
+
+    def prepare(
+        self,
+        model: nn.Module,
+        state: State,
+        public: PublicGradients | None,
+        gen: torch.Generator,
+    ) -> State:
+        """Prepare the method's step, and toss the canaries' coins."""
+        coins = torch.rand(
+            len(self._included),
+            dtype=torch.float64,
+            generator=generator(self._seed, "canary/draw", state["step"]),
+        )
+        who = torch.nonzero(self._included & (coins < self._sampling_prob)).flatten()
+        return {
+            **super().prepare(model, state, public, gen),
+            "who": who.to(state["scores"].device),
+            "heard": {},
+            "like": next(model.parameters()).new_empty(0),
+        }
+
+    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
+        """Carry what the method does, and listen to what becomes of it."""
+        carried = super().carry(state, layer, tap)
+        return {key: Overheard(carrier, state["heard"], key) for key, carrier in carried.items()}
+
+    def crafted(self, state: State) -> tuple[int, Mapping[Key, Carrier]]:
+        """Give the canaries that take part in this step, too long in every release."""
+        who = state["who"]
+        if not len(who):
+            return 0, {}
+        carried: dict[Key, Carrier] = {}
+        for release, blocks, directions in self._heard_in(state):
+            start = 0
+            for key, shape in blocks.items():
+                norm = TOO_LONG * release.clip_norm
+                carried[key] = directions.carrier(who, start, shape, norm)
+                start += math.prod(shape)
+        return len(who), carried
+
+    def _heard_in(self, state: State) -> list[tuple[Release, Blocks, Directions]]:
+        """List releases with their blocks, in order, and the canaries' directions in them."""
+        blocks, found = self.blocks(state), []
+        for release in self.releases(state, self._clip_norm):
+            own = {key: shape for key, shape in blocks.items() if key.release == release.name}
+            dimension = sum(math.prod(shape) for shape in own.values())
+            place = (release.name, dimension)
+            if place not in self._directions:
+                gen = generator(self._seed, f"canary/direction/{release.name}", dimension)
+                self._directions[place] = self._draw_directions(
+                    len(self._included), dimension, gen, state["like"]
+                )
+            found.append((release, own, self._directions[place]))
+        return found
+
+    def reconstruct(
+        self, state: State, noisy: Mapping[Key, Tensor]
+    ) -> tuple[dict[str, Tensor], State]:
+        """Listen for the canaries, and reconstruct as the method does."""
+        scores = state["scores"].clone()
+        for release, blocks, directions in self._heard_in(state):
+            left = [
+                (self._batch_size * noisy[key] - state["heard"].get(key, 0)).flatten()
+                for key in blocks
+            ]
+            scores += directions.inner(torch.cat(left)) / release.clip_norm
+        gradients, after = super().reconstruct(state, noisy)
+        return gradients, {
+            "method": after["method"],
+            "step": state["step"] + 1,
+            "scores": scores,
+        }

@@ -1,0 +1,78 @@
+"""A method with something put in its way: everything that is not overridden passes through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.types import Carrier, Key, Method, PublicGradients, Release, State, Tap
+
+
+class Wrapped(Method):
+    """Passes every call on to a method, whose state lies in its own, under "method"."""
+
+    def __init__(self, method: Method) -> None:
+        """Wrap a method."""
+        self._method = method
+        self.public_size = method.public_size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_method"], name)
+
+    def trainable(self, model: nn.Module) -> tuple[str, ...]:
+        """Name the parameters the method updates."""
+        return self._method.trainable(model)
+
+    def start(self, model: nn.Module) -> State:
+        """Start the method."""
+        return {"method": self._method.start(model)}
+
+    def prepare(
+        self,
+        model: nn.Module,
+        state: State,
+        public: PublicGradients | None,
+        gen: torch.Generator,
+    ) -> State:
+        """Prepare the method's step."""
+        return {**state, "method": self._method.prepare(model, state["method"], public, gen)}
+
+    def forward_weights(self, state: State) -> Mapping[str, Tensor]:
+        """Give the weights to run this step with."""
+        return self._method.forward_weights(state["method"])
+
+    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
+        """Carry what the method does."""
+        return self._method.carry(state["method"], layer, tap)
+
+    def crafted(self, state: State) -> tuple[int, Mapping[Key, Carrier]]:
+        """Give the method's made-up examples."""
+        return self._method.crafted(state["method"])
+
+    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Give the method's blocks."""
+        return self._method.blocks(state["method"])
+
+    def compress(self, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
+        """Compress as the method does."""
+        return self._method.compress(state["method"], sums)
+
+    def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
+        """Declare what the method does."""
+        return self._method.releases(state["method"], clip_norm)
+
+    def reconstruct(
+        self, state: State, noisy: Mapping[Key, Tensor]
+    ) -> tuple[dict[str, Tensor], State]:
+        """Reconstruct as the method does."""
+        gradients, inner = self._method.reconstruct(state["method"], noisy)
+        return gradients, {**state, "method": inner}
+
+    def remarks(
+        self, state: State, epsilon_at: Callable[[Sequence[float]], float | None]
+    ) -> dict[str, Any]:
+        """Remark what the method does."""
+        return self._method.remarks(state["method"], epsilon_at)

@@ -1,0 +1,102 @@
+"""Black-box canaries: training examples with a wrong label, each in the run or not by a coin.
+
+A model learns a wrong label only from the example itself, so its loss on that label says whether
+the example was there (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, Section 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpexp.attacks.membership import logits_of
+from dpexp.mechanism import generator
+from dpexp.tasks import cross_entropy
+from dpexp.types import Batch, ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class Thinned:
+    """Examples of which some are absent; they keep their numbers, and the set its size.
+
+    Attributes:
+        examples: as of a task.
+        present: which of them are there, [n], bool.
+    """
+
+    examples: Any
+    present: Tensor
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["examples"], name)
+
+    def to(self, device: torch.device | str) -> Thinned:
+        """Give the same examples on a device."""
+        return replace(self, examples=self.examples.to(device))
+
+    def batch(self, indices: Tensor) -> Batch:
+        """Gather examples by index."""
+        return self.examples.batch(indices)
+
+    def micro_batches(self, indices: Tensor, size: int) -> Iterable[Tensor]:
+        """Cut a draw into pieces of at most `size`, without those that are absent."""
+        there = indices[self.present[indices]]
+        return self.examples.micro_batches(there, size) if len(there) else ()
+
+
+def mislabel(task: Any, included: Tensor, seed: int) -> Any:
+    """Choose canaries, mislabel those that are included and leave the others out.
+
+    Args:
+        task: N and the test set stay as they are.
+        included: coins, [m], bool.
+        seed: which examples, and what they are called instead, derive from it.
+
+    Raises:
+        ConfigError: if it is no task of classes, or has fewer than m examples.
+    """
+    size, m = len(task.train), len(included)
+    if task.loss is not cross_entropy:
+        raise ConfigError(
+            f"Expected a task of classes with audit.canaries=mislabelled; got task={task.name}. "
+            "Set task."
+        )
+    if m > size:
+        raise ConfigError(
+            f"Expected audit.m <= {size}, the number of training examples; got m={m}. Set audit.m."
+        )
+    places = choose(size, m, seed)
+    shift = torch.randint(1, task.num_classes, (m,), generator=generator(seed, "canary/label", 0))
+    targets = task.train.targets.clone()
+    targets[places] = (targets[places] + shift.to(targets)) % task.num_classes
+    present = torch.ones(size, dtype=torch.bool)
+    present[places] = included
+    return replace(task, train=Thinned(replace(task.train, targets=targets), present))
+
+
+def choose(size: int, m: int, seed: int) -> Tensor:
+    """Choose m of a set's examples, by index [m]."""
+    return torch.randperm(size, generator=generator(seed, "canary/example", 0))[:m]
+
+
+def scores(model: nn.Module, examples: Thinned, m: int, seed: int, device: torch.device) -> Tensor:
+    """Give minus the loss of each canary on its wrong label, in eval mode, [m] on the CPU.
+
+    Args:
+        model: trained.
+        examples: the training set that `mislabel` gave.
+        m: how many canaries.
+        seed: likewise.
+        device: the model's.
+    """
+    canaries = examples.take(choose(len(examples), m, seed))
+    logits = logits_of(model, canaries, device)
+    return -F.cross_entropy(logits, canaries.targets.cpu(), reduction="none")
