@@ -40,7 +40,7 @@ verify: $(READY)
 	@$(PY) -m scripts.verify $(or $(ARGS),$(wildcard results/*/runs/*))
 
 audit: $(READY)
-	$(PY) -m scripts.audit $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m scripts.audit $(ARGS)
 
 lira: $(READY)
 	$(PY) -m scripts.lira profile=$(PROFILE) $(or $(ARGS),task=digits)

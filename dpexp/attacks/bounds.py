@@ -74,7 +74,7 @@ class Guesses:
 
             P[W >= v] + m delta max_{1 <= i <= m} (2 / i) P[v > W >= v - i]
 
-        (Steinke et al. 2023, Theorem 5.2).
+        (Steinke et al. 2023, the theorem for approximate privacy).
 
         Args:
             epsilon: >= 0.

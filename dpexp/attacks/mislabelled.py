@@ -1,7 +1,7 @@
 """Black-box canaries: training examples with a wrong label, each in the run or not by a coin.
 
 A model learns a wrong label only from the example itself, so its loss on that label says whether
-the example was there (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, Section 6).
+the example was there (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846).
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def test_an_audited_run_states_its_bounds_and_what_they_rest_on(unbroken, tmp_pa
     assert result["audit_epsilon_accounted"] == privacy["epsilon"]["prv"] <= 8
     lower = (result["audit_epsilon_lower"], result["audit_epsilon_lower_curve"])
     assert all(0 <= bound <= privacy["epsilon"]["prv"] for bound in lower)
-    if canaries == "dirac":  # simulated with these numbers: 2.0 and 2.8, give or take 0.3
-        assert lower[0] > 1 and lower[1] > lower[0]
+    if canaries == "dirac":  # heard through the noise; a wrong label in eight steps is not
+        assert lower[1] > lower[0] > 0.5
     assert any("audited" in words for words in privacy["deviations"])
     assert privacy["dataset_size"] == 1437 and privacy["noise_draws"] == result["steps"]
 
