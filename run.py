@@ -84,6 +84,8 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
         config["model"], without=("name", "head", "tokenizer"), **_fit(config["model"], task)
     )
     model = model.to(device)
+    if "prompts" in config:
+        _make({**config["prompts"], "_partial_": True})(model, task.num_classes)
     schedule = _make(_said(config["schedule"]))
 
     def make_optimizer(weights: list[Any]) -> Any:

@@ -17,12 +17,17 @@ METHODS, MODELS, PROFILES, TASKS = (
     sorted(path.stem for path in (run.CONF / group).glob("*.yaml") if path.stem != "auto")
     for group in GROUPS
 )
+ATTACKS, AUDITS, PROMPTS = (
+    sorted(path.stem for path in (run.CONF / group).glob("*.yaml"))
+    for group in ("attack", "audit", "prompts")
+)
 FEATURES = sorted(path.stem for path in (run.CONF / "features").glob("*.yaml"))
 ARTIFACTS = sorted((run.CONF / "artifact").glob("*/*.yaml"))
 RUNTIME = {"in_channels", "image_size", "input_shape", "num_classes", "params", "task", "device"}
-RUNTIME |= {"max_length"}
+RUNTIME |= {"max_length", "model"}
 """What run.py adds: it is known once the task and the model are there."""
-LABELS = {"method": {"_target_", "name"}, "model": {"_target_", "name", "head", "tokenizer"}}
+LABELS = {group: {"_target_", "name"} for group in ("method", "attack", "audit")}
+LABELS["model"] = {"_target_", "name", "head", "tokenizer"}
 """What is said for others than the constructor."""
 
 
@@ -105,6 +110,12 @@ def nodes():
     for option in FEATURES:
         words = ["method=dpsgd", "task=cifar10", f"features={option}", "features.encoder=some/one"]
         yield f"features-{option}", "features", run.compose(words)["features"]
+    for group, option in (*product(["attack"], ATTACKS), *product(["audit"], AUDITS)):
+        words = ["method=dpsgd", "task=digits", "model=wrn10_1", f"{group}={option}"]
+        yield f"{group}-{option}", group, run.compose(words)[group]
+    for option in PROMPTS:
+        words = ["method=bitfit", "task=sst2", "model=minilm", f"prompts={option}"]
+        yield f"prompts-{option}", "prompts", run.compose(words)["prompts"]
 
 
 @pytest.mark.parametrize(("group", "node"), [pytest.param(*n[1:], id=n[0]) for n in nodes()])

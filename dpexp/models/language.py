@@ -98,11 +98,15 @@ class TextClassifier(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map tokens [n, 3, t] (ids, mask, second text) to logits [n, num_classes]."""
-        ids, mask, segments = inputs.unbind(1)
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self._is_half):
-            states = self._encode(ids, mask, segments)
-            features = states[:, 0] if self._pooling == "first" else self._mean(states, mask)
+            features = self.features(inputs)
             return self.head(features).to(torch.promote_types(features.dtype, torch.float32))
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Map tokens [n, 3, t] to what the classifier sees of each text, [n, width]."""
+        ids, mask, segments = inputs.unbind(1)
+        states = self._encode(ids, mask, segments)
+        return states[:, 0] if self._pooling == "first" else self._mean(states, mask)
 
     def _mean(self, states: Tensor, mask: Tensor) -> Tensor:
         mask = mask[..., None].to(states.dtype)
