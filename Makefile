@@ -37,7 +37,9 @@ bench: $(READY)
 	$(PY) -m scripts.bench $(ARGS)
 
 verify: $(READY)
-	@$(PY) -m scripts.verify $(or $(ARGS),$(wildcard results/*/runs/*))
+	@$(if $(ARGS)$(wildcard results/*/runs/*/result.json),$(PY) -m scripts.verify \
+	  $(or $(ARGS),$(patsubst %/result.json,%,$(wildcard results/*/runs/*/result.json))),\
+	  echo 'no finished runs yet')
 
 audit: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m scripts.audit $(ARGS)

@@ -30,11 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hydra.errors import HydraException
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from omegaconf.errors import OmegaConfBaseException
 
 import run
 from dpexp import records
@@ -119,6 +117,11 @@ def parse(words: Sequence[str]) -> Request:
             own[key] = int(value)
         elif key in ("eps", "profile", "name"):
             own[key] = value
+        elif key.lstrip("+~") in ("attack", "audit", "method", "seed"):
+            raise ConfigError(
+                f"Expected no {key} among the overrides: runs are shadows of `methods`, with seeds "
+                f"from 0; got '{word}'. Leave it out."
+            )
         elif not equals and not word.startswith("~"):
             raise ConfigError(f"Expected WORD=VALUE; got '{word}'. See --help.")
         else:
@@ -301,11 +304,11 @@ def main(words: Sequence[str]) -> int:
         configs = [compose(request, method) for method in request.methods]
         attacked = [shadows(config, request.shadows) for config in configs]
         print(*write(request, configs, attacked), sep="\n")
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (HydraException, OmegaConfBaseException) as error:
-        print(f"error: {run.explain(error)}", file=sys.stderr)
+    except Exception as error:
+        line = run.mistake(error)
+        if line is None:
+            raise
+        print(f"error: {line}", file=sys.stderr)
         return 2
     return 0
 

@@ -5,7 +5,7 @@
 
 One line a finding; a run without any gets one that says what was recomputed, or that no privacy is
 claimed. What is compared, and how closely: `dpexp.mechanism.recheck`, docs/privacy.md.
-Exit code: 0 if every certificate holds; 1 if one does not; 2 if a path is no finished run.
+Exit code: 0 if every certificate holds; 1 if one does not; else 2 if a path is no finished run.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main(words: Sequence[str]) -> int:
                 print(f"error: {line}", file=sys.stderr)
             else:
                 print(f"{word}: {line}")
-    return max(codes)
+    return DIFFERS if DIFFERS in codes else max(codes)
 
 
 if __name__ == "__main__":

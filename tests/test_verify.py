@@ -81,6 +81,12 @@ def test_a_path_that_is_no_finished_run_is_one_line_and_exit_code_2(run_dir, tmp
         assert "pass" in out  # the other one is checked all the same
 
 
+def test_a_certificate_that_differs_outweighs_a_path_that_is_no_run(run_dir, tmp_path):
+    forged = copied(run_dir, tmp_path)
+    edit(forged / "privacy.json", noise_draws=0)
+    assert main([str(tmp_path / "nowhere"), str(forged)]) == 1
+
+
 @pytest.mark.parametrize("how", [["scripts/verify.py"], ["-m", "scripts.verify"]])
 def test_it_runs_as_it_says(run_dir, how):
     done = subprocess.run(

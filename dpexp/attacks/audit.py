@@ -23,6 +23,9 @@ MISLABELLED = "mislabelled"
 LEAST_NOISE, MOST_NOISE = 0.5, 64.0
 """Between these multiples of the run's noise the one that its scores would fit is sought (ours)."""
 
+ROUNDING = 1e-9
+"""Of a share times a number."""
+
 FINENESS = 0.01
 """Of that search, in the noise's logarithm; the bound is rounded down (ours)."""
 
@@ -64,7 +67,7 @@ class OneRun:
             ConfigError: for a value outside its range.
         """
         require_word("audit.canaries", canaries, (*KINDS, MISLABELLED))
-        self._made = 2 * round(m * guesses / 2)
+        self._made = 2 * math.floor(m * guesses / 2 + ROUNDING)
         if not (0 < guesses <= 1 and 2 <= self._made <= m):
             raise ConfigError(
                 "Expected audit.m >= 2 and audit.guesses in (0, 1], two or more guesses in all; "
@@ -135,8 +138,8 @@ def curve_bound(guesses: bounds.Guesses, mechanism: Mechanism, confidence: float
         confidence: in (0, 1).
 
     Returns:
-        The epsilon of the most noise that is not refuted, by the run's accountant; None for other
-        mechanisms, or where numbers are beyond the accountant.
+        The epsilon of the least noise that is refuted, to within `FINENESS`, by the run's
+        accountant; None for other mechanisms, or where numbers are beyond the accountant.
     """
     if not mechanism.is_private or mechanism.is_laplace or mechanism.sampling != "poisson":
         return None

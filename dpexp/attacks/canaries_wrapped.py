@@ -20,6 +20,8 @@ class Wrapped(Method):
         self.public_size = method.public_size
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copy and pickle ask before there is anything to pass on to
+            raise AttributeError(name)
         return getattr(self.__dict__["_method"], name)
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:

@@ -36,6 +36,8 @@ class Thinned:
         return len(self.examples)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copy and pickle ask before there is anything to pass on to
+            raise AttributeError(name)
         return getattr(self.__dict__["examples"], name)
 
     def to(self, device: torch.device | str) -> Thinned:

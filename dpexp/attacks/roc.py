@@ -53,5 +53,5 @@ def roc(scores: np.ndarray, is_member: np.ndarray) -> Roc:
     """
     is_known = np.isfinite(scores)
     truth = is_member[is_known]
-    false, true, _ = roc_curve(truth, scores[is_known])
+    false, true, _ = roc_curve(truth, scores[is_known], drop_intermediate=False)
     return Roc(false, true, int((~truth).sum()))

@@ -18,6 +18,12 @@ BY_RDP = "calibrated by RDP: PRV failed for these numbers"
 
 APART = "as if each release of a step had a subsample of its own: understates epsilon, no claim"
 
+NEIGHBOURS = "add or remove one example"
+VOTING_NEIGHBOURS = "add or remove one example: one teacher's vote may change"
+"""Which training sets a certificate holds for."""
+
+NOT_SAMPLED = "none: every example is one teacher's"
+
 NO_GUARANTEE = (NO_NOISE, NO_CLIPPING)
 
 CONFIDENT_GNMAX = "Confident-GNMax on teachers' votes"

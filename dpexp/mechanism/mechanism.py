@@ -185,7 +185,7 @@ class Mechanism:
         """
         apart = self._epsilon_apart(steps)
         return {
-            "neighbouring": "add or remove one example",
+            "neighbouring": words.NEIGHBOURS,
             "sampling": self.sampling,
             "q": self.sampling_prob,
             "dataset_size": self.dataset_size,

@@ -7,7 +7,9 @@ What leaves at a step is restated here from the papers, not asked of the methods
 sampling, q, N, steps, noise draws, releases and their sensitivities, noise, epsilon, names.
 
 Not recomputed, as no guarantee rests on them: dimensions of releases but DP-SGD's, and what a
-certificate remarks besides (accounted_apart, data_dependent_epsilon, column_norms, paper).
+certificate remarks besides (accounted_apart, data_dependent_epsilon, column_norms, paper). And
+taken from the certificate, as no config holds it: how many parameters compressive SGD trains, which
+its sensitivity grows with where it keeps them all.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+from scipy.special import log_ndtr, ndtr
 
 from dpexp.mechanism import certificate as words
 from dpexp.mechanism.mechanism import num_steps
@@ -38,6 +42,9 @@ run on it takes 0.02 to 3.4 s (one core)."""
 COARSEST = 1e-2
 """Step of the grid at most, where budgets are so large that it would not resolve one step."""
 
+HOPELESS = 10
+"""Times the target: where one mechanism alone exceeds that, nothing is composed."""
+
 POINTS = 5000
 """Of the grid for Laplace noise, from a step's budget down to 0."""
 
@@ -58,6 +65,12 @@ ONE_RELEASE = {
 
 WHOLE_GRADIENT = ("DPSGD", "PowerSGD")
 """Classes of methods that release a number per trained parameter."""
+
+
+MALFORMED = (
+    *(KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError),
+)
+"""What reading a damaged certificate, or computing with absurd numbers, may raise."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +114,7 @@ def recheck(
     check = _Check(config, result, privacy)
     try:
         check.run()
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+    except MALFORMED as error:
         check.say(f"malformed or incomplete: {error!r}")
     return Recheck(tuple(check.findings), check.epsilon)
 
@@ -117,6 +130,9 @@ def gaussian_epsilon(parts: tuple[Part, ...], delta: float, target: float) -> fl
     """
     from dp_accounting.pld import privacy_loss_distribution as pld
 
+    # Far too little noise would ask for a grid that no memory holds.
+    if any(_delta_of_one(part, HOPELESS * target) > delta for part in parts):
+        return math.inf
     steps = sum(part.count for part in parts)
     grid = min(GRID * target / math.sqrt(steps), COARSEST)
     total = None
@@ -130,6 +146,14 @@ def gaussian_epsilon(parts: tuple[Part, ...], delta: float, target: float) -> fl
         composed = one.self_compose(part.count)
         total = composed if total is None else total.compose(composed)
     return float(total.get_epsilon_for_delta(delta))
+
+
+def _delta_of_one(part: Part, epsilon: float) -> float:
+    """Give the delta of one of a part's mechanisms, an example removed (Balle and Wang 2018)."""
+    inner = epsilon + math.log1p(-(1 - part.q) * math.exp(-epsilon)) - math.log(part.q)
+    mu = 1 / part.sigma
+    other = math.exp(inner + float(log_ndtr(-mu / 2 - inner / mu)))
+    return part.q * (float(ndtr(mu / 2 - inner / mu)) - other)
 
 
 @lru_cache(maxsize=512)
@@ -170,6 +194,7 @@ class _Check:
         """Make every comparison."""
         wanted, is_vote = self._config["privacy"], self._config.get("loop") == "dpexp.pate"
         self._same("mechanism", words.CONFIDENT_GNMAX if is_vote else None)
+        self._same("neighbouring", words.VOTING_NEIGHBOURS if is_vote else words.NEIGHBOURS)
         self._names()
         self._words(wanted, is_vote)
         self._same("dataset_size", self._size())
@@ -242,6 +267,10 @@ class _Check:
             self._same("sensitivity", sensitivity, release, place)
             if "noise" in release:  # the first certificates knew of one noise only
                 self._same("noise", self._noise_law(), release, place)
+            if "clip" in release:
+                self._same(
+                    "clip", "coordinates" if kind == "Compressive" else "norm", release, place
+                )
         if kind in WHOLE_GRADIENT:
             self._same("dimension", sum(privacy["trainable"].values()), stated[0], "release, ")
         return [sensitivity for _, _, sensitivity in expected]
@@ -258,6 +287,8 @@ class _Check:
         config, privacy, method = self._config, self._privacy, self._config["method"]
         check, votes = privacy["releases"]
         std, ratio = privacy["noise_multiplier"], method["check_ratio"]
+        self._same("sampling", words.NOT_SAMPLED)
+        self._same("q", 1.0)
         caps = {"check": method["queries"], "votes": method["answers"]}
         counts = {"check": privacy["steps"], "votes": privacy["answers"]}
         rows = (("check", check, CHECK, std * ratio), ("votes", votes, VOTES, std))

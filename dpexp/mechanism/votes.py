@@ -126,8 +126,8 @@ class NoisyVotes:
         check, votes = self.releases
         return {
             "mechanism": words.CONFIDENT_GNMAX,
-            "neighbouring": "add or remove one example: one teacher's vote may change",
-            "sampling": "none: every example is one teacher's",
+            "neighbouring": words.VOTING_NEIGHBOURS,
+            "sampling": words.NOT_SAMPLED,
             "q": 1.0,
             "dataset_size": self.dataset_size,
             "steps": len(asked),

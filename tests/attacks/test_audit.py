@@ -228,7 +228,7 @@ def test_the_script_writes_its_table_and_fails_where_more_leaks_than_is_accounte
 ):
     words = ["methods=dpsgd", "trials=10", "steps=1", f"results={tmp_path}", *SMALL[2:]]
     assert audit.main([*words, "audit.m=50"]) == 0
-    paths = [tmp_path / "embedded" / name for name in ("audit.md", "audit.csv")]
+    paths = [tmp_path / "embedded" / name for name in ("audit-dpsgd.md", "audit-dpsgd.csv")]
     assert capsys.readouterr().out.splitlines()[-2:] == [str(path) for path in paths]
     (directory,) = (tmp_path / "embedded" / "runs").iterdir()
     header, row = paths[1].read_text().splitlines()
@@ -261,7 +261,7 @@ def test_every_private_method_is_a_subject_that_composes():
     assert private - chosen == {"nonprivate", "powersgd"}
 
 
-@pytest.mark.parametrize("word", ["methods=dpsdg", "trials=0", "trials=x", "dpsgd"])
+@pytest.mark.parametrize("word", ["methods=dpsdg", "trials=3", "trials=x", "dpsgd", "noise=false"])
 def test_a_mistake_on_the_command_line_is_one_line(word, capsys):
     assert audit.main([word]) == 2
     said = capsys.readouterr().err

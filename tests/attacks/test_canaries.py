@@ -86,6 +86,25 @@ def test_a_canary_far_too_long_adds_its_direction_clipped_in_every_release(metho
         assert outcome.examples == BATCH + (who is not None)
 
 
+class Apart(Ranks):
+    """A rank that is never added to the others."""
+
+    def all_reduce(self, tensors):
+        """Leave the sums as this rank has them."""
+
+
+def test_of_several_ranks_the_first_alone_adds_the_canary():
+    parts = parts_of("dpsgd")
+    watched, task, examples = canaried(parts.method, [True]), parts.task, []
+    for rank in (0, 1):
+        ranks, state = Apart(rank, 2, ALONE.device), watched.start(parts.model)
+        with PrivateGradient(
+            parts.model, watched, silent(parts), ranks, 25, task.public, task.loss
+        ) as gradient:
+            examples.append(gradient(state, task.train, 0).examples)
+    assert examples == [BATCH // 2 + 1, BATCH // 2]
+
+
 def test_without_clipping_the_whole_length_would_be_heard():
     """So that a broken clip cannot hide behind the score."""
     parts = parts_of("dpsgd")

@@ -80,6 +80,7 @@ OWN = {
     "gep": ["method.m=20", "method.k=10"],
     "bgep": ["method.m=20", "method.k=10"],
     "compressive": ["method.p=20"],
+    "bitfit": ["model=cnn"],
 }
 DEPARTURES = {
     "per step": ["method=compressive", "privacy.budget=per_step", "eps=0.5"],
@@ -178,6 +179,26 @@ FORGERIES = {
     "another N": ("dpsgd", "privacy", {"dataset_size": 9999}, "dataset_size: expected 1437"),
     "fewer steps": ("dpsgd", "privacy", {"steps": 1}, "steps: expected"),
     "fewer draws": ("dpsgd", "privacy", {"noise_draws": 1}, "noise_draws: expected"),
+    "another relation": (
+        *("dpsgd", "privacy", {"neighbouring": "replace one example"}),
+        "neighbouring: expected add or remove",
+    ),
+    "clipped coordinates": (
+        *("dpsgd", "privacy", lambda p: p["releases"][0].update(clip="coordinates")),
+        "clip: expected norm",
+    ),
+    "hardly any noise": (
+        *("dpsgd", "privacy"),
+        lambda p: p.update(noise_multiplier=1e-4, effective_noise_multiplier=1e-4),
+        "recomputed inf, above the target 3",
+    ),
+    "votes on a sample": ("pate", "privacy", {"q": 0.1}, "q: expected 1.0"),
+    "votes that are sampled": (
+        "pate",
+        "privacy",
+        {"sampling": "poisson"},
+        "sampling: expected none",
+    ),
     "another sampling": ("dpsgd", "privacy", {"sampling": "shuffle"}, "sampling: expected poisson"),
     "no calibration": ("dpsgd", "privacy", {"calibrated_by": "none"}, "expected prv or rdp"),
     "names twice": (
