@@ -30,7 +30,9 @@ def _installed() -> tuple[tuple[str, str], ...]:
     found = [("python", platform.python_version())]
     for package in PACKAGES:
         try:
-            found.append((package, metadata.version(package)))
+            # What is installed says nothing of the CUDA that a build of torch is for.
+            known = torch.__version__ if package == "torch" else metadata.version(package)
+            found.append((package, str(known)))
         except metadata.PackageNotFoundError:
             found.append((package, "not installed"))
     return tuple(found)
