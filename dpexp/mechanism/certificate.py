@@ -24,6 +24,9 @@ VOTING_NEIGHBOURS = "add or remove one example: one teacher's vote may change"
 
 NOT_SAMPLED = "none: every example is one teacher's"
 
+OF_ATTACKS = ("attacked:", "audited:", "a shadow:")
+"""How the deviations begin that attacks and audits (`dpexp.attacks`) add."""
+
 NO_GUARANTEE = (NO_NOISE, NO_CLIPPING)
 
 CONFIDENT_GNMAX = "Confident-GNMax on teachers' votes"

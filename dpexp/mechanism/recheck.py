@@ -339,8 +339,8 @@ class _Check:
         for word, is_due in due.items():
             if is_due != (word in said):
                 self.say(f"deviations: '{word}' is {'missing' if is_due else 'not so'}")
-        known = {*due, words.BY_RDP}
-        if ("attack" in self._config or "audit" in self._config) and not set(said) - known:
+        is_attacked = "attack" in self._config or "audit" in self._config
+        if is_attacked and not any(word.startswith(words.OF_ATTACKS) for word in said):
             self.say("deviations: nothing is said of the attack or audit in config.yaml")
         self._same("replayable", wanted["noise"] != "secret")
 

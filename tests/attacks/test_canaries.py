@@ -18,6 +18,7 @@ from dpexp.mechanism.sampling import poisson
 from dpexp.ranks import Ranks
 from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
+from tests.texts import texts
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 SMALL = ["task=digits", "profile=embedded", "model=cnn", "model.channels=[4,8]", "model.kernel=3"]
@@ -84,6 +85,17 @@ def test_a_canary_far_too_long_adds_its_direction_clipped_in_every_release(metho
         elif who is not None:
             assert float(heard[who]) == pytest.approx(float(expected[who]), abs=1e-4)
         assert outcome.examples == BATCH + (who is not None)
+
+
+def test_absent_texts_are_in_no_micro_batch_and_the_rest_keep_their_numbers():
+    some = texts("bert", (9, 4, 7, 2, 5, 9))
+    present = torch.tensor([True, False, True, True, False, True])
+    thinned, drawn = Thinned(some, present), torch.tensor([5, 4, 3, 1, 0])
+    pieces = list(thinned.micro_batches(drawn, 1))
+    assert sorted(torch.cat(pieces).tolist()) == [0, 3, 5] and len(thinned) == 6
+    for piece in pieces:
+        assert torch.equal(thinned.batch(piece).inputs, some.batch(piece).inputs)
+    assert list(thinned.micro_batches(torch.tensor([1, 4]), 1)) == []
 
 
 class Apart(Ranks):

@@ -130,6 +130,7 @@ def runs(tmp_path_factory):
     }
     words["compressive"] = ["method=compressive", *OWN["compressive"]]
     words["pate"] = ["method=pate", *OWN["pate"]]
+    words["a shadow"] = ["method=dpsgd", "model=linear", "attack=shadow"]
     words["none"] = ["method=dpsgd", "model=linear", "noise=false", "eps=null"]
     return {name: record_of(root, *some) for name, some in words.items()}
 
@@ -227,6 +228,10 @@ FORGERIES = {
         "paper-compatible, not a guarantee' is missing",
     ),
     "a config of an attack": ("dpsgd", "config", {"attack": {"name": "x"}}, "nothing is said"),
+    "an attack that other words hide": (
+        *("a shadow", "privacy", {"deviations": ["something else"]}),
+        "nothing is said",
+    ),
     "a result of more steps": ("dpsgd", "result", {"steps": 999}, "result.json steps"),
     "a result of another seed": ("dpsgd", "result", {"seed": 9}, "result.json seed"),
     "a result of another budget": ("dpsgd", "result", {"eps": 1.0}, "result.json eps"),
