@@ -11,7 +11,7 @@ PY    := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: setup test lint bench verify audit lira clean help FORCE
+.PHONY: all setup test lint bench verify audit lira clean help FORCE
 
 setup: $(READY)
 
@@ -56,6 +56,11 @@ table%: $(READY) FORCE
 figure%: $(READY) FORCE
 	@$(ARTIFACT)
 
+# Its workers run side by side, so PAPER is passed on only where the caller chose one.
+all: $(READY)
+	@$(PY) -m scripts.all profile=$(PROFILE) $(if $(filter-out file,$(origin PAPER)),paper=$(PAPER)) \
+	  $(if $(LAUNCHER),launcher=$(LAUNCHER)) $(ARGS)
+
 FORCE:
 
 clean:
@@ -64,9 +69,10 @@ clean:
 
 help:
 	@echo 'make tableN | figureN   regenerate one table or figure into results/<profile>/<paper>/'
-	@echo '       PAPER=rgp        rgp, lsg, gep or compressive'
+	@echo 'make all                every table and figure, and results/<profile>/index.html; the same words'
+	@echo '       PAPER=rgp        rgp, lsg, gep or compressive; of make all, every one unless named'
 	@echo '       PROFILE=embedded embedded (no network, minutes), quick (real data) or paper (GPUs)'
-	@echo '       ARGS="seed=1"    overrides; ARGS=plan=true lists the cells and their cost, runs none'
+	@echo '       ARGS="seed=1"    overrides; ARGS=plan=true tells the cost, and runs none'
 	@echo '       LAUNCHER=        a Hydra launcher for the missing cells; empty: this process'
 	@echo 'make setup              make .venv from constraints.txt (every other target does so itself)'
 	@echo '       PYTHON=python3   the Python to make it with, 3.11 or 3.12'

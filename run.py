@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -59,13 +60,21 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
 
 
 def execute(config: dict[str, Any]) -> Path:
-    """Run what a config asks for, or look it up where it is done; return the run's directory."""
+    """Run what a config asks for, or look it up where it is done; return the run's directory.
+
+    Raises:
+        records.Busy: another process is doing it.
+    """
     from dpexp import ranks, records
 
-    done = records.find(config["results"], config)
-    if done is None:
-        ranks.launch(_work, config)
-    return records.locate(config["results"], config)
+    results = config["results"]
+    if records.find(results, config) is None:
+        # Of ranks that torchrun started, the first holds the lock for all.
+        is_first = os.environ.get("RANK", "0") == "0"
+        with records.held(results, config) if is_first else nullcontext():
+            if not is_first or records.find(results, config) is None:
+                ranks.launch(_work, config)
+    return records.locate(results, config)
 
 
 def build_parts(config: dict[str, Any], device: Any) -> Any:
@@ -76,7 +85,9 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     from dpexp.train import Parts
 
     method = _make(config["method"], without=("name",))
-    task = _with_public(_make(config["task"]), method.public_size, config)
+    analyses = {name: _make(node) for name, node in config.get("analysis", {}).items()}
+    public_size = max(taker.public_size for taker in (method, *analyses.values()))
+    task = _with_public(_make(config["task"]), public_size, config)
     if "features" in config:
         task = _make({**config["features"], "_partial_": True})(task, device)
     torch.manual_seed(generator(config["seed"], "init", 0).initial_seed())
@@ -91,7 +102,7 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     def make_optimizer(weights: list[Any]) -> Any:
         return _make(_said(config["optimizer"]), params=weights)
 
-    return Parts(task, model, method, make_optimizer, schedule, _attack(config))
+    return Parts(task, model, method, make_optimizer, schedule, _attack(config), analyses)
 
 
 def _attack(config: dict[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +52,11 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class PublicPasses:
-    """Gradients of public examples, from the same model and the same tape as the private ones.
+class Passes:
+    """Gradients of examples outside the step's draw, from the same model and the same tape.
 
     Attributes:
-        examples: the public set, with `batch(indices)`.
+        examples: a set, usually the public one, with `batch(indices)`.
         trainable: the parameters whose gradients are wanted.
         backward: takes a batch through the model and lets a listener hear the tape.
         device: the model's.
@@ -133,11 +134,12 @@ class PrivateGradient:
         self._state: State = {}
         self._sum = ClippedSum({}, (), torch.empty(0))
         trainable = method.trainable(model)
+        self._trainable = frozenset(trainable)
         self._listener: Listener = self._take
         self._tape = Tape(model, trainable, lambda layer, tap: self._listener(layer, tap))
         self._public = None
         if public is not None:
-            self._public = PublicPasses(public, frozenset(trainable), self._backward, ranks.device)
+            self._public = self.passes(public)
 
     def __enter__(self) -> PrivateGradient:
         """Use as a context manager."""
@@ -146,6 +148,19 @@ class PrivateGradient:
     def __exit__(self, *_: object) -> None:
         """Remove the taps."""
         self._tape.detach()
+
+    def passes(self, examples: Any) -> Passes:
+        """Give the per-example gradients of any set; of a private one they are not private."""
+        return Passes(examples, self._trainable, self._backward, self._ranks.device)
+
+    @contextmanager
+    def untapped(self) -> Iterator[None]:
+        """Leave the model to autograd meanwhile, as if it had never been tapped."""
+        self._tape.detach()
+        try:
+            yield
+        finally:
+            self._tape.attach()
 
     def __call__(self, state: State, examples: Any, step: int) -> Outcome:
         """Take the step's draw through the whole line.

@@ -39,6 +39,8 @@ class Position:
         wall_s: seconds, over all the times the run was taken up.
         drawn, clipped, nonfinite, loss: sums since the last evaluation.
         last: what the last evaluation gave, metric to value.
+        traces: what analyses have seen, one entry an observation (`dpexp.observation`).
+        memories: what each analysis keeps for itself.
     """
 
     state: State
@@ -52,6 +54,8 @@ class Position:
     nonfinite: int = 0
     loss: float = 0.0
     last: dict[str, float] = field(default_factory=dict)
+    traces: dict[str, list[Tensor]] = field(default_factory=dict)
+    memories: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class Logbook:
@@ -129,6 +133,7 @@ class Logbook:
             self._optimizer.load_state_dict(saved["optimizer"])
             vars(self._at).update(saved["position"])
             self._at.state = _moved(self._at.state, self._ranks.device)
+            self._at.memories = _moved(self._at.memories, self._ranks.device)
             if self._run is not None:
                 self._run.truncate_metrics(self._at.step)
                 self._progress.start_from(self._at.step)
@@ -203,7 +208,7 @@ class Logbook:
         task: Any,
         certificate: dict,
         numbers: Mapping[str, Any],
-        arrays: Mapping[str, np.ndarray],
+        arrays: Mapping[str, Mapping[str, np.ndarray]],
     ) -> None:
         """Write the run's result and certificate.
 
@@ -211,7 +216,7 @@ class Logbook:
             task: what it trained on.
             certificate: of its privacy.
             numbers: further ones for result.json.
-            arrays: for scores.npz; none, no file.
+            arrays: by file; none, no file.
         """
         if self._run is None:
             return
@@ -220,6 +225,7 @@ class Logbook:
         said = {**at.last, **numbers, "epochs": config["epochs"], "steps": at.step}
         result = describe(config, task, mechanism, self._ranks, said, wall, at.examples)
         self._run.finish(result, certificate, arrays)
+        self._tracker.conclude(result)
 
     def _label(self) -> str:
         config = self._config
@@ -281,4 +287,6 @@ def _moved(value: Any, device: torch.device) -> Any:
         return value.to(device)
     if isinstance(value, dict):
         return {key: _moved(each, device) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_moved(each, device) for each in value]
     return value

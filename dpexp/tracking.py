@@ -13,10 +13,16 @@ from tqdm import tqdm
 from dpexp.types import ConfigError
 
 MODES = ("disabled", "offline", "online")
+NAMED = ("profile", "method", "model", "task")
+"""Parts of a config whose names are tags."""
 
 
 class Tracker:
     """Sends a run's metrics to wandb, which is imported only if it is wanted.
+
+    A dashboard's run has the id of the record; as group the artifact, `PAPER/NAME`; as tags paper,
+    profile, method, model and task; as job type what it is for (`job_type`). Lines have the step
+    of training as theirs, so that a resumed run draws over what it sends again.
 
     Args:
         config: the run's; its `wandb` section has mode (disabled, offline or online), project,
@@ -38,14 +44,16 @@ class Tracker:
         import wandb  # takes a second, and starts a service
 
         directory = Path(directory).resolve()
-        words = [settings.get("paper"), config["method"]["name"], config["task"]["name"]]
+        named = [config.get(group, {}).get("name") for group in NAMED]
+        paper, artifact = settings.get("paper"), settings.get("group")
         try:
             self._run = wandb.init(
                 mode=mode,
                 project=settings["project"],
                 entity=settings.get("entity"),
-                group=settings.get("group"),
-                tags=[word for word in words if word],
+                group="/".join(word for word in (paper, artifact) if word) or None,
+                tags=list(dict.fromkeys(word for word in (paper, *named) if word)),
+                job_type=job_type(config),
                 id=directory.name,
                 resume="allow",
                 dir=directory,
@@ -57,11 +65,30 @@ class Tracker:
             raise ConfigError(
                 f"wandb cannot start: {reason}. Set wandb.mode=offline or disabled."
             ) from error
+        self._run.define_metric("*", step_metric="step")
+        self._run.define_metric(score_of("*"), step_metric="eps")
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Send one evaluation, the same as in metrics.jsonl."""
         if self._run is not None:
-            self._run.log({key: value for key, value in line.items() if value is not None})
+            self._run.log(_given(line), step=line["step"])
+
+    def conclude(self, result: Mapping[str, Any]) -> None:
+        """Send what came out: the run's summary, and its one point of score over target epsilon.
+
+        The score is the task's metric under one name whatever the metric, so that one chart takes
+        every run of a task; a run without a target has no point.
+
+        Args:
+            result: of result.json.
+        """
+        if self._run is None:
+            return
+        score = {score_of(result["task"]): result[result["metric"]]}
+        if result["eps"] is not None:
+            self._run.log({"eps": result["eps"], **score}, step=result["steps"])
+        flat = {key: v for key, v in _given(result).items() if not isinstance(v, Mapping)}
+        self._run.summary.update({**flat, **score, "score": result[result["metric"]]})
 
     def close(self, exit_code: int = 0) -> None:
         """Finish the dashboard's run."""
@@ -76,6 +103,20 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close, telling the dashboard whether the run ended by an error."""
         self.close(exit_code=0 if kind is None else 1)
+
+
+def job_type(config: Mapping[str, Any]) -> str:
+    """Say what a run is for: "audit", "attack" or "analysis", else "train"."""
+    return next((kind for kind in ("audit", "attack", "analysis") if config.get(kind)), "train")
+
+
+def score_of(task: str) -> str:
+    """Name the key under which a dashboard has a task's metric at the end of each run."""
+    return f"score/{task}"
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 class Progress:

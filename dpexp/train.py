@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,7 +16,9 @@ from dpexp import memory
 from dpexp.gradient import PrivateGradient
 from dpexp.logbook import Logbook, Position
 from dpexp.mechanism import Mechanism, build, new_secret, num_steps, verify
+from dpexp.observation import Analysis, Observers
 from dpexp.ranks import Ranks
+from dpexp.records import ANALYSIS, SCORES
 from dpexp.tasks import Judge, percent_right
 from dpexp.tasks.task import fingerprint
 from dpexp.types import ConfigError, Method, State
@@ -94,6 +96,7 @@ class Parts:
         make_optimizer: maps the trainable parameters to an optimizer.
         schedule: maps a step, from 0, and how many there are to a multiplier of the learning rate.
         attack: what is done to the run to measure what it gives away; None: nothing.
+        analyses: what looks at its gradients as it goes, by name.
     """
 
     task: Any
@@ -102,6 +105,7 @@ class Parts:
     make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     schedule: Callable[[int, int], float]
     attack: Attack | None = None
+    analyses: Mapping[str, Analysis] = field(default_factory=dict)
 
 
 def train(config: dict, parts: Parts, ranks: Ranks) -> None:
@@ -134,6 +138,11 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         with PrivateGradient(
             model, method, mechanism, ranks, config["micro_batch"], task.public, task.loss
         ) as gradient:
+            observers = Observers(
+                parts.analyses, task, model, method, examples, gradient, mechanism, ranks
+            )
+            if at.step == 0:
+                observers.observe(at)
             while at.step < mechanism.num_steps:
                 set_rates(optimizer, rates, parts.schedule(at.step, mechanism.num_steps))
                 outcome = gradient(at.state, examples, at.step)
@@ -142,8 +151,10 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                 book.after_step(outcome)
                 if book.is_evaluation_due():
                     book.log_evaluation(judge(model, task, ranks.device))
+                    observers.observe(at)
                 book.save_if_due()
         deviations = [JUDGED_ON_TRAINING] if task.test is task.train else []
+        deviations += observers.deviations
         findings = Findings({}, {})
         if attack is not None:
             deviations.append(attack.deviation)
@@ -158,7 +169,9 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         if task.public is not None:
             certificate["public"] = describe_public(config, task.public)
         verify(certificate)
-        book.finish(task, certificate, *findings)
+        numbers = {**findings.numbers, **observers.numbers(at)}
+        files = {SCORES: findings.arrays, ANALYSIS: observers.arrays(at)}
+        book.finish(task, certificate, numbers, files)
 
 
 def make_mechanism(

@@ -10,7 +10,9 @@ Its own words, each WORD=VALUE:
 
     paper=rgp           which paper's: a folder of conf/artifact
     profile=embedded    embedded (no network, minutes), quick (real data, small), paper
-    plan=true           list the cells with their cost on this machine; run and write nothing
+    plan=true           list the cells with their cost on this machine; run and write nothing.
+                        Under profile=paper it is from a few examples, scaled by counted FLOPs
+    flops=40e12         with plan=true without a GPU: the FLOP/s that one sustains, for GPU-hours
     run=false           run nothing; write the table or figure from the runs that are there
     rows=A,B columns=C  run these cells only; the others are shown if they are there. Patterns
                         such as cifar10-* work. A figure's rows are its lines, its columns its
@@ -27,23 +29,21 @@ from __future__ import annotations
 
 import fnmatch
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra import initialize_config_dir
-from hydra._internal.callbacks import Callbacks
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
-from hydra.types import HydraContext, RunMode
 from omegaconf.errors import OmegaConfBaseException
 
 import run
 from dpexp import ranks, records
 from dpexp.artifacts import build, cells, collect, exports, plan, spec, table
 from dpexp.types import ConfigError
+from scripts import hours
+from scripts.configs import Configs
+from scripts.launcher import launch
 
 FAILURES = (collect.FAILED, collect.NOT_RUN, collect.REFUSED)
 
@@ -56,6 +56,7 @@ class Request:
     paper: str = "rgp"
     profile: str = "embedded"
     is_plan: bool = False
+    flops: float | None = None
     runs: bool = True
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
@@ -76,13 +77,15 @@ def parse(words: Sequence[str]) -> Request:
         if key in ("paper", "profile", "launcher"):
             own[key] = value
         elif key == "plan":
-            own["is_plan"] = _truth(word)
+            own["is_plan"] = truth(word)
         elif key == "run":
-            own["runs"] = _truth(word)
+            own["runs"] = truth(word)
+        elif key == "flops":
+            own["flops"] = positive(word)
         elif key in ("rows", "columns"):
             own[key] = tuple(value.split(","))
         elif key in ("seed", "seeds"):
-            own["seeds"] = _seeds(word)
+            own["seeds"] = seeds(word)
         elif equals or word.startswith("~"):
             overrides.append(word)
         elif name or word.startswith("-"):
@@ -94,18 +97,34 @@ def parse(words: Sequence[str]) -> Request:
     return Request(name, overrides=tuple(overrides), **own)
 
 
-def _truth(word: str) -> bool:
+def truth(word: str) -> bool:
+    """Read WORD=true or WORD=false; raises ConfigError for any other value."""
     key, _, value = word.partition("=")
     if value not in ("true", "false"):
         raise ConfigError(f"Expected {key}=true or {key}=false; got '{word}'.")
     return value == "true"
 
 
-def _seeds(word: str) -> tuple[int, ...]:
+def seeds(word: str) -> tuple[int, ...]:
+    """Read seeds=0,1,2; raises ConfigError for what is no whole number."""
     try:
         return tuple(int(seed) for seed in word.partition("=")[2].split(","))
     except ValueError:
         raise ConfigError(f"Expected whole numbers, as in seeds=0,1,2; got '{word}'.") from None
+
+
+def positive(word: str) -> float:
+    """Read WORD=NUMBER above 0, of workers a whole one; raises ConfigError for any other value."""
+    key, _, text = word.partition("=")
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0 or (key == "workers" and value % 1):
+        kind = "whole number from 1" if key == "workers" else "number above 0"
+        raise ConfigError(f"Expected a {kind}, as in {key}={'2' if key == 'workers' else '40e12'}; "
+                          f"got '{word}'.")  # fmt: skip
+    return value
 
 
 def is_picked(request: Request, artifact: spec.Artifact, cell: spec.Key) -> bool:
@@ -134,8 +153,13 @@ def main(words: Sequence[str]) -> int:
     if {"-h", "--help"} & set(words):
         print(__doc__)
         return 0
+    return guarded(lambda: _main(parse(words)))
+
+
+def guarded(program: Callable[[], int]) -> int:
+    """Give a program's exit code; a mistake of the user's is one line."""
     try:
-        return _main(parse(words))
+        return program()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -152,7 +176,7 @@ def _main(request: Request) -> int:
     cells.profile_of(artifact, request.profile)
     tags = (f"wandb.paper={request.paper}", f"wandb.group={request.artifact}")
     user = (*tags, *request.overrides)
-    jobs = cells.expand(artifact, request.profile, run.compose, run.CONF, user, request.seeds)
+    jobs = cells.expand(artifact, request.profile, Configs().compose, run.CONF, user, request.seeds)
     configs = [job.config for job in jobs if job.config is not None]
     results = Path(configs[0]["results"] if configs else "results")
     outcomes = [collect.outcome(job, results) for job in jobs]
@@ -174,18 +198,21 @@ def _main(request: Request) -> int:
         request.profile,
         collect.collect(artifact, outcomes),
         table.settings(configs),
-        tuple(word for word in request.overrides if not _is_neutral(word)),
+        changing(request.overrides),
     )
     for path in exports.write(shown, results):
         print(path)
     attempted = {job.run_id for job in to_do}
     judged = [o for o in outcomes if o.job.run_id in attempted or o.status == collect.REFUSED]
-    return 130 if stopped else _exit_code(judged)
+    return 130 if stopped else exit_code(judged)
 
 
-def _is_neutral(override: str) -> bool:
-    """Tell whether an override leaves the numbers as they are, as `device=cpu` does."""
-    return override.lstrip("+~").partition("=")[0].partition(".")[0] in records.RESULT_NEUTRAL
+def changing(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Give the overrides that change the numbers, as `device=cpu` does not."""
+    return tuple(
+        word for word in overrides
+        if word.lstrip("+~").partition("=")[0].partition(".")[0] not in records.RESULT_NEUTRAL
+    )  # fmt: skip
 
 
 def _opening(
@@ -222,7 +249,7 @@ def _run(
     return False
 
 
-def _exit_code(outcomes: Sequence[collect.Outcome]) -> int:
+def exit_code(outcomes: Sequence[collect.Outcome]) -> int:
     """Say what failed; 2 if only the user's overrides are to blame, 1 otherwise, 0 if nothing."""
     failed = [o for o in outcomes if o.status in FAILURES]
     mistakes = [build.mistake(item) for item in failed]
@@ -243,48 +270,16 @@ def _print_plan(
 ) -> None:
     print(f"{artifact.place}, profile {request.profile}\n")
     configs = [o.job.config for o in outcomes if o.job.config is not None]
-    device = records.describe_device(ranks.choose_device(configs[0]["device"])) if configs else ""
-    estimator = plan.Estimator(results, request.profile, device, run.estimate)
+    device = ranks.choose_device(configs[0]["device"] if configs else "auto")
+    if request.profile == "paper":  # too long to time, and the data may not be there
+        wanted: dict[str, list[dict[str, Any]]] = {o.job.name: [] for o in outcomes}
+        for job in build.missing(outcomes):
+            wanted[job.name].append(job.config or {})
+        print(*hours.plan("Cell", wanted, device, request.flops), sep="\n")
+        return
+    known = records.describe_device(device)
+    estimator = plan.Estimator(results, request.profile, known, run.estimate)
     print(*plan.plan(outcomes, estimator), sep="\n")
-
-
-def run_cell(config: Any) -> str:
-    """Do one run as a Hydra job; failures are left in its log, so that the other jobs go on.
-
-    Args:
-        config: the composed DictConfig.
-
-    Returns:
-        "" or the first line of what went wrong.
-    """
-    plain = run.plain(config)
-    return build.attempt(plain, records.run_id(plain), run.execute, Path(plain["results"]))
-
-
-def launch(name: str, jobs: list[list[str]]) -> None:
-    """Hand jobs to the Hydra launcher of this name.
-
-    Raises:
-        ConfigError: no such launcher, or its plugin isn't installed.
-    """
-    with initialize_config_dir(str(run.CONF), job_name="artifact", version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        valid = hydra.config_loader.get_group_options("hydra/launcher")
-        if name not in valid:
-            raise spec.unknown("launcher", name, valid)
-        config = hydra.compose_config(
-            config_name="config",
-            overrides=[f"hydra/launcher={name}", *jobs[0]],  # a config must be whole to compose
-            run_mode=RunMode.MULTIRUN,
-            with_log_configuration=False,
-        )
-        launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=HydraContext(hydra.config_loader, Callbacks(config)),
-            task_function=run_cell,
-            config=config,
-        )
-        launcher.launch(jobs, initial_job_idx=0)
 
 
 if __name__ == "__main__":

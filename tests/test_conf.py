@@ -17,9 +17,9 @@ METHODS, MODELS, PROFILES, TASKS = (
     sorted(path.stem for path in (run.CONF / group).glob("*.yaml") if path.stem != "auto")
     for group in GROUPS
 )
-ATTACKS, AUDITS, PROMPTS = (
+ATTACKS, AUDITS, PROMPTS, ANALYSES = (
     sorted(path.stem for path in (run.CONF / group).glob("*.yaml"))
-    for group in ("attack", "audit", "prompts")
+    for group in ("attack", "audit", "prompts", "analysis")
 )
 FEATURES = sorted(path.stem for path in (run.CONF / "features").glob("*.yaml"))
 ARTIFACTS = sorted((run.CONF / "artifact").glob("*/*.yaml"))
@@ -59,7 +59,9 @@ def test_every_cell_of_every_profile_composes_to_a_run_of_its_own(path):
     for profile in PROFILES:
         jobs = cells.expand(table, profile, run.compose, run.CONF)
         built = [job for job in jobs if not job.not_built]
-        assert len({job.run_id for job in built}) == len(built) > 0
+        # Several lines may show several series of one run, whose words are then the same.
+        asked = {job.overrides for job in built}
+        assert len({job.run_id for job in built}) == len(asked) > 0
         assert all(job.config["profile"]["name"] == profile for job in built)
         assert all(leaves_its_warm_up(job.config) for job in built)
 
@@ -113,6 +115,12 @@ def nodes():
     for group, option in (*product(["attack"], ATTACKS), *product(["audit"], AUDITS)):
         words = ["method=dpsgd", "task=digits", "model=wrn10_1", f"{group}={option}"]
         yield f"{group}-{option}", group, run.compose(words)[group]
+    for option in ANALYSES:
+        # One that is of a method takes its settings from there.
+        words = ["method=compressive", "task=digits", f"analysis={option}"]
+        if "\nparameter: ???" in (run.CONF / "analysis" / f"{option}.yaml").read_text():
+            words.append(f"analysis.{option}.parameter=stem.weight")
+        yield f"analysis-{option}", "analysis", run.compose(words)["analysis"][option]
     for option in PROMPTS:
         words = ["method=bitfit", "task=sst2", "model=minilm", f"prompts={option}"]
         yield f"prompts-{option}", "prompts", run.compose(words)["prompts"]

@@ -16,6 +16,7 @@ FLOORS = (
     {"ranks", "checkpoint", "tracking"},
     {"gradient"},
     {"logbook"},
+    {"observation"},
     {"train"},
     {"pate"},
     {"attacks", "analysis"},

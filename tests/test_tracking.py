@@ -1,24 +1,72 @@
 """The dashboard gets what metrics.jsonl gets, and the bar says what a person wants to know."""
 
 import io
+import json
+import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from dpexp.tracking import Progress, Tracker
+from dpexp.tracking import Progress, Tracker, job_type
 from dpexp.types import ConfigError
+from tests.runs import execute
 
 LINE = {"step": 10, "epoch": 1.0, "epsilon": 3.2, "train_loss": 0.5, "test_accuracy": 91.25}
+
+
+HERE = ["profile=embedded", "device=cpu"]
+PATE = ["method=pate", "method.teachers=20", "method.teacher_steps=10", "method.answers=60"]
+PATE += ["method.student_steps=20"]
+RESULT = {
+    "method": "rgp",
+    "task": "digits",
+    "metric": "test_accuracy",
+    "test_accuracy": 92.5,
+    "eps": 8.0,
+    "seed": 3,
+    "steps": 20,
+    "device": "cpu",
+    "versions": {"torch": "2"},
+}
 
 
 def config(**wandb):
     return {
         "wandb": {"mode": "disabled", "project": "dpexp", **wandb},
+        "profile": {"name": "embedded"},
         "method": {"name": "rgp"},
+        "model": {"name": "cnn"},
         "task": {"name": "digits"},
+        "analysis": {},
     }
+
+
+def kept_records(directory):
+    """Read the records of wandb's own file: LevelDB's log behind a header of seven bytes."""
+    from wandb.proto import wandb_internal_pb2 as wire
+
+    (path,) = directory.glob("wandb/offline-run-*/*.wandb")
+    content, at, block, part = path.read_bytes(), 7, 32768, b""
+    assert content[:4] == b":W&B"
+    records = []
+    while at + 7 <= len(content):
+        if block - at % block < 7:  # too little for a record's head: the block is padded
+            at += block - at % block
+            continue
+        _, size, kind = struct.unpack("<IHB", content[at : at + 7])
+        part += content[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last of its parts
+            records.append(wire.Record.FromString(part))
+            part = b""
+    return records
+
+
+def by_key(items):
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
 def test_a_disabled_dashboard_is_never_imported(tmp_path):
@@ -36,16 +84,94 @@ def test_an_unknown_mode_is_the_users_error(tmp_path):
         Tracker(config(mode="ofline"), tmp_path)
 
 
-def test_an_offline_dashboard_keeps_the_same_metrics_in_the_runs_folder(tmp_path):
+def tracked(directory, lines, result=None, **wandb):
+    with Tracker(config(mode="offline", **wandb), directory) as tracker:
+        for line in lines:
+            tracker.log(line)
+        if result:
+            tracker.conclude(result)
+    return finished(directory)
+
+
+def finished(directory):
+    deadline = time.monotonic() + 60  # wandb's own process writes the file, and is not waited for
+    records = []
+    while not any(record.HasField("exit") for record in records):
+        assert time.monotonic() < deadline, "wandb has not finished its file"
+        time.sleep(0.05)
+        records = kept_records(directory)
+    return records
+
+
+def test_an_offline_dashboard_can_be_read_back(tmp_path):
     directory = tmp_path / "0123456789ab"
     directory.mkdir()
-    settings = config(mode="offline", group="rgp-table3", paper="rgp")
-    with Tracker(settings, directory) as tracker:
-        tracker.log(LINE | {"clip_fraction": None})
-    (kept,) = directory.glob("wandb/offline-run-*/*.wandb")
-    content = kept.read_bytes()
-    for word in (b"0123456789ab", b"rgp-table3", b"digits", b"test_accuracy", b"91.25", b"3.2"):
-        assert word in content
+    lines = [LINE | {"clip_fraction": None}, LINE | {"step": 20, "test_accuracy": 92.5}]
+    records = tracked(directory, lines, RESULT, group="table3", paper="rgp")
+
+    (run,) = [r.run for r in records if r.HasField("run")][:1]
+    assert run.run_id == "0123456789ab"
+    assert run.project == "dpexp"
+    assert run.run_group == "rgp/table3"
+    assert run.job_type == "train"
+    assert sorted(run.tags) == ["cnn", "digits", "embedded", "rgp"]  # a paper and a method, once
+    assert by_key(run.config.update)["method"] == {"name": "rgp"}
+
+    history = [by_key(r.history.item) for r in records if r.HasField("history")]
+    assert [row["_step"] for row in history] == [10, 20]
+    assert history[0]["test_accuracy"] == 91.25 and "clip_fraction" not in history[0]
+    assert history[1]["epsilon"] == 3.2
+    assert (history[1]["eps"], history[1]["score/digits"]) == (8.0, 92.5)
+
+    summary = {}
+    for record in records:
+        if record.HasField("summary"):
+            summary |= by_key(record.summary.update)
+    assert summary["score"] == summary["score/digits"] == 92.5
+    assert {key: summary[key] for key in ("method", "task", "eps", "seed", "device")} == {
+        "method": "rgp",
+        "task": "digits",
+        "eps": 8.0,
+        "seed": 3,
+        "device": "cpu",
+    }
+    assert "versions" not in summary
+
+    axes = {r.metric.glob_name: r.metric.step_metric for r in records if r.HasField("metric")}
+    assert axes["*"] == "step" and axes["score/*"] == "eps"
+
+
+@pytest.mark.parametrize("words", [["method=dpsgd", "model=linear", "epochs=0.5"], PATE])
+def test_a_run_sends_what_came_out(tmp_path, words):
+    directory = execute(tmp_path, *words, "task=digits", "eps=8", "wandb.mode=offline", *HERE)
+    result = json.loads((directory / "result.json").read_text())
+    history = [by_key(r.history.item) for r in finished(directory) if r.HasField("history")]
+    assert history[-1]["score/digits"] == result["test_accuracy"]
+    assert (history[-1]["eps"], history[-1]["_step"]) == (8, result["steps"])
+
+
+def test_without_a_target_there_is_a_score_but_no_point_over_epsilon(tmp_path):
+    result = RESULT | {"eps": None}
+    records = tracked(tmp_path, [LINE], result)
+    history = [by_key(r.history.item) for r in records if r.HasField("history")]
+    assert not any("eps" in row or "score/digits" in row for row in history)
+    assert any(
+        by_key(r.summary.update).get("score") == 92.5 for r in records if r.HasField("summary")
+    )
+    assert not [r.run.run_group for r in records if r.HasField("run") and r.run.run_group]
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ({}, "train"),
+        ({"analysis": {"cost": {}}}, "analysis"),
+        ({"analysis": {"cost": {}}, "attack": {"name": "shadow"}}, "attack"),
+        ({"audit": {"name": "one_run"}}, "audit"),
+    ],
+)
+def test_a_job_type_says_what_a_run_is_for(more, kind):
+    assert job_type(config() | more) == kind
 
 
 class Terminal(io.StringIO):

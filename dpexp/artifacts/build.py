@@ -86,6 +86,54 @@ def missing(outcomes: Iterable[Outcome]) -> list[Job]:
     return list({o.job.run_id: o.job for o in outcomes if o.status in again}.values())
 
 
+class Report:
+    """Says how each of some runs ended, and remembers which data are missing."""
+
+    def __init__(
+        self,
+        total: int,
+        results: Path,
+        say: Callable[[str], None] = print,
+        stop_at_mistake: bool = False,
+    ) -> None:
+        """Begin at none of `total` runs.
+
+        Args:
+            total: how many there are.
+            results: the results folder.
+            say: takes a line for each.
+            stop_at_mistake: whether a config that is refused ends it all, as it should when the
+                user's overrides go to every cell.
+        """
+        self._total, self._results, self._say = total, results, say
+        self._stop_at_mistake = stop_at_mistake
+        self._number = 0
+        self._absent: dict[str, str] = {}
+
+    def is_hopeless(self, job: Job) -> bool:
+        """Settle a run whose data or model another one has missed: leave a log, and tell."""
+        config = job.config or {}
+        known = self._absent.get(sources(config))
+        if known is None:
+            return False
+        attempt(config, job.run_id, _refuse(known), self._results)
+        self._tell(job, f"{NO_DATA}, as above", 0.0)
+        return True
+
+    def ended(self, job: Job, reason: str, seconds: float) -> None:
+        """Take what `attempt` gave; raises ConfigError for a refused config that ends it all."""
+        if self._stop_at_mistake and reason.startswith(WRONG):
+            raise ConfigError(reason.removeprefix(WRONG))
+        if reason.startswith(NO_DATA):
+            self._absent[sources(job.config or {})] = reason.removeprefix(f"{NO_DATA}: ")
+        self._tell(job, reason or _shown(job, self._results), seconds)
+
+    def _tell(self, job: Job, end: str, seconds: float) -> None:
+        self._number += 1
+        count = f"[{self._number:{len(str(self._total))}}/{self._total}]"
+        self._say(f"{count} {job.name}, seed {job.seed}: {end} ({duration(seconds)})")
+
+
 def run_missing(
     jobs: Sequence[Job],
     execute: Execute,
@@ -93,33 +141,24 @@ def run_missing(
     say: Callable[[str], None] = print,
     stop_at_mistake: bool = False,
 ) -> None:
-    """Do the runs one after another in this process, with one line for each.
+    """Do the runs that `missing` gave one after another in this process.
 
     Args:
-        jobs: what `missing` gave.
+        jobs: what is to be done.
         execute: see `Execute`.
         results: the results folder.
-        say: takes each line.
-        stop_at_mistake: whether a config that is refused ends it all, as it should when the
-            user's overrides go to every cell.
+        say: see `Report`.
+        stop_at_mistake: see `Report`.
 
     Raises:
         ConfigError: the first refused config's, if `stop_at_mistake`.
     """
-    width = len(str(len(jobs)))
-    absent: dict[str, str] = {}
-    for number, job in enumerate(jobs, 1):
-        config = job.config or {}
-        start = time.perf_counter()
-        known = absent.get(sources(config))
-        reason = attempt(config, job.run_id, _refuse(known) if known else execute, results)
-        took = duration(time.perf_counter() - start)
-        if stop_at_mistake and reason.startswith(WRONG):
-            raise ConfigError(reason.removeprefix(WRONG))
-        if reason.startswith(NO_DATA):
-            absent[sources(config)] = reason.removeprefix(f"{NO_DATA}: ")
-        end = f"{NO_DATA}, as above" if known else reason or _shown(job, results)
-        say(f"[{number:{width}}/{len(jobs)}] {job.name}, seed {job.seed}: {end} ({took})")
+    report = Report(len(jobs), results, say, stop_at_mistake)
+    for job in jobs:
+        if not report.is_hopeless(job):
+            start = time.perf_counter()
+            reason = attempt(job.config or {}, job.run_id, execute, results)
+            report.ended(job, reason, time.perf_counter() - start)
 
 
 def sources(config: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp import records
-from dpexp.artifacts.spec import Artifact, Key, Line, Profile, unknown
+from dpexp.artifacts.words import Artifact, Key, Line, Profile, unknown
 
 Compose = Callable[[list[str]], dict[str, Any]]
 """Turns Hydra overrides into a plain, resolved config; raises ConfigError for a wrong one."""
@@ -63,7 +63,8 @@ def cell_name(row: Line, column: Line, profile: Profile) -> str:
     A level line has no x to tell.
     """
     words = relabel(column, profile)
-    return ", ".join([*relabel(row, profile), *(words[:-1] if row.regardless_of else words)])
+    is_level = row.regardless_of and column.x is not None
+    return ", ".join([*relabel(row, profile), *(words[:-1] if is_level else words)])
 
 
 def expand(
@@ -77,7 +78,8 @@ def expand(
     """List every run of an artifact, all cells of the first seed first.
 
     In that order an interrupted build leaves a full table of one seed and not a few rows of all.
-    Cells that the profile skips have no run, nor have those of a level line after its first.
+    Cells that the profile skips have no run, nor have columns of words, nor a level line's cells
+    after its first.
 
     Args:
         artifact: the artifact.
@@ -92,15 +94,28 @@ def expand(
         ConfigError: from `compose`, or a profile that isn't there.
     """
     changes = profile_of(artifact, profile)
+    compose = _once(compose)
     seeds = tuple(seeds if seeds is not None else changes.seeds)
     cells = [
         _jobs(artifact, profile, row, column, seeds, compose, conf, user)
         for row in artifact.rows
-        for column in artifact.columns
+        for column in artifact.measured_columns
         if column is artifact.run_column(row, column)
         and not is_skipped(artifact, changes, row, column)
     ]
     return [job for of_one_seed in zip(*cells, strict=True) for job in of_one_seed]
+
+
+def _once(compose: Compose) -> Compose:
+    """Compose equal overrides once: several lines of a figure may show several series of a run."""
+    composed: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def compose_once(words: list[str]) -> dict[str, Any]:
+        if tuple(words) not in composed:
+            composed[tuple(words)] = compose(words)
+        return composed[tuple(words)]
+
+    return compose_once
 
 
 def _jobs(
@@ -120,22 +135,26 @@ def _jobs(
     own = [word for word in replaced if word is not None] + list(changes.overrides)
     key = (row.key, column.key)
     name = cell_name(row, column, changes)
+    metric = artifact.metric_of(row, column)
     words = [(f"profile={profile}", *own, f"seed={seed}", *user) for seed in seeds]
     absent = next((word for word in own if _is_absent(word, conf)), "")
     if absent:
         return [
-            Job(key, name, artifact.metric, seed, overrides, not_built=absent)
+            Job(key, name, metric, seed, overrides, not_built=absent)
             for seed, overrides in zip(seeds, words, strict=True)
         ]
     composed = compose(list(words[0]))
     configs = [{**composed, "seed": seed} for seed in seeds]
     return [
-        Job(key, name, artifact.metric, seed, overrides, config, records.run_id(config))
+        Job(key, name, metric, seed, overrides, config, records.run_id(config))
         for seed, overrides, config in zip(seeds, words, configs, strict=True)
     ]
 
 
 def _is_absent(override: str, conf: Path) -> bool:
-    """Tell whether an override picks an option its config group has no file for."""
-    group, _, option = override.partition("=")
-    return (conf / group).is_dir() and not (conf / group / f"{option}.yaml").is_file()
+    """Tell whether an override picks an option, or one of a list, that has no file."""
+    group, _, options = override.partition("=")
+    wanted = [option.strip() for option in options.strip("[]").split(",")]
+    return (conf / group).is_dir() and not all(
+        (conf / group / f"{option}.yaml").is_file() for option in wanted
+    )

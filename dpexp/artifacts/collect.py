@@ -5,13 +5,25 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpexp import records
 from dpexp.artifacts.cells import Job
-from dpexp.artifacts.spec import Artifact, Key
+from dpexp.artifacts.readings import (
+    Curve,
+    Reading,
+    join,
+    mean_and_std,
+    numbers,
+    pictures_mean,
+    read,
+)
+from dpexp.artifacts.words import CURVES, MAPS, Artifact, Key, Line
 from dpexp.mechanism.recheck import recheck
 
 NOT_RUN, NOT_BUILT, NO_DATA, FAILED = "not run", "not built", "no data", "failed"
@@ -19,6 +31,9 @@ REFUSED = "refused"
 """Of a run whose certificate does not hold when it is recomputed."""
 SKIPPED = "not run here"
 """Of a cell that the profile skips."""
+WORDS = "words"
+"""Of a cell of a column of words."""
+DONE = "done"
 _WORST_FIRST = (REFUSED, FAILED, NO_DATA, NOT_BUILT, NOT_RUN)
 
 
@@ -31,6 +46,7 @@ class Outcome:
         status: "done", or one of the five reasons above.
         detail: for a run that isn't done, the sentence or the log to look at.
         result, privacy: the record's result.json and privacy.json, empty unless done.
+        directory: the record's; None unless done.
     """
 
     job: Job
@@ -38,17 +54,19 @@ class Outcome:
     detail: str = ""
     result: Mapping[str, Any] | None = None
     privacy: Mapping[str, Any] | None = None
+    directory: Path | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Value:
-    """One cell of the table.
+    """One cell of the table or figure.
 
     Attributes:
         cell: row key and column key.
-        status: "done" if at least one seed is, else why not.
+        status: "done" if at least one seed is, else why not; "words" of a column of words.
         details: sentences on the runs that failed or have no data, each once.
-        mean, std: over the seeds done; std (ddof 1) is None with fewer than two of them.
+        mean, std: over the seeds done, of a curve at its end; std (ddof 1) is None with fewer than
+            two of them, both are of a picture.
         num_seeds: how many are done.
         asked: how many there should be.
         published: the paper's value, or None.
@@ -56,6 +74,10 @@ class Value:
             released.
         deviations: what the certificates admit, each once.
         run_ids: of the runs done.
+        curve: of a figure of curves, over the seeds done.
+        picture: of a figure of maps, [rows, columns], the mean over the seeds done.
+        text: of a column of words.
+        readings, results: what each seed done shows, and its result.json; claims compare these.
     """
 
     cell: Key
@@ -70,6 +92,16 @@ class Value:
     noise_multiplier: float | None = None
     deviations: tuple[str, ...] = ()
     run_ids: tuple[str, ...] = ()
+    curve: Curve | None = None
+    picture: np.ndarray | None = None
+    text: str = ""
+    readings: tuple[Reading, ...] = ()
+    results: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def is_there(self) -> bool:
+        """Tell whether there is something to show."""
+        return self.status in (DONE, WORDS)
 
     @property
     def difference(self) -> float | None:
@@ -93,7 +125,7 @@ def outcome(job: Job, results: Path) -> Outcome:
         findings = recheck(record.config, record.result, record.privacy).findings
         if findings:
             return Outcome(job, REFUSED, f"{record.directory}: {'; '.join(findings)}")
-        return Outcome(job, "done", "", record.result, record.privacy)
+        return Outcome(job, DONE, "", record.result, record.privacy, record.directory)
     log = log_path(results, job.config, job.run_id)
     if not log.is_file():
         return Outcome(job, NOT_RUN)
@@ -112,30 +144,45 @@ def collect(artifact: Artifact, outcomes: Iterable[Outcome]) -> dict[Key, Value]
     for row in artifact.rows:
         for column in artifact.columns:
             cell, shown = (row.key, column.key), (row.key, artifact.run_column(row, column).key)
+            if column.words:
+                values[cell] = Value(cell, WORDS, text=column.words.get(row.key, ""))
+                continue
             published = artifact.published.get(cell) or artifact.published.get(shown)
             number = published.value if published else None
-            values[cell] = _value(cell, by_cell.get(shown, []), number)
+            values[cell] = _value(artifact, row, column, by_cell.get(shown, []), number)
         if artifact.average is not None:
             cell = (row.key, artifact.average.key)
-            cells = [by_cell.get((row.key, column.key), []) for column in artifact.columns]
+            cells = [by_cell.get((row.key, c.key), []) for c in artifact.measured_columns]
             values[cell] = _average(artifact, cell, cells)
     return values
 
 
-def _value(cell: Key, items: Sequence[Outcome], published: float | None) -> Value:
+def _value(
+    artifact: Artifact,
+    row: Line,
+    column: Line,
+    items: Sequence[Outcome],
+    published: float | None,
+) -> Value:
+    cell = (row.key, column.key)
     if not items:
         return Value(cell, SKIPPED, published=published)
-    done = [item for item in items if item.status == "done"]
-    rest = [item for item in items if item.status != "done"]
-    mean, std = mean_and_std([metric(item.result or {}, item.job.metric) for item in done])
-    statuses = {item.status for item in rest}
+    done, readings, rest = [], [], [item for item in items if item.status != DONE]
+    for item in items:
+        if item.status == DONE:
+            try:
+                reading = read(item.directory, item.result, artifact, row, column)
+            except records.NoSeries as error:
+                rest.append(replace(item, status=str(error), detail=""))
+            else:
+                done.append(item)
+                readings.append(reading)
+    statuses = dict.fromkeys(item.status for item in rest)
     privacy = [item.privacy or {} for item in done]
-    return Value(
+    value = Value(
         cell=cell,
-        status="done" if done else next(s for s in _WORST_FIRST if s in statuses),
+        status=DONE if done else _worst(statuses),
         details=_once(f"{i.status}: {_detail(i)}" for i in rest if i.detail),
-        mean=mean,
-        std=std,
         num_seeds=len(done),
         asked=len(items),
         published=published,
@@ -143,7 +190,32 @@ def _value(cell: Key, items: Sequence[Outcome], published: float | None) -> Valu
         noise_multiplier=_largest(p.get("noise_multiplier") for p in privacy),
         deviations=_once(str(word) for p in privacy for word in p.get("deviations", [])),
         run_ids=tuple(item.job.run_id for item in done),
+        readings=tuple(readings),
+        results=tuple(item.result or {} for item in done),
     )
+    return _summed_up(value, artifact.kind) if readings else value
+
+
+def _summed_up(value: Value, kind: str) -> Value:
+    """Add what all seeds' readings make together."""
+    try:
+        if kind == MAPS:
+            return replace(value, picture=pictures_mean(value.readings))
+        if kind == CURVES:
+            curve = join(value.readings)
+            std = None if curve.std is None else float(curve.std[-1])
+            return replace(value, curve=curve, mean=float(curve.mean[-1]), std=std)
+    except records.NoSeries as error:
+        return replace(value, status=str(error))
+    mean, std = mean_and_std(value.readings)
+    return replace(value, mean=mean, std=std)
+
+
+def _worst(statuses: Iterable[str]) -> str:
+    """Give the status that says most; what a record lacks comes before all others."""
+    statuses = list(statuses)
+    lacks = [status for status in statuses if status not in _WORST_FIRST]
+    return (lacks or [status for status in _WORST_FIRST if status in statuses])[0]
 
 
 def _average(artifact: Artifact, cell: Key, cells: Sequence[Sequence[Outcome]]) -> Value:
@@ -151,21 +223,23 @@ def _average(artifact: Artifact, cell: Key, cells: Sequence[Sequence[Outcome]]) 
     by_seed: dict[int, list[Outcome]] = {}
     for item in (item for items in cells for item in items):
         by_seed.setdefault(item.job.seed, []).append(item)
-    means = [
-        statistics.fmean(n for i in items for n in numbers(i.result or {}, i.job.metric))
-        for items in by_seed.values()
-        if len(items) == len(cells) and all(item.status == "done" for item in items)
-    ]
+    means = []
+    for items in by_seed.values():
+        if len(items) == len(cells) and all(item.status == DONE for item in items):
+            with suppress(records.NoSeries):
+                found = [numbers(item.result or {}, item.job.metric) for item in items]
+                means.append(statistics.fmean(number for some in found for number in some))
     mean, std = mean_and_std(means)
     published = artifact.published.get(cell)
     return Value(
         cell=cell,
-        status="done" if means else NOT_RUN,
+        status=DONE if means else NOT_RUN,
         mean=mean,
         std=std,
         num_seeds=len(means),
         asked=len(by_seed),
         published=published.value if published else None,
+        readings=tuple(means),
     )
 
 
@@ -173,23 +247,12 @@ def _detail(item: Outcome) -> str:
     return f"see {item.detail}" if item.status == FAILED else item.detail
 
 
-def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Give the mean and the sample standard deviation (ddof 1), None where undefined."""
-    mean = statistics.fmean(values) if values else None
-    return mean, statistics.stdev(values) if len(values) > 1 else None
-
-
 def metric(result: Mapping[str, Any], names: Sequence[str]) -> float:
-    """Read a cell's number from a result.json: the mean of `numbers`."""
-    return statistics.fmean(numbers(result, names))
-
-
-def numbers(result: Mapping[str, Any], names: Sequence[str]) -> list[float]:
-    """Read the named numbers that a result.json has; its main one if it has none of them.
-
-    Of a paper's two test sets, a task that stands in for the paper's may have one.
-    """
-    return [float(result[name]) for name in names if name in result] or [float(result["value"])]
+    """Read the number by which a finished run is told: the named ones' mean, else its main one."""
+    try:
+        return statistics.fmean(numbers(result, names))
+    except records.NoSeries:
+        return float(result[result["metric"]])
 
 
 def epsilon(privacy: Mapping[str, Any]) -> float | None:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dpexp.artifacts import verdict
 from dpexp.artifacts.cells import relabel
-from dpexp.artifacts.claims import FAILS, judge
-from dpexp.artifacts.collect import Value
-from dpexp.artifacts.spec import Artifact
+from dpexp.artifacts.claims import FAILS
+from dpexp.artifacts.collect import WORDS, Value
 from dpexp.artifacts.table import Table
+from dpexp.artifacts.words import Artifact
 
 
 def markdown(table: Table) -> str:
     """Word it for people: what it is, values or picture, footnotes, claims, certificates."""
+    judged = verdict.of(table)
     parts = [
         f"# {table.artifact.title}",
         f"{_place(table.artifact)}. Profile `{table.profile}`.",
         *_comparability(table),
         *_setting(table),
         _picture(table) if table.artifact.figure else _values(table),
-        *_footnotes(table),
-        *_claims(table),
+        *([f"**Verdict**: {judged.sentence}"] if judged.sentence else []),
+        *_footnotes(table, judged),
+        *_claims(table, judged),
         *_certificates(table),
     ]
     return "\n\n".join(parts) + "\n"
@@ -50,15 +53,19 @@ def _picture(table: Table) -> str:
 
 
 def _values(table: Table) -> str:
-    artifact, notes = table.artifact, table.deviations()
+    notes = table.deviations()
     body = [
-        [*relabel(row, table.changes), *(_md_cell(v, artifact.decimals, notes) for _, v in cells)]
+        [
+            *relabel(row, table.changes),
+            *(_md_cell(v, table.artifact.decimals_of(row, column), notes) for column, v in cells),
+        ]
         for row, cells in table.grid()
     ]
     return _md_table([table.head(), *body])
 
 
 def _md_table(lines: Sequence[Sequence[str]]) -> str:
+    lines = [[word.replace("|", r"\|") for word in line] for line in lines]
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
     padded = [
         "| " + " | ".join(w.ljust(n) for w, n in zip(line, widths, strict=True)) + " |"
@@ -78,9 +85,9 @@ def _md_cell(value: Value, decimals: int, notes: Sequence[str]) -> str:
 
 
 def measured(value: Value, decimals: int) -> str:
-    """Print what was measured, or why nothing was."""
+    """Print what was measured, or why nothing was; of a column of words, the words."""
     if value.mean is None:
-        return value.status
+        return value.text if value.status == WORDS else value.status
     spread = "" if value.std is None else f" ± {value.std:.{decimals}f}"
     return f"{value.mean:.{decimals}f}{spread} (n={value.num_seeds})"
 
@@ -89,9 +96,9 @@ def _place(artifact: Artifact) -> str:
     return f"Beside {artifact.place}" if artifact.published else artifact.place
 
 
-def _footnotes(table: Table) -> list[str]:
+def _footnotes(table: Table, judged: verdict.Outcome) -> list[str]:
     artifact = table.artifact
-    legend = _figure_legend(table) if artifact.figure else _table_legend(artifact)
+    legend = _figure_legend(table) if artifact.figure else _table_legend(table)
     notes = [f"[{k}] {word}" for k, word in enumerate(table.deviations(), 1)]
     short = any(0 < v.num_seeds < v.asked for v in table.values.values())
     if short:
@@ -99,23 +106,21 @@ def _footnotes(table: Table) -> list[str]:
                      "the other seeds are not run.")  # fmt: skip
     if artifact.figure:
         notes += [f"{status}: {'; '.join(names)}" for status, names in table.absent().items()]
-    notes += table.skipped() + _troubles(table) + _orderings(table)
+    notes += table.skipped() + _troubles(table) + _orderings(table, judged)
     return [" ".join(filter(None, [legend, artifact.published_note.strip()])),
             *(["\n".join(f"- {note}" for note in notes)] if notes else [])]  # fmt: skip
 
 
-def _orderings(table: Table) -> list[str]:
+def _orderings(table: Table, judged: verdict.Outcome) -> list[str]:
     """Give the likely reason where a claim of the paper's does not show."""
-    verdicts = [one.verdict for one in judge(table.artifact, table.values)]
-    return [table.changes.why_not.strip()] if FAILS in verdicts and table.changes.why_not else []
+    return [table.changes.why_not.strip()] if judged.claims[FAILS] and table.changes.why_not else []
 
 
-def _table_legend(artifact: Artifact) -> str:
-    what = artifact.value_label or " and ".join(artifact.metric)
+def _table_legend(table: Table) -> str:
     beside = "; then the paper's value and, in brackets, measured minus paper"
     return (
-        f"Each cell: {what}, mean ± standard deviation over n "
-        f"seeds{beside if artifact.published else ''}."
+        f"Each cell: {table.value_label()}, mean ± standard deviation over n "
+        f"seeds{beside if table.artifact.published else ''}."
     )
 
 
@@ -133,28 +138,29 @@ def _troubles(table: Table) -> list[str]:
     return [f"{detail} ({'; '.join(names)})" for detail, names in cells.items()]
 
 
-def _claims(table: Table) -> list[str]:
-    verdicts = judge(table.artifact, table.values)
-    if not verdicts:
+def _claims(table: Table, judged: verdict.Outcome) -> list[str]:
+    if not judged.judged:
         return []
-    lines = [f"- {v.claim.says}: {v.sentence(table.artifact.decimals)}" for v in verdicts]
+    lines = [f"- {v.claim.says}: {v.sentence()}" for v in judged.judged]
     explained = "Unclear: within two standard errors of the seeds, where there are several."
     heading = "## The paper's claims" if table.artifact.published else "## Claims"
     return [heading, "\n".join(lines), explained]
 
 
 def _certificates(table: Table) -> list[str]:
-    lines = [["Cell", "Certified ε", "Noise multiplier", "Runs and their certificates"]]
+    """List the runs, those that several cells show once."""
+    cells: dict[tuple[str, ...], list[str]] = {}
+    values: dict[tuple[str, ...], Value] = {}
     for row, column, value in table.distinct():
         if value.run_ids:
-            runs = ", ".join(
-                f"[{i}](../runs/{i}/) ([privacy](../runs/{i}/privacy.json))" for i in value.run_ids
-            )
-            lines.append([table.name(row, column), _number(value.epsilon),
-                          _number(value.noise_multiplier), runs])  # fmt: skip
-    if len(lines) == 1:
-        return []
-    return ["## Runs", _md_table(lines)]
+            cells.setdefault(value.run_ids, []).append(table.name(row, column))
+            values[value.run_ids] = value
+    lines = [["Cell", "Certified ε", "Noise multiplier", "Runs and their certificates"]]
+    for ids, names in cells.items():
+        runs = ", ".join(f"[{i}](../runs/{i}/) ([privacy](../runs/{i}/privacy.json))" for i in ids)
+        numbers = _number(values[ids].epsilon), _number(values[ids].noise_multiplier)
+        lines.append(["; ".join(names), *numbers, runs])
+    return ["## Runs", _md_table(lines)] if cells else []
 
 
 def _number(value: float | None) -> str:

@@ -53,9 +53,16 @@ class Estimator:
     """
 
     def __init__(
-        self, results: Path, profile: str, device: str, estimate: Estimate | None = None
+        self, results: Path, profile: str, device: str | None, estimate: Estimate | None = None
     ) -> None:
-        """Read the profile's finished records of the device, described as records describe it."""
+        """Read the profile's finished records of a device.
+
+        Args:
+            results: the results folder.
+            profile: whose.
+            device: as records describe it; None takes all, where only the order is of interest.
+            estimate: times a config; None leaves what has no record unknown.
+        """
         self._estimate = estimate
         self._absent: dict[str, Cost] = {}
         directories = sorted((results / profile / "runs").glob("*"))
@@ -68,7 +75,7 @@ class Estimator:
                 "record",
             )
             for record in finished
-            if record.result["device"] == device
+            if device is None or record.result["device"] == device
         ]
 
     def cost(self, config: dict[str, Any]) -> Cost:

@@ -1,167 +1,35 @@
-"""What an artifact is: rows, columns, overrides, published values, claims, changes per profile.
-
-A table's rows and columns are printed as such. In a figure a row is a line and a column is a point
-of all lines: an x in a panel.
-"""
+"""Reads an artifact from its YAML, and refuses one that doesn't say what it has to."""
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dpexp.artifacts.words import (
+    CURVES,
+    MAPS,
+    POINTS,
+    REDUCTIONS,
+    Artifact,
+    Axes,
+    Claim,
+    Key,
+    Line,
+    Profile,
+    Published,
+    unknown,
+)
 from dpexp.types import ConfigError
 
-Key = tuple[str, str]
-"""A cell's row key and column key."""
+__all__ = ["Artifact", "Axes", "Claim", "Key", "Line", "Profile", "Published", "load", "unknown"]
 
-
-@dataclass(frozen=True)
-class Published:
-    """A value the paper prints, and where it prints it."""
-
-    value: float
-    place: str
-
-
-@dataclass(frozen=True)
-class Line:
-    """A row or a column.
-
-    Attributes:
-        key: how published values, claims and the command line refer to it.
-        labels: what the reader sees; a row has one for each of the artifact's `row_head`. A
-            figure's columns are labelled by panel and x.
-        overrides: Hydra overrides, in order.
-        panel, x: a figure's columns alone: the heading of the panel, "" if there is one panel
-            only, and where in it the point lies.
-        regardless_of: a figure's rows alone: the keys of the columns' overrides that it does
-            without, such as eps. It is then one run a panel, and drawn as a level line.
-    """
-
-    key: str
-    labels: tuple[str, ...]
-    overrides: tuple[str, ...]
-    panel: str = ""
-    x: float | None = None
-    regardless_of: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Axes:
-    """What makes an artifact a figure.
-
-    Attributes:
-        x_name: the symbol along x, as in "ε = 2".
-        x_label: the same in words.
-        log_x: whether x is spaced by ratios.
-    """
-
-    x_name: str
-    x_label: str
-    log_x: bool = False
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Something the paper says in words: each `above` row exceeds its `below` row by `margin`.
-
-    Attributes:
-        says: the sentence.
-        above, below: row keys, compared in pairs in every one of `columns`.
-        columns: column keys; empty means all.
-        margin: what the difference has to exceed, in the metric's unit.
-    """
-
-    says: str
-    above: tuple[str, ...]
-    below: tuple[str, ...]
-    columns: tuple[str, ...] = ()
-    margin: float = 0.0
-
-
-@dataclass(frozen=True)
-class Profile:
-    """What a profile changes.
-
-    Attributes:
-        seeds: one run of each cell per seed.
-        overrides: added to every cell, after its own.
-        replace: an override of a row or column -> the override that stands for it here; null
-            leaves it out.
-        relabel: a label -> the label that stands for it here.
-        skip: a row's or column's key, or a pattern of keys -> why it isn't run here.
-        scaled: how the published setting was cut down; required but for `paper`.
-        why_not: a footnote where a claim of the paper's does not show here: the likely reason.
-    """
-
-    seeds: tuple[int, ...]
-    overrides: tuple[str, ...] = ()
-    replace: Mapping[str, str | None] = field(default_factory=dict)
-    relabel: Mapping[str, str] = field(default_factory=dict)
-    skip: Mapping[str, str] = field(default_factory=dict)
-    scaled: str = ""
-    why_not: str = ""
-
-    def why_skipped(self, line: Line) -> str:
-        """Say why this row or column isn't run here; "" if it is."""
-        patterns = (p for p in self.skip if fnmatch.fnmatchcase(line.key, p))
-        return next((self.skip[pattern] for pattern in patterns), "")
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """A table or a figure of a paper.
-
-    Attributes:
-        paper, name: the folder and the stem of its YAML.
-        title, place: what it shows, in our words, and where the paper shows it.
-        metric: which number of the record a cell holds; of several, the mean.
-        value_label, decimals: how to print it.
-        row_head: headings of the row labels.
-        average: a table's column of the means of its rows, or None.
-        figure: the axes of a figure, None for a table.
-        published: values by cell; a cell the paper leaves out is absent.
-        published_note: how to read the published values.
-    """
-
-    paper: str
-    name: str
-    title: str
-    place: str
-    metric: tuple[str, ...]
-    row_head: tuple[str, ...]
-    rows: tuple[Line, ...]
-    columns: tuple[Line, ...]
-    profiles: Mapping[str, Profile]
-    published: Mapping[Key, Published] = field(default_factory=dict)
-    published_note: str = ""
-    value_label: str = ""
-    decimals: int = 1
-    claims: tuple[Claim, ...] = ()
-    average: Line | None = None
-    figure: Axes | None = None
-
-    def run_column(self, row: Line, column: Line) -> Line:
-        """Give the column whose run a cell shows: a level line has one run for all of a panel."""
-        return self.panel_of(column)[0] if row.regardless_of else column
-
-    def panel_of(self, column: Line) -> tuple[Line, ...]:
-        """Give the columns of a column's panel; all of a table's are in one."""
-        return tuple(c for c in self.columns if c.panel == column.panel)
-
-
-def unknown(kind: str, name: str, valid: Iterable[str]) -> ConfigError:
-    """Word the error for a name that doesn't exist: the nearest valid one, then all of them."""
-    valid = sorted(valid)
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    return ConfigError(f"Unknown {kind} '{name}': {hint}Valid: {', '.join(valid) or 'none'}.")
+NEEDED = {POINTS: ("x_name",), CURVES: ("x",), MAPS: ("y_label",)}
+"""What a figure of each kind has to say of its axes besides `x_label`."""
 
 
 def load(conf: Path, paper: str, name: str) -> Artifact:
@@ -192,8 +60,8 @@ def _artifact(paper: str, name: str, tree: Any) -> Artifact:
     tree = dict(_mapping(tree, "the file"))
     tree["rows"] = tuple(_line(row, "labels") for row in _list(tree, "rows"))
     if "figure" in tree:
-        tree["figure"] = _build(Axes, tree["figure"], "figure")
-        tree["columns"] = tuple(_point(c, tree["figure"]) for c in _list(tree, "columns"))
+        tree["figure"] = _axes(tree["figure"])
+        tree["columns"] = tuple(_column(c, tree["figure"]) for c in _list(tree, "columns"))
     else:
         tree["columns"] = tuple(_line(column, "label") for column in _list(tree, "columns"))
     if "average" in tree:
@@ -211,21 +79,49 @@ def _artifact(paper: str, name: str, tree: Any) -> Artifact:
     return artifact
 
 
+def _axes(tree: Any) -> Axes:
+    axes = _build(Axes, tree, "figure")
+    if axes.kind not in NEEDED:
+        raise unknown("kind of figure", str(axes.kind), NEEDED)
+    needed = NEEDED[axes.kind]
+    for words in NEEDED.values():
+        for word in words:
+            if bool(getattr(axes, word)) != (word in needed):
+                expected = f"'{word}'" if word in needed else f"no '{word}'"
+                raise ConfigError(f"Expected {expected} in a figure of {axes.kind}.")
+    if axes.kind == MAPS and (axes.log_x or axes.log_y):
+        raise ConfigError("Expected neither log_x nor log_y in a figure of maps.")
+    return axes
+
+
 def _line(tree: Any, label: str) -> Line:
     tree = dict(_mapping(tree, "a row or column"))
     labels = tree.pop(label, None)
     labels = [labels] if isinstance(labels, str) else labels
-    return _build(Line, {**tree, "labels": labels}, f"row or column {tree.get('key')}")
+    where = f"row or column {tree.get('key')}"
+    if isinstance(tree.get("metric"), str):
+        tree["metric"] = [tree["metric"]]
+    if "words" not in tree and "overrides" not in tree:
+        raise ConfigError(f"Expected 'overrides' in {where}; [] if it has none of its own.")
+    if tree.get("words"):
+        words = _mapping(tree["words"], f"words of {where}")
+        tree["words"] = {str(key): str(text) for key, text in words.items()}
+    return _build(Line, {**tree, "labels": labels}, where)
 
 
-def _point(tree: Any, axes: Axes) -> Line:
+def _column(tree: Any, axes: Axes) -> Line:
+    """Read a figure's column: of points by panel and x, of curves by panel, of maps by label."""
+    if axes.kind == MAPS:
+        return _line(tree, "label")
     tree = dict(_mapping(tree, "a column"))
+    panel = [tree["panel"]] if tree.get("panel") else []
+    if axes.kind == CURVES:
+        return _line({**tree, "label": panel}, "label")
     x = tree.get("x")
     if isinstance(x, bool) or not isinstance(x, int | float):
         raise ConfigError(f"Column {tree.get('key')}: expected a number as x; got {x!r}.")
     if axes.log_x and x <= 0:
         raise ConfigError(f"Column {tree['key']}: expected x > 0 where log_x is set; got {x}.")
-    panel = [tree["panel"]] if tree.get("panel") else []
     return _line({**tree, "label": [*panel, f"{axes.x_name} = {x:g}"]}, "label")
 
 
@@ -265,24 +161,54 @@ def _list(tree: Mapping[str, Any], word: str) -> list[Any]:
 def _check(artifact: Artifact) -> None:
     """Refuse references to rows and columns that aren't there, and profiles that keep quiet."""
     rows, columns = [r.key for r in artifact.rows], [c.key for c in artifact.columns]
-    _check_axes(artifact)
+    if artifact.figure is None:
+        _check_table(artifact)
+    else:
+        _check_figure(artifact)
     columns += [artifact.average.key] if artifact.average else []
     for keys, kind in ((rows, "row"), (columns, "column")):
         if len(set(keys)) < len(keys):
             raise ConfigError(f"Expected every {kind} key once; got {keys}.")
-    claimed = [(r, c) for claim in artifact.claims for r in claim.above + claim.below
-               for c in claim.columns or columns]  # fmt: skip
-    for row, column in [*artifact.published, *claimed]:
+    valued = [c for c in columns if c not in {w.key for w in artifact.columns if w.words}]
+    claimed = [
+        side
+        for claim in artifact.claims
+        for pair in _pairs(claim, artifact, valued)
+        for side in pair
+    ]
+    for row, column in [*artifact.published, *(s for s in claimed if isinstance(s, tuple))]:
         if row not in rows:
             raise unknown("row", row, rows)
-        if column not in columns:
-            raise unknown("column", column, columns)
+        if column not in valued:
+            raise unknown("column", column, valued)
     for line in artifact.rows:
         if len(line.labels) != len(artifact.row_head):
             raise ConfigError(f"Row {line.key}: expected labels for {artifact.row_head}.")
-    for claim in artifact.claims:
-        if len(claim.above) != len(claim.below):
-            raise ConfigError(f"Claim '{claim.says}': expected as many rows below as above.")
+    _check_profiles(artifact, rows, columns)
+
+
+def _pairs(claim: Claim, artifact: Artifact, columns: list[str]) -> list[tuple[Any, Any]]:
+    """List what a claim compares; refuses what can't be compared."""
+    if len(claim.above) != len(claim.below):
+        raise ConfigError(f"Claim '{claim.says}': expected as many rows below as above.")
+    if claim.reduce not in REDUCTIONS:
+        raise unknown(f"reduction in claim '{claim.says}'", str(claim.reduce), REDUCTIONS)
+    if artifact.kind == MAPS and claim.reduce == "last" and not claim.metric:
+        raise ConfigError(
+            f"Claim '{claim.says}': expected reduce: mean, min or max, or a metric, where cells "
+            "are maps."
+        )
+    if claim.reduce != "last" and artifact.kind not in (CURVES, MAPS):
+        raise ConfigError(f"Claim '{claim.says}': a cell is a number; expected no 'reduce'.")
+    if claim.rows and claim.columns:
+        raise ConfigError(f"Claim '{claim.says}': expected columns or rows, not both.")
+    for above, below in zip(claim.above, claim.below, strict=True):
+        if not isinstance(above, str) and not isinstance(below, str):
+            raise ConfigError(f"Claim '{claim.says}': expected a key on one side of {above}.")
+    return claim.pairs(columns)
+
+
+def _check_profiles(artifact: Artifact, rows: list[str], columns: list[str]) -> None:
     for name, profile in artifact.profiles.items():
         if name != "paper" and not profile.scaled:
             raise ConfigError(f"Profile {name}: say under 'scaled' how the setting was cut down.")
@@ -295,19 +221,44 @@ def _check(artifact: Artifact) -> None:
                 )
 
 
-def _check_axes(artifact: Artifact) -> None:
-    """Refuse words that only a figure or only a table knows, and two points in one place."""
-    if artifact.figure is None:
-        for line in (*artifact.rows, *artifact.columns):
-            if line.panel or line.x is not None or line.regardless_of:
-                raise ConfigError(
-                    f"Row or column {line.key}: panel, x and regardless_of are a figure's words; "
-                    "say its axes under 'figure'."
-                )
-        return
+def _check_table(artifact: Artifact) -> None:
+    """Refuse words that only a figure knows, and columns of words that have runs."""
+    rows = [row.key for row in artifact.rows]
+    for line in (*artifact.rows, *artifact.columns):
+        if line.panel or line.x is not None or line.regardless_of:
+            raise ConfigError(
+                f"Row or column {line.key}: panel, x and regardless_of are a figure's words; "
+                "say its axes under 'figure'."
+            )
+    for line in artifact.rows:
+        if line.words:
+            raise ConfigError(f"Row {line.key}: 'words' are a column's.")
+    for column in artifact.columns:
+        if column.words and (column.overrides or column.metric):
+            raise ConfigError(
+                f"Column {column.key}: a column of words has no runs; expected neither overrides "
+                "nor metric."
+            )
+        for key in column.words:
+            if key not in rows:
+                raise unknown(f"row in words of column {column.key}", key, rows)
+
+
+def _check_figure(artifact: Artifact) -> None:
+    """Refuse words that only a table or another kind of figure knows, and cells in one place."""
     if artifact.average is not None:
         raise ConfigError("Expected no 'average' in a figure: it is a table's column.")
+    for line in (*artifact.rows, *artifact.columns):
+        if line.words:
+            raise ConfigError(f"Row or column {line.key}: 'words' are a table's.")
+        if artifact.kind != POINTS and line.x is not None:
+            raise ConfigError(f"Column {line.key}: x is a word of points; got {artifact.kind}.")
+    if artifact.kind == MAPS:
+        if artifact.published:
+            raise ConfigError("Expected nothing published in a figure of maps: cells are pictures.")
+        return
     places = [(column.panel, column.x) for column in artifact.columns]
     for column, place in zip(artifact.columns, places, strict=True):
         if places.count(place) > 1:
-            raise ConfigError(f"Column {column.key}: expected one point a panel and x.")
+            what = "point a panel and x" if artifact.kind == POINTS else "column a panel"
+            raise ConfigError(f"Column {column.key}: expected one {what}.")

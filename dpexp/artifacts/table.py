@@ -8,7 +8,7 @@ from typing import Any
 
 from dpexp.artifacts.cells import cell_name, profile_of, relabel
 from dpexp.artifacts.collect import SKIPPED, Value
-from dpexp.artifacts.spec import Artifact, Key, Line, Profile
+from dpexp.artifacts.words import CURVES, MAPS, POINTS, Artifact, Key, Line, Profile
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Table:
     def columns(self) -> tuple[Line, ...]:
         """Give the columns shown: the average only where no column that it needs is skipped."""
         columns, average = self.artifact.columns, self.artifact.average
-        if average is None or any(map(self.changes.why_skipped, columns)):
+        if average is None or any(map(self.changes.why_skipped, self.artifact.measured_columns)):
             return columns
         return (*columns, average)
 
@@ -79,24 +79,47 @@ class Table:
             f"{SKIPPED}: {'; '.join(dict.fromkeys(lines))} ({why})" for why, lines in names.items()
         ]
 
+    def shown_rows(self) -> list[Line]:
+        """List the rows that the profile runs."""
+        return [row for row in self.artifact.rows if not self.changes.why_skipped(row)]
+
+    def shown_columns(self) -> list[Line]:
+        """List the columns that the profile runs."""
+        return [column for column in self.columns if not self.changes.why_skipped(column)]
+
+    def value_label(self, columns: Sequence[Line] = ()) -> str:
+        """Give what the values of these columns, or of all, are called, with their units."""
+        labels = dict.fromkeys(
+            self.artifact.value_label_of(row, column)
+            for row in self.artifact.rows
+            for column in columns or self.artifact.measured_columns
+        )
+        return "; ".join(labels)
+
     def legend(self) -> str:
-        """Say what a figure's marks are: the measured points, their n, the published ones."""
+        """Say what a figure's marks are: the measured ones, their n, the published ones."""
         counts = sorted({value.num_seeds for value in self.values.values() if value.num_seeds})
         seeds = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
-        what = self.artifact.value_label or " and ".join(self.artifact.metric)
-        measured = f"Filled: {what}"
-        if counts and counts[-1] > 1:
-            measured += f", mean and standard deviation over n = {seeds} seeds"
+        several = bool(counts) and counts[-1] > 1
+        kind = self.artifact.kind
+        mark, spread = {
+            POINTS: ("Filled", "mean and standard deviation"),
+            CURVES: ("Lines", "mean and, as bands, standard deviation"),
+            MAPS: ("Colours", "mean"),
+        }[kind]
+        measured = f"{mark}: {self.value_label()}"
+        if several:
+            measured += f", {spread} over n = {seeds} seeds"
         elif counts:
             measured += ", one seed"
-        hollow = ". Hollow or dashed: published" if self.artifact.published else ""
-        return f"{measured}{hollow}."
+        hollow = "Hollow or dashed" if kind == POINTS else "Hollow, at the end"
+        return f"{measured}{f'. {hollow}: published' if self.artifact.published else ''}."
 
     def absent(self) -> dict[str, list[str]]:
         """Name the cells without a value by their status, those that the profile skips left out."""
         cells: dict[str, list[str]] = {}
         for row, column, value in self.distinct():
-            if value.mean is None and value.status != SKIPPED:
+            if not value.is_there and value.status != SKIPPED:
                 cells.setdefault(value.status, []).append(self.name(row, column))
         return cells
 

@@ -1,11 +1,12 @@
 """The privacy mechanism of a run: sampler, noise and accountant from one frozen object."""
 
-from dpexp.mechanism.certificate import PrivacyError, verify
+from dpexp.mechanism.certificate import ANALYSED, PrivacyError, verify
 from dpexp.mechanism.mechanism import Mechanism, build, num_steps, whole_batch
 from dpexp.mechanism.sampling import generator, new_secret
 from dpexp.mechanism.votes import NoisyVotes, build_votes
 
 __all__ = [
+    "ANALYSED",
     "Mechanism",
     "NoisyVotes",
     "PrivacyError",

@@ -27,6 +27,9 @@ NOT_SAMPLED = "none: every example is one teacher's"
 OF_ATTACKS = ("attacked:", "audited:", "a shadow:")
 """How the deviations begin that attacks and audits (`dpexp.attacks`) add."""
 
+ANALYSED = "analysis run: not private"
+"""Said where analyses looked at private gradients (`dpexp.observation`)."""
+
 NO_GUARANTEE = (NO_NOISE, NO_CLIPPING)
 
 CONFIDENT_GNMAX = "Confident-GNMax on teachers' votes"

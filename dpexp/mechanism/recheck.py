@@ -335,6 +335,7 @@ class _Check:
             words.NO_CLIPPING: not wanted["clip"] and not is_vote,
             words.SHUFFLED: wanted["sampling"] == "shuffle" and not is_vote,
             words.SECRET: wanted["noise"] == "secret",
+            words.ANALYSED: bool(self._config.get("analysis")),
         }
         for word, is_due in due.items():
             if is_due != (word in said):

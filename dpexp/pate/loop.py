@@ -71,26 +71,27 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         log.info("%d queries asked, %d answered", answers.asked, len(lessons))
         parts = replace(parts, task=task)
         last = teach(parts, lessons, config["seed"], ranks.device, progress.advance, report)
-    certificate = mechanism.certificate(
-        asked=votes[: answers.asked].numpy(),
-        answered=votes[answers.answered].numpy(),
-        draws=answers.draws,
-        trainable=trainable,
-        frozen={},
-        remarks=[UNRELEASED, *([TEST_HALF] if pate.public == "test-half" else [])],
-    )
-    verify(certificate)
-    wall = time.monotonic() - began
-    examples = pate.teachers * pate.teacher_steps * pate.teacher_batch
-    examples += last["step"] * pate.student_batch
-    said = {
-        task.metric: last[task.metric],
-        "epochs": last["epoch"],
-        "steps": last["step"],
-        **judged(votes, answers, queries.targets),
-    }
-    result = describe(config, task, mechanism, ranks, said, wall, examples)
-    run.finish(result, certificate)
+        certificate = mechanism.certificate(
+            asked=votes[: answers.asked].numpy(),
+            answered=votes[answers.answered].numpy(),
+            draws=answers.draws,
+            trainable=trainable,
+            frozen={},
+            remarks=[UNRELEASED, *([TEST_HALF] if pate.public == "test-half" else [])],
+        )
+        verify(certificate)
+        wall = time.monotonic() - began
+        examples = pate.teachers * pate.teacher_steps * pate.teacher_batch
+        examples += last["step"] * pate.student_batch
+        said = {
+            task.metric: last[task.metric],
+            "epochs": last["epoch"],
+            "steps": last["step"],
+            **judged(votes, answers, queries.targets),
+        }
+        result = describe(config, task, mechanism, ranks, said, wall, examples)
+        run.finish(result, certificate)
+        tracker.conclude(result)
 
 
 def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes, Any, Any]:
@@ -108,6 +109,11 @@ def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes
         raise ConfigError(
             "Expected no attack or audit with method=pate, which releases votes and no gradients; "
             "got one. Leave it out; python -m scripts.audit methods=pate audits it in two worlds."
+        )
+    if parts.analyses:
+        raise ConfigError(
+            "Expected no analysis with method=pate, which releases votes and no gradients; got "
+            f"{', '.join(parts.analyses)}. Leave analysis out."
         )
     if ranks.size > 1:
         raise ConfigError(

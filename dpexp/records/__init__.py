@@ -1,21 +1,39 @@
 """One directory per run, named by its config's hash."""
 
 from dpexp.records.files import RecordError, replace_file, write_atomically
+from dpexp.records.lock import Busy, held
 from dpexp.records.provenance import describe_device, git_commit, versions
-from dpexp.records.run import RESULT_NEUTRAL, Record, Run, find, locate, read, run_id
+from dpexp.records.run import (
+    RESULT_NEUTRAL,
+    SCORES,
+    Record,
+    Run,
+    find,
+    locate,
+    read,
+    run_id,
+)
+from dpexp.records.series import ANALYSIS, NoSeries, picture, series
 
 __all__ = [
+    "ANALYSIS",
+    "Busy",
+    "NoSeries",
     "RESULT_NEUTRAL",
     "Record",
     "RecordError",
     "Run",
+    "SCORES",
     "describe_device",
     "find",
     "git_commit",
+    "held",
     "locate",
+    "picture",
     "read",
     "replace_file",
     "run_id",
+    "series",
     "versions",
     "write_atomically",
 ]

@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -261,17 +262,18 @@ class Run:
         self,
         result: Mapping[str, Any],
         privacy: Mapping[str, Any],
-        arrays: Mapping[str, np.ndarray] | None = None,
+        arrays: Mapping[str, Mapping[str, np.ndarray]] | None = None,
     ) -> None:
         """Write privacy.json, then result.json, whose presence means that the run is finished.
 
         Args:
             result: what came out.
             privacy: the certificate.
-            arrays: written before both, to scores.npz; none, no file.
+            arrays: written before both, by file and name; of a file without any, none.
         """
-        if arrays:
-            replace_file(self.directory / SCORES, lambda file: np.savez(file, **arrays))
+        for name, some in (arrays or {}).items():
+            if some:
+                replace_file(self.directory / name, partial(np.savez, **some))
         for name, content in (("privacy.json", privacy), ("result.json", result)):
             text = json.dumps(_plain(content), indent=2, allow_nan=False)
             write_atomically(self.directory / name, text + "\n")

@@ -52,14 +52,17 @@ class Tape:
         self._awaited: set[str] = set()
         self._used: set[str] = set()
         self._inputs: dict[str, tuple[Tensor, int]] = {}
-        layers = tapped_layers(model, parameters)
-        self._layers = frozenset(layers)
+        self._layers = tapped_layers(model, parameters)
         self._trained = [p for p in model.parameters() if p.requires_grad]
+        self.attach()
+
+    def attach(self) -> None:
+        """Freeze the parameters and put the hooks on, as after a `detach`."""
         for parameter in self._trained:
             parameter.requires_grad_(False)
         self._hooks = [
             layer.register_forward_hook(partial(self._after_forward, name))
-            for name, layer in layers.items()
+            for name, layer in self._layers.items()
         ]
 
     def expect(self, num_examples: int) -> None:

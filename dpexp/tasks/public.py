@@ -15,9 +15,11 @@ import numpy as np
 import pyarrow.parquet
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 from dpexp.snapshots import parquet_files
+from dpexp.tasks.digits import DARKEST
 from dpexp.tasks.shapes import draw
 from dpexp.tasks.task import Examples, Task, fingerprint
 from dpexp.types import ConfigError
@@ -107,6 +109,30 @@ def generated(task: Task, *, name: str, size: int, noise: float, data_seed: int)
     return _with_public(task, _fitted(pictures, task, name), labels)
 
 
+def scanned(task: Task, *, name: str, size: int, subset_seed: int) -> Task:
+    """Take scikit-learn's handwritten digits: images from another source than any generated ones.
+
+    Args:
+        task: its input shape, mean and std are what the images are brought to.
+        name: as in conf/public.
+        size: how many of the 1,797, drawn from subset_seed.
+        subset_seed: which ones; apart from a run's seed, so that all runs see the same ones.
+
+    Raises:
+        ConfigError: for task=digits, whose images they are, a task that is not of images, or a
+            size that is not in range.
+    """
+    if task.name == name:
+        raise ConfigError(
+            f"Expected public images that are not private; public={name} are those of task={name}. "
+            "Set public to another set."
+        )
+    images = load_digits().images
+    chosen = images[_chosen(len(images), size, subset_seed, name).numpy()]
+    pictures = [Image.fromarray(np.uint8(255 * image / DARKEST)) for image in chosen]
+    return _with_public(task, _fitted(pictures, task, name), torch.full((size,), UNKNOWN))
+
+
 def none(task: Task, *, name: str) -> Task:
     """Take none."""
     return task
@@ -121,8 +147,8 @@ def require(task: Task, size: int) -> None:
     if size and task.public is None:
         raise ConfigError(
             f"Expected public data for {task.name}: this method takes {size} public examples, and "
-            "none are chosen. Set public=imagenet32, cifar100, cifar10-test or shapes; or, for "
-            "texts too, method.basis=random, which needs none."
+            "none are chosen. Set public=imagenet32, cifar100, cifar10-test, digits or shapes; or, "
+            "for texts too, method.basis=random, which needs none."
         )
     if size and len(task.public) < size:
         raise ConfigError(

@@ -3,6 +3,7 @@
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpexp import records
@@ -81,11 +82,62 @@ profiles:
     seeds: [0, 1]
 """
 
+CURVES = """
+title: "How two methods learn, and what their gradients look like"
+place: "Demo paper, Figure 5"
+metric: test_accuracy
+value_label: "test accuracy in %"
+figure: {kind: curves, x: epoch, x_label: "epochs"}
+row_head: [Method]
+rows:
+  - {key: plain, labels: [Plain], overrides: [method=plain]}
+  - {key: better, labels: [Better], overrides: [method=better]}
+columns:
+  - {key: accuracy, panel: Accuracy, overrides: [task=small, eps=4]}
+  - key: rank
+    panel: Stable rank
+    overrides: [task=small, eps=4]
+    metric: stable_rank/head
+    value_label: "stable rank"
+    decimals: 2
+published:
+  better:
+    accuracy: {value: 78.0, place: "Section 9"}
+claims:
+  - {says: "Better above Plain", above: [better], below: [plain], columns: [accuracy], reduce: mean}
+  - {says: "Low rank", above: [5, 5], below: [plain, better], columns: [rank], reduce: max}
+  - {says: "Accuracy above rank", above: [accuracy], below: [rank], rows: [plain, better]}
+profiles:
+  embedded: {seeds: [0, 1, 2], scaled: "Small."}
+  paper: {seeds: [0, 1]}
+"""
+
+MAPS = """
+title: "Where the weights are large"
+place: "Demo paper, Figure 6"
+metric: intensity/weight
+value_label: "|W|"
+figure: {kind: maps, x_label: "input, in blocks of 4", y_label: "output, in blocks of 4"}
+row_head: [What]
+rows:
+  - {key: weight, labels: ["|W|"], overrides: []}
+  - {key: change, labels: ["|ΔW|"], overrides: [], metric: intensity/change, value_label: "|ΔW|"}
+columns:
+  - {key: plain, label: Plain, overrides: [method=plain, task=small, eps=4]}
+  - {key: better, label: Better, overrides: [method=better, task=small, eps=4]}
+claims:
+  - {says: "W above dW", above: [weight], below: [change], reduce: mean}
+  - {says: "Accurate", above: [plain], below: [30], rows: [weight], metric: test_accuracy}
+profiles:
+  embedded: {seeds: [0, 1], scaled: "Small."}
+"""
+
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
     root = tmp_path / "conf"
     files = {"artifact/demo/table9.yaml": DEMO, "artifact/demo/figure4.yaml": FIGURE}
+    files |= {"artifact/demo/figure5.yaml": CURVES, "artifact/demo/figure6.yaml": MAPS}
     names = ("task/big", "task/small", "task/pairs", "method/plain", "method/better")
     files |= {f"{name}.yaml": "" for name in names}
     for name, text in files.items():
@@ -99,7 +151,8 @@ class Lab:
     """Composes and executes the demo's configs in a folder of its own.
 
     `no_data` and `broken` hold (method, eps) pairs that fail in their two ways, `mistaken` those
-    whose config is refused; `executed` names the runs that finished, `tried` counts all.
+    whose config is refused; `analyses` tells whether runs keep arrays; `executed` names the runs
+    that finished, `tried` counts all.
     """
 
     def __init__(self, results: Path) -> None:
@@ -107,6 +160,7 @@ class Lab:
         self.no_data: set[tuple[str, float]] = set()
         self.broken: set[tuple[str, float]] = set()
         self.mistaken: set[tuple[str, float]] = set()
+        self.analyses = True
         self.executed: list[str] = []
         self.tried = 0
 
@@ -145,8 +199,12 @@ class Lab:
         run = records.Run.open(self.results, config)
         self.executed.append(run.id)
         value = 40 + 5 * (eps or 10) + 2 * config["seed"] + (15 if method == "better" else 0)
-        run.log({"step": 20, "epoch": 2.0, "epsilon": eps, "test_accuracy": value})
+        for epoch in range(5):
+            accuracy = value - 10 * (4 - epoch)
+            run.log({"step": 5 * epoch, "epoch": epoch / 2, "test_accuracy": accuracy})
         run.finish(result(config, value), privacy(config))
+        if self.analyses:
+            np.savez(run.directory / records.ANALYSIS, **arrays(config["seed"]))
         return run.directory
 
 
@@ -168,6 +226,19 @@ def result(config: dict, value: float) -> dict:
         "wall_s": 4.0,
         "peak_memory_mb": 100.0,
         "device": DEVICE,
+    }
+
+
+def arrays(seed: int) -> dict:
+    """Give what an analysis kept: the seeds see 4 + seed observations, one every quarter epoch."""
+    epoch = np.arange(4 + seed) / 4
+    rank = np.where(epoch == 0.75, np.nan, 2 + seed + epoch) if seed == 2 else 2 + seed + epoch
+    return {
+        "step": np.arange(4 + seed),
+        "epoch": epoch,
+        "stable_rank/head": rank,
+        "intensity/weight": np.arange(12.0).reshape(3, 4) + 2 * seed,
+        "intensity/change": np.ones((3, 4)),
     }
 
 

@@ -10,7 +10,7 @@ import yaml
 
 import run
 from dpexp.tasks import Examples
-from dpexp.tasks.public import generated, hub_images, none, require
+from dpexp.tasks.public import generated, hub_images, none, require, scanned
 from dpexp.tasks.shapes import shapes
 from dpexp.tasks.task import assemble
 from dpexp.types import ConfigError, MissingData
@@ -100,6 +100,15 @@ def test_generated_images_are_none_of_the_shapes_tasks(conf):
     assert public.targets.unique().tolist() == list(range(10))  # the task's own classes
     again = generated(task, **settings("shapes", size=300)).public
     assert torch.equal(public.inputs, again.inputs)
+
+
+def test_digits_stand_for_images_of_another_source_but_not_for_the_digits_task():
+    got = scanned(task_of((3, 16, 16)), **settings("digits", size=9))
+    assert got.public.inputs.shape == (9, 3, 16, 16) and (got.public.targets == -1).all()
+    assert got.public.inputs.float().mean((1, 2, 3)).std() > 1, "they differ from each other"
+    assert int(got.public.inputs.max()) > 200, "the darkest pixels are near 255"
+    with pytest.raises(ConfigError, match="those of task=digits"):
+        scanned(task_of((1, 8, 8), "digits"), **settings("digits"))
 
 
 def test_public_test_images_leave_the_test_set():

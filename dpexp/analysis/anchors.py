@@ -1,0 +1,129 @@
+"""Anchor subspaces as gep finds them, to hold gradients against; nothing here trains.
+
+Index legend: n examples, m anchor gradients, p parameters of a group, k its basis vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dpexp.linalg import power_iteration
+from dpexp.methods.anchor import (
+    GROUPINGS,
+    Groups,
+    anchor_gradients,
+    parameter_groups,
+    random_basis,
+    shares,
+)
+from dpexp.observation import View
+from dpexp.types import ConfigError, require_word
+
+
+class Anchors:
+    """How anchor gradients are taken and turned into bases (gep, Algorithm 1, lines 3-7)."""
+
+    def __init__(
+        self, analysis: str, m: int, groups: str, power_iterations: int, public_labels: str | bool
+    ) -> None:
+        """Set the options.
+
+        Args:
+            analysis: whose they are, to name them in errors.
+            m: anchor gradients, >= 1; the first m images of the public set.
+            groups: "stages", "layers" or "all" (`dpexp.methods.anchor`).
+            power_iterations: t >= 1.
+            public_labels: "random", drawn at every observation, or "true", the public set's own.
+
+        Raises:
+            ConfigError: for a value outside its range.
+        """
+        labels = str(public_labels).lower()  # a bare `true` is a bool
+        require_word(f"analysis.{analysis}.groups", groups, GROUPINGS)
+        require_word(f"analysis.{analysis}.public_labels", labels, ("random", "true"))
+        if m < 1 or power_iterations < 1:
+            raise ConfigError(
+                f"Expected analysis.{analysis}.m >= 1 and power_iterations >= 1; got {m} and "
+                f"{power_iterations}. Set them."
+            )
+        self._analysis, self.m, self._grouping = analysis, m, groups
+        self._power_iterations, self._has_random_labels = power_iterations, labels == "random"
+
+    def groups(self, view: View) -> Groups:
+        """Give the names of each group's parameters.
+
+        Raises:
+            ConfigError: if the method leaves some of them frozen.
+        """
+        groups = parameter_groups(view.model, self._grouping)
+        trained = set(view.method.trainable(view.model))
+        frozen = [name for names in groups.values() for name in names if name not in trained]
+        if frozen:
+            raise ConfigError(
+                f"Expected a method that trains every parameter for analysis={self._analysis}; "
+                f"{frozen[0]} is frozen. Set method=nonprivate, dpsgd, gep or bgep."
+            )
+        return groups
+
+    def gradients(self, view: View, groups: Groups) -> dict[str, Tensor]:
+        """Take the gradients of the first m public images, [m, p] by group.
+
+        Raises:
+            ConfigError: if the run has fewer public images, or true labels are wanted of a set
+                that has none.
+        """
+        public = view.task.public
+        if public is None or len(public) < self.m:
+            raise ConfigError(
+                f"Expected {self.m} public examples for analysis={self._analysis}; got "
+                f"{0 if public is None else len(public)}. Set public=imagenet32, cifar100, "
+                f"cifar10-test, digits or shapes, or analysis.{self._analysis}.m."
+            )
+        labels = None
+        if self._has_random_labels:
+            gen = view.generator("labels")
+            labels = torch.randint(view.task.num_classes, (self.m,), generator=gen).to(view.device)
+        return anchor_gradients(view.per_example(public), self.m, labels, groups)
+
+    def basis(self, view: View, anchors: Tensor, k: int) -> Tensor:
+        """Find k orthonormal rows near the principal directions of anchors [m, p]: [k, p]."""
+        gen = torch.Generator(view.device).manual_seed(view.generator(f"basis/{k}").initial_seed())
+        return power_iteration(anchors, k, self._power_iterations, gen)[1]
+
+
+def random_rows(view: View, k: int, like: Tensor) -> Tensor:
+    """Draw k orthonormal rows [k, p] uniformly, p the columns of `like` (gep, Appendix C)."""
+    gen = torch.Generator(view.device).manual_seed(view.generator(f"random/{k}").initial_seed())
+    return random_basis(k, like.shape[-1], gen, like)
+
+
+def shares_of(anchors: Mapping[str, Tensor], total: int) -> dict[str, int]:
+    """Share basis vectors out by the square root of each group's size (gep, Section 4)."""
+    return shares({group: matrix.shape[1] for group, matrix in anchors.items()}, total)
+
+
+def residual(gradients: Tensor, basis: Tensor) -> Tensor:
+    """Give R = G - G B^T B, what of each row lies outside a subspace (gep, Algorithm 1, line 11).
+
+    Args:
+        gradients: G [n, p], or one gradient [p].
+        basis: B [k, p] with orthonormal rows.
+    """
+    return gradients - (gradients @ basis.T) @ basis
+
+
+def projection_error(mean: Tensor, basis: Tensor) -> float:
+    """Give the projection error rate |r / n| / |g| (gep, Section 3.2, Figure 4).
+
+    Projecting is linear, so that the mean of the residuals is the residual of the mean.
+
+    Args:
+        mean: g [p].
+        basis: B [k, p] with orthonormal rows.
+
+    Guarantees: in [0, 1] up to rounding; NaN where g is zero.
+    """
+    return float(residual(mean, basis).norm() / mean.norm())

@@ -1,0 +1,135 @@
+"""What a step costs beside a non-private one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpexp import memory as machine
+from dpexp.gradient import PrivateGradient
+from dpexp.mechanism import whole_batch
+from dpexp.observation import Analysis, View
+from dpexp.ranks import Ranks
+from dpexp.types import ConfigError
+
+Step = Callable[[], Any]
+Measure = Callable[[Step, torch.device], float]
+Measured = Callable[[Measure], float]
+
+
+class Cost(Analysis):
+    """Times and weighs one step of the method beside plain autograd's, on the same examples.
+
+    Before the first step of the run, side by side and in turns (rgp Table 1, gep Table 4, whose
+    formulas say how both should grow). A step is everything but the optimizer: carriers, forward,
+    backward, clipping, noise, reconstruction; the non-private one is forward, backward and the
+    gradient of every parameter. Gives for result.json seconds (`private_s`, `nonprivate_s`, medians
+    over rounds), their `ratio`; `private_mb`, `nonprivate_mb`, by how much a step's peak is above
+    what was in use before it, in MB (of tensors on a GPU, resident elsewhere); `memory_ratio`.
+    """
+
+    def __init__(self, batch: int, micro_batch: int, rounds: int) -> None:
+        """Set the options.
+
+        Args:
+            batch: examples a step, >= 1.
+            micro_batch: of them at once, >= 1.
+            rounds: how often each step is timed, >= 1, after one that is not.
+
+        Raises:
+            ConfigError: for a value outside its range.
+        """
+        if batch < 1 or micro_batch < 1 or rounds < 1:
+            raise ConfigError(
+                "Expected analysis.cost.batch, micro_batch and rounds >= 1; got "
+                f"{batch}, {micro_batch} and {rounds}. Set them."
+            )
+        self._batch, self._micro_batch, self._rounds = batch, micro_batch, rounds
+
+    def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
+        """Measure once, before the first step."""
+        if not view.is_first:
+            return {}
+        examples = view.examples.take(view.draw("batch", self._batch))
+        view.model.train()
+        with view.untapped():
+            plain, private = self._steps(view, examples)
+            plain_mb, private_mb = plain(_weigh), private(_weigh)
+            turns = [(plain(_seconds), private(_seconds)) for _ in range(self._rounds)]
+        view.model.eval()
+        return {
+            "nonprivate_s": median(seconds for seconds, _ in turns),
+            "private_s": median(seconds for _, seconds in turns),
+            "ratio": median(private_s / plain_s for plain_s, private_s in turns),
+            "nonprivate_mb": plain_mb,
+            "private_mb": private_mb,
+            "memory_ratio": private_mb / plain_mb if plain_mb else math.nan,
+        }
+
+    def _steps(self, view: View, examples: Any) -> tuple[Measured, Measured]:
+        """Give what measures a step without and with privacy, by whatever it is given."""
+        model, task, device = view.model, view.task, view.device
+        mechanism = whole_batch(
+            len(examples),
+            view.mechanism.releases,
+            view.mechanism.noise_multiplier,
+            clip=view.mechanism.clip,
+        )
+
+        def plain_step() -> None:
+            for some in examples.micro_batches(torch.arange(len(examples)), self._micro_batch):
+                batch = examples.batch(some).to(device)
+                with torch.enable_grad():
+                    task.loss(model(batch.inputs), batch.targets).backward()
+            model.zero_grad()
+
+        def plain(measure: Measure) -> float:
+            return measure(plain_step, device)
+
+        def private(measure: Measure) -> float:
+            with PrivateGradient(
+                model,
+                view.method,
+                mechanism,
+                Ranks(0, 1, device),
+                self._micro_batch,
+                task.public,
+                task.loss,
+            ) as gradient:
+                return measure(lambda: gradient(view.state, examples, 0), device)
+
+        return plain, private
+
+    def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
+        """Give what was measured."""
+        return {name: float(v) for name, v in traces.items() if name not in ("step", "epoch")}
+
+
+def _seconds(step: Step, device: torch.device) -> float:
+    _wait(device)
+    began = time.perf_counter()
+    step()
+    _wait(device)
+    return time.perf_counter() - began
+
+
+def _weigh(step: Step, device: torch.device) -> float:
+    """Give the MB that a step takes besides what is in use; the first one warms up."""
+    step()
+    _wait(device)
+    machine.reset_peak(device)
+    before = machine.peak_mb(device)
+    step()
+    _wait(device)
+    return machine.peak_mb(device) - before
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,100 @@
+"""Where the large entries of a weight matrix and of its gradient lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpexp.observation import Analysis, View
+from dpexp.types import ConfigError, require_word
+
+TENTH = 0.1
+
+
+def blocks(matrix: Tensor, most: int) -> Tensor:
+    """Average a matrix [p, d] over blocks: [min(p, most), min(d, most)].
+
+    Where the sides are no multiples, neighbouring blocks share a row or a column.
+    """
+    size = tuple(min(side, most) for side in matrix.shape)
+    return F.adaptive_avg_pool2d(matrix[None, None], size)[0, 0]
+
+
+def largest_share(matrix: Tensor, part: float) -> float:
+    """Give the share of |A|_F^2 that the largest `part` of the entries hold, in [part, 1]."""
+    squares = matrix.double().square().flatten()
+    count = max(1, round(part * len(squares)))
+    return float(squares.topk(count).values.sum() / squares.sum())
+
+
+def line_share(matrix: Tensor) -> float:
+    """Give the share of the variance of |A_ij| that rows' and columns' means explain, in [0, 1].
+
+    Of independent, equal entries of a [p, d] it would be about (p + d) / (p d).
+    """
+    values = matrix.double().abs()
+    centred = values - values.mean()
+    rows, columns = centred.mean(1, keepdim=True), centred.mean(0, keepdim=True)
+    return float((rows + columns).expand_as(centred).square().sum() / centred.square().sum())
+
+
+class Intensity(Analysis):
+    """Pictures |W| and |dW| of one matrix (lsg, Ito et al. 2022).
+
+    Section 3.1 and Figure 1: inputs along x, outputs along y. Gives `weight` and `gradient`, block
+    means, and for result.json, of both: `..._tenth`, the percentage of the squared norm that the
+    largest tenth of the entries holds, and `..._lines`, the percentage of the variance of the
+    absolute values that rows and columns explain ("contrastive lines").
+
+    Difference from the paper: blocks are averaged, so that a picture has at most `blocks` squared
+    of them, and both observations are counted, not only seen.
+    """
+
+    def __init__(self, parameter: str, when: str, blocks: int, batch: int) -> None:
+        """Set the options.
+
+        Args:
+            parameter: the matrix; kernels are flattened to [p, c k k].
+            when: "start", before the first step, or "end", after the last.
+            blocks: along each side at most, >= 1.
+            batch: examples whose mean gradient it is, >= 1.
+
+        Raises:
+            ConfigError: for a value outside its range.
+        """
+        require_word("analysis.intensity.when", when, ("start", "end"))
+        if blocks < 1 or batch < 1:
+            raise ConfigError(
+                "Expected analysis.intensity.blocks >= 1 and analysis.intensity.batch >= 1; got "
+                f"{blocks} and {batch}. Set them."
+            )
+        self._parameter, self._when = parameter, when
+        self._blocks, self._batch = blocks, batch
+
+    def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
+        """Give both pictures and what is counted of them, once.
+
+        Raises:
+            ConfigError: the method trains no such parameter.
+        """
+        view.require("analysis.intensity.parameter", [self._parameter])
+        if not (view.is_first if self._when == "start" else view.is_last):
+            return {}
+        some = view.draw("batch", self._batch)
+        gradient = view.mean_gradients(view.examples, some, [self._parameter])[self._parameter]
+        weight = view.model.get_parameter(self._parameter)
+        found: dict[str, Any] = {}
+        for name, tensor in (("weight", weight), ("gradient", gradient)):
+            matrix = tensor.flatten(1) if tensor.ndim > 1 else tensor[None]
+            found[name] = blocks(matrix.abs().float(), self._blocks)
+            found[f"{name}_tenth"] = 100 * largest_share(matrix, TENTH)
+            found[f"{name}_lines"] = 100 * line_share(matrix)
+        return found
+
+    def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
+        """Give the shares, in percent."""
+        return {k: float(v) for k, v in traces.items() if k.endswith(("_tenth", "_lines"))}

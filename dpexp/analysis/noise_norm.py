@@ -1,0 +1,81 @@
+"""The norm of DP-SGD's noise against the norm of the gradient that it hides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpexp.mechanism import num_steps
+from dpexp.mechanism.accounting import calibrate
+from dpexp.observation import Analysis, View
+from dpexp.types import ConfigError
+
+
+class NoiseNorm(Analysis):
+    """Weighs noise against gradient at initialisation (gep, arXiv 2102.12677, Figure 1).
+
+    Gives once, before the first step, `gradient`, the norm of the mean of a batch's gradients, each
+    clipped to C, and `noise`, the root mean square of the norm of the noise on that mean,
+    sigma C sqrt(p) / B, for the sigma with which the run's eps and delta last some epochs.
+
+    Differences from the paper: the noise is calibrated by this suite's accountants, not by the
+    moments accountant; batch size and clip norm are the run's, since the paper prints neither.
+    """
+
+    def __init__(self, epochs: float) -> None:
+        """Set the options.
+
+        Args:
+            epochs: that the budget is to last, > 0; the run itself may be shorter.
+
+        Raises:
+            ConfigError: for a value outside its range.
+        """
+        if not epochs > 0:
+            raise ConfigError(f"Expected analysis.noise_norm.epochs > 0; got {epochs}. Set it.")
+        self._epochs = epochs
+
+    def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
+        """Give both norms, at the first observation.
+
+        Raises:
+            ConfigError: for a run without a budget, or whose method releases more than gradients.
+        """
+        if not view.is_first:
+            return {}
+        mechanism = view.mechanism
+        if mechanism.target_epsilon is None or len(mechanism.releases) > 1 or mechanism.is_laplace:
+            raise ConfigError(
+                "Expected a private run that releases whole gradients for analysis=noise_norm. "
+                "Set method=dpsgd and eps."
+            )
+        steps = num_steps(self._epochs, mechanism.dataset_size, mechanism.batch_size)
+        sigma, _ = calibrate(
+            mechanism.sampling_prob, steps, mechanism.delta, mechanism.target_epsilon
+        )
+        names = view.method.trainable(view.model)
+        size = sum(view.model.get_parameter(name).numel() for name in names)
+        clip_norm = mechanism.releases[0].clip_norm
+        noise = sigma * clip_norm * math.sqrt(size) / mechanism.batch_size
+        return {"noise": noise, "gradient": self._clipped_mean(view, clip_norm)}
+
+    def _clipped_mean(self, view: View, clip_norm: float) -> float:
+        some = view.draw("batch", view.mechanism.batch_size)
+        total: dict[str, torch.Tensor] = {}
+        for each in view.per_example(view.examples.take(some)).micro_batches(
+            torch.arange(len(some)), None
+        ):
+            norms = sum(g.flatten(1).square().sum(1) for g in each.values()).sqrt()
+            weights = (clip_norm / norms).clamp(max=1.0)
+            for name, g in each.items():
+                total[name] = total.get(name, 0) + torch.einsum("n,n...->...", weights, g)
+        square = sum(float(g.double().square().sum()) for g in total.values())
+        return math.sqrt(square) / len(some)
+
+    def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
+        """Give both norms."""
+        return {name: float(traces[name]) for name in ("noise", "gradient")}

@@ -1,0 +1,77 @@
+"""How much of a gradient an anchor subspace misses, and a random one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dpexp.analysis.anchors import Anchors, projection_error, random_rows, shares_of
+from dpexp.observation import Analysis, View
+from dpexp.types import ConfigError
+
+
+class Projection(Analysis):
+    """Follows the projection error rate |r / n| / |g| as a run goes (gep, arXiv 2102.12677).
+
+    Section 3.2, Figure 4, for anchor bases and Appendix C, Figure 7, for random ones. Gives
+    `anchor/<group>/<share>` and `random/<group>/<share>`, in [0, 1], for bases of k = share * m
+    vectors: "0.25" and so on, whatever m is.
+
+    Differences from the paper:
+     1. k counts the basis vectors of all groups, of which a group gets its share, as in training;
+        Figure 4's caption says k of the one group it shows.
+     2. g is the mean gradient of the same examples at every observation.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        m: int,
+        shares: Sequence[float],
+        groups: str,
+        power_iterations: int,
+        public_labels: str | bool,
+    ) -> None:
+        """Set the options.
+
+        Args:
+            batch: examples whose mean gradient is projected, >= 1.
+            m: anchor gradients, >= 1.
+            shares: k over m, each in (0, 1]; k is of all groups, as gep's method shares it out.
+            groups: "stages", "layers" or "all".
+            power_iterations: t >= 1.
+            public_labels: "random" or "true".
+
+        Raises:
+            ConfigError: for a value outside its range.
+        """
+        if batch < 1 or not shares or not 0 < min(shares) <= max(shares) <= 1:
+            raise ConfigError(
+                "Expected analysis.projection.batch >= 1 and shares in (0, 1]; got "
+                f"batch={batch}, shares={list(shares)}. Set them."
+            )
+        self._batch, self._shares = batch, {f"{share:g}": round(share * m) for share in shares}
+        self._anchors = Anchors("projection", m, groups, power_iterations, public_labels)
+        self.public_size = m
+
+    def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
+        """Give every group's error rate for every k and both kinds of basis."""
+        groups = self._anchors.groups(view)
+        anchors = self._anchors.gradients(view, groups)
+        names = [name for names in groups.values() for name in names]
+        some = view.draw("batch", self._batch)
+        gradients = view.mean_gradients(view.examples, some, names)
+        errors = {}
+        for name, k in self._shares.items():
+            share = shares_of(anchors, k)
+            for group, rows in anchors.items():
+                mean = torch.cat([gradients[name].flatten() for name in groups[group]])
+                bases = {
+                    "anchor": self._anchors.basis(view, rows, share[group]),
+                    "random": random_rows(view, share[group], rows),
+                }
+                for kind, basis in bases.items():
+                    errors[f"{kind}/{group}/{name}"] = projection_error(mean, basis)
+        return errors

@@ -1,0 +1,86 @@
+"""What of a gradient lies outside the principal subspace of an earlier one, and of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpexp.observation import Analysis, View
+from dpexp.types import ConfigError
+
+
+def principal(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Give the first singular vectors of a matrix [p, d]: U [p, r] and V [d, r], in float64."""
+    left, _, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    return left[:, :rank], right[:rank].T
+
+
+def projection_residual(matrix: Tensor, left: Tensor, right: Tensor) -> float:
+    """Give |(I - U U^T) A (I - V V^T)|_F / |A|_F, in [0, 1] (rgp, Eqs. 5-6).
+
+    Args:
+        matrix: A [p, d].
+        left: U [p, r] with orthonormal columns.
+        right: V [d, r] with orthonormal columns.
+    """
+    matrix = matrix.double()
+    rest = matrix - left @ (left.T @ matrix)
+    rest = rest - (rest @ right) @ right.T
+    return float(rest.norm() / matrix.norm())
+
+
+class ProjectionResidual(Analysis):
+    """Follows the historical and the self projection residual (rgp, arXiv 2106.09352).
+
+    Section 4.2, Eqs. (5) and (6), Figure 3: the same batch's gradient at every observation, its
+    principal subspace now and at the observation before. Gives `historical` and `self`, both NaN
+    at the first observation, so that their means are over the same ones.
+
+    Difference from the paper: "an epoch before" is an evaluation before (`eval_every`).
+    """
+
+    def __init__(self, parameter: str, rank: int, batch: int) -> None:
+        """Set the options.
+
+        Args:
+            parameter: the matrix whose gradient is looked at; kernels are flattened to [p, c k k].
+            rank: r >= 1.
+            batch: examples whose mean gradient it is, >= 1.
+
+        Raises:
+            ConfigError: for a value outside its range.
+        """
+        if rank < 1 or batch < 1:
+            raise ConfigError(
+                "Expected analysis.residual.rank >= 1 and analysis.residual.batch >= 1; got "
+                f"{rank} and {batch}. Set them."
+            )
+        self._parameter, self._rank, self._batch = parameter, rank, batch
+
+    def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
+        """Give both residuals, and remember the subspace.
+
+        Raises:
+            ConfigError: the method trains no such parameter, or the rank leaves no residual.
+        """
+        view.require("analysis.residual.parameter", [self._parameter])
+        some = view.draw("batch", self._batch)
+        gradient = view.mean_gradients(view.examples, some, [self._parameter])[self._parameter]
+        matrix = gradient.flatten(1) if gradient.ndim > 1 else gradient[None]
+        if self._rank >= min(matrix.shape):
+            raise ConfigError(
+                f"Expected analysis.residual.rank below {min(matrix.shape)}, the smaller side of "
+                f"{self._parameter}; got {self._rank}. Set it."
+            )
+        now, before = principal(matrix, self._rank), memory.get("principal")
+        memory["principal"] = list(now)
+        if before is None:
+            return {"historical": math.nan, "self": math.nan}
+        return {
+            "historical": projection_residual(matrix, *before),
+            "self": projection_residual(matrix, *now),
+        }

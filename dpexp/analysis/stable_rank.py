@@ -1,0 +1,55 @@
+"""Stable rank of every layer's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpexp.observation import Analysis, View
+from dpexp.types import ConfigError
+
+
+def stable_rank(matrix: Tensor) -> float:
+    """Give |A|_F^2 / |A|_2^2 of a matrix [p, d]: in [1, min(p, d)]; NaN of zeros.
+
+    From the eigenvalues of the smaller Gram matrix in float64, which is faster than singular
+    values and exact enough: the largest one is the best conditioned.
+    """
+    matrix = matrix.double()
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    gram = wide @ wide.T
+    return float(gram.trace() / torch.linalg.eigvalsh(gram)[-1])
+
+
+class StableRank(Analysis):
+    """Follows the stable rank of each weight matrix's gradient (rgp, arXiv 2106.09352).
+
+    Section 4.1 and Figure 2. Gives `<parameter>` for every matrix that the method trains, kernels
+    flattened to [p, c k k].
+
+    Difference from the paper: it says of no batch; here it is the same one at every observation.
+    """
+
+    def __init__(self, batch: int) -> None:
+        """Set the options.
+
+        Args:
+            batch: examples whose mean gradient is looked at, >= 1.
+
+        Raises:
+            ConfigError: for a value outside its range.
+        """
+        if batch < 1:
+            raise ConfigError(f"Expected analysis.stable_rank.batch >= 1; got {batch}. Set it.")
+        self._batch = batch
+
+    def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
+        """Give the stable rank of the mean gradient of a fixed batch, layer by layer."""
+        trained = view.method.trainable(view.model)
+        matrices = [name for name in trained if view.model.get_parameter(name).ndim > 1]
+        some = view.draw("batch", self._batch)
+        gradients = view.mean_gradients(view.examples, some, matrices)
+        return {name: stable_rank(gradients[name].flatten(1)) for name in matrices}

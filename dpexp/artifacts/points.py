@@ -1,0 +1,100 @@
+"""Draws points with error bars: a line a row, published marks beside the measured ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from dpexp.artifacts.cells import relabel
+from dpexp.artifacts.style import COLOURS, DASHED, GREY, HOLLOW, MARKERS, above
+from dpexp.artifacts.table import Table
+from dpexp.artifacts.words import Line
+
+
+def _looks(table: Table) -> list[tuple[Line, dict[str, str]]]:
+    """Give the rows that the profile runs, each with its colour and marker; level lines are grey.
+
+    A row that is skipped takes its colour with it: a method looks the same under every profile.
+    """
+    curves = [row for row in table.artifact.rows if not row.regardless_of]
+    looks = {
+        row.key: {"color": COLOURS[n % len(COLOURS)], "marker": MARKERS[n % len(MARKERS)]}
+        for n, row in enumerate(curves)
+    }
+    level = {"color": GREY, "marker": ""}
+    return [(row, looks.get(row.key, level)) for row in table.shown_rows()]
+
+
+def panel(axes: Axes, table: Table, columns: Sequence[Line]) -> None:
+    """Draw one panel: published marks first, so that measured ones lie on top."""
+    for row, look in _looks(table):
+        if row.regardless_of:
+            _level(axes, table, row, columns[0], look["color"])
+            continue
+        cells = sorted(
+            ((column.x, table.values[row.key, column.key]) for column in columns),
+            key=lambda cell: cell[0],
+        )
+        published = [(x, v.published) for x, v in cells if v.published is not None]
+        if published:
+            axes.plot(*zip(*published, strict=True), **look, **HOLLOW, zorder=2)
+        done = [(x, v.mean, v.std or 0.0) for x, v in cells if v.mean is not None]
+        if done:
+            xs, means, stds = zip(*done, strict=True)
+            axes.errorbar(xs, means, yerr=stds if any(stds) else None, **look, capsize=2.5,
+                          linewidth=1.6, elinewidth=1.1, markersize=5, zorder=3)  # fmt: skip
+    if not axes.lines:
+        axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", color=GREY)
+    _dress(axes, table, columns)
+
+
+def _level(axes: Axes, table: Table, row: Line, column: Line, color: str) -> None:
+    """Draw what does not depend on x, its standard deviation as a band."""
+    value = table.values[row.key, column.key]
+    if value.published is not None:
+        axes.axhline(value.published, color=color, **DASHED, zorder=1)
+    if value.mean is not None:
+        axes.axhline(value.mean, color=color, linewidth=1.4, zorder=1.5)
+        spread = value.std or 0.0
+        axes.axhspan(value.mean - spread, value.mean + spread, color=color, alpha=0.12, lw=0)
+
+
+def _dress(axes: Axes, table: Table, columns: Sequence[Line]) -> None:
+    """Put ticks where points are, and the panel's name."""
+    xs = sorted(column.x for column in columns)
+    if table.artifact.figure.log_x:
+        axes.set_xscale("log")
+    if table.artifact.figure.log_y:
+        axes.set_yscale("log")
+    axes.set_xticks(xs, [f"{x:g}" for x in xs])
+    axes.minorticks_off()
+    axes.set_xlim(_limits(xs, table.artifact.figure.log_x))  # points that are missing included
+    axes.margins(y=0.1)
+    axes.grid(True)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if columns[0].panel:
+        axes.set_title(above(relabel(columns[0], table.changes)[0]), loc="left", fontsize=10.5)
+
+
+def _limits(xs: Sequence[float], log: bool) -> tuple[float, float]:
+    """Leave a margin about sorted x."""
+    first, last = (math.log(x) if log else x for x in (xs[0], xs[-1]))
+    margin = 0.06 * (last - first) or 0.5
+    limits = first - margin, last + margin
+    return (math.exp(limits[0]), math.exp(limits[1])) if log else limits
+
+
+def entries(table: Table) -> list[Line2D]:
+    """Give the legend's entries: every row, and the published marks where there are any."""
+    lines = [
+        Line2D([], [], **look, markersize=5, linewidth=1.6,
+               label=" ".join(relabel(row, table.changes)))
+        for row, look in _looks(table)
+    ]  # fmt: skip
+    if any(value.published is not None for value in table.values.values()):
+        lines.append(Line2D([], [], color=GREY, marker="o", **HOLLOW, label="published"))
+    return lines

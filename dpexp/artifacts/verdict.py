@@ -1,0 +1,83 @@
+"""How an artifact came out as a whole: how near its published cells, and which claims hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dpexp.artifacts import claims
+from dpexp.artifacts.table import Table
+from dpexp.artifacts.words import Key
+
+WITHIN_1, WITHIN_3, BEYOND, NOT_RUN = "within 1", "within 3", "beyond", "not run"
+BOUNDS = ((1.0, WITHIN_1), (3.0, WITHIN_3))
+"""Of measured minus published, in the metric's unit (percentage points of accuracy)."""
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What there is to say of an artifact as a whole.
+
+    Attributes:
+        is_comparable: whether the profile is the published setting, so that sizes mean something.
+        sizes: of every published cell: within 1, within 3 (and not 1), beyond, not run.
+        judged: every claim.
+    """
+
+    is_comparable: bool
+    sizes: Mapping[Key, str]
+    judged: tuple[claims.Verdict, ...]
+
+    @property
+    def cells(self) -> dict[str, int]:
+        """Count the published cells by size."""
+        sizes = list(self.sizes.values())
+        return {size: sizes.count(size) for size in (WITHIN_1, WITHIN_3, BEYOND, NOT_RUN)}
+
+    @property
+    def claims(self) -> dict[str, int]:
+        """Count the claims by what became of them."""
+        found = [one.verdict for one in self.judged]
+        words = (claims.HOLDS, claims.FAILS, claims.UNCLEAR, claims.NOT_RUN)
+        return {word: found.count(word) for word in words}
+
+    @property
+    def sentence(self) -> str:
+        """Word it in a line; "" where there is nothing to judge."""
+        parts = []
+        if self.is_comparable and self.sizes:
+            near, middle, far, absent = self.cells.values()
+            parts.append(
+                f"of {_count(len(self.sizes), 'published cell')}, {near} within 1 point, "
+                f"{middle} more within 3, {far} beyond, {absent} not run"
+            )
+        if self.judged:
+            found = ", ".join(f"{n} {_plural(word, n)}" for word, n in self.claims.items() if n)
+            parts.append(f"of {_count(len(self.judged), 'claim')}, {found}")
+        sentence = "; ".join(parts)
+        return f"{sentence[0].upper()}{sentence[1:]}." if parts else ""
+
+
+def of(table: Table) -> Outcome:
+    """Judge a table or figure by its published cells and its claims."""
+    sizes = {cell: size(table.values[cell].difference) for cell in table.artifact.published}
+    judged = tuple(claims.judge(table.artifact, table.values))
+    return Outcome(table.profile == "paper", sizes, judged)
+
+
+def size(difference: float | None) -> str:
+    """Say how far measured minus published is, in the metric's unit; None is not run."""
+    if difference is None:
+        return NOT_RUN
+    near = (word for bound, word in BOUNDS if abs(difference) <= bound + ROUNDING)
+    return next(near, BEYOND)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _plural(word: str, number: int) -> str:
+    several = {claims.HOLDS: "hold", claims.FAILS: "do not hold"}
+    return several.get(word, word) if number > 1 else word

@@ -1,0 +1,81 @@
+"""One process at a time does a run; whoever else wants it is told who does."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dpexp.records.files import RecordError
+from dpexp.records.run import locate
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What a file system that cannot lock answers."""
+
+
+class Busy(RecordError):
+    """The run is being done elsewhere; one line says by whom."""
+
+
+def path_of(root: str | Path, config: Mapping[str, Any]) -> Path:
+    """Say where a run's lock is: results/<profile>/locks/<id>."""
+    directory = locate(root, config)
+    return directory.parent.with_name("locks") / directory.name
+
+
+@contextmanager
+def held(root: str | Path, config: Mapping[str, Any]) -> Iterator[None]:
+    """Hold a run's lock.
+
+    The system releases it when its holder ends, however it ends, so that none is ever stale; on a
+    file system shared by machines it does so once it has given the holder's machine up.
+
+    Args:
+        root: the results folder.
+        config: of the run.
+
+    Raises:
+        Busy: another process holds it.
+        RecordError: the file cannot be written.
+    """
+    path = path_of(root, config)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        raise RecordError(f"Cannot make {path}: {error.strerror}.") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy(f"Run {path.name} is being done {_holder(file)}.") from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise RecordError(f"Cannot lock {path}: {error.strerror}.") from error
+            warnings.warn(
+                f"The file system of {path} has no locks ({error.strerror}): start no run twice.",
+                stacklevel=3,
+            )
+        file.truncate(0)
+        json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}, file)
+        file.flush()
+        yield
+
+
+def _holder(file: Any) -> str:
+    """Word who holds a lock; its holder may be just about to write that down."""
+    file.seek(0)
+    try:
+        who = json.load(file)
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(who["since"]))
+        return f"by process {who['pid']} on {who['host']} since {since}"
+    except (ValueError, KeyError, TypeError):
+        return "by another process"

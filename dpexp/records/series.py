@@ -1,0 +1,111 @@
+"""What a run recorded as it went: series over steps, and arrays its analyses kept."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from dpexp.records.files import RecordError
+
+ANALYSIS = "analysis.npz"
+"""What a run's analyses kept, by name; `step` and `epoch` have one entry an observation."""
+METRICS = "metrics.jsonl"
+
+
+class NoSeries(RecordError):
+    """A finished run has no series or array of this name."""
+
+
+def series(directory: str | Path, name: str, x: str) -> tuple[np.ndarray, np.ndarray]:
+    """Read a series and what it is over, both from metrics.jsonl or both from analysis.npz.
+
+    Args:
+        directory: a finished run's.
+        name: of the series, such as "test_accuracy" or "stable_rank/head".
+        x: of what lies along x, such as "epoch".
+
+    Returns:
+        x and the values, both [n] float, n >= 1, ordered by x; entries that are not finite are
+        left out.
+
+    Raises:
+        NoSeries: neither source has both, or they are of different lengths.
+    """
+    directory = Path(directory)
+    columns = _columns(directory / METRICS)
+    if name not in columns or x not in columns:
+        columns = _arrays(directory / ANALYSIS, (name, x)) or columns
+    for wanted in (name, x):
+        if wanted not in columns:
+            raise _no_such(wanted, directory)
+    xs, ys = (np.asarray(columns[key], dtype=float) for key in (x, name))
+    if xs.ndim != 1 or xs.shape != ys.shape:
+        raise NoSeries(f"no such series: {name} over {x} (shapes {ys.shape} and {xs.shape})")
+    kept = np.isfinite(xs) & np.isfinite(ys)
+    if not kept.any():
+        raise NoSeries(f"no such series: {name} (it has no finite entry)")
+    order = np.argsort(xs[kept], kind="stable")
+    return xs[kept][order], ys[kept][order]
+
+
+def picture(directory: str | Path, name: str) -> np.ndarray:
+    """Read a two-dimensional array [rows, columns] of a run's analysis.npz, as float.
+
+    Raises:
+        NoSeries: it has none of this name, or one that is not a picture.
+    """
+    directory = Path(directory)
+    found = _arrays(directory / ANALYSIS, (name,))
+    if name not in found:
+        raise _no_such(name, directory)
+    array = np.asarray(found[name], dtype=float)
+    if array.ndim != 2 or not array.size:
+        raise NoSeries(f"no such picture: {name} (its shape is {array.shape})")
+    return array
+
+
+def names(directory: str | Path) -> list[str]:
+    """List the names of all that `series` and `picture` could read."""
+    directory = Path(directory)
+    return sorted({*_columns(directory / METRICS), *_arrays(directory / ANALYSIS)})
+
+
+def _no_such(name: str, directory: Path) -> NoSeries:
+    near = difflib.get_close_matches(name, names(directory), n=1, cutoff=0.5)
+    return NoSeries(f"no such series: {name}" + (f" (did you mean {near[0]}?)" if near else ""))
+
+
+def _columns(path: Path) -> dict[str, list[float]]:
+    """Read metrics.jsonl by column; NaN where a line lacks a number."""
+    lines = []
+    for text in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+        try:
+            line = json.loads(text)
+        except ValueError:  # a killed process left it torn
+            continue
+        if isinstance(line, dict):
+            lines.append(line)
+    keys = dict.fromkeys(key for line in lines for key in line)
+    return {key: [_number(line.get(key)) for line in lines] for key in keys}
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _arrays(path: Path, wanted: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    """Read the wanted arrays that the file has; all of them by default."""
+    if not path.is_file():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            keys = file.files if wanted is None else [key for key in wanted if key in file.files]
+            return {key: file[key] for key in keys}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise NoSeries(f"{path} is damaged: {error}") from error

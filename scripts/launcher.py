@@ -1,0 +1,55 @@
+"""Runs handed to a Hydra launcher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.types import HydraContext, RunMode
+
+import run
+from dpexp import records
+from dpexp.artifacts import build, spec
+
+
+def run_cell(config: Any) -> str:
+    """Do one run as a Hydra job; failures are left in its log, so that the other jobs go on.
+
+    Args:
+        config: the composed DictConfig.
+
+    Returns:
+        "" or the first line of what went wrong.
+    """
+    plain = run.plain(config)
+    return build.attempt(plain, records.run_id(plain), run.execute, Path(plain["results"]))
+
+
+def launch(name: str, jobs: list[list[str]]) -> None:
+    """Hand jobs to the Hydra launcher of this name.
+
+    Raises:
+        ConfigError: no such launcher, or its plugin isn't installed.
+    """
+    with initialize_config_dir(str(run.CONF), job_name="artifact", version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        valid = hydra.config_loader.get_group_options("hydra/launcher")
+        if name not in valid:
+            raise spec.unknown("launcher", name, valid)
+        config = hydra.compose_config(
+            config_name="config",
+            overrides=[f"hydra/launcher={name}", *jobs[0]],  # a config must be whole to compose
+            run_mode=RunMode.MULTIRUN,
+            with_log_configuration=False,
+        )
+        launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=HydraContext(hydra.config_loader, Callbacks(config)),
+            task_function=run_cell,
+            config=config,
+        )
+        launcher.launch(jobs, initial_job_idx=0)

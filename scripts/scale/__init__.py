@@ -1,0 +1,1 @@
+"""What a private step costs on many GPUs, on paper."""

@@ -1,0 +1,105 @@
+"""From what is counted to seconds: a roofline for the work, a ring for what is sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dpexp.types import ConfigError, require_word
+from scripts.scale.counts import Network, Work, of_micro_batch, of_optimizer, of_step
+
+PARTS = ("bfloat16", "float32", "memory", "QR", "bytes", "hops")
+"""What a step can be bound by: products, moving numbers in memory, launching QRs, sending."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One kind of GPU and what joins many: an H100 SXM's data sheet, and what is reached of it."""
+
+    half_peak: float = 989e12  # FLOP/s, dense bfloat16
+    half_reached: float = 0.4  # of it; elementwise work between products is in here
+    single_peak: float = 67e12  # FLOP/s, float32 without TF32
+    single_reached: float = 0.7
+    memory_peak: float = 3.35e12  # bytes/s
+    memory_reached: float = 0.8
+    node: float = 8  # GPUs in one
+    nvlink: float = 450e9  # bytes/s, of a GPU, each way
+    network: float = 400e9  # bytes/s, of a node, each way: eight InfiniBand links of 400 Gbit/s
+    link_reached: float = 0.8
+    hop: float = 3e-6  # seconds from one GPU of the ring to the next
+    qr: float = 3e-4  # seconds of one thin QR factorisation, which is all launches and no work
+    noise_passes: float = 8  # over memory, 4 bytes each, to draw and add one number
+    half_bytes: float = 2  # of a number in the passes: 4 where nothing is bfloat16
+
+    def seconds(self, work: Work) -> float:
+        """Give the longer of computing and moving (a roofline)."""
+        peak, reached = (
+            (self.half_peak, self.half_reached)
+            if work.kind == "bfloat16"
+            else (self.single_peak, self.single_reached)
+        )
+        return max(work.flops / (peak * reached), work.moved / self.bandwidth)
+
+    @property
+    def bandwidth(self) -> float:
+        """Give the bytes per second that memory sustains."""
+        return self.memory_peak * self.memory_reached
+
+    def sending(self, numbers: float, gpus: int) -> float:
+        """Give the seconds that a ring sends float32 for: 2 (N - 1) / N of it by every GPU."""
+        link = self.nvlink if gpus <= self.node else min(self.nvlink, self.network)
+        return 2 * (gpus - 1) / gpus * 4 * numbers / (link * self.link_reached)
+
+    def hopping(self, calls: int, gpus: int) -> float:
+        """Give the seconds that rings wait for: 2 (N - 1) hops a call."""
+        return 2 * (gpus - 1) * calls * self.hop
+
+
+def step(
+    net: Network, method: str, gpus: int, machine: Machine, has_optimizer: bool = True
+) -> dict[str, float]:
+    """Give a step's seconds by what bounds them.
+
+    Args:
+        net: the network.
+        method: one of `METHODS`.
+        gpus: how many share the batch.
+        machine: what they are.
+        has_optimizer: whether Adam's step is in it.
+    """
+    parts = dict.fromkeys(PARTS, 0.0)
+
+    def add(work: Work, times: float = 1) -> None:
+        seconds = machine.seconds(work)
+        is_moving = seconds <= work.moved / machine.bandwidth
+        parts["memory" if is_moving else work.kind] += times * seconds
+
+    share = math.ceil(net.batch / gpus)
+    for n, times in ((net.micro_batch, share // net.micro_batch), (share % net.micro_batch, 1)):
+        for work in of_micro_batch(net, method, n, machine.half_bytes) if n * times else ():
+            add(work, times)
+    for work in of_step(net, method, machine.noise_passes):
+        add(work)
+    if has_optimizer:
+        add(of_optimizer(net, method))
+    if method != "DP-SGD":
+        parts["QR"] = 2 * len(net.matrices) * machine.qr
+    blocks = net.released(method)
+    parts["bytes"] = machine.sending(sum(blocks), gpus)
+    parts["hops"] = machine.hopping(len(blocks) + 1, gpus)  # and the counts
+    return parts
+
+
+def parse(words: Sequence[str]) -> Machine:
+    """Read the machine from the command line; raises ConfigError for what is no field of it."""
+    fields = {field.name: field.default for field in dataclasses.fields(Machine)}
+    for word in words:
+        name, _, value = word.partition("=")
+        require_word("the word", name, tuple(fields))
+        try:
+            fields[name] = float(value)
+        except ValueError:
+            raise ConfigError(f"Expected a number, as in {name}=1e12; got '{word}'.") from None
+    return Machine(**fields)

@@ -1,0 +1,143 @@
+"""Stand-ins for data and pretrained weights: random examples and encoders of the same shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpexp.tasks import Task
+from dpexp.tasks.regression import squared_error
+from dpexp.tasks.task import Examples
+from dpexp.types import Batch, ConfigError
+
+LENGTH = 32
+"""Tokens of a text that is measured; the cost goes with their number."""
+
+ENCODERS = {
+    "google-bert/bert-base-uncased": ("bert", 12, 768, 12, 3072),
+    "FacebookAI/roberta-base": ("roberta", 12, 768, 12, 3072),
+    "FacebookAI/roberta-large": ("roberta", 24, 1024, 16, 4096),
+    "sentence-transformers/all-MiniLM-L6-v2": ("bert", 6, 384, 12, 1536),
+}
+"""Architecture, layers, width, heads and feed-forward width (Devlin et al. 2018, Table of Section
+3; Liu et al. 2019; the model card)."""
+
+VOCABULARY = 1000
+"""Of random encoders: looking a token up costs nothing, and memory is short."""
+
+HELD = 64
+"""Random examples held."""
+
+FEATURES, LOANS = 2048, 100
+"""Numbers in an example: ResNet152's features, and about what Lending Club's columns come to."""
+
+
+def stand_in(given: dict[str, Any], shrink: int) -> dict[str, Any]:
+    """Change a config so that neither data nor pretrained weights are asked for.
+
+    Args:
+        given: a run's plain config.
+        shrink: how many times fewer anchor gradients and basis vectors GEP has.
+
+    Raises:
+        ConfigError: for an encoder whose shape is not known.
+    """
+    names = ("attack", "audit", "analysis", "features", "prompts")
+    config = {key: value for key, value in given.items() if key not in names}
+    method, task, model = (dict(config[key]) for key in ("method", "task", "model"))
+    if shrink > 1:
+        method |= {key: max(8, method[key] // shrink) for key in ("m", "k") if method.get(key)}
+    if "repo" in task or "csv" in task:
+        task["_target_"] = "scripts.stand_in.examples"
+    if "features" in given:
+        task["input_shape"] = [FEATURES]
+    if model.get("repo"):
+        model = _encoder(model)
+    changed = {**config, "method": method, "task": task, "model": model}
+    if "public" in config:
+        size = method.get("m", config["public"].get("size", 0)) or 0
+        changed["public"] = {"_target_": "scripts.stand_in.public", "size": size}
+    return changed
+
+
+def _encoder(model: dict[str, Any]) -> dict[str, Any]:
+    """Give the settings of an encoder of the same shape with random weights."""
+    if model["repo"] not in ENCODERS:
+        raise ConfigError(f"No shape is known for {model['repo']}; a plan can't tell its cost.")
+    architecture, layers, width, heads, feed_forward = ENCODERS[model["repo"]]
+    kept = ("name", "pooling", "feature_norm", "head_std", "head_layers", "dropout", "precision")
+    return {
+        "_target_": "dpexp.models.language.from_scratch",
+        **{key: model[key] for key in kept},
+        "head": model.get("head"),
+        "architecture": architecture,
+        "layers": layers,
+        "width": width,
+        "attention_heads": heads,
+        "feed_forward": feed_forward,
+        "vocabulary": VOCABULARY,
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Endless:
+    """A few random examples, met again and again in place of a training set.
+
+    Attributes:
+        inputs: [n, ...].
+        targets: [n].
+        longest: tokens a text may have; None for what is no text.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    longest: int | None
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def micro_batches(self, indices: Tensor, size: int) -> Iterable[Tensor]:
+        """Cut indices [m] (m may be 0) into pieces of at most `size`."""
+        return indices.split(size) if len(indices) else ()
+
+    def batch(self, indices: Tensor) -> Batch:
+        """Gather examples, whatever their indices."""
+        indices = indices % len(self)
+        return Batch(self.inputs[indices], self.targets[indices])
+
+
+def examples(
+    *,
+    name: str,
+    dataset_size: int,
+    delta: float,
+    num_classes: int = 1,
+    input_shape: Sequence[int] = (LOANS,),
+    max_length: int | None = None,
+    **_: Any,
+) -> Task:
+    """Make a task of random examples, of the shape that conf declares of the real ones."""
+    gen = torch.Generator().manual_seed(0)
+    if max_length is not None:
+        inputs = torch.randint(5, VOCABULARY, (HELD, 3, min(LENGTH, max_length)), generator=gen)
+        inputs[:, 1], inputs[:, 2] = 1, 0
+        input_shape = (3, max_length)
+    else:
+        inputs = torch.rand((HELD, *input_shape), generator=gen)
+    is_regression = num_classes == 1
+    targets = torch.randint(num_classes, (HELD,), generator=gen)
+    some = Endless(inputs, targets.float() if is_regression else targets, max_length)
+    loss = {"loss": squared_error} if is_regression else {}
+    return Task(name, some, some, None, num_classes, tuple(input_shape), delta, dataset_size, "",
+                **loss)  # fmt: skip
+
+
+def public(task: Task, *, size: int) -> Task:
+    """Give a task random public examples; a method may take `size` of them."""
+    shape = (size, *task.input_shape)
+    images = Examples(torch.rand(shape), torch.randint(task.num_classes, (size,)))
+    return replace(task, public=images)

@@ -1,0 +1,42 @@
+"""Costs of a step: what they are of, and that they follow what is asked."""
+
+import pytest
+import torch
+
+from dpexp.analysis.cost import Cost
+from dpexp.types import ConfigError
+from tests.analysis.views import on_digits
+from tests.runs import one_thread  # noqa: F401 (a fixture)
+
+
+def measured(*words, batch=200, rounds=3):
+    view = on_digits(*words)
+    before = {name: weight.clone() for name, weight in view.model.named_parameters()}
+    found = Cost(batch=batch, micro_batch=100, rounds=rounds).observe(view, {})
+    assert all(torch.equal(before[n], w) for n, w in view.model.named_parameters())
+    assert all(weight.grad is None for weight in view.model.parameters())
+    assert not any(weight.requires_grad for weight in view.model.parameters())  # tapped again
+    return found
+
+
+def test_a_step_of_more_examples_takes_longer_and_a_ratio_is_a_ratio():
+    few, many = (measured("method=rgp", batch=some) for some in (100, 1400))
+    for name in ("private_s", "nonprivate_s"):
+        assert many[name] > 3 * few[name] > 0
+    assert many["ratio"] == pytest.approx(many["private_s"] / many["nonprivate_s"], rel=0.3)
+
+
+def test_memory_is_that_of_activations_and_not_of_the_process():
+    """A convolution's output on 100 digits of 8 x 8 alone is 16 x 64 floats an example."""
+    found = measured("method=dpsgd")
+    for name in ("private_mb", "nonprivate_mb"):
+        assert 100 * 16 * 64 * 4 / 1e6 < found[name] < 100
+
+
+def test_it_measures_once_and_puts_it_into_the_result():
+    view = on_digits("method=rgp", step=3)
+    analysis = Cost(batch=50, micro_batch=50, rounds=1)
+    assert analysis.observe(view, {}) == {}
+    assert analysis.numbers({"step": [0], "epoch": [0], "ratio": 1.5}) == {"ratio": 1.5}
+    with pytest.raises(ConfigError, match="rounds >= 1; got 50, 50 and 0"):
+        Cost(batch=50, micro_batch=50, rounds=0)

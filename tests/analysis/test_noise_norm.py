@@ -1,0 +1,39 @@
+"""Noise against gradient at the start of a run."""
+
+import math
+
+import pytest
+
+from dpexp.analysis.noise_norm import NoiseNorm
+from dpexp.types import ConfigError
+from tests.analysis.views import on_digits
+from tests.methods import literal
+
+
+def test_noise_is_that_of_a_run_of_so_many_epochs_whatever_this_run_takes():
+    long, short = on_digits("method=dpsgd", "epochs=6"), on_digits("method=dpsgd", "epochs=1")
+    size = sum(weight.numel() for weight in long.model.parameters())
+    mechanism = long.mechanism
+    drawn = mechanism.noise_multiplier * mechanism.releases[0].clip_norm * math.sqrt(size)
+    for view in (long, short):
+        found = NoiseNorm(epochs=6).observe(view, {})
+        assert found["noise"] == pytest.approx(drawn / mechanism.batch_size)
+
+
+@pytest.mark.parametrize("clip_norm", [0.5, 1e6])
+def test_the_gradient_is_the_mean_of_clipped_ones(clip_norm):
+    view = on_digits("method=dpsgd", "model=cnn", f"privacy.clip_norm={clip_norm}", "batch_size=30")
+    batch = view.examples.batch(view.draw("batch", 30))
+    with view.untapped():
+        mean = literal.dpsgd(view.model, batch.inputs, batch.targets, clip_norm, 30)
+    norm = math.sqrt(sum(float(part.square().sum()) for part in mean.values()))
+    assert NoiseNorm(epochs=2).observe(view, {})["gradient"] == pytest.approx(norm, rel=1e-4)
+
+
+def test_it_looks_once_and_only_where_there_is_noise():
+    assert NoiseNorm(epochs=2).observe(on_digits("method=dpsgd", step=3), {}) == {}
+    for words in (["method=nonprivate"], ["method=compressive"]):
+        with pytest.raises(ConfigError, match="private run that releases whole gradients"):
+            NoiseNorm(epochs=2).observe(on_digits(*words), {})
+    with pytest.raises(ConfigError, match="epochs > 0; got 0"):
+        NoiseNorm(epochs=0)

@@ -1,0 +1,34 @@
+"""Runs to look at, before their first step."""
+
+import torch
+
+import run
+from dpexp.gradient import PrivateGradient
+from dpexp.observation import View
+from dpexp.ranks import Ranks
+from dpexp.train import make_mechanism
+
+CPU = torch.device("cpu")
+
+
+def on_digits(*words, step=0):
+    """View a run of WRN10-1 on digits as its analyses would."""
+    config = run.compose(["profile=embedded", "task=digits", "device=cpu", *words])
+    parts, ranks = run.build_parts(config, CPU), Ranks(0, 1, CPU)
+    state = parts.method.start(parts.model)
+    mechanism = make_mechanism(config, parts.task.dataset_size, parts.method, state, ranks)
+    gradient = PrivateGradient(
+        parts.model, parts.method, mechanism, ranks, 50, parts.task.public, parts.task.loss
+    )
+    parts.model.eval()
+    return View(
+        task=parts.task,
+        model=parts.model,
+        method=parts.method,
+        state=state,
+        mechanism=mechanism,
+        examples=parts.task.train,
+        step=step,
+        device=CPU,
+        gradient=gradient,
+    )

@@ -1,0 +1,103 @@
+"""The whole suite's command line: what it picks, runs once, writes and tells."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import run
+from dpexp import records
+from dpexp.artifacts import spec
+from dpexp.types import ConfigError
+from scripts import all as suite
+from scripts.configs import Configs
+
+
+def test_its_own_words_are_taken_out_and_the_rest_are_overrides():
+    words = "paper=rgp,gep only=rgp/table* profile=quick plan=true flops=4e13 run=false seeds=0,1"
+    request = suite.parse([*words.split(), "workers=3", "launcher=joblib", "epochs=1", "~schedule"])
+    assert request == suite.Request(
+        papers=("rgp", "gep"),
+        only=("rgp/table*",),
+        profile="quick",
+        is_plan=True,
+        flops=4e13,
+        runs=False,
+        seeds=(0, 1),
+        workers=3,
+        launcher="joblib",
+        overrides=("epochs=1", "~schedule"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("table3", "Expected WORD=VALUE; got 'table3'"),
+        ("workers=0", "Expected a whole number from 1, as in workers=2; got 'workers=0'"),
+        ("workers=1.5", "Expected a whole number from 1"),
+        ("flops=fast", "Expected a number above 0, as in flops=40e12; got 'flops=fast'"),
+        ("paper=rpg", "did you mean 'rgp'?"),
+        ("only=rgp/tabel3", "did you mean 'rgp/table3'?"),
+        ("profile=embeded", "did you mean 'embedded'?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(word, expected, capsys):
+    assert suite.main([word]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert expected in printed.err
+
+
+def test_all_is_the_four_papers_tables_before_figures():
+    names = [f"{a.paper}/{a.name}" for a in suite.choose(suite.PAPERS, (), run.CONF)]
+    assert [n for n in names if n.startswith("rgp/table")] == [f"rgp/table{n}" for n in range(1, 6)]
+    assert names.index("rgp/table5") < names.index("rgp/figure4") < names.index("lsg/table2")
+    assert not [name for name in names if name.startswith("dpexp/")]
+
+
+def test_missing_runs_are_done_once_written_and_afterwards_looked_up(tmp_path, capsys):
+    words = ["paper=rgp", "only=*/table3", "seeds=0", "workers=2", f"results={tmp_path}"]
+    # One small task for all cells: what they share is run once.
+    words += ["task=digits", "model=linear", "method=dpsgd", "epochs=1"]
+    assert suite.main(words) == 0
+    out = capsys.readouterr().out
+    shared = len(list((tmp_path / "embedded" / "runs").iterdir()))
+    assert f"0 of {shared} runs done, {shared} to do" in out and f"[{shared}/{shared}]" in out
+    assert suite.main(words) == 0
+    assert f"{shared} of {shared} runs done, 0 to do" in capsys.readouterr().out
+    assert (tmp_path / "embedded" / "rgp" / "table3.csv").is_file()
+    assert "rgp-table3" in (tmp_path / "embedded" / "index.html").read_text()
+
+
+def test_what_was_written_before_stays_on_the_page(tmp_path, capsys):
+    assert suite.main(["only=rgp/table3", "run=false", f"results={tmp_path}"]) == 0
+    assert suite.main(["only=rgp/table2", "run=false", f"results={tmp_path}"]) == 0
+    page = (tmp_path / "embedded" / "index.html").read_text()
+    assert page.index('id="rgp-table2"') < page.index('id="rgp-table3"')
+
+
+def test_a_run_that_measures_time_is_kept_from_those_side_by_side(tmp_path):
+    table2 = spec.load(run.CONF, "rgp", "table2")
+    again = replace(table2, alone=True)
+    both = suite.Suite([table2, again], "embedded", [f"results={tmp_path}"])
+    first, alone = both.missing()
+    assert first == [] and len({job.run_id for job in alone}) == len(alone) > 0
+
+
+def test_a_config_is_composed_once_and_again_when_conf_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPEXP_CACHE", str(tmp_path / "cache"))
+    words = ["method=rgp", "task=digits", "profile=embedded"]
+    first = Configs().compose(words)
+    monkeypatch.setattr(run, "compose", lambda words: pytest.fail("composed again"))
+    assert Configs().compose(words) == first
+    assert json.dumps(Configs().compose(words)) == json.dumps(first)
+    assert records.run_id(first) == records.run_id(Configs().compose(words))
+    monkeypatch.setenv("DPEXP_DATA_ROOT", "elsewhere")
+    monkeypatch.setattr(run, "compose", lambda words: {"composed": "anew"})
+    assert Configs().compose(words) == {"composed": "anew"}
+
+
+def test_a_mistaken_override_names_the_artifact():
+    with pytest.raises(ConfigError, match="rgp/table3: .*epohcs"):
+        suite.Suite([spec.load(run.CONF, "rgp", "table3")], "embedded", ["epohcs=3"])

@@ -1,0 +1,65 @@
+"""The plan in hours: counted FLOPs, and neither data nor weights."""
+
+import pytest
+import torch
+
+import run
+from scripts import hours
+from scripts.stand_in import LENGTH
+
+CPU = torch.device("cpu")
+
+
+def config(tmp_path, *words):
+    roots = [f"data_root={tmp_path}", f"model_root={tmp_path}", "profile=paper"]
+    return run.compose([*roots, *words])
+
+
+def test_flops_are_the_models_times_the_examples_and_evaluations(tmp_path):
+    words = ["task=mnist", "model=linear", "method=nonprivate", "batch_size=1000", "epochs=10"]
+    cost = hours.Hours(CPU).cost(config(tmp_path, *words, "eval_every=2"))
+    product = 2 * 784 * 10  # of one example with the weights; the weights' gradient is another
+    examples = 10 * 60000 + 5 * hours.TEST_SHARE * 60000 / 3
+    assert cost.flops == pytest.approx(2 * product * examples, rel=0.01)
+    assert cost.seconds > 0
+
+
+def test_runs_of_a_kind_share_a_measurement_whatever_their_rank_and_budget(tmp_path, monkeypatch):
+    measured = []
+    genuine = hours._measure
+    monkeypatch.setattr(hours, "_measure", lambda *a: measured.append(1) or genuine(*a))
+    costs = hours.Hours(CPU)
+    words = ["task=mnist", "model=cnn", "method=rgp", "epochs=2"]
+    first = costs.cost(config(tmp_path, *words, "eps=2", "method.rank=2"))
+    second = costs.cost(config(tmp_path, *words, "eps=8", "method.rank=4", "epochs=4"))
+    assert len(measured) == 1
+    assert second.flops == pytest.approx(2 * first.flops, rel=0.01)
+
+
+def test_geps_bases_are_scaled_by_how_many_anchors_and_vectors_there_are():
+    def step(m, k):
+        return hours.Step(hours.Cost(1.0, m * (30.0 + 2.0 * k)), hours.Cost(0, 0), m, k)
+
+    cost = hours._bases([step(100, 50), step(50, 25)], {"m": 2000, "k": 1000})
+    assert cost.flops == pytest.approx(2000 * (30 + 2000))
+
+
+def test_texts_cost_by_their_tokens(tmp_path):
+    words = ["model=minilm", "method=linear", "epochs=1", "batch_size=1000", "eval_every=1"]
+    costs = hours.Hours(CPU)
+    pairs, single = (
+        costs.cost(config(tmp_path, *words, f"task={task}")) for task in ("qnli", "sst2")
+    )
+    sizes = {"qnli": 104743, "sst2": 67349}
+    per_text = {"qnli": pairs.flops / sizes["qnli"], "sst2": single.flops / sizes["sst2"]}
+    expected = hours.TOKENS["qnli"] / hours.TOKENS["sst2"]
+    assert per_text["qnli"] / per_text["sst2"] == pytest.approx(expected, rel=0.1)
+    assert LENGTH > 0
+
+
+def test_the_table_counts_a_shared_run_once_and_says_what_a_gpu_is_taken_to_do(tmp_path):
+    one = config(tmp_path, "task=mnist", "model=linear", "method=nonprivate", "epochs=1")
+    lines = list(hours.plan("Artifact", {"a": [one], "b": [one]}, CPU, 1e12))
+    assert lines[2].startswith("| a | 1 |") and lines[3].startswith("| b | 0 | 0 |")
+    assert lines[4].startswith("| **total** | 1 |")
+    assert "1e+12 FLOP/s" in lines[-1]

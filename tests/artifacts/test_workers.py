@@ -1,0 +1,70 @@
+"""Runs side by side: all are done, a mistake stops them, a process that dies is replaced."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from dpexp import records
+from dpexp.artifacts import build, cells, collect, workers
+from dpexp.types import ConfigError, MissingData
+
+
+def execute(config):
+    """Do as the config's method says; importable by name, as workers need it."""
+    match config["method"]["name"]:
+        case "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "no data":
+            raise MissingData("No data under data/big.")
+        case "mistaken":
+            raise ConfigError("Expected epochs > 0; got -1.")
+    Path(config["results"], f"{config['seed']}.done").write_text(os.environ["OMP_NUM_THREADS"])
+
+
+def job(method, seed, results):
+    config = {
+        "method": {"name": method},
+        "task": {"name": "big"},
+        "model": {"name": "tiny"},
+        "profile": {"name": "embedded"},
+        "seed": seed,
+        "results": str(results),
+    }
+    return cells.Job(
+        ("row", "column"), method, ("value",), seed, (), config, records.run_id(config)
+    )
+
+
+def together(jobs, results, stop_at_mistake=False):
+    said = []
+    report = build.Report(len(jobs), results, said.append, stop_at_mistake)
+    workers.side_by_side(jobs, execute, results, report, 2, 1)
+    return said
+
+
+def test_a_process_that_dies_takes_its_run_alone_and_leaves_a_log(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    jobs = [job("dies", 0, tmp_path), *(job("fine", seed, tmp_path) for seed in (1, 2, 3))]
+    said = together(jobs, tmp_path)
+    assert {path.name for path in tmp_path.glob("*.done")} == {"1.done", "2.done", "3.done"}
+    assert (tmp_path / "1.done").read_text() == "1"
+    assert "OMP_NUM_THREADS" not in os.environ
+    log = collect.log_path(tmp_path, jobs[0].config, jobs[0].run_id).read_text()
+    assert "code -9" in log
+    assert len(said) == 4 and sum("the process died" in line for line in said) == 1
+
+
+def test_missing_data_are_met_once_and_the_rest_of_their_runs_need_no_process(tmp_path):
+    jobs = [job("no data", seed, tmp_path) for seed in range(5)]
+    said = together(jobs, tmp_path)
+    assert len(said) == 5 and "[5/5]" in said[-1]
+    assert sum("no data, as above" in line for line in said) >= 3
+    assert all(collect.outcome(one, tmp_path).status == "no data" for one in jobs)
+
+
+def test_a_mistake_in_the_users_words_ends_it_all(tmp_path):
+    jobs = [job("mistaken", 0, tmp_path), *(job("fine", seed, tmp_path) for seed in range(1, 4))]
+    with pytest.raises(ConfigError, match="epochs > 0"):
+        together(jobs, tmp_path, stop_at_mistake=True)

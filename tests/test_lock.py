@@ -1,0 +1,64 @@
+"""A run is done by one process at a time, and a dead one's lock binds nobody."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpexp import records
+
+CONFIG = {"profile": {"name": "embedded"}, "seed": 0}
+HOLD = """
+import sys, time
+from dpexp import records
+with records.held(sys.argv[1], {"profile": {"name": "embedded"}, "seed": 0}):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True,
+        cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_run_under_way_elsewhere_is_refused_with_its_holder_named(tmp_path, holder):
+    with pytest.raises(records.Busy, match=f"by process {holder.pid} on .+ since 2"):
+        with records.held(tmp_path, CONFIG):
+            pytest.fail("held twice")
+
+
+def test_another_run_is_free_meanwhile(tmp_path, holder):
+    with records.held(tmp_path, {**CONFIG, "seed": 1}):
+        pass
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder):
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    with records.held(tmp_path, CONFIG):
+        pass
+
+
+def test_a_lock_is_free_again_after_a_run_that_failed(tmp_path):
+    with pytest.raises(ValueError), records.held(tmp_path, CONFIG):
+        raise ValueError
+    with records.held(tmp_path, CONFIG):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_said_in_one_line(tmp_path):
+    (tmp_path / "embedded").write_text("a file")
+    with pytest.raises(records.RecordError, match="Cannot make .*locks"):
+        with records.held(tmp_path, CONFIG):
+            pass
