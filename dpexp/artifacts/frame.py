@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.textpath import TextPath
+from matplotlib.textpath import text_to_path
 
 from dpexp.artifacts.style import GAP, GREY, INK, MARGIN, WARNING
 from dpexp.artifacts.table import Table
@@ -76,8 +77,10 @@ def _wrapped(lines: Sequence[Text], width: float) -> list[Text]:
     for text, size, color, weight in lines:
         rest: list[str] = []
         for word in text.split():
-            wide = TextPath((0, 0), " ".join([*rest, word]), size, prop={"weight": weight})
-            if rest and wide.get_extents().width > 0.96 * 72 * width:
+            wide, *_ = text_to_path.get_text_width_height_descent(
+                " ".join([*rest, word]), FontProperties(size=size, weight=weight), ismath=False
+            )
+            if rest and wide > 0.96 * 72 * width:
                 broken.append((" ".join(rest), size, color, weight))
                 rest = []
             rest.append(word)

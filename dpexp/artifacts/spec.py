@@ -225,9 +225,9 @@ def _check_table(artifact: Artifact) -> None:
     """Refuse words that only a figure knows, and columns of words that have runs."""
     rows = [row.key for row in artifact.rows]
     for line in (*artifact.rows, *artifact.columns):
-        if line.panel or line.x is not None or line.regardless_of:
+        if line.panel or line.x is not None:
             raise ConfigError(
-                f"Row or column {line.key}: panel, x and regardless_of are a figure's words; "
+                f"Row or column {line.key}: panel and x are a figure's words; "
                 "say its axes under 'figure'."
             )
     for line in artifact.rows:

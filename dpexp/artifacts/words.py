@@ -40,9 +40,8 @@ class Line:
         overrides: Hydra overrides, in order.
         panel, x: a figure's columns alone: the heading of the panel, "" if there is one panel
             only, and, of points, where in it the point lies.
-        regardless_of: a figure's rows alone: the keys of the columns' overrides that it does
-            without, such as eps. Among points it is then one run a panel, and drawn as a level
-            line.
+        regardless_of: a row's alone: the keys of the columns' overrides that it does without,
+            such as eps. Among points it is then one run a panel, and drawn as a level line.
         metric, decimals, value_label: in place of the artifact's; a column's go before a row's.
         words: a table's columns alone: row key -> text. Such a column has no runs.
     """
@@ -206,8 +205,8 @@ class Artifact:
         return self.panel_of(column)[0] if row.regardless_of else column
 
     def panel_of(self, column: Line) -> tuple[Line, ...]:
-        """Give the columns of a column's panel; all of a table's are in one."""
-        if self.kind in (CURVES, MAPS):
+        """Give the points of a column's panel; any other column stands by itself."""
+        if self.kind != POINTS:
             return (column,)
         return tuple(c for c in self.columns if c.panel == column.panel)
 

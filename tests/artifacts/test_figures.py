@@ -187,7 +187,7 @@ def test_a_level_line_is_picked_by_any_column_of_its_panel(conf):
         ("log_x", "logx", "Unknown word in figure 'logx': did you mean 'log_x'"),
         ("{pairs-*", "{pears-*", "Unknown row or column under skip in profile quick 'pears-*'"),
         ("metric:", "average: {key: a, label: A}\nmetric:", "Expected no 'average' in a figure"),
-        ("figure: {", "# ", "full: panel, x and regardless_of are a figure's words"),
+        ("figure: {", "# ", "big-eps2: panel and x are a figure's words"),
     ],
 )
 def test_a_figure_that_is_wrong_says_where(conf, old, new, expected):
@@ -200,7 +200,7 @@ def test_a_figure_that_is_wrong_says_where(conf, old, new, expected):
 
 def test_a_figures_words_in_a_table_are_a_mistake(conf):
     edit(conf, "table9", ("overrides: [eps=2]", "x: 2, overrides: [eps=2]"))
-    with pytest.raises(ConfigError, match="eps2: panel, x and regardless_of are a figure's words"):
+    with pytest.raises(ConfigError, match="eps2: panel and x are a figure's words"):
         spec.load(conf, "demo", "table9")
 
 
