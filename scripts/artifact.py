@@ -191,7 +191,7 @@ def _main(request: Request) -> int:
         return 0
     to_do = build.missing(picked) if request.runs else []
     print(_opening(request, artifact, picked, to_do))
-    stopped = _run(request, to_do, results)
+    stopped = _run(request, to_do, results, artifact.alone)
     outcomes = [collect.outcome(job, results) for job in jobs]
     shown = table.Table(
         artifact,
@@ -231,11 +231,14 @@ def _run(
     request: Request,
     to_do: Sequence[cells.Job],
     results: Path,
+    is_alone: bool,
 ) -> bool:
     """Run what is missing; True if the user stopped it, so that what is there is still written."""
     try:
         if to_do and request.launcher:
-            build.launch_missing(to_do, lambda jobs: launch(request.launcher, jobs))
+            # What measures time is handed over one by one, so that no run slows another.
+            for jobs in [[job] for job in to_do] if is_alone else [to_do]:
+                build.launch_missing(jobs, lambda words: launch(request.launcher, words))
         else:
             build.run_missing(
                 to_do,

@@ -16,6 +16,7 @@ Not counted: encoding features once, attacks and analyses, and what torch counts
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,11 +51,23 @@ SUSTAINED = 5e12
 
 
 def _flops_in_place(total: Any, left: Any, right: Any, **_: Any) -> int:
-    """Count what torch's counter passes over: a product [a, b] x [b, c] added where a sum lies."""
+    """Count a product [a, b] x [b, c] added where a sum lies, which torch's counter passes over."""
     return 2 * left[0] * left[1] * right[1]
 
 
-IN_PLACE = {torch.ops.aten.addmm_: _flops_in_place}
+def _flops_of_backward(output: Any, inputs: Any, weight: Any, *rest: Any, **_: Any) -> int:
+    """Count a convolution's backward pass, twice its forward pass if both gradients are wanted.
+
+    Torch's counter forgets the groups, of which per-example gradients have one an example.
+    """
+    wanted = rest[-1]
+    return 2 * math.prod(output) * math.prod(weight[1:]) * (wanted[0] + wanted[1])
+
+
+COUNTED = {
+    torch.ops.aten.addmm_: _flops_in_place,
+    torch.ops.aten.convolution_backward: _flops_of_backward,
+}
 
 
 class Cost(NamedTuple):
@@ -193,7 +206,7 @@ def _measure(config: dict[str, Any], device: torch.device, shrink: int) -> Step:
             if device.type == "cuda":  # the first of a kind waits for its kernels
                 gradient(state, examples, 0)
             began = _clock(device)
-            with FlopCounterMode(display=False, custom_mapping=IN_PLACE) as counter:
+            with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
                 outcome = gradient(state, examples, 1)
                 set_gradients(model, outcome.gradients)
                 optimizer.step()

@@ -45,6 +45,13 @@ def test_what_lacks_is_named_with_the_nearest(tmp_path):
         records.picture(run, "zzz")
 
 
+def test_a_run_that_diverged_ends_so(tmp_path):
+    lines = [{"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": None}, {"epoch": 3, "loss": 1.0},
+             {"epoch": 4, "loss": None}]  # fmt: skip
+    x, y = records.series(written(tmp_path, lines), "loss", "epoch")
+    assert x.tolist() == [1, 3, 4] and y[:2].tolist() == [2, 1] and np.isnan(y[2])
+
+
 def test_nothing_finite_is_no_series(tmp_path):
     run = written(tmp_path, epoch=np.arange(2), rank=np.array([np.nan, np.inf]))
     with pytest.raises(records.NoSeries, match="no finite entry"):

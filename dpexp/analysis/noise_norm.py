@@ -20,7 +20,8 @@ class NoiseNorm(Analysis):
 
     Gives once, before the first step, `gradient`, the norm of the mean of a batch's gradients, each
     clipped to C, and `noise`, the root mean square of the norm of the noise on that mean,
-    sigma C sqrt(p) / B, for the sigma with which the run's eps and delta last some epochs.
+    sigma C sqrt(p) / B, for the sigma with which the run's eps and delta last some epochs; of both,
+    the `ratio` noise / gradient.
 
     Differences from the paper: the noise is calibrated by this suite's accountants, not by the
     moments accountant; batch size and clip norm are the run's, since the paper prints neither.
@@ -61,7 +62,8 @@ class NoiseNorm(Analysis):
         size = sum(view.model.get_parameter(name).numel() for name in names)
         clip_norm = mechanism.releases[0].clip_norm
         noise = sigma * clip_norm * math.sqrt(size) / mechanism.batch_size
-        return {"noise": noise, "gradient": self._clipped_mean(view, clip_norm)}
+        gradient = self._clipped_mean(view, clip_norm)
+        return {"noise": noise, "gradient": gradient, "ratio": noise / gradient}
 
     def _clipped_mean(self, view: View, clip_norm: float) -> float:
         some = view.draw("batch", view.mechanism.batch_size)
@@ -77,5 +79,5 @@ class NoiseNorm(Analysis):
         return math.sqrt(square) / len(some)
 
     def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """Give both norms."""
-        return {name: float(traces[name]) for name in ("noise", "gradient")}
+        """Give both norms and their ratio."""
+        return {name: float(traces[name]) for name in ("noise", "gradient", "ratio")}

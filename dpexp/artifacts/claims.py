@@ -6,12 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from scipy.special import stdtrit
+
 from dpexp import records
 from dpexp.artifacts.collect import Value
 from dpexp.artifacts.readings import mean_and_std, numbers, reduced
 from dpexp.artifacts.words import Artifact, Claim, Key
 
 HOLDS, FAILS, UNCLEAR, NOT_RUN = "holds", "does not hold", "unclear", "not run"
+SO_FAR = " so far"
+"""After the verdict on a claim of which some comparisons are not run."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,12 @@ class Verdict:
     comparisons: tuple[Comparison, ...]
     decimals: int = 1
 
+    @property
+    def word(self) -> str:
+        """Give the verdict, "so far" where some comparisons are not run."""
+        done = sum(c.verdict != NOT_RUN for c in self.comparisons)
+        return f"{self.verdict}{SO_FAR}" if 0 < done < len(self.comparisons) else self.verdict
+
     def sentence(self) -> str:
         """Word it: the verdict, how many comparisons say so, and the smallest difference."""
         done = [c for c in self.comparisons if c.difference is not None]
@@ -55,13 +65,14 @@ class Verdict:
             return NOT_RUN
         count = sum(c.verdict == HOLDS for c in done)
         least = min(done, key=lambda c: c.difference or 0.0)
-        so_far = " so far" if len(done) < len(self.comparisons) else ""
         parts = [f"it holds in {count} of {len(self.comparisons)} comparisons"]
         if len(done) < len(self.comparisons):
             parts.append(f"{len(self.comparisons) - len(done)} not run")
         spread = _spread(least, self.decimals)
         parts.append(f"smallest difference {least.difference:+.{self.decimals}f} {spread}")
-        return f"**{self.verdict}{so_far}**: " + ", ".join(parts)
+        if self.claim.margin:
+            parts.append(f"which has to exceed {self.claim.margin:g}")
+        return f"**{self.word}**: " + ", ".join(parts)
 
 
 def _spread(comparison: Comparison, decimals: int) -> str:
@@ -116,7 +127,7 @@ def _side(claim: Claim, given: Key | float, values: Mapping[Key, Value]) -> Valu
 
 
 def compare(above: Value | float, below: Value | float, margin: float) -> Comparison:
-    """Compare two cells, or a cell and a number: clear beyond two standard errors, else unclear.
+    """Compare two cells, or a cell and a number: clear outside Welch's 95 % interval, else unclear.
 
     With a single seed on either side there is no spread to go by, and the sign decides. A number
     has no spread.
@@ -129,13 +140,21 @@ def compare(above: Value | float, below: Value | float, margin: float) -> Compar
     errors = [_error(side) for side in (above, below)]
     error = None if None in errors else math.hypot(*errors)
     verdict = HOLDS if difference > margin else FAILS
-    if error is not None and abs(difference - margin) <= 2 * error:
+    if error and abs(difference - margin) <= _quantile(above, below) * error:
         verdict = UNCLEAR
     return Comparison(*sides, difference, error, verdict)
 
 
 def _place(side: Value | float) -> Key | float:
     return side if isinstance(side, float) else side.cell
+
+
+def _quantile(above: Value | float, below: Value | float) -> float:
+    """Give the 97.5 % quantile of Student's t at Welch and Satterthwaite's degrees of freedom."""
+    variances = [(_error(side) ** 2, side.num_seeds - 1) for side in (above, below)
+                 if not isinstance(side, float)]  # fmt: skip
+    total = sum(variance for variance, _ in variances)
+    return float(stdtrit(total**2 / sum(v**2 / freedom for v, freedom in variances), 0.975))
 
 
 def _error(side: Value | float) -> float | None:

@@ -10,6 +10,7 @@ from dpexp.artifacts.claims import FAILS
 from dpexp.artifacts.collect import WORDS, Value
 from dpexp.artifacts.table import Table
 from dpexp.artifacts.words import Artifact
+from dpexp.mechanism import ANALYSED
 
 
 def markdown(table: Table) -> str:
@@ -42,6 +43,8 @@ def _setting(table: Table) -> list[str]:
     parts = []
     if table.settings:
         parts.append("Run here: " + "; ".join(table.settings) + ".")
+    if table.artifact.alone and (devices := table.devices()):
+        parts.append(f"Measured on: {'; '.join(devices)}.")
     if table.overridden:
         words = ", ".join(f"`{word}`" for word in table.overridden)
         parts.append(f"Overridden on the command line: {words}.")
@@ -103,7 +106,7 @@ def _footnotes(table: Table, judged: verdict.Outcome) -> list[str]:
     short = any(0 < v.num_seeds < v.asked for v in table.values.values())
     if short:
         notes.append(f"A smaller n than {max(v.asked for v in table.values.values())}: "
-                     "the other seeds are not run.")  # fmt: skip
+                     "the other seeds gave no value.")  # fmt: skip
     if artifact.figure:
         notes += [f"{status}: {'; '.join(names)}" for status, names in table.absent().items()]
     notes += table.skipped() + _troubles(table) + _orderings(table, judged)
@@ -113,7 +116,8 @@ def _footnotes(table: Table, judged: verdict.Outcome) -> list[str]:
 
 def _orderings(table: Table, judged: verdict.Outcome) -> list[str]:
     """Give the likely reason where a claim of the paper's does not show."""
-    return [table.changes.why_not.strip()] if judged.claims[FAILS] and table.changes.why_not else []
+    fails = any(one.verdict == FAILS for one in judged.judged)
+    return [table.changes.why_not.strip()] if fails and table.changes.why_not else []
 
 
 def _table_legend(table: Table) -> str:
@@ -142,7 +146,10 @@ def _claims(table: Table, judged: verdict.Outcome) -> list[str]:
     if not judged.judged:
         return []
     lines = [f"- {v.claim.says}: {v.sentence()}" for v in judged.judged]
-    explained = "Unclear: within two standard errors of the seeds, where there are several."
+    explained = (
+        "Unclear: zero, or what is to be exceeded, lies in the 95 % interval of the difference "
+        "(Welch's t over the seeds), where there are several seeds."
+    )
     heading = "## The paper's claims" if table.artifact.published else "## Claims"
     return [heading, "\n".join(lines), explained]
 
@@ -158,9 +165,14 @@ def _certificates(table: Table) -> list[str]:
     lines = [["Cell", "Certified ε", "Noise multiplier", "Runs and their certificates"]]
     for ids, names in cells.items():
         runs = ", ".join(f"[{i}](../runs/{i}/) ([privacy](../runs/{i}/privacy.json))" for i in ids)
-        numbers = _number(values[ids].epsilon), _number(values[ids].noise_multiplier)
+        numbers = _epsilon(values[ids]), _number(values[ids].noise_multiplier)
         lines.append(["; ".join(names), *numbers, runs])
     return ["## Runs", _md_table(lines)] if cells else []
+
+
+def _epsilon(value: Value) -> str:
+    is_looked_at = ANALYSED in value.deviations and value.epsilon is not None
+    return _number(value.epsilon) + (" but for the analysis" if is_looked_at else "")
 
 
 def _number(value: float | None) -> str:

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from dpexp.artifacts import build, verdict
-from dpexp.artifacts.page_article import BADGES, Entry, article, badge, short_name
+from dpexp.artifacts.page_article import Entry, article, badge, short_name
 from dpexp.artifacts.page_look import SCRIPT, STYLE
 
 PAGE = "index.html"
@@ -68,7 +68,7 @@ def _summary(entries: Sequence[Entry], profile: str) -> str:
         claims.update(found.claims)
         cells.update(found.cells)
     runs = {i for entry in entries for v in entry.table.values.values() for i in v.run_ids}
-    told = ", ".join(f"{count} {badge(word)}" for word in BADGES if (count := claims[word]))
+    told = ", ".join(f"{count} {badge(word)}" for word, count in claims.items() if count)
     lines = [
         f"<p><b>{len(entries)}</b> artifacts from <b>{len(runs)}</b> runs. "
         f"The papers' claims: {told or 'none'}.</p>"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dpexp.artifacts import verdict
 from dpexp.artifacts.cells import relabel
-from dpexp.artifacts.claims import FAILS, HOLDS, NOT_RUN, UNCLEAR
+from dpexp.artifacts.claims import FAILS, HOLDS, NOT_RUN, SO_FAR, UNCLEAR
 from dpexp.artifacts.collect import Value
 from dpexp.artifacts.table import Table
 from dpexp.artifacts.words import CURVES, MAPS, Line
@@ -191,25 +191,19 @@ def _count(names: Sequence[str]) -> str:
 
 def _claims(found: verdict.Outcome) -> str:
     items = "".join(
-        f"<li>{badge(v.verdict, so_far)} {escape(v.claim.says)} "
-        f'<span class="why">{escape(why)}</span></li>'
+        f"<li>{badge(v.word)} {escape(v.claim.says)} "
+        f'<span class="why">{escape(v.sentence().partition("**: ")[2])}</span></li>'
         for v in found.judged
-        for so_far, why in [_split(v.sentence())]
     )
     return f'<ul class="claims">{items}</ul>' if items else ""
 
 
-def _split(sentence: str) -> tuple[str, str]:
-    """Split a claim's sentence in Markdown, "**holds so far**: it ...", for badge and text."""
-    head, _, why = sentence.partition("**: ")
-    return head.strip("*"), why
-
-
-def badge(word: str, text: str = "") -> str:
-    """Set a claim's verdict, in its own word or in another text, as sign and colour."""
-    name, sign = BADGES[word]
-    shown = escape(text or word)
-    return f'<span class="badge {name}"><span aria-hidden="true">{sign}</span> {shown}</span>'
+def badge(word: str) -> str:
+    """Set what became of a claim, such as "holds so far", as sign and colour."""
+    name, sign = BADGES[word.removesuffix(SO_FAR)]
+    return (
+        f'<span class="badge {name}"><span aria-hidden="true">{sign}</span> {escape(word)}</span>'
+    )
 
 
 def _runs(table: Table) -> str:

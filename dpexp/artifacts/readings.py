@@ -102,11 +102,10 @@ def reduced(reading: Reading, how: str) -> float:
     if isinstance(reading, float):
         return reading
     values = np.asarray(reading[1] if isinstance(reading, tuple) else reading)
+    if how == "last":
+        return float(values.flat[-1])
     values = values[np.isfinite(values)]
-    if not values.size:
-        return math.nan
-    reduce = {"mean": np.mean, "min": np.min, "max": np.max}.get(how, lambda all_: all_.flat[-1])
-    return float(reduce(values))
+    return float({"mean": np.mean, "min": np.min, "max": np.max}[how](values))
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:

@@ -123,6 +123,11 @@ class Table:
                 cells.setdefault(value.status, []).append(self.name(row, column))
         return cells
 
+    def devices(self) -> list[str]:
+        """Name the machines that the runs were done on, each once."""
+        results = (result for value in self.values.values() for result in value.results)
+        return list(dict.fromkeys(result["device"] for result in results))
+
     def deviations(self) -> list[str]:
         """List what certificates admit, each once, in the order of the cells."""
         return list(dict.fromkeys(w for value in self.values.values() for w in value.deviations))

@@ -37,10 +37,19 @@ class Outcome:
 
     @property
     def claims(self) -> dict[str, int]:
-        """Count the claims by what became of them."""
-        found = [one.verdict for one in self.judged]
-        words = (claims.HOLDS, claims.FAILS, claims.UNCLEAR, claims.NOT_RUN)
-        return {word: found.count(word) for word in words}
+        """Count the claims by what became of them, those partly run apart."""
+        found = [one.word for one in self.judged]
+        words = (claims.HOLDS, claims.FAILS, claims.UNCLEAR)
+        every = [w for word in words for w in (word, word + claims.SO_FAR)] + [claims.NOT_RUN]
+        return {word: found.count(word) for word in every}
+
+    @property
+    def has_single_seeds(self) -> bool:
+        """Tell whether the sign alone decides some comparison, for want of a second seed."""
+        return any(
+            c.difference is not None and c.error is None
+            for one in self.judged for c in one.comparisons
+        )  # fmt: skip
 
     @property
     def sentence(self) -> str:
@@ -54,7 +63,8 @@ class Outcome:
             )
         if self.judged:
             found = ", ".join(f"{n} {_plural(word, n)}" for word, n in self.claims.items() if n)
-            parts.append(f"of {_count(len(self.judged), 'claim')}, {found}")
+            by_sign = " (where there is one seed, by its sign)" if self.has_single_seeds else ""
+            parts.append(f"of {_count(len(self.judged), 'claim')}, {found}{by_sign}")
         sentence = "; ".join(parts)
         return f"{sentence[0].upper()}{sentence[1:]}." if parts else ""
 
@@ -79,5 +89,6 @@ def _count(number: int, what: str) -> str:
 
 
 def _plural(word: str, number: int) -> str:
-    several = {claims.HOLDS: "hold", claims.FAILS: "do not hold"}
-    return several.get(word, word) if number > 1 else word
+    if number == 1:
+        return word
+    return word.replace(claims.FAILS, "do not hold").replace(claims.HOLDS, "hold")

@@ -32,7 +32,7 @@ def series(directory: str | Path, name: str, x: str) -> tuple[np.ndarray, np.nda
 
     Returns:
         x and the values, both [n] float, n >= 1, ordered by x; entries that are not finite are
-        left out.
+        left out, but for the last: a run that diverged ends with NaN.
 
     Raises:
         NoSeries: neither source has both, or they are of different lengths.
@@ -50,8 +50,9 @@ def series(directory: str | Path, name: str, x: str) -> tuple[np.ndarray, np.nda
     kept = np.isfinite(xs) & np.isfinite(ys)
     if not kept.any():
         raise NoSeries(f"no such series: {name} (it has no finite entry)")
+    kept[-1] = np.isfinite(xs[-1])
     order = np.argsort(xs[kept], kind="stable")
-    return xs[kept][order], ys[kept][order]
+    return xs[kept][order], np.where(np.isfinite(ys[kept]), ys[kept], np.nan)[order]
 
 
 def picture(directory: str | Path, name: str) -> np.ndarray:

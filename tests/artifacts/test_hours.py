@@ -5,7 +5,6 @@ import torch
 
 import run
 from scripts import hours
-from scripts.stand_in import LENGTH
 
 CPU = torch.device("cpu")
 
@@ -44,6 +43,16 @@ def test_geps_bases_are_scaled_by_how_many_anchors_and_vectors_there_are():
     assert cost.flops == pytest.approx(2000 * (30 + 2000))
 
 
+def test_an_anchor_gradient_costs_the_same_whatever_goes_with_it(tmp_path):
+    """Per-example gradients are one convolution of as many groups, not the square of it."""
+
+    def fixed(m):
+        words = ["task=cifar10", "model=resnet20", "method=gep", f"method.m={m}", "method.k=12"]
+        return hours._measure(config(tmp_path, *words), CPU, 1).fixed.flops
+
+    assert fixed(40) == pytest.approx(2 * fixed(20), rel=0.1)
+
+
 def test_texts_cost_by_their_tokens(tmp_path):
     words = ["model=minilm", "method=linear", "epochs=1", "batch_size=1000", "eval_every=1"]
     costs = hours.Hours(CPU)
@@ -54,7 +63,6 @@ def test_texts_cost_by_their_tokens(tmp_path):
     per_text = {"qnli": pairs.flops / sizes["qnli"], "sst2": single.flops / sizes["sst2"]}
     expected = hours.TOKENS["qnli"] / hours.TOKENS["sst2"]
     assert per_text["qnli"] / per_text["sst2"] == pytest.approx(expected, rel=0.1)
-    assert LENGTH > 0
 
 
 def test_the_table_counts_a_shared_run_once_and_says_what_a_gpu_is_taken_to_do(tmp_path):
