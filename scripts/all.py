@@ -156,7 +156,7 @@ def _run(
         if request.launcher:
             for jobs in [first, *([job] for job in alone)]:
                 if jobs:
-                    build.launch_missing(jobs, lambda some: launch(request.launcher, some))
+                    build.launch_missing(jobs, lambda some: launch(request.launcher, some), results)
             return False
         threads = max(1, cores // num)
         for jobs, side_by_side in ((_longest_first(first, suite), num), (alone, 1)):

@@ -238,7 +238,7 @@ def _run(
         if to_do and request.launcher:
             # What measures time is handed over one by one, so that no run slows another.
             for jobs in [[job] for job in to_do] if is_alone else [to_do]:
-                build.launch_missing(jobs, lambda words: launch(request.launcher, words))
+                build.launch_missing(jobs, lambda words: launch(request.launcher, words), results)
         else:
             build.run_missing(
                 to_do,

@@ -14,6 +14,10 @@ from hydra.types import HydraContext, RunMode
 import run
 from dpexp import records
 from dpexp.artifacts import build, spec
+from dpexp.types import ConfigError
+
+EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray"}
+"""Launcher -> the extra of this package that brings its plugin."""
 
 
 def run_cell(config: Any) -> str:
@@ -33,7 +37,7 @@ def launch(name: str, jobs: list[list[str]]) -> None:
     """Hand jobs to the Hydra launcher of this name.
 
     Raises:
-        ConfigError: no such launcher, or its plugin isn't installed.
+        ConfigError: no such launcher, its plugin isn't installed, or it finds no cluster.
     """
     with initialize_config_dir(str(run.CONF), job_name="artifact", version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
@@ -47,9 +51,14 @@ def launch(name: str, jobs: list[list[str]]) -> None:
             run_mode=RunMode.MULTIRUN,
             with_log_configuration=False,
         )
-        launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=HydraContext(hydra.config_loader, Callbacks(config)),
-            task_function=run_cell,
-            config=config,
-        )
-        launcher.launch(jobs, initial_job_idx=0)
+        try:
+            launcher = Plugins.instance().instantiate_launcher(
+                hydra_context=HydraContext(hydra.config_loader, Callbacks(config)),
+                task_function=run_cell,
+                config=config,
+            )
+            launcher.launch(jobs, initial_job_idx=0)
+        except RuntimeError as error:  # no plugin, no srun: what a launcher says of itself
+            line = " ".join(str(error).split())
+            needs = f" It needs: pip install -e '.[{EXTRAS[name]}]'." if name in EXTRAS else ""
+            raise ConfigError(f"Launcher {name} does not start: {line}.{needs}") from error

@@ -26,6 +26,9 @@ Execute = Callable[[dict[str, Any]], Path]
 """Does one run and gives its directory; raises ConfigError for the user's mistakes."""
 
 WRONG = "wrong config: "
+BUSY = "busy: "
+PAUSE = 1.0
+"""Seconds before a run that another process is doing is looked at again."""
 
 Launch = Callable[[list[list[str]]], None]
 """Does one run per list of overrides, wherever it likes, each by `attempt`."""
@@ -49,11 +52,14 @@ def attempt(config: dict[str, Any], run_id: str, execute: Execute, results: Path
     """Do one run; if it fails, leave the reason in its log, where `collect.outcome` reads it.
 
     Returns:
-        "" or the first line of the reason.
+        "" or the first line of the reason; of a run that another process is doing, `BUSY` and by
+        whom, and no log.
     """
     log = log_path(results, config, run_id)
     try:
         execute(config)
+    except records.Busy as error:
+        return f"{BUSY}{error}"
     except MissingData as error:
         reason = text = f"{NO_DATA}: {_one_line(error)}"
     except ConfigError as error:
@@ -143,6 +149,8 @@ def run_missing(
 ) -> None:
     """Do the runs that `missing` gave one after another in this process.
 
+    What another process is doing is left to it, and looked up once it has ended.
+
     Args:
         jobs: what is to be done.
         execute: see `Execute`.
@@ -154,11 +162,18 @@ def run_missing(
         ConfigError: the first refused config's, if `stop_at_mistake`.
     """
     report = Report(len(jobs), results, say, stop_at_mistake)
-    for job in jobs:
-        if not report.is_hopeless(job):
-            start = time.perf_counter()
-            reason = attempt(job.config or {}, job.run_id, execute, results)
-            report.ended(job, reason, time.perf_counter() - start)
+    while jobs:
+        busy = []
+        for job in jobs:
+            if not report.is_hopeless(job):
+                start = time.perf_counter()
+                reason = attempt(job.config or {}, job.run_id, execute, results)
+                if reason.startswith(BUSY):
+                    busy.append(job)
+                else:
+                    report.ended(job, reason, time.perf_counter() - start)
+        jobs = busy
+        time.sleep(PAUSE if busy else 0.0)
 
 
 def sources(config: dict[str, Any]) -> str:
@@ -173,10 +188,17 @@ def _refuse(sentence: str) -> Execute:
     return execute
 
 
-def launch_missing(jobs: Sequence[Job], launch: Launch, say: Callable[[str], None] = print) -> None:
-    """Hand the runs to a launcher, all at once; their outcomes are then read from disk."""
+def launch_missing(
+    jobs: Sequence[Job], launch: Launch, results: Path, say: Callable[[str], None] = print
+) -> None:
+    """Hand the runs to a launcher, all at once; their outcomes are then read from disk.
+
+    Those that another launcher is doing are waited for.
+    """
     say(f"handing {len(jobs)} runs to the launcher")
     launch([list(job.overrides) for job in jobs])
+    while any(records.is_held(results, job.config or {}) for job in jobs):
+        time.sleep(PAUSE)
 
 
 def _shown(job: Job, results: Path) -> str:

@@ -75,7 +75,8 @@ class Estimator:
                 "record",
             )
             for record in finished
-            if device is None or record.result["device"] == device
+            if (device is None or record.result["device"] == device)
+            and not record.config.get("analysis")  # whose own time would count as the steps'
         ]
 
     def cost(self, config: dict[str, Any]) -> Cost:

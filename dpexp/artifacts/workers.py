@@ -81,6 +81,8 @@ def side_by_side(
 ) -> None:
     """Do the runs that `build.missing` gave in worker processes, begun in their order.
 
+    What another process is doing is left to it, and looked up once it has ended.
+
     Args:
         jobs: what is to be done.
         execute: see `build.Execute`; importable by name.
@@ -92,7 +94,7 @@ def side_by_side(
     Raises:
         ConfigError: see `build.Report`.
     """
-    queue = list(reversed(jobs))
+    queue, busy = list(reversed(jobs)), []
     at_work: dict[Connection, tuple[Worker, Job, float]] = {}
     with _threads(num_threads):
         idle = [Worker(execute, results) for _ in range(min(num_workers, len(jobs)))]
@@ -112,7 +114,13 @@ def side_by_side(
                         build.save(log_path(results, job.config or {}, job.run_id), reason + "\n")
                         worker = Worker(execute, results)
                     idle.append(worker)
-                    report.ended(job, reason, time.perf_counter() - began)
+                    if reason.startswith(build.BUSY):
+                        busy.append(job)
+                    else:
+                        report.ended(job, reason, time.perf_counter() - began)
+                if busy and not queue:
+                    time.sleep(build.PAUSE)
+                    queue, busy = busy, []
         finally:
             for worker, _, _ in at_work.values():
                 worker.stop(at_once=True)

@@ -1,7 +1,7 @@
 """One directory per run, named by its config's hash."""
 
 from dpexp.records.files import RecordError, replace_file, write_atomically
-from dpexp.records.lock import Busy, held
+from dpexp.records.lock import Busy, held, is_held
 from dpexp.records.provenance import describe_device, git_commit, versions
 from dpexp.records.run import (
     RESULT_NEUTRAL,
@@ -28,6 +28,7 @@ __all__ = [
     "find",
     "git_commit",
     "held",
+    "is_held",
     "locate",
     "picture",
     "read",

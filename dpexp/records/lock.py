@@ -70,6 +70,18 @@ def held(root: str | Path, config: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
+def is_held(root: str | Path, config: Mapping[str, Any]) -> bool:
+    """Tell whether a run is being done."""
+    try:
+        with path_of(root, config).open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no lock file, or no locks
+        return False
+    return False
+
+
 def _holder(file: Any) -> str:
     """Word who holds a lock; its holder may be just about to write that down."""
     file.seek(0)

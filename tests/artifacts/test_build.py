@@ -176,10 +176,10 @@ def test_a_half_written_record_counts_as_not_run(demo, lab):
     assert values["plain", "eps2"].status == collect.NOT_RUN
 
 
-def test_a_launcher_gets_every_missing_runs_overrides(demo):
+def test_a_launcher_gets_every_missing_runs_overrides(demo, tmp_path):
     _, jobs, outcomes, *_ = demo(run=False)
     got = []
-    build.launch_missing(build.missing(outcomes), got.extend, lambda line: None)
+    build.launch_missing(build.missing(outcomes), got.extend, tmp_path, lambda line: None)
     assert got == [list(job.overrides) for job in jobs if not job.not_built]
 
 

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,45 @@ def test_a_mistake_in_the_users_words_ends_it_all(tmp_path):
     jobs = [job("mistaken", 0, tmp_path), *(job("fine", seed, tmp_path) for seed in range(1, 4))]
     with pytest.raises(ConfigError, match="epochs > 0"):
         together(jobs, tmp_path, stop_at_mistake=True)
+
+
+SHARE = """
+import sys, time
+from pathlib import Path
+from dpexp import records
+from dpexp.artifacts import build
+from tests.artifacts.test_workers import job
+
+def execute(config):
+    done = Path(config["results"], f"{config['seed']}.done")
+    with records.held(config["results"], config):
+        if not done.exists():
+            time.sleep(0.3)
+            with done.open("a") as file:
+                file.write(f"by {sys.argv[2]}\\n")
+
+jobs = [job("fine", seed, sys.argv[1]) for seed in range(6)]
+print("ready", flush=True)
+sys.stdin.readline()
+build.run_missing(jobs, execute, Path(sys.argv[1]))
+"""
+
+
+def test_two_builds_of_one_table_share_its_runs(tmp_path):
+    builds = [
+        subprocess.Popen(
+            [sys.executable, "-c", SHARE, str(tmp_path), name], cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for name in "AB"
+    ]  # fmt: skip
+    assert [build.stdout.readline() for build in builds] == ["ready\n"] * 2
+    for build in builds:
+        build.stdin.write("go\n")
+        build.stdin.flush()
+    said = [build.communicate(timeout=60)[0] for build in builds]
+    assert [build.returncode for build in builds] == [0, 0]
+    lines = [(tmp_path / f"{seed}.done").read_text().splitlines() for seed in range(6)]
+    assert all(len(one) == 1 for one in lines), "a run was done twice"
+    assert {one[0] for one in lines} == {"by A", "by B"}
+    assert all(len(text.splitlines()) == 6 for text in said), "each build tells of every run"
