@@ -102,12 +102,12 @@ def test_two_builds_of_one_table_share_its_runs(tmp_path):
         )
         for name in "AB"
     ]  # fmt: skip
-    assert [build.stdout.readline() for build in builds] == ["ready\n"] * 2
-    for build in builds:
-        build.stdin.write("go\n")
-        build.stdin.flush()
-    said = [build.communicate(timeout=60)[0] for build in builds]
-    assert [build.returncode for build in builds] == [0, 0]
+    assert [each.stdout.readline() for each in builds] == ["ready\n"] * 2
+    for each in builds:
+        each.stdin.write("go\n")
+        each.stdin.flush()
+    said = [each.communicate(timeout=60)[0] for each in builds]
+    assert [each.returncode for each in builds] == [0, 0]
     lines = [(tmp_path / f"{seed}.done").read_text().splitlines() for seed in range(6)]
     assert all(len(one) == 1 for one in lines), "a run was done twice"
     assert {one[0] for one in lines} == {"by A", "by B"}
