@@ -36,7 +36,7 @@ from matplotlib.figure import Figure
 
 import run
 from dpexp import records
-from dpexp.artifacts.figure import COLOURS, DASHED, DPI, GREY, STYLE
+from dpexp.artifacts.style import COLOURS, DASHED, DPI, GREY, STYLE
 from dpexp.attacks import lira
 from dpexp.attacks.roc import Roc, roc
 from dpexp.types import ConfigError

@@ -53,17 +53,18 @@ def leaves_its_warm_up(config):
 
 
 @pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_every_cell_of_every_profile_composes_to_a_run_of_its_own(path):
+def test_every_cell_composes_to_a_run_of_its_own_and_seeds_differ_in_the_seed_alone(path):
     table = spec.load(run.CONF, path.parent.name, path.stem)
     assert set(table.profiles) == set(PROFILES)
     for profile in PROFILES:
-        jobs = cells.expand(table, profile, run.compose, run.CONF)
+        jobs = cells.expand(table, profile, run.compose, run.CONF, seeds=(0, 1))
         built = [job for job in jobs if not job.not_built]
         # Several lines may show several series of one run, whose words are then the same.
         asked = {job.overrides for job in built}
         assert len({job.run_id for job in built}) == len(asked) > 0
         assert all(job.config["profile"]["name"] == profile for job in built)
         assert all(leaves_its_warm_up(job.config) for job in built)
+        assert built[-1].seed == 1 and built[-1].config == run.compose(built[-1].overrides)
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -57,6 +57,12 @@ def test_a_lock_is_free_again_after_a_run_that_failed(tmp_path):
         pass
 
 
+def test_what_was_refused_before_it_began_leaves_nothing(tmp_path):
+    with pytest.raises(ValueError), records.held(tmp_path / "results", CONFIG):
+        raise ValueError
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_folder_that_cannot_be_written_is_said_in_one_line(tmp_path):
     (tmp_path / "embedded").write_text("a file")
     with pytest.raises(records.RecordError, match="Cannot make .*locks"):

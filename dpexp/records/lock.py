@@ -10,9 +10,9 @@ import socket
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dpexp.records.files import RecordError
 from dpexp.records.run import locate
@@ -47,27 +47,55 @@ def held(root: str | Path, config: Mapping[str, Any]) -> Iterator[None]:
         RecordError: the file cannot be written.
     """
     path = path_of(root, config)
+    made = [folder for folder in path.parents if not folder.exists()]
+    file = _locked(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
-    except OSError as error:
-        raise RecordError(f"Cannot make {path}: {error.strerror}.") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Busy(f"Run {path.name} is being done {_holder(file)}.") from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise RecordError(f"Cannot lock {path}: {error.strerror}.") from error
-            warnings.warn(
-                f"The file system of {path} has no locks ({error.strerror}): start no run twice.",
-                stacklevel=3,
-            )
-        file.truncate(0)
         json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}, file)
         file.flush()
         yield
+    finally:
+        with suppress(OSError):  # a run refused before it began leaves nothing behind
+            path.unlink()
+            for folder in made:
+                folder.rmdir()
+        file.close()
+
+
+def _locked(path: Path) -> IO[str]:
+    """Open and lock a file, again where its last holder has removed it meanwhile."""
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("a+")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise RecordError(f"Cannot make {path}: {error.strerror}.") from error
+        try:
+            _lock(file, path)
+            if os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                file.truncate(0)
+                return file
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _lock(file: IO[str], path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Busy(f"Run {path.name} is being done {_holder(file)}.") from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise RecordError(f"Cannot lock {path}: {error.strerror}.") from error
+        warnings.warn(
+            f"The file system of {path} has no locks ({error.strerror}): start no run twice.",
+            stacklevel=4,
+        )
 
 
 def is_held(root: str | Path, config: Mapping[str, Any]) -> bool:
@@ -82,7 +110,7 @@ def is_held(root: str | Path, config: Mapping[str, Any]) -> bool:
     return False
 
 
-def _holder(file: Any) -> str:
+def _holder(file: IO[str]) -> str:
     """Word who holds a lock; its holder may be just about to write that down."""
     file.seek(0)
     try:

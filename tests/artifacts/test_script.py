@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import run
-from dpexp.artifacts import cells, spec
+from dpexp.artifacts import spec
 from dpexp.types import ConfigError
 from scripts import artifact
 
 ROOT = Path(__file__).resolve().parents[2]
-YAMLS = sorted((run.CONF / "artifact").glob("*/*.yaml"))
 
 
 def test_its_own_words_are_taken_out_and_the_rest_are_overrides():
@@ -77,15 +75,6 @@ def test_a_pattern_that_picks_nothing_is_a_mistake(conf):
 )
 def test_overrides_that_change_numbers_are_told_from_those_that_do_not(override, neutral):
     assert (not artifact.changing([override])) is neutral
-
-
-@pytest.mark.parametrize("path", YAMLS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_every_cell_of_every_profile_composes_and_seeds_differ_in_the_seed_alone(path):
-    table = spec.load(run.CONF, path.parent.name, path.stem)
-    for profile in table.profiles:
-        for job in cells.expand(table, profile, run.compose, run.CONF, seeds=(0, 1)):
-            if job.seed == 1 and not job.not_built:
-                assert job.config == run.compose(job.overrides)
 
 
 def test_a_launcher_does_the_same_runs_as_this_process(tmp_path, capsys):
