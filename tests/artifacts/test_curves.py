@@ -1,7 +1,5 @@
 """Curves and pictures from genuine records: what is read, averaged, drawn, claimed, written."""
 
-import csv
-import io
 from functools import partial
 
 import numpy as np
@@ -9,6 +7,7 @@ import pytest
 
 from dpexp.artifacts import claims, exports, figure, markdown, readings, spec
 from dpexp.types import ConfigError
+from tests.artifacts.shown import csv_lines, drawn, edit
 
 
 @pytest.fixture
@@ -19,23 +18,6 @@ def curves(make):
 @pytest.fixture
 def maps(make):
     return partial(make, name="figure6")
-
-
-def edit(conf, name, *changes):
-    path = conf / f"artifact/demo/{name}.yaml"
-    text = path.read_text(encoding="utf-8")
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new, 1)
-    path.write_text(text, encoding="utf-8")
-
-
-def lines(shown):
-    return list(csv.DictReader(io.StringIO(exports.csv_text(shown))))
-
-
-def drawn(shown):
-    return {axes.get_title(loc="left"): axes for axes in figure.draw(shown).axes}
 
 
 def test_a_band_is_mean_and_std_on_the_x_that_all_seeds_have(curves, lab):
@@ -82,7 +64,7 @@ def test_runs_that_kept_no_arrays_are_told_alike(curves, lab):
 
 
 def test_csv_has_a_line_a_point_of_a_curve(curves):
-    found = lines(curves())
+    found = csv_lines(curves())
     keys = [(line["line"], line["panel"], line["x"]) for line in found]
     assert keys[:5] == [("plain", "Accuracy", x) for x in ("0", "0.5", "1", "1.5", "2")]
     assert len(found) == 2 * (5 + 3)
@@ -145,7 +127,7 @@ def test_small_numbers_are_told_in_a_power_of_ten(maps, monkeypatch):
 
 
 def test_csv_has_a_line_a_row_of_a_picture(maps):
-    found = lines(maps())
+    found = csv_lines(maps())
     assert len(found) == 4 * 3
     first = found[0]
     assert (first["row"], first["column"], first["n"], first["y"]) == ("weight", "plain", "2", "0")
@@ -166,7 +148,7 @@ def test_a_missing_picture_says_why_in_its_place(maps, conf):
     shown = maps()
     words = {text.get_text() for axes in figure.draw(shown).axes for text in axes.texts}
     assert words == {"no such series:\nintensity/chnage"}
-    assert [line["status"][:14] for line in lines(shown)].count("no such series") == 2
+    assert [line["status"][:14] for line in csv_lines(shown)].count("no such series") == 2
 
 
 def test_a_picture_that_is_not_one_says_its_shape(maps, conf):

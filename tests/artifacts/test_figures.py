@@ -1,7 +1,6 @@
 """Figures from genuine records, and what tables share with them: skipped cells, averages."""
 
 import csv
-import io
 import math
 from functools import partial
 
@@ -11,6 +10,7 @@ from matplotlib.image import imread
 from dpexp.artifacts import exports, figure, markdown, spec
 from dpexp.types import ConfigError
 from scripts import artifact as script
+from tests.artifacts.shown import csv_lines, drawn, edit
 
 SUFFIXES = ("md", "csv", "svg", "png")
 
@@ -18,24 +18,6 @@ SUFFIXES = ("md", "csv", "svg", "png")
 @pytest.fixture
 def made(make):
     return partial(make, name="figure4")
-
-
-def edit(conf, name, *changes):
-    path = conf / f"artifact/demo/{name}.yaml"
-    text = path.read_text(encoding="utf-8")
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new, 1)
-    path.write_text(text, encoding="utf-8")
-
-
-def points(shown):
-    return list(csv.DictReader(io.StringIO(exports.csv_text(shown))))
-
-
-def drawn(shown):
-    """Give the panels of a drawn figure, by title."""
-    return {axes.get_title(loc="left"): axes for axes in figure.draw(shown).axes}
 
 
 def test_files_are_where_the_contract_says(made, lab):
@@ -46,7 +28,7 @@ def test_files_are_where_the_contract_says(made, lab):
 
 
 def test_csv_has_a_line_a_point_with_mean_and_std_by_hand(made):
-    lines = points(made())
+    lines = csv_lines(made())
     keys = [(line["line"], line["panel"], line["x"]) for line in lines]
     small, pairs = "small (for Big)", "Pairs"
     assert keys == [
@@ -92,7 +74,7 @@ def test_a_missing_point_is_left_out_and_named(made, lab):
     missing = "Better, small (for Big), ε = 2"
     assert f"Failed: {missing}." in texts(figure.draw(shown))
     assert f"- failed: {missing}\n" in markdown.markdown(shown)
-    assert [p["status"] for p in points(shown)].count("failed") == 1
+    assert [p["status"] for p in csv_lines(shown)].count("failed") == 1
 
 
 def texts(picture):
@@ -107,7 +89,7 @@ def test_what_a_profile_skips_is_neither_run_nor_drawn_but_said(made, lab):
     said += ["not run here: Pairs (its pairs were seen before)"]
     assert sorted(shown.skipped()) == said
     assert all(f"{line[0].upper()}{line[1:]}." in texts(figure.draw(shown)) for line in said)
-    status = {(p["line"], p["panel"], p["x"]): p["status"] for p in points(shown)}
+    status = {(p["line"], p["panel"], p["x"]): p["status"] for p in csv_lines(shown)}
     assert status["plain", "Big", "2"] == status["full", "Pairs", ""] == "not run here"
     assert status["full", "Big", ""] == status["plain", "Big", "4"] == "done"
 

@@ -7,20 +7,12 @@ import pytest
 from dpexp.artifacts import collect, exports, markdown, spec, verdict
 from dpexp.artifacts.table import Table
 from dpexp.types import ConfigError
+from tests.artifacts.shown import edit
 
 
 @pytest.fixture
 def made(make):
     return partial(make, name="table9")
-
-
-def edit(conf, *changes):
-    path = conf / "artifact/demo/table9.yaml"
-    text = path.read_text(encoding="utf-8")
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new, 1)
-    path.write_text(text, encoding="utf-8")
 
 
 def shown(conf, profile, means):
@@ -68,7 +60,11 @@ def test_nothing_run_is_said_and_nothing_to_judge_is_not(conf):
     found = verdict.of(shown(conf, "paper", {}))
     assert found.cells["not run"] == 3
     assert found.sentence.endswith("; of 1 claim, 1 not run.")
-    edit(conf, ('  - {says: "Better above Plain", above: [better], below: [plain]}', "  []"))
+    edit(
+        conf,
+        "table9",
+        ('  - {says: "Better above Plain", above: [better], below: [plain]}', "  []"),
+    )
     assert verdict.of(shown(conf, "embedded", {})).sentence == ""
 
 
@@ -88,7 +84,7 @@ COSTS = (
 
 
 def test_a_column_of_words_has_no_runs_and_prints_them(made, conf, lab):
-    edit(conf, *COSTS)
+    edit(conf, "table9", *COSTS)
     table = made()
     assert len(lab.executed) == 2 * 2  # two metrics of one run a method and seed
     assert table.values["plain", "cost"].text == "O(m|W|)"
@@ -102,7 +98,7 @@ def test_a_column_of_words_has_no_runs_and_prints_them(made, conf, lab):
 
 
 def test_a_number_that_the_record_lacks_is_told_and_not_replaced(made, conf):
-    edit(conf, ("metric: test_accuracy", "metric: cost_ratio"))
+    edit(conf, "table9", ("metric: test_accuracy", "metric: cost_ratio"))
     value = made().values["plain", "eps2"]
     assert (value.status, value.mean) == ("no such number: cost_ratio", None)
 
@@ -110,6 +106,7 @@ def test_a_number_that_the_record_lacks_is_told_and_not_replaced(made, conf):
 def test_a_row_may_have_a_metric_and_a_columns_goes_before_it(conf):
     edit(
         conf,
+        "table9",
         ("task=big, method=plain]", "task=big, method=plain], metric: a, decimals: 4"),
         ('"ε = 4", overrides: [eps=4]', '"ε = 4", overrides: [eps=4], metric: [b, c]'),
     )
@@ -132,7 +129,7 @@ def test_a_row_may_have_a_metric_and_a_columns_goes_before_it(conf):
     ],
 )
 def test_words_in_the_wrong_place_are_a_mistake(conf, old, new, expected):
-    edit(conf, *COSTS, (old, new))
+    edit(conf, "table9", *COSTS, (old, new))
     with pytest.raises(ConfigError, match="table9.yaml") as error:
         spec.load(conf, "demo", "table9")
     assert expected in str(error.value)
@@ -140,5 +137,5 @@ def test_words_in_the_wrong_place_are_a_mistake(conf, old, new, expected):
 
 def test_a_timing_artifact_says_that_it_runs_alone(conf):
     assert not spec.load(conf, "demo", "table9").alone
-    edit(conf, ("row_head:", "alone: true\nrow_head:"))
+    edit(conf, "table9", ("row_head:", "alone: true\nrow_head:"))
     assert spec.load(conf, "demo", "table9").alone
