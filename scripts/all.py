@@ -45,7 +45,7 @@ from dpexp.artifacts import build, cells, collect, exports, page, plan, spec, wo
 from dpexp.types import ConfigError
 from scripts import artifact as one
 from scripts import hours
-from scripts.launcher import launch
+from scripts.launcher import check, launch
 from scripts.suite import OWN, PAPERS, Suite, choose, natural
 
 
@@ -107,6 +107,8 @@ def main(words: Sequence[str]) -> int:
 
 def _main(request: Request) -> int:
     began = time.perf_counter()
+    if request.launcher:
+        check(request.launcher)
     artifacts = choose(request.papers, request.only, run.CONF)
     mine = [a for a in artifacts if request.profile in a.profiles]
     if not mine:

@@ -43,7 +43,7 @@ from dpexp.artifacts import build, cells, collect, exports, plan, spec, table
 from dpexp.types import ConfigError
 from scripts import hours
 from scripts.configs import Configs
-from scripts.launcher import launch
+from scripts.launcher import check, launch
 
 FAILURES = (collect.FAILED, collect.NOT_RUN, collect.REFUSED)
 
@@ -172,6 +172,8 @@ def guarded(program: Callable[[], int]) -> int:
 
 
 def _main(request: Request) -> int:
+    if request.launcher:
+        check(request.launcher)
     artifact = spec.load(run.CONF, request.paper, request.artifact)
     cells.profile_of(artifact, request.profile)
     tags = (f"wandb.paper={request.paper}", f"wandb.group={request.artifact}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
+from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
@@ -33,18 +36,29 @@ def run_cell(config: Any) -> str:
     return build.attempt(plain, records.run_id(plain), run.execute, Path(plain["results"]))
 
 
+@contextmanager
+def _hydra() -> Iterator[Hydra]:
+    with initialize_config_dir(str(run.CONF), job_name="artifact", version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        yield hydra
+
+
+def check(name: str) -> None:
+    """Raise ConfigError if there is no launcher of this name; whether it starts is not tried."""
+    with _hydra() as hydra:
+        valid = hydra.config_loader.get_group_options("hydra/launcher")
+    if name not in valid:
+        raise spec.unknown("launcher", name, valid)
+
+
 def launch(name: str, jobs: list[list[str]]) -> None:
     """Hand jobs to the Hydra launcher of this name.
 
     Raises:
-        ConfigError: no such launcher, its plugin isn't installed, or it finds no cluster.
+        ConfigError: its plugin isn't installed, or it finds no cluster.
     """
-    with initialize_config_dir(str(run.CONF), job_name="artifact", version_base="1.3"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        valid = hydra.config_loader.get_group_options("hydra/launcher")
-        if name not in valid:
-            raise spec.unknown("launcher", name, valid)
+    with _hydra() as hydra:
         config = hydra.compose_config(
             config_name="config",
             overrides=[f"hydra/launcher={name}", *jobs[0]],  # a config must be whole to compose

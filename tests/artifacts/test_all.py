@@ -40,6 +40,7 @@ def test_its_own_words_are_taken_out_and_the_rest_are_overrides():
         ("paper=rpg", "did you mean 'rgp'?"),
         ("only=rgp/tabel3", "did you mean 'rgp/table3'?"),
         ("profile=embeded", "did you mean 'embedded'?"),
+        ("launcher=joblip", "did you mean 'joblib'?"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(word, expected, capsys):
