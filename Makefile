@@ -11,7 +11,7 @@ PY    := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: all setup test lint bench verify audit lira clean help FORCE
+.PHONY: all setup test lint bench verify audit lira soak clean help FORCE
 
 setup: $(READY)
 
@@ -40,6 +40,9 @@ verify: $(READY)
 	@$(if $(ARGS)$(wildcard results/*/runs/*/result.json),$(PY) -m scripts.verify \
 	  $(or $(ARGS),$(patsubst %/result.json,%,$(wildcard results/*/runs/*/result.json))),\
 	  echo 'no finished runs yet')
+
+soak: $(READY)
+	$(PY) -m scripts.soak $(ARGS)
 
 audit: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m scripts.audit $(ARGS)
@@ -81,5 +84,6 @@ help:
 	@echo 'make bench              measure step time and memory into results/bench/'
 	@echo 'make verify             recompute every run'"'"'s certificate by another accountant'
 	@echo 'make audit              bound every private method'"'"'s epsilon from below, by canaries'
+	@echo 'make soak               2,000 steps on two ranks, killed a dozen times: is anything lost?'
 	@echo 'make lira               attack models with LiRA; ARGS="task=digits methods=nonprivate,rgp eps=8"'
 	@echo 'make clean              remove .venv and caches; results, data and models stay'

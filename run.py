@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from omegaconf.errors import (
 )
 
 CONF = Path(__file__).parent.resolve() / "conf"
+INTERRUPTED = 128 + signal.SIGINT
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
@@ -68,11 +70,11 @@ def execute(config: dict[str, Any]) -> Path:
     from dpexp import ranks, records
 
     results = config["results"]
-    if records.find(results, config) is None:
-        # Of ranks that torchrun started, the first holds the lock for all.
-        is_first = os.environ.get("RANK", "0") == "0"
-        with records.held(results, config) if is_first else nullcontext():
-            if not is_first or records.find(results, config) is None:
+    if ranks.is_torchrun():
+        ranks.launch(_work_as_first_says, config)
+    elif records.find(results, config) is None:
+        with records.held(results, config):
+            if records.find(results, config) is None:
                 ranks.launch(_work, config)
     return records.locate(results, config)
 
@@ -124,11 +126,23 @@ def estimate(config: dict[str, Any]) -> tuple[float, float]:
     return _loop(config).estimate(config, parts, ranks.Ranks(0, 1, device))
 
 
+def _work_as_first_says(ranks: Any, config: dict[str, Any]) -> None:
+    """Do what one of torchrun's ranks has to; the others may not see the first one's disk."""
+    from dpexp import records
+
+    results = config["results"]
+    with records.held(results, config) if ranks.is_first else nullcontext():
+        if ranks.from_first(ranks.is_first and records.find(results, config) is None):
+            _work(ranks, config)
+
+
 def _work(ranks: Any, config: dict[str, Any]) -> None:
     from dpexp import memory
 
     memory.keep_pages()
-    _loop(config).train(config, build_parts(config, ranks.device), ranks)
+    remedy = "Set micro_batch=auto, a smaller model, or another device."
+    with memory.in_one_line("the run", remedy):
+        _loop(config).train(config, build_parts(config, ranks.device), ranks)
 
 
 def _loop(config: dict[str, Any]) -> Any:
@@ -271,6 +285,8 @@ def guarded(program: Any) -> None:
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         program()
+    except KeyboardInterrupt:
+        sys.exit(_fail("Interrupted. Run it again to go on from its last checkpoint.", INTERRUPTED))
     except Exception as error:
         line = mistake(error)
         if line is None:
@@ -286,16 +302,22 @@ def mistake(error: Exception) -> str | None:
         # Hydra, where what a method takes (its public data) depends on the task.
         return f"Expected a task: none was chosen. Set task, one of {', '.join(_options('task'))}."
     from dpexp.mechanism import PrivacyError
+    from dpexp.ranks import RankLost
     from dpexp.records import RecordError
     from dpexp.types import ConfigError
 
-    return str(error) if isinstance(error, ConfigError | RecordError | PrivacyError) else None
+    told = ConfigError | RecordError | PrivacyError | RankLost
+    return str(error) if isinstance(error, told) else None
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int = 2) -> int:
     print(f"error: {message}", file=sys.stderr)
-    return 2
+    return code
 
 
 if __name__ == "__main__":
+    if "WORLD_SIZE" in os.environ:
+        from dpexp.ranks import leave_after
+
+        leave_after(lambda: guarded(main))
     guarded(main)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor
 
 from dpexp.records import replace_file
 
@@ -95,6 +97,23 @@ def load(path: str | Path, map_location: str | torch.device = "cpu") -> Any | No
                 return torch.load(file, map_location=map_location, weights_only=True)
         warnings.warn(f"Checkpoint {candidate} is damaged: {fault}; not used.", stacklevel=2)
     return None
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Hash named tensors, so that two runs' weights can be compared bit for bit.
+
+    Args:
+        tensors: of any shape, kind and device, e.g. a model's `state_dict()`.
+
+    Returns:
+        SHA-256 of names, kinds, shapes and values, in 64 hexadecimal digits.
+    """
+    whole = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        whole.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        values = tensor.detach().cpu().contiguous().flatten()
+        whole.update(values.view(torch.uint8).numpy())
+    return whole.hexdigest()
 
 
 def _fault(file: IO[bytes]) -> str | None:

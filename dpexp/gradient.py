@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dpexp import memory
 from dpexp.mechanism import Mechanism, generator
 from dpexp.privatize import ClippedSum, add_noise_
 from dpexp.ranks import Ranks
@@ -23,6 +24,10 @@ Listener = Callable[[str, Tap], None]
 PUBLIC_BATCH = 125
 """Public examples in memory at once (ours): not `micro_batch`, which may change no result, for
 rounding in anchor gradients would move the bases."""
+
+PREPARED_LESS = (
+    "Set a smaller method.rank, method.k or method.m, a smaller model or another device."
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Outcome:
         clipped: how many of them had a norm above the clip norm.
         nonfinite: how many had a NaN or infinite norm, and contributed zero.
         loss: summed over the examples.
+        is_asked_to_stop: whether any rank was asked to stop the run.
+        has_halved: whether memory ran out on any rank, which halved its micro-batch.
     """
 
     gradients: dict[str, Tensor]
@@ -49,6 +56,8 @@ class Outcome:
     clipped: int
     nonfinite: int
     loss: float
+    is_asked_to_stop: bool
+    has_halved: bool
 
 
 @dataclass(frozen=True)
@@ -97,11 +106,29 @@ class Passes:
         return gradients
 
 
+class _Pass(nn.Module):
+    """Forward and backward as one module, so that what backward computes again has its weights."""
+
+    def __init__(self, model: nn.Module, loss: Judge, tape: Tape) -> None:
+        super().__init__()
+        self.model, self._loss, self._tape = model, loss, tape
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Give the loss, summed over the batch."""
+        loss = self._loss(self.model(batch.inputs), batch.targets)
+        self._tape.backward(loss)
+        return loss.detach()
+
+
 class PrivateGradient:
     """Runs the stages from micro-batches to reconstructed gradients.
 
     Formal guarantees: the gradients depend on the private examples only through the noisy
-    releases; noise is drawn once per call, after the sum over ranks, alike on every rank.
+    releases; noise is drawn once per call, after the sum over ranks, alike on every rank. Where
+    memory runs out before that, the same draw is taken again from the start of the step.
+
+    Attributes:
+        micro_batch: how many examples go through the model at once; halved as memory runs out.
     """
 
     def __init__(
@@ -130,13 +157,14 @@ class PrivateGradient:
         # other.
         torch.backends.cudnn.allow_tf32 = False
         self._model, self._method, self._mechanism = model, method, mechanism
-        self._ranks, self._micro_batch, self._loss = ranks, micro_batch, loss
+        self._ranks, self.micro_batch = ranks, micro_batch
         self._state: State = {}
         self._sum = ClippedSum({}, (), torch.empty(0))
         trainable = method.trainable(model)
         self._trainable = frozenset(trainable)
         self._listener: Listener = self._take
         self._tape = Tape(model, trainable, lambda layer, tap: self._listener(layer, tap))
+        self._pass = _Pass(model, loss, self._tape)
         self._public = None
         if public is not None:
             self._public = self.passes(public)
@@ -162,26 +190,41 @@ class PrivateGradient:
         finally:
             self._tape.attach()
 
-    def __call__(self, state: State, examples: Any, step: int) -> Outcome:
+    def __call__(
+        self, state: State, examples: Any, step: int, is_asked_to_stop: bool = False
+    ) -> Outcome:
         """Take the step's draw through the whole line.
 
         Args:
             state: the method's state after the step before.
             examples: the training set, with `batch(indices)`.
             step: from 0.
+            is_asked_to_stop: whether this rank was asked to stop the run; the outcome says it of
+                all.
         """
         mechanism, ranks = self._mechanism, self._ranks
-        self._prepare(state, step)
-        loss = self._micro_batches(examples, ranks.share(mechanism.sample(step)), step)
+        indices = ranks.share(mechanism.sample(step))
+
+        def summed(micro_batch: int) -> float:
+            self._prepare(state, step)
+            return self._micro_batches(examples, indices, step, micro_batch)
+
+        # Each rank for itself: nothing here waits for another.
+        before = self.micro_batch
+        loss, self.micro_batch = memory.halving(summed, before, "micro_batch")
         if ranks.is_first:
             self._take_crafted()
         sums, counts = self._sum.sums, self._sum.counts
         told = torch.tensor(
-            [counts.examples, counts.clipped, counts.nonfinite, loss], dtype=torch.float64
+            [
+                *(counts.examples, counts.clipped, counts.nonfinite, loss),
+                *(is_asked_to_stop, self.micro_batch < before),
+            ],
+            dtype=torch.float64,
         ).to(ranks.device)
         ranks.all_reduce([*sums.values(), told])
         gradients, noise_draws = self._release(sums, step)
-        drawn, clipped, nonfinite, loss = told.tolist()
+        drawn, clipped, nonfinite, loss, asked, halved = told.tolist()
         return Outcome(
             gradients=gradients,
             state=self._state,
@@ -190,7 +233,28 @@ class PrivateGradient:
             clipped=int(clipped),
             nonfinite=int(nonfinite),
             loss=loss,
+            is_asked_to_stop=asked > 0,
+            has_halved=halved > 0,
         )
+
+    def rehearsal(self, state: State, examples: Any) -> Callable[[Tensor], None]:
+        """Prepare a step that releases nothing.
+
+        Args:
+            state: the method's; it stays as it is.
+            examples: the training set.
+
+        Returns:
+            What takes some examples, by index, up to their clipped sum and throws that away.
+        """
+        self._prepare(state, 0)
+
+        def rehearse(indices: Tensor) -> None:
+            self._start_sum()
+            self._micro_batches(examples, indices, 0, len(indices))
+            self._forget()
+
+        return rehearse
 
     @torch.no_grad()
     def _prepare(self, state: State, step: int) -> None:
@@ -198,22 +262,32 @@ class PrivateGradient:
         gen = generator(seed, "method", step, self._ranks.device)
         # Dropout on public examples: alike on every rank, whose bases must agree.
         torch.manual_seed(generator(seed, "public", step).initial_seed())
+        self._forget()
         self._state = state
-        self._state = self._method.prepare(self._model, state, self._public, gen)
+        with memory.in_one_line("what the method prepares for a step", PREPARED_LESS):
+            self._state = self._method.prepare(self._model, state, self._public, gen)
+        self._start_sum()
+
+    def _start_sum(self) -> None:
         like = next(self._model.parameters())
         blocks = self._method.blocks(self._state)
         mechanism = self._mechanism
         self._sum = ClippedSum(blocks, mechanism.releases, like, is_clipping=mechanism.clip)
 
+    def _forget(self) -> None:
+        """Let go of what a step that ran out of memory left half made."""
+        self._tape.expect(0)
+        self._sum = ClippedSum({}, (), torch.empty(0))
+
     def _take(self, layer: str, tap: Tap) -> None:
         self._sum.take(self._method.carry(self._state, layer, tap))
 
-    def _micro_batches(self, examples: Any, indices: Tensor, step: int) -> float:
+    def _micro_batches(self, examples: Any, indices: Tensor, step: int, micro_batch: int) -> float:
         # Dropout's seed comes from the step, so that a resumed run draws what an unbroken one did.
         axis = f"forward/{self._ranks.rank}"
         torch.manual_seed(generator(self._mechanism.seed, axis, step).initial_seed())
         total = 0.0
-        for some in examples.micro_batches(indices, self._micro_batch):
+        for some in examples.micro_batches(indices, micro_batch):
             batch = examples.batch(some).to(self._ranks.device)
             loss = self._backward(batch, self._take)
             self._sum.close_micro_batch(len(batch))
@@ -231,17 +305,11 @@ class PrivateGradient:
     def _backward(self, batch: Batch, listener: Listener) -> Tensor:
         self._listener = listener
         self._tape.expect(len(batch))
-        logits = self._forward(batch.inputs)
-        loss = self._loss(logits, batch.targets)
-        loss.backward()
-        self._tape.check_complete()
-        return loss.detach()
-
-    def _forward(self, inputs: Tensor) -> Tensor:
         weights = self._method.forward_weights(self._state)
         if weights:
-            return functional_call(self._model, dict(weights), (inputs,))
-        return self._model(inputs)
+            named = {f"model.{name}": weight for name, weight in weights.items()}
+            return functional_call(self._pass, named, (batch,))
+        return self._pass(batch)
 
     @torch.no_grad()
     def _release(self, sums: dict[Key, Tensor], step: int) -> tuple[dict[str, Tensor], int]:

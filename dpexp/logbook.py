@@ -7,7 +7,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +20,17 @@ from dpexp import checkpoint, memory
 from dpexp.gradient import Outcome
 from dpexp.mechanism import Mechanism
 from dpexp.ranks import Ranks
-from dpexp.records import Run, describe_device, git_commit, versions
+from dpexp.records import Ledger, RecordError, Run, describe_device, git_commit, versions
+from dpexp.spent import surroundings_of, take_up
 from dpexp.tracking import Progress, Tracker
 from dpexp.types import ConfigError, State
 
 log = logging.getLogger("dpexp")
+
+OTHER_DATA = (
+    "Expected to go on with the data the run began with; their fingerprints differ. Point "
+    "data_root to the former data, or remove the run's directory."
+)
 
 
 @dataclass
@@ -33,12 +40,15 @@ class Position:
     Attributes:
         state: the method's.
         data: fingerprint of the task's examples.
-        step: steps taken.
+        step: steps taken, or lost.
+        lost_steps: how many of them a killed process may have released, and are not in the weights.
         noise_draws: at how many of them noise was drawn.
         examples: how many examples have gone through the model.
         wall_s: seconds, over all the times the run was taken up.
         drawn, clipped, nonfinite, loss: sums since the last evaluation.
-        last: what the last evaluation gave, metric to value.
+        micro_batch: examples at once, on the first rank (`dpexp.micro_batch`).
+        judged_at: step of the last evaluation.
+        last: what it gave, metric to value.
         traces: what analyses have seen, one entry an observation (`dpexp.observation`).
         memories: what each analysis keeps for itself.
     """
@@ -46,6 +56,7 @@ class Position:
     state: State
     data: str
     step: int = 0
+    lost_steps: int = 0
     noise_draws: int = 0
     examples: int = 0
     wall_s: float = 0.0
@@ -53,6 +64,8 @@ class Position:
     clipped: int = 0
     nonfinite: int = 0
     loss: float = 0.0
+    micro_batch: int = 0
+    judged_at: int = 0
     last: dict[str, float] = field(default_factory=dict)
     traces: dict[str, list[Tensor]] = field(default_factory=dict)
     memories: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -70,12 +83,27 @@ class Logbook:
         at: Position,
         ranks: Ranks,
     ) -> None:
-        """Open the run's directory."""
+        """Open the run's directory.
+
+        Raises:
+            ConfigError: for a time between checkpoints that cannot be meant.
+            RecordError: if the directory cannot be written.
+        """
+        for key, kinds, least in (("seconds", int | float, 0), ("steps", int, 1)):
+            value = config["checkpoint"][key]
+            is_number = isinstance(value, kinds) and not isinstance(value, bool)
+            if value is not None and not (is_number and value >= least):
+                raise ConfigError(
+                    f"Expected checkpoint.{key} to be null or a {'whole ' * (kinds is int)}number "
+                    f">= {least}; got {value}. Set checkpoint.{key}."
+                )
         self._config, self._mechanism, self._ranks = config, mechanism, ranks
         self._model, self._optimizer, self._at = model, optimizer, at
         self._run = Run.open(config["results"], config) if ranks.is_first else None
         self._taken_up = self._saved = time.monotonic()
-        self._is_stopping, self._handler = False, None
+        self._ledger: Ledger | None = None
+        self._is_asked = self._is_agreed = False
+        self._handler = None
         per_epoch = mechanism.dataset_size / mechanism.batch_size
         every = max(1, round(config["eval_every"] * per_epoch))
         self._evaluations = {*range(every, mechanism.num_steps, every), mechanism.num_steps}
@@ -85,14 +113,16 @@ class Logbook:
         if self._run is not None:
             self._tracker = Tracker(self._config, self._run.directory)
             self._progress = Progress(self._mechanism.num_steps, label=self._label())
-            if threading.current_thread() is threading.main_thread():
-                self._handler = signal.signal(signal.SIGTERM, self._stop)
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGTERM, self._ask)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close them."""
         if self._handler is not None:
             signal.signal(signal.SIGTERM, self._handler)
+        if self._ledger is not None:
+            self._ledger.close()
         if self._run is not None:
             self._progress.close()
             self._tracker.close(exit_code=0 if kind is None else 1)
@@ -115,20 +145,25 @@ class Logbook:
             "; ".join(mechanism.deviations) or f"calibrated by {mechanism.calibrated_by}",
         )
 
-    def resume(self) -> Position:
-        """Go on from the run's checkpoint where there is one, alike on every rank."""
-        saved = None
-        if self._run is not None and self._run.status == "resume":
-            saved = checkpoint.load(self._run.checkpoint_path)
-            if saved is None:
-                self._run.restart()
-        saved = self._ranks.from_first(saved)
+    def resume(self, settle: Callable[[int], int]) -> Position:
+        """Go on from the run's checkpoint where there is one, alike on every rank.
+
+        Steps after it that may have been released, and that cannot be repeated to the last bit, are
+        lost: they are accounted for, their draws are not made again, and the run goes on behind
+        them.
+
+        Args:
+            settle: maps the micro-batch that the run had, 0 if it begins, to the one it is to have.
+
+        Raises:
+            ConfigError: if the data are not those it began with.
+            PrivacyError: if no budget is left, or what is left is not known.
+        """
+        found = None if self._run is None else self._find(settle)
+        saved, next_step, micro_batch = self._ranks.from_first(found)
         if saved is not None:
             if saved["position"]["data"] != self._at.data:
-                raise ConfigError(
-                    "Expected to go on with the data the run began with; their fingerprints "
-                    "differ. Point data_root to the former data, or remove the run's directory."
-                )
+                raise ConfigError(OTHER_DATA)
             self._model.load_state_dict(saved["model"])
             self._optimizer.load_state_dict(saved["optimizer"])
             vars(self._at).update(saved["position"])
@@ -136,10 +171,44 @@ class Logbook:
             self._at.memories = _moved(self._at.memories, self._ranks.device)
             if self._run is not None:
                 self._run.truncate_metrics(self._at.step)
-                self._progress.start_from(self._at.step)
                 log.info("resumed at step %d", self._at.step)
+        self._at.micro_batch = micro_batch
+        lost = next_step - self._at.step
+        self._at.step = next_step
+        self._at.lost_steps += lost
+        self._at.noise_draws += lost
+        if self._run is not None:
+            self._progress.start_from(next_step)
         self._taken_up = time.monotonic() - self._at.wall_s
         return self._at
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Say whether this rank was sent SIGTERM."""
+        return self._is_asked
+
+    def _find(self, settle: Callable[[int], int]) -> tuple[Any, int, int]:
+        """Read checkpoint and ledger: the state to go on with, the next step, the micro-batch."""
+        run, mechanism = self._run, self._mechanism
+        saved = None
+        if run.status == "resume":
+            saved = checkpoint.load(run.checkpoint_path)
+            if saved is None:
+                run.restart()
+        at = {} if saved is None else saved["position"]
+        micro_batch = settle(at.get("micro_batch", 0))
+        surroundings = surroundings_of(self._config, micro_batch, self._ranks)
+        self._ledger, next_step = take_up(run, mechanism, at.get("step"), surroundings)
+        return saved, next_step, micro_batch
+
+    def before_step(self) -> None:
+        """Note, before anything of it can leave, that the step to come may be released.
+
+        Raises:
+            RecordError: if that cannot be written.
+        """
+        if self._ledger is not None:
+            self._ledger.note(self._at.step + 1)
 
     def after_step(self, outcome: Outcome) -> None:
         """Count a step."""
@@ -151,12 +220,16 @@ class Logbook:
         at.clipped += outcome.clipped
         at.nonfinite += outcome.nonfinite
         at.loss += outcome.loss
+        self._is_agreed = outcome.is_asked_to_stop
+        if outcome.has_halved and self._ledger is not None:
+            # Taken again from the checkpoint, this step may be added up in other pieces.
+            self._ledger.rule_out_repeating(at.step)
         if self._run is not None:
             self._progress.advance(outcome.examples)
 
     def is_evaluation_due(self) -> bool:
-        """Say whether the step just taken ends an evaluation interval."""
-        return self._at.step in self._evaluations
+        """Say whether an evaluation interval ends here, and its evaluation is yet to be made."""
+        return self._at.step in self._evaluations and self._at.judged_at < self._at.step
 
     def log_evaluation(self, values: dict[str, float]) -> None:
         """Write one line of metrics."""
@@ -172,36 +245,52 @@ class Logbook:
         }
         at.drawn = at.clipped = at.nonfinite = 0
         at.loss = 0.0
-        at.last = values
+        at.judged_at, at.last = at.step, values
         if self._run is not None:
             self._run.log(line)
             self._tracker.log(line)
             self._progress.report(line)
 
     def save_if_due(self) -> None:
-        """Checkpoint every so many seconds, and when asked to stop.
+        """Checkpoint every so many steps or seconds, and when asked to stop.
+
+        A periodic checkpoint that finds the disk full is a warning: the one before it is kept.
 
         Raises:
+            RecordError: if the last one before stopping cannot be written.
             SystemExit: after SIGTERM, once the checkpoint is written.
         """
-        is_due = time.monotonic() - self._saved >= self._config["checkpoint"]["every"]
-        if self._run is None or not (is_due or self._is_stopping):
+        if self._run is None and self._is_stopping():
+            raise SystemExit(128 + signal.SIGTERM)
+        if self._run is None or not (self._is_save_due() or self._is_stopping()):
             return
         self._at.wall_s = time.monotonic() - self._taken_up
-        # Taken up again, a secret run would redo steps with fresh noise: a second release.
-        if self._mechanism.noise != "secret":
-            checkpoint.save(
-                self._run.checkpoint_path,
-                {
-                    "model": self._model.state_dict(),
-                    "optimizer": self._optimizer.state_dict(),
-                    "position": vars(self._at),
-                },
+        state = {
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "position": vars(self._at),
+        }
+        try:
+            checkpoint.save(self._run.checkpoint_path, state)
+        except RecordError as error:
+            if self._is_stopping():
+                raise
+            reason = getattr(error.__cause__, "strerror", error)
+            warnings.warn(
+                f"No checkpoint at step {self._at.step}: {reason}. The run goes on; one before it "
+                "is kept.",
+                stacklevel=2,
             )
         self._saved = time.monotonic()
-        if self._is_stopping:
+        if self._is_stopping():
             log.info("stopped at step %d; run it again to go on", self._at.step)
             raise SystemExit(128 + signal.SIGTERM)
+
+    def _is_save_due(self) -> bool:
+        steps, seconds = (self._config["checkpoint"][key] for key in ("steps", "seconds"))
+        if steps is not None and self._at.step % steps == 0:
+            return True
+        return seconds is not None and time.monotonic() - self._saved >= seconds
 
     def finish(
         self,
@@ -218,13 +307,17 @@ class Logbook:
             numbers: further ones for result.json.
             arrays: by file; none, no file.
         """
+        peak_mb = self._ranks.largest(memory.peak_mb(self._ranks.device))
         if self._run is None:
             return
         config, mechanism, at = self._config, self._mechanism, self._at
         wall = time.monotonic() - self._taken_up
         said = {**at.last, **numbers, "epochs": config["epochs"], "steps": at.step}
-        result = describe(config, task, mechanism, self._ranks, said, wall, at.examples)
+        said["weights_sha256"] = checkpoint.digest(self._model.state_dict())
+        result = describe(config, task, mechanism, self._ranks, said, wall, at.examples, peak_mb)
         self._run.finish(result, certificate, arrays)
+        if self._ledger is not None and mechanism.noise != "secret":
+            self._ledger.remove()
         self._tracker.conclude(result)
 
     def _label(self) -> str:
@@ -233,8 +326,13 @@ class Logbook:
         eps = "" if target is None else f" eps={target:g}"
         return f"{config['method']['name']} {config['model']['name']} {config['task']['name']}{eps}"
 
-    def _stop(self, *_: object) -> None:
-        self._is_stopping = True
+    def _is_stopping(self) -> bool:
+        # Ranks that stopped at different steps would wait for each other for ever: what one was
+        # asked counts once a step's sums have told all.
+        return self._is_asked if self._ranks.size == 1 else self._is_agreed
+
+    def _ask(self, *_: object) -> None:
+        self._is_asked = True
 
 
 def describe(
@@ -245,6 +343,7 @@ def describe(
     said: dict[str, Any],
     wall: float,
     examples: int,
+    peak_mb: float,
 ) -> dict[str, Any]:
     """Give result.json: what was run, what came out, and what it rests on.
 
@@ -256,6 +355,7 @@ def describe(
         said: metric, epochs, steps, and what else the loop has to say.
         wall: seconds, > 0.
         examples: how many gradients were taken in that time.
+        peak_mb: memory of the rank that took most.
     """
     return {
         "method": config["method"]["name"],
@@ -269,7 +369,7 @@ def describe(
         **said,
         "wall_s": round(wall, 3),
         "examples_per_s": round(examples / wall, 1),
-        "peak_memory_mb": round(memory.peak_mb(ranks.device), 1),
+        "peak_memory_mb": round(peak_mb, 1),
         "device": describe_device(ranks.device),
         "ranks": ranks.size,
         "versions": versions(),

@@ -1,17 +1,38 @@
-"""Memory: how it is kept between steps, and its peak between two calls."""
+"""Memory: how it is kept between steps, its peak between two calls, and what to do without it."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
+import logging
 import resource
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+
+from dpexp.types import ConfigError
+
+log = logging.getLogger("dpexp")
+
+Result = TypeVar("Result")
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of mallopt(3)
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+
+SIGNS = (
+    "can't allocate memory",  # torch's allocator on a CPU
+    "bad_alloc",
+    "could not create a memory",  # oneDNN
+    "out of memory",  # CUDA itself, outside torch's allocator
+    "ALLOC_FAILED",  # cuBLAS, cuDNN
+)
+"""What libraries that have no exception of their own for it say when memory runs out."""
 
 
 def keep_pages() -> None:
@@ -48,8 +69,117 @@ def peak_mb(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     if STATUS.exists():
-        for line in STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024 / 1e6
+        return _kilobytes(STATUS, "VmHWM:") * 1024 / 1e6
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def room_mb(device: torch.device, sharing: int) -> float | None:
+    """Give how far `peak_mb` may rise before memory runs out; None where nothing says.
+
+    Args:
+        device: where this process computes.
+        sharing: how many processes like this one share that memory, >= 1.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_reserved(device)
+        return (held + free / sharing) / 1e6
+    if not MEMINFO.exists():
+        return None
+    free = min(_kilobytes(MEMINFO, "MemAvailable:") * 1024, _left_to_group())
+    return (_kilobytes(STATUS, "VmRSS:") * 1024 + free / sharing) / 1e6
+
+
+def _left_to_group() -> float:
+    """Give the bytes that a container's limit leaves (cgroup v2); infinity without one."""
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+        used = (CGROUP / "memory.current").read_text()
+    except OSError:
+        return float("inf")
+    return float("inf") if limit == "max" else float(limit) - float(used)
+
+
+def _kilobytes(path: Path, field: str) -> int:
+    lines = path.read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def ran_out(error: BaseException) -> bool:
+    """Say whether an error means that memory ran out."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+
+
+def collect() -> None:
+    """Free what nothing refers to any more, on a GPU for other sizes too."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def halving(work: Callable[[int], Result], size: int, of: str) -> tuple[Result, int]:
+    """Do some work, with half the size each time that memory runs out.
+
+    Args:
+        work: takes the size; begins anew each time, and keeps nothing of what failed.
+        size: how many examples at once to begin with, >= 1.
+        of: what the size is called, for the warnings.
+
+    Returns:
+        What the work gave, and the size at which it did.
+
+    Raises:
+        ConfigError: not even one example fits.
+    """
+    while True:
+        try:
+            return work(size), size
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out(error):
+                raise
+            if size == 1:
+                raise ConfigError(one_example(error)) from None
+            reason = _reason(error)
+        # Only here: until the clause ends, the error's traceback holds the tensors of the attempt.
+        collect()
+        log.warning("out of memory with %s=%d (%s): going on with %d", of, size, reason, size // 2)
+        size //= 2
+
+
+def one_example(error: BaseException) -> str:
+    """Say that not even one example fits, and what would help."""
+    return (
+        f"Expected one example to fit in memory; it does not: {_reason(error)}. For a language "
+        "model set model.checkpointing=true or model.precision=bfloat16; else a smaller model, or "
+        "another device."
+    )
+
+
+@contextmanager
+def in_one_line(what: str, remedy: str) -> Iterator[None]:
+    """Turn running out of memory into a mistake that the user can mend.
+
+    Args:
+        what: should have fitted.
+        remedy: what to set, as a sentence.
+
+    Raises:
+        ConfigError: memory ran out.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out(error):
+            raise
+        line = f"Expected {what} to fit in memory; it does not: {_reason(error)}. {remedy}"
+        raise ConfigError(line) from None
+
+
+def _reason(error: BaseException) -> str:
+    """Give the sentence that says how much was asked for."""
+    sentences = " ".join(str(error).split()).split(". ")
+    chosen = next((some for some in sentences if "allocate" in some), sentences[0])
+    return chosen.rstrip(".") or type(error).__name__

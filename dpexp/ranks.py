@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
-import socket
-from collections.abc import Callable, Iterable
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from multiprocessing.connection import wait
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -15,6 +23,28 @@ from torch import Tensor
 from dpexp.mechanism import PrivacyError
 from dpexp.records import RecordError
 from dpexp.types import ConfigError
+
+log = logging.getLogger("dpexp")
+
+BUCKET = 2**26
+"""Numbers in one all-reduce (ours): 256 MB in float32, which is what sending few large messages
+in place of many small ones costs in memory."""
+
+PATIENCE = timedelta(minutes=30)
+"""How long ranks wait for a silent one (Gloo's own default): longer than what the first rank does
+alone, such as an analysis. A death is noticed at once; only a node cut off costs that long."""
+
+GRACE = 5.0
+"""Seconds that ranks have to end by themselves once one has failed (ours)."""
+
+STOPPED = 128 + signal.SIGTERM
+"""Exit code of what was stopped, once it has saved what it did."""
+
+GO_ON = "Run it again to go on from its last checkpoint."
+
+
+class RankLost(RuntimeError):
+    """A rank is gone, and the run with it; one line says which and why."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +71,69 @@ class Ranks:
         return indices[self.rank :: self.size]
 
     def all_reduce(self, tensors: Iterable[Tensor]) -> None:
-        """Sum each tensor over all ranks, in place."""
-        if self.size > 1:
-            for tensor in tensors:
-                dist.all_reduce(tensor)
+        """Sum each tensor over all ranks, in place: one call a kind of number and `BUCKET`.
+
+        Args:
+            tensors: contiguous; of the same shapes in the same order on every rank.
+
+        Raises:
+            RankLost: another rank is gone.
+        """
+        if self.size == 1:
+            return
+        for bucket in buckets(tensors):
+            _all_reduce(bucket)
 
     def from_first(self, value: Any) -> Any:
-        """Give every rank what the first one has."""
+        """Give every rank what the first one has; raises RankLost."""
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        with _together():
+            dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def largest(self, value: float) -> float:
+        """Give the largest of what the ranks have; raises RankLost."""
+        each = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        each[self.rank] = value
+        self.all_reduce([each])
+        return float(each.max())
+
+
+def buckets(tensors: Iterable[Tensor], size: int = BUCKET) -> Iterator[list[Tensor]]:
+    """Group tensors of one dtype, in their order, into lists of at most `size` numbers.
+
+    A tensor of more is alone in its list. The lists depend on nothing but shapes and dtypes.
+    """
+    open_ones: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        held = open_ones.setdefault(tensor.dtype, [])
+        if held and sum(one.numel() for one in held) + tensor.numel() > size:
+            yield held
+            held = open_ones[tensor.dtype] = []
+        held.append(tensor)
+    yield from open_ones.values()
+
+
+def _all_reduce(bucket: list[Tensor]) -> None:
+    flat = torch.cat([tensor.view(-1) for tensor in bucket]) if len(bucket) > 1 else bucket[0]
+    with _together():
+        dist.all_reduce(flat)
+    if len(bucket) > 1:
+        parts = flat.split([tensor.numel() for tensor in bucket])
+        for tensor, part in zip(bucket, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Word the failure of a collective: torch's is a RuntimeError, or a kind of it."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        raise RankLost(f"Lost touch with another rank: {reason}. {GO_ON}") from error
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -74,6 +155,11 @@ def choose_device(wanted: str) -> torch.device:
     return device
 
 
+def is_torchrun() -> bool:
+    """Say whether torchrun started this process, as one rank of several."""
+    return "WORLD_SIZE" in os.environ
+
+
 def launch(work: Callable[[Ranks, dict], None], config: dict) -> None:
     """Run `work(ranks, config)` on every rank and wait.
 
@@ -83,24 +169,53 @@ def launch(work: Callable[[Ranks, dict], None], config: dict) -> None:
     Args:
         work: importable by name, so that other processes can run it.
         config: the run's plain config.
+
+    Raises:
+        RankLost: a rank died, and the others were ended.
+        SystemExit: the ranks were stopped by SIGTERM, which is passed on to them.
     """
     device = choose_device(config["device"])
-    if "WORLD_SIZE" in os.environ:
+    if is_torchrun():
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        _work_as(rank, size, int(os.environ.get("LOCAL_RANK", rank)), device, work, config)
+        local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        try:
+            _work_as(rank, size, local_rank, device, work, config)
+        except RankLost:
+            if rank:  # the first one says it for all, and torchrun names the dead
+                raise SystemExit(1) from None
+            raise
         return
     size = _wanted_ranks(config["ranks"], config["device"], device)
     if size == 1:
         work(Ranks(0, 1, device), config)
-        return
-    mistakes = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    arguments = (size, _free_port(), device, mistakes, work, config)
+    else:
+        _spawn(size, device, work, config)
+
+
+def leave(code: int) -> NoReturn:
+    """End a process that was a rank, without taking Python apart.
+
+    A thread of Gloo or NCCL may drop its last tensor after the main thread's work is done. If
+    Python is ending by then, the lock that this takes is gone, and the C++ runtime aborts: a
+    finished run would count as failed.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def leave_after(program: Callable[[], None]) -> NoReturn:
+    """Run a program as one of torchrun's ranks, and end the process as it would have."""
     try:
-        torch.multiprocessing.spawn(_spawned, args=arguments, nprocs=size)
-    except torch.multiprocessing.ProcessRaisedException:
-        if mistakes.empty():
-            raise
-        raise mistakes.get() from None
+        program()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    leave(code)
 
 
 def _wanted_ranks(ranks: int | str, wanted_device: str, device: torch.device) -> int:
@@ -111,41 +226,191 @@ def _wanted_ranks(ranks: int | str, wanted_device: str, device: torch.device) ->
     return ranks
 
 
+def _work_as(
+    rank: int,
+    size: int,
+    local_rank: int,
+    device: torch.device,
+    work: Callable,
+    config: dict,
+    store: dist.Store | None = None,
+) -> None:
+    if device.type == "cuda":
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    with _together():
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=PATIENCE,
+            device_id=device if device.type == "cuda" else None,
+        )
+    stopped = None
+    try:
+        work(Ranks(rank, size, device), config)
+    except SystemExit as end:  # on all ranks, at the same step
+        stopped = end
+    with _together():
+        dist.barrier()  # the first rank may still be writing the record, or the checkpoint
+    dist.destroy_process_group()
+    if stopped is not None:
+        raise stopped
+
+
 def _spawned(
     rank: int,
     size: int,
     port: int,
     device: torch.device,
-    mistakes: Any,
+    level: int,
+    reports: Any,
     work: Callable,
     config: dict,
 ) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
-    if device.type == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+    logging.basicConfig(format="%(message)s", level=level if rank == 0 else logging.WARNING)
+    code = 0
     try:
-        _work_as(rank, size, rank, device, work, config)
-    except (ConfigError, PrivacyError, RecordError) as error:  # must reach the user as they are
-        mistakes.put(type(error)(str(error)))
-        raise
+        # Not SIGINT, which torch sets here: a shell's background jobs ignore it.
+        torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        if device.type == "cpu":
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        _work_as(rank, size, rank, device, work, config, store)
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    except SystemExit as end:
+        code = end.code
+    except (ConfigError, PrivacyError, RecordError, RankLost) as error:
+        echo = isinstance(error, RankLost)
+        reports.put(_Report(rank, type(error)(str(error)), is_echo=echo))
+        code = 1
+    except BaseException as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        reports.put(_Report(rank, _died(rank, size, why), traceback.format_exc()))
+        code = 1
+    leave(code)
 
 
-def _work_as(
-    rank: int, size: int, local_rank: int, device: torch.device, work: Callable, config: dict
-) -> None:
-    if device.type == "cuda":
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=size)
+@dataclass(frozen=True)
+class _Report:
+    """Why a rank failed, where it could still say so.
+
+    Attributes:
+        rank: in [0, size).
+        error: for the user.
+        trace: where it was, for an error that is ours.
+        is_echo: whether another rank's failure is all that it saw.
+    """
+
+    rank: int
+    error: Exception
+    trace: str = ""
+    is_echo: bool = False
+
+
+def _died(rank: int, size: int, why: str) -> RankLost:
+    return RankLost(f"Rank {rank} of {size} died, and the run with it: {why}. {GO_ON}")
+
+
+def _spawn(size: int, device: torch.device, work: Callable, config: dict) -> None:
+    """Start the ranks, pass SIGTERM on to them, and leave none behind."""
+    # Here rather than on the first rank, so that nobody else takes the port meanwhile.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    reports = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    level = log.getEffectiveLevel()
+    arguments = (size, store.port, device, level, reports, work, config)
+    processes: list[Any] = []
+    with _passing_on(processes) as asked:
+        try:
+            # Ctrl-C reaches the ranks too; while they import, each would print where it was.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                context = torch.multiprocessing.spawn(_spawned, arguments, size, join=False)
+                processes += context.processes
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            if asked:
+                _send(processes, signal.SIGTERM)
+            codes = _wait(processes)
+        except KeyboardInterrupt:  # the ranks have heard it too
+            _wait(processes, GRACE)
+            raise
+        finally:
+            _send(processes, signal.SIGKILL)
+            for process in processes:
+                process.join()
+    said = []
+    while not reports.empty():
+        said.append(reports.get())
+    _conclude(codes, said, bool(asked), size)
+
+
+@contextmanager
+def _passing_on(processes: list[Any]) -> Iterator[list[int]]:
+    """Pass SIGTERM on to processes; the list given stays empty until it came."""
+    asked: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        asked.append(number)
+        _send(processes, number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.signal(signal.SIGTERM, pass_on)
     try:
-        work(Ranks(rank, size, device), config)
-        dist.barrier()  # the first rank may still be writing the record
+        yield asked
     finally:
-        dist.destroy_process_group()
+        signal.signal(signal.SIGTERM, before)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _send(processes: Iterable[Any], number: int) -> None:
+    for process in processes:
+        if process.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+
+def _wait(processes: list[Any], seconds: float | None = None) -> dict[int, int]:
+    """Wait until all have ended, or one has failed and the others had `GRACE`.
+
+    Returns:
+        Exit codes of those that ended, by rank, in the order in which they did.
+    """
+    left = {process.sentinel: rank for rank, process in enumerate(processes)}
+    codes = {}
+    while left and (ended := wait(list(left), seconds)):
+        for sentinel in ended:
+            rank = left.pop(sentinel)
+            processes[rank].join()
+            codes[rank] = processes[rank].exitcode
+        if any(code not in (0, STOPPED) for code in codes.values()):
+            seconds = GRACE
+    return codes
+
+
+def _conclude(codes: dict[int, int], said: list[_Report], was_asked: bool, size: int) -> None:
+    """Return if all ranks did their work; else raise the one thing that there is to say."""
+    for report in said:
+        if not report.is_echo:
+            if report.trace:
+                log.error("%s", report.trace.rstrip())
+            raise report.error
+    if STOPPED in codes.values() or (was_asked and any(codes.values())):
+        raise SystemExit(STOPPED)
+    speaking = {report.rank for report in said}
+    for rank, code in codes.items():
+        if code and rank not in speaking:
+            raise _died(rank, size, _worded(code))
+    if said:
+        raise said[0].error
+
+
+def _worded(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    return f"{name}, from outside or for want of memory" if code == -signal.SIGKILL else name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -133,6 +134,7 @@ class Progress:
         self._label, self._total = label, total_steps
         self._step = self._examples = 0
         self._words: dict[str, str] = {}
+        tqdm.set_lock(threading.RLock())  # its own takes a semaphore, which a killed run leaves
         self._bar = tqdm(
             total=total_steps,
             desc=label,

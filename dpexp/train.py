@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from dpexp import memory
 from dpexp.gradient import PrivateGradient
 from dpexp.logbook import Logbook, Position
-from dpexp.mechanism import Mechanism, build, new_secret, num_steps, verify
+from dpexp.mechanism import Mechanism, build, num_steps, verify
+from dpexp.micro_batch import AUTO, MicroBatch
 from dpexp.observation import Analysis, Observers
 from dpexp.ranks import Ranks
 from dpexp.records import ANALYSIS, SCORES
@@ -133,25 +134,35 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     rates = [group["lr"] for group in optimizer.param_groups]
     with Logbook(config, mechanism, model, optimizer, at, ranks) as book:
         book.announce(trainable, frozen)
-        at = book.resume()
         examples = on_device(task.train, ranks.device)
+        sizes = MicroBatch(config, parts, at.state, mechanism, ranks)
+        at = book.resume(lambda before: sizes.settle(before, examples))
         with PrivateGradient(
-            model, method, mechanism, ranks, config["micro_batch"], task.public, task.loss
+            model, method, mechanism, ranks, at.micro_batch, task.public, task.loss
         ) as gradient:
             observers = Observers(
                 parts.analyses, task, model, method, examples, gradient, mechanism, ranks
             )
             if at.step == 0:
                 observers.observe(at)
-            while at.step < mechanism.num_steps:
-                set_rates(optimizer, rates, parts.schedule(at.step, mechanism.num_steps))
-                outcome = gradient(at.state, examples, at.step)
-                set_gradients(model, outcome.gradients)
-                optimizer.step()
-                book.after_step(outcome)
+
+            def evaluate_if_due() -> None:
                 if book.is_evaluation_due():
                     book.log_evaluation(judge(model, task, ranks.device))
                     observers.observe(at)
+
+            evaluate_if_due()  # where the last steps were lost, the weights are as they will be
+            while at.step < mechanism.num_steps:
+                set_rates(optimizer, rates, parts.schedule(at.step, mechanism.num_steps))
+                book.before_step()
+                outcome = gradient(at.state, examples, at.step, book.is_asked_to_stop)
+                set_gradients(model, outcome.gradients)
+                optimizer.step()
+                if outcome.has_halved:
+                    at.micro_batch = gradient.micro_batch
+                    sizes.lower(at.micro_batch)
+                book.after_step(outcome)
+                evaluate_if_due()
                 book.save_if_due()
         deviations = [JUDGED_ON_TRAINING] if task.test is task.train else []
         deviations += observers.deviations
@@ -162,14 +173,21 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         certificate = mechanism.certificate(
             steps=at.step,
             noise_draws=at.noise_draws,
+            lost_steps=at.lost_steps,
             trainable=trainable,
             frozen=frozen,
             deviations=deviations,
-        ) | method.remarks(at.state, mechanism.epsilon_at)
+        )
+        if not at.lost_steps:  # nothing is remembered of those that a remark could rest on
+            certificate |= method.remarks(at.state, mechanism.epsilon_at)
         if task.public is not None:
             certificate["public"] = describe_public(config, task.public)
         verify(certificate)
-        numbers = {**findings.numbers, **observers.numbers(at)}
+        numbers = {
+            **findings.numbers,
+            **observers.numbers(at),
+            "micro_batch": at.micro_batch,
+        }
         files = {SCORES: findings.arrays, ANALYSIS: observers.arrays(at)}
         book.finish(task, certificate, numbers, files)
 
@@ -191,18 +209,17 @@ def make_mechanism(
     """
     privacy, batch = config["privacy"], config["batch_size"]
     check_numbers(config)
-    secret = None
-    if privacy["noise"] == "secret":
-        secret = ranks.from_first(new_secret() if ranks.is_first else None)
-    return build(
-        privacy,
-        dataset_size=size,
-        batch_size=batch,
-        num_steps=num_steps(config["epochs"], size, batch, privacy["sampling"]),
-        releases=method.releases(state, privacy["clip_norm"]),
-        seed=config["seed"],
-        secret=secret,
-    )
+    mechanism = None
+    if ranks.is_first:  # calibrated once, and with one secret
+        mechanism = build(
+            privacy,
+            dataset_size=size,
+            batch_size=batch,
+            num_steps=num_steps(config["epochs"], size, batch, privacy["sampling"]),
+            releases=method.releases(state, privacy["clip_norm"]),
+            seed=config["seed"],
+        )
+    return ranks.from_first(mechanism)
 
 
 def check_numbers(config: dict) -> None:
@@ -215,9 +232,12 @@ def check_numbers(config: dict) -> None:
         value: Any = config
         for key in place.split("."):
             value = value[key]
+        words = ", or auto" if place == "micro_batch" else ""
+        if words and value == AUTO:
+            continue
         if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:
             raise ConfigError(
-                f"Expected {place} to be a {'whole ' if kind is int else ''}number > 0; "
+                f"Expected {place} to be a {'whole ' if kind is int else ''}number > 0{words}; "
                 f"got {place}={value}. Set {place}."
             )
 
@@ -277,10 +297,15 @@ def evaluate(
     """Give the mean score over examples, in eval mode; by default the percentage right."""
     was_training = model.training
     model.eval()
-    total = 0.0
-    for indices in examples.micro_batches(torch.arange(len(examples)), EVAL_BATCH):
-        batch = examples.batch(indices).to(device)
-        total += float(score(model(batch.inputs), batch.targets).sum())
+
+    def summed(size: int) -> float:
+        total = 0.0
+        for indices in examples.micro_batches(torch.arange(len(examples)), size):
+            batch = examples.batch(indices).to(device)
+            total += float(score(model(batch.inputs), batch.targets).sum())
+        return total
+
+    total, _ = memory.halving(summed, EVAL_BATCH, "examples judged at once")
     model.train(was_training)
     return total / len(examples)
 
@@ -298,8 +323,8 @@ def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
     model, method, task = parts.model, parts.method, parts.task
     state = method.start(model)
     mechanism = make_mechanism(config, task.dataset_size, method, state, ranks)
-    size, micro_batch = mechanism.dataset_size, config["micro_batch"]
-    examples = on_device(task.train, ranks.device)
+    size, examples = mechanism.dataset_size, on_device(task.train, ranks.device)
+    micro_batch = MicroBatch(config, parts, state, mechanism, ranks).settle(0, examples)
 
     def timed(batch_size: float) -> tuple[float, int]:
         part = replace(mechanism, batch_size=batch_size)

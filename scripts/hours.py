@@ -30,6 +30,7 @@ import run
 from dpexp import ranks, records
 from dpexp.gradient import PrivateGradient
 from dpexp.mechanism import Mechanism, num_steps
+from dpexp.micro_batch import AUTO
 from dpexp.train import EMPTY, make_mechanism, set_gradients
 from dpexp.types import ConfigError
 from scripts.stand_in import LENGTH, stand_in
@@ -198,10 +199,11 @@ def _measure(config: dict[str, Any], device: torch.device, shrink: int) -> Step:
     weights = [p for n, p in model.named_parameters() if n in method.trainable(model)]
     optimizer = parts.make_optimizer(weights)
     examples = task.train
+    micro_batch = FEW if config["micro_batch"] == AUTO else config["micro_batch"]
 
     def timed(part: Mechanism) -> Cost:
         with PrivateGradient(
-            model, method, part, alone, config["micro_batch"], task.public, task.loss
+            model, method, part, alone, micro_batch, task.public, task.loss
         ) as gradient:
             if device.type == "cuda":  # the first of a kind waits for its kernels
                 gradient(state, examples, 0)
@@ -212,7 +214,7 @@ def _measure(config: dict[str, Any], device: torch.device, shrink: int) -> Step:
                 optimizer.step()
             return Cost(_clock(device) - began, counter.get_total_flops())
 
-    num = min(FEW if device.type == "cpu" else 2 * config["micro_batch"], config["batch_size"])
+    num = min(FEW if device.type == "cpu" else 2 * micro_batch, config["batch_size"])
     with _one_thread(device):
         fixed = timed(replace(mechanism, batch_size=EMPTY))
         both = timed(replace(mechanism, batch_size=num, sampling="shuffle"))

@@ -234,10 +234,10 @@ def private_anchors_of_gep(patch: pytest.MonkeyPatch) -> None:
 
     call = PrivateGradient.__call__
 
-    def broken(self, state, examples, step):
+    def broken(self, state, examples, step, is_asked_to_stop=False):
         as_many = torch.arange(len(self._public)) % len(examples)
         self._public = replace(self._public, examples=examples.take(as_many))
-        return call(self, state, examples, step)
+        return call(self, state, examples, step, is_asked_to_stop)
 
     patch.setattr(PrivateGradient, "__call__", broken)
 

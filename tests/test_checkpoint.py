@@ -136,3 +136,19 @@ def test_nothing_but_plain_data_is_loaded(path):
     checkpoint.save(path, {"path": Path("x")})
     with pytest.raises(Exception, match="weights_only|Weights only"):
         checkpoint.load(path)
+
+
+def test_a_hash_tells_any_bit_any_name_and_any_shape(path):
+    tensors = {"a": torch.randn(3, 4), "b": torch.arange(5)}
+    same = {"b": torch.arange(5), "a": tensors["a"].t().contiguous().t()}  # laid out otherwise
+    assert checkpoint.digest(tensors) == checkpoint.digest(same)
+    bit = tensors["a"].clone()
+    bit.view(torch.int32)[1, 2] ^= 1
+    others = [{"a": bit}, {"a": tensors["a"].view(4, 3)}, {"b": torch.arange(5).int()}]
+    renamed = {"a": tensors["a"], "c": tensors["b"]}
+    hashes = {
+        checkpoint.digest(some) for some in (tensors, *[tensors | o for o in others], renamed)
+    }
+    assert len(hashes) == 5
+    checkpoint.save(path, tensors)
+    assert checkpoint.digest(checkpoint.load(path)) == checkpoint.digest(tensors)

@@ -111,6 +111,11 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
         (["batch_size=5000"], r"Expected batch_size in \[1, 1437\].*got batch_size=5000"),
         (["batch_size=0"], "Expected batch_size .*> 0"),
         (["batch_size=1.5"], "Expected batch_size to be a whole number"),
+        (
+            ["checkpoint.steps=0"],
+            "Expected checkpoint.steps to be null or a whole number >= 1; got 0",
+        ),
+        (["checkpoint.seconds=abc"], "Expected checkpoint.seconds to be null or a number >= 0"),
         (["micro_batch=0"], "Expected micro_batch to be a whole number > 0"),
         (["epochs=abc"], "Expected epochs to be a number > 0; got epochs=abc"),
         (["epochs=0"], "Expected epochs .*> 0"),
@@ -155,9 +160,9 @@ def test_missing_data_is_said_within_ten_seconds(shell, tmp_path, environment):
 
 def test_a_full_disk_is_one_line(shell):
     def fill():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # less than a checkpoint
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))  # less than a config
 
-    words = ["method=dpsgd", *BRIEF, "noise=false", "checkpoint.every=0"]
+    words = ["method=dpsgd", *BRIEF, "noise=false"]
     done = shell(*words, before=fill)
     assert done.returncode == 2 and done.stdout == ""
     assert "Traceback" not in done.stderr

@@ -460,7 +460,7 @@ class Meeting(Ranks):
             tensor.copy_(total)
 
 
-def step_of_each_rank(size, config):
+def step_of_each_rank(size, config, asked=None):
     barrier, table = threading.Barrier(size, timeout=60), {}
     built = [Setting(config, torch.float64) for _ in range(size)]
 
@@ -470,7 +470,7 @@ def step_of_each_rank(size, config):
         with PrivateGradient(
             setting.model, setting.method, setting.mechanism, ranks, 40, setting.public
         ) as gradient:
-            return gradient(setting.state, setting.examples, 0)
+            return gradient(setting.state, setting.examples, 0, rank == asked)
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(step, range(size)))
@@ -483,6 +483,13 @@ def test_ranks_share_one_draw_of_noise_and_take_the_same_step():
         assert outcome.examples == alone.examples and outcome.noise_draws == 1
         assert distance(outcome.gradients, alone.gradients) < 1e-12
     assert torch.equal(flat(shared[0].gradients), flat(shared[1].gradients))
+
+
+def test_what_one_rank_is_asked_all_hear_of_at_the_same_step():
+    config = composed("dpsgd", "model=linear")
+    for asked, heard in ((1, True), (None, False)):
+        outcomes = step_of_each_rank(3, config, asked)
+        assert [outcome.is_asked_to_stop for outcome in outcomes] == [heard] * 3
 
 
 # The scaled head

@@ -306,6 +306,17 @@ def test_mnlis_record_has_both_test_sets_and_their_mean(method, words, tmp_path)
     assert ("encoder.embeddings.word_embeddings.weight" in privacy["frozen"]) == (method != "dpsgd")
 
 
+def test_a_large_model_runs_in_bfloat16_and_with_checkpointing_to_the_same_bits(words, tmp_path):
+    more = ["method=rgp", "eps=8", "model.repo=tiny/roberta", "model.precision=bfloat16"]
+    lines = []
+    for flag in ("true", "false"):
+        said = words("sst2", *more, f"model.checkpointing={flag}", model="roberta_large")
+        directory = execute(tmp_path / flag, *said)
+        lines.append(of(directory)[0])
+    assert lines[0] == lines[1]
+    assert of(directory)[2]["epsilon"]["prv"] <= 8
+
+
 def test_a_task_with_one_test_set_has_no_mean(words, tmp_path):
     _, result, _ = of(execute(tmp_path, *words("sst2", "method=rgp", "eps=8")))
     assert "test_accuracy" in result
@@ -353,7 +364,7 @@ def test_the_real_minilm_gives_its_known_shape():
 
 def test_a_model_from_scratch_has_the_shape_asked_for():
     settings = {**SHAPE, **KINDS["bert"], "vocabulary": VOCABULARY, "dropout": 0.0}
-    settings["feature_norm"], settings["head_std"] = 1.0, 0.02
+    settings |= {"feature_norm": 1.0, "head_std": 0.02, "checkpointing": False}
     model = from_scratch(**settings, precision="float32", num_classes=5, max_length=LONGEST)
     table = model.encoder.embeddings.word_embeddings.weight
     assert table.shape == (VOCABULARY, SHAPE["width"])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import run
+from dpexp import checkpoint, records
 from dpexp.mechanism import PrivacyError, build_votes, generator, verify
 from dpexp.models.cnn import CNN
 from dpexp.pate import PATE, loop
@@ -278,6 +279,44 @@ def test_secret_noise_is_not_replayable_and_says_so(tmp_path):
     assert [a["train_loss"] for a in one[0]] != [b["train_loss"] for b in other[0]]
     assert one[2]["replayable"] is False
     assert any("secret" in word for word in one[2]["deviations"])
+
+
+class Killed(BaseException):
+    """As sudden as a kill: nothing is saved on the way out."""
+
+
+@pytest.mark.parametrize("noise", ["true", "secret"])
+def test_teachers_answer_once_however_often_the_student_is_killed(tmp_path, noise):
+    words = [*BRIEF, f"noise={noise}", f"results={tmp_path}"]
+    config = run.compose(words)
+    directory = records.locate(tmp_path, config)
+
+    def die(step, num_steps):
+        if step == 3:
+            raise Killed
+        return 1.0
+
+    for _ in range(2):
+        parts = replace(run.build_parts(config, CPU), schedule=die)
+        with pytest.raises(Killed):
+            loop.train(config, parts, ALONE)
+    kept = checkpoint.load(directory / "checkpoint.pt")["answers"]
+    loop.train(config, run.build_parts(config, CPU), ALONE)
+    lines, result, privacy = of(directory)
+    assert (result["asked"], result["answered"]) == (kept["asked"], len(kept["labels"]))
+    assert privacy["noise_draws"] == sum(kept["draws"].values())
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    if noise == "true":
+        unbroken = of(execute(tmp_path / "unbroken", *BRIEF))
+        assert (lines, privacy) == (unbroken[0], unbroken[2])
+        assert result["weights_sha256"] == unbroken[1]["weights_sha256"]
+        return
+    (directory / "result.json").write_text("{")
+    with (
+        pytest.warns(UserWarning, match="moved aside"),
+        pytest.raises(PrivacyError, match="its teachers have answered"),
+    ):
+        loop.train(config, parts, ALONE)
 
 
 def test_without_noise_no_epsilon_is_stated(tmp_path):

@@ -48,7 +48,7 @@ def kept_records(directory):
     """Read the records of wandb's own file: LevelDB's log behind a header of seven bytes."""
     from wandb.proto import wandb_internal_pb2 as wire
 
-    (path,) = directory.glob("wandb/offline-run-*/*.wandb")
+    (path,) = directory.rglob("*.wandb")
     content, at, block, part = path.read_bytes(), 7, 32768, b""
     assert content[:4] == b":W&B"
     records = []

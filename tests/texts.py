@@ -60,6 +60,7 @@ def tiny(kind="bert", **changes):
         "head_std": 0.02,
         "dropout": 0.0,
         "precision": "float32",
+        "checkpointing": False,
         "num_classes": CLASSES,
         "max_length": LONGEST,
     }
@@ -76,6 +77,7 @@ def from_hub(kind, root, **changes):
         "head_std": 0.02,
         "dropout": 0.0,
         "precision": "float32",
+        "checkpointing": False,
         "attention": "sdpa",
         "seen": [],
         "model_root": str(root),

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from sklearn.metrics import roc_curve
 from torch import Tensor, nn
 
+from dpexp import memory
 from dpexp.mechanism import Mechanism, generator
 from dpexp.tasks import cross_entropy
 from dpexp.train import EVAL_BATCH, Findings, Parts
@@ -43,12 +44,16 @@ def logits_of(model: nn.Module, examples: Any, device: torch.device) -> Tensor:
     """
     was_training = model.training
     model.eval()
-    places, rows = [], []
-    for some in examples.micro_batches(torch.arange(len(examples)), EVAL_BATCH):
-        places.append(some)
-        rows.append(model(examples.batch(some).to(device).inputs).cpu().double())
+
+    def outputs(size: int) -> Tensor:
+        places, rows = [], []
+        for some in examples.micro_batches(torch.arange(len(examples)), size):
+            places.append(some)
+            rows.append(model(examples.batch(some).to(device).inputs).cpu().double())
+        return torch.cat(rows)[torch.cat(places).argsort()]
+
+    logits, _ = memory.halving(outputs, EVAL_BATCH, "examples attacked at once")
     model.train(was_training)
-    logits = torch.cat(rows)[torch.cat(places).argsort()]
     if not logits.isfinite().all():
         raise ConfigError(
             "Expected finite logits of the model to attack; training diverged. "

@@ -16,6 +16,8 @@ SHUFFLED = "shuffled batches: epsilon is paper-compatible, not a guarantee"
 SECRET = "secret randomness: the run cannot be replayed"
 BY_RDP = "calibrated by RDP: PRV failed for these numbers"
 
+LOST = "steps were lost to a kill: they are accounted for, and not in the weights"
+
 APART = "as if each release of a step had a subsample of its own: understates epsilon, no claim"
 
 NEIGHBOURS = "add or remove one example"
@@ -91,6 +93,9 @@ def _verify(certificate: Mapping[str, Any]) -> None:
 
 def _check_steps(certificate: Mapping[str, Any]) -> None:
     steps, draws = certificate["steps"], certificate["noise_draws"]
+    lost = certificate.get("lost_steps", 0)
+    if not 0 <= lost <= steps or (lost > 0) != (LOST in certificate["deviations"]):
+        raise PrivacyError(f"{lost} of {steps} steps are said to be lost, and not so in words.")
     expected = 0 if NO_NOISE in certificate["deviations"] else steps
     if draws != expected:
         raise PrivacyError(

@@ -173,16 +173,19 @@ class Mechanism:
         trainable: Mapping[str, int],
         frozen: Mapping[str, int],
         deviations: Sequence[str] = (),
+        lost_steps: int = 0,
     ) -> dict[str, Any]:
         """State what was released and what it cost, as plain JSON.
 
         Args:
-            steps: how many were taken.
-            noise_draws: at how many of them noise was drawn.
+            steps: how many were taken, or lost.
+            noise_draws: at how many of them noise was, or may have been, drawn.
             trainable: parameter names with their numbers of entries.
             frozen: likewise.
             deviations: further words on what departs from the claim.
+            lost_steps: how many may have been released, and are not in the weights.
         """
+        lost = [words.LOST] if lost_steps else []
         apart = self._epsilon_apart(steps)
         return {
             "neighbouring": words.NEIGHBOURS,
@@ -192,6 +195,7 @@ class Mechanism:
             "batch_size": self.batch_size,
             "steps": steps,
             "planned_steps": self.num_steps,
+            **({"lost_steps": lost_steps} if lost_steps else {}),
             "noise_draws": noise_draws,
             "noise_multiplier": self.noise_multiplier,
             "effective_noise_multiplier": self.noise_multiplier / joint_sensitivity(self.releases),
@@ -214,7 +218,7 @@ class Mechanism:
             "replayable": self.noise != "secret",
             "trainable": dict(trainable),
             "frozen": dict(frozen),
-            "deviations": [*self.deviations, *deviations],
+            "deviations": [*self.deviations, *lost, *deviations],
         }
 
 

@@ -228,6 +228,8 @@ class _Check:
         }.items():
             self._same(key, value)
         self._same("steps", privacy["steps"], self._result, "result.json ")
+        if not 0 <= privacy.get("lost_steps", 0) <= steps:
+            self.say(f"lost_steps: expected from 0 to {steps}; got {privacy['lost_steps']}")
         sensitivities = self._releases()
         is_laplace = self._noise_law() == "laplace"
         joint = sum(sensitivities) if is_laplace else math.hypot(*sensitivities)
@@ -335,6 +337,7 @@ class _Check:
             words.NO_CLIPPING: not wanted["clip"] and not is_vote,
             words.SHUFFLED: wanted["sampling"] == "shuffle" and not is_vote,
             words.SECRET: wanted["noise"] == "secret",
+            words.LOST: self._privacy.get("lost_steps", 0) > 0,
             words.ANALYSED: bool(self._config.get("analysis")),
         }
         for word, is_due in due.items():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dpexp.snapshots import model_folder
 from dpexp.types import ConfigError, require_word
@@ -60,6 +62,7 @@ class TextClassifier(nn.Module):
         head_layers: int,
         dropout: float,
         precision: str,
+        checkpointing: bool,
     ) -> None:
         """Put the classifier on an encoder.
 
@@ -74,6 +77,8 @@ class TextClassifier(nn.Module):
             head_layers: 1 or 2.
             dropout: before each layer of the classifier.
             precision: "float32", or "bfloat16" for products of matrices under autocast.
+            checkpointing: keep only what enters each layer of the encoder, and compute the layer
+                again as backward reaches it; the same gradients to the last bit.
 
         Raises:
             ConfigError: for a value outside its range.
@@ -93,6 +98,10 @@ class TextClassifier(nn.Module):
         self.head = Head(encoder.config.hidden_size, num_classes, head_layers, dropout)
         self._feature_norm = feature_norm
         self._pooling, self._is_half = pooling, precision == "bfloat16"
+        if checkpointing:
+            for layer in encoder.encoder.layer:
+                layer.gradient_checkpointing = True
+                layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
         nn.init.normal_(self.head.out.weight, std=head_std)
         nn.init.zeros_(self.head.out.bias)
 
@@ -135,6 +144,7 @@ def pretrained(
     head_layers: int,
     dropout: float,
     precision: str,
+    checkpointing: bool,
     attention: str,
     seen: Sequence[str],
     model_root: str,
@@ -152,6 +162,7 @@ def pretrained(
         head_layers: see `TextClassifier`; BERT's first is its pretrained pooler.
         dropout: probability everywhere in encoder and classifier, in [0, 1).
         precision: see `TextClassifier`.
+        checkpointing: see `TextClassifier`.
         attention: transformers' implementation of it: "sdpa", or "eager", which on a CPU is the
             faster one in bfloat16.
         seen: tasks whose sources the encoder was pretrained on.
@@ -185,7 +196,15 @@ def pretrained(
     encoder = _load(folder, config, attention)
     pooler, encoder.pooler = encoder.pooler, None
     model = TextClassifier(
-        encoder, num_classes, pooling, feature_norm, head_std, head_layers, dropout, precision
+        encoder,
+        num_classes,
+        pooling,
+        feature_norm,
+        head_std,
+        head_layers,
+        dropout,
+        precision,
+        checkpointing,
     )
     if model.head.dense is not None and config.model_type == "bert" and pooler is not None:
         model.head.dense.load_state_dict(pooler.dense.state_dict())
@@ -231,6 +250,7 @@ def from_scratch(
     head_layers: int,
     dropout: float,
     precision: str,
+    checkpointing: bool,
     num_classes: int,
     max_length: int,
 ) -> TextClassifier:
@@ -249,6 +269,7 @@ def from_scratch(
         head_layers: see `TextClassifier`.
         dropout: probability everywhere in encoder and classifier, in [0, 1).
         precision: see `TextClassifier`.
+        checkpointing: see `TextClassifier`.
         num_classes: outputs.
         max_length: tokens of the longest text.
 
@@ -276,5 +297,13 @@ def from_scratch(
     encoder = transformers.AutoModel.from_config(config, attn_implementation="sdpa")
     encoder.pooler = None
     return TextClassifier(
-        encoder, num_classes, pooling, feature_norm, head_std, head_layers, dropout, precision
+        encoder,
+        num_classes,
+        pooling,
+        feature_norm,
+        head_std,
+        head_layers,
+        dropout,
+        precision,
+        checkpointing,
     )

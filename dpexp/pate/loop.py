@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpexp import memory
-from dpexp.logbook import describe
-from dpexp.mechanism import NoisyVotes, build_votes, generator, verify
+from dpexp import checkpoint, memory
+from dpexp.logbook import OTHER_DATA, describe
+from dpexp.mechanism import NoisyVotes, PrivacyError, build_votes, generator, verify
 from dpexp.pate.settings import PATE
 from dpexp.pate.stages import EVALUATIONS, Answers, ask, teach, vote
 from dpexp.ranks import Ranks
-from dpexp.records import Run
+from dpexp.records import LEDGER, Ledger, Mark, Run
 from dpexp.tracking import Progress, Tracker
 from dpexp.train import Parts, evaluate
 from dpexp.types import ConfigError
@@ -27,6 +27,9 @@ log = logging.getLogger("dpexp")
 TIMED_STEPS = 3
 """Of the student, in an estimate (ours)."""
 
+NOT_BEGUN = -1
+"""Step before the student's first evaluation."""
+
 UNRELEASED = "teacher_accuracy is of votes without noise: it is no part of the guarantee"
 
 TEST_HALF = "half of the test set is the student's public data; accuracy is of the other half"
@@ -35,7 +38,7 @@ TEST_HALF = "half of the test set is the student's public data; accuracy is of t
 def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     """Train teachers, ask them, train the student, and write the run's record.
 
-    A run that was killed begins again; it does the same again, unless its noise is secret.
+    Answers are released once: they are kept, and a run that was killed goes on with its student.
 
     Args:
         config: the run's plain config.
@@ -65,8 +68,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             tracker.log(line)
             progress.report(line)
 
-        votes = vote(pate, mechanism, task, queries, ranks.device, progress.advance)
-        answers = ask(votes, mechanism)
+        votes, answers = released_once(run, pate, mechanism, task, queries, ranks, progress)
         lessons = replace(queries.take(answers.answered), targets=answers.labels)
         log.info("%d queries asked, %d answered", answers.asked, len(lessons))
         parts = replace(parts, task=task)
@@ -87,11 +89,53 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             task.metric: last[task.metric],
             "epochs": last["epoch"],
             "steps": last["step"],
+            "weights_sha256": checkpoint.digest(parts.model.state_dict()),
             **judged(votes, answers, queries.targets),
         }
-        result = describe(config, task, mechanism, ranks, said, wall, examples)
+        peak_mb = memory.peak_mb(ranks.device)
+        result = describe(config, task, mechanism, ranks, said, wall, examples, peak_mb)
         run.finish(result, certificate)
         tracker.conclude(result)
+
+
+def released_once(
+    run: Run,
+    pate: PATE,
+    mechanism: NoisyVotes,
+    task: Any,
+    queries: Any,
+    ranks: Ranks,
+    progress: Progress,
+) -> tuple[Tensor, Answers]:
+    """Let teachers vote and answer, or read what they answered before the run was killed.
+
+    Raises:
+        ConfigError: if the data are not those of the answers.
+        PrivacyError: if secret noise has answered already, and its answers cannot be read.
+    """
+    saved = checkpoint.load(run.checkpoint_path) if run.status == "resume" else None
+    is_secret = mechanism.noise == "secret"
+    if saved is None:
+        if is_secret and (run.directory / LEDGER).exists():
+            raise PrivacyError(
+                f"Expected budget left for {run.directory}; its teachers have answered, and their "
+                "answers cannot be read. Set seed to begin another run, with another budget."
+            )
+        if run.status == "resume":
+            run.restart()
+        votes = vote(pate, mechanism, task, queries, ranks.device, progress.advance)
+        answers = ask(votes, mechanism)
+        saved = {"data": task.fingerprint, "votes": votes, "answers": vars(answers)}
+        checkpoint.save(run.checkpoint_path, saved)
+    elif saved["data"] != task.fingerprint:
+        raise ConfigError(OTHER_DATA)
+    else:
+        run.truncate_metrics(NOT_BEGUN)
+        progress.start_from(pate.teachers)
+        log.info("resumed with what the teachers had answered")
+    if is_secret:
+        Ledger(run.directory, Mark(saved["answers"]["asked"]), is_durable=True).close()
+    return saved["votes"], Answers(**saved["answers"])
 
 
 def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes, Any, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpexp import memory
 from dpexp.mechanism import NoisyVotes, generator
 from dpexp.mechanism.votes import CHECK, VOTES
 from dpexp.pate.settings import PATE
@@ -112,7 +113,11 @@ def descend(
 def predict(model: nn.Module, inputs: Tensor) -> Tensor:
     """Give each input's class, [n], in eval mode."""
     model.eval()
-    return torch.cat([model(some).argmax(1) for some in inputs.split(EVAL_BATCH)])
+
+    def said(size: int) -> Tensor:
+        return torch.cat([model(some).argmax(1) for some in inputs.split(size)])
+
+    return memory.halving(said, EVAL_BATCH, "queries at once")[0]
 
 
 def ask(votes: Tensor, mechanism: NoisyVotes) -> Answers:

@@ -1,8 +1,9 @@
 """One directory per run, named by its config's hash."""
 
 from dpexp.records.files import RecordError, replace_file, write_atomically
+from dpexp.records.ledger import LEDGER, Ledger, Mark, read_mark
 from dpexp.records.lock import Busy, held, is_held
-from dpexp.records.provenance import describe_device, git_commit, versions
+from dpexp.records.provenance import code_sha256, describe_device, git_commit, versions
 from dpexp.records.run import (
     RESULT_NEUTRAL,
     SCORES,
@@ -18,12 +19,16 @@ from dpexp.records.series import ANALYSIS, NoSeries, picture, series
 __all__ = [
     "ANALYSIS",
     "Busy",
+    "LEDGER",
+    "Ledger",
+    "Mark",
     "NoSeries",
     "RESULT_NEUTRAL",
     "Record",
     "RecordError",
     "Run",
     "SCORES",
+    "code_sha256",
     "describe_device",
     "find",
     "git_commit",
@@ -32,6 +37,7 @@ __all__ = [
     "locate",
     "picture",
     "read",
+    "read_mark",
     "replace_file",
     "run_id",
     "series",

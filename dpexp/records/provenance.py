@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import subprocess
 from contextlib import suppress
@@ -61,6 +62,16 @@ def git_commit(folder: str | Path | None = None) -> str | None:
         return None
     # Results and data beside the code are not the code.
     return commit + ("+dirty" if git("status", "--porcelain", "--", *CODE) else "")
+
+
+@cache
+def code_sha256() -> str:
+    """Hash the package's source: what no version names while the code is being worked on."""
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def describe_device(device: str | torch.device) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 import yaml
 
 from dpexp.records.files import TEMPORARY, RecordError, replace_file, write_atomically
+from dpexp.records.ledger import LEDGER
 
 SCORES = "scores.npz"
 """What an attacked run's attacker saw, example by example."""
@@ -37,8 +38,8 @@ RESULT_NEUTRAL = frozenset(
 )
 """Top-level settings that change how a run goes, never what comes out."""
 
-PLACES = frozenset({"data_root", "model_root", "channels_last"})
-"""Folders and layouts in memory, which tasks and models name; neutral at any depth."""
+PLACES = frozenset({"data_root", "model_root", "channels_last", "checkpointing"})
+"""Folders, and what models do with memory, as tasks and models name them; neutral at any depth."""
 
 
 def run_id(config: Mapping[str, Any]) -> str:
@@ -200,7 +201,7 @@ class Run:
             return "broken"
         for leftover in self.directory.glob(f"{TEMPORARY}*"):
             leftover.unlink()  # a killed process was writing it; what it would replace is whole
-        present = set(os.listdir(self.directory))
+        present = {*os.listdir(self.directory)} - {LEDGER}
         if not present:
             return "fresh"
         config = _load(self.directory / "config.yaml", yaml.safe_load)
@@ -222,11 +223,20 @@ class Run:
         self.status = "fresh"
 
     def restart(self) -> None:
-        """Move the directory aside and begin afresh, e.g. when no checkpoint can be read."""
+        """Move the directory aside and begin afresh, e.g. when no checkpoint can be read.
+
+        What was released stays released: the ledger stays, and is missing at no moment.
+        """
         number = 1
         while (aside := self.directory.with_name(f"{self.id}.broken-{number}")).exists():
             number += 1
-        self.directory.rename(aside)
+        if (self.directory / LEDGER).exists():
+            aside.mkdir()
+            for path in self.directory.iterdir():
+                if path.name != LEDGER:
+                    path.rename(aside / path.name)
+        else:
+            self.directory.rename(aside)
         warnings.warn(
             f"{self.directory} is damaged or half-written; moved aside to {aside.name}.",
             stacklevel=2,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,20 @@ RULES: dict[type[nn.Module], type] = {
 }
 
 MIXING = (nn.modules.batchnorm._BatchNorm,)
+
+
+class _Kept(torch.autograd.Function):
+    """Keeps a tensor as autograd keeps what its own nodes need for backward.
+
+    So a layer's input goes where activation checkpointing sends what it drops: it is computed
+    again when backward asks for it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
+        """Give an empty tensor whose node has the tensor; the anchor makes autograd want one."""
+        ctx.save_for_backward(tensor)
+        return torch.empty_like(anchor)
 
 
 class Tape:
@@ -51,7 +66,9 @@ class Tape:
         self._num_examples = 0
         self._awaited: set[str] = set()
         self._used: set[str] = set()
-        self._inputs: dict[str, tuple[Tensor, int]] = {}
+        self._inputs: dict[str, Any] = {}  # nodes of `_Kept`
+        self._anchor = torch.empty(0, requires_grad=True)
+        self._is_backward = False
         self._layers = tapped_layers(model, parameters)
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self.attach()
@@ -71,6 +88,19 @@ class Tape:
         self._used = set()
         self._inputs = {}
         self._awaited = set(self._layers)
+
+    def backward(self, loss: Tensor) -> None:
+        """Run backward: layers are heard, and what was checkpointed is computed again.
+
+        Raises:
+            ConfigError: naming the layers that took no part in the loss.
+        """
+        self._is_backward = True
+        try:
+            loss.backward()
+        finally:
+            self._is_backward = False
+        self.check_complete()
 
     def check_complete(self) -> None:
         """Refuse a backward pass that missed a layer.
@@ -104,25 +134,38 @@ class Tape:
     ) -> None:
         if not torch.is_grad_enabled():
             return
+        if self._is_backward:  # a checkpointed part, computed again: heard already, kept now
+            self._start_graph(output)
+            self._keep(args[0])
+            return
         if name in self._used:
             raise ConfigError(
                 f"Expected layer {name!r} to be used once in a forward pass; it was used again. "
                 "Give each use a layer of its own, or freeze it."
             )
         self._used.add(name)
-        if not output.requires_grad:
-            output.requires_grad_()  # nothing before it is trained: the graph starts here
+        self._start_graph(output)
         # Kept here, not by the hook, which lives as long as the graph: the layer is done earlier.
-        self._inputs[name] = args[0].detach(), args[0]._version
+        self._inputs[name] = self._keep(args[0])
         output.register_hook(partial(self._after_backward, name, layer))
 
+    def _start_graph(self, output: Tensor) -> None:
+        if not output.requires_grad:
+            output.requires_grad_()  # nothing before it is trained: the graph starts here
+
+    def _keep(self, x: Tensor) -> Any:
+        return _Kept.apply(self._anchor, x.detach()).grad_fn
+
     def _after_backward(self, name: str, layer: nn.Module, dh: Tensor) -> None:
-        x, version = self._inputs.pop(name)
-        if x._version != version:
+        try:
+            (x,) = self._inputs.pop(name).saved_tensors
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
             raise ConfigError(
                 f"Expected the input of layer {name!r} to stay as it was; the model changed it in "
                 "place before backward reached the layer. Make that operation out of place."
-            )
+            ) from None
         if len(x) != self._num_examples or len(dh) != self._num_examples:
             raise ConfigError(
                 f"Expected layer {name!r} to see {self._num_examples} examples; it saw "

@@ -50,6 +50,7 @@ def new_model(device: torch.device, has_frozen_tables: bool = False) -> nn.Modul
         head_layers=2,
         dropout=0.0,
         precision="float32",
+        checkpointing=False,
         num_classes=2,
         max_length=TOKENS,
     )

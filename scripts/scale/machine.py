@@ -7,6 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
+from dpexp.ranks import buckets
 from dpexp.types import ConfigError, require_word
 from scripts.scale.counts import Network, Work, of_micro_batch, of_optimizer, of_step
 
@@ -57,6 +60,15 @@ class Machine:
         return 2 * (gpus - 1) * calls * self.hop
 
 
+def calls(blocks: Sequence[int]) -> int:
+    """Count a step's all-reduces: of the sums, and of the counts.
+
+    Args:
+        blocks: the numbers in each sum.
+    """
+    return len([*buckets(torch.empty(size, device="meta") for size in blocks)]) + 1
+
+
 def step(
     net: Network, method: str, gpus: int, machine: Machine, has_optimizer: bool = True
 ) -> dict[str, float]:
@@ -88,7 +100,7 @@ def step(
         parts["QR"] = 2 * len(net.matrices) * machine.qr
     blocks = net.released(method)
     parts["bytes"] = machine.sending(sum(blocks), gpus)
-    parts["hops"] = machine.hopping(len(blocks) + 1, gpus)  # and the counts
+    parts["hops"] = machine.hopping(calls(blocks), gpus)
     return parts
 
 

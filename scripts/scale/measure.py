@@ -54,6 +54,7 @@ def model_of(net: Network) -> TextClassifier:
         head_layers=len(net.head),
         dropout=0.0,
         precision="float32",
+        checkpointing=False,
         num_classes=net.head[-1][0],
         max_length=net.tables[1] - 2,
     )
@@ -115,7 +116,7 @@ def of_rank(ranks: Ranks, config: dict[str, Any]) -> None:
         seen["qr"] = seconds(lambda: [orthonormal_columns(tall) for _ in range(100)], repeats) / 100
     else:
         few = [torch.zeros(FEW) for _ in range(100)]
-        seen["few"] = seconds(lambda: ranks.all_reduce(few), repeats) / len(few)
+        seen["few"] = seconds(lambda: [ranks.all_reduce([n]) for n in few], repeats) / len(few)
         seen["many"] = seconds(lambda: ranks.all_reduce([numbers]), repeats)
     if ranks.is_first:
         Path(config["out"]).write_text(json.dumps(seen))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dpexp.mechanism import PrivacyError, build, new_secret, num_steps, verify
+from dpexp.mechanism import certificate as words
 from dpexp.types import ConfigError, Release
 
 PRIVACY = {"eps": 8.0, "delta": 1e-4, "noise": True, "clip": True, "sampling": "poisson"}
@@ -51,6 +52,9 @@ def test_two_releases_of_a_step_cost_root_two_and_one_draw():
     [
         ({"noise_draws": 99}, "drawn at 99 steps where 100"),
         ({"noise_draws": 200}, "drawn at 200 steps where 100"),
+        ({"lost_steps": 3}, "3 of 100 steps are said to be lost, and not so in words"),
+        ({"deviations": [words.LOST]}, "0 of 100 steps are said to be lost"),
+        ({"deviations": [words.LOST], "lost_steps": 101}, "101 of 100 steps"),
         ({"noise_multiplier": 0.5}, "above the target 8"),
         ({"noise_multiplier": math.nan}, "positive noise multiplier"),
         ({"steps": 200, "noise_draws": 200}, "above the target 8"),

@@ -180,6 +180,13 @@ FORGERIES = {
     "another N": ("dpsgd", "privacy", {"dataset_size": 9999}, "dataset_size: expected 1437"),
     "fewer steps": ("dpsgd", "privacy", {"steps": 1}, "steps: expected"),
     "fewer draws": ("dpsgd", "privacy", {"noise_draws": 1}, "noise_draws: expected"),
+    "lost steps unsaid": ("dpsgd", "privacy", {"lost_steps": 1}, "lost to a kill"),
+    "more lost than taken": (
+        "dpsgd",
+        "privacy",
+        {"lost_steps": 9999},
+        "lost_steps: expected from 0",
+    ),
     "another relation": (
         *("dpsgd", "privacy", {"neighbouring": "replace one example"}),
         "neighbouring: expected add or remove",

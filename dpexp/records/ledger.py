@@ -1,0 +1,125 @@
+"""How many of a run's steps may have been released, noted before each is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from dpexp.records.files import RecordError, write_atomically
+
+LEDGER = "released.jsonl"
+"""Its name in a run's directory: a line that says where the steps it counts began, then their
+number, once a step."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far a run may have come before it was killed.
+
+    Attributes:
+        steps: that may have been released.
+        begun_from: step of the checkpoint from which the last of them began.
+        begun_at: step they began at; later than `begun_from` where steps were lost before.
+        surroundings: what their rounding depends on; None where they cannot be repeated at all.
+    """
+
+    steps: int
+    begun_from: int = 0
+    begun_at: int = 0
+    surroundings: Mapping[str, Any] | None = None
+
+    def taken_up(self, step: int, surroundings: Mapping[str, Any] | None) -> Mark:
+        """Say where a run goes on that was killed: at `begun_at`, or at its checkpoint if later.
+
+        A step repeated to the last bit releases what it did before. One that differs by rounding
+        alone does not: with the same noise on both, their difference has none. So where steps
+        cannot be repeated exactly, those that may have been released are passed over.
+
+        Args:
+            step: of the checkpoint; 0 without one.
+            surroundings: that the run goes on in; None if nothing can be repeated in them.
+        """
+        is_same = surroundings is not None and surroundings == self.surroundings
+        if is_same and (step >= self.begun_at or step == self.begun_from):
+            return self
+        spent = max(self.steps, step)
+        return Mark(spent, step, spent, surroundings)
+
+
+def read_mark(directory: Path) -> Mark | None:
+    """Read a run's ledger; None if there is none, or its first line is damaged."""
+    try:
+        head, *counts = (directory / LEDGER).read_text(errors="replace").split("\n")
+        mark = Mark(**json.loads(head))
+    except (OSError, ValueError, TypeError):
+        return None
+    # What follows the last line's end was torn by a kill: its step had not begun.
+    whole = [int(count) for count in counts[:-1] if count.isdigit()]
+    return Mark(**vars(mark) | {"steps": max([mark.steps, *whole])})
+
+
+class Ledger:
+    """Writes a run's ledger while it goes on."""
+
+    def __init__(self, directory: Path, mark: Mark, is_durable: bool) -> None:
+        """Write the first line.
+
+        Args:
+            directory: the run's.
+            mark: what is known so far.
+            is_durable: whether it must outlast the machine, not only the process.
+
+        Raises:
+            RecordError: if it cannot be written.
+        """
+        self._path, self._is_durable = directory / LEDGER, is_durable
+        self._file = self._begin(mark)
+
+    def _begin(self, mark: Mark) -> IO[bytes]:
+        write_atomically(self._path, json.dumps(vars(mark)) + "\n")
+        if self._is_durable:
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+        return self._path.open("ab")
+
+    def note(self, steps: int) -> None:
+        """Note that so many steps may have been released from now on.
+
+        Raises:
+            RecordError: if it cannot be written.
+        """
+        try:
+            self._file.write(b"%d\n" % steps)
+            self._file.flush()
+            if self._is_durable:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RecordError(
+                f"Cannot write {self._path}: {error.strerror}. No step is taken that is not noted; "
+                "make room and run the same command again."
+            ) from error
+
+    def rule_out_repeating(self, steps: int) -> None:
+        """Note that so many steps may have been released, and none can be repeated exactly.
+
+        Raises:
+            RecordError: if it cannot be written.
+        """
+        self.close()
+        self._file = self._begin(Mark(steps))
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError):
+            self._file.close()
+
+    def remove(self) -> None:
+        """Delete the file: the run is finished, and doing it again would repeat it exactly."""
+        self.close()
+        self._path.unlink()

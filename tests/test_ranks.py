@@ -1,0 +1,299 @@
+"""Several processes train what one does, stop and die as one, and go on in another number."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import run
+from dpexp import records
+from dpexp.mechanism.sampling import poisson
+from dpexp.ranks import RankLost, Ranks, buckets, launch
+from dpexp.train import train
+from dpexp.types import ConfigError
+from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
+
+ROOT = Path(__file__).resolve().parents[1]
+CPU = torch.device("cpu")
+DIGITS = ["task=digits", "profile=embedded", "device=cpu", "model=wrn10_1"]
+TWENTY = [*DIGITS, "batch_size=72", "epochs=1"]  # 20 steps
+WORDS = {
+    "dpsgd": TWENTY,
+    "rgp": TWENTY,
+    "lsg": TWENTY,
+    "gep": [*TWENTY, "public=shapes", "method.m=40", "method.k=10"],
+    "rgp, a few examples": [*DIGITS, "batch_size=2", "epochs=0.0278", "optimizer.lr=0.05"],
+    "dpsgd in float64": TWENTY,
+    "rgp in float64": TWENTY,
+}
+BOUNDS = {name: 1e-12 if "float64" in name else 1e-5 for name in WORDS}
+
+
+# What is trained
+
+
+class Smooth(nn.Module):
+    """Has no ReLU, across whose zero float32's rounding would move an activation now and then."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 8, 3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(8, 16, 3, padding=1, bias=False)
+        self.head = nn.Linear(16, 10, bias=False)
+
+    def forward(self, x):
+        return self.head(self.conv2(self.conv1(x).tanh()).tanh().mean((2, 3)))
+
+
+def parts_of(name, job):
+    """Build a run's parts: of a network without kinks, or of the suite's own in float64."""
+    parts = run.build_parts(job, CPU)
+    if "float64" not in name:
+        torch.manual_seed(0)
+        parts.model = Smooth()
+        return parts
+    parts.model.double()
+    train_set, test_set = (
+        replace(some, inputs=some.inputs.double()) for some in (parts.task.train, parts.task.test)
+    )
+    parts.task = replace(parts.task, train=train_set, test=test_set)
+    return parts
+
+
+def composed(name, results):
+    return run.compose([f"method={re.split('[ ,]', name)[0]}", *WORDS[name], f"results={results}"])
+
+
+def train_all(ranks, config):
+    """Do every run of WORDS on these ranks; the first writes the weights."""
+    torch.set_num_threads(1)
+    folder = Path(config["folder"])
+    for number, name in enumerate(WORDS):
+        job = composed(name, folder)
+        parts = parts_of(name, job)
+        train(job, parts, ranks)
+        if ranks.is_first:
+            torch.save(parts.model.state_dict(), folder / f"{number}.pt")
+    tensors = reducible(ranks.rank)
+    ranks.all_reduce(tensors)
+    if not ranks.is_first:
+        torch.save(tensors, folder / "reduced.pt")
+
+
+def reducible(rank):
+    """Make tensors of several shapes and kinds, other numbers on every rank."""
+    gen = torch.Generator().manual_seed(rank)
+    kinds = (torch.float32, torch.float64, torch.float32, torch.float64)
+    shapes = ((3, 4), (5,), (0, 2), (2, 1, 2))
+    return [torch.randn(s, generator=gen, dtype=k) for s, k in zip(shapes, kinds, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory):
+    """The folders in which one, two and three ranks did every run."""
+    folders = {size: tmp_path_factory.mktemp(f"ranks{size}") for size in (1, 2, 3)}
+    for size, folder in folders.items():
+        launch(train_all, {"device": "cpu", "ranks": size, "folder": str(folder)})
+    return folders
+
+
+def distance(one, other):
+    """Give the largest difference of two models' weights."""
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", WORDS)
+def test_ranks_train_the_weights_that_one_process_does(of_ranks, name, size):
+    number = [*WORDS].index(name)
+    alone, shared = (torch.load(of_ranks[n] / f"{number}.pt") for n in (1, size))
+    assert distance(alone, shared) <= BOUNDS[name]
+    config = composed(name, "")
+    assert distance(alone, parts_of(name, config).model.state_dict()) > 0.01  # it was trained
+    (_, result, privacy), (_, _, same) = (
+        of(records.locate(of_ranks[n], config)) for n in (size, 1)
+    )
+    assert (result["ranks"], result["steps"]) == (size, 20)
+    assert privacy == same  # the same mechanism, the same draws of noise
+
+
+def test_among_these_draws_are_shares_without_examples():
+    draws = [len(poisson(0, step, 1437, 2 / 1437)) for step in range(20)]
+    assert {0, 1, 2} <= set(draws)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_tensor_is_summed_over_ranks(of_ranks, size):
+    totals = torch.load(of_ranks[size] / "reduced.pt")
+    expected = [sum(each) for each in zip(*map(reducible, range(size)), strict=True)]
+    assert len(totals) == len(expected)
+    for total, right in zip(totals, expected, strict=True):
+        torch.testing.assert_close(total, right)
+
+
+def test_tensors_share_a_call_up_to_a_size_and_with_their_kind():
+    kinds = [torch.float32, torch.float64, torch.float32, torch.float32, torch.float32]
+    tensors = [torch.zeros(n, dtype=k) for n, k in zip([3, 1, 4, 20, 2], kinds, strict=True)]
+    of_lists = [[len(tensor) for tensor in each] for each in buckets(tensors, size=10)]
+    assert of_lists == [[3, 4], [20], [2], [1]]
+
+
+# How runs end
+
+
+def command(results, *words):
+    return [*DIGITS, "method=rgp", "batch_size=72", "eval_every=0.1", f"results={results}", *words]
+
+
+def struck(arguments, strike):
+    """Start a run on two ranks, strike once it trains, and give how it ended.
+
+    Returns:
+        Exit code, what it said from then on, its ranks' process ids.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, text=True, stderr=subprocess.PIPE
+    ) as process:
+        for line in process.stderr:
+            if "step " in line:
+                break
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        ranks = [int(child) for child in children if is_rank(child)]
+        strike(process.pid, ranks)
+        said = [line.rstrip() for line in process.stderr if "examples/s" not in line]
+    return process.returncode, said, ranks
+
+
+def sent(number, whom):
+    """Make a strike: a signal to the process that started the ranks, a rank, or all."""
+
+    def strike(pid, ranks):
+        for each in {"parent": [pid], "second": ranks[1:], "all": [pid, *ranks]}[whom]:
+            os.kill(each, number)
+
+    return strike
+
+
+def is_rank(pid):
+    """Say whether a process lives and is a spawned one; what is dead has no command line."""
+    try:
+        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+
+
+@needs_proc
+def test_a_killed_rank_ends_the_run_with_one_line_and_leaves_nobody(tmp_path):
+    long = ["run.py", *command(tmp_path, "epochs=100", "ranks=2")]
+    code, said, ranks = struck(long, sent(signal.SIGKILL, "second"))
+    assert code == 2
+    (line,) = said
+    assert line.startswith("error: Rank 1 of 2 died, and the run with it: SIGKILL")
+    assert line.endswith("Run it again to go on from its last checkpoint.")
+    assert len(ranks) == 2 and not any(map(is_rank, ranks))
+    assert not any((tmp_path / "embedded" / "locks").glob("*"))
+
+
+IN_THE_BACKGROUND = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell has it for what ends in &
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@needs_proc
+def test_ranks_do_not_outlive_the_process_that_started_them(tmp_path):
+    long = ["-c", IN_THE_BACKGROUND, "run.py", *command(tmp_path, "epochs=100", "ranks=2")]
+    code, _, ranks = struck(long, sent(signal.SIGKILL, "parent"))
+    assert code == -signal.SIGKILL
+    assert len(ranks) == 2 and not any(map(is_rank, ranks))
+
+
+@needs_proc
+def test_ctrl_c_is_one_line(tmp_path):
+    long = ["run.py", *command(tmp_path, "epochs=100", "ranks=2")]
+    code, said, ranks = struck(long, sent(signal.SIGINT, "all"))  # as a terminal does
+    assert code == 128 + signal.SIGINT
+    assert said == ["error: Interrupted. Run it again to go on from its last checkpoint."]
+    assert not any(map(is_rank, ranks))
+
+
+def train_smooth(ranks, config):
+    torch.set_num_threads(1)
+    train(config, parts_of("rgp", config), ranks)
+
+
+SMOOTH = """
+import json, logging, sys
+from dpexp.ranks import launch
+from tests.test_ranks import train_smooth
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+launch(train_smooth, json.loads(sys.argv[1]))
+"""
+
+
+@needs_proc
+def test_ranks_that_sigterm_stops_save_and_one_process_goes_on(tmp_path):
+    there, other = (
+        run.compose(command(tmp_path / name, "epochs=3", "ranks=2")) for name in ("there", "other")
+    )
+    stop = sent(signal.SIGTERM, "parent")
+    code, said, ranks = struck(["-c", SMOOTH, json.dumps(there)], stop)
+    assert code == 128 + signal.SIGTERM
+    assert re.fullmatch(r"stopped at step \d+; run it again to go on", said[-1]) and len(said) == 1
+    assert not any(map(is_rank, ranks))
+    weights, ends = [], []
+    for config in (there, other):
+        parts = parts_of("rgp", config)
+        train(config, parts, Ranks(0, 1, CPU))
+        weights.append(parts.model.state_dict())
+        ends.append(of(records.locate(config["results"], config)))
+    assert distance(*weights) <= 1e-5
+    assert ends[0][1]["steps"] == 60 and ends[0][2] == ends[1][2]
+    for one, two in zip(ends[0][0], ends[1][0], strict=True):
+        assert one == pytest.approx(two, rel=1e-5)
+
+
+def fail_on_the_second(ranks, _):
+    if ranks.rank == 1:
+        raise ValueError("too\nmuch")
+    ranks.all_reduce([torch.zeros(1)])
+
+
+def test_an_error_on_one_rank_is_told_as_that_rank_s(caplog):
+    with pytest.raises(RankLost, match="Rank 1 of 2 died.*: ValueError: too much"):
+        launch(fail_on_the_second, {"device": "cpu", "ranks": 2})
+    assert "in fail_on_the_second" in caplog.text  # where, for us
+
+
+def test_a_mistake_under_several_processes_is_still_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"Set method\.rank"):
+        execute(tmp_path, "method=rgp", *DIGITS, "method.rank=500", "ranks=2")
+
+
+def test_under_torchrun_the_first_rank_names_the_directory_and_the_run_is_the_same(tmp_path):
+    words = ["epochs=1", "optimizer.lr=0.02"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "run.py"]
+    shared = command(tmp_path / "two", *words)
+    done = subprocess.run([*torchrun, *shared], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    directory = records.locate(tmp_path / "two", run.compose(shared))
+    assert done.stdout == f"{directory}\n"
+    (lines, result, privacy) = of(directory)
+    (right, _, same) = of(run.execute(run.compose(command(tmp_path / "one", *words))))
+    assert result["ranks"] == 2 and privacy == same
+    for one, two in zip(lines, right, strict=True):
+        assert one["train_loss"] == pytest.approx(two["train_loss"], rel=1e-5)
+        assert (one["step"], one["epsilon"]) == (two["step"], two["epsilon"])
