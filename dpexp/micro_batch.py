@@ -76,6 +76,8 @@ class MicroBatch:
         said = self._config["micro_batch"]
         if said == AUTO:
             return before or self._recall() or self._find(examples)
+        if 0 < before < said:
+            log.info("micro_batch=%d, with which the run began, or what fitted then", before)
         return min(said, before or said)
 
     def lower(self, size: int) -> None:

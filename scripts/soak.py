@@ -124,9 +124,7 @@ def resident(pid: int) -> int:
     return 0
 
 
-def live(
-    words: Sequence[str], disturbance: Disturbance | None = None, after: float = 0.0
-) -> Life:
+def live(words: Sequence[str], disturbance: Disturbance | None = None, after: float = 0.0) -> Life:
     """Start a run and wait for its end.
 
     Args:
@@ -265,12 +263,12 @@ def _soak(folder: Path, words: Sequence[str], disturbances: int, start: int) -> 
     moments = random.Random(start)
     for turn in range(disturbances):
         disturbance = DISTURBANCES[turn % len(DISTURBANCES)]
-        after = moments.uniform(0, 1.5 * seconds / disturbances)
+        after = moments.uniform(0, seconds / disturbances)
         life = live(soaked, disturbance, after)
         _say(f"{turn + 1}. {disturbance.name} after {after:.1f} s: exit {life.code}, "
              f"{life.said[-1] if life.said else 'nothing said'}")  # fmt: skip
         if life.code == 0:
-            _say("   it had ended before")
+            faults.append(f"it ended before turn {turn + 1}: set start to draw other moments")
             break
         if life.left:
             faults.append(f"turn {turn + 1}: ranks outlived their run: {life.left}")
