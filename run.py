@@ -67,15 +67,15 @@ def execute(config: dict[str, Any]) -> Path:
     Raises:
         records.Busy: another process is doing it.
     """
-    from dpexp import ranks, records
+    from dpexp import processes, records
 
     results = config["results"]
-    if ranks.is_torchrun():
-        ranks.launch(_work_as_first_says, config)
+    if processes.is_torchrun():
+        processes.launch(_work_as_first_says, config)
     elif records.find(results, config) is None:
         with records.held(results, config):
             if records.find(results, config) is None:
-                ranks.launch(_work, config)
+                processes.launch(_work, config)
     return records.locate(results, config)
 
 
@@ -317,7 +317,7 @@ def _fail(message: str, code: int = 2) -> int:
 
 if __name__ == "__main__":
     if "WORLD_SIZE" in os.environ:
-        from dpexp.ranks import leave_after
+        from dpexp.processes import leave_after
 
         leave_after(lambda: guarded(main))
     guarded(main)

@@ -44,6 +44,10 @@ def previous(path: Path) -> Path:
     return path.with_suffix(f".prev{path.suffix}")
 
 
+def _next(path: Path) -> Path:
+    return path.with_suffix(f".next{path.suffix}")
+
+
 def save(path: str | Path, state: Any) -> None:
     """Save a state, keeping the one before it.
 
@@ -66,7 +70,7 @@ def save(path: str | Path, state: Any) -> None:
             raise
         file.write(_MAGIC + hashing.digest.digest())
 
-    new = path.with_suffix(f".next{path.suffix}")
+    new = _next(path)
     replace_file(new, write)
     # At every moment between these two the newest whole state has a name that `load` tries.
     if path.exists():
@@ -86,8 +90,8 @@ def load(path: str | Path, map_location: str | torch.device = "cpu") -> Any | No
         can be read.
     """
     path = Path(path)
-    candidates = (path, path.with_suffix(f".next{path.suffix}"), previous(path))
-    for candidate in candidates:
+    # What a kill left under the next one's name is whole, and newer than the others.
+    for candidate in (_next(path), path, previous(path)):
         if not candidate.exists():
             continue
         with candidate.open("rb") as file:

@@ -21,16 +21,11 @@ from dpexp.gradient import Outcome
 from dpexp.mechanism import Mechanism
 from dpexp.ranks import Ranks
 from dpexp.records import Ledger, RecordError, Run, describe_device, git_commit, versions
-from dpexp.spent import surroundings_of, take_up
+from dpexp.spent import OTHER_DATA, surroundings_of, take_up
 from dpexp.tracking import Progress, Tracker
 from dpexp.types import ConfigError, State
 
 log = logging.getLogger("dpexp")
-
-OTHER_DATA = (
-    "Expected to go on with the data the run began with; their fingerprints differ. Point "
-    "data_root to the former data, or remove the run's directory."
-)
 
 
 @dataclass
@@ -159,7 +154,8 @@ class Logbook:
             ConfigError: if the data are not those it began with.
             PrivacyError: if no budget is left, or what is left is not known.
         """
-        found = None if self._run is None else self._find(settle)
+        surroundings = surroundings_of(self._config, self._at.data, self._model, self._ranks)
+        found = None if self._run is None else self._find(settle, surroundings)
         saved, next_step, micro_batch = self._ranks.from_first(found)
         if saved is not None:
             if saved["position"]["data"] != self._at.data:
@@ -187,7 +183,9 @@ class Logbook:
         """Say whether this rank was sent SIGTERM."""
         return self._is_asked
 
-    def _find(self, settle: Callable[[int], int]) -> tuple[Any, int, int]:
+    def _find(
+        self, settle: Callable[[int], int], surroundings: dict[str, Any] | None
+    ) -> tuple[Any, int, int]:
         """Read checkpoint and ledger: the state to go on with, the next step, the micro-batch."""
         run, mechanism = self._run, self._mechanism
         saved = None
@@ -197,8 +195,11 @@ class Logbook:
                 run.restart()
         at = {} if saved is None else saved["position"]
         micro_batch = settle(at.get("micro_batch", 0))
-        surroundings = surroundings_of(self._config, micro_batch, self._ranks)
-        self._ledger, next_step = take_up(run, mechanism, at.get("step"), surroundings)
+        if surroundings is not None:
+            surroundings = {**surroundings, "micro_batch": micro_batch}
+        self._ledger, next_step = take_up(
+            run, mechanism, at.get("step"), self._at.data, surroundings
+        )
         return saved, next_step, micro_batch
 
     def before_step(self) -> None:
@@ -316,8 +317,6 @@ class Logbook:
         said["weights_sha256"] = checkpoint.digest(self._model.state_dict())
         result = describe(config, task, mechanism, self._ranks, said, wall, at.examples, peak_mb)
         self._run.finish(result, certificate, arrays)
-        if self._ledger is not None and mechanism.noise != "secret":
-            self._ledger.remove()
         self._tracker.conclude(result)
 
     def _label(self) -> str:

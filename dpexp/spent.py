@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
+from dpexp.checkpoint import digest
 from dpexp.mechanism import Mechanism, PrivacyError
 from dpexp.ranks import Ranks
 from dpexp.records import (
@@ -20,10 +24,20 @@ from dpexp.records import (
     read_mark,
     versions,
 )
+from dpexp.types import ConfigError
+
+OTHER_DATA = (
+    "Expected to go on with the data the run began with; their fingerprints differ. Point "
+    "data_root to the former data, or remove the run's directory."
+)
 
 
 def take_up(
-    run: Run, mechanism: Mechanism, step: int | None, surroundings: Mapping[str, Any] | None
+    run: Run,
+    mechanism: Mechanism,
+    step: int | None,
+    data: str,
+    surroundings: Mapping[str, Any] | None,
 ) -> tuple[Ledger | None, int]:
     """Open a run's ledger, and say at which step it goes on.
 
@@ -31,6 +45,7 @@ def take_up(
         run: begun, or to be gone on with.
         mechanism: its noise.
         step: of its checkpoint; None without one.
+        data: fingerprint of the task's examples.
         surroundings: of `surroundings_of`.
 
     Returns:
@@ -38,32 +53,29 @@ def take_up(
         the checkpoint, or a later one where steps are lost.
 
     Raises:
+        ConfigError: if the data are not those it began with.
         PrivacyError: if no budget is left, or what is left is not known.
         RecordError: if the ledger cannot be written.
     """
-    begun, mark = step or 0, read_mark(run.directory)
+    begun = step or 0
     if not mechanism.noise:
         return None, begun
     is_secret = mechanism.noise == "secret"
     if is_secret:
         surroundings = None
+    mark = read_ledger(run, data, is_needed=step is not None)
     if mark is None:
-        if is_secret and (step is not None or (run.directory / LEDGER).exists()):
-            raise PrivacyError(
-                f"Expected {run.directory} to say how many steps may have been released; its "
-                "ledger is missing or damaged. Set seed to begin another run."
-            )
-        mark = Mark(begun, begun, begun, surroundings)
+        mark = Mark(data, begun, begun, begun, surroundings)
     now = mark.taken_up(begun, surroundings)
     next_step = max(begun, now.begun_at)
+    why = difference(mark.surroundings, surroundings)
     if step is None and next_step >= mechanism.num_steps:
         raise PrivacyError(
             f"Expected budget left for {run.directory}; all {mechanism.num_steps} steps may have "
-            "been released, and no checkpoint is left. Set seed to begin another run, with another "
-            "budget."
+            f"been released and cannot be repeated exactly ({why}), and no checkpoint is left. Set "
+            "seed to begin another run, with another budget."
         )
     if next_step > begun:
-        why = "the noise is secret" if is_secret else _difference(mark.surroundings, surroundings)
         warnings.warn(
             f"{next_step - begun} steps after step {begun} may have been released and cannot be "
             f"repeated exactly ({why}): they count as spent, and the run goes on without them.",
@@ -72,29 +84,68 @@ def take_up(
     return Ledger(run.directory, now, is_durable=is_secret), next_step
 
 
-def surroundings_of(config: dict, micro_batch: int, ranks: Ranks) -> dict[str, Any] | None:
-    """Name what the rounding of sums depends on; None where they are added in any order.
+def read_ledger(run: Run, data: str, is_needed: bool) -> Mark | None:
+    """Read what a run may have released so far; None if it has no ledger yet.
+
+    Args:
+        run: with noise.
+        data: fingerprint of the task's examples.
+        is_needed: whether a run that has come so far must have one.
+
+    Raises:
+        ConfigError: if the data are not those it began with.
+        PrivacyError: if what is left of its budget is not known.
+    """
+    mark = read_mark(run.directory)
+    if mark is None and (is_needed or (run.directory / LEDGER).exists()):
+        raise PrivacyError(
+            f"Expected {run.directory} to say how many steps may have been released; its ledger is "
+            "missing, damaged or of former code. Set seed to begin another run."
+        )
+    if mark is not None and mark.data != data:
+        raise ConfigError(OTHER_DATA)
+    return mark
+
+
+def surroundings_of(
+    config: dict, data: str, model: nn.Module, ranks: Ranks
+) -> dict[str, Any] | None:
+    """Name what sums and their rounding depend on; None where they are added in any order.
+
+    Every rank has to ask.
 
     Args:
         config: the run's.
-        micro_batch: examples in memory at once.
+        data: fingerprint of the task's examples.
+        model: as it starts.
         ranks: who shares the run.
+
+    Raises:
+        RankLost: another rank is gone.
     """
-    device = ranks.device
-    if device.type != "cpu" and not torch.are_deterministic_algorithms_enabled():
+    if ranks.device.type != "cpu" and not torch.are_deterministic_algorithms_enabled():
         return None
-    return {
-        "ranks": ranks.size,
-        "micro_batch": micro_batch,
-        "channels_last": config["model"].get("channels_last"),
-        "device": describe_device(device),
+    own = {
+        "data": data,
+        "weights": digest(model.state_dict()),
+        "device": describe_device(ranks.device),
         "code": code_sha256(),
         **versions(),
     }
+    each = torch.zeros(ranks.size, dtype=torch.int64, device=ranks.device)
+    each[ranks.rank] = zlib.crc32(json.dumps(own).encode())
+    ranks.all_reduce([each])
+    return {
+        "ranks": ranks.size,
+        "other_ranks": each[1:].tolist(),
+        "channels_last": config["model"].get("channels_last"),
+        **own,
+    }
 
 
-def _difference(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
+def difference(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
+    """Say in a few words why what was released in some surroundings is not repeated in others."""
     if before is None or now is None:
-        return "sums are not added in one order"
+        return "the noise is secret, or sums are not added in one order"
     changed = [key for key in now if before.get(key) != now[key]]
     return f"changed: {', '.join(changed)}" if changed else "they were lost before"

@@ -1,13 +1,24 @@
 """What several tests do with runs and methods."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 import run
+from dpexp import records
+from dpexp.ranks import Ranks
+from dpexp.records import read_mark
+from dpexp.train import train
 from dpexp.types import Carrier
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+SHORT = ["method=dpsgd", "task=digits", "profile=embedded", "device=cpu", "model=linear"]
+SHORT += ["batch_size=360", "epochs=3", "eval_every=0.5"]  # 12 steps, six evaluations
+CLOCK = ("wall_s", "examples_per_s", "peak_memory_mb")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -29,6 +40,45 @@ def of(directory):
     result = json.loads((directory / "result.json").read_text())
     privacy = json.loads((directory / "privacy.json").read_text())
     return [json.loads(line) for line in lines], result, privacy
+
+
+def assert_same_run(got, expected):
+    """Compare all that two runs say, to the last bit, but for time and memory."""
+    assert got[0] == expected[0] and got[2] == expected[2]
+    ours, theirs = ({k: v for k, v in one[1].items() if k not in CLOCK} for one in (got, expected))
+    assert ours == theirs
+
+
+def copied(directory, tmp_path):
+    """Copy a run's directory below another results folder."""
+    there = tmp_path / "embedded" / "runs" / directory.name
+    shutil.copytree(directory, there)
+    return there
+
+
+class Killed(BaseException):
+    """As sudden as a kill: nothing is saved on the way out."""
+
+
+def killed(results, *words, at, every=4):
+    """Take a run up and kill it in its step `at` (from 1); checkpoints every few steps."""
+    config = run.compose([*words, f"results={results}", f"checkpoint.steps={every}"])
+    parts = run.build_parts(config, ALONE.device)
+
+    def make_optimizer(weights):
+        optimizer = parts.make_optimizer(weights)
+        optimizer.register_step_post_hook(die_in_time)
+        return optimizer
+
+    directory = records.locate(results, config)
+
+    def die_in_time(*_):
+        if read_mark(directory).steps == at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(config, replace(parts, make_optimizer=make_optimizer), ALONE)
+    return directory
 
 
 class Watched:

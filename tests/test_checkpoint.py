@@ -80,6 +80,16 @@ def test_a_kill_between_the_two_renames_loses_nothing(path):
     assert_is(checkpoint.load(path), 2)
     checkpoint.save(path, state(3))
     assert_is(checkpoint.load(path), 3)
+    assert not path.with_name("checkpoint.next.pt").exists()
+
+
+def test_a_kill_before_the_first_rename_loses_nothing(path):
+    checkpoint.save(path, state(1))
+    before = path.read_bytes()
+    checkpoint.save(path, state(2))
+    path.rename(path.with_name("checkpoint.next.pt"))
+    path.write_bytes(before)
+    assert_is(checkpoint.load(path), 2)
 
 
 FILL = """

@@ -226,6 +226,7 @@ def test_a_run_learns_within_its_budget_and_leaves_every_field_of_its_contract(f
         "config.yaml",
         "metrics.jsonl",
         "privacy.json",
+        "released.jsonl",
         "result.json",
     ]
     lines, result, privacy = of(finished)
@@ -285,17 +286,17 @@ class Killed(BaseException):
     """As sudden as a kill: nothing is saved on the way out."""
 
 
+def die(step, num_steps):
+    if step == 3:
+        raise Killed
+    return 1.0
+
+
 @pytest.mark.parametrize("noise", ["true", "secret"])
 def test_teachers_answer_once_however_often_the_student_is_killed(tmp_path, noise):
     words = [*BRIEF, f"noise={noise}", f"results={tmp_path}"]
     config = run.compose(words)
     directory = records.locate(tmp_path, config)
-
-    def die(step, num_steps):
-        if step == 3:
-            raise Killed
-        return 1.0
-
     for _ in range(2):
         parts = replace(run.build_parts(config, CPU), schedule=die)
         with pytest.raises(Killed):
@@ -317,6 +318,40 @@ def test_teachers_answer_once_however_often_the_student_is_killed(tmp_path, nois
         pytest.raises(PrivacyError, match="its teachers have answered"),
     ):
         loop.train(config, parts, ALONE)
+
+
+def test_teachers_answer_again_only_where_they_answer_the_same(tmp_path):
+    config = run.compose([*BRIEF, f"results={tmp_path}"])
+    directory = execute(tmp_path, *BRIEF)
+    (directory / "result.json").write_text("{")
+    parts = run.build_parts(config, CPU)
+    with torch.no_grad():
+        next(parts.model.parameters()).add_(1)
+    said = r"neither be read nor given again exactly \(changed: weights\)"
+    with (
+        pytest.warns(UserWarning, match="moved aside"),
+        pytest.raises(PrivacyError, match=said) as refused,
+    ):
+        loop.train(config, parts, ALONE)
+    assert "\n" not in str(refused.value)
+    parts.task = replace(parts.task, fingerprint="another")
+    with pytest.raises(ConfigError, match="fingerprints"):
+        loop.train(config, parts, ALONE)
+
+
+def test_where_the_ledger_was_lost_answers_are_read_but_not_given_again(tmp_path):
+    config = run.compose([*BRIEF, f"results={tmp_path}"])
+    with pytest.raises(Killed):
+        loop.train(config, replace(run.build_parts(config, CPU), schedule=die), ALONE)
+    directory = records.locate(tmp_path, config)
+    (directory / records.LEDGER).unlink()
+    assert execute(tmp_path, *BRIEF) == directory
+    (directory / "result.json").write_text("{")
+    with (
+        pytest.warns(UserWarning, match="moved aside"),
+        pytest.raises(PrivacyError, match="neither be read nor given again"),
+    ):
+        execute(tmp_path, *BRIEF)
 
 
 def test_without_noise_no_epsilon_is_stated(tmp_path):

@@ -14,6 +14,7 @@ FLOORS = (
     {"records", "linalg", "carriers", "schedules", "memory", "snapshots"},
     {"mechanism", "privatize", "methods", "taps", "models", "tasks"},
     {"ranks", "checkpoint", "tracking"},
+    {"processes"},
     {"gradient", "spent"},
     {"logbook", "micro_batch"},
     {"observation"},

@@ -35,6 +35,7 @@ def test_a_run_leaves_every_field_of_its_contract(tmp_path):
         "config.yaml",
         "metrics.jsonl",
         "privacy.json",
+        "released.jsonl",
         "result.json",
     ]
     assert yaml.safe_load((directory / "config.yaml").read_text()) == config

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from dpexp import checkpoint, memory
-from dpexp.logbook import OTHER_DATA, describe
+from dpexp.logbook import describe
 from dpexp.mechanism import NoisyVotes, PrivacyError, build_votes, generator, verify
 from dpexp.pate.settings import PATE
 from dpexp.pate.stages import EVALUATIONS, Answers, ask, teach, vote
 from dpexp.ranks import Ranks
-from dpexp.records import LEDGER, Ledger, Mark, Run
+from dpexp.records import Ledger, Mark, Run, read_mark
+from dpexp.spent import OTHER_DATA, difference, read_ledger, surroundings_of
 from dpexp.tracking import Progress, Tracker
 from dpexp.train import Parts, evaluate
 from dpexp.types import ConfigError
@@ -68,7 +69,10 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             tracker.log(line)
             progress.report(line)
 
-        votes, answers = released_once(run, pate, mechanism, task, queries, ranks, progress)
+        surroundings = surroundings_of(config, task.fingerprint, parts.model, ranks)
+        votes, answers = released_once(
+            run, pate, mechanism, task, queries, surroundings, ranks, progress
+        )
         lessons = replace(queries.take(answers.answered), targets=answers.labels)
         log.info("%d queries asked, %d answered", answers.asked, len(lessons))
         parts = replace(parts, task=task)
@@ -104,6 +108,7 @@ def released_once(
     mechanism: NoisyVotes,
     task: Any,
     queries: Any,
+    surroundings: dict[str, Any] | None,
     ranks: Ranks,
     progress: Progress,
 ) -> tuple[Tensor, Answers]:
@@ -111,16 +116,15 @@ def released_once(
 
     Raises:
         ConfigError: if the data are not those of the answers.
-        PrivacyError: if secret noise has answered already, and its answers cannot be read.
+        PrivacyError: if teachers have answered already, and their answers can neither be read nor
+            be given again to the last bit.
     """
     saved = checkpoint.load(run.checkpoint_path) if run.status == "resume" else None
-    is_secret = mechanism.noise == "secret"
+    if mechanism.noise == "secret":
+        surroundings = None
     if saved is None:
-        if is_secret and (run.directory / LEDGER).exists():
-            raise PrivacyError(
-                f"Expected budget left for {run.directory}; its teachers have answered, and their "
-                "answers cannot be read. Set seed to begin another run, with another budget."
-            )
+        if mechanism.noise:
+            refuse_other_answers(run, task.fingerprint, surroundings)
         if run.status == "resume":
             run.restart()
         votes = vote(pate, mechanism, task, queries, ranks.device, progress.advance)
@@ -130,12 +134,37 @@ def released_once(
     elif saved["data"] != task.fingerprint:
         raise ConfigError(OTHER_DATA)
     else:
+        surroundings = None  # what a ledger that was lost said of them is not known
         run.truncate_metrics(NOT_BEGUN)
         progress.start_from(pate.teachers)
         log.info("resumed with what the teachers had answered")
-    if is_secret:
-        Ledger(run.directory, Mark(saved["answers"]["asked"]), is_durable=True).close()
+    if mechanism.noise and read_mark(run.directory) is None:
+        asked = saved["answers"]["asked"]
+        mark = Mark(task.fingerprint, asked, surroundings=surroundings)
+        Ledger(run.directory, mark, is_durable=True).close()
     return saved["votes"], Answers(**saved["answers"])
+
+
+def refuse_other_answers(run: Run, data: str, surroundings: dict[str, Any] | None) -> None:
+    """Let teachers answer a second time only where they give the same answers to the last bit.
+
+    Args:
+        run: with noise, and without answers that can be read.
+        data: fingerprint of the task's examples.
+        surroundings: in which teachers would be trained; None if nothing can be repeated in them.
+
+    Raises:
+        ConfigError: if the data are not those of the answers.
+        PrivacyError: if they have answered in other surroundings, or nobody knows whether.
+    """
+    mark = read_ledger(run, data, is_needed=False)
+    if mark is not None and mark.taken_up(0, surroundings) != mark:
+        why = difference(mark.surroundings, surroundings)
+        raise PrivacyError(
+            f"Expected budget left for {run.directory}; its teachers have answered, and their "
+            f"answers can neither be read nor given again exactly ({why}). Set seed to begin "
+            "another run, with another budget."
+        )
 
 
 def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes, Any, Any]:

@@ -22,12 +22,14 @@ class Mark:
     """How far a run may have come before it was killed.
 
     Attributes:
+        data: fingerprint of the task's examples.
         steps: that may have been released.
         begun_from: step of the checkpoint from which the last of them began.
         begun_at: step they began at; later than `begun_from` where steps were lost before.
         surroundings: what their rounding depends on; None where they cannot be repeated at all.
     """
 
+    data: str
     steps: int
     begun_from: int = 0
     begun_at: int = 0
@@ -48,7 +50,7 @@ class Mark:
         if is_same and (step >= self.begun_at or step == self.begun_from):
             return self
         spent = max(self.steps, step)
-        return Mark(spent, step, spent, surroundings)
+        return Mark(self.data, spent, step, spent, surroundings)
 
 
 def read_mark(directory: Path) -> Mark | None:
@@ -77,7 +79,7 @@ class Ledger:
         Raises:
             RecordError: if it cannot be written.
         """
-        self._path, self._is_durable = directory / LEDGER, is_durable
+        self._path, self._data, self._is_durable = directory / LEDGER, mark.data, is_durable
         self._file = self._begin(mark)
 
     def _begin(self, mark: Mark) -> IO[bytes]:
@@ -112,14 +114,9 @@ class Ledger:
             RecordError: if it cannot be written.
         """
         self.close()
-        self._file = self._begin(Mark(steps))
+        self._file = self._begin(Mark(self._data, steps))
 
     def close(self) -> None:
         """Close the file."""
         with suppress(OSError):
             self._file.close()
-
-    def remove(self) -> None:
-        """Delete the file: the run is finished, and doing it again would repeat it exactly."""
-        self.close()
-        self._path.unlink()

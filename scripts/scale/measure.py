@@ -24,7 +24,8 @@ from dpexp.mechanism import whole_batch
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.models.language import TextClassifier, from_scratch
 from dpexp.privatize import add_noise_
-from dpexp.ranks import Ranks, launch
+from dpexp.processes import launch
+from dpexp.ranks import Ranks
 from dpexp.tasks.text import Encoded, Texts
 from dpexp.types import Key, Method, Release
 from scripts.bench.steps import lsg, rgp

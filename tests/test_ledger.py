@@ -1,0 +1,212 @@
+"""What a killed run may have released is counted, and repeated only where it is the same."""
+
+from functools import partial
+
+import pytest
+import torch
+
+import run
+from dpexp import checkpoint, records
+from dpexp.mechanism import PrivacyError
+from dpexp.records import Ledger, Mark, read_mark
+from dpexp.train import train
+from scripts.verify import main as verify
+from tests.runs import (
+    ALONE,
+    SHORT,
+    assert_same_run,
+    copied,
+    execute,
+    killed,
+    of,
+    one_thread,  # noqa: F401 (a fixture)
+)
+
+
+def assert_lost(directory, lost, steps=12):
+    """A finished run counts some steps as spent that its weights lack, and the checks agree."""
+    _, result, privacy = of(directory)
+    assert privacy["lost_steps"] == lost
+    assert privacy["steps"] == privacy["noise_draws"] == result["steps"] == steps
+    assert privacy["epsilon"]["prv"] <= privacy["target_epsilon"] == 8
+    assert any("lost" in word for word in privacy["deviations"])
+    assert verify([str(directory)]) == 0
+
+
+SECRET = [*SHORT, "noise=secret"]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A run killed in its tenth step: the last checkpoint is of the eighth."""
+    return killed(tmp_path_factory.mktemp("recorded"), *SHORT, at=10)
+
+
+@pytest.fixture(scope="module")
+def secret(tmp_path_factory):
+    """The same with secret noise."""
+    return killed(tmp_path_factory.mktemp("secret"), *SECRET, at=10)
+
+
+def test_steps_of_secret_noise_since_the_checkpoint_are_lost(secret, tmp_path):
+    there = copied(secret, tmp_path)
+    with pytest.warns(UserWarning, match="2 steps after step 8 may have been released.*secret"):
+        assert execute(tmp_path, *SECRET) == there
+    assert_lost(there, 2)
+    assert [line["step"] for line in of(there)[0]] == [2, 4, 6, 8, 10, 12]
+
+
+def test_a_second_kill_loses_steps_of_its_own(secret, tmp_path):
+    there = copied(secret, tmp_path)
+    with pytest.warns(UserWarning, match="2 steps after step 8"):
+        killed(tmp_path, *SECRET, at=11)
+    with pytest.warns(UserWarning, match="3 steps after step 8"):
+        execute(tmp_path, *SECRET)
+    assert_lost(there, 3)
+
+
+def test_where_the_last_step_was_lost_the_weights_are_judged_as_they_are(tmp_path):
+    directory = killed(tmp_path, *SECRET, at=12)
+    with pytest.warns(UserWarning, match="4 steps after step 8"):
+        execute(tmp_path, *SECRET)
+    assert_lost(directory, 4)
+    lines, result, _ = of(directory)
+    assert [line["step"] for line in lines] == [2, 4, 6, 8, 12]
+    assert lines[-1]["test_accuracy"] == lines[-2]["test_accuracy"] == result["test_accuracy"]
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint .* is damaged")
+def test_moving_a_run_aside_does_not_give_its_budget_back(secret, tmp_path):
+    there = copied(secret, tmp_path)
+    for path in there.glob("checkpoint*"):
+        path.write_bytes(b"")
+    with pytest.warns(UserWarning) as said:
+        execute(tmp_path, *SECRET)
+    assert any("moved aside" in str(one.message) for one in said)
+    assert any("10 steps after step 0" in str(one.message) for one in said)
+    assert_lost(there, 10)
+    # Nor does damage to what the finished run left.
+    (there / "result.json").write_text("{")
+    with (
+        pytest.warns(UserWarning, match=r"moved aside to .*\.broken-2"),
+        pytest.raises(PrivacyError, match="all 12 steps may have been released") as refused,
+    ):
+        execute(tmp_path, *SECRET)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("words", [SHORT, SECRET], ids=["recorded", "secret"])
+def test_without_its_ledger_a_run_does_not_go_on(words, request, tmp_path):
+    there = copied(request.getfixturevalue("secret" if words is SECRET else "recorded"), tmp_path)
+    (there / records.LEDGER).write_text("torn")
+    with pytest.raises(PrivacyError, match="ledger is missing, damaged or of former code"):
+        execute(tmp_path, *words)
+    (there / records.LEDGER).unlink()
+    with pytest.raises(PrivacyError, match="ledger is missing") as refused:
+        execute(tmp_path, *words)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_a_secret_run_leaves_behind_does_not_tell_its_seed(tmp_path, monkeypatch):
+    known = 0x5EC2E75EC2E75EC2
+    monkeypatch.setattr("secrets.randbits", lambda _: known)
+    there = killed(tmp_path, *SECRET, at=10)
+    content = b"".join(path.read_bytes() for path in there.iterdir())
+    assert checkpoint.load(there / "checkpoint.pt")["position"]["step"] == 8
+    spelled = [known.to_bytes(8, order) for order in ("little", "big")]
+    assert not any(word in content for word in [*spelled, str(known).encode(), b"%x" % known])
+
+
+def test_recorded_noise_is_repeated_in_the_same_surroundings(recorded, tmp_path):
+    there, expected = copied(recorded, tmp_path), of(execute(tmp_path / "unbroken", *SHORT))
+    execute(tmp_path, *SHORT)
+    assert_same_run(of(there), expected)
+    assert "lost_steps" not in expected[2]
+    # So it is for a finished run whose record was damaged, and in no others.
+    (there / "result.json").write_text("{")
+    with pytest.warns(UserWarning, match="moved aside"):
+        execute(tmp_path, *SHORT)
+    assert_same_run(of(there), expected)
+    (there / "privacy.json").unlink()
+    said = r"all 12 steps may have been released and cannot be .*\(changed: micro_batch\)"
+    with (
+        pytest.warns(UserWarning, match="moved aside"),
+        pytest.raises(PrivacyError, match=said) as refused,
+    ):
+        execute(tmp_path, *SHORT, "micro_batch=50")
+    assert "\n" not in str(refused.value)
+
+
+def test_recorded_noise_is_passed_over_in_other_surroundings(recorded, tmp_path):
+    there = copied(recorded, tmp_path / "moved")
+    with pytest.warns(UserWarning, match=r"2 steps after step 8 .*\(changed: micro_batch\)"):
+        killed(tmp_path / "moved", *SHORT, "micro_batch=50", at=11)
+    # Killed again, it repeats the eleventh step but not the two that were lost before it.
+    again = copied(there, tmp_path / "again")
+    with pytest.warns(UserWarning, match="they were lost before"):
+        execute(tmp_path / "moved", *SHORT, "micro_batch=50")
+    assert_lost(there, 2)
+    with pytest.warns(UserWarning, match="3 steps after step 8"):
+        execute(tmp_path / "again", *SHORT, "micro_batch=60")
+    assert_lost(again, 3)
+
+
+def test_weights_that_start_otherwise_are_other_surroundings(recorded, tmp_path):
+    """Such as pretrained ones of another folder: killed early, a run would begin from them."""
+    there = copied(recorded, tmp_path)
+    for path in [*there.glob("checkpoint*"), there / "metrics.jsonl"]:
+        path.unlink()
+    config = run.compose([*SHORT, f"results={tmp_path}"])
+    parts = run.build_parts(config, ALONE.device)
+    with torch.no_grad():
+        next(parts.model.parameters()).add_(1)
+    with pytest.warns(UserWarning, match=r"10 steps after step 0 .*\(changed: weights\)"):
+        train(config, parts, ALONE)
+    assert_lost(there, 10)
+
+
+ONE, TWO = {"ranks": 1}, {"ranks": 2}
+mark = partial(Mark, "data")
+
+
+@pytest.mark.parametrize(
+    ("mark", "checkpointed", "surroundings", "goes_on_at"),
+    [
+        pytest.param(mark(10, 0, 0, ONE), 8, ONE, 8, id="repeats"),
+        pytest.param(mark(10, 0, 0, ONE), 8, TWO, 10, id="elsewhere"),
+        pytest.param(mark(8, 0, 0, ONE), 8, TWO, 8, id="stopped right after a checkpoint"),
+        pytest.param(mark(10, 0, 0, None), 8, None, 10, id="nothing can be repeated"),
+        pytest.param(mark(12, 8, 10, TWO), 8, TWO, 10, id="loses the same again"),
+        pytest.param(mark(12, 8, 10, TWO), 11, TWO, 11, id="repeats behind what was lost"),
+        pytest.param(mark(12, 8, 10, TWO), 4, TWO, 12, id="the checkpoint at 8 is damaged"),
+        pytest.param(mark(5, 0, 0, ONE), 8, TWO, 8, id="the ledger lags after a power cut"),
+    ],
+)
+def test_a_run_goes_on_where_nothing_is_released_twice(
+    mark, checkpointed, surroundings, goes_on_at
+):
+    now = mark.taken_up(checkpointed, surroundings)
+    assert max(checkpointed, now.begun_at) == goes_on_at
+    assert now.steps >= max(mark.steps, checkpointed)
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_a_ledger_torn_anywhere_says_what_was_noted_before(tmp_path, is_durable):
+    ledger = Ledger(tmp_path, mark(7, 3, 7, ONE), is_durable)
+    for steps in (8, 9, 10):
+        ledger.note(steps)
+    whole = (tmp_path / records.LEDGER).read_bytes()
+    ledger.close()
+    assert read_mark(tmp_path) == mark(10, 3, 7, ONE)
+    # Notes are appended, so a kill can only cut the end off: that step had not begun.
+    for length, steps in ((-1, 9), (-2, 9), (-3, 9), (-4, 8), (-7, 7)):
+        (tmp_path / records.LEDGER).write_bytes(whole[:length])
+        assert read_mark(tmp_path).steps == steps
+    (tmp_path / records.LEDGER).write_bytes(b"{")
+    assert read_mark(tmp_path) is None
+
+
+@pytest.mark.filterwarnings("ignore:eps=8 has no effect")
+def test_a_run_without_noise_keeps_no_ledger(tmp_path):
+    directory = execute(tmp_path, *SHORT, "noise=false")
+    assert (directory / "result.json").exists() and not (directory / records.LEDGER).exists()
