@@ -69,7 +69,8 @@ def _encoder(model: dict[str, Any]) -> dict[str, Any]:
     if model["repo"] not in ENCODERS:
         raise ConfigError(f"No shape is known for {model['repo']}; a plan can't tell its cost.")
     architecture, layers, width, heads, feed_forward = ENCODERS[model["repo"]]
-    kept = ("name", "pooling", "feature_norm", "head_std", "head_layers", "dropout", "precision")
+    kept = ("name", "pooling", "feature_norm", "head_std", "head_layers", "dropout", "precision",
+            "checkpointing")  # fmt: skip
     return {
         "_target_": "dpexp.models.language.from_scratch",
         **{key: model[key] for key in kept},
