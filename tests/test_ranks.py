@@ -204,11 +204,13 @@ def test_a_killed_rank_ends_the_run_with_one_line_and_leaves_nobody(tmp_path):
     assert not any((tmp_path / "embedded" / "locks").glob("*"))
 
 
-IN_THE_BACKGROUND = """
+HEARING = """
 import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell has it for what ends in &
+signal.signal(signal.SIGINT, signal.{})
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
+IN_THE_BACKGROUND = HEARING.format("SIG_IGN")  # as a shell has it for what ends in &
+IN_THE_FOREGROUND = HEARING.format("SIG_DFL")
 
 
 @needs_proc
@@ -233,7 +235,7 @@ def test_ranks_do_not_outlive_the_process_that_started_them(tmp_path):
 
 @needs_proc
 def test_ctrl_c_is_one_line(tmp_path):
-    long = ["run.py", *command(tmp_path, "epochs=100", "ranks=2")]
+    long = ["-c", IN_THE_FOREGROUND, "run.py", *command(tmp_path, "epochs=100", "ranks=2")]
     code, said, ranks = struck(long, sent(signal.SIGINT, "all"))  # as a terminal does
     assert code == 128 + signal.SIGINT
     assert said == ["error: Interrupted. Run it again to go on from its last checkpoint."]
