@@ -128,7 +128,8 @@ class PrivateGradient:
     memory runs out before that, the same draw is taken again from the start of the step.
 
     Attributes:
-        micro_batch: how many examples go through the model at once; halved as memory runs out.
+        micro_batch: how many examples go through the model at once; halved on every rank as memory
+            runs out on one.
     """
 
     def __init__(
@@ -223,8 +224,10 @@ class PrivateGradient:
             dtype=torch.float64,
         ).to(ranks.device)
         ranks.all_reduce([*sums.values(), told])
-        gradients, noise_draws = self._release(sums, step)
         drawn, clipped, nonfinite, loss, asked, halved = told.tolist()
+        if halved:  # one size for all, which the run remembers
+            self.micro_batch = -int(ranks.largest(-self.micro_batch))
+        gradients, noise_draws = self._release(sums, step)
         return Outcome(
             gradients=gradients,
             state=self._state,

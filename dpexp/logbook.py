@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dpexp import checkpoint, memory
 from dpexp.gradient import Outcome
 from dpexp.mechanism import Mechanism
-from dpexp.ranks import Ranks
+from dpexp.ranks import STOPPED, Ranks
 from dpexp.records import Ledger, RecordError, Run, describe_device, git_commit, versions
 from dpexp.spent import OTHER_DATA, surroundings_of, take_up
 from dpexp.tracking import Progress, Tracker
@@ -253,7 +253,9 @@ class Logbook:
             self._progress.report(line)
 
     def save_if_due(self) -> None:
-        """Checkpoint every so many steps or seconds, and when asked to stop.
+        """Checkpoint every so many steps or seconds, when asked to stop, and at some ends.
+
+        What may have been released and cannot be repeated is saved after its last step.
 
         A periodic checkpoint that finds the disk full is a warning: the one before it is kept.
 
@@ -262,7 +264,7 @@ class Logbook:
             SystemExit: after SIGTERM, once the checkpoint is written.
         """
         if self._run is None and self._is_stopping():
-            raise SystemExit(128 + signal.SIGTERM)
+            raise SystemExit(STOPPED)
         if self._run is None or not (self._is_save_due() or self._is_stopping()):
             return
         self._at.wall_s = time.monotonic() - self._taken_up
@@ -285,9 +287,12 @@ class Logbook:
         self._saved = time.monotonic()
         if self._is_stopping():
             log.info("stopped at step %d; run it again to go on", self._at.step)
-            raise SystemExit(128 + signal.SIGTERM)
+            raise SystemExit(STOPPED)
 
     def _is_save_due(self) -> bool:
+        is_last = self._at.step == self._mechanism.num_steps
+        if is_last and self._ledger is not None and not self._ledger.can_repeat:
+            return True  # killed before its record is whole, it could not be done again
         steps, seconds = (self._config["checkpoint"][key] for key in ("steps", "seconds"))
         if steps is not None and self._at.step % steps == 0:
             return True

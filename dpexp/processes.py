@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from dpexp.mechanism import PrivacyError
-from dpexp.ranks import GO_ON, RankLost, Ranks, choose_device, together
+from dpexp.ranks import GO_ON, STOPPED, RankLost, Ranks, choose_device, together
 from dpexp.records import RecordError
 from dpexp.types import ConfigError
 
@@ -32,9 +32,6 @@ alone, such as an analysis. A death is noticed at once; only a node cut off cost
 
 GRACE = 5.0
 """Seconds that ranks have to end by themselves once one has failed (ours)."""
-
-STOPPED = 128 + signal.SIGTERM
-"""Exit code of what was stopped, once it has saved what it did."""
 
 
 def is_torchrun() -> bool:

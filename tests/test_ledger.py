@@ -1,5 +1,6 @@
 """What a killed run may have released is counted, and repeated only where it is the same."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from scripts.verify import main as verify
 from tests.runs import (
     ALONE,
     SHORT,
+    Killed,
     assert_same_run,
     copied,
     execute,
@@ -73,6 +75,28 @@ def test_where_the_last_step_was_lost_the_weights_are_judged_as_they_are(tmp_pat
     lines, result, _ = of(directory)
     assert [line["step"] for line in lines] == [2, 4, 6, 8, 12]
     assert lines[-1]["test_accuracy"] == lines[-2]["test_accuracy"] == result["test_accuracy"]
+
+
+class DiesAfterTheLastStep:
+    """An attack whose report is never made."""
+
+    deviation = "none"
+
+    def stage(self, parts, seed):
+        return parts
+
+    def report(self, *_):
+        raise Killed
+
+
+def test_what_could_not_be_done_again_is_saved_after_the_last_step(tmp_path):
+    config = run.compose([*SECRET, f"results={tmp_path}", "checkpoint.seconds=null"])
+    parts = run.build_parts(config, ALONE.device)
+    with pytest.raises(Killed):
+        train(config, replace(parts, attack=DiesAfterTheLastStep()), ALONE)
+    execute(tmp_path, *SECRET)
+    _, result, privacy = of(records.locate(tmp_path, config))
+    assert result["steps"] == privacy["noise_draws"] == 12 and "lost_steps" not in privacy
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint .* is damaged")

@@ -17,12 +17,16 @@ from torch import nn
 
 import run
 from dpexp import records
+from dpexp.gradient import PrivateGradient
 from dpexp.mechanism.sampling import poisson
 from dpexp.processes import launch
 from dpexp.ranks import RankLost, Ranks, buckets
 from dpexp.train import train
 from dpexp.types import ConfigError
 from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
+from tests.test_gradient import Setting
+from tests.test_gradient import composed as setting_of
+from tests.test_memory import cramp
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -89,10 +93,21 @@ def train_all(ranks, config):
         train(job, parts, ranks)
         if ranks.is_first:
             torch.save(parts.model.state_dict(), folder / f"{name}.pt")
+    torch.save(halved(ranks), folder / f"halved by {ranks.rank}.pt")
     tensors = reducible(ranks.rank)
     ranks.all_reduce(tensors)
     if not ranks.is_first:
         torch.save(tensors, folder / "reduced.pt")
+
+
+def halved(ranks):
+    """Take a step for which the second rank alone has too little memory; give the size after it."""
+    setting = Setting(setting_of("dpsgd"))
+    if ranks.rank == 1:
+        cramp(setting.model, 5)
+    with PrivateGradient(setting.model, setting.method, setting.mechanism, ranks, 80) as gradient:
+        gradient(setting.state, setting.examples, 0)
+        return gradient.micro_batch
 
 
 def reducible(rank):
@@ -130,6 +145,8 @@ def test_two_and_three_ranks_train_the_weights_that_one_process_does(tmp_path):
         expected = [sum(each) for each in zip(*map(reducible, range(size)), strict=True)]
         for total, right in zip(totals, expected, strict=True):
             torch.testing.assert_close(total, right)
+        assert {torch.load(folders[size] / f"halved by {n}.pt") for n in range(size)} == {5}
+    assert torch.load(folders[1] / "halved by 0.pt") == 80
 
 
 def test_among_these_draws_are_shares_without_examples():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dpexp.records.files import RecordError, write_atomically
 
@@ -66,7 +66,12 @@ def read_mark(directory: Path) -> Mark | None:
 
 
 class Ledger:
-    """Writes a run's ledger while it goes on."""
+    """Writes a run's ledger while it goes on.
+
+    Attributes:
+        can_repeat: whether what was released since the checkpoint can be released once more, to the
+            last bit.
+    """
 
     def __init__(self, directory: Path, mark: Mark, is_durable: bool) -> None:
         """Write the first line.
@@ -80,15 +85,27 @@ class Ledger:
             RecordError: if it cannot be written.
         """
         self._path, self._data, self._is_durable = directory / LEDGER, mark.data, is_durable
-        self._file = self._begin(mark)
+        self._begin(mark)
 
-    def _begin(self, mark: Mark) -> IO[bytes]:
+    def _begin(self, mark: Mark) -> None:
+        self.can_repeat = mark.surroundings is not None
         write_atomically(self._path, json.dumps(vars(mark)) + "\n")
-        if self._is_durable:
-            folder = os.open(self._path.parent, os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
-        return self._path.open("ab")
+        with self._worded():
+            if self._is_durable:
+                folder = os.open(self._path.parent, os.O_RDONLY)
+                os.fsync(folder)
+                os.close(folder)
+            self._file = self._path.open("ab")
+
+    @contextmanager
+    def _worded(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RecordError(
+                f"Cannot write {self._path}: {error.strerror}. No step is taken that is not noted; "
+                "make room and run the same command again."
+            ) from error
 
     def note(self, steps: int) -> None:
         """Note that so many steps may have been released from now on.
@@ -96,16 +113,11 @@ class Ledger:
         Raises:
             RecordError: if it cannot be written.
         """
-        try:
+        with self._worded():
             self._file.write(b"%d\n" % steps)
             self._file.flush()
             if self._is_durable:
                 os.fsync(self._file.fileno())
-        except OSError as error:
-            raise RecordError(
-                f"Cannot write {self._path}: {error.strerror}. No step is taken that is not noted; "
-                "make room and run the same command again."
-            ) from error
 
     def rule_out_repeating(self, steps: int) -> None:
         """Note that so many steps may have been released, and none can be repeated exactly.
@@ -114,7 +126,7 @@ class Ledger:
             RecordError: if it cannot be written.
         """
         self.close()
-        self._file = self._begin(Mark(self._data, steps))
+        self._begin(Mark(self._data, steps))
 
     def close(self) -> None:
         """Close the file."""

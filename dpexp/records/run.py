@@ -226,17 +226,25 @@ class Run:
         """Move the directory aside and begin afresh, e.g. when no checkpoint can be read.
 
         What was released stays released: the ledger stays, and is missing at no moment.
+
+        Raises:
+            RecordError: if that cannot be done.
         """
         number = 1
         while (aside := self.directory.with_name(f"{self.id}.broken-{number}")).exists():
             number += 1
-        if (self.directory / LEDGER).exists():
-            aside.mkdir()
-            for path in self.directory.iterdir():
-                if path.name != LEDGER:
-                    path.rename(aside / path.name)
-        else:
-            self.directory.rename(aside)
+        try:
+            if (self.directory / LEDGER).exists():
+                aside.mkdir()
+                for path in self.directory.iterdir():
+                    if path.name != LEDGER:
+                        path.rename(aside / path.name)
+            else:
+                self.directory.rename(aside)
+        except OSError as error:
+            raise RecordError(
+                f"Cannot move {self.directory} aside to {aside.name}: {error.strerror}."
+            ) from error
         warnings.warn(
             f"{self.directory} is damaged or half-written; moved aside to {aside.name}.",
             stacklevel=2,
