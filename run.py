@@ -32,6 +32,9 @@ from omegaconf.errors import (
 CONF = Path(__file__).parent.resolve() / "conf"
 INTERRUPTED = 128 + signal.SIGINT
 
+# Launchers' configs bear their plugins' names on purpose: `hydra/launcher=joblib` means either.
+warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore")
+
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose a run's plain config from command-line words, e.g. ["method=rgp", "task=digits"]."""
