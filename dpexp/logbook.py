@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,9 +17,10 @@ from torch import Tensor, nn
 from dpexp import checkpoint, memory
 from dpexp.gradient import Outcome
 from dpexp.mechanism import Mechanism
-from dpexp.ranks import STOPPED, Ranks
+from dpexp.ranks import Ranks
 from dpexp.records import Ledger, RecordError, Run, describe_device, git_commit, versions
 from dpexp.spent import OTHER_DATA, surroundings_of, take_up
+from dpexp.stopping import Stopping
 from dpexp.tracking import Progress, Tracker
 from dpexp.types import ConfigError, State
 
@@ -97,25 +96,22 @@ class Logbook:
         self._run = Run.open(config["results"], config) if ranks.is_first else None
         self._taken_up = self._saved = time.monotonic()
         self._ledger: Ledger | None = None
-        self._is_asked = self._is_agreed = False
-        self._handler = None
+        self._stopping, self._is_agreed = Stopping(), False
         per_epoch = mechanism.dataset_size / mechanism.batch_size
         every = max(1, round(config["eval_every"] * per_epoch))
         self._evaluations = {*range(every, mechanism.num_steps, every), mechanism.num_steps}
 
     def __enter__(self) -> Logbook:
-        """Start the dashboard and the bar, and catch SIGTERM until the step at hand is done."""
+        """Start the dashboard and the bar, and let the step at hand be done before a stop."""
         if self._run is not None:
             self._tracker = Tracker(self._config, self._run.directory)
             self._progress = Progress(self._mechanism.num_steps, label=self._label())
-        if threading.current_thread() is threading.main_thread():
-            self._handler = signal.signal(signal.SIGTERM, self._ask)
+        self._stopping.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close them."""
-        if self._handler is not None:
-            signal.signal(signal.SIGTERM, self._handler)
+        self.end_steps()
         if self._ledger is not None:
             self._ledger.close()
         if self._run is not None:
@@ -180,8 +176,12 @@ class Logbook:
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Say whether this rank was sent SIGTERM."""
-        return self._is_asked
+        """Say whether this rank was asked to stop."""
+        return self._stopping.is_asked
+
+    def end_steps(self) -> None:
+        """Let whatever stops the process from now on do so at once: no step is to be waited for."""
+        self._stopping.__exit__()
 
     def _find(
         self, settle: Callable[[int], int], surroundings: dict[str, Any] | None
@@ -261,10 +261,10 @@ class Logbook:
 
         Raises:
             RecordError: if the last one before stopping cannot be written.
-            SystemExit: after SIGTERM, once the checkpoint is written.
+            SystemExit: if asked to stop, once the checkpoint is written.
         """
         if self._run is None and self._is_stopping():
-            raise SystemExit(STOPPED)
+            self._stopping.leave()
         if self._run is None or not (self._is_save_due() or self._is_stopping()):
             return
         self._at.wall_s = time.monotonic() - self._taken_up
@@ -287,7 +287,7 @@ class Logbook:
         self._saved = time.monotonic()
         if self._is_stopping():
             log.info("stopped at step %d; run it again to go on", self._at.step)
-            raise SystemExit(STOPPED)
+            self._stopping.leave()
 
     def _is_save_due(self) -> bool:
         is_last = self._at.step == self._mechanism.num_steps
@@ -333,10 +333,7 @@ class Logbook:
     def _is_stopping(self) -> bool:
         # Ranks that stopped at different steps would wait for each other for ever: what one was
         # asked counts once a step's sums have told all.
-        return self._is_asked if self._ranks.size == 1 else self._is_agreed
-
-    def _ask(self, *_: object) -> None:
-        self._is_asked = True
+        return self._stopping.is_asked if self._ranks.size == 1 else self._is_agreed
 
 
 def describe(

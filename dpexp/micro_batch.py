@@ -30,6 +30,10 @@ USABLE = 0.8
 GAIN = 0.95
 """On a CPU a larger size is worth its memory if an example takes less than this share (ours)."""
 
+EASED = 1.2
+"""How much more memory has to be free than when it ran out, until larger sizes are tried again
+(ours): who filled it may have gone."""
+
 LATER = 3 * 4
 """Bytes a trainable number takes only after the first sums: its gradient, and Adam's two."""
 
@@ -115,9 +119,10 @@ class MicroBatch:
         try:
             kept = json.loads(self._entry.read_text())
             size, peak_mb = int(kept["micro_batch"]), float(kept["peak_mb"] or 0)
+            most_mb = float("inf") if peak_mb else EASED * float(kept["room_mb"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        if size < 1 or peak_mb > self._room_mb:
+        if size < 1 or not peak_mb <= self._room_mb <= most_mb:
             return None
         log.info("micro_batch=%d, found before for this model, method and device", size)
         return size
@@ -125,7 +130,8 @@ class MicroBatch:
     def _remember(self, size: int, peak_mb: float | None) -> None:
         try:
             self._entry.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._entry, json.dumps({"micro_batch": size, "peak_mb": peak_mb}))
+            kept = {"micro_batch": size, "peak_mb": peak_mb, "room_mb": self._room_mb}
+            write_atomically(self._entry, json.dumps(kept))
         except (OSError, RecordError) as error:
             log.warning("cannot remember the micro-batch in %s (%s)", self._entry.parent, error)
 

@@ -7,10 +7,9 @@ import logging
 import os
 import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import wait
@@ -20,8 +19,9 @@ import torch
 import torch.distributed as dist
 
 from dpexp.mechanism import PrivacyError
-from dpexp.ranks import GO_ON, STOPPED, RankLost, Ranks, choose_device, together
+from dpexp.ranks import GO_ON, RankLost, Ranks, choose_device, together
 from dpexp.records import RecordError
+from dpexp.stopping import STOPPED, Stopping
 from dpexp.types import ConfigError
 
 log = logging.getLogger("dpexp")
@@ -32,6 +32,11 @@ alone, such as an analysis. A death is noticed at once; only a node cut off cost
 
 GRACE = 5.0
 """Seconds that ranks have to end by themselves once one has failed (ours)."""
+
+
+REASON, TRACE = 400, 2000
+"""Characters of a rank's reason and trace that are passed on: nobody reads before all have ended,
+and the pipe between holds 64 KB."""
 
 
 def is_torchrun() -> bool:
@@ -154,6 +159,7 @@ def _spawned(
         # Not SIGINT, which torch sets here: a shell's background jobs ignore it.
         torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's goes to the starting process too
         if device.type == "cpu":
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
@@ -164,11 +170,12 @@ def _spawned(
         code = end.code
     except (ConfigError, PrivacyError, RecordError, RankLost) as error:
         echo = isinstance(error, RankLost)
-        reports.put(_Report(rank, type(error)(str(error)), is_echo=echo))
+        reports.put(_Report(rank, type(error)(str(error)[: REASON + TRACE]), is_echo=echo))
         code = 1
     except BaseException as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        reports.put(_Report(rank, _died(rank, size, why), traceback.format_exc()))
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"[:REASON]
+        trace = "".join(traceback.format_tb(error.__traceback__))[-TRACE:]
+        reports.put(_Report(rank, _died(rank, size, why), trace))
         code = 1
     leave(code)
 
@@ -202,7 +209,8 @@ def _spawn(size: int, device: torch.device, work: Callable, config: dict) -> Non
     level = log.getEffectiveLevel()
     arguments = (size, store.port, device, level, reports, work, config)
     processes: list[Any] = []
-    with _passing_on(processes) as asked:
+    stopping = Stopping(lambda: _send(processes, signal.SIGTERM))
+    with stopping:
         try:
             # Ctrl-C reaches the ranks too; while they import, each would print where it was.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -211,7 +219,7 @@ def _spawn(size: int, device: torch.device, work: Callable, config: dict) -> Non
                 processes += context.processes
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            if asked:
+            if stopping.is_asked:
                 _send(processes, signal.SIGTERM)
             codes = _wait(processes)
         except KeyboardInterrupt:  # the ranks have heard it too
@@ -224,26 +232,7 @@ def _spawn(size: int, device: torch.device, work: Callable, config: dict) -> Non
     said = []
     while not reports.empty():
         said.append(reports.get())
-    _conclude(codes, said, bool(asked), size)
-
-
-@contextmanager
-def _passing_on(processes: list[Any]) -> Iterator[list[int]]:
-    """Pass SIGTERM on to processes; the list given stays empty until it came."""
-    asked: list[int] = []
-
-    def pass_on(number: int, _: object) -> None:
-        asked.append(number)
-        _send(processes, number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    before = signal.signal(signal.SIGTERM, pass_on)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    _conclude(codes, said, stopping, size)
 
 
 def _send(processes: Iterable[Any], number: int) -> None:
@@ -271,15 +260,15 @@ def _wait(processes: list[Any], seconds: float | None = None) -> dict[int, int]:
     return codes
 
 
-def _conclude(codes: dict[int, int], said: list[_Report], was_asked: bool, size: int) -> None:
+def _conclude(codes: dict[int, int], said: list[_Report], stopping: Stopping, size: int) -> None:
     """Return if all ranks did their work; else raise the one thing that there is to say."""
     for report in said:
         if not report.is_echo:
             if report.trace:
                 log.error("%s", report.trace.rstrip())
             raise report.error
-    if STOPPED in codes.values() or (was_asked and any(codes.values())):
-        raise SystemExit(STOPPED)
+    if STOPPED in codes.values() or (stopping.is_asked and any(codes.values())):
+        stopping.leave()
     speaking = {report.rank for report in said}
     for rank, code in codes.items():
         if code and rank not in speaking:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +16,6 @@ from dpexp.types import ConfigError
 BUCKET = 2**26
 """Numbers in one all-reduce (ours): 256 MB in float32, which is what sending few large messages
 in place of many small ones costs in memory."""
-
-STOPPED = 128 + signal.SIGTERM
-"""Exit code of what was stopped by SIGTERM, once it has saved what it did."""
 
 GO_ON = "Run it again to go on from its last checkpoint."
 

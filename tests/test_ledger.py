@@ -9,7 +9,9 @@ import torch
 import run
 from dpexp import checkpoint, records
 from dpexp.mechanism import PrivacyError
+from dpexp.ranks import Ranks
 from dpexp.records import Ledger, Mark, read_mark
+from dpexp.spent import surroundings_of
 from dpexp.train import train
 from scripts.verify import main as verify
 from tests.runs import (
@@ -23,6 +25,7 @@ from tests.runs import (
     of,
     one_thread,  # noqa: F401 (a fixture)
 )
+from tests.test_memory import cramp
 
 
 def assert_lost(directory, lost, steps=12):
@@ -97,6 +100,38 @@ def test_what_could_not_be_done_again_is_saved_after_the_last_step(tmp_path):
     execute(tmp_path, *SECRET)
     _, result, privacy = of(records.locate(tmp_path, config))
     assert result["steps"] == privacy["noise_draws"] == 12 and "lost_steps" not in privacy
+
+
+def test_what_was_taken_in_halves_is_not_repeated(tmp_path):
+    """Its sums were rounded otherwise than those of whole micro-batches will be."""
+    config = run.compose([*SHORT, f"results={tmp_path}", "checkpoint.seconds=null"])
+    parts = run.build_parts(config, ALONE.device)
+    cramp(parts.model, 100)
+    with pytest.raises(Killed):
+        train(config, replace(parts, attack=DiesAfterTheLastStep()), ALONE)
+    directory = records.locate(tmp_path, config)
+    assert checkpoint.load(directory / "checkpoint.pt")["position"]["step"] == 12
+    for path in directory.glob("checkpoint*"):
+        path.unlink()
+    with (
+        pytest.warns(UserWarning, match="moved aside"),
+        pytest.raises(PrivacyError, match="all 12 steps may have been released"),
+    ):
+        execute(tmp_path, *SHORT)
+
+
+def test_where_the_first_observation_was_lost_the_run_is_finished_without_it(tmp_path):
+    words = [*SECRET, "analysis=noise_norm"]
+    directory = killed(tmp_path, *words, at=2)
+    with pytest.warns(UserWarning, match="2 steps after step 0"):
+        execute(tmp_path, *words)
+    assert_lost(directory, 2)
+    assert not any("noise_norm" in name for name in of(directory)[1])
+
+
+def test_on_a_gpu_sums_are_added_in_any_order():
+    gpu = Ranks(0, 1, torch.device("cuda"))
+    assert surroundings_of({"model": {}}, "data", torch.nn.Linear(1, 1), gpu) is None
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint .* is damaged")

@@ -255,6 +255,10 @@ def test_what_ran_out_of_memory_is_remembered_and_a_resumed_run_keeps_its_size(
     assert sizes(config | {"micro_batch": 10}).settle(15, setting.examples) == 10
     (entry,) = (tmp_path / "auto").iterdir()
     assert json.loads(entry.read_text())["micro_batch"] == found // 2
+    # Where more memory is free than when it ran out, larger sizes are tried again.
+    entry.write_text(json.dumps({"micro_batch": 1, "peak_mb": None, "room_mb": 0.001}))
+    sizes().settle(0, setting.examples)
+    assert json.loads(entry.read_text())["peak_mb"] is not None  # found anew
     entry.write_text("{")
     again = sizes().settle(0, setting.examples)  # by the clock: not always what was found before
     assert 1 <= again <= 32 and json.loads(entry.read_text())["micro_batch"] == again

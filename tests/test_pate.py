@@ -259,7 +259,7 @@ def test_a_second_call_looks_the_run_up(finished):
     assert {path: path.read_bytes() for path in finished.iterdir()} == before
 
 
-@pytest.mark.filterwarnings("ignore:.* is damaged or half-written")
+@pytest.mark.filterwarnings("ignore:.* is damaged, or was killed")
 def test_a_run_that_was_killed_begins_again_and_ends_alike(finished, tmp_path):
     there = tmp_path / "embedded" / "runs" / finished.name
     shutil.copytree(finished, there)

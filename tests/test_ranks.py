@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from itertools import product
+from operator import ne
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from dpexp.gradient import PrivateGradient
 from dpexp.mechanism.sampling import poisson
 from dpexp.processes import launch
 from dpexp.ranks import RankLost, Ranks, buckets
+from dpexp.spent import surroundings_of
 from dpexp.train import train
 from dpexp.types import ConfigError
 from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
@@ -94,6 +96,11 @@ def train_all(ranks, config):
         if ranks.is_first:
             torch.save(parts.model.state_dict(), folder / f"{name}.pt")
     torch.save(halved(ranks), folder / f"halved by {ranks.rank}.pt")
+    alike, other = (
+        surroundings_of({"model": {}}, data, nn.Linear(1, 1), ranks)["other_ranks"]
+        for data in ("data", f"data of {ranks.rank}")
+    )
+    assert len(other) == ranks.size - 1 and all(map(ne, alike, other))
     tensors = reducible(ranks.rank)
     ranks.all_reduce(tensors)
     if not ranks.is_first:
@@ -265,7 +272,8 @@ def train_smooth(ranks, config):
 
 
 SMOOTH = """
-import json, logging, sys
+import json, logging, signal, sys
+signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))  # as submitit queues a job again
 from dpexp.processes import launch
 from tests.test_ranks import train_smooth
 logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -274,13 +282,14 @@ launch(train_smooth, json.loads(sys.argv[1]))
 
 
 @needs_proc
-def test_ranks_that_sigterm_stops_save_and_one_process_goes_on(tmp_path):
+def test_ranks_that_are_stopped_save_and_one_process_goes_on(tmp_path):
+    """By Slurm's signal at a time limit, which every process gets; the ranks hear SIGTERM."""
     there, other = (
         run.compose(command(tmp_path / name, "epochs=3", "ranks=2")) for name in ("there", "other")
     )
-    stop = sent(signal.SIGTERM, "parent")
+    stop = sent(signal.SIGUSR2, "all")
     code, said, ranks = struck(["-c", SMOOTH, json.dumps(there)], stop)
-    assert code == 128 + signal.SIGTERM
+    assert code == 75
     assert re.fullmatch(r"stopped at step \d+; run it again to go on", said[-1]) and len(said) == 1
     assert not any(map(is_rank, ranks))
     weights, ends = [], []
@@ -297,7 +306,7 @@ def test_ranks_that_sigterm_stops_save_and_one_process_goes_on(tmp_path):
 
 def fail_on_the_second(ranks, _):
     if ranks.rank == 1:
-        raise ValueError("too\nmuch")
+        raise ValueError("too\nmuch" * 20_000)  # more than fits between two processes unread
     ranks.all_reduce([torch.zeros(1)])
 
 
@@ -325,4 +334,5 @@ def test_under_torchrun_the_first_rank_names_the_directory_and_the_run_is_the_sa
     assert result["ranks"] == 2 and privacy == same
     for one, two in zip(lines, right, strict=True):
         assert one["train_loss"] == pytest.approx(two["train_loss"], rel=1e-5)
-        assert (one["step"], one["epsilon"]) == (two["step"], two["epsilon"])
+        assert one["step"] == two["step"]
+        assert one["epsilon"] == pytest.approx(two["epsilon"], rel=1e-12)  # torchrun's one thread

@@ -114,6 +114,36 @@ def test_a_run_stopped_by_sigterm_ends_as_if_never_stopped(stopped, unbroken, tm
     assert not list(there.glob("checkpoint*"))
 
 
+def test_who_awaits_a_clusters_signal_has_its_turn_once_the_run_has_saved(tmp_path):
+    config = run.compose([*SHORT, f"results={tmp_path}", "checkpoint.seconds=null"])
+    directory, at = records.locate(tmp_path, config), []
+
+    def queue_again(*_):
+        at.append(checkpoint.load(directory / "checkpoint.pt")["position"]["step"])
+        raise SystemExit(75)
+
+    def be_told(*_):
+        if records.read_mark(directory).steps == 5:
+            os.kill(os.getpid(), signal.SIGUSR2)
+
+    parts = run.build_parts(config, ALONE.device)
+
+    def make_optimizer(weights):
+        optimizer = parts.make_optimizer(weights)
+        optimizer.register_step_post_hook(be_told)
+        return optimizer
+
+    before = signal.signal(signal.SIGUSR2, queue_again)
+    try:
+        with pytest.raises(SystemExit, match="75"):
+            train(config, replace(parts, make_optimizer=make_optimizer), ALONE)
+        assert at == [5] and signal.getsignal(signal.SIGUSR2) is queue_again
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    execute(tmp_path, *SHORT)
+    assert_same_run(of(directory), of(execute(tmp_path / "unbroken", *SHORT)))
+
+
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(stopped, unbroken, tmp_path):
     there = copied(stopped[0], tmp_path)
     path = there / "checkpoint.pt"

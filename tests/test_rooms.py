@@ -13,7 +13,7 @@ FLOORS = (
     {"types"},
     {"records", "linalg", "carriers", "schedules", "memory", "snapshots"},
     {"mechanism", "privatize", "methods", "taps", "models", "tasks"},
-    {"ranks", "checkpoint", "tracking"},
+    {"ranks", "checkpoint", "tracking", "stopping"},
     {"processes"},
     {"gradient", "spent"},
     {"logbook", "micro_batch"},

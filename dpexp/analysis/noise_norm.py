@@ -79,5 +79,6 @@ class NoiseNorm(Analysis):
         return math.sqrt(square) / len(some)
 
     def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """Give both norms and their ratio."""
-        return {name: float(traces[name]) for name in ("noise", "gradient", "ratio")}
+        """Give both norms and their ratio; nothing where a kill lost the first observation."""
+        names = ("noise", "gradient", "ratio")
+        return {name: float(traces[name]) for name in names if name in traces}

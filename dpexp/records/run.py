@@ -246,7 +246,8 @@ class Run:
                 f"Cannot move {self.directory} aside to {aside.name}: {error.strerror}."
             ) from error
         warnings.warn(
-            f"{self.directory} is damaged or half-written; moved aside to {aside.name}.",
+            f"{self.directory} is damaged, or was killed before its first checkpoint; "
+            f"moved aside to {aside.name}.",
             stacklevel=2,
         )
         self._begin()

@@ -1,0 +1,59 @@
+"""How a run hears that it is to stop, and how it ends once it has saved."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+STOPPED = 128 + signal.SIGTERM
+"""Exit code of what was stopped, once it has saved what it did."""
+
+
+class Stopping:
+    """Hears, while it is entered, that the run is to stop.
+
+    By SIGTERM; and by SIGUSR2 where a handler awaits it, such as submitit's, which queues a job
+    again whose time is nearly over and ends the process. That handler has its turn in `leave`.
+
+    Attributes:
+        is_asked: whether a signal came.
+    """
+
+    def __init__(self, tell: Callable[[], None] = lambda: None) -> None:
+        """Take what is called at once when a signal comes."""
+        self.is_asked = False
+        self._tell, self._last = tell, signal.SIGTERM
+        self._former: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Stopping:
+        """Listen; only a process's main thread can."""
+        if threading.current_thread() is threading.main_thread():
+            self._listen(signal.SIGTERM)
+            if callable(signal.getsignal(signal.SIGUSR2)):
+                self._listen(signal.SIGUSR2)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Listen no more: who listened before does so again."""
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def leave(self) -> NoReturn:
+        """End the process as who asked expects it.
+
+        Raises:
+            SystemExit: with `STOPPED`, or as the former handler of SIGUSR2 has it.
+        """
+        self.__exit__()
+        if self._last != signal.SIGTERM:
+            self._former[self._last](self._last, None)
+        raise SystemExit(STOPPED)
+
+    def _listen(self, number: signal.Signals) -> None:
+        self._former[number] = signal.signal(number, self._hear)
+
+    def _hear(self, number: int, _: object) -> None:
+        self.is_asked, self._last = True, signal.Signals(number)
+        self._tell()
