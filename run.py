@@ -155,9 +155,11 @@ def _loop(config: dict[str, Any]) -> Any:
 
 def _with_public(task: Any, size: int, config: dict[str, Any]) -> Any:
     """Load the chosen public set where the method takes `size` examples of one."""
-    from dpexp.tasks.public import require
+    if not size:
+        return task
+    from dpexp.tasks.public import require  # two seconds, which other runs can do without
 
-    if size and "public" in config:
+    if "public" in config:
         task = _make({**config["public"], "_partial_": True})(task)
     require(task, size)
     return task

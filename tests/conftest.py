@@ -11,6 +11,11 @@ settings.register_profile("dpexp", deadline=None, print_blob=True)
 settings.load_profile("dpexp")
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with what takes longest, so that no worker is left alone with it at the end."""
+    items.sort(key=lambda item: item.path.stem != "test_ranks")
+
+
 @pytest.fixture(scope="session")
 def real_data_root():
     """The folder with the real data sets: DPEXP_DATA_ROOT, or shared/data beside the checkout."""

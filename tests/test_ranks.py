@@ -23,12 +23,9 @@ from dpexp.mechanism.sampling import poisson
 from dpexp.processes import launch
 from dpexp.ranks import RankLost, Ranks, buckets
 from dpexp.spent import surroundings_of
-from dpexp.train import train
+from dpexp.train import make_mechanism, train
 from dpexp.types import ConfigError
 from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
-from tests.test_gradient import Setting
-from tests.test_gradient import composed as setting_of
-from tests.test_memory import cramp
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -109,11 +106,19 @@ def train_all(ranks, config):
 
 def halved(ranks):
     """Take a step for which the second rank alone has too little memory; give the size after it."""
-    setting = Setting(setting_of("dpsgd"))
+
+    def run_out(_, __, output):
+        if len(output) > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GB. GPU 0")
+
+    config = composed("dpsgd", "")
+    parts = parts_of("dpsgd", config)
     if ranks.rank == 1:
-        cramp(setting.model, 5)
-    with PrivateGradient(setting.model, setting.method, setting.mechanism, ranks, 80) as gradient:
-        gradient(setting.state, setting.examples, 0)
+        parts.model.head.register_forward_hook(run_out)
+    state, task = parts.method.start(parts.model), parts.task
+    mechanism = make_mechanism(config, task.dataset_size, parts.method, state, ranks)
+    with PrivateGradient(parts.model, parts.method, mechanism, ranks, 80) as gradient:
+        gradient(state, task.train, 0)
         return gradient.micro_batch
 
 
@@ -175,6 +180,13 @@ def command(results, *words):
     return [*DIGITS, "method=rgp", "batch_size=72", "eval_every=0.1", f"results={results}", *words]
 
 
+def long(results):
+    """Say a run on two ranks that would take minutes, and starts soon."""
+    quick = ["method=dpsgd", "task=shapes", "profile=embedded", "device=cpu", "model=cnn"]
+    quick += ["model.channels=[4,8]", "batch_size=72", "eval_every=0.1", "epochs=100", "ranks=2"]
+    return ["run.py", *quick, f"results={results}"]
+
+
 def struck(arguments, strike):
     """Start a run on two ranks, strike once it trains, and give how it ended.
 
@@ -218,8 +230,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 
 @needs_proc
 def test_a_killed_rank_ends_the_run_with_one_line_and_leaves_nobody(tmp_path):
-    long = ["run.py", *command(tmp_path, "epochs=100", "ranks=2")]
-    code, said, ranks = struck(long, sent(signal.SIGKILL, "second"))
+    code, said, ranks = struck(long(tmp_path), sent(signal.SIGKILL, "second"))
     assert code == 2
     (line,) = said
     assert line.startswith("error: Rank 1 of 2 died, and the run with it: SIGKILL")
@@ -239,7 +250,6 @@ IN_THE_FOREGROUND = HEARING.format("SIG_DFL")
 
 @needs_proc
 def test_ranks_do_not_outlive_the_process_that_started_them(tmp_path):
-    long = ["-c", IN_THE_BACKGROUND, "run.py", *command(tmp_path, "epochs=100", "ranks=2")]
     left = []
 
     def strike(pid, ranks):
@@ -252,15 +262,15 @@ def test_ranks_do_not_outlive_the_process_that_started_them(tmp_path):
         for rank in left:
             os.kill(rank, signal.SIGKILL)
 
-    code, _, ranks = struck(long, strike)
+    code, _, ranks = struck(["-c", IN_THE_BACKGROUND, *long(tmp_path)], strike)
     assert code == -signal.SIGKILL
     assert len(ranks) == 2 and left == []
 
 
 @needs_proc
 def test_ctrl_c_is_one_line(tmp_path):
-    long = ["-c", IN_THE_FOREGROUND, "run.py", *command(tmp_path, "epochs=100", "ranks=2")]
-    code, said, ranks = struck(long, sent(signal.SIGINT, "all"))  # as a terminal does
+    terminals = ["-c", IN_THE_FOREGROUND, *long(tmp_path)]
+    code, said, ranks = struck(terminals, sent(signal.SIGINT, "all"))  # as a terminal does
     assert code == 128 + signal.SIGINT
     assert said == ["error: Interrupted. Run it again to go on from its last checkpoint."]
     assert not any(map(is_rank, ranks))
