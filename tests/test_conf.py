@@ -11,7 +11,9 @@ import run
 from dpexp import records
 from dpexp.artifacts import cells, spec
 from dpexp.mechanism import num_steps
+from scripts.configs import Configs
 
+CONFIGS = Configs()  # a tree of conf that was composed before need not be again
 GROUPS = ("method", "model", "profile", "task")
 METHODS, MODELS, PROFILES, TASKS = (
     sorted(path.stem for path in (run.CONF / group).glob("*.yaml") if path.stem != "auto")
@@ -57,7 +59,7 @@ def test_every_cell_composes_to_a_run_of_its_own_and_seeds_differ_in_the_seed_al
     table = spec.load(run.CONF, path.parent.name, path.stem)
     assert set(table.profiles) == set(PROFILES)
     for profile in PROFILES:
-        jobs = cells.expand(table, profile, run.compose, run.CONF, seeds=(0, 1))
+        jobs = cells.expand(table, profile, CONFIGS.compose, run.CONF, seeds=(0, 1))
         built = [job for job in jobs if not job.not_built]
         # Several lines may show several series of one run, whose words are then the same.
         asked = {job.overrides for job in built}
