@@ -55,5 +55,7 @@ class Stopping:
         self._former[number] = signal.signal(number, self._hear)
 
     def _hear(self, number: int, _: object) -> None:
-        self.is_asked, self._last = True, signal.Signals(number)
+        self.is_asked = True
+        if self._last == signal.SIGTERM:  # which follows at the limit, and takes nothing back
+            self._last = signal.Signals(number)
         self._tell()

@@ -1,5 +1,6 @@
 """What a killed run may have released is counted, and repeated only where it is the same."""
 
+import signal
 from dataclasses import replace
 from functools import partial
 
@@ -89,14 +90,17 @@ class DiesAfterTheLastStep:
         return parts
 
     def report(self, *_):
+        self.hears = signal.getsignal(signal.SIGTERM)
         raise Killed
 
 
 def test_what_could_not_be_done_again_is_saved_after_the_last_step(tmp_path):
     config = run.compose([*SECRET, f"results={tmp_path}", "checkpoint.seconds=null"])
     parts = run.build_parts(config, ALONE.device)
+    attack, before = DiesAfterTheLastStep(), signal.getsignal(signal.SIGTERM)
     with pytest.raises(Killed):
-        train(config, replace(parts, attack=DiesAfterTheLastStep()), ALONE)
+        train(config, replace(parts, attack=attack), ALONE)
+    assert attack.hears == before  # there is no step left to wait for
     execute(tmp_path, *SECRET)
     _, result, privacy = of(records.locate(tmp_path, config))
     assert result["steps"] == privacy["noise_draws"] == 12 and "lost_steps" not in privacy

@@ -125,6 +125,7 @@ def test_who_awaits_a_clusters_signal_has_its_turn_once_the_run_has_saved(tmp_pa
     def be_told(*_):
         if records.read_mark(directory).steps == 5:
             os.kill(os.getpid(), signal.SIGUSR2)
+            os.kill(os.getpid(), signal.SIGTERM)  # the limit itself, while the step goes on
 
     parts = run.build_parts(config, ALONE.device)
 
