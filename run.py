@@ -92,6 +92,9 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     method = _make(config["method"], without=("name",))
     analyses = {name: _make(node) for name, node in config.get("analysis", {}).items()}
     public_size = max(taker.public_size for taker in (method, *analyses.values()))
+    warm_start = config.get("warm_start")
+    if warm_start:
+        public_size = max(public_size, warm_start["examples"])
     task = _with_public(_make(config["task"]), public_size, config)
     if "features" in config:
         task = _make({**config["features"], "_partial_": True})(task, device)
@@ -102,6 +105,8 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     model = model.to(device)
     if "prompts" in config:
         _make({**config["prompts"], "_partial_": True})(model, task.num_classes)
+    if warm_start:
+        _make({**warm_start, "_partial_": True})(model, task)
     schedule = _make(_said(config["schedule"]))
 
     def make_optimizer(weights: list[Any]) -> Any:
@@ -145,7 +150,10 @@ def _work(ranks: Any, config: dict[str, Any]) -> None:
     memory.keep_pages()
     remedy = "Set micro_batch=auto, a smaller model, or another device."
     with memory.in_one_line("the run", remedy):
-        _loop(config).train(config, build_parts(config, ranks.device), ranks)
+        parts = build_parts(config, ranks.device)
+        if "warm_start" in config and ranks.size > 1:  # unlike devices round unlike
+            parts.model.load_state_dict(ranks.from_first(parts.model.state_dict()))
+        _loop(config).train(config, parts, ranks)
 
 
 def _loop(config: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from dpexp.privatize import ClippedSum, add_noise_
 from dpexp.ranks import Ranks
 from dpexp.taps import Tape
 from dpexp.tasks import Judge, cross_entropy
-from dpexp.types import Batch, ConfigError, Key, Method, State, Tap
+from dpexp.types import Batch, Carrier, ConfigError, Key, Method, State, Tap
 
 Listener = Callable[[str, Tap], None]
 
@@ -66,13 +66,13 @@ class Passes:
 
     Attributes:
         examples: a set, usually the public one, with `batch(indices)`.
-        trainable: the parameters whose gradients are wanted.
+        parameters: those whose gradients are wanted, by name.
         backward: takes a batch through the model and lets a listener hear the tape.
         device: the model's.
     """
 
     examples: Any
-    trainable: frozenset[str]
+    parameters: Mapping[str, Tensor]
     backward: Callable[[Batch, Listener], Tensor]
     device: torch.device
 
@@ -83,6 +83,25 @@ class Passes:
         self, indices: Tensor, targets: Tensor | None
     ) -> Iterator[Mapping[str, Tensor]]:
         """Give every trainable parameter's gradients, [m, ...], some m examples at a time."""
+        for batch in self._batches(indices, targets):
+            gradients: dict[str, Tensor] = {}
+            self._listen(batch, lambda name, carrier: gradients.update({name: carrier.each()}))
+            yield gradients
+
+    def total(self, indices: Tensor, targets: Tensor | None) -> Mapping[str, Tensor]:
+        """Give every trainable parameter's gradient, summed over some examples."""
+        sums: dict[str, Tensor] = {}
+
+        def add(name: str, carrier: Carrier) -> None:
+            if name not in sums:
+                sums[name] = torch.zeros_like(self.parameters[name])
+            carrier.add_to(sums[name], None)
+
+        for batch in self._batches(indices, targets):
+            self._listen(batch, add)
+        return sums
+
+    def _batches(self, indices: Tensor, targets: Tensor | None) -> Iterator[Batch]:
         for piece in torch.arange(len(indices)).split(PUBLIC_BATCH):
             batch = self.examples.batch(indices[piece]).to(self.device)
             if targets is not None:
@@ -92,18 +111,15 @@ class Passes:
                     "Expected public examples labelled with the task's own classes; this set's "
                     "have no such labels. Set method.public_labels=random, or another public set."
                 )
-            yield self._gradients(batch)
+            yield batch
 
-    def _gradients(self, batch: Batch) -> dict[str, Tensor]:
-        gradients: dict[str, Tensor] = {}
-
-        def hold(layer: str, tap: Tap) -> None:
+    def _listen(self, batch: Batch, hear: Callable[[str, Carrier], None]) -> None:
+        def taken(layer: str, tap: Tap) -> None:
             for name in tap.parameters:
-                if f"{layer}.{name}" in self.trainable:
-                    gradients[f"{layer}.{name}"] = tap.gradient(name).each()
+                if f"{layer}.{name}" in self.parameters:
+                    hear(f"{layer}.{name}", tap.gradient(name))
 
-        self.backward(batch, hold)
-        return gradients
+        self.backward(batch, taken)
 
 
 class _Pass(nn.Module):
@@ -162,7 +178,8 @@ class PrivateGradient:
         self._state: State = {}
         self._sum = ClippedSum({}, (), torch.empty(0))
         trainable = method.trainable(model)
-        self._trainable = frozenset(trainable)
+        named = model.named_parameters()
+        self._trained = {name: weight for name, weight in named if name in trainable}
         self._listener: Listener = self._take
         self._tape = Tape(model, trainable, lambda layer, tap: self._listener(layer, tap))
         self._pass = _Pass(model, loss, self._tape)
@@ -180,7 +197,7 @@ class PrivateGradient:
 
     def passes(self, examples: Any) -> Passes:
         """Give the per-example gradients of any set; of a private one they are not private."""
-        return Passes(examples, self._trainable, self._backward, self._ranks.device)
+        return Passes(examples, self._trained, self._backward, self._ranks.device)
 
     @contextmanager
     def untapped(self) -> Iterator[None]:

@@ -266,11 +266,11 @@ def set_gradients(model: nn.Module, gradients: dict[str, Tensor]) -> None:
 
 
 def describe_public(config: dict, examples: Any) -> dict[str, Any]:
-    """Name the public examples that the method or an analysis took gradients of."""
+    """Name the public examples that method, analysis or warm start took gradients of."""
     return {
         "name": config["public"]["name"],
         "examples": len(examples),
-        "fingerprint": fingerprint(examples.inputs, examples.targets),
+        "fingerprint": fingerprint(*examples.tensors()),
     }
 
 

@@ -182,6 +182,17 @@ class PublicGradients(Protocol):
             ConfigError: if the set's own targets are wanted where it has none.
         """
 
+    def total(self, indices: Tensor, targets: Tensor | None) -> Mapping[str, Tensor]:
+        """Give every trainable parameter's gradient, summed over some examples.
+
+        Args:
+            indices: of public examples, [n].
+            targets: their class indices, [n]; None: the set's own.
+
+        Raises:
+            ConfigError: if the set's own targets are wanted where it has none.
+        """
+
 
 class Method(Protocol):
     """What a method does between the tape and the optimizer; the trainer does everything else.

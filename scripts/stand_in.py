@@ -46,7 +46,7 @@ def stand_in(given: dict[str, Any], shrink: int) -> dict[str, Any]:
     Raises:
         ConfigError: for an encoder whose shape is not known.
     """
-    names = ("attack", "audit", "analysis", "features", "prompts")
+    names = ("attack", "audit", "analysis", "features", "prompts", "warm_start")
     config = {key: value for key, value in given.items() if key not in names}
     method, task, model = (dict(config[key]) for key in ("method", "task", "model"))
     if shrink > 1:

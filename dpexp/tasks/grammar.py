@@ -288,33 +288,33 @@ def _compare(asked: list[str], seen: list[str]) -> int:
 def _review(rng: Random) -> Text:
     """Write a sentence of one or two clauses; "and" joins like ones, "but" unlike ones."""
     first = _clause(rng)
-    joint = _pick(rng, (None, None, ADDITION, CONTRAST))
-    sentence = [_pick(rng, OPENERS)] if _chance(rng, 0.2) else []
+    joint = pick(rng, (None, None, ADDITION, CONTRAST))
+    sentence = [pick(rng, OPENERS)] if chance(rng, 0.2) else []
     sentence.append(first)
     if joint:
         second = _clause(rng)
         while (opinion(second) == opinion(first)) != (joint == ADDITION):
             second = _clause(rng)
         sentence += [joint, second]
-    if _chance(rng, 0.3):
-        sentence.append(_pick(rng, CLOSERS))
+    if chance(rng, 0.3):
+        sentence.append(pick(rng, CLOSERS))
     return (" ".join(sentence),)
 
 
 def _clause(rng: Random) -> str:
     label = int(rng.random() * 2)
-    said = [_pick(rng, OPINIONS[label])]
-    if _chance(rng, 0.4):
-        said.insert(0, _pick(rng, INTENSIFIERS))
+    said = [pick(rng, OPINIONS[label])]
+    if chance(rng, 0.4):
+        said.insert(0, pick(rng, INTENSIFIERS))
     # "not funny" is said more often than "not dull".
-    is_negated = _chance(rng, 0.3 if label else 0.1)
-    negator = [_pick(rng, FILM_NEGATORS)] if is_negated else []
-    verb = _pick(rng, ("is", "was"))
+    is_negated = chance(rng, 0.3 if label else 0.1)
+    negator = [pick(rng, FILM_NEGATORS)] if is_negated else []
+    verb = pick(rng, ("is", "was"))
     form = int(rng.random() * 3)
     if form == 0:
         article = "an" if said[0][0] in "aeiou" else "a"
-        return " ".join(["this", verb, *negator, article, *said, _pick(rng, FILM_KINDS)])
-    part = ["the", _pick(rng, FILM_PARTS)]
+        return " ".join(["this", verb, *negator, article, *said, pick(rng, FILM_KINDS)])
+    part = ["the", pick(rng, FILM_PARTS)]
     if form == 1:
         return " ".join([*part, verb, *negator, *said])
     return " ".join(["i", "found", *part, *negator, *said])
@@ -328,36 +328,38 @@ _NARROWER = {
 
 def _scene(rng: Random) -> Text:
     """Write a premise and a hypothesis that asks of one or two things in it."""
-    who = _pick(rng, _NARROWER["who"])
-    does = _pick(rng, _NARROWER[_pick(rng, ("moving", "resting"))])
-    place = _pick(rng, _NARROWER[_pick(rng, ("outside", "inside"))])
-    look = [_pick(rng, LOOKS)] if _chance(rng, 0.3) else []
-    premise = [_pick(rng, COUNTS), *look, who, does, "in the", place]
-    asked = WIDER[_pick(rng, (does, place))]
-    if _chance(rng, 0.5):
-        asked = _pick(rng, ("moving", "resting", "outside", "inside"))
-    if _chance(rng, 0.15):
+    who = pick(rng, _NARROWER["who"])
+    does = pick(rng, _NARROWER[pick(rng, ("moving", "resting"))])
+    place = pick(rng, _NARROWER[pick(rng, ("outside", "inside"))])
+    look = [pick(rng, LOOKS)] if chance(rng, 0.3) else []
+    premise = [pick(rng, COUNTS), *look, who, does, "in the", place]
+    asked = WIDER[pick(rng, (does, place))]
+    if chance(rng, 0.5):
+        asked = pick(rng, ("moving", "resting", "outside", "inside"))
+    if chance(rng, 0.15):
         return " ".join(premise), f"nobody is {asked}"
-    subject = _pick(rng, _path(who)[:-1])
-    if _chance(rng, 0.1):
-        subject = _pick(rng, _NARROWER["who"])
-    hypothesis = [_pick(rng, ("the", "some")), subject]
+    subject = pick(rng, _path(who)[:-1])
+    if chance(rng, 0.1):
+        subject = pick(rng, _NARROWER["who"])
+    hypothesis = [pick(rng, ("the", "some")), subject]
     form = int(rng.random() * 3)
     if form == 0:
-        verb = does if _chance(rng, 0.7) else _pick(rng, _NARROWER[WIDER[does]])
+        verb = does if chance(rng, 0.7) else pick(rng, _NARROWER[WIDER[does]])
         hypothesis.append(verb)
     else:
-        hypothesis += ["are", *(["not"] if _chance(rng, 0.15) else []), asked]
-    if _chance(rng, 0.3):
-        hypothesis.append(_pick(rng, REASONS))
+        hypothesis += ["are", *(["not"] if chance(rng, 0.15) else []), asked]
+    if chance(rng, 0.3):
+        hypothesis.append(pick(rng, REASONS))
     return " ".join(premise), " ".join(hypothesis)
 
 
-def _pick(rng: Random, options: Sequence[Any]) -> Any:
+def pick(rng: Random, options: Sequence[Any]) -> Any:
+    """Draw one of some things."""
     return options[int(rng.random() * len(options))]
 
 
-def _chance(rng: Random, probability: float) -> bool:
+def chance(rng: Random, probability: float) -> bool:
+    """Toss a coin that says yes with a probability in [0, 1]."""
     return rng.random() < probability
 
 

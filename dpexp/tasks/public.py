@@ -147,13 +147,13 @@ def require(task: Task, size: int) -> None:
     if size and task.public is None:
         raise ConfigError(
             f"Expected public data for {task.name}: this method takes {size} public examples, and "
-            "none are chosen. Set public=imagenet32, cifar100, cifar10-test, digits or shapes; or, "
-            "for texts too, method.basis=random, which needs none."
+            "none are chosen. Set public=imagenet32, cifar100, cifar10-test, digits or shapes; for "
+            "texts film_reviews or texts; or, with GEP, method.basis=random, which needs none."
         )
     if size and len(task.public) < size:
         raise ConfigError(
             f"Expected at least {size} public examples; got {len(task.public)}. Set public.size, "
-            "or method.m."
+            "or fewer in the method or warm_start."
         )
 
 
