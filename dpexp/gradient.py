@@ -84,21 +84,17 @@ class Passes:
     ) -> Iterator[Mapping[str, Tensor]]:
         """Give every trainable parameter's gradients, [m, ...], some m examples at a time."""
         for batch in self._batches(indices, targets):
-            gradients: dict[str, Tensor] = {}
-            self._listen(batch, lambda name, carrier: gradients.update({name: carrier.each()}))
-            yield gradients
+            yield {name: carrier.each() for name, carrier in self._heard(batch)}
 
     def total(self, indices: Tensor, targets: Tensor | None) -> Mapping[str, Tensor]:
         """Give every trainable parameter's gradient, summed over some examples."""
         sums: dict[str, Tensor] = {}
 
-        def add(name: str, carrier: Carrier) -> None:
-            if name not in sums:
-                sums[name] = torch.zeros_like(self.parameters[name])
-            carrier.add_to(sums[name], None)
-
         for batch in self._batches(indices, targets):
-            self._listen(batch, add)
+            for name, carrier in self._heard(batch):
+                if name not in sums:
+                    sums[name] = torch.zeros_like(self.parameters[name])
+                carrier.add_to(sums[name], None)
         return sums
 
     def _batches(self, indices: Tensor, targets: Tensor | None) -> Iterator[Batch]:
@@ -113,13 +109,16 @@ class Passes:
                 )
             yield batch
 
-    def _listen(self, batch: Batch, hear: Callable[[str, Carrier], None]) -> None:
-        def taken(layer: str, tap: Tap) -> None:
+    def _heard(self, batch: Batch) -> list[tuple[str, Carrier]]:
+        heard: list[tuple[str, Carrier]] = []
+
+        def hear(layer: str, tap: Tap) -> None:
             for name in tap.parameters:
                 if f"{layer}.{name}" in self.parameters:
-                    hear(f"{layer}.{name}", tap.gradient(name))
+                    heard.append((f"{layer}.{name}", tap.gradient(name)))
 
-        self.backward(batch, taken)
+        self.backward(batch, hear)
+        return heard
 
 
 class _Pass(nn.Module):

@@ -25,7 +25,6 @@ Differences from the paper:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn

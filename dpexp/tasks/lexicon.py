@@ -170,8 +170,8 @@ PARTS = _phrases("""
     leading man; leading lady; director; material; tone; storytelling; concept; production;
     chemistry; execution; animation; narrative
 """)
-MANY = "performances dialogue direction characters moments storytelling humor scenes imagery".split()
-MANY += "filmmaking ideas".split()
+MANY = "performances dialogue direction characters moments storytelling humor scenes".split()
+MANY += "imagery filmmaking ideas".split()
 SUBJECTS = _phrases("""
     it; the film; the movie; this film; this movie; the picture; this one; the whole thing;
     this comedy; this drama; the result

@@ -51,7 +51,7 @@ def write(size: int, seed: int) -> tuple[list[str], list[int]]:
 
 
 def _review(rng: Random, label: int) -> str:
-    """Write one or two clauses; of two unlike ones the second, or what follows "despite", counts."""
+    """Write one or two clauses; of two unlike ones the last speaks for the whole."""
     clause, form = _clause(rng, label), rng.random()
     if form < 0.5:
         return clause
