@@ -84,17 +84,13 @@ class Passes:
     ) -> Iterator[Mapping[str, Tensor]]:
         """Give every trainable parameter's gradients, [m, ...], some m examples at a time."""
         for batch in self._batches(indices, targets):
-            yield {name: carrier.each() for name, carrier in self._heard(batch)}
+            yield self._listen(batch, lambda _, carrier: carrier.each())
 
     def total(self, indices: Tensor, targets: Tensor | None) -> Mapping[str, Tensor]:
         """Give every trainable parameter's gradient, summed over some examples."""
-        sums: dict[str, Tensor] = {}
-
+        sums = {name: torch.zeros_like(weight) for name, weight in self.parameters.items()}
         for batch in self._batches(indices, targets):
-            for name, carrier in self._heard(batch):
-                if name not in sums:
-                    sums[name] = torch.zeros_like(self.parameters[name])
-                carrier.add_to(sums[name], None)
+            self._listen(batch, lambda name, carrier: carrier.add_to(sums[name], None))
         return sums
 
     def _batches(self, indices: Tensor, targets: Tensor | None) -> Iterator[Batch]:
@@ -109,16 +105,18 @@ class Passes:
                 )
             yield batch
 
-    def _heard(self, batch: Batch) -> list[tuple[str, Carrier]]:
-        heard: list[tuple[str, Carrier]] = []
+    def _listen(self, batch: Batch, take: Callable[[str, Carrier], Any]) -> dict[str, Any]:
+        """Take every parameter's gradients as backward gives them; no layer's are held for long."""
+        taken: dict[str, Any] = {}
 
         def hear(layer: str, tap: Tap) -> None:
             for name in tap.parameters:
-                if f"{layer}.{name}" in self.parameters:
-                    heard.append((f"{layer}.{name}", tap.gradient(name)))
+                full = f"{layer}.{name}"
+                if full in self.parameters:
+                    taken[full] = take(full, tap.gradient(name))
 
         self.backward(batch, hear)
-        return heard
+        return taken
 
 
 class _Pass(nn.Module):

@@ -19,9 +19,9 @@ METHODS, MODELS, PROFILES, TASKS = (
     sorted(path.stem for path in (run.CONF / group).glob("*.yaml") if path.stem != "auto")
     for group in GROUPS
 )
-ATTACKS, AUDITS, PROMPTS, ANALYSES = (
+ATTACKS, AUDITS, PROMPTS, WARM_STARTS, ANALYSES = (
     sorted(path.stem for path in (run.CONF / group).glob("*.yaml"))
-    for group in ("attack", "audit", "prompts", "analysis")
+    for group in ("attack", "audit", "prompts", "warm_start", "analysis")
 )
 FEATURES = sorted(path.stem for path in (run.CONF / "features").glob("*.yaml"))
 ARTIFACTS = sorted((run.CONF / "artifact").glob("*/*.yaml"))
@@ -128,6 +128,8 @@ def settings():
         yield "analysis", option, words
     for option in PROMPTS:
         yield "prompts", option, ["method=bitfit", "task=sst2", "model=minilm", f"prompts={option}"]
+    for option in WARM_STARTS:
+        yield "warm_start", option, ["method=dpsgd", "task=sentiment", f"warm_start={option}"]
 
 
 @pytest.mark.parametrize(

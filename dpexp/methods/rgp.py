@@ -18,30 +18,19 @@ Differences from the paper:
  3. With no warm-up, the very first step still decomposes W: there is no update yet.
  4. `carriers=left` trains dW = dL R alone, as the authors' released vision code does.
  5. Layers smaller than the rank use min(rank, p, d).
- 6. `carriers=public` is ours: Delta_t is the gradient of public examples at the present weights, in
-    whose principal subspace private gradients lie too (gep, Section 3.1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpexp.linalg import power_iteration, random_bases, reparametrized_update
 from dpexp.methods.selection import head_parameters, matrix_parameters, require_rank
-from dpexp.types import (
-    Carrier,
-    ConfigError,
-    Key,
-    Method,
-    PublicGradients,
-    Release,
-    State,
-    Tap,
-    require_word,
-)
+from dpexp.types import Carrier, ConfigError, Key, Method, Release, State, Tap, require_word
 
 CARRIERS = "carriers"
 
@@ -58,34 +47,23 @@ class RGP(Method):
         residual: bool,
         head_scale: float,
         head: str,
-        public_examples: int = 0,
-        public_labels: str | bool = "random",
     ) -> None:
         """Set the options.
 
         Args:
             rank: r >= 1, at most the smaller side of the largest layer.
-            carriers: "both" (the paper), "left" (the authors' vision code), "random" (both sides,
-                drawn afresh every step: RGP-random) or "public" (both sides, of public gradients).
+            carriers: "both" (the paper), "left" (the authors' vision code) or "random" (both
+                sides, drawn afresh every step: RGP-random).
             power_iterations: K >= 1 of Algorithm 2.
             warm_up_steps: T_warm-up >= 0.
             residual: False runs the forward pass with L R in place of W (Appendix C.2).
             head_scale: constant factor on the classifier's gradient before clipping.
             head: the classifier's name in the model.
-            public_examples: with carriers="public" how many, >= 1, drawn afresh at every step.
-            public_labels: "random", drawn at every step, or "true", the public set's own.
 
         Raises:
             ConfigError: for a value outside its range.
         """
-        labels = str(public_labels).lower()  # a bare `true` is a bool
-        require_word("method.carriers", carriers, ("both", "left", "random", "public"))
-        require_word("method.public_labels", labels, ("random", "true"))
-        if (carriers == "public") != (public_examples > 0):
-            raise ConfigError(
-                "Expected method.public_examples >= 1 with method.carriers=public, and 0 without; "
-                f"got {public_examples} with carriers={carriers}."
-            )
+        require_word("method.carriers", carriers, ("both", "left", "random"))
         if power_iterations < 1 or warm_up_steps < 0 or not head_scale > 0:
             raise ConfigError(
                 "Expected method.power_iterations >= 1, method.warm_up_steps >= 0 and "
@@ -98,8 +76,6 @@ class RGP(Method):
         self._residual = residual
         self._head_scale = head_scale
         self._head = head
-        self.public_size = public_examples
-        self._has_random_labels = labels == "random"
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name the weight matrices and the classifier; biases and norms stay frozen."""
@@ -118,39 +94,28 @@ class RGP(Method):
         initial = {name: weights[name].clone() for name in matrices}
         return {"step": 0, "initial": initial, "head": head, "left": {}, "right": {}}
 
-    def prepare(
-        self,
-        model: nn.Module,
-        state: State,
-        public: PublicGradients | None,
-        gen: torch.Generator,
-    ) -> State:
-        """Find this step's L and R (line 5): from released weights, or public gradients there."""
-        weights = _weights(model)
-        deltas = {}
-        if self._carriers == "public":
-            deltas = self._public_gradient(public, len(weights[next(iter(state["head"]))]), gen)
-        elif state["step"] >= max(self._warm_up_steps, 1):
-            deltas = {name: weights[name] - first for name, first in state["initial"].items()}
+    def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
+        """Find this step's L and R (line 5): from weights, which are already released."""
         left, right = {}, {}
-        for name in state["initial"]:
-            matrix = weights[name].flatten(1)
+        for name, delta in self.deltas(model, state, public, gen):
+            matrix = delta.flatten(1)
             rank = min(self._rank, *matrix.shape)
             if self._carriers == "random":
                 left[name], right[name] = random_bases(*matrix.shape, rank, gen, like=matrix)
-                continue
-            delta = deltas.pop(name).flatten(1) if deltas else matrix
-            left[name], right[name] = power_iteration(delta, rank, self._power_iterations, gen)
+            else:
+                found = power_iteration(matrix, rank, self._power_iterations, gen)
+                left[name], right[name] = found
         return {**state, "step": state["step"] + 1, "left": left, "right": right}
 
-    def _public_gradient(
-        self, public: PublicGradients, classes: int, gen: torch.Generator
-    ) -> dict[str, Tensor]:
-        size, labels = (self.public_size,), None
-        indices = torch.randint(len(public), size, generator=gen, device=gen.device)
-        if self._has_random_labels:
-            labels = torch.randint(classes, size, generator=gen, device=gen.device)
-        return dict(public.total(indices, labels))
+    def deltas(
+        self, model: nn.Module, state: State, public: Any, gen: torch.Generator
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Give each layer's Delta_t in turn, in its weight's shape: from nothing private."""
+        weights = _weights(model)
+        is_random = self._carriers == "random"  # only shapes are asked for
+        use_history = not is_random and state["step"] >= max(self._warm_up_steps, 1)
+        for name, initial in state["initial"].items():
+            yield name, weights[name] - initial if use_history else weights[name]
 
     def forward_weights(self, state: State) -> Mapping[str, Tensor]:
         """Give L R for every layer where the residual weight is dropped (Eq. 12)."""

@@ -6,16 +6,17 @@ What the private steps then have to say is less, and no noise has been spent on 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
-from dpexp.tasks.task import Task
 from dpexp.types import ConfigError
 
 
 def fit(
     model: nn.Module,
-    task: Task,
+    task: Any,
     *,
     name: str,
     examples: int,
@@ -30,7 +31,7 @@ def fit(
 
     Args:
         model: on the run's device; changed in place.
-        task: its public set is learnt from, by its loss.
+        task: a `dpexp.tasks.Task`; its public set is learnt from, by its loss.
         name: as in conf/warm_start.
         examples: how many, >= batch_size.
         batch_size: examples a step, >= 1; what is left over is not used.

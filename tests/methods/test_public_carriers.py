@@ -6,11 +6,12 @@ from torch import nn
 
 from dpexp.gradient import PrivateGradient
 from dpexp.mechanism import generator, whole_batch
+from dpexp.methods.rgp_public import PublicRGP
 from dpexp.ranks import Ranks
 from dpexp.tasks import Examples
 from dpexp.types import ConfigError
 from tests.methods import literal
-from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data, make_rgp
+from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data
 
 CPU = torch.device("cpu")
 PUBLIC = 300  # more than go through the model at once
@@ -29,7 +30,15 @@ def gradient_of(model, method, public):
 
 
 def make(**options):
-    return make_rgp(**{"carriers": "public", "public_examples": PUBLIC, "rank": 2, **options})
+    defaults = {
+        "rank": 2,
+        "power_iterations": 1,
+        "head_scale": 0.1,
+        "head": "head",
+        "public_examples": PUBLIC,
+        "public_labels": "random",
+    }
+    return PublicRGP(**defaults | options)
 
 
 def test_a_total_is_the_sum_of_the_examples_gradients():
@@ -107,11 +116,11 @@ def test_random_labels_do_for_a_set_that_has_none():
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"carriers": "both"}, r"public_examples >= 1 with method\.carriers=public, and 0 without"),
-        ({"public_examples": 0}, r"got 0 with carriers=public"),
+        ({"public_examples": 0}, r"method\.public_examples >= 1; got 0"),
+        ({"power_iterations": 0}, r"method\.power_iterations >= 1"),
         ({"public_labels": "some"}, r"public_labels to be one of random, true"),
     ],
 )
-def test_options_that_do_not_go_together_are_one_line(options, line):
+def test_options_out_of_range_are_one_line(options, line):
     with pytest.raises(ConfigError, match=line):
         make(**options)

@@ -1,0 +1,78 @@
+"""RGP with the carriers of a public gradient (ours, after arXiv 2106.09352 and 2102.12677).
+
+Algorithm 1 of rgp with another line 5:
+
+    Delta_t  <- the gradient of m public examples at W_t, drawn afresh at every step
+
+Private gradients lie near the principal subspace of public ones (gep, Section 3.1), and carriers
+taken there need neither a warm-up nor an update that shows through its noise. What follows is RGP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.methods.rgp import RGP
+from dpexp.types import ConfigError, PublicGradients, State, require_word
+
+
+class PublicRGP(RGP):
+    """Releases what RGP does, by other carriers."""
+
+    def __init__(
+        self,
+        rank: int,
+        power_iterations: int,
+        head_scale: float,
+        head: str,
+        public_examples: int,
+        public_labels: str | bool,
+    ) -> None:
+        """Set the options.
+
+        Args:
+            rank: r >= 1, at most the smaller side of the largest layer.
+            power_iterations: K >= 1 of Algorithm 2.
+            head_scale: constant factor on the classifier's gradient before clipping.
+            head: the classifier's name in the model.
+            public_examples: m >= 1.
+            public_labels: "random", drawn at every step, or "true", the public set's own.
+
+        Raises:
+            ConfigError: for a value outside its range.
+        """
+        super().__init__(
+            rank,
+            "both",
+            power_iterations,
+            warm_up_steps=0,
+            residual=True,
+            head_scale=head_scale,
+            head=head,
+        )
+        labels = str(public_labels).lower()  # a bare `true` is a bool
+        require_word("method.public_labels", labels, ("random", "true"))
+        if public_examples < 1:
+            raise ConfigError(f"Expected method.public_examples >= 1; got {public_examples}.")
+        self.public_size = public_examples
+        self._has_random_labels = labels == "random"
+
+    def deltas(
+        self,
+        model: nn.Module,
+        state: State,
+        public: PublicGradients | None,
+        gen: torch.Generator,
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Give each layer's public gradient, summed over the examples drawn."""
+        size, labels = (self.public_size,), None
+        indices = torch.randint(len(public), size, generator=gen, device=gen.device)
+        if self._has_random_labels:
+            classes, *_ = next(iter(state["head"].values()))
+            labels = torch.randint(classes, size, generator=gen, device=gen.device)
+        total = public.total(indices, labels)
+        for name in state["initial"]:
+            yield name, total[name]
