@@ -1,5 +1,7 @@
 """A classifier that begins with the features of texts."""
 
+import copy
+
 import datasets
 import pytest
 import torch
@@ -7,7 +9,11 @@ import torch
 import run
 from dpexp.models.language import pretrained
 from dpexp.models.prompts import begin_with
+from dpexp.models.warm_start import fit
+from dpexp.tasks.public_texts import film_reviews
+from dpexp.tasks.task import assemble
 from dpexp.tasks.text import Encoded, Texts, Tokenizer
+from dpexp.train import evaluate
 from dpexp.types import ConfigError
 from tests.texts import LONGEST, real_model, tiny
 
@@ -57,7 +63,9 @@ def test_what_cannot_be_begun_with_is_said_in_a_line(kind, texts, line, tiny_mod
         begun(str(tiny_models), texts, kind)
 
 
-def test_film_reviews_classify_before_anything_is_learnt(real_data_root):
+@pytest.fixture(scope="module")
+def reviews(real_data_root):
+    """MiniLM, begun with film reviews, and a task of real ones."""
     root = real_model("sentence-transformers/all-MiniLM-L6-v2")
     words = ["method=bitfit", "task=sst2", "profile=quick", "prompts=film_reviews"]
     config = run.compose([*words, f"model_root={root}"])
@@ -72,7 +80,27 @@ def test_film_reviews_classify_before_anything_is_learnt(real_data_root):
     rows = datasets.Dataset.from_parquet(str(path), keep_in_memory=True)[:200]
     tokens = Tokenizer.load(config["model"]["tokenizer"], root, 128, "sst2")
     some = Texts(Encoded(*tokens.encode(rows["sentence"])), torch.tensor(rows["label"]), 128)
-    batch = some.batch(torch.arange(200))
+    task = assemble(
+        "sst2", some, some, num_classes=2, delta=1e-3, dataset_size=200, input_shape=(3, 128)
+    )
+    return model, task, {"tokenizer": config["model"]["tokenizer"], "model_root": root}
+
+
+def test_film_reviews_classify_before_anything_is_learnt(reviews):
+    model, task, _ = reviews
+    # Half of them are of either class; a random classifier gets 50.
+    assert evaluate(model, task.test, torch.device("cpu")) > 65
+
+
+def test_a_model_that_has_learnt_our_phrases_alone_tells_real_reviews_apart(reviews):
+    model, task, where = reviews
+    model = copy.deepcopy(model)
     with torch.no_grad():
-        right = (model.eval()(batch.inputs).argmax(1) == batch.targets).float().mean()
-    assert right > 0.65  # half of them are of either class; a random classifier gets 0.5
+        model.head.out.weight.zero_()
+        model.head.out.bias.zero_()
+    task = film_reviews(task, name="film_reviews", size=320, data_seed=0, **where)
+    fit(
+        model, task, name="public", examples=320, batch_size=32, lr=5e-5, head_lr=0.3, head="head"
+    )
+    # Were the labels the other way round it would get 30 at most.
+    assert evaluate(model, task.test, torch.device("cpu")) > 70

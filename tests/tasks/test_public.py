@@ -15,8 +15,16 @@ from dpexp.tasks.shapes import shapes
 from dpexp.tasks.task import assemble
 from dpexp.types import ConfigError, MissingData
 
-SETS = sorted(path.stem for path in (run.CONF / "public").glob("*.yaml") if path.stem != "auto")
-TASKS = sorted(path.stem for path in (run.CONF / "public" / "auto").glob("*.yaml"))
+SETS = sorted(  # of images; tests/tasks/test_public_texts.py has the others
+    path.stem
+    for path in (run.CONF / "public").glob("*.yaml")
+    if "dpexp.tasks.public." in path.read_text()
+)
+TASKS = sorted(
+    path.stem
+    for path in (run.CONF / "public" / "auto").glob("*.yaml")
+    if path.read_text().rpartition("/")[2].partition("@")[0] in SETS
+)
 
 
 def task_of(shape, name="own", classes=10):
