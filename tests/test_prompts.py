@@ -99,8 +99,6 @@ def test_a_model_that_has_learnt_our_phrases_alone_tells_real_reviews_apart(revi
         model.head.out.weight.zero_()
         model.head.out.bias.zero_()
     task = film_reviews(task, name="film_reviews", size=320, data_seed=0, **where)
-    fit(
-        model, task, name="public", examples=320, batch_size=32, lr=5e-5, head_lr=0.3, head="head"
-    )
+    fit(model, task, name="public", examples=320, batch_size=32, lr=5e-5, head_lr=0.3, head="head")
     # Were the labels the other way round it would get 30 at most.
     assert evaluate(model, task.test, torch.device("cpu")) > 70
