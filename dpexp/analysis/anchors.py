@@ -15,6 +15,7 @@ from dpexp.methods.anchor import (
     GROUPINGS,
     Groups,
     anchor_gradients,
+    has_random_labels,
     parameter_groups,
     random_basis,
     shares,
@@ -41,16 +42,15 @@ class Anchors:
         Raises:
             ConfigError: for a value outside its range.
         """
-        labels = str(public_labels).lower()  # a bare `true` is a bool
         require_word(f"analysis.{analysis}.groups", groups, GROUPINGS)
-        require_word(f"analysis.{analysis}.public_labels", labels, ("random", "true"))
+        is_random = has_random_labels(f"analysis.{analysis}.public_labels", public_labels)
         if m < 1 or power_iterations < 1:
             raise ConfigError(
                 f"Expected analysis.{analysis}.m >= 1 and power_iterations >= 1; got {m} and "
                 f"{power_iterations}. Set them."
             )
         self._analysis, self.m, self._grouping = analysis, m, groups
-        self._power_iterations, self._has_random_labels = power_iterations, labels == "random"
+        self._power_iterations, self._has_random_labels = power_iterations, is_random
 
     def groups(self, view: View) -> Groups:
         """Give the names of each group's parameters.

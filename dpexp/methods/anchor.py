@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.linalg import orthonormal_columns
-from dpexp.types import ConfigError, PublicGradients
+from dpexp.types import ConfigError, PublicGradients, require_word
 
 GROUPINGS = ("stages", "layers", "all")
 
@@ -58,6 +58,21 @@ def shares(sizes: Mapping[str, int], total: int) -> dict[str, int]:
         hungry = (group for group in sizes if given[group] < sizes[group])
         given[min(hungry, key=lambda g: (given[g] + 0.5) / math.sqrt(sizes[g]))] += 1
     return given
+
+
+def has_random_labels(setting: str, public_labels: str | bool) -> bool:
+    """Say whether public examples get labels drawn afresh, or keep their own.
+
+    Args:
+        setting: its name, for errors.
+        public_labels: "random" or "true".
+
+    Raises:
+        ConfigError: for another word.
+    """
+    labels = str(public_labels).lower()  # a bare `true` is a bool
+    require_word(setting, labels, ("random", "true"))
+    return labels == "random"
 
 
 def anchor_gradients(

@@ -80,10 +80,9 @@ class GEP(Method):
         Raises:
             ConfigError: for a value outside its range.
         """
-        labels = str(public_labels).lower()  # a bare `true` is a bool
         require_word("method.groups", groups, anchor.GROUPINGS)
         require_word("method.basis", basis, ("anchor", "random"))
-        require_word("method.public_labels", labels, ("random", "true"))
+        is_random = anchor.has_random_labels("method.public_labels", public_labels)
         if basis == "anchor" and not 1 <= k <= m:
             raise ConfigError(
                 f"Expected k in [1, m = {m}]: m anchor gradients span no more than m directions; "
@@ -96,7 +95,7 @@ class GEP(Method):
             )
         self._m, self._k, self._grouping = m, k, groups
         self._power_iterations, self._basis = power_iterations, basis
-        self._has_random_labels = labels == "random"
+        self._has_random_labels = is_random
         self._residual, self._residual_clip, self._head = residual, residual_clip, head
         self.public_size = m if basis == "anchor" else 0
 

@@ -101,10 +101,10 @@ class RGP(Method):
             matrix = delta.flatten(1)
             rank = min(self._rank, *matrix.shape)
             if self._carriers == "random":
-                left[name], right[name] = random_bases(*matrix.shape, rank, gen, like=matrix)
+                bases = random_bases(*matrix.shape, rank, gen, like=matrix)
             else:
-                found = power_iteration(matrix, rank, self._power_iterations, gen)
-                left[name], right[name] = found
+                bases = power_iteration(matrix, rank, self._power_iterations, gen)
+            left[name], right[name] = bases
         return {**state, "step": state["step"] + 1, "left": left, "right": right}
 
     def deltas(
@@ -112,8 +112,7 @@ class RGP(Method):
     ) -> Iterator[tuple[str, Tensor]]:
         """Give each layer's Delta_t in turn, in its weight's shape: from nothing private."""
         weights = _weights(model)
-        is_random = self._carriers == "random"  # only shapes are asked for
-        use_history = not is_random and state["step"] >= max(self._warm_up_steps, 1)
+        use_history = state["step"] >= max(self._warm_up_steps, 1)
         for name, initial in state["initial"].items():
             yield name, weights[name] - initial if use_history else weights[name]
 

@@ -4,7 +4,7 @@ Algorithm 1 of rgp with another line 5:
 
     Delta_t  <- the gradient of m public examples at W_t, drawn afresh at every step
 
-Private gradients lie near the principal subspace of public ones (gep, Section 3.1), and carriers
+Private gradients lie near the principal subspace of public ones (gep, Section 3), and carriers
 taken there need neither a warm-up nor an update that shows through its noise. What follows is RGP.
 """
 
@@ -15,8 +15,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from dpexp.methods.anchor import has_random_labels
 from dpexp.methods.rgp import RGP
-from dpexp.types import ConfigError, PublicGradients, State, require_word
+from dpexp.types import ConfigError, PublicGradients, State
 
 
 class PublicRGP(RGP):
@@ -53,12 +54,10 @@ class PublicRGP(RGP):
             head_scale=head_scale,
             head=head,
         )
-        labels = str(public_labels).lower()  # a bare `true` is a bool
-        require_word("method.public_labels", labels, ("random", "true"))
         if public_examples < 1:
             raise ConfigError(f"Expected method.public_examples >= 1; got {public_examples}.")
         self.public_size = public_examples
-        self._has_random_labels = labels == "random"
+        self._has_random_labels = has_random_labels("method.public_labels", public_labels)
 
     def deltas(
         self,

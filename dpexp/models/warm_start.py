@@ -1,7 +1,8 @@
 """A public warm start: the model learns from public examples before it sees a private one.
 
-What the private steps then have to say is less, and no noise has been spent on the rest (Li et al.
-2022, arXiv 2201.12328, among others). Nothing private is looked at.
+What the private steps then have to say is less, and no noise has been spent on the rest, as where
+private networks begin with weights from a public set (Kurakin et al. 2022, arXiv 2201.12328).
+Nothing private is looked at.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ classes are -1.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import warnings
 from dataclasses import replace
@@ -21,7 +20,7 @@ from torch import Tensor
 from dpexp.snapshots import parquet_files
 from dpexp.tasks.digits import DARKEST
 from dpexp.tasks.shapes import draw
-from dpexp.tasks.task import Examples, Task, fingerprint
+from dpexp.tasks.task import Examples, Task, with_public
 from dpexp.types import ConfigError
 
 UNKNOWN = -1
@@ -146,7 +145,7 @@ def require(task: Task, size: int) -> None:
     """
     if size and task.public is None:
         raise ConfigError(
-            f"Expected public data for {task.name}: this method takes {size} public examples, and "
+            f"Expected public data for {task.name}: this run takes {size} public examples, and "
             "none are chosen. Set public=imagenet32, cifar100, cifar10-test, digits or shapes; for "
             "texts film_reviews or texts; or, with GEP, method.basis=random, which needs none."
         )
@@ -184,9 +183,7 @@ def _refuse_private(task: Task, images: Tensor, name: str) -> None:
 
 
 def _with_public(task: Task, inputs: Tensor, targets: Tensor) -> Task:
-    public = Examples(inputs, targets, task.train.mean, task.train.std)
-    both = hashlib.sha256((task.fingerprint + fingerprint(inputs, targets)).encode())
-    return replace(task, public=public, fingerprint=both.hexdigest())
+    return with_public(task, Examples(inputs, targets, task.train.mean, task.train.std))
 
 
 def _shape(task: Task, name: str) -> tuple[int, ...]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import replace
-
 import torch
 
 from dpexp.tasks import reviews
 from dpexp.tasks.grammar import GRAMMARS, WordLevel, draw
-from dpexp.tasks.task import Task, fingerprint
+from dpexp.tasks.task import Task, with_public
 from dpexp.tasks.text import Encoded, Texts, Tokenizer
 from dpexp.types import ConfigError
 
@@ -36,32 +33,34 @@ def film_reviews(
     _require(task, name, size, FILM_REVIEWS)
     words = Tokenizer.load(tokenizer, model_root, task.train.longest, task.name)
     texts, labels = reviews.write(size, data_seed)
-    return _with_public(task, words.encode(texts), labels)
+    return _with_texts(task, words.encode(texts), labels)
 
 
-def generated(task: Task, *, name: str, size: int, data_seed: int) -> Task:
+def generated(
+    task: Task, *, name: str, size: int, data_seed: int, tokenizer: str | None, model_root: str
+) -> Task:
     """Write texts like those of a generated task, but others.
 
     Some short ones may be among the private texts too: both come from one small grammar.
 
     Args:
-        task: sentiment or entailment, a word an id.
+        task: sentiment or entailment.
         name: as in conf/public.
         size: how many texts, >= 1.
         data_seed: what they are drawn from, the same for every run.
+        tokenizer: owner/name of the model whose tokenizer encodes the task; None: a word an id.
+        model_root: a folder laid out like hub snapshots, looked at before the hub.
 
     Raises:
-        ConfigError: for another task, no texts at all, or a task encoded by a tokenizer.
+        ConfigError: for another task, or no texts at all.
     """
     _require(task, name, size, tuple(GRAMMARS))
     grammar = GRAMMARS[task.name]
-    if int(task.train.encoded.ids.max()) >= len(grammar.words):
-        raise ConfigError(
-            f"Expected {task.name} with a word an id for public={name}; a tokenizer encoded it. "
-            "Set model=bert_tiny, or public=none."
-        )
+    words = WordLevel(grammar.words)
+    if tokenizer is not None:
+        words = Tokenizer.load(tokenizer, model_root, task.train.longest, task.name)
     ((texts, labels),) = draw(grammar, f"public {task.name} {data_seed}", size)
-    return _with_public(task, WordLevel(grammar.words).encode(*zip(*texts, strict=True)), labels)
+    return _with_texts(task, words.encode(*zip(*texts, strict=True)), labels)
 
 
 def _require(task: Task, name: str, size: int, tasks: tuple[str, ...]) -> None:
@@ -74,7 +73,5 @@ def _require(task: Task, name: str, size: int, tasks: tuple[str, ...]) -> None:
         raise ConfigError(f"Expected public.size >= 1; got {size}. Set public.size.")
 
 
-def _with_public(task: Task, encoded: Encoded, labels: list[int]) -> Task:
-    public = Texts(encoded, torch.tensor(labels), task.train.longest)
-    both = hashlib.sha256((task.fingerprint + fingerprint(*public.tensors())).encode())
-    return replace(task, public=public, fingerprint=both.hexdigest())
+def _with_texts(task: Task, encoded: Encoded, labels: list[int]) -> Task:
+    return with_public(task, Texts(encoded, torch.tensor(labels), task.train.longest))

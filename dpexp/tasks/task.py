@@ -189,6 +189,17 @@ def assemble(
     )
 
 
+def with_public(task: Task, public: Examples) -> Task:
+    """Give a task public examples, and a fingerprint that knows them.
+
+    Args:
+        task: with or without some.
+        public: anything with the methods of `Examples`.
+    """
+    both = hashlib.sha256((task.fingerprint + fingerprint(*public.tensors())).encode())
+    return replace(task, public=public, fingerprint=both.hexdigest())
+
+
 def subset(examples: Examples, size: int | None, seed: int) -> Examples:
     """Take the first `size` examples of a permutation drawn from `seed`; None takes all.
 

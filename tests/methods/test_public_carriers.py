@@ -101,6 +101,22 @@ def test_no_private_example_moves_the_carriers():
         assert torch.equal(left, seen[1][name])
 
 
+def test_public_examples_and_their_labels_are_drawn_afresh_at_every_step():
+    model, public = TinyNet(), public_set()
+    for labels in (True, "random"):
+        method = make(public_labels=labels, public_examples=40)
+        with gradient_of(model, method, public) as gradient:
+            state = method.start(model)
+            first, second = (
+                method.prepare(
+                    model, state, gradient.passes(public), generator(0, "method", at, CPU)
+                )
+                for at in (0, 1)
+            )
+        drawn = [torch.outer(*2 * [one["left"]["hidden.weight"][:, 0]]) for one in (first, second)]
+        assert not torch.allclose(*drawn, atol=1e-3)
+
+
 def test_random_labels_do_for_a_set_that_has_none():
     model, (x, y) = TinyNet(), data()
     for labels, refused in (("random", False), (True, True)):

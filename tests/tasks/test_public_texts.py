@@ -20,6 +20,7 @@ SENTIMENT = ["task=sentiment", "profile=embedded", "device=cpu"]
 FEW = ["task.dataset_size=600", "task.test_size=200", "batch_size=50", "privacy.delta=1e-3"]
 BRIEF = ["method=dpsgd", *SENTIMENT, *FEW, "warm_start=public", "warm_start.examples=640"]
 
+WORD_LEVEL = {"tokenizer": None, "model_root": "models"}
 COLD = BRIEF[:-2]
 
 
@@ -61,20 +62,48 @@ def test_an_adjective_alone_has_the_label_of_its_list(label):
     assert set(alone) == {label}
 
 
+@pytest.mark.parametrize("turns", [(" but ", " yet "), ("despite ", "although ", "for all ")])
+def test_of_two_unlike_clauses_the_last_has_the_label(turns):
+    """Negated words speak for the other side, but they are few."""
+    agree = against = 0
+    for text, label in zip(*reviews.write(20_000, 3), strict=True):
+        if any(turn in text for turn in turns):
+            last = text.replace(" yet ", " but ").rpartition(
+                " , " if turns[0] != " but " else " but "
+            )[2]
+            words = set(last.split())
+            agree += len(words & set((lexicon.BAD, lexicon.GOOD)[label]))
+            against += len(words & set((lexicon.GOOD, lexicon.BAD)[label]))
+    assert agree > 300
+    assert agree > 5 * against
+
+
+def test_texts_of_a_pretrained_models_words_are_encoded_by_its_tokenizer(tiny_models):
+    task = text_task("sentiment")
+    where = {"tokenizer": "tiny/bert", "model_root": str(tiny_models)}
+    found = generated(task, name="texts", size=10, data_seed=0, **where).public
+    by_words = generated(task, name="texts", size=10, data_seed=0, **WORD_LEVEL).public
+    assert found.targets.tolist() == by_words.targets.tolist()
+    assert found.encoded.ids.tolist() != by_words.encoded.ids.tolist()
+
+
 # Sets
 
 
 @pytest.mark.parametrize("name", ["sentiment", "entailment"])
 def test_texts_like_the_tasks_own_have_its_labels(name):
     task = text_task(name)
-    found = generated(task, name="texts", size=40, data_seed=0)
+    found = generated(task, name="texts", size=40, data_seed=0, **WORD_LEVEL)
     grammar, public = GRAMMARS[name], found.public
     for ids, length, label in zip(*public.encoded[:2], public.targets.tolist(), strict=True):
         words = [grammar.words[i] for i in ids[1 : length - 1]]
         texts = " ".join(words).split(" [sep] ")
         assert grammar.read(*texts) == label
     assert found.fingerprint != task.fingerprint
-    assert found.fingerprint != generated(task, name="texts", size=40, data_seed=1).fingerprint
+    assert (
+        found.fingerprint
+        != generated(task, name="texts", size=40, data_seed=1, **WORD_LEVEL).fingerprint
+    )
 
 
 @pytest.mark.parametrize("name", ["texts", "film_reviews"])
@@ -106,9 +135,7 @@ def test_methods_and_warm_starts_that_take_public_texts_ask_for_the_tasks_own(ta
     ],
 )
 def test_what_there_are_no_texts_for_is_one_line(make, task, changes, line):
-    settings = {"name": "here", "size": 5, "data_seed": 0, **changes}
-    if make is film_reviews:
-        settings |= {"tokenizer": None, "model_root": "models"}
+    settings = {"name": "here", "size": 5, "data_seed": 0, **WORD_LEVEL, **changes}
     with pytest.raises(ConfigError, match=line):
         make(text_task(task), **settings)
 
@@ -136,7 +163,7 @@ def test_a_warm_start_is_drawn_from_the_seed_alone():
 def test_learning_rates_fall_to_a_last_step_above_zero():
     """One step of Adam moves every weight by its learning rate; two by 1 and 1/2 of it."""
     parts = made(COLD)
-    public = generated(parts.task, name="texts", size=64, data_seed=0)
+    public = generated(parts.task, name="texts", size=64, data_seed=0, **WORD_LEVEL)
     before = parts.model.head.out.bias.detach().clone()
     settings = {"name": "here", "batch_size": 32, "lr": 1e-9, "head_lr": 1e-3, "head": "head"}
     fit(parts.model, public, examples=33, **settings)
