@@ -93,6 +93,11 @@ class Passes:
             self._listen(batch, lambda name, carrier: carrier.add_to(sums[name], None))
         return sums
 
+    def hear(self, indices: Tensor, targets: Tensor | None, listener: Listener) -> None:
+        """Let a listener hear every tapped layer of some examples, some m of them at a time."""
+        for batch in self._batches(indices, targets):
+            self.backward(batch, listener)
+
     def _batches(self, indices: Tensor, targets: Tensor | None) -> Iterator[Batch]:
         for piece in torch.arange(len(indices)).split(PUBLIC_BATCH):
             batch = self.examples.batch(indices[piece]).to(self.device)

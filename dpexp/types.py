@@ -193,6 +193,20 @@ class PublicGradients(Protocol):
             ConfigError: if the set's own targets are wanted where it has none.
         """
 
+    def hear(
+        self, indices: Tensor, targets: Tensor | None, listener: Callable[[str, Tap], None]
+    ) -> None:
+        """Let a listener hear every tapped layer of some examples, some m of them at a time.
+
+        Args:
+            indices: of public examples, [n].
+            targets: their class indices, [n]; None: the set's own.
+            listener: called with a layer's name and its tap, whose first axis is m.
+
+        Raises:
+            ConfigError: if the set's own targets are wanted where it has none.
+        """
+
 
 class Method(Protocol):
     """What a method does between the tape and the optimizer; the trainer does everything else.

@@ -80,6 +80,7 @@ SUBJECTS = (
     Subject("rgp_random", ("method=rgp_random",), small=LOW_RANK),
     Subject("rgp", ("method=rgp",), small=LOW_RANK),
     Subject("rgp_public", ("method=rgp_public",), small=(*LOW_RANK, "method.public_examples=20")),
+    Subject("rgp_core", ("method=rgp_core",), small=(*LOW_RANK, "method.public_examples=20")),
     Subject("lsg", ("method=lsg",), small=LOW_RANK),
     # Canaries that share a coordinate drown each other; embeddings and heads have few.
     Subject("bgep", ("method=bgep",), one_run=("audit.m=300",), small=ANCHORED),

@@ -15,6 +15,7 @@ from scripts.bench.steps import (
     UNIT,
     Case,
     Step,
+    core,
     lsg,
     nonprivate_step,
     opacus_step,
@@ -67,6 +68,7 @@ def steps(num: int, device: torch.device) -> dict[str, Callable[[], Step]]:
     return {
         UNIT: lambda: nonprivate_step(texts, plain),
         "RGP, r = 8": lambda: private_step(rgp("both", **low_rank), texts, plain, device),
+        "RGP core, r = 8": lambda: private_step(core(8), texts, plain, device, public=texts),
         "LSG, r = 8, p = 0.5": lambda: private_step(lsg(**low_rank), texts, plain, device),
         "DP-SGD": lambda: private_step(DPSGD("all", "head"), texts, plain, device),
         "DP-SGD, matrices": lambda: private_step(DPSGD("matrices", "head"), texts, plain, device),

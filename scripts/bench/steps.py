@@ -15,6 +15,7 @@ from dpexp.gradient import PrivateGradient
 from dpexp.mechanism import whole_batch
 from dpexp.methods.lsg import LSG
 from dpexp.methods.rgp import RGP
+from dpexp.methods.rgp_core import CoreRGP
 from dpexp.ranks import Ranks
 from dpexp.types import Batch, Method
 
@@ -60,13 +61,20 @@ def whole(examples: Any) -> Batch:
     return examples.batch(torch.arange(len(examples)))
 
 
-def private_step(method: Method, examples: Any, new_model: NewModel, device: torch.device) -> Step:
-    """Make the suite's own private step: q = 1, so that every step sees the whole batch."""
+def private_step(
+    method: Method, examples: Any, new_model: NewModel, device: torch.device, public: Any = None
+) -> Step:
+    """Make the suite's own private step: q = 1, so that every step sees the whole batch.
+
+    What a method finds in public examples before its first step is no part of it.
+    """
     model, num = new_model(), len(examples)
     state = method.start(model)
     mechanism = whole_batch(num, method.releases(state, 1.0), noise_multiplier=1.0)
     ranks = Ranks(0, 1, device)
-    gradient = PrivateGradient(model, method, mechanism, ranks, micro_batch=num)
+    gradient = PrivateGradient(model, method, mechanism, ranks, micro_batch=num, public=public)
+    if public is not None:
+        state = gradient(state, examples, 0).state
     nobody = replace(mechanism, batch_size=1e-12)  # a draw that is always empty
     empty = PrivateGradient(new_model(), method, nobody, ranks, micro_batch=num)
     return Step(lambda: gradient(state, examples, 0), lambda: empty(state, examples, 0))
@@ -83,6 +91,11 @@ def rgp(carriers: str, rank: int = 16, head_scale: float = 0.01) -> RGP:
         head_scale=head_scale,
         head="head",
     )
+
+
+def core(rank: int = 16) -> CoreRGP:
+    """Give RGP with a core, its bases from random examples."""
+    return CoreRGP(rank, 0.5, 0.1, "head", public_examples=8, public_labels="random")
 
 
 def lsg(rank: int = 16, head_scale: float = 0.01) -> LSG:

@@ -1,0 +1,232 @@
+"""RGP with a core between public bases (ours, after arXiv 2106.09352 and 2102.12677).
+
+For each weight matrix W [p, d] (a kernel flattened to [p, d k k]), from public examples alone and
+once, before the first step:
+
+    A <- sum_i dW_i dW_i^T,  B <- sum_i dW_i^T dW_i     over the public examples' gradients
+    L [p, r], R [r, d] <- principal eigenvectors of A and B, orthonormal
+    S [r, r] <- root mean square of the entries of L^T dW_i R^T, to the power `exponent`
+
+and at every step, with what RGP does in between (clip jointly, sum, add noise):
+
+    dM_i = (L^T dW_i R^T) / S                           [r, r]
+    dW   <- L (dM / S) R
+
+RGP's dL_i and dR_i hold (p + d) r numbers a layer, the core r r: less noise by that much, at the
+price of an update that stays within two bases. Private gradients lie near the principal subspace of
+public ones (gep, Section 3). Dividing by S before clipping keeps a few large entries from taking
+all of C; with the second division the step is plain descent on M in W + L (M / S) R.
+
+S is scaled so that the public gradients' root mean square norm is 1: C is in that unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.carriers import Explicit
+from dpexp.methods.anchor import has_random_labels
+from dpexp.methods.selection import head_parameters, matrix_parameters, require_rank
+from dpexp.types import Carrier, ConfigError, Key, Method, PublicGradients, Release, State, Tap
+
+CORE = "core"
+FLOOR = 1e-3  # ours: of the mean square of all entries, added to each; bounds what S may enlarge
+
+
+class CoreRGP(Method):
+    """Releases one vector a step: every layer's scaled core gradient and the scaled head."""
+
+    def __init__(
+        self,
+        rank: int,
+        exponent: float,
+        head_scale: float,
+        head: str,
+        public_examples: int,
+        public_labels: str | bool,
+    ) -> None:
+        """Set the options.
+
+        Args:
+            rank: r >= 1, at most the smaller side of the largest layer; smaller sides cap it.
+            exponent: of the root mean square in S, in [0, 1]: 0 leaves the entries as they are, 1
+                makes them equally large.
+            head_scale: factor > 0 on the classifier's share of the clipped vector.
+            head: the classifier's name in the model.
+            public_examples: m >= 1.
+            public_labels: "random", or "true", the public set's own.
+
+        Raises:
+            ConfigError: for a value outside its range.
+        """
+        if not 0 <= exponent <= 1 or not head_scale > 0 or public_examples < 1:
+            raise ConfigError(
+                "Expected method.exponent in [0, 1], method.head_scale > 0 and "
+                f"method.public_examples >= 1; got {exponent}, {head_scale} and {public_examples}."
+            )
+        self._rank, self._exponent = rank, exponent
+        self._head_scale, self._head = head_scale, head
+        self.public_size = public_examples
+        self._has_random_labels = has_random_labels("method.public_labels", public_labels)
+
+    def trainable(self, model: nn.Module) -> tuple[str, ...]:
+        """Name the weight matrices and the classifier; biases and norms stay frozen."""
+        return matrix_parameters(model, self._head) + head_parameters(model, self._head)
+
+    def start(self, model: nn.Module) -> State:
+        """Note the shapes; bases and scales come with the first step.
+
+        Raises:
+            ConfigError: if no layer is as large as the rank.
+        """
+        matrices, head = matrix_parameters(model, self._head), head_parameters(model, self._head)
+        require_rank(self._rank, model, matrices)
+        shapes = {name: tuple(model.get_parameter(name).shape) for name in matrices + head}
+        return {
+            "matrices": {name: shapes[name] for name in matrices},
+            "head": {name: shapes[name] for name in head},
+            "left": {},
+            "right": {},
+            "scale": {},
+        }
+
+    def prepare(
+        self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
+    ) -> State:
+        """Find L, R and S before the first step, from public examples."""
+        if state["scale"]:
+            return state
+        size, labels = (self.public_size,), None
+        indices = torch.randint(len(public), size, generator=gen, device=gen.device)
+        if self._has_random_labels:
+            classes, *_ = next(iter(state["head"].values()))
+            labels = torch.randint(classes, size, generator=gen, device=gen.device)
+
+        def hear(listener: Callable[[str, Tap], None]) -> None:
+            public.hear(indices, labels, listener)
+
+        like = next(model.parameters())
+        left, right = self._bases(state["matrices"], hear, gen, like)
+        state = {**state, "left": left, "right": right}
+        return {**state, "scale": self._scales(state, hear, like)}
+
+    def _bases(
+        self,
+        matrices: Mapping[str, tuple[int, ...]],
+        hear: Callable[[Callable[[str, Tap], None]], None],
+        gen: torch.Generator,
+        like: Tensor,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Find the eigenvectors from A and B seen through r random directions a side.
+
+        E[dW Q Q^T dW^T] = dW dW^T for standard normal Q, so that no gradient is ever formed.
+        """
+        sketches, seconds = {}, {}
+        for name, shape in matrices.items():
+            p, d = shape[0], torch.Size(shape[1:]).numel()
+            sketches[name] = [
+                torch.randn(size, generator=gen, device=like.device, dtype=like.dtype)
+                for size in ((p, min(self._rank, p)), (min(self._rank, d), d))
+            ]
+            seconds[name] = like.new_zeros(p, p), like.new_zeros(d, d)
+
+        def add(layer: str, tap: Tap) -> None:
+            name = f"{layer}.weight"
+            if name in matrices:
+                to_left, to_right = sketches[name]
+                columns = tap.left(to_right).each().transpose(0, 1).flatten(1)
+                rows = tap.right(to_left).each().flatten(0, 1)
+                seconds[name][0].addmm_(columns, columns.T)
+                seconds[name][1].addmm_(rows.T, rows)
+
+        hear(add)
+        left, right = {}, {}
+        for name in list(seconds):
+            a, b = seconds.pop(name)
+            left[name] = _principal(a, self._rank)
+            right[name] = _principal(b, self._rank).T.contiguous()
+        return left, right
+
+    def _scales(
+        self,
+        state: State,
+        hear: Callable[[Callable[[str, Tap], None]], None],
+        like: Tensor,
+    ) -> dict[str, Tensor]:
+        """Give S for every layer; the classifier's layers have one number each."""
+        squares: dict[str, Tensor] = {}
+
+        def add(layer: str, tap: Tap) -> None:
+            name = f"{layer}.weight"
+            if name in state["matrices"]:
+                part = _core(state, name, tap).square().sum(0)
+            else:  # as many entries as the layer has, equally scaled
+                part = sum(tap.gradient(key).squared_norms().sum() for key in tap.parameters)
+            squares[layer] = squares.get(layer, 0) + part / self.public_size
+
+        hear(add)
+        sizes = {layer: self._entries(state, layer, each) for layer, each in squares.items()}
+        floor = FLOOR * sum(each.sum() for each in squares.values()) / sum(sizes.values())
+        scale, norm = {}, like.new_zeros(())
+        for layer, each in squares.items():
+            mean = each / (sizes[layer] / each.numel())
+            scale[layer] = (mean + floor).pow(self._exponent / 2)
+            if each.ndim == 0:
+                scale[layer] = scale[layer] / self._head_scale
+            norm += (each / scale[layer].square()).sum()
+        return {layer: each * norm.sqrt() for layer, each in scale.items()}
+
+    def _entries(self, state: State, layer: str, squares: Tensor) -> int:
+        if squares.ndim:
+            return squares.numel()
+        own = [s for name, s in state["head"].items() if name.rpartition(".")[0] == layer]
+        return sum(torch.Size(shape).numel() for shape in own)
+
+    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
+        """Carry dM_i, or the classifier's scaled gradient."""
+        weight, scale = f"{layer}.weight", state["scale"][layer]
+        if weight in state["matrices"]:
+            return {Key(CORE, weight): Explicit(_core(state, weight, tap) / scale)}
+        head = tap.scaled(1 / float(scale))
+        return {Key(CORE, f"{layer}.{name}"): head.gradient(name) for name in tap.parameters}
+
+    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Give [r, r] for every layer, smaller where a side is, and the classifier's shapes."""
+        shapes: dict[Key, tuple[int, ...]] = {}
+        for name, shape in state["matrices"].items():
+            sides = shape[0], torch.Size(shape[1:]).numel()
+            shapes[Key(CORE, name)] = tuple(min(self._rank, side) for side in sides)
+        return shapes | {Key(CORE, name): shape for name, shape in state["head"].items()}
+
+    def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
+        """Declare the one vector, clipped jointly over all layers."""
+        dimension = sum(torch.Size(shape).numel() for shape in self.blocks(state).values())
+        return (Release(CORE, dimension, clip_norm),)
+
+    def reconstruct(
+        self, state: State, noisy: Mapping[Key, Tensor]
+    ) -> tuple[dict[str, Tensor], State]:
+        """Scale again, and put the cores back between their bases."""
+        gradients = {}
+        for key, value in noisy.items():
+            name = key.parameter
+            value = value / state["scale"][name.rpartition(".")[0]]
+            if name in state["matrices"]:
+                value = state["left"][name] @ value @ state["right"][name]
+                value = value.view(state["matrices"][name])
+            gradients[name] = value
+        return gradients, state
+
+
+def _core(state: State, name: str, tap: Tap) -> Tensor:
+    """Form L^T dW_i R^T, [n, r, r]."""
+    return state["left"][name].T @ tap.left(state["right"][name]).each()
+
+
+def _principal(second_moment: Tensor, rank: int) -> Tensor:
+    """Give the eigenvectors of the largest eigenvalues, largest first, [m, min(rank, m)]."""
+    vectors = torch.linalg.eigh(second_moment).eigenvectors
+    return vectors[:, -min(rank, len(vectors)) :].flip(1).contiguous()
