@@ -39,9 +39,19 @@ METHODS = sorted(  # a method with a loop of its own takes no such steps
 PAPERS = ["dpsgd", "rgp", "rgp_random", "dp_powersgd", "lsg", "sparse_dpsgd"]
 PRIVATE = ["noise=true", "clip=true", "eps=8"]
 FEW = ["method.m=20", "method.k=10"]
-SMALLER = {"gep": FEW, "bgep": FEW, "bitfit": ["model=cnn"]}
+SMALLER = {
+    "gep": FEW,
+    "bgep": FEW,
+    "bitfit": ["model=cnn"],
+    "rgp_public": ["method.public_examples=20"],
+    "rgp_core": ["method.public_examples=20"],
+}
 """Settings that cost time and decide nothing here; and a model with biases, which WRN has not."""
-WIDER = {"compressive": ["method.p=200"], "bgep": ["model=linear", "method.m=400", "method.k=400"]}
+WIDER = {
+    "compressive": ["method.p=200"],
+    "bgep": ["model=linear", "method.m=400", "method.k=400"],
+    "rgp_core": ["method.rank=64"],
+}
 """Settings that release more numbers a step, so that a sample of noise takes fewer steps."""
 
 

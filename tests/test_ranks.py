@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from itertools import product
 from operator import ne
 from pathlib import Path
 
@@ -135,29 +134,28 @@ def distance(one, other):
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-def test_two_and_three_ranks_train_the_weights_that_one_process_does(tmp_path):
-    """One test, since starting ranks takes longer than all that they do."""
-    folders = {size: tmp_path / str(size) for size in (1, 2, 3)}
+def test_three_ranks_train_the_weights_that_one_process_does(tmp_path):
+    """One test, since starting ranks takes longer than all that they do; two are tried below."""
+    folders = {size: tmp_path / str(size) for size in (1, 3)}
     for size, folder in folders.items():
         folder.mkdir()
         launch(train_all, {"device": "cpu", "ranks": size, "folder": str(folder)})
-    for name, size in product(WORDS, (2, 3)):
-        alone, shared = (torch.load(folders[n] / f"{name}.pt") for n in (1, size))
-        assert distance(alone, shared) <= BOUNDS[name], (name, size)
+    for name in WORDS:
+        alone, shared = (torch.load(folder / f"{name}.pt") for folder in folders.values())
+        assert distance(alone, shared) <= BOUNDS[name], name
         config = composed(name, "")
         first = parts_of(name, config).model.state_dict()
         assert distance(alone, first) > 0.01, name  # it was trained
         (_, result, privacy), (_, _, same) = (
-            of(records.locate(place(folders[n], name), config)) for n in (size, 1)
+            of(records.locate(place(folders[n], name), config)) for n in (3, 1)
         )
-        assert (result["ranks"], result["steps"]) == (size, 20)
+        assert (result["ranks"], result["steps"]) == (3, 20)
         assert privacy == same, name  # the same mechanism, the same draws of noise
-    for size in (2, 3):
-        totals = torch.load(folders[size] / "reduced.pt")
-        expected = [sum(each) for each in zip(*map(reducible, range(size)), strict=True)]
-        for total, right in zip(totals, expected, strict=True):
-            torch.testing.assert_close(total, right)
-        assert {torch.load(folders[size] / f"halved by {n}.pt") for n in range(size)} == {5}
+    totals = torch.load(folders[3] / "reduced.pt")
+    expected = [sum(each) for each in zip(*map(reducible, range(3)), strict=True)]
+    for total, right in zip(totals, expected, strict=True):
+        torch.testing.assert_close(total, right)
+    assert {torch.load(folders[3] / f"halved by {n}.pt") for n in range(3)} == {5}
     assert torch.load(folders[1] / "halved by 0.pt") == 80
 
 
