@@ -122,7 +122,8 @@ class CoreRGP(Method):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Find the eigenvectors from A and B seen through r random directions a side.
 
-        E[dW Q Q^T dW^T] = dW dW^T for standard normal Q, so that no gradient is ever formed.
+        E[dW Q Q^T dW^T] = r dW dW^T for standard normal Q [d, r], so that no gradient is ever
+        formed. Meanwhile p^2 + d^2 numbers a layer are held.
         """
         sketches, seconds = {}, {}
         for name, shape in matrices.items():
