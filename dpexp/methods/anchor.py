@@ -75,6 +75,33 @@ def has_random_labels(setting: str, public_labels: str | bool) -> bool:
     return labels == "random"
 
 
+def draw_public(
+    public: PublicGradients,
+    size: int,
+    head: Mapping[str, Sequence[int]],
+    is_random: bool,
+    gen: torch.Generator,
+) -> tuple[Tensor, Tensor | None]:
+    """Draw public examples, with replacement.
+
+    Args:
+        public: the set.
+        size: how many, m.
+        head: shapes of the classifier's parameters, in the model's order; the last layer has as
+            many outputs as there are classes.
+        is_random: whether labels are drawn as well.
+        gen: on the model's device.
+
+    Returns:
+        Indices [m], and labels [m]; None: the set's own.
+    """
+    indices = torch.randint(len(public), (size,), generator=gen, device=gen.device)
+    if not is_random:
+        return indices, None
+    *_, (classes, *_) = head.values()
+    return indices, torch.randint(classes, (size,), generator=gen, device=gen.device)
+
+
 def anchor_gradients(
     public: PublicGradients, m: int, labels: Tensor | None, groups: Groups
 ) -> dict[str, Tensor]:

@@ -137,7 +137,7 @@ class GEP(Method):
         return {**state, "bases": bases, "held": {}}
 
     def _draw_labels(self, model: nn.Module, gen: torch.Generator) -> Tensor:
-        classes = len(model.get_parameter(head_parameters(model, self._head)[0]))
+        classes = len(model.get_parameter(head_parameters(model, self._head)[-1]))
         return torch.randint(classes, (self._m,), generator=gen, device=gen.device)
 
     def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:

@@ -4,7 +4,7 @@ For each weight matrix W [p, d] (a kernel flattened to [p, d k k]), from public 
 once, before the first step:
 
     A <- sum_i dW_i dW_i^T,  B <- sum_i dW_i^T dW_i     over the public examples' gradients
-    L [p, r], R [r, d] <- principal eigenvectors of A and B, orthonormal
+    L [p, r], R [r, d] <- principal eigenvectors of A and B, seen through r random directions
     S [r, r] <- root mean square of the entries of L^T dW_i R^T, to the power `exponent`
 
 and at every step, with what RGP does in between (clip jointly, sum, add noise):
@@ -12,23 +12,25 @@ and at every step, with what RGP does in between (clip jointly, sum, add noise):
     dM_i = (L^T dW_i R^T) / S                           [r, r]
     dW   <- L (dM / S) R
 
-RGP's dL_i and dR_i hold (p + d) r numbers a layer, the core r r: less noise by that much, at the
-price of an update that stays within two bases. Private gradients lie near the principal subspace of
-public ones (gep, Section 3). Dividing by S before clipping keeps a few large entries from taking
-all of C; with the second division the step is plain descent on M in W + L (M / S) R.
+RGP's dL_i and dR_i hold (p + d) r numbers a layer, the core r r: the noise on the clipped vector
+has that much less squared norm, at the price of an update that stays within two bases. Private
+gradients lie near the principal subspace of public ones (gep, Section 3). Dividing by S before
+clipping keeps a few large entries from taking all of C; with the second division the step is plain
+descent on M in W + L (M / S) R.
 
 S is scaled so that the public gradients' root mean square norm is 1: C is in that unit.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from dpexp.carriers import Explicit
-from dpexp.methods.anchor import has_random_labels
+from dpexp.methods.anchor import draw_public, has_random_labels
 from dpexp.methods.selection import head_parameters, matrix_parameters, require_rank
 from dpexp.types import Carrier, ConfigError, Key, Method, PublicGradients, Release, State, Tap
 
@@ -52,9 +54,10 @@ class CoreRGP(Method):
 
         Args:
             rank: r >= 1, at most the smaller side of the largest layer; smaller sides cap it.
-            exponent: of the root mean square in S, in [0, 1]: 0 leaves the entries as they are, 1
-                makes them equally large.
-            head_scale: factor > 0 on the classifier's share of the clipped vector.
+            exponent: of the root mean square in S, in [0, 1]: 0 leaves the entries' proportions as
+                they are, 1 makes them equally large.
+            head_scale: factor > 0 on the classifier's gradient before clipping; as S, it is
+                applied twice, so that the classifier's step shrinks by its square.
             head: the classifier's name in the model.
             public_examples: m >= 1.
             public_labels: "random", or "true", the public set's own.
@@ -99,11 +102,9 @@ class CoreRGP(Method):
         """Find L, R and S before the first step, from public examples."""
         if state["scale"]:
             return state
-        size, labels = (self.public_size,), None
-        indices = torch.randint(len(public), size, generator=gen, device=gen.device)
-        if self._has_random_labels:
-            classes, *_ = next(iter(state["head"].values()))
-            labels = torch.randint(classes, size, generator=gen, device=gen.device)
+        indices, labels = draw_public(
+            public, self.public_size, state["head"], self._has_random_labels, gen
+        )
 
         def hear(listener: Callable[[str, Tap], None]) -> None:
             public.hear(indices, labels, listener)
@@ -123,7 +124,7 @@ class CoreRGP(Method):
         """Find the eigenvectors from A and B seen through r random directions a side.
 
         E[dW Q Q^T dW^T] = r dW dW^T for standard normal Q [d, r], so that no gradient is ever
-        formed. Meanwhile p^2 + d^2 numbers a layer are held.
+        formed. Meanwhile p^2 + d^2 numbers are held for every layer at once.
         """
         sketches, seconds = {}, {}
         for name, shape in matrices.items():
@@ -144,6 +145,12 @@ class CoreRGP(Method):
                 seconds[name][1].addmm_(rows.T, rows)
 
         hear(add)
+        total = sum(float(each.abs().sum()) for two in seconds.values() for each in two)
+        if not 0 < total < math.inf:
+            raise ConfigError(
+                "Expected gradients of public examples that are finite and not all zero; their "
+                f"second moments add up to {total}. Set another public set or model."
+            )
         left, right = {}, {}
         for name in list(seconds):
             a, b = seconds.pop(name)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from dpexp.methods.anchor import has_random_labels
+from dpexp.methods.anchor import draw_public, has_random_labels
 from dpexp.methods.rgp import RGP
 from dpexp.types import ConfigError, PublicGradients, State
 
@@ -67,11 +67,9 @@ class PublicRGP(RGP):
         gen: torch.Generator,
     ) -> Iterator[tuple[str, Tensor]]:
         """Give each layer's public gradient, summed over the examples drawn."""
-        size, labels = (self.public_size,), None
-        indices = torch.randint(len(public), size, generator=gen, device=gen.device)
-        if self._has_random_labels:
-            classes, *_ = next(iter(state["head"].values()))
-            labels = torch.randint(classes, size, generator=gen, device=gen.device)
+        indices, labels = draw_public(
+            public, self.public_size, state["head"], self._has_random_labels, gen
+        )
         total = public.total(indices, labels)
         for name in state["initial"]:
             yield name, total[name]

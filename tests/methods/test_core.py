@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
+from dpexp.linalg import random_bases
 from dpexp.mechanism import generator
 from dpexp.methods.rgp_core import FLOOR, CoreRGP
+from dpexp.methods.rgp_public import PublicRGP
 from dpexp.tasks import Examples
 from dpexp.types import ConfigError
 from tests.methods import literal
@@ -92,19 +95,58 @@ def test_scales_are_powers_of_the_public_gradients_and_make_them_one_long(expone
 
 def test_bases_are_orthonormal_and_keep_what_the_best_ones_would():
     public = public_set()
-    state = prepared(make(), public)
+    state = prepared(make(rank=2), public)
     each = public_gradients(public)
+    gen = torch.Generator().manual_seed(0)
+    kept, by_chance = [], []
     for name in MATRICES:
         rows = each[name].flatten(2)
         for basis, gradients in (
             (state["left"][name], rows),
             (state["right"][name].T, rows.mT),
         ):
-            torch.testing.assert_close(basis.T @ basis, torch.eye(4, dtype=basis.dtype), **CLOSE)
+            torch.testing.assert_close(basis.T @ basis, torch.eye(2, dtype=basis.dtype), **CLOSE)
             second_moment = (gradients @ gradients.mT).sum(0)
-            best = torch.linalg.eigvalsh(second_moment)[-4:].sum()
-            # Seen through random directions; a random basis keeps a third to a half here.
-            assert (basis.T @ second_moment @ basis).trace() > 0.9 * best
+            best = torch.linalg.eigvalsh(second_moment)[-2:].sum()
+            chance = random_bases(*gradients.shape[1:], 2, gen, like=gradients)[0]
+            kept.append(float((basis.T @ second_moment @ basis).trace() / best))
+            by_chance.append(float((chance.T @ second_moment @ chance).trace() / best))
+    assert min(kept) > 0.9  # seen through two random directions
+    assert sum(by_chance) / len(by_chance) < 0.7
+
+
+class TwoLayerHead(TinyNet):
+    """A head whose first layer has more outputs than there are classes, as BERT's."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(7, 40), nn.Tanh(), nn.Linear(40, 3)).double()
+
+
+@pytest.mark.parametrize("labels", ["random", "true"])
+@pytest.mark.parametrize("kind", [CoreRGP, PublicRGP])
+def test_random_labels_are_classes_also_where_the_head_has_two_layers(kind, labels):
+    model, (x, y) = TwoLayerHead(), data()
+    method = make(public_labels=labels)
+    if kind is PublicRGP:
+        method = PublicRGP(2, 1, 0.1, "head", public_examples=PUBLIC, public_labels=labels)
+    with gradient_of(model, method, public_set()) as gradient:
+        got = gradient(method.start(model), Examples(x, y), 0)
+    assert "head.2.bias" in got.gradients
+    assert all(value.isfinite().all() for value in got.gradients.values())
+
+
+@pytest.mark.parametrize("factor", [0.0, float("nan")])
+def test_public_gradients_that_say_nothing_are_refused(factor):
+    public, model = public_set(), TinyNet()
+    for parameter in model.parameters():
+        parameter.data *= factor
+    method = make()
+    with (
+        gradient_of(model, method, public) as gradient,
+        pytest.raises(ConfigError, match="finite and not all zero"),
+    ):
+        gradient(method.start(model), Examples(*data()), 0)
 
 
 def test_what_is_public_is_found_once_and_from_nothing_private():
