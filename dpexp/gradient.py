@@ -17,9 +17,7 @@ from dpexp.privatize import ClippedSum, add_noise_
 from dpexp.ranks import Ranks
 from dpexp.taps import Tape
 from dpexp.tasks import Judge, cross_entropy
-from dpexp.types import Batch, Carrier, ConfigError, Key, Method, State, Tap
-
-Listener = Callable[[str, Tap], None]
+from dpexp.types import Batch, Carrier, ConfigError, Key, Listener, Method, State, Tap
 
 PUBLIC_BATCH = 125
 """Public examples in memory at once (ours): not `micro_batch`, which may change no result, for

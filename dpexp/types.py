@@ -163,6 +163,10 @@ State = dict[str, Any]
 """A method's whole memory between steps: plain tensors and numbers, so that it can be saved."""
 
 
+Listener = Callable[[str, Tap], None]
+"""Hears a layer's name and its tap."""
+
+
 class PublicGradients(Protocol):
     """Per-example gradients of public examples, at the model's present weights."""
 
@@ -193,15 +197,13 @@ class PublicGradients(Protocol):
             ConfigError: if the set's own targets are wanted where it has none.
         """
 
-    def hear(
-        self, indices: Tensor, targets: Tensor | None, listener: Callable[[str, Tap], None]
-    ) -> None:
+    def hear(self, indices: Tensor, targets: Tensor | None, listener: Listener) -> None:
         """Let a listener hear every tapped layer of some examples, some m of them at a time.
 
         Args:
             indices: of public examples, [n].
             targets: their class indices, [n]; None: the set's own.
-            listener: called with a layer's name and its tap, whose first axis is m.
+            listener: hears taps whose first axis is m.
 
         Raises:
             ConfigError: if the set's own targets are wanted where it has none.

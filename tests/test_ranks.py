@@ -35,6 +35,7 @@ WORDS = {
     "rgp": TWENTY,
     "lsg": TWENTY,
     "gep": [*TWENTY, "public=shapes", "method.m=40", "method.k=10"],
+    "rgp_core": [*TWENTY, "public=shapes", "method.public_examples=20", "method.rank=4"],
     "rgp, a few examples": [*DIGITS, "batch_size=2", "epochs=0.0278", "optimizer.lr=0.05"],
     "rgp in float64": TWENTY,
 }

@@ -24,6 +24,7 @@ S is scaled so that the public gradients' root mean square norm is 1: C is in th
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import torch
@@ -32,7 +33,17 @@ from torch import Tensor, nn
 from dpexp.carriers import Explicit
 from dpexp.methods.anchor import draw_public, has_random_labels
 from dpexp.methods.selection import head_parameters, matrix_parameters, require_rank
-from dpexp.types import Carrier, ConfigError, Key, Method, PublicGradients, Release, State, Tap
+from dpexp.types import (
+    Carrier,
+    ConfigError,
+    Key,
+    Listener,
+    Method,
+    PublicGradients,
+    Release,
+    State,
+    Tap,
+)
 
 CORE = "core"
 FLOOR = 1e-3  # ours: of the mean square of all entries, added to each; bounds what S may enlarge
@@ -106,7 +117,7 @@ class CoreRGP(Method):
             public, self.public_size, state["head"], self._has_random_labels, gen
         )
 
-        def hear(listener: Callable[[str, Tap], None]) -> None:
+        def hear(listener: Listener) -> None:
             public.hear(indices, labels, listener)
 
         like = next(model.parameters())
@@ -117,7 +128,7 @@ class CoreRGP(Method):
     def _bases(
         self,
         matrices: Mapping[str, tuple[int, ...]],
-        hear: Callable[[Callable[[str, Tap], None]], None],
+        hear: Callable[[Listener], None],
         gen: torch.Generator,
         like: Tensor,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -161,7 +172,7 @@ class CoreRGP(Method):
     def _scales(
         self,
         state: State,
-        hear: Callable[[Callable[[str, Tap], None]], None],
+        hear: Callable[[Listener], None],
         like: Tensor,
     ) -> dict[str, Tensor]:
         """Give S for every layer; the classifier's layers have one number each."""
@@ -176,22 +187,18 @@ class CoreRGP(Method):
             squares[layer] = squares.get(layer, 0) + part / self.public_size
 
         hear(add)
-        sizes = {layer: self._entries(state, layer, each) for layer, each in squares.items()}
+        sizes: Counter[str] = Counter()
+        for key, shape in self.blocks(state).items():
+            sizes[key.parameter.rpartition(".")[0]] += torch.Size(shape).numel()
         floor = FLOOR * sum(each.sum() for each in squares.values()) / sum(sizes.values())
         scale, norm = {}, like.new_zeros(())
         for layer, each in squares.items():
             mean = each / (sizes[layer] / each.numel())
             scale[layer] = (mean + floor).pow(self._exponent / 2)
-            if each.ndim == 0:
+            if f"{layer}.weight" not in state["matrices"]:
                 scale[layer] = scale[layer] / self._head_scale
             norm += (each / scale[layer].square()).sum()
         return {layer: each * norm.sqrt() for layer, each in scale.items()}
-
-    def _entries(self, state: State, layer: str, squares: Tensor) -> int:
-        if squares.ndim:
-            return squares.numel()
-        own = [s for name, s in state["head"].items() if name.rpartition(".")[0] == layer]
-        return sum(torch.Size(shape).numel() for shape in own)
 
     def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
         """Carry dM_i, or the classifier's scaled gradient."""

@@ -1,9 +1,14 @@
 """RGP with a core between public bases."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+import run
+from dpexp import records
 from dpexp.linalg import random_bases
 from dpexp.mechanism import generator
 from dpexp.methods.rgp_core import FLOOR, CoreRGP
@@ -200,3 +205,12 @@ def test_options_out_of_range_are_one_line(options, line):
 def test_a_rank_above_every_layer_is_refused():
     with pytest.raises(ConfigError, match=r"Set method\.rank"):
         make(rank=40).start(TinyNet())
+
+
+def test_the_record_that_the_readme_names_is_the_one_its_command_finds():
+    """A recipe that changes would leave the number without its command."""
+    readme = (Path(run.__file__).parent / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"`python run\.py (method=rgp_core warm_start=public [^`]*)`", readme)
+    (linked,) = re.findall(r"\[one seed\]\(results/quick/runs/(\w+)\)", readme)
+    config = run.compose(command.split())
+    assert records.locate("results", config).name == linked
