@@ -290,6 +290,13 @@ def _options(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "auto")
 
 
+def _emptied(words: Sequence[str]) -> str:
+    """Give the first word that says null for a group's option, which Hydra takes from no one."""
+    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
+    pairs = ((word, *word.partition("=")[::2]) for word in words)
+    return next((word for word, group, option in pairs if group in groups and option == "null"), "")
+
+
 def guarded(program: Any) -> None:
     """Run a program; a user's mistake becomes one line and exit code 2."""
     if {"--help", "-h"} & set(sys.argv):  # Hydra shows help for a composed config only
@@ -314,6 +321,12 @@ def mistake(error: Exception) -> str | None:
     if isinstance(error, AssertionError) and not any(w.startswith("task=") for w in sys.argv):
         # Hydra, where what a method takes (its public data) depends on the task.
         return f"Expected a task: none was chosen. Set task, one of {', '.join(_options('task'))}."
+    if isinstance(error, ValueError) and (emptied := _emptied(sys.argv[1:])):
+        group = emptied.partition("=")[0]
+        return (
+            f"Expected {group} to be one of {', '.join(_options(group))}; got {emptied}. Name "
+            f"one, or leave {group}= out for what conf/config.yaml has."
+        )
     from dpexp.mechanism import PrivacyError
     from dpexp.ranks import RankLost
     from dpexp.records import RecordError

@@ -29,7 +29,7 @@ PREPARED_LESS = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """What one step gives.
 
     Only `gradients` and `state` come out of the mechanism; the counts and the loss are private
@@ -210,7 +210,7 @@ class PrivateGradient:
 
     def __call__(
         self, state: State, examples: Any, step: int, is_asked_to_stop: bool = False
-    ) -> Outcome:
+    ) -> StepOutcome:
         """Take the step's draw through the whole line.
 
         Args:
@@ -245,7 +245,7 @@ class PrivateGradient:
         if halved:  # one size for all, which the run remembers
             self.micro_batch = -int(ranks.largest(-self.micro_batch))
         gradients, noise_draws = self._release(sums, step)
-        return Outcome(
+        return StepOutcome(
             gradients=gradients,
             state=self._state,
             noise_draws=noise_draws,

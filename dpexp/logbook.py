@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp import checkpoint, memory
-from dpexp.gradient import Outcome
+from dpexp.gradient import StepOutcome
 from dpexp.mechanism import Mechanism
 from dpexp.ranks import Ranks
 from dpexp.records import Ledger, RecordError, Run, describe_device, git_commit, versions
@@ -211,7 +211,7 @@ class Logbook:
         if self._ledger is not None:
             self._ledger.note(self._at.step + 1)
 
-    def after_step(self, outcome: Outcome) -> None:
+    def after_step(self, outcome: StepOutcome) -> None:
         """Count a step."""
         at = self._at
         at.state, at.step = outcome.state, at.step + 1

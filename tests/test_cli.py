@@ -69,6 +69,7 @@ def the_error(done):
         (["method=rgp", *DIGITS, "optimizer.rl=3"], "Did you mean lr?"),
         (["-m", "method=rgp,rpg", *DIGITS], "Did you mean rgp?"),
         (["method=rgp", *DIGITS, "epochs"], "epochs"),
+        (["method=rgp", *DIGITS, "attack=null"], "got attack=null. Name one, or leave attack= out"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -99,7 +99,7 @@ def _place(artifact: Artifact) -> str:
     return f"Beside {artifact.place}" if artifact.published else artifact.place
 
 
-def _footnotes(table: Table, judged: verdict.Outcome) -> list[str]:
+def _footnotes(table: Table, judged: verdict.Judgement) -> list[str]:
     artifact = table.artifact
     legend = _figure_legend(table) if artifact.figure else _table_legend(table)
     notes = [f"[{k}] {word}" for k, word in enumerate(table.deviations(), 1)]
@@ -114,7 +114,7 @@ def _footnotes(table: Table, judged: verdict.Outcome) -> list[str]:
             *(["\n".join(f"- {note}" for note in notes)] if notes else [])]  # fmt: skip
 
 
-def _orderings(table: Table, judged: verdict.Outcome) -> list[str]:
+def _orderings(table: Table, judged: verdict.Judgement) -> list[str]:
     """Give the likely reason where a claim of the paper's does not show."""
     fails = any(one.verdict == FAILS for one in judged.judged)
     return [table.changes.why_not.strip()] if fails and table.changes.why_not else []
@@ -142,7 +142,7 @@ def _troubles(table: Table) -> list[str]:
     return [f"{detail} ({'; '.join(names)})" for detail, names in cells.items()]
 
 
-def _claims(table: Table, judged: verdict.Outcome) -> list[str]:
+def _claims(table: Table, judged: verdict.Judgement) -> list[str]:
     if not judged.judged:
         return []
     lines = [f"- {v.claim.says}: {v.sentence()}" for v in judged.judged]

@@ -189,7 +189,7 @@ def _count(names: Sequence[str]) -> str:
     return "; ".join(names) if len(names) <= FEW else f"{len(names)} cells"
 
 
-def _claims(found: verdict.Outcome) -> str:
+def _claims(found: verdict.Judgement) -> str:
     items = "".join(
         f"<li>{badge(v.word)} {escape(v.claim.says)} "
         f'<span class="why">{escape(v.sentence().partition("**: ")[2])}</span></li>'

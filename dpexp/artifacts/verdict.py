@@ -16,7 +16,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Judgement:
     """What there is to say of an artifact as a whole.
 
     Attributes:
@@ -69,11 +69,11 @@ class Outcome:
         return f"{sentence[0].upper()}{sentence[1:]}." if parts else ""
 
 
-def of(table: Table) -> Outcome:
+def of(table: Table) -> Judgement:
     """Judge a table or figure by its published cells and its claims."""
     sizes = {cell: size(table.values[cell].difference) for cell in table.artifact.published}
     judged = tuple(claims.judge(table.artifact, table.values))
-    return Outcome(table.profile == "paper", sizes, judged)
+    return Judgement(table.profile == "paper", sizes, judged)
 
 
 def size(difference: float | None) -> str:

@@ -40,8 +40,7 @@ class LinearWeight:
 
 def _thin(basis: Tensor, x: Tensor) -> Tensor:
     """Give basis x_i^T, [n, r, t], for basis [r, d] and x [n, t, d]."""
-    n, t, _ = x.shape
-    return (basis @ x.flatten(0, 1).T).view(-1, n, t).transpose(0, 1)
+    return torch.bmm(basis.expand(len(x), -1, -1), x.mT)
 
 
 def _gram_norms(x: Tensor, dh: Tensor) -> Tensor:

@@ -12,10 +12,12 @@ from dpexp.methods.dpsgd import DPSGD
 from dpexp.models.language import from_scratch
 from dpexp.tasks.text import Encoded, Texts
 from scripts.bench.steps import (
+    FLOOR,
     UNIT,
     Case,
     Step,
     core,
+    floor_step,
     lsg,
     nonprivate_step,
     opacus_step,
@@ -67,6 +69,7 @@ def steps(num: int, device: torch.device) -> dict[str, Callable[[], Step]]:
     low_rank = {"rank": 8, "head_scale": 0.1}
     return {
         UNIT: lambda: nonprivate_step(texts, plain),
+        FLOOR: lambda: floor_step(texts, plain),
         "RGP, r = 8": lambda: private_step(rgp("both", **low_rank), texts, plain, device),
         "RGP core, r = 8": lambda: private_step(core(8), texts, plain, device, public=texts),
         "LSG, r = 8, p = 0.5": lambda: private_step(lsg(**low_rank), texts, plain, device),

@@ -16,12 +16,15 @@ from dpexp.mechanism import whole_batch
 from dpexp.methods.lsg import LSG
 from dpexp.methods.rgp import RGP
 from dpexp.methods.rgp_core import CoreRGP
+from dpexp.methods.selection import matrix_parameters
 from dpexp.ranks import Ranks
+from dpexp.taps import Tape
 from dpexp.types import Batch, Method
 
 Run = Callable[[], None]
 NewModel = Callable[[], nn.Module]
 UNIT = "non-private (autograd)"
+FLOOR = "forward and input gradients alone"
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,18 @@ def nonprivate_step(examples: Any, new_model: NewModel) -> Step:
     def step() -> None:
         model.zero_grad()
         F.cross_entropy(model(batch.inputs), batch.targets).backward()
+
+    return Step(step)
+
+
+def floor_step(examples: Any, new_model: NewModel) -> Step:
+    """Make what no method can do without: forward, and the gradients that flow between layers."""
+    model, batch = new_model(), whole(examples)
+    tape = Tape(model, matrix_parameters(model, "head"), lambda *_: None)
+
+    def step() -> None:
+        tape.expect(len(batch))
+        tape.backward(F.cross_entropy(model(batch.inputs), batch.targets))
 
     return Step(step)
 

@@ -14,10 +14,12 @@ from dpexp.methods.sparse_dpsgd import SparseDPSGD
 from dpexp.models.wrn import WideResNet
 from dpexp.tasks import Examples
 from scripts.bench.steps import (
+    FLOOR,
     UNIT,
     Case,
     Step,
     core,
+    floor_step,
     lsg,
     nonprivate_step,
     opacus_step,
@@ -57,6 +59,7 @@ def steps(num: int, device: torch.device) -> dict[str, Callable[[], Step]]:
     sparse = SparseDPSGD(0.5, "importance", "head")
     return {
         UNIT: lambda: nonprivate_step(images, plain),
+        FLOOR: lambda: floor_step(images, plain),
         "non-private, channels last": lambda: nonprivate_step(images, last),
         "RGP, r = 16": lambda: private_step(rgp("both"), images, plain, device),
         "RGP left only, r = 16": lambda: private_step(rgp("left"), images, plain, device),
