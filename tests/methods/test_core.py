@@ -207,10 +207,15 @@ def test_a_rank_above_every_layer_is_refused():
         make(rank=40).start(TinyNet())
 
 
-def test_the_record_that_the_readme_names_is_the_one_its_command_finds():
-    """A recipe that changes would leave the number without its command."""
+def test_the_records_that_the_readme_links_are_those_its_commands_find():
+    """A recipe that changes would leave a number without its command."""
     readme = (Path(run.__file__).parent / "README.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"`python run\.py (method=rgp_core warm_start=public [^`]*)`", readme)
-    (linked,) = re.findall(r"\[one seed\]\(results/quick/runs/(\w+)\)", readme)
-    config = run.compose(command.split())
-    assert records.locate("results", config).name == linked
+    (common,) = re.findall(r"`python run\.py WORDS ([^`]*)`", readme)
+    link = r"\*{0,2}\[([\d.]+)\]\(results/quick/runs/(\w+)\)"
+    rows = re.findall(rf"\| `(method=[^`]*)` \|[^|]*\| {link}", readme)
+    assert len(rows) == 5
+    for words, accuracy, linked in rows:
+        config = run.compose([*words.split(), *common.split()])
+        found = records.find(Path(run.__file__).parent / "results", config)
+        assert found.directory.name == linked
+        assert f"{found.result['test_accuracy']:.1f}" == accuracy
