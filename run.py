@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -31,6 +32,8 @@ from omegaconf.errors import (
 
 CONF = Path(__file__).parent.resolve() / "conf"
 INTERRUPTED = 128 + signal.SIGINT
+NAMELESS = "Config group override must be"
+"""How Hydra begins where a group's option is no name; it has no error of its own for that."""
 
 # Launchers' configs bear their plugins' names on purpose: `hydra/launcher=joblib` means either.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore")
@@ -290,11 +293,18 @@ def _options(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "auto")
 
 
-def _emptied(words: Sequence[str]) -> str:
-    """Give the first word that says null for a group's option, which Hydra takes from no one."""
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
-    pairs = ((word, *word.partition("=")[::2]) for word in words)
-    return next((word for word, group, option in pairs if group in groups and option == "null"), "")
+def _unnamed(words: Sequence[str]) -> str:
+    """Tell of the first word that gives a group something else than an option's name, as null."""
+    said = [word for word in words if "=" in word and not word.startswith("-")]
+    for override in OverridesParser.create().parse_overrides(said):
+        group, options = override.key_or_group, _options(override.key_or_group)
+        if options and not override.is_sweep_override() and not isinstance(override.value(), str):
+            choice = "" if group in ("method", "task") else ", or leave it out for its default"
+            return (
+                f"Expected {group} to be one of {', '.join(options)}; got "
+                f"{override.input_line}. Name one{choice}."
+            )
+    return ""
 
 
 def guarded(program: Any) -> None:
@@ -321,12 +331,8 @@ def mistake(error: Exception) -> str | None:
     if isinstance(error, AssertionError) and not any(w.startswith("task=") for w in sys.argv):
         # Hydra, where what a method takes (its public data) depends on the task.
         return f"Expected a task: none was chosen. Set task, one of {', '.join(_options('task'))}."
-    if isinstance(error, ValueError) and (emptied := _emptied(sys.argv[1:])):
-        group = emptied.partition("=")[0]
-        return (
-            f"Expected {group} to be one of {', '.join(_options(group))}; got {emptied}. Name "
-            f"one, or leave {group}= out for what conf/config.yaml has."
-        )
+    if isinstance(error, ValueError) and str(error).startswith(NAMELESS):
+        return _unnamed(sys.argv[1:]) or str(error)
     from dpexp.mechanism import PrivacyError
     from dpexp.ranks import RankLost
     from dpexp.records import RecordError

@@ -69,7 +69,8 @@ def the_error(done):
         (["method=rgp", *DIGITS, "optimizer.rl=3"], "Did you mean lr?"),
         (["-m", "method=rgp,rpg", *DIGITS], "Did you mean rgp?"),
         (["method=rgp", *DIGITS, "epochs"], "epochs"),
-        (["method=rgp", *DIGITS, "attack=null"], "got attack=null. Name one, or leave attack= out"),
+        (["method=rgp", *DIGITS, "attack=Null"], "got attack=Null. Name one, or leave it out"),
+        (["method=3", *DIGITS], "got method=3. Name one."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -128,7 +128,7 @@ def nonprivate_step(examples: Any, new_model: NewModel) -> Step:
 
 
 def floor_step(examples: Any, new_model: NewModel) -> Step:
-    """Make what no method can do without: forward, and the gradients that flow between layers."""
+    """Make what all that train every matrix need: forward, and what flows back between layers."""
     model, batch = new_model(), whole(examples)
     tape = Tape(model, matrix_parameters(model, "head"), lambda *_: None)
 

@@ -1,14 +1,9 @@
 """RGP with a core between public bases."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
-import run
-from dpexp import records
 from dpexp.linalg import random_bases
 from dpexp.mechanism import generator
 from dpexp.methods.rgp_core import FLOOR, CoreRGP
@@ -205,17 +200,3 @@ def test_options_out_of_range_are_one_line(options, line):
 def test_a_rank_above_every_layer_is_refused():
     with pytest.raises(ConfigError, match=r"Set method\.rank"):
         make(rank=40).start(TinyNet())
-
-
-def test_the_records_that_the_readme_links_are_those_its_commands_find():
-    """A recipe that changes would leave a number without its command."""
-    readme = (Path(run.__file__).parent / "README.md").read_text(encoding="utf-8")
-    (common,) = re.findall(r"`python run\.py WORDS ([^`]*)`", readme)
-    link = r"\*{0,2}\[([\d.]+)\]\(results/quick/runs/(\w+)\)"
-    rows = re.findall(rf"\| `(method=[^`]*)` \|[^|]*\| {link}", readme)
-    assert len(rows) == 5
-    for words, accuracy, linked in rows:
-        config = run.compose([*words.split(), *common.split()])
-        found = records.find(Path(run.__file__).parent / "results", config)
-        assert found.directory.name == linked
-        assert f"{found.result['test_accuracy']:.1f}" == accuracy
