@@ -41,8 +41,16 @@ warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose a run's plain config from command-line words, e.g. ["method=rgp", "task=digits"]."""
+    from dpexp.types import ConfigError
+
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return plain(hydra.compose("config", list(overrides)))
+        try:
+            cfg = hydra.compose("config", list(overrides))
+        except ValueError as error:
+            if str(error).startswith(NAMELESS):
+                raise ConfigError(_unnamed(overrides) or str(error)) from None
+            raise
+        return plain(cfg)
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -295,14 +303,17 @@ def _options(group: str) -> list[str]:
 
 def _unnamed(words: Sequence[str]) -> str:
     """Tell of the first word that gives a group something else than an option's name, as null."""
-    said = [word for word in words if "=" in word and not word.startswith("-")]
-    for override in OverridesParser.create().parse_overrides(said):
-        group, options = override.key_or_group, _options(override.key_or_group)
-        if options and not override.is_sweep_override() and not isinstance(override.value(), str):
+    # Programs that share this have words of their own, which Hydra's grammar need not know.
+    pairs = ((word, _options(word.partition("=")[0].lstrip("+"))) for word in words if "=" in word)
+    for word, options in pairs:
+        if not options:
+            continue
+        (override,) = OverridesParser.create().parse_overrides([word])
+        if not override.is_sweep_override() and not isinstance(override.value(), str):
+            group = override.key_or_group
             choice = "" if group in ("method", "task") else ", or leave it out for its default"
             return (
-                f"Expected {group} to be one of {', '.join(options)}; got "
-                f"{override.input_line}. Name one{choice}."
+                f"Expected {group} to be one of {', '.join(options)}; got {word}. Name one{choice}."
             )
     return ""
 

@@ -38,6 +38,7 @@ def test_its_own_words_are_taken_out_and_the_rest_are_overrides():
         (["-m", "table3"], "Expected WORD=VALUE; got '-m'"),
         (["table33"], "did you mean 'table3'?"),
         (["table3", "paper=rpg"], "did you mean 'rgp'?"),
+        (["table3", "rows=*dpsgd*", "attack=null"], "got attack=null. Name one, or leave it out"),
         (["table3", "profile=embeded"], "did you mean 'embedded'?"),
     ],
 )

@@ -1,0 +1,45 @@
+"""`make bench`: its tables stand in the README as they were measured, and its floor is one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dpexp.tasks import Examples
+from scripts.bench import steps
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("case", ["vision", "language"])
+def test_the_readme_has_the_tables_that_were_measured(case):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    measured = (ROOT / f"results/bench/cpu-{case}.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in measured if line.startswith("|")]
+    assert len(rows) > 8 and set(rows) <= set(readme)
+
+
+class Net(nn.Module):
+    """Two layers and a head; keeps what flows back to the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.came_back = []
+
+    def forward(self, x):
+        hidden = self.first(x)
+        hidden.register_hook(self.came_back.append)
+        return self.head(self.second(hidden.tanh()))
+
+
+def test_the_floor_reaches_the_first_layer_and_forms_no_gradient_of_a_weight():
+    net = Net()
+    examples = Examples(torch.randn(6, 5), torch.randint(3, (6,)))
+    step = steps.floor_step(examples, lambda: net)
+    step.run()
+    step.run()
+    assert [tuple(gradient.shape) for gradient in net.came_back] == [(6, 4)] * 2
+    assert all(float(gradient.abs().sum()) > 0 for gradient in net.came_back)
+    assert all(weight.grad is None for weight in net.parameters())
