@@ -40,7 +40,7 @@ def make(name):
         "dpsgd, matrices": lambda: DPSGD("matrices", "head"),
         "dpsgd, biases": lambda: DPSGD("biases", "head"),
         "dpsgd, head": lambda: DPSGD("head", "head"),
-        "sparse": lambda: SparseDPSGD(0.5, "importance", "head"),
+        "sparse": lambda: SparseDPSGD(0.5, "importance", "all", "head"),
         "rgp": lambda: RGP(**shape, **rgp, carriers="both"),
         "rgp, random": lambda: RGP(**shape, **rgp, carriers="random"),
         "lsg": lambda: LSG(**shape, **size, p=0.5, mask="importance", start_epoch=0),

@@ -11,7 +11,7 @@ Differences from the paper, which gives no algorithm box for it:
  1. The choice is made afresh from W_{t-1} at every step, as in LSG's Algorithm 1; Luo et al. 2021,
     which it extends, choose once, from pretrained weights.
  2. The paper sparsifies the same layers as LSG. Classifier, biases, norms and embeddings are
-    trained whole, as in DP-SGD.
+    trained whole, as in DP-SGD, unless `train` leaves all but matrices and classifier alone.
  3. The number kept is rounded up.
  4. "Frozen" means a gradient of zero: momentum and weight decay still move such a weight, as with
     any off-the-shelf optimizer.
@@ -36,20 +36,23 @@ from dpexp.types import Carrier, Key, Release, State, Tap, require_word
 class SparseDPSGD(DPSGD):
     """Releases one vector a step: the clipped sum of the kept entries of whole gradients."""
 
-    def __init__(self, p: float, mask: str, head: str) -> None:
+    def __init__(self, p: float, mask: str, train: str, head: str) -> None:
         """Set the options.
 
         Args:
             p: fraction of each weight matrix's entries that is frozen, in [0, 1).
             mask: "importance" (the paper) or "random" (drawn afresh every step, Section 4.4).
+            train: "all" parameters, those that are not sparsified whole; or the "matrices" and
+                the classifier alone, as LSG.
             head: the classifier's name in the model.
 
         Raises:
             ConfigError: for a value outside its range.
         """
         require_word("method.mask", mask, ("importance", "random"))
+        require_word("method.train", train, ("all", "matrices"))
         require_fraction(p)
-        super().__init__("all", head)
+        super().__init__(train, head)
         self._p, self._mask = p, mask
 
     def start(self, model: nn.Module) -> State:

@@ -56,7 +56,7 @@ def steps(num: int, device: torch.device) -> dict[str, Callable[[], Step]]:
     plain = partial(new_model, device)
     last = partial(new_model, device, channels_last=True)
     powersgd = PowerSGD(16, warm_start=True, error_feedback=False, head="head")
-    sparse = SparseDPSGD(0.5, "importance", "head")
+    sparse = SparseDPSGD(0.5, "importance", "all", "head")
     return {
         UNIT: lambda: nonprivate_step(images, plain),
         FLOOR: lambda: floor_step(images, plain),

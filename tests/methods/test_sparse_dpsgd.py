@@ -42,8 +42,8 @@ def data_for(net):
     return (x, y) if net is TinyNet else (x[:, :, :4, :4], y)
 
 
-def make(p=0.5, mask="importance"):
-    return SparseDPSGD(p, mask, "head")
+def make(p=0.5, mask="importance", train="all"):
+    return SparseDPSGD(p, mask, train, "head")
 
 
 def frozen_by_size(weight, p):
@@ -53,9 +53,10 @@ def frozen_by_size(weight, p):
     return in_order[: int(p * len(sizes) + 1e-9)]
 
 
-def sparse_step(model, frozen, x, y):
+def sparse_step(model, frozen, x, y, trained=("",)):
     """Freeze, clip jointly, sum: lsg's Algorithm 3 on whole gradients, without noise."""
     each = literal.gradients(model, x, y)
+    each = {name: g for name, g in each.items() if name.startswith(tuple(trained))}
     for name, entries in frozen.items():
         for gradient in each[name]:
             for entry in entries:
@@ -121,6 +122,18 @@ def test_every_matrix_but_the_classifier_is_sparsified_and_nothing_else():
     }
     sparse = {"conv.weight": (4 * 9 - 10,), "hidden.weight": (5 * 64 - 96,)}
     assert blocks == {**shapes, **sparse}
+    alone = make(0.3, train="matrices")
+    of_head = {name: shape for name, shape in shapes.items() if name.startswith("head.")}
+    blocks = {key.parameter: shape for key, shape in alone.blocks(alone.start(model)).items()}
+    assert blocks == {**sparse, **of_head}
+
+
+def test_with_matrices_alone_it_takes_their_part_of_a_joint_step():
+    model, (x, y) = NormedNet(), data_for(NormedNet)
+    frozen = {name: frozen_by_size(model.get_parameter(name), 0.3) for name in NETS[NormedNet]}
+    expected = sparse_step(model, frozen, x, y, trained=[*NETS[NormedNet], "head"])
+    assert len(expected) == 4
+    assert_same(step(model, make(0.3, train="matrices"), x, y).gradients, expected)
 
 
 # The carrier
@@ -162,6 +175,14 @@ def test_part_of_a_gradient_is_that_part_of_it_however_it_is_sliced(
         few = weights > 0.5
         torch.testing.assert_close(some.keep(few).each(), part.keep(few).values, **CLOSE)
     torch.testing.assert_close(carrier.measured()[0], part.squared_norms(), **CLOSE)
+
+
+def test_an_example_that_is_not_finite_has_no_finite_norm_wherever_that_is():
+    carrier = masked(30, torch.arange(48))
+    part = Masked(carrier.whole, torch.arange(6, 48), shape=(8, 6))
+    carrier.whole.dh[3, 0, 0] = torch.inf  # the first row, which is left out
+    finite = part.squared_norms().isfinite()
+    assert finite.tolist() == [i != 3 for i in range(10)]
 
 
 def test_no_more_gradients_are_formed_at_once_than_the_layers_tape_holds(monkeypatch):
