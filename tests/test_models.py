@@ -6,6 +6,8 @@ import torch
 import run
 from dpexp import records
 from dpexp.methods.dpsgd import DPSGD
+from dpexp.methods.rgp import RGP
+from dpexp.methods.sparse_dpsgd import SparseDPSGD
 from dpexp.models.cnn import CNN
 from dpexp.models.wrn import WideResNet
 from dpexp.types import ConfigError
@@ -72,7 +74,17 @@ def test_sizes_that_make_no_network_are_refused(options, said):
         CNN(in_channels=1, num_classes=10, **given)
 
 
-def test_a_memory_format_changes_no_gradient_and_no_runs_name():
+@pytest.mark.parametrize(
+    "method",
+    [
+        DPSGD("all", "head"),
+        RGP(4, "both", 1, 0, residual=True, head_scale=1.0, head="head"),
+        RGP(4, "left", 1, 0, residual=True, head_scale=1.0, head="head"),
+        SparseDPSGD(0.5, "importance", "all", "head"),
+    ],
+    ids=["dpsgd", "rgp", "rgp-left", "sparse"],
+)
+def test_a_memory_format_changes_no_gradient_and_no_runs_name(method):
     words = ["method=rgp", "task=shapes", "profile=embedded"]
     config = run.compose(words)
     other = run.compose([*words, "model.channels_last=true"])
@@ -84,7 +96,7 @@ def test_a_memory_format_changes_no_gradient_and_no_runs_name():
         model = WideResNet(10, 1, 1, channels_last, in_channels=3, num_classes=10).double()
         layouts = []
         model.blocks.register_forward_hook(lambda _, args, out, seen=layouts: seen.append(out))
-        made.append(step(model, DPSGD("all", "head"), x, y).gradients)
+        made.append(step(model, method, x, y).gradients)
         assert layouts[0].is_contiguous(memory_format=torch.channels_last) is channels_last
     for name, gradient in made[0].items():
         torch.testing.assert_close(made[1][name], gradient, **CLOSE)

@@ -196,7 +196,7 @@ class Conv2dWeight:
         at = self.at
         size = (dh.shape[1], x.shape[1] // at.groups, *at.kernel)
         added = conv2d_weight(x, size, dh, at.stride, at.padding, at.dilation, at.groups)
-        total += added.view_as(total)
+        total += added.reshape(total.shape)  # laid out like x, so channels last perhaps
 
 
 @dataclass(frozen=True)
