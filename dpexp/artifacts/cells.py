@@ -131,8 +131,8 @@ def _jobs(
     """Give one cell's runs; composed once, since seeds differ in the config's `seed` alone."""
     changes = artifact.profiles[profile]
     of_column = [w for w in column.overrides if w.partition("=")[0] not in row.regardless_of]
-    replaced = (changes.replace.get(word, word) for word in (*row.overrides, *of_column))
-    own = [word for word in replaced if word is not None] + list(changes.overrides)
+    replaced = [changes.in_place_of(word) for word in (*row.overrides, *of_column)]
+    own = [word for words in replaced for word in words] + list(changes.overrides)
     key = (row.key, column.key)
     name = cell_name(row, column, changes)
     metric = artifact.metric_of(row, column)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dpexp.types import ConfigError
@@ -132,8 +132,8 @@ class Profile:
     Attributes:
         seeds: one run of each cell per seed.
         overrides: added to every cell, after its own.
-        replace: an override of a row or column -> the override that stands for it here; null
-            leaves it out.
+        replace: an override of a row or column -> the override that stands for it here, or the
+            list of those that do; null leaves it out.
         relabel: a label -> the label that stands for it here.
         skip: a row's or column's key, or a pattern of keys -> why it isn't run here.
         scaled: how the published setting was cut down; required but for `paper`.
@@ -142,11 +142,18 @@ class Profile:
 
     seeds: tuple[int, ...]
     overrides: tuple[str, ...] = ()
-    replace: Mapping[str, str | None] = field(default_factory=dict)
+    replace: Mapping[str, str | Sequence[str] | None] = field(default_factory=dict)
     relabel: Mapping[str, str] = field(default_factory=dict)
     skip: Mapping[str, str] = field(default_factory=dict)
     scaled: str = ""
     why_not: str = ""
+
+    def in_place_of(self, override: str) -> list[str]:
+        """Give the overrides that stand here for one of a row or column."""
+        given = self.replace.get(override, override)
+        if given is None:
+            return []
+        return [given] if isinstance(given, str) else list(given)
 
     def why_skipped(self, line: Line) -> str:
         """Say why this row or column isn't run here; "" if it is."""

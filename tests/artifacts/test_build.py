@@ -9,6 +9,7 @@ import pytest
 from dpexp import records
 from dpexp.artifacts import build, cells, claims, collect, plan, spec
 from dpexp.types import ConfigError, MissingData
+from tests.artifacts.shown import edit
 
 
 @pytest.fixture
@@ -41,6 +42,14 @@ def test_a_cells_overrides_come_in_order_and_the_users_last(demo):
     )
     assert jobs[0].config["epochs"] == 3
     assert [job.seed for job in jobs] == [0] * 6 + [1] * 6
+
+
+def test_an_override_may_be_replaced_by_several(conf, lab):
+    edit(conf, "table9", ("task=big: task=small", "task=big: [task=small, epochs=4]"))
+    artifact = spec.load(conf, "demo", "table9")
+    job, *_ = cells.expand(artifact, "embedded", lab.compose, conf)
+    assert job.overrides[:4] == ("profile=embedded", "task=small", "epochs=4", "method=plain")
+    assert job.config["epochs"] == 4
 
 
 def test_the_paper_profile_replaces_nothing(demo):
