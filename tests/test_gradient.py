@@ -3,113 +3,36 @@
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.stats import kstest
-from torch import nn
 
-import run
 from dpexp import checkpoint
 from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import whole_batch
-from dpexp.methods.dpsgd import DPSGD
-from dpexp.methods.powersgd import PowerSGD
-from dpexp.methods.rgp import RGP
 from dpexp.ranks import Ranks
 from dpexp.taps import Tape
 from dpexp.tasks import Examples
-from dpexp.train import make_mechanism
-from dpexp.types import Batch
-from tests.runs import Watched, total_of
-
-CPU = torch.device("cpu")
-ALONE = Ranks(0, 1, CPU)
-METHODS = sorted(  # a method with a loop of its own takes no such steps
-    path.stem
-    for path in (run.CONF / "method").glob("*.yaml")
-    if "loop" not in yaml.safe_load(path.read_text())
+from tests.runs import total_of
+from tests.steps import (
+    CPU,
+    METHODS,
+    Setting,
+    Wide,
+    composed,
+    distance,
+    flat,
 )
+
 PAPERS = ["dpsgd", "rgp", "rgp_random", "dp_powersgd", "lsg", "sparse_dpsgd"]
-PRIVATE = ["noise=true", "clip=true", "eps=8"]
-FEW = ["method.m=20", "method.k=10"]
-SMALLER = {
-    "gep": FEW,
-    "bgep": FEW,
-    "bitfit": ["model=cnn"],
-    "rgp_public": ["method.public_examples=20"],
-    "rgp_core": ["method.public_examples=20"],
-}
-"""Settings that cost time and decide nothing here; and a model with biases, which WRN has not."""
 WIDER = {
     "compressive": ["method.p=200"],
     "bgep": ["model=linear", "method.m=400", "method.k=400"],
     "rgp_core": ["method.rank=64"],
 }
 """Settings that release more numbers a step, so that a sample of noise takes fewer steps."""
-
-
-def composed(method, *words):
-    base = ["task=digits", "profile=embedded", "batch_size=40", *PRIVATE]
-    return run.compose([f"method={method}", *base, *SMALLER.get(method, []), *words])
-
-
-class Wide:
-    """Examples in float64."""
-
-    def __init__(self, examples):
-        self.examples = examples
-
-    def __len__(self):
-        return len(self.examples)
-
-    def batch(self, indices):
-        batch = self.examples.batch(indices)
-        return Batch(batch.inputs.double(), batch.targets)
-
-    def micro_batches(self, indices, size):
-        return self.examples.micro_batches(indices, size)
-
-
-class Setting:
-    """A composed config's parts, and steps with them."""
-
-    def __init__(self, config, dtype=torch.float32):
-        self.parts = run.build_parts(config, CPU)
-        self.model = self.parts.model.to(dtype)
-        self.method = Watched(self.parts.method)
-        self.state = self.method.start(self.model)
-        self.mechanism = make_mechanism(
-            config, self.parts.task.dataset_size, self.method, self.state, ALONE
-        )
-        train, public = self.parts.task.train, self.parts.task.public
-        self.examples = train if dtype == torch.float32 else Wide(train)
-        self.public = public if public is None or dtype == torch.float32 else Wide(public)
-
-    def step(self, step=0, micro_batch=40, state=None, **changes):
-        mechanism = replace(self.mechanism, **changes)
-        with PrivateGradient(
-            self.model, self.method, mechanism, ALONE, micro_batch, self.public
-        ) as gradient:
-            return gradient(self.state if state is None else state, self.examples, step)
-
-    def find_step(self, fits):
-        return next(step for step in range(5000) if fits(len(self.mechanism.sample(step))))
-
-
-def flat(blocks):
-    return torch.cat([block.flatten() for block in blocks.values()])
-
-
-def distance(a, b):
-    return float(torch.linalg.vector_norm(flat(a) - flat(b)) / torch.linalg.vector_norm(flat(b)))
-
 
 # Micro-batches
 
@@ -273,91 +196,6 @@ def test_different_steps_and_seeds_draw_different_noise():
         assert abs(float(torch.corrcoef(torch.stack([draws[a], draws[b]]))[0, 1])) < 0.15
 
 
-# One example's influence
-
-
-class RandomNet(nn.Module):
-    """A convolution, perhaps grouped, a hidden layer with bias, and a head."""
-
-    def __init__(self, channels, groups, hidden, classes):
-        super().__init__()
-        self.conv = nn.Conv2d(channels, 2 * groups, 3, padding=1, groups=groups)
-        self.norm = nn.GroupNorm(groups, 2 * groups)
-        self.hidden = nn.Linear(2 * groups * 16, hidden)
-        self.head = nn.Linear(hidden, classes)
-        self.double()
-
-    def forward(self, x):
-        return self.head(F.relu(self.hidden(F.relu(self.norm(self.conv(x))).flatten(1))))
-
-
-def rgp(rank, **options):
-    defaults = {"carriers": "both", "power_iterations": 1, "warm_up_steps": 0, "residual": True}
-    return RGP(rank, **{**defaults, "head_scale": 0.01, "head": "head", **options})
-
-
-def sums_of(model, method, x, y, clip_norm, micro_batch, public=None):
-    """Release the clipped sums over all the given examples, without noise."""
-    state = method.start(model)
-    watched = Watched(method)
-    mechanism = whole_batch(len(y), method.releases(state, clip_norm))
-    public = None if public is None else Wide(public)
-    with PrivateGradient(model, watched, mechanism, ALONE, micro_batch, public) as gradient:
-        outcome = gradient(state, Wide(Examples(x, y)), 0)
-    assert outcome.examples == len(y)
-    return {key: block * len(y) for key, block in watched.released.items()}, outcome
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    seed=st.integers(0, 2**31),
-    groups=st.integers(1, 3),
-    sizes=st.tuples(st.integers(1, 9), st.integers(2, 5), st.integers(1, 4)),
-    log_scale=st.floats(-12, 30),
-    log_weights=st.floats(-3, 4),
-    log_clip=st.floats(-3, 3),
-    which=st.sampled_from(["dpsgd", "rgp", "left", "random", "no residual", "powersgd"]),
-)
-def test_adding_one_example_moves_the_sums_by_at_most_the_clip_norm(
-    seed, groups, sizes, log_scale, log_weights, log_clip, which
-):
-    hidden, classes, rank = sizes
-    torch.manual_seed(seed)
-    model = RandomNet(2 * groups, groups, hidden, classes)
-    with torch.no_grad():
-        model.head.weight *= 10**log_weights
-    method = {
-        "dpsgd": DPSGD("all", "head"),
-        "rgp": rgp(1 + rank % min(2 * groups, hidden)),
-        "left": rgp(1, carriers="left"),
-        "random": rgp(1, carriers="random"),
-        "no residual": rgp(1, residual=False),
-        "powersgd": PowerSGD(1, warm_start=True, error_feedback=True, head="head"),
-    }[which]
-    x = torch.randn(6, 2 * groups, 4, 4)
-    x[-1] *= 10**log_scale
-    y = torch.randint(classes, (6,))
-    clip_norm = 10**log_clip
-    without, _ = sums_of(model, method, x[:5], y[:5], clip_norm, micro_batch=2)
-    full, _ = sums_of(model, method, x, y, clip_norm, micro_batch=4)
-    moved = float(torch.linalg.vector_norm(flat(full) - flat(without)))
-    assert moved <= clip_norm * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_pixel_that_is_not_finite_costs_its_example_alone(method, bad):
-    parts = run.build_parts(composed(method), CPU)
-    model, train, public = parts.model.double(), parts.task.train, parts.task.public
-    x, y = train.inputs[:9].clone(), train.targets[:9]
-    others = [0, 1, 2, 3, 5, 6, 7, 8]
-    expected, _ = sums_of(model, parts.method, x[others], y[others], 1.0, 4, public)
-    x[4, 0, 3, 3] = bad
-    got, outcome = sums_of(model, parts.method, x, y, 1.0, 3, public)
-    assert distance(got, expected) < 1e-12
-    assert outcome.nonfinite == 1
-
-
 # Bases
 
 
@@ -500,18 +338,3 @@ def test_what_one_rank_is_asked_all_hear_of_at_the_same_step():
     for asked, heard in ((1, True), (None, False)):
         outcomes = step_of_each_rank(3, config, asked)
         assert [outcome.is_asked_to_stop for outcome in outcomes] == [heard] * 3
-
-
-# The scaled head
-
-
-def test_an_example_that_moves_the_head_alone_moves_it_by_at_most_the_clip_norm():
-    torch.manual_seed(0)
-    model = RandomNet(2, 1, 4, 3)
-    with torch.no_grad():
-        model.head.weight.zero_()  # so that no gradient reaches what is below
-        model.hidden.bias.fill_(1e4)  # the head sees something large
-    x, y = torch.randn(1, 2, 4, 4), torch.tensor([1])
-    sums, outcome = sums_of(model, rgp(1, head_scale=0.01), x, y, 1.0, micro_batch=1)
-    assert outcome.clipped == 1
-    assert float(torch.linalg.vector_norm(flat(sums))) <= 1 + 1e-9

@@ -23,7 +23,7 @@ from dpexp.tasks import cross_entropy
 from dpexp.train import evaluate
 from dpexp.types import ConfigError
 from tests.runs import execute, of
-from tests.test_gradient import ALONE, CPU, Setting, composed, distance
+from tests.steps import ALONE, CPU, Setting, composed, distance
 from tests.test_text_gradients import EVERY, LENGTHS, make
 from tests.texts import texts, tiny
 

@@ -15,7 +15,7 @@ from dpexp.methods.lsg import LSG
 from dpexp.methods.rgp import RGP
 from dpexp.methods.sparsity import most_important, num_kept
 from dpexp.types import ConfigError, Key
-from tests import test_gradient
+from tests import steps
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data, step
 
@@ -315,14 +315,14 @@ def test_adding_one_example_moves_the_sums_by_at_most_the_clip_norm(
     seed, hidden, classes, p, mask, log_scale, log_weights, log_clip
 ):
     torch.manual_seed(seed)
-    model = test_gradient.RandomNet(3, 1, hidden, classes)
+    model = steps.RandomNet(3, 1, hidden, classes)
     with torch.no_grad():
         model.head.weight *= 10**log_weights
     method = make(p, rank=2, mask=mask)
     x, y = torch.randn(6, 3, 4, 4), torch.randint(classes, (6,))
     x[-1] *= 10**log_scale
-    without, _ = test_gradient.sums_of(model, method, x[:5], y[:5], 10**log_clip, micro_batch=2)
-    full, _ = test_gradient.sums_of(model, method, x, y, 10**log_clip, micro_batch=4)
+    without, _ = steps.sums_of(model, method, x[:5], y[:5], 10**log_clip, micro_batch=2)
+    full, _ = steps.sums_of(model, method, x, y, 10**log_clip, micro_batch=4)
     assert full.keys() == without.keys()
     moved = sum(float((full[key] - without[key]).square().sum()) for key in full) ** 0.5
     assert moved <= 10**log_clip * (1 + 1e-9)
@@ -333,7 +333,7 @@ def test_adding_one_example_moves_the_sums_by_at_most_the_clip_norm(
 )
 def test_noise_is_on_all_that_is_kept_and_on_nothing_that_is_frozen(words):
     """The same for the defaults, with powers of the test itself, is in tests/test_gradient.py."""
-    setting = test_gradient.Setting(test_gradient.composed("lsg", *words), torch.float64)
+    setting = steps.Setting(steps.composed("lsg", *words), torch.float64)
     mechanism, state, drawn = setting.mechanism, setting.state, []
     is_late = "method.start_epoch=1" in words
     for at in range(36, 38) if is_late else range(2):  # an epoch is 35.9 steps
@@ -358,7 +358,7 @@ def test_noise_is_on_all_that_is_kept_and_on_nothing_that_is_frozen(words):
 
 
 def test_pure_noise_comes_back_through_eq_3_with_zeros_where_frozen():
-    setting = test_gradient.Setting(test_gradient.composed("lsg", "batch_size=4"), torch.float64)
+    setting = steps.Setting(steps.composed("lsg", "batch_size=4"), torch.float64)
     empty = setting.find_step(lambda drawn: drawn == 0)
     outcome = setting.step(empty)
     state, released = outcome.state, setting.method.released

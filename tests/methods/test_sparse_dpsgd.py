@@ -14,7 +14,7 @@ from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.sparse_dpsgd import SparseDPSGD
 from dpexp.taps.linear import LinearWeight
 from dpexp.types import ConfigError
-from tests import test_gradient
+from tests import steps
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data, step
 from tests.runs import total_of
@@ -22,7 +22,7 @@ from tests.runs import total_of
 DIGITS = ["task=digits", "profile=embedded", "device=cpu"]
 
 
-class NormedNet(test_gradient.RandomNet):
+class NormedNet(steps.RandomNet):
     """Norms and biases besides: all that is not a matrix."""
 
     def __init__(self):
@@ -214,12 +214,12 @@ def test_adding_one_example_moves_the_sums_by_at_most_the_clip_norm(
 ):
     groups, hidden, classes = sizes
     torch.manual_seed(seed)
-    model = test_gradient.RandomNet(2 * groups, groups, hidden, classes)
+    model = steps.RandomNet(2 * groups, groups, hidden, classes)
     with torch.no_grad():
         model.head.weight *= 10**log_weights
     x, y = torch.randn(6, 2 * groups, 4, 4), torch.randint(classes, (6,))
     x[-1] *= 10**log_scale
-    sums_of, clip_norm = test_gradient.sums_of, 10**log_clip
+    sums_of, clip_norm = steps.sums_of, 10**log_clip
     without, _ = sums_of(model, make(p, mask), x[:5], y[:5], clip_norm, micro_batch=2)
     full, _ = sums_of(model, make(p, mask), x, y, clip_norm, micro_batch=4)
     assert full.keys() == without.keys()
@@ -230,7 +230,7 @@ def test_adding_one_example_moves_the_sums_by_at_most_the_clip_norm(
 @pytest.mark.parametrize("mask", ["importance", "random"])
 def test_noise_is_on_every_kept_entry_and_on_no_frozen_one(mask):
     words = ["method.p=0.3", f"method.mask={mask}", "batch_size=4"]
-    setting = test_gradient.Setting(test_gradient.composed("sparse_dpsgd", *words), torch.float64)
+    setting = steps.Setting(steps.composed("sparse_dpsgd", *words), torch.float64)
     empty = setting.find_step(lambda drawn: drawn == 0)
     outcome = setting.step(empty)  # of noise alone
     drawn = []

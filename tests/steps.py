@@ -1,0 +1,124 @@
+"""Single private steps that tests take: a composed setting's, or a small random network's."""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import nn
+
+import run
+from dpexp.gradient import PrivateGradient
+from dpexp.mechanism import whole_batch
+from dpexp.methods.rgp import RGP
+from dpexp.ranks import Ranks
+from dpexp.tasks import Examples
+from dpexp.train import make_mechanism
+from dpexp.types import Batch
+from tests.runs import Watched
+
+CPU = torch.device("cpu")
+ALONE = Ranks(0, 1, CPU)
+METHODS = sorted(  # a method with a loop of its own takes no such steps
+    path.stem
+    for path in (run.CONF / "method").glob("*.yaml")
+    if "loop" not in yaml.safe_load(path.read_text())
+)
+PRIVATE = ["noise=true", "clip=true", "eps=8"]
+FEW = ["method.m=20", "method.k=10"]
+SMALLER = {
+    "gep": FEW,
+    "bgep": FEW,
+    "bitfit": ["model=cnn"],
+    "rgp_public": ["method.public_examples=20"],
+    "rgp_core": ["method.public_examples=20"],
+}
+"""Settings that cost time and decide nothing here; and a model with biases, which WRN has not."""
+
+
+def composed(method, *words):
+    base = ["task=digits", "profile=embedded", "batch_size=40", *PRIVATE]
+    return run.compose([f"method={method}", *base, *SMALLER.get(method, []), *words])
+
+
+class Wide:
+    """Examples in float64."""
+
+    def __init__(self, examples):
+        self.examples = examples
+
+    def __len__(self):
+        return len(self.examples)
+
+    def batch(self, indices):
+        batch = self.examples.batch(indices)
+        return Batch(batch.inputs.double(), batch.targets)
+
+    def micro_batches(self, indices, size):
+        return self.examples.micro_batches(indices, size)
+
+
+class Setting:
+    """A composed config's parts, and steps with them."""
+
+    def __init__(self, config, dtype=torch.float32):
+        self.parts = run.build_parts(config, CPU)
+        self.model = self.parts.model.to(dtype)
+        self.method = Watched(self.parts.method)
+        self.state = self.method.start(self.model)
+        self.mechanism = make_mechanism(
+            config, self.parts.task.dataset_size, self.method, self.state, ALONE
+        )
+        train, public = self.parts.task.train, self.parts.task.public
+        self.examples = train if dtype == torch.float32 else Wide(train)
+        self.public = public if public is None or dtype == torch.float32 else Wide(public)
+
+    def step(self, step=0, micro_batch=40, state=None, **changes):
+        mechanism = replace(self.mechanism, **changes)
+        with PrivateGradient(
+            self.model, self.method, mechanism, ALONE, micro_batch, self.public
+        ) as gradient:
+            return gradient(self.state if state is None else state, self.examples, step)
+
+    def find_step(self, fits):
+        return next(step for step in range(5000) if fits(len(self.mechanism.sample(step))))
+
+
+def flat(blocks):
+    return torch.cat([block.flatten() for block in blocks.values()])
+
+
+def distance(a, b):
+    return float(torch.linalg.vector_norm(flat(a) - flat(b)) / torch.linalg.vector_norm(flat(b)))
+
+
+class RandomNet(nn.Module):
+    """A convolution, perhaps grouped, a hidden layer with bias, and a head."""
+
+    def __init__(self, channels, groups, hidden, classes):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 2 * groups, 3, padding=1, groups=groups)
+        self.norm = nn.GroupNorm(groups, 2 * groups)
+        self.hidden = nn.Linear(2 * groups * 16, hidden)
+        self.head = nn.Linear(hidden, classes)
+        self.double()
+
+    def forward(self, x):
+        return self.head(F.relu(self.hidden(F.relu(self.norm(self.conv(x))).flatten(1))))
+
+
+def rgp(rank, **options):
+    defaults = {"carriers": "both", "power_iterations": 1, "warm_up_steps": 0, "residual": True}
+    return RGP(rank, **{**defaults, "head_scale": 0.01, "head": "head", **options})
+
+
+def sums_of(model, method, x, y, clip_norm, micro_batch, public=None):
+    """Release the clipped sums over all the given examples, without noise."""
+    state = method.start(model)
+    watched = Watched(method)
+    mechanism = whole_batch(len(y), method.releases(state, clip_norm))
+    public = None if public is None else Wide(public)
+    with PrivateGradient(model, watched, mechanism, ALONE, micro_batch, public) as gradient:
+        outcome = gradient(state, Wide(Examples(x, y)), 0)
+    assert outcome.examples == len(y)
+    return {key: block * len(y) for key, block in watched.released.items()}, outcome
