@@ -1,7 +1,6 @@
 """The config tree: everything in it composes, and says all that the code wants to know."""
 
 import inspect
-import re
 from itertools import product
 
 import hydra
@@ -203,17 +202,3 @@ def test_compressive_is_for_a_linear_model_unless_another_is_named():
     other = run.compose(["method=compressive", "task=digits", "model=wrn10_1"])
     assert other["model"]["name"] == "wrn10_1"
     assert other["schedule"] == config["schedule"] and other["optimizer"] == config["optimizer"]
-
-
-def test_the_records_that_the_readme_links_are_those_its_commands_find():
-    """A recipe that changes would leave a number without its command."""
-    readme = (run.CONF.parent / "README.md").read_text(encoding="utf-8")
-    (common,) = re.findall(r"`python run\.py WORDS ([^`]*)`", readme)
-    link = r"\*{0,2}\[([\d.]+)\]\(results/quick/runs/(\w+)\)"
-    rows = re.findall(rf"\| `(method=[^`]*)` \|[^|]*\| {link}", readme)
-    assert len(rows) == 5
-    for words, accuracy, linked in rows:
-        config = run.compose([*words.split(), *common.split()])
-        found = records.find(run.CONF.parent / "results", config)
-        assert found.directory.name == linked
-        assert f"{found.result['test_accuracy']:.1f}" == accuracy
