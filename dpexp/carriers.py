@@ -13,6 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+LONG = 2**16
+"""Numbers beyond which a norm's squares are added pairwise: one after another in float32, a
+million of them lose 2e-5 of their sum, and clipping would let that much more through."""
+
 
 @dataclass(frozen=True)
 class Explicit:
@@ -30,8 +34,10 @@ class Explicit:
 
     def squared_norms(self) -> Tensor:
         """Give the squared l2 norm of every example's block, [n]."""
-        held = self.values.mT if self._is_transposed() else self.values
-        return torch.linalg.vector_norm(held.flatten(1), dim=1).square()
+        held = (self.values.mT if self._is_transposed() else self.values).flatten(1)
+        if held.shape[1] > LONG:
+            return held.square().sum(1)
+        return torch.linalg.vector_norm(held, dim=1).square()
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
         """Add the blocks to their sum, each times its weight [n] (None: all ones)."""
@@ -127,8 +133,7 @@ class Masked:
 
     Which entries an inner product leaves out cannot be told from Gram matrices, so norms need the
     gradients themselves: they are formed a few examples at a time, never many more numbers at once
-    than the layer's input and output gradient hold, and thrown away again. An example whose
-    gradient is not finite has no finite norm, also where only entries that are left out are not.
+    than the layer's input and output gradient hold, and thrown away again.
 
     Attributes:
         whole: the gradients.
@@ -150,7 +155,11 @@ class Masked:
         """Give the squared l2 norm of every example's kept entries, [n]."""
         # Zeros for what is left out cost less than picking the rest (ours, measured on CPUs).
         is_kept = self.whole.dh.new_zeros(prod(self.shape)).index_fill_(0, self.entries, 1)
-        return torch.cat([piece.square_() @ is_kept for piece in self._pieces()])
+        squares = torch.cat([(piece * is_kept).square_().sum(1) for piece in self._pieces()])
+        is_broken = ~squares.isfinite()
+        if is_broken.any():  # perhaps by what is left out: zero times that is NaN
+            squares[is_broken] = self.keep(is_broken).each().square().sum(1)
+        return squares
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
         """Add the kept entries to their sum [kept], each times its weight [n] (None: all ones)."""

@@ -4,6 +4,7 @@ import csv
 import re
 
 import pytest
+import yaml
 
 import run
 from dpexp import records
@@ -12,11 +13,16 @@ ROOT = run.CONF.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def cells_of(profile, table):
+def cells_of(profile, table, row="row", column="column", **only):
     """Read a table that was made: each cell's values by row and column."""
     path = ROOT / "results" / profile / f"{table}.csv"
     with path.open(encoding="utf-8", newline="") as file:
-        return {(cell["row"], cell["column"]): cell for cell in csv.DictReader(file)}
+        cells = [cell for cell in csv.DictReader(file) if only.items() <= cell.items()]
+    return {(cell[row], cell[column]): cell for cell in cells}
+
+
+def artifact_rows(table):
+    return yaml.safe_load((run.CONF / "artifact" / f"{table}.yaml").read_text("utf-8"))["rows"]
 
 
 def shown(cell):
@@ -26,6 +32,7 @@ def shown(cell):
 
 MADE = [*ROOT.glob("results/*/*/*.md"), *ROOT.glob("results/*/index.html")]
 MADE = [path for path in MADE if path.parent.name != "lira"]  # its networks keep no records
+assert MADE
 
 
 @pytest.mark.parametrize("path", MADE, ids=lambda path: str(path.relative_to(ROOT)))
@@ -35,20 +42,51 @@ def test_every_table_and_page_links_records_that_are_there(path):
     assert linked and all((profile / "runs" / name / "result.json").exists() for name in linked)
 
 
+def rows_under(heading):
+    """Give the cells of the README's table with this heading, row by row."""
+    (table,) = re.findall(rf"^{re.escape(heading)}.*\n\|[- :|]*\n((?:\|.*\n)*)", README, re.M)
+    return [line.strip("| ").split(" | ") for line in table.splitlines()]
+
+
+def begins_alike(told, label):
+    """Tell whether a row of the README, perhaps with settings, speaks of that method."""
+    return told.split(",")[0].split(" (")[0] == label.split(",")[0].split(" (")[0]
+
+
+TABLE3 = r"\| (?:\w+ \(for )?(SVHN|CIFAR10)\)? \| (RGP|DP-SGD) \| (.*) \|\n"
+
+
 @pytest.mark.parametrize("profile", ["quick", "embedded"])
 def test_table_3_is_the_one_that_was_made(profile):
     cells = cells_of(profile, "rgp/table3")
+    told = re.findall(TABLE3, README)
     for row in {row for (row, _), cell in cells.items() if cell["status"] == "done"}:
         of_row = [cells[row, f"eps{eps}"] for eps in (2, 4, 6)]
         published = " / ".join(cell["published"] for cell in of_row)
-        assert f" | {' | '.join(map(shown, of_row))} | {published} |\n" in README
+        data, method = row.split("-")
+        name = {"rgp": "RGP", "dpsgd": "DP-SGD"}[method]
+        assert (data.upper(), name, " | ".join([*map(shown, of_row), published])) in told
 
 
 def test_the_table_of_every_method_is_the_one_that_was_made():
-    (table,) = re.findall(r"\| method \| CIFAR10 \(`quick`\).*\n\|[- :|]*\n((?:\|.*\n)*)", README)
-    told = [line.split(" | ")[1:] for line in table.replace(" |\n", "\n").splitlines()]
+    told = rows_under("| method | CIFAR10 (`quick`)")
     quick, embedded = (cells_of(name, "dpexp/table1").values() for name in ("quick", "embedded"))
-    assert told == [[shown(a), shown(b)] for a, b in zip(quick, embedded, strict=True)]
+    assert [row[1:] for row in told] == [
+        [shown(a), shown(b)] for a, b in zip(quick, embedded, strict=True)
+    ]
+    labels = [row["labels"][0] for row in artifact_rows("dpexp/table1")]
+    assert all(map(begins_alike, (row[0] for row in told), labels))
+
+
+def test_the_figure_of_lsg_is_the_one_that_was_made():
+    cells = cells_of("quick", "lsg/figure4", "line", "x", panel="SST-2")
+    labels = {row["key"]: row["labels"][0] for row in artifact_rows("lsg/figure4")}
+    told = rows_under("| method | ε = 1.2 |")
+    for name, *values, _ in told:
+        (row,) = (key for key, label in labels.items() if begins_alike(name, label))
+        of_row = [cells[row, eps] for eps in ("1.2", "1.6", "3.3", "6.5")]
+        assert values == [shown(cell) if cell["mean"] else "not run" for cell in of_row]
+    assert len(told) == 4
 
 
 def test_the_records_that_the_readme_links_are_those_its_commands_find():

@@ -177,12 +177,29 @@ def test_part_of_a_gradient_is_that_part_of_it_however_it_is_sliced(
     torch.testing.assert_close(carrier.measured()[0], part.squared_norms(), **CLOSE)
 
 
-def test_an_example_that_is_not_finite_has_no_finite_norm_wherever_that_is():
-    carrier = masked(30, torch.arange(48))
-    part = Masked(carrier.whole, torch.arange(6, 48), shape=(8, 6))
-    carrier.whole.dh[3, 0, 0] = torch.inf  # the first row, which is left out
-    finite = part.squared_norms().isfinite()
-    assert finite.tolist() == [i != 3 for i in range(10)]
+@pytest.mark.parametrize("positions", [1, 30])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_entries_that_are_left_out_break_no_norm_and_others_do(bad, positions):
+    carrier = masked(positions, torch.arange(6, 48))  # all rows but the first
+    expected = carrier.squared_norms()
+    carrier.whole.dh[3, 0, 0] = bad
+    torch.testing.assert_close(carrier.measured()[0], expected, **CLOSE)
+    carrier.whole.dh[3, 0, 1] = bad
+    assert carrier.measured()[0].isfinite().tolist() == [i != 3 for i in range(10)]
+
+
+def test_float32_norms_of_long_vectors_keep_seven_digits():
+    gen = torch.Generator().manual_seed(0)
+    x, dh = torch.randn(2, 3, 1024, generator=gen), torch.randn(2, 3, 2048, generator=gen)
+    whole = Outer(LinearWeight(), x, dh)
+    entries = torch.arange(0, 2**21, 2)
+    expected = whole.each().double().flatten(1)[:, entries].square().sum(1)
+    for carrier in (
+        Masked(whole, entries, (2048, 1024)),
+        Explicit(whole.each().flatten(1)[:, ::2]),
+    ):
+        got = carrier.squared_norms().double()
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
 
 
 def test_no_more_gradients_are_formed_at_once_than_the_layers_tape_holds(monkeypatch):
@@ -205,12 +222,13 @@ def test_no_more_gradients_are_formed_at_once_than_the_layers_tape_holds(monkeyp
     sizes=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(2, 5)),
     p=st.floats(0, 0.99),
     mask=st.sampled_from(["importance", "random"]),
+    train=st.sampled_from(["all", "matrices"]),
     log_scale=st.floats(-12, 30),
     log_weights=st.floats(-3, 4),
     log_clip=st.floats(-3, 3),
 )
 def test_adding_one_example_moves_the_sums_by_at_most_the_clip_norm(
-    seed, sizes, p, mask, log_scale, log_weights, log_clip
+    seed, sizes, p, mask, train, log_scale, log_weights, log_clip
 ):
     groups, hidden, classes = sizes
     torch.manual_seed(seed)
@@ -220,8 +238,8 @@ def test_adding_one_example_moves_the_sums_by_at_most_the_clip_norm(
     x, y = torch.randn(6, 2 * groups, 4, 4), torch.randint(classes, (6,))
     x[-1] *= 10**log_scale
     sums_of, clip_norm = steps.sums_of, 10**log_clip
-    without, _ = sums_of(model, make(p, mask), x[:5], y[:5], clip_norm, micro_batch=2)
-    full, _ = sums_of(model, make(p, mask), x, y, clip_norm, micro_batch=4)
+    without, _ = sums_of(model, make(p, mask, train), x[:5], y[:5], clip_norm, micro_batch=2)
+    full, _ = sums_of(model, make(p, mask, train), x, y, clip_norm, micro_batch=4)
     assert full.keys() == without.keys()
     moved = sum(float((full[key] - without[key]).square().sum()) for key in full) ** 0.5
     assert moved <= clip_norm * (1 + 1e-9)
