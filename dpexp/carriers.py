@@ -76,7 +76,7 @@ class OuterRule(Protocol):
         """Add the examples' gradients to their sum, which has the parameter's shape."""
 
     def each(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Form every example's gradient, [n, ...] in the parameter's shape."""
+        """Form every example's gradient, [n, ...] in the parameter's shape; callers may edit it."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Masked:
         """Give the squared l2 norm of every example's kept entries, [n]."""
         # Zeros for what is left out cost less than picking the rest (ours, measured on CPUs).
         is_kept = self.whole.dh.new_zeros(prod(self.shape)).index_fill_(0, self.entries, 1)
-        squares = torch.cat([(piece * is_kept).square_().sum(1) for piece in self._pieces()])
+        squares = torch.cat([piece.mul_(is_kept).square_().sum(1) for piece in self._pieces()])
         is_broken = ~squares.isfinite()
         if is_broken.any():  # perhaps by what is left out: zero times that is NaN
             squares[is_broken] = self.keep(is_broken).each().square().sum(1)
