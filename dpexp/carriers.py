@@ -13,6 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+AT_LEAST = 2**20
+"""Numbers to form at once even where a layer holds fewer (ours); 4 MB in float32."""
+
 LONG = 2**16
 """Numbers beyond which a norm's squares are added pairwise: one after another in float32, a
 million of them lose 2e-5 of their sum, and clipping would let that much more through."""
@@ -36,7 +39,8 @@ class Explicit:
         """Give the squared l2 norm of every example's block, [n]."""
         held = (self.values.mT if self._is_transposed() else self.values).flatten(1)
         if held.shape[1] > LONG:
-            return held.square().sum(1)
+            few = held.split(max(1, AT_LEAST // held.shape[1]))
+            return torch.cat([part.square().sum(1) for part in few])
         return torch.linalg.vector_norm(held, dim=1).square()
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
@@ -122,9 +126,6 @@ class Outer:
     def keep(self, mask: Tensor) -> Outer:
         """Drop the examples where mask [n] is False."""
         return replace(self, x=self.x[mask], dh=self.dh[mask])
-
-
-AT_LEAST = 2**20  # ours: numbers to form at once even where a layer holds fewer; 4 MB in float32
 
 
 @dataclass(frozen=True)

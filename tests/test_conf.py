@@ -1,6 +1,7 @@
 """The config tree: everything in it composes, and says all that the code wants to know."""
 
 import inspect
+import re
 from itertools import product
 
 import hydra
@@ -54,6 +55,15 @@ def leaves_its_warm_up(config):
     return config["method"].get("warm_up_steps", 0) < steps
 
 
+def linked_runs(profile, path):
+    """List the records, each with its seed, that an artifact links where it was made."""
+    results = run.CONF.parent / "results" / profile
+    made = results / path.parent.name / f"{path.stem}.md"
+    names = set(re.findall(r"runs/(\w+)/", made.read_text("utf-8"))) if made.exists() else ()
+    configs = {name: (results / "runs" / name / "config.yaml").read_text("utf-8") for name in names}
+    return [(name, yaml.safe_load(config)["seed"]) for name, config in configs.items()]
+
+
 @pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_cell_composes_to_a_run_of_its_own_and_seeds_differ_in_the_seed_alone(path):
     table = spec.load(run.CONF, path.parent.name, path.stem)
@@ -67,6 +77,9 @@ def test_every_cell_composes_to_a_run_of_its_own_and_seeds_differ_in_the_seed_al
         assert all(job.config["profile"]["name"] == profile for job in built)
         assert all(leaves_its_warm_up(job.config) for job in built)
         assert built[-1].seed == 1 and built[-1].config == run.compose(built[-1].overrides)
+        # A setting that is added or changed must not leave behind what was made before it.
+        linked = linked_runs(profile, path)
+        assert all(seed > 1 for name, seed in linked if name not in {job.run_id for job in built})
 
 
 @pytest.mark.parametrize("profile", PROFILES)

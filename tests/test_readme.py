@@ -89,6 +89,19 @@ def test_the_figure_of_lsg_is_the_one_that_was_made():
     assert len(told) == 4
 
 
+def test_the_claims_are_counted_as_on_the_page():
+    page = (ROOT / "results" / "embedded" / "index.html").read_text(encoding="utf-8")
+    (line,) = re.findall(r"The papers' claims: (.*)\.</p>", page)
+    of = {
+        kind: sum(map(int, re.findall(rf'(\d+) <span class="badge {kind}"', line)))
+        for kind in ("holds", "fails", "unclear")
+    }
+    told = r"of (\d+) claims judged there (\d+) hold where they are run, (\d+) do not and (\d+) are"
+    assert [tuple(map(int, counts)) for counts in re.findall(told, README)] == [
+        (sum(of.values()), *of.values())
+    ]
+
+
 def test_the_records_that_the_readme_links_are_those_its_commands_find():
     """A recipe that changes would leave a number without its command."""
     (common,) = re.findall(r"`python run\.py WORDS ([^`]*)`", README)

@@ -165,6 +165,7 @@ def test_part_of_a_gradient_is_that_part_of_it_however_it_is_sliced(
     monkeypatch.setattr("dpexp.carriers.AT_LEAST", at_least)
     entries = torch.arange(0, 48, 2)
     carrier = masked(positions, entries)
+    x, dh = carrier.whole.x.clone(), carrier.whole.dh.clone()
     part = Explicit(carrier.whole.each().flatten(1)[:, entries])
     weights = torch.linspace(0.1, 1, 10, dtype=torch.float64)
     torch.testing.assert_close(carrier.each(), part.values, **CLOSE)
@@ -175,6 +176,7 @@ def test_part_of_a_gradient_is_that_part_of_it_however_it_is_sliced(
         few = weights > 0.5
         torch.testing.assert_close(some.keep(few).each(), part.keep(few).values, **CLOSE)
     torch.testing.assert_close(carrier.measured()[0], part.squared_norms(), **CLOSE)
+    assert torch.equal(carrier.whole.x, x) and torch.equal(carrier.whole.dh, dh)
 
 
 @pytest.mark.parametrize("positions", [1, 30])
