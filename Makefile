@@ -5,8 +5,9 @@ PAPER    ?= rgp
 PROFILE  ?= embedded
 ARGS     ?=
 LAUNCHER ?=
+TORCH    ?=
 
-VENV  := .venv
+VENV  := .venv$(TORCH:%=-torch-%)
 PY    := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
@@ -22,7 +23,9 @@ $(READY): pyproject.toml constraints.txt
 	       "Name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	@echo 'Installing into $(VENV): a minute or more, once.'
 	@$(PYTHON) -m venv $(VENV)
-	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@grep -v -E '$(if $(TORCH),^(torch|torchvision|setuptools)==,^$$)' constraints.txt > $(VENV)/constraints.txt
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt \
+	  $(TORCH:%=torch==%) -e '.[dev]'
 	@touch $@
 
 # One thread a worker: the tests are many small tensors, which more threads only slow down.
@@ -67,7 +70,7 @@ all: $(READY)
 FORCE:
 
 clean:
-	rm -rf $(VENV) build outputs multirun wandb .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-torch-* build outputs multirun wandb .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:
@@ -80,6 +83,7 @@ help:
 	@echo 'make setup              make .venv from constraints.txt (every other target does so itself)'
 	@echo '       PYTHON=python3   the Python to make it with, 3.11 or 3.12'
 	@echo 'make test               run the tests; ARGS="tests/taps -x" for some of them'
+	@echo '       TORCH=2.11.0     with another torch, in .venv-torch-2.11.0; every target knows it'
 	@echo 'make lint               check style and format'
 	@echo 'make bench              measure step time and memory into results/bench/'
 	@echo 'make verify             recompute every run'"'"'s certificate by another accountant'

@@ -66,7 +66,7 @@ class Tape:
         self._num_examples = 0
         self._awaited: set[str] = set()
         self._used: set[str] = set()
-        self._inputs: dict[str, Any] = {}  # nodes of `_Kept`
+        self._inputs: dict[str, Tensor] = {}  # what `_Kept` gave
         self._anchor = torch.empty(0, requires_grad=True)
         self._is_backward = False
         self._layers = tapped_layers(model, parameters)
@@ -153,12 +153,14 @@ class Tape:
         if not output.requires_grad:
             output.requires_grad_()  # nothing before it is trained: the graph starts here
 
-    def _keep(self, x: Tensor) -> Any:
-        return _Kept.apply(self._anchor, x.detach()).grad_fn
+    def _keep(self, x: Tensor) -> Tensor:
+        # Not its node alone, which before torch 2.13 lets go of what it saved.
+        return _Kept.apply(self._anchor, x.detach())
 
     def _after_backward(self, name: str, layer: nn.Module, dh: Tensor) -> None:
+        kept = self._inputs.pop(name)
         try:
-            (x,) = self._inputs.pop(name).saved_tensors
+            (x,) = kept.grad_fn.saved_tensors
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
