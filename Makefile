@@ -5,7 +5,7 @@ PAPER    ?= rgp
 PROFILE  ?= embedded
 ARGS     ?=
 LAUNCHER ?=
-TORCH    ?=
+TORCH    :=
 
 VENV  := .venv$(TORCH:%=-torch-%)
 PY    := $(VENV)/bin/python
@@ -16,14 +16,18 @@ READY := $(VENV)/.ready
 
 setup: $(READY)
 
-# The stamp stands for a finished install: an interrupted one is taken up again.
+# The stamp stands for a finished install: an interrupted one is taken up again. With another torch
+# go torchvision, which names the one torch it is for, and setuptools, which torch bounds.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null || { \
 	  echo "Expected Python 3.11 or 3.12 as PYTHON=$(PYTHON); got $$($(PYTHON) --version 2>/dev/null || echo none that runs)." \
 	       "Name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@echo '$(TORCH)' | grep -q -E '^(2\.1[123]\.[0-9]+)?$$' || { \
+	  echo "Expected TORCH=2.11.0 to 2.13, with three numbers; got TORCH=$(TORCH)." >&2; exit 2; }
 	@echo 'Installing into $(VENV): a minute or more, once.'
 	@$(PYTHON) -m venv $(VENV)
-	@grep -v -E '$(if $(TORCH),^(torch|torchvision|setuptools)==,^$$)' constraints.txt > $(VENV)/constraints.txt
+	@$(if $(TORCH),grep -v -E '^(torch|torchvision|setuptools)==',cat) constraints.txt \
+	  > $(VENV)/constraints.txt
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt \
 	  $(TORCH:%=torch==%) -e '.[dev]'
 	@touch $@
@@ -82,12 +86,12 @@ help:
 	@echo '       LAUNCHER=        a Hydra launcher for the missing cells; empty: this process'
 	@echo 'make setup              make .venv from constraints.txt (every other target does so itself)'
 	@echo '       PYTHON=python3   the Python to make it with, 3.11 or 3.12'
+	@echo '       TORCH=           beside any target: another torch, 2.11.0 to 2.13, in .venv-torch-$$TORCH'
 	@echo 'make test               run the tests; ARGS="tests/taps -x" for some of them'
-	@echo '       TORCH=2.11.0     with another torch, in .venv-torch-2.11.0; every target knows it'
 	@echo 'make lint               check style and format'
 	@echo 'make bench              measure step time and memory into results/bench/'
 	@echo 'make verify             recompute every run'"'"'s certificate by another accountant'
 	@echo 'make audit              bound every private method'"'"'s epsilon from below, by canaries'
 	@echo 'make soak               2,000 steps on two ranks, killed a dozen times: is anything lost?'
 	@echo 'make lira               attack models with LiRA; ARGS="task=digits methods=nonprivate,rgp eps=8"'
-	@echo 'make clean              remove .venv and caches; results, data and models stay'
+	@echo 'make clean              remove .venv, .venv-torch-* and caches; results, data and models stay'

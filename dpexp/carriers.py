@@ -13,8 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-AT_LEAST = 2**20
-"""Numbers to form at once even where a layer holds fewer (ours); 4 MB in float32."""
+from dpexp.chunks import over_chunks
 
 LONG = 2**16
 """Numbers beyond which a norm's squares are added pairwise: one after another in float32, a
@@ -37,11 +36,11 @@ class Explicit:
 
     def squared_norms(self) -> Tensor:
         """Give the squared l2 norm of every example's block, [n]."""
-        held = (self.values.mT if self._is_transposed() else self.values).flatten(1)
-        if held.shape[1] > LONG:
-            few = held.split(max(1, AT_LEAST // held.shape[1]))
-            return torch.cat([part.square().sum(1) for part in few])
-        return torch.linalg.vector_norm(held, dim=1).square()
+        held = self.values.mT if self._is_transposed() else self.values
+        numbers = prod(held.shape[1:])
+        if numbers > LONG:
+            return over_chunks(lambda some: some.flatten(1).square().sum(1), (held,), numbers)
+        return torch.linalg.vector_norm(held.flatten(1), dim=1).square()
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
         """Add the blocks to their sum, each times its weight [n] (None: all ones)."""
@@ -126,6 +125,9 @@ class Outer:
     def keep(self, mask: Tensor) -> Outer:
         """Drop the examples where mask [n] is False."""
         return replace(self, x=self.x[mask], dh=self.dh[mask])
+
+
+AT_LEAST = 2**20  # ours: numbers to form at once even where a layer holds fewer; 4 MB in float32
 
 
 @dataclass(frozen=True)

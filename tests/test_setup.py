@@ -93,11 +93,14 @@ def test_make_refuses_an_unfit_python_with_one_line(tmp_path):
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_text((ROOT / name).read_text())
     done = subprocess.run(
-        ["make", "setup", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True
+        ["make", "setup", f"PYTHON={old}", "TORCH="],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2
     assert "Expected Python 3.11 or 3.12" in done.stderr and "got Python 3.8.1" in done.stderr
-    assert not (tmp_path / ".venv").exists()
+    assert not list(tmp_path.glob(".venv*"))
 
 
 PYTHON = """#!/bin/sh
@@ -127,9 +130,19 @@ def test_make_installs_the_exact_set_but_for_another_torch(torch, tmp_path):
     assert left_out == ({"torch", "torchvision", "setuptools"} if torch else set())
 
 
+@pytest.mark.parametrize("torch", ["2.11", "1.13.1", "2.11.*", "nightly"])
+def test_make_refuses_a_torch_that_is_not_supported_with_one_line(torch, tmp_path):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    command = ["make", "setup", f"PYTHON={sys.executable}", f"TORCH={torch}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and not list(tmp_path.glob(".venv*"))
+    assert done.stderr.startswith("Expected TORCH=2.11.0 to 2.13") and torch in done.stderr
+
+
 @pytest.mark.parametrize("target", ["table3", "figure5"])
 def test_make_hands_its_variables_to_the_artifact_script(target):
-    command = ["make", "-n", "-o", ".venv/.ready", target]
+    command = ["make", "-n", "-o", ".venv/.ready", "TORCH=", target]
     command += ["PAPER=gep", "PROFILE=quick", "ARGS=plan=true", "LAUNCHER=joblib"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

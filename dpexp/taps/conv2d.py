@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from dpexp.carriers import Explicit, Outer
-from dpexp.taps.chunks import over_chunks, upper_bound
+from dpexp.chunks import over_chunks, upper_bound
 from dpexp.types import ConfigError
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.carriers import Outer
-from dpexp.taps.chunks import over_chunks, trace, upper_bound
+from dpexp.chunks import over_chunks, trace, upper_bound
 from dpexp.types import ConfigError
 
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from dpexp.carriers import Explicit, Outer
+from dpexp.chunks import ROUNDING
 from dpexp.taps import Tape
-from dpexp.taps.chunks import ROUNDING
 from dpexp.taps.conv2d import Conv2dWeight, Geometry, _is_grouped_faster, kernel_gradients
 from dpexp.taps.embedding import EmbeddingWeight
 from dpexp.taps.linear import LinearWeight
@@ -117,6 +117,10 @@ def assert_rule_holds(
             plain = total_of(carrier, None).view_as(parameter)
             torch.testing.assert_close(plain, each.sum(0), **CLOSE)
             torch.testing.assert_close(carrier.each().view_as(each), each, **CLOSE)
+            if isinstance(carrier, Outer):  # whose gradients may be edited
+                before = carrier.x.clone(), carrier.dh.clone()
+                carrier.each().fill_(9)
+                assert torch.equal(carrier.x, before[0]) and torch.equal(carrier.dh, before[1])
         if name == "weight" and isinstance(layer, nn.Linear | nn.Conv2d):
             assert_low_rank_holds(tap, expected[0][name].flatten(2), seed)
             if getattr(layer, "groups", 1) == 1:
@@ -245,7 +249,7 @@ def test_slices_of_examples_give_what_the_whole_batch_gives(monkeypatch):
     whole = tapped(layer, x, direction)
     left = random_like(torch.empty(8, 2), 2)
     expected = whole.gradient("weight").squared_norms(), whole.right(left).squared_norms()
-    monkeypatch.setattr("dpexp.taps.chunks.BUDGET_BYTES", {"cpu": 20_000, "cuda": 1})
+    monkeypatch.setattr("dpexp.chunks.BUDGET_BYTES", {"cpu": 20_000, "cuda": 1})
     torch.testing.assert_close(whole.gradient("weight").squared_norms(), expected[0], **CLOSE)
     torch.testing.assert_close(whole.right(left).squared_norms(), expected[1], **CLOSE)
 

@@ -157,3 +157,12 @@ def test_frozen_trunk_costs_no_backward():
     trunk.register_full_backward_hook(lambda *_: reached.append(True))
     run(model, torch.randn(5, 3), parameters=["1.weight", "1.bias"])
     assert reached == []
+
+
+def test_inputs_are_kept_by_tensors_not_by_nodes_alone():
+    """Before torch 2.13 a node lets go of what it saved with the last tensor that it made."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with Tape(model, names(model), ignore) as tape:
+        tape.expect(3)
+        model(torch.randn(3, 2))
+        assert [kept.grad_fn is not None for kept in tape._inputs.values()] == [True, True]
