@@ -198,7 +198,8 @@ class Observers:
     def observe(self, at: Position) -> None:
         """Let every analysis look, and keep what it gives in `at`.
 
-        Neither the model's mode nor its gradients nor torch's random numbers are left changed.
+        Neither the model's mode nor torch's random numbers are left changed, and no gradients are
+        left on the model: between steps it has none.
 
         Raises:
             ValueError: an analysis gave a name neither always nor once, or in another shape.
@@ -217,10 +218,7 @@ class Observers:
             gradient=self._gradient,
         )
         was_training = self._model.training
-        gradients = {name: weight.grad for name, weight in self._model.named_parameters()}
         self._model.eval()
-        for weight in self._model.parameters():
-            weight.grad = None
         seen: dict[str, Any] = {"step": at.step, "epoch": view.epoch}
         cuda = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(cuda), torch.no_grad():
@@ -228,8 +226,7 @@ class Observers:
                 given = analysis.observe(view, at.memories.setdefault(name, {}))
                 seen |= {f"{name}/{what}": value for what, value in given.items()}
         self._model.train(was_training)
-        for name, weight in self._model.named_parameters():
-            weight.grad = gradients[name]
+        self._model.zero_grad()
         _keep(at.traces, seen)
 
     def arrays(self, at: Position) -> dict[str, np.ndarray]:

@@ -156,8 +156,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                 set_rates(optimizer, rates, parts.schedule(at.step, mechanism.num_steps))
                 book.before_step()
                 outcome = gradient(at.state, examples, at.step, book.is_asked_to_stop)
-                set_gradients(model, outcome.gradients)
-                optimizer.step()
+                update(model, optimizer, outcome.gradients)
                 if outcome.has_halved:
                     at.micro_batch = gradient.micro_batch
                     sizes.lower(at.micro_batch)
@@ -258,11 +257,20 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: list[float], multiplier: 
         group["lr"] = rate * multiplier
 
 
-def set_gradients(model: nn.Module, gradients: dict[str, Tensor]) -> None:
-    """Hand the reconstructed gradients to the optimizer's parameters."""
+def update(
+    model: nn.Module, optimizer: torch.optim.Optimizer, gradients: dict[str, Tensor]
+) -> None:
+    """Take the optimizer's step along reconstructed gradients, and keep none of them.
+
+    They are as large as the model, and the next step's activations want the memory: `gradients` is
+    emptied.
+    """
     parameters = dict(model.named_parameters())
-    for name, gradient in gradients.items():
+    while gradients:
+        name, gradient = gradients.popitem()
         parameters[name].grad = gradient
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def describe_public(config: dict, examples: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from dpexp import ranks, records
 from dpexp.gradient import PrivateGradient
 from dpexp.mechanism import Mechanism, num_steps
 from dpexp.micro_batch import AUTO
-from dpexp.train import EMPTY, make_mechanism, set_gradients
+from dpexp.train import EMPTY, make_mechanism, update
 from dpexp.types import ConfigError
 from scripts.stand_in import LENGTH, stand_in
 
@@ -210,8 +210,7 @@ def _measure(config: dict[str, Any], device: torch.device, shrink: int) -> Step:
             began = _clock(device)
             with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
                 outcome = gradient(state, examples, 1)
-                set_gradients(model, outcome.gradients)
-                optimizer.step()
+                update(model, optimizer, outcome.gradients)
             return Cost(_clock(device) - began, counter.get_total_flops())
 
     num = min(FEW if device.type == "cpu" else 2 * micro_batch, config["batch_size"])
