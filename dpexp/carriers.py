@@ -39,7 +39,7 @@ class Explicit:
         held = self.values.mT if self._is_transposed() else self.values
         numbers = prod(held.shape[1:])
         if numbers > LONG:
-            return over_chunks(lambda some: some.flatten(1).square().sum(1), (held,), numbers)
+            return over_chunks(lambda some: some.square().flatten(1).sum(1), (held,), numbers)
         return torch.linalg.vector_norm(held.flatten(1), dim=1).square()
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:

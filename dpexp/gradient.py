@@ -233,6 +233,7 @@ class PrivateGradient:
         if ranks.is_first:
             self._take_crafted()
         sums, counts = self._sum.sums, self._sum.counts
+        self._forget()  # the sums may become the gradients, which are not for us to hold
         told = torch.tensor(
             [
                 *(counts.examples, counts.clipped, counts.nonfinite, loss),
@@ -295,7 +296,7 @@ class PrivateGradient:
         self._sum = ClippedSum(blocks, mechanism.releases, like, is_clipping=mechanism.clip)
 
     def _forget(self) -> None:
-        """Let go of what a step that ran out of memory left half made."""
+        """Let go of a step's sums and inputs, also of one that ran out of memory half made."""
         self._tape.expect(0)
         self._sum = ClippedSum({}, (), torch.empty(0))
 
