@@ -140,8 +140,8 @@ class PrivateGradient:
     """Runs the stages from micro-batches to reconstructed gradients.
 
     Formal guarantees: the gradients depend on the private examples only through the noisy
-    releases; noise is drawn once per call, after the sum over ranks, alike on every rank. Where
-    memory runs out before that, the same draw is taken again from the start of the step.
+    releases; noise is drawn once per call, on the first rank, after the sum over ranks. Where
+    memory runs out before that, the same draw is taken again.
 
     Attributes:
         micro_batch: how many examples go through the model at once; halved on every rank as memory
@@ -223,8 +223,12 @@ class PrivateGradient:
         mechanism, ranks = self._mechanism, self._ranks
         indices = ranks.share(mechanism.sample(step))
 
+        self._prepare(state, step)
+        # Unlike GPUs draw other numbers from one seed, and sums in unlike bases mean nothing.
+        ranks.as_first(new_tensors(self._state, state))
+
         def summed(micro_batch: int) -> float:
-            self._prepare(state, step)
+            self._start_sum()
             return self._micro_batches(examples, indices, step, micro_batch)
 
         # Each rank for itself: nothing here waits for another.
@@ -241,11 +245,14 @@ class PrivateGradient:
             ],
             dtype=torch.float64,
         ).to(ranks.device)
-        ranks.all_reduce([*sums.values(), told])
+        ranks.to_first([*sums.values(), told])
+        released, noise_draws = self._release(sums, step)
+        ranks.as_first([*released.values(), told])
+        with torch.no_grad():
+            gradients, self._state = self._method.reconstruct(self._state, released)
         drawn, clipped, nonfinite, loss, asked, halved = told.tolist()
         if halved:  # one size for all, which the run remembers
             self.micro_batch = -int(ranks.largest(-self.micro_batch))
-        gradients, noise_draws = self._release(sums, step)
         return StepOutcome(
             gradients=gradients,
             state=self._state,
@@ -281,15 +288,15 @@ class PrivateGradient:
     def _prepare(self, state: State, step: int) -> None:
         seed = self._mechanism.seed
         gen = generator(seed, "method", step, self._ranks.device)
-        # Dropout on public examples: alike on every rank, whose bases must agree.
+        # Dropout on public examples.
         torch.manual_seed(generator(seed, "public", step).initial_seed())
         self._forget()
         self._state = state
         with memory.in_one_line("what the method prepares for a step", PREPARED_LESS):
             self._state = self._method.prepare(self._model, state, self._public, gen)
-        self._start_sum()
 
     def _start_sum(self) -> None:
+        self._forget()
         like = next(self._model.parameters())
         blocks = self._method.blocks(self._state)
         mechanism = self._mechanism
@@ -333,14 +340,27 @@ class PrivateGradient:
         return self._pass(batch)
 
     @torch.no_grad()
-    def _release(self, sums: dict[Key, Tensor], step: int) -> tuple[dict[str, Tensor], int]:
-        mechanism, noise_draws = self._mechanism, 0
-        sums = dict(self._method.compress(self._state, sums))
-        if mechanism.noise:
-            gen = mechanism.noise_generator(step, self._ranks.device)
-            add_noise_(sums, mechanism.releases, mechanism.noise_multiplier, gen)
-            noise_draws += 1
-        for total in sums.values():
+    def _release(self, sums: dict[Key, Tensor], step: int) -> tuple[dict[Key, Tensor], int]:
+        """Give what leaves the mechanism, on the first rank; the others' has the right shapes."""
+        mechanism, ranks = self._mechanism, self._ranks
+        released = dict(self._method.compress(self._state, sums))
+        if mechanism.noise and ranks.is_first:
+            gen = mechanism.noise_generator(step, ranks.device)
+            add_noise_(released, mechanism.releases, mechanism.noise_multiplier, gen)
+        for total in released.values():
             total /= mechanism.batch_size
-        gradients, self._state = self._method.reconstruct(self._state, sums)
-        return gradients, noise_draws
+        return released, int(bool(mechanism.noise))
+
+
+def new_tensors(state: Any, before: Any) -> list[Tensor]:
+    """List a state's tensors, in its order, without those that the state before held already."""
+    held = {id(tensor) for tensor in _tensors(before)}
+    return [tensor for tensor in _tensors(state) if id(tensor) not in held]
+
+
+def _tensors(state: Any) -> Iterator[Tensor]:
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for each in state.values():
+            yield from _tensors(each)

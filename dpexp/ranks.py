@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor
 from dpexp.types import ConfigError
 
 BUCKET = 2**26
-"""Numbers in one all-reduce (ours): 256 MB in float32, which is what sending few large messages
-in place of many small ones costs in memory."""
+"""Numbers in one call (ours): 256 MB in float32, which is what sending few large messages in place
+of many small ones costs in memory."""
 
 GO_ON = "Run it again to go on from its last checkpoint."
 
@@ -51,15 +52,40 @@ class Ranks:
         """Sum each tensor over all ranks, in place: one call a kind of number and `BUCKET`.
 
         Args:
-            tensors: contiguous; of the same shapes in the same order on every rank.
+            tensors: of the same shapes and kinds in the same order on every rank.
 
         Raises:
             RankLost: another rank is gone.
         """
+        self._call(dist.all_reduce, tensors)
+
+    def to_first(self, tensors: Iterable[Tensor]) -> None:
+        """Sum each tensor over all ranks on the first; elsewhere what they hold has no meaning.
+
+        Args and Raises: as for `all_reduce`, half of which it is; `as_first` is the other half.
+        """
+        self._call(partial(dist.reduce, dst=0), tensors)
+
+    def as_first(self, tensors: Iterable[Tensor]) -> None:
+        """Give every rank the first one's numbers, bit for bit and in place.
+
+        Args and Raises: as for `all_reduce`.
+        """
+        self._call(lambda flat: dist.broadcast(flat.view(torch.uint8), src=0), tensors)
+
+    def _call(self, collective: Callable[[Tensor], Any], tensors: Iterable[Tensor]) -> None:
         if self.size == 1:
             return
         for bucket in buckets(tensors):
-            _all_reduce(bucket)
+            flat = [tensor.reshape(-1).to(self.device) for tensor in bucket]
+            packed = torch.cat(flat) if len(flat) > 1 else flat[0]
+            with together():
+                collective(packed)
+            if packed.data_ptr() == bucket[0].data_ptr():
+                continue  # one tensor, sent as it lies
+            parts = packed.split([tensor.numel() for tensor in bucket])
+            for tensor, part in zip(bucket, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
 
     def from_first(self, value: Any) -> Any:
         """Give every rank what the first one has; raises RankLost."""
@@ -91,16 +117,6 @@ def buckets(tensors: Iterable[Tensor], size: int = BUCKET) -> Iterator[list[Tens
             held = open_ones[tensor.dtype] = []
         held.append(tensor)
     yield from open_ones.values()
-
-
-def _all_reduce(bucket: list[Tensor]) -> None:
-    flat = torch.cat([tensor.view(-1) for tensor in bucket]) if len(bucket) > 1 else bucket[0]
-    with together():
-        dist.all_reduce(flat)
-    if len(bucket) > 1:
-        parts = flat.split([tensor.numel() for tensor in bucket])
-        for tensor, part in zip(bucket, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
 
 
 @contextmanager

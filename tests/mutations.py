@@ -62,19 +62,24 @@ def half_noise(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_on_the_first_rank(patch: pytest.MonkeyPatch) -> None:
-    """Add it after the sum over ranks, on one of them only."""
+    """Give every rank the sums first, and add noise on one of them then."""
     from dpexp.gradient import PrivateGradient
+    from dpexp.privatize import add_noise_
 
     release = PrivateGradient._release
 
     def broken(self, sums, step):
-        mechanism = self._mechanism
-        if not self._ranks.is_first:
-            self._mechanism = replace(mechanism, noise_multiplier=0.0)
-        try:
-            return release(self, sums, step)
-        finally:
-            self._mechanism = mechanism
+        mechanism, ranks = self._mechanism, self._ranks
+        self._mechanism = replace(mechanism, noise=False)
+        released, _ = release(self, sums, step)
+        self._mechanism = mechanism
+        ranks.as_first(released.values())
+        if ranks.is_first:
+            multiplier = mechanism.noise_multiplier / mechanism.batch_size
+            add_noise_(released, mechanism.releases, multiplier, mechanism.noise_generator(step))
+        share = ranks.as_first
+        vars(ranks)["as_first"] = lambda tensors: share([*tensors][-1:])  # the counts alone
+        return released, 1
 
     patch.setattr(PrivateGradient, "_release", broken)
 

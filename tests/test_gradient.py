@@ -300,12 +300,24 @@ class Meeting(Ranks):
     """Ranks that are threads of this process and meet at a barrier to add up."""
 
     def all_reduce(self, tensors):
+        self.meet(tensors, lambda one, those: one.copy_(sum(those)))
+
+    def to_first(self, tensors):
+        def add(one, those):
+            one.copy_(sum(those)) if self.is_first else one.fill_(math.nan)  # of no use to anyone
+
+        self.meet(tensors, add)
+
+    def as_first(self, tensors):
+        self.meet(tensors, lambda one, those: one.copy_(those[0]))
+
+    def meet(self, tensors, change):
         for tensor in tensors:
             self.table[self.rank] = tensor
             self.barrier.wait()
-            total = sum(self.table[rank].clone() for rank in range(self.size))
+            those = [self.table[rank].clone() for rank in range(self.size)]
             self.barrier.wait()  # everyone has read before anyone writes
-            tensor.copy_(total)
+            change(tensor, those)
 
 
 def step_of_each_rank(size, config, asked=None):
@@ -314,6 +326,7 @@ def step_of_each_rank(size, config, asked=None):
 
     def step(rank):
         setting, ranks = built[rank], Meeting(rank, size, CPU)
+        threading.current_thread().rank = rank
         vars(ranks).update(barrier=barrier, table=table)
         with PrivateGradient(
             setting.model, setting.method, setting.mechanism, ranks, 40, setting.public
@@ -330,6 +343,23 @@ def test_ranks_share_one_draw_of_noise_and_take_the_same_step():
     for outcome in (shared := step_of_each_rank(2, config)):
         assert outcome.examples == alone.examples and outcome.noise_draws == 1
         assert distance(outcome.gradients, alone.gradients) < 1e-12
+    assert torch.equal(flat(shared[0].gradients), flat(shared[1].gradients))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_where_gpus_draw_other_numbers_from_one_seed_the_first_rank_s_hold(method, monkeypatch):
+    """As GPUs of two kinds do: torch deals a seed's numbers out by how many a GPU takes at once."""
+    config, draw = composed(method), torch.randn
+    alone = step_of_each_rank(1, config)[0]
+
+    def drawn(*args, **kwargs):
+        numbers = draw(*args, **kwargs)
+        is_first = getattr(threading.current_thread(), "rank", 0) == 0
+        return numbers if is_first else -numbers.flip(0)
+
+    monkeypatch.setattr(torch, "randn", drawn)
+    for outcome in (shared := step_of_each_rank(2, config)):
+        assert distance(outcome.gradients, alone.gradients) < 1e-9
     assert torch.equal(flat(shared[0].gradients), flat(shared[1].gradients))
 
 

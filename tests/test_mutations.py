@@ -46,7 +46,8 @@ def delivered(excess):
         return "∞"
     sigma, _ = calibrate(Q, STEPS, DELTA, TARGET)
     # Epsilon grows about as the square of a sensitivity; the grid needs its size.
-    return f"{gaussian_epsilon((Part(Q, sigma / excess, STEPS),), DELTA, TARGET * excess**2):,.1f}"
+    epsilon = gaussian_epsilon((Part(Q, sigma / excess, STEPS),), DELTA, TARGET * excess**2)
+    return f"{epsilon:,.{1 if epsilon < 1000 else 0}f}"  # further digits depend on threads
 
 
 def test_the_document_names_every_break_its_test_and_what_it_does_to_epsilon():

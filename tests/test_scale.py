@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from dpexp.gradient import new_tensors
 from dpexp.ranks import Ranks
 from dpexp.taps import Tape
 from scripts.scale.__main__ import main, tables
@@ -78,13 +79,21 @@ def test_what_an_example_holds_is_what_its_carriers_hold(name):
     assert sum(tensor.nbytes for tensor in tensors) == 4 * held_bytes(WIDE, name)
 
 
-def test_a_ring_sends_nearly_everything_twice_and_one_node_uses_its_own_links():
+@pytest.mark.parametrize("name", METHODS)
+def test_what_the_first_rank_prepares_is_what_a_step_shares(name):
+    model, method = model_of(WIDE), method_of(name, WIDE)
+    before = method.start(model)
+    prepared = method.prepare(model, before, None, torch.Generator())
+    shared = sum(tensor.nbytes for tensor in new_tensors(prepared, before))
+    assert shared == 4 * sum(WIDE.shared(name))
+
+
+def test_a_chain_passes_all_on_and_one_node_uses_its_own_links():
     machine = Machine(nvlink=100.0, network=10.0, link_reached=1.0, hop=1.0)
     assert machine.sending(25, 1) == machine.hopping(3, 1) == 0
-    assert machine.sending(25, 2) == pytest.approx(1.0)  # half of 100 bytes, there and back
-    assert machine.sending(25, 8) == pytest.approx(1.75)
-    assert machine.sending(25, 16) == pytest.approx(18.75)
-    assert machine.hopping(3, 4) == 18
+    assert machine.sending(25, 2) == machine.sending(25, 8) == pytest.approx(1.0)  # 100 bytes
+    assert machine.sending(25, 16) == pytest.approx(10.0)
+    assert machine.hopping(3, 4) == 9
 
 
 def test_more_gpus_share_the_examples_and_not_what_is_done_once():

@@ -93,7 +93,7 @@ class Mechanism:
         return poisson(self._root, step, self.dataset_size, self.sampling_prob)
 
     def noise_generator(self, step: int, device: str | torch.device = "cpu") -> torch.Generator:
-        """Give the generator of the step's noise, the same on every rank."""
+        """Give the generator of the step's noise; the first rank alone draws from it."""
         return generator(self._root, "noise", step, device)
 
     @property

@@ -122,15 +122,14 @@ class Compressive(Method):
         return {"shapes": shapes, "size": size, "kappa": kappa, "column_norms": []}
 
     def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
-        """Draw Psi, and note its largest column norm."""
+        """Draw Psi."""
         if self._psi == "none":
             return state
         like = next(model.parameters())
         psi = torch.randn(
             (self._p, state["size"]), generator=gen, device=like.device, dtype=like.dtype
         ) / math.sqrt(self._p)
-        norm = float(psi.abs().sum(0).max())
-        return {**state, "psi": psi, "column_norms": [*state["column_norms"], norm]}
+        return {**state, "psi": psi}
 
     def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
         """Carry the classifier's gradient."""
@@ -154,22 +153,23 @@ class Compressive(Method):
         mean = (total / self._batch_size).clamp(-self._xi, self._xi)
         kept = keep_largest(mean, state["kappa"])
         if self._psi == "gaussian":
-            kept = state["psi"] @ kept / state["column_norms"][-1]
+            kept = state["psi"] @ kept / _column_norm(state["psi"])
         return {MEASURED: self._batch_size * kept}
 
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
-        """Recover the entries, and forget Psi."""
-        vector = noisy[MEASURED]
+        """Recover the entries, forget Psi and note its largest column norm."""
+        vector, norms = noisy[MEASURED], state["column_norms"]
         if self._psi == "gaussian":
-            scale = 2 * self._xi * state["kappa"]
-            y = state["column_norms"][-1] * vector / scale
-            vector = scale * cosamp(state["psi"], state["kappa"], y)
+            scale, norm = 2 * self._xi * state["kappa"], _column_norm(state["psi"])
+            vector = scale * cosamp(state["psi"], state["kappa"], norm * vector / scale)
+            norms = [*norms, norm]
         sizes = [torch.Size(shape).numel() for shape in state["shapes"].values()]
         pieces = zip(state["shapes"].items(), vector.split(sizes), strict=True)
         gradients = {name: piece.view(shape) for (name, shape), piece in pieces}
-        return gradients, {key: value for key, value in state.items() if key != "psi"}
+        kept = {key: value for key, value in state.items() if key != "psi"}
+        return gradients, {**kept, "column_norms": norms}
 
     def remarks(
         self, state: State, epsilon_at: Callable[[Sequence[float]], float | None]
@@ -185,3 +185,8 @@ class Compressive(Method):
                 "epsilon": epsilon_at([norm / paper for norm in norms]),
             },
         }
+
+
+def _column_norm(psi: Tensor) -> float:
+    """Give the largest l1 norm of a column."""
+    return float(psi.abs().sum(0).max())

@@ -6,7 +6,7 @@
 
 Words, each WORD=VALUE, are the fields of `scripts.scale.machine.Machine`, whose units and defaults
 stand there. A step is: the passes and carriers of this GPU's micro-batches, what every GPU does
-once a step, the optimizer, and an all-reduce that waits for the sums and overlaps with nothing.
+once a step, the optimizer, and what is sent, which waits for the sums and overlaps with nothing.
 Exit code: 0; 2 for a mistake in what was asked.
 """
 
@@ -25,7 +25,7 @@ from scripts.scale.counts import (
     held_bytes,
     of_micro_batch,
 )
-from scripts.scale.machine import PARTS, Machine, calls, parse, step
+from scripts.scale.machine import PARTS, Machine, parse, sent, step
 
 NETWORKS = (ROBERTA, LLAMA)
 GPUS = (1, 8, 64)
@@ -34,7 +34,7 @@ ETHERNET = 12.5e9  # bytes/s of a node, each way: one link of 100 Gbit/s
 
 def tables(machine: Machine) -> str:
     """Give all tables in markdown."""
-    return f"{counted()}\n\n{timed(machine)}\n\n{sent(machine)}"
+    return f"{counted()}\n\n{timed(machine)}\n\n{sending(machine)}"
 
 
 def counted() -> str:
@@ -45,14 +45,15 @@ def counted() -> str:
             works = [*of_micro_batch(net, method, 1)]
             passes = sum(work.flops for work in works if work.kind == "bfloat16")
             carriers = sum(work.flops for work in works) - passes
-            sent = sum(net.released(method))
+            released = sum(net.released(method))
             rows.append(
                 [
                     net.name,
                     method,
                     f"{net.trained(method) / 1e6:,.0f} M",
-                    f"{sent / 1e6:,.1f} M",
-                    f"{4e-6 * sent:,.0f} MB",
+                    f"{released / 1e6:,.1f} M",
+                    f"{sum(net.shared(method)) / 1e6:,.1f} M",
+                    f"{4e-6 * sent(net, method).numbers:,.0f} MB",
                     f"{passes / 1e12:.3g} TFLOP",
                     f"{carriers / 1e12:.3g} TFLOP",
                     f"{held_bytes(net, method) / 1e6:,.0f} MB",
@@ -60,7 +61,7 @@ def counted() -> str:
                 ]
             )
     return markdown(
-        ["network", "method", "trained", "all-reduced", "that is", "passes of an example",
+        ["network", "method", "trained", "released", "prepared", "sent", "passes of an example",
          "its carriers and sums", "held an example", "held always"], rows, words=2,
     )  # fmt: skip
 
@@ -79,17 +80,17 @@ def timed(machine: Machine) -> str:
     return markdown(["network", "method", "bound by", "GPUs", "step", *PARTS], rows, words=3)
 
 
-def sent(machine: Machine) -> str:
-    """Give the milliseconds of the all-reduce alone at the most GPUs, on two networks."""
+def sending(machine: Machine) -> str:
+    """Give the milliseconds of sending alone at the most GPUs, on two networks."""
     rows, slow = [], replace(machine, network=ETHERNET)
     for net in NETWORKS:
         for method in METHODS:
-            blocks, gpus = net.released(method), GPUS[-1]
+            told, gpus = sent(net, method), GPUS[-1]
             numbers = [
-                machine.sending(sum(blocks), gpus),
-                slow.sending(sum(blocks), gpus),
-                machine.hopping(calls(blocks), gpus),
-                machine.hopping(len(blocks) + 1, gpus),
+                machine.sending(told.numbers, gpus),
+                slow.sending(told.numbers, gpus),
+                machine.hopping(told.calls, gpus),
+                machine.hopping(told.calls_by_block, gpus),
             ]
             rows.append([net.name, method, *(f"{1e3 * number:,.1f} ms" for number in numbers)])
     fast = f"bytes at {8e-9 * machine.network:,.0f} Gbit/s a node"

@@ -61,13 +61,19 @@ class Network:
         return lambda side: self.rank * num_kept(side, frozen)
 
     def released(self, method: str) -> list[int]:
-        """List the sizes of the blocks a step releases, hence all-reduces."""
+        """List the sizes of the blocks a step releases, hence sums over ranks and broadcasts."""
         head = [p * d for p, d in self.head] + [p for p, _ in self.head]
         if method == "DP-SGD":
             tables = [rows * self.width for rows in self.tables]
             own = self.vectors + [p * d for p, d in self.matrices + [*self.head]]
             return own + tables
         return head + [*map(self.carried(method), (s for shape in self.matrices for s in shape))]
+
+    def shared(self, method: str) -> list[int]:
+        """List the sizes of what the first rank prepares for all: bases; LSG's 8-byte indices."""
+        sides = [side for shape in self.matrices for side in shape]
+        bases = [] if method == "DP-SGD" else [self.rank * side for side in sides]
+        return bases + [2 * num_kept(side, self.p) for side in sides if method == "LSG"]
 
     def trained(self, method: str) -> int:
         """Count the numbers that the optimizer moves."""

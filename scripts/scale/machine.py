@@ -1,4 +1,4 @@
-"""From what is counted to seconds: a roofline for the work, a ring for what is sent."""
+"""From what is counted to seconds: a roofline for the work, a chain of GPUs for what is sent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Machine:
     nvlink: float = 450e9  # bytes/s, of a GPU, each way
     network: float = 400e9  # bytes/s, of a node, each way: eight InfiniBand links of 400 Gbit/s
     link_reached: float = 0.8
-    hop: float = 3e-6  # seconds from one GPU of the ring to the next
+    hop: float = 3e-6  # seconds from one GPU of the chain to the next
     qr: float = 3e-4  # seconds of one thin QR factorisation, which is all launches and no work
     noise_passes: float = 8  # over memory, 4 bytes each, to draw and add one number
     half_bytes: float = 2  # of a number in the passes: 4 where nothing is bfloat16
@@ -51,22 +51,42 @@ class Machine:
         return self.memory_peak * self.memory_reached
 
     def sending(self, numbers: float, gpus: int) -> float:
-        """Give the seconds that a ring sends float32 for: 2 (N - 1) / N of it by every GPU."""
+        """Give the seconds of float32 going down a chain, all of whose links work at once."""
         link = self.nvlink if gpus <= self.node else min(self.nvlink, self.network)
-        return 2 * (gpus - 1) / gpus * 4 * numbers / (link * self.link_reached)
+        return 4 * numbers / (link * self.link_reached) if gpus > 1 else 0.0
 
     def hopping(self, calls: int, gpus: int) -> float:
-        """Give the seconds that rings wait for: 2 (N - 1) hops a call."""
-        return 2 * (gpus - 1) * calls * self.hop
+        """Give the seconds until the last of a chain hears: N - 1 hops a call."""
+        return (gpus - 1) * calls * self.hop
 
 
-def calls(blocks: Sequence[int]) -> int:
-    """Count a step's all-reduces: of the sums, and of the counts.
+@dataclass(frozen=True)
+class Sent:
+    """What a step sends: the released sums to the first rank and back, what it prepared to all.
 
-    Args:
-        blocks: the numbers in each sum.
+    Attributes:
+        numbers: of 4 bytes, one way.
+        calls: how often something is passed on: full buckets, and the counts with their own kind.
+        calls_by_block: how often, were it a call a block.
     """
-    return len([*buckets(torch.empty(size, device="meta") for size in blocks)]) + 1
+
+    numbers: int
+    calls: int
+    calls_by_block: int
+
+
+def sent(net: Network, method: str) -> Sent:
+    """Count what a step sends."""
+    blocks, shared = net.released(method), net.shared(method)
+    return Sent(
+        numbers=2 * sum(blocks) + sum(shared),
+        calls=2 * (_calls(blocks) + 1) + _calls(shared),
+        calls_by_block=2 * (len(blocks) + 1) + len(shared),
+    )
+
+
+def _calls(blocks: Sequence[int]) -> int:
+    return len([*buckets(torch.empty(size, device="meta") for size in blocks)])
 
 
 def step(
@@ -98,9 +118,9 @@ def step(
         add(of_optimizer(net, method))
     if method != "DP-SGD":
         parts["QR"] = 2 * len(net.matrices) * machine.qr
-    blocks = net.released(method)
-    parts["bytes"] = machine.sending(sum(blocks), gpus)
-    parts["hops"] = machine.hopping(calls(blocks), gpus)
+    told = sent(net, method)
+    parts["bytes"] = machine.sending(told.numbers, gpus)
+    parts["hops"] = machine.hopping(told.calls, gpus)
     return parts
 
 

@@ -117,8 +117,8 @@ def of_rank(ranks: Ranks, config: dict[str, Any]) -> None:
         seen["qr"] = seconds(lambda: [orthonormal_columns(tall) for _ in range(100)], repeats) / 100
     else:
         few = [torch.zeros(FEW) for _ in range(100)]
-        seen["few"] = seconds(lambda: [ranks.all_reduce([n]) for n in few], repeats) / len(few)
-        seen["many"] = seconds(lambda: ranks.all_reduce([numbers]), repeats)
+        seen["few"] = seconds(lambda: [ranks.as_first([n]) for n in few], repeats) / len(few)
+        seen["many"] = seconds(lambda: ranks.as_first([numbers]), repeats)
     if ranks.is_first:
         Path(config["out"]).write_text(json.dumps(seen))
 
@@ -139,7 +139,7 @@ def calibrated(net: Network, alone: dict[str, float], two: dict[str, float]) -> 
     machine = Machine(
         half_peak=1e30, half_reached=1, single_peak=1e30, single_reached=1,
         memory_peak=bandwidth, memory_reached=1, node=max(SIZES),
-        nvlink=4 * MANY / sent, link_reached=1, hop=two["few"] / 2, qr=alone["qr"],
+        nvlink=4 * MANY / sent, link_reached=1, hop=two["few"], qr=alone["qr"],
         noise_passes=alone["noise"] / MANY * bandwidth / 4, half_bytes=4,
     )  # fmt: skip
     rate = _rate(net, machine, alone["DP-SGD"])
