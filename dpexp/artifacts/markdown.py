@@ -106,7 +106,7 @@ def _footnotes(table: Table, judged: verdict.Judgement) -> list[str]:
     short = any(0 < v.num_seeds < v.asked for v in table.values.values())
     if short:
         notes.append(f"A smaller n than {max(v.asked for v in table.values.values())}: "
-                     "the other seeds gave no value.")  # fmt: skip
+                     "the other seeds were not run, or gave no value.")  # fmt: skip
     if artifact.figure:
         notes += [f"{status}: {'; '.join(names)}" for status, names in table.absent().items()]
     notes += table.skipped() + _troubles(table) + _orderings(table, judged)
