@@ -226,9 +226,10 @@ class PrivateGradient:
         self._prepare(state, step)
         # Unlike GPUs draw other numbers from one seed, and sums in unlike bases mean nothing.
         ranks.as_first(new_tensors(self._state, state))
+        prepared = self._state
 
         def summed(micro_batch: int) -> float:
-            self._start_sum()
+            self._start_sum(prepared)
             return self._micro_batches(examples, indices, step, micro_batch)
 
         # Each rank for itself: nothing here waits for another.
@@ -276,9 +277,10 @@ class PrivateGradient:
             What takes some examples, by index, up to their clipped sum and throws that away.
         """
         self._prepare(state, 0)
+        prepared = self._state
 
         def rehearse(indices: Tensor) -> None:
-            self._start_sum()
+            self._start_sum(prepared)
             self._micro_batches(examples, indices, 0, len(indices))
             self._forget()
 
@@ -295,8 +297,9 @@ class PrivateGradient:
         with memory.in_one_line("what the method prepares for a step", PREPARED_LESS):
             self._state = self._method.prepare(self._model, state, self._public, gen)
 
-    def _start_sum(self) -> None:
+    def _start_sum(self, prepared: State) -> None:
         self._forget()
+        self._state = _copied(prepared)  # what `carry` adds to it is one attempt's
         like = next(self._model.parameters())
         blocks = self._method.blocks(self._state)
         mechanism = self._mechanism
@@ -353,7 +356,12 @@ class PrivateGradient:
 
 
 def new_tensors(state: Any, before: Any) -> list[Tensor]:
-    """List a state's tensors, in its order, without those that the state before held already."""
+    """List a state's tensors, in its order, without those that the state before held already.
+
+    Args:
+        state: dicts, lists and tuples, and what they hold.
+        before: likewise.
+    """
     held = {id(tensor) for tensor in _tensors(before)}
     return [tensor for tensor in _tensors(state) if id(tensor) not in held]
 
@@ -361,6 +369,13 @@ def new_tensors(state: Any, before: Any) -> list[Tensor]:
 def _tensors(state: Any) -> Iterator[Tensor]:
     if isinstance(state, Tensor):
         yield state
-    elif isinstance(state, Mapping):
-        for each in state.values():
+    elif isinstance(state, Mapping | list | tuple):
+        for each in state.values() if isinstance(state, Mapping) else state:
             yield from _tensors(each)
+
+
+def _copied(state: Any) -> Any:
+    """Copy a state's dicts and lists, and nothing that they hold."""
+    if isinstance(state, Mapping):
+        return {key: _copied(each) for key, each in state.items()}
+    return [_copied(each) for each in state] if isinstance(state, list) else state

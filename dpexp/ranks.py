@@ -41,7 +41,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Say whether this process writes records."""
+        """Say whether this process writes records, draws noise and prepares for all."""
         return self.rank == 0
 
     def share(self, indices: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class Ranks:
         if self.size == 1:
             return
         for bucket in buckets(tensors):
-            flat = [tensor.reshape(-1).to(self.device) for tensor in bucket]
+            flat = [tensor.reshape(-1).contiguous().to(self.device) for tensor in bucket]
             packed = torch.cat(flat) if len(flat) > 1 else flat[0]
             with together():
                 collective(packed)

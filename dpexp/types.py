@@ -234,7 +234,11 @@ class Method(Protocol):
         public: PublicGradients | None,
         gen: torch.Generator,
     ) -> State:
-        """Give this step's state: carriers, masks or bases, from nothing private."""
+        """Give this step's state: carriers, masks or bases, from nothing private.
+
+        Of several ranks the first one's hold: every tensor that the state before did not hold is
+        overwritten with it, in place. Numbers beside tensors stay each rank's own.
+        """
         return state
 
     def forward_weights(self, state: State) -> Mapping[str, Tensor]:

@@ -102,6 +102,15 @@ def train_all(ranks, config):
     ranks.all_reduce(tensors)
     if not ranks.is_first:
         torch.save(tensors, folder / "reduced.pt")
+    added = reducible(ranks.rank)
+    ranks.to_first(added)
+    if ranks.is_first:
+        torch.save(added, folder / "added.pt")
+    for alone in (False, True):  # a tensor alone in its call is sent as it lies, where it can be
+        given = varied(ranks.rank)
+        for some in [[tensor] for tensor in given] if alone else [given]:
+            ranks.as_first(some)
+        assert all(map(torch.equal, given, varied(0)))
 
 
 def halved(ranks):
@@ -130,6 +139,15 @@ def reducible(rank):
     return [torch.randn(s, generator=gen, dtype=k) for s, k in zip(shapes, kinds, strict=True)]
 
 
+def varied(rank):
+    """Make tensors of every layout and kind, other numbers on every rank."""
+    gen = torch.Generator().manual_seed(rank)
+    plain = torch.randn(4, 6, generator=gen)
+    whole = torch.randint(-9, 10, (7,), generator=gen)
+    strided = [plain.clone().T, plain.clone()[:, :1], plain.clone()[::2], plain.clone()[:, 1:4]]
+    return [plain, *strided, plain.double(), plain.sum(), plain[:0], whole, whole > rank - 1]
+
+
 def distance(one, other):
     """Give the largest difference of two models' weights."""
     return max(float((one[name] - other[name]).abs().max()) for name in one)
@@ -152,10 +170,10 @@ def test_three_ranks_train_the_weights_that_one_process_does(tmp_path):
         )
         assert (result["ranks"], result["steps"]) == (3, 20)
         assert privacy == same, name  # the same mechanism, the same draws of noise
-    totals = torch.load(folders[3] / "reduced.pt")
     expected = [sum(each) for each in zip(*map(reducible, range(3)), strict=True)]
-    for total, right in zip(totals, expected, strict=True):
-        torch.testing.assert_close(total, right)
+    for name in ("reduced", "added"):
+        for total, right in zip(torch.load(folders[3] / f"{name}.pt"), expected, strict=True):
+            torch.testing.assert_close(total, right)
     assert {torch.load(folders[3] / f"halved by {n}.pt") for n in range(3)} == {5}
     assert torch.load(folders[1] / "halved by 0.pt") == 80
 

@@ -65,7 +65,7 @@ class Sent:
     """What a step sends: the released sums to the first rank and back, what it prepared to all.
 
     Attributes:
-        numbers: of 4 bytes, one way.
+        numbers: of 4 bytes, in all: there and back.
         calls: how often something is passed on: full buckets, and the counts with their own kind.
         calls_by_block: how often, were it a call a block.
     """

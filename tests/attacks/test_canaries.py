@@ -69,6 +69,22 @@ def silent(parts, clip_norm=1.0):
 # What a canary adds
 
 
+def test_an_attempt_that_ran_out_of_memory_is_not_heard_twice():
+    parts = parts_of("dpsgd")
+    method, calls = canaried(parts.method, [True, False] * 5), []
+    (whole,) = steps(parts, method, silent(parts))
+
+    def run_out(_, __, output):
+        calls.append(len(output))
+        if calls == [25, 15]:  # the second micro-batch of the first attempt
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GB. GPU 0")
+
+    parts.model.register_forward_hook(run_out)
+    (pieces,) = steps(parts, method, silent(parts))
+    assert calls == [25, 15, 12, 12, 12, 4] and pieces.has_halved
+    torch.testing.assert_close(pieces.state["scores"], whole.state["scores"])
+
+
 @pytest.mark.parametrize("kind", ["dirac", "random"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_canary_far_too_long_adds_its_direction_clipped_in_every_release(method, kind):
@@ -101,8 +117,11 @@ def test_absent_texts_are_in_no_micro_batch_and_the_rest_keep_their_numbers():
 class Apart(Ranks):
     """A rank that is never added to the others."""
 
-    def all_reduce(self, tensors):
+    def to_first(self, tensors):
         """Leave the sums as this rank has them."""
+
+    def as_first(self, tensors):
+        """Leave them, and what was prepared."""
 
 
 def test_of_several_ranks_the_first_alone_adds_the_canary():
