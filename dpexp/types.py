@@ -246,7 +246,10 @@ class Method(Protocol):
         return {}
 
     def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
-        """Turn one layer's tap into carriers; called as backward reaches the layer."""
+        """Turn one layer's tap into carriers; called as backward reaches the layer.
+
+        It may write into the state's dicts and lists, which are one attempt's, never in tensors.
+        """
 
     def crafted(self, state: State) -> tuple[int, Mapping[Key, Carrier]]:
         """Give made-up examples that join this step's draw: how many, and all their blocks.

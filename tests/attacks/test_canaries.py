@@ -82,7 +82,8 @@ def test_an_attempt_that_ran_out_of_memory_is_not_heard_twice():
     parts.model.register_forward_hook(run_out)
     (pieces,) = steps(parts, method, silent(parts))
     assert calls == [25, 15, 12, 12, 12, 4] and pieces.has_halved
-    torch.testing.assert_close(pieces.state["scores"], whole.state["scores"])
+    # Sums in float32, added in another order; heard twice, they are up to 0.77 off.
+    torch.testing.assert_close(pieces.state["scores"], whole.state["scores"], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["dirac", "random"])
