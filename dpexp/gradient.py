@@ -15,6 +15,7 @@ from dpexp import memory
 from dpexp.mechanism import Mechanism, generator
 from dpexp.privatize import ClippedSum, add_noise_
 from dpexp.ranks import Ranks
+from dpexp.states import mapped, new_tensors
 from dpexp.taps import Tape
 from dpexp.tasks import Judge, cross_entropy
 from dpexp.types import Batch, Carrier, ConfigError, Key, Listener, Method, State, Tap
@@ -299,7 +300,7 @@ class PrivateGradient:
 
     def _start_sum(self, prepared: State) -> None:
         self._forget()
-        self._state = _copied(prepared)  # what `carry` adds to it is one attempt's
+        self._state = mapped(lambda leaf: leaf, prepared)  # `carry` adds to it, for one attempt
         like = next(self._model.parameters())
         blocks = self._method.blocks(self._state)
         mechanism = self._mechanism
@@ -353,29 +354,3 @@ class PrivateGradient:
         for total in released.values():
             total /= mechanism.batch_size
         return released, int(bool(mechanism.noise))
-
-
-def new_tensors(state: Any, before: Any) -> list[Tensor]:
-    """List a state's tensors, in its order, without those that the state before held already.
-
-    Args:
-        state: dicts, lists and tuples, and what they hold.
-        before: likewise.
-    """
-    held = {id(tensor) for tensor in _tensors(before)}
-    return [tensor for tensor in _tensors(state) if id(tensor) not in held]
-
-
-def _tensors(state: Any) -> Iterator[Tensor]:
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, Mapping | list | tuple):
-        for each in state.values() if isinstance(state, Mapping) else state:
-            yield from _tensors(each)
-
-
-def _copied(state: Any) -> Any:
-    """Copy a state's dicts and lists, and nothing that they hold."""
-    if isinstance(state, Mapping):
-        return {key: _copied(each) for key, each in state.items()}
-    return [_copied(each) for each in state] if isinstance(state, list) else state

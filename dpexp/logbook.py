@@ -20,6 +20,7 @@ from dpexp.mechanism import Mechanism
 from dpexp.ranks import Ranks
 from dpexp.records import Ledger, RecordError, Run, describe_device, git_commit, versions
 from dpexp.spent import OTHER_DATA, surroundings_of, take_up
+from dpexp.states import mapped
 from dpexp.stopping import Stopping
 from dpexp.tracking import Progress, Tracker
 from dpexp.types import ConfigError, State
@@ -384,10 +385,4 @@ def _finite(value: float) -> float | None:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _moved(each, device) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_moved(each, device) for each in value]
-    return value
+    return mapped(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)

@@ -346,18 +346,25 @@ def test_ranks_share_one_draw_of_noise_and_take_the_same_step():
     assert torch.equal(flat(shared[0].gradients), flat(shared[1].gradients))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_where_gpus_draw_other_numbers_from_one_seed_the_first_rank_s_hold(method, monkeypatch):
+MASKED = [(method, "method.mask=random") for method in ("lsg", "sparse_dpsgd")]
+
+
+@pytest.mark.parametrize("words", [*((method,) for method in METHODS), *MASKED], ids=" ".join)
+def test_where_gpus_draw_other_numbers_from_one_seed_the_first_rank_s_hold(words, monkeypatch):
     """As GPUs of two kinds do: torch deals a seed's numbers out by how many a GPU takes at once."""
-    config, draw = composed(method), torch.randn
+    config = composed(*words)
     alone = step_of_each_rank(1, config)[0]
 
-    def drawn(*args, **kwargs):
-        numbers = draw(*args, **kwargs)
-        is_first = getattr(threading.current_thread(), "rank", 0) == 0
-        return numbers if is_first else -numbers.flip(0)
+    def unlike(draw):
+        def drawn(*args, **kwargs):
+            numbers = draw(*args, **kwargs)
+            is_like_all = "device" not in kwargs or threading.current_thread().rank == 0
+            return numbers if is_like_all else numbers.flip(0)
 
-    monkeypatch.setattr(torch, "randn", drawn)
+        return drawn
+
+    for name in ("randn", "rand", "randint"):
+        monkeypatch.setattr(torch, name, unlike(getattr(torch, name)))
     for outcome in (shared := step_of_each_rank(2, config)):
         assert distance(outcome.gradients, alone.gradients) < 1e-9
     assert torch.equal(flat(shared[0].gradients), flat(shared[1].gradients))
