@@ -230,8 +230,8 @@ class PrivateGradient:
         prepared = self._state
 
         def summed(micro_batch: int) -> float:
-            self._start_sum(prepared)
-            return self._micro_batches(examples, indices, step, micro_batch)
+            with self._attempt(prepared):
+                return self._micro_batches(examples, indices, step, micro_batch)
 
         # Each rank for itself: nothing here waits for another.
         before = self.micro_batch
@@ -281,8 +281,8 @@ class PrivateGradient:
         prepared = self._state
 
         def rehearse(indices: Tensor) -> None:
-            self._start_sum(prepared)
-            self._micro_batches(examples, indices, 0, len(indices))
+            with self._attempt(prepared):
+                self._micro_batches(examples, indices, 0, len(indices))
             self._forget()
 
         return rehearse
@@ -297,6 +297,17 @@ class PrivateGradient:
         self._state = state
         with memory.in_one_line("what the method prepares for a step", PREPARED_LESS):
             self._state = self._method.prepare(self._model, state, self._public, gen)
+
+    @contextmanager
+    def _attempt(self, prepared: State) -> Iterator[None]:
+        """Begin a sum; where that fails nothing is held, so that its memory can be given back."""
+        self._start_sum(prepared)
+        try:
+            yield
+        except BaseException:
+            self._forget()
+            self._state = prepared
+            raise
 
     def _start_sum(self, prepared: State) -> None:
         self._forget()

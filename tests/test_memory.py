@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import run
+from dpexp import memory
 from dpexp.gradient import PrivateGradient
 from dpexp.mechanism import whole_batch
 from dpexp.methods.rgp import RGP
@@ -81,6 +83,28 @@ def test_a_step_that_runs_out_of_memory_is_the_same_step_in_smaller_pieces(metho
     assert not again.has_halved
     for name, gradient in pieces.gradients.items():
         assert torch.equal(gradient, again.gradients[name])
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "rgp", "gep"])
+def test_what_failed_is_let_go_before_memory_is_given_back(method, monkeypatch):
+    setting = Setting(composed(method))
+    cramp(setting.model, 20)
+    carried, left = [], []
+    carry, collect = setting.method.carry, memory.collect
+
+    def watched(state, layer, tap):
+        carriers = carry(state, layer, tap)
+        carried.extend(map(weakref.ref, carriers.values()))
+        return carriers
+
+    def counted():
+        left.append(sum(carrier() is not None for carrier in carried))
+        collect()
+
+    monkeypatch.setattr(setting.method, "carry", watched)
+    monkeypatch.setattr(memory, "collect", counted)
+    assert setting.step(micro_batch=80).has_halved
+    assert carried and left == [0, 0]
 
 
 @pytest.mark.parametrize("at_end", [False, True])
