@@ -1,9 +1,6 @@
-"""PATE: who sees which example, what leaves, what the student learns, and the run's record."""
+"""PATE: who sees which example, what leaves, and what the student learns."""
 
 import math
-import os
-import shutil
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -14,15 +11,13 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import run
-from dpexp import checkpoint, records
-from dpexp.mechanism import PrivacyError, build_votes, generator, verify
+from dpexp.mechanism import build_votes, generator
 from dpexp.models.cnn import CNN
 from dpexp.pate import PATE, loop
 from dpexp.pate.stages import ask, assign, teach, vote
 from dpexp.ranks import Ranks
 from dpexp.tasks import Examples, Task
-from dpexp.types import ConfigError
-from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
+from tests.runs import one_thread  # noqa: F401 (a fixture)
 
 CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, CPU)
@@ -210,206 +205,3 @@ def test_a_student_without_answers_stays_as_it_was_and_is_judged():
     last = teach(parts, nothing, 0, CPU, lambda _: None, lines.append)
     assert (last["step"], last["train_loss"], lines) == (0, None, [last])
     assert all(map(torch.equal, before, parts.model.parameters()))
-
-
-# Runs
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    results = tmp_path_factory.mktemp("finished")
-    return execute(results, *SMALL)
-
-
-def test_a_run_learns_within_its_budget_and_leaves_every_field_of_its_contract(finished):
-    assert sorted(os.listdir(finished)) == [
-        "config.yaml",
-        "metrics.jsonl",
-        "privacy.json",
-        "released.jsonl",
-        "result.json",
-    ]
-    lines, result, privacy = of(finished)
-    assert result["test_accuracy"] == lines[-1]["test_accuracy"] > 40  # chance is 10
-    assert [line["step"] for line in lines] == [20, 40, 60, 80, 100]
-    assert lines[-1]["train_loss"] < lines[0]["train_loss"]
-    assert (result["method"], result["model"], result["eps"]) == ("pate", "cnn", 8)
-    assert result["asked"] <= 180 and result["answered"] <= 60
-    for key in ("wall_s", "examples_per_s", "peak_memory_mb", "teacher_accuracy", "label_accuracy"):
-        assert result[key] > 0
-    assert len(result["data_fingerprint"]) == 64 and result["versions"] and "git_commit" in result
-
-    verify(privacy)
-    assert (privacy["dataset_size"], privacy["delta"], privacy["target_epsilon"]) == (1437, 1e-4, 8)
-    assert privacy["steps"] == result["asked"] and privacy["answers"] == result["answered"]
-    assert privacy["noise_draws"] == result["asked"] + result["answered"]
-    assert {release["at_most"] for release in privacy["releases"]} == {180, 60}
-    assert 7.99 < privacy["epsilon"]["rdp"] <= 8
-    assert privacy["data_dependent_epsilon"]["rdp"] <= privacy["epsilon"]["rdp"]
-    assert privacy["deviations"] == [loop.UNRELEASED, loop.TEST_HALF] and privacy["replayable"]
-    assert privacy["trainable"]["head.weight"] > 0 and privacy["frozen"] == {}
-    assert all(line["epsilon"] == privacy["epsilon"]["rdp"] for line in lines)
-
-
-def test_a_second_call_looks_the_run_up(finished):
-    before = {path: path.read_bytes() for path in finished.iterdir()}
-    began = time.monotonic()
-    assert execute(finished.parents[2], *SMALL) == finished
-    assert time.monotonic() - began < 1
-    assert {path: path.read_bytes() for path in finished.iterdir()} == before
-
-
-@pytest.mark.filterwarnings("ignore:.* is damaged, or was killed")
-def test_a_run_that_was_killed_begins_again_and_ends_alike(finished, tmp_path):
-    there = tmp_path / "embedded" / "runs" / finished.name
-    shutil.copytree(finished, there)
-    for name in ("result.json", "privacy.json"):
-        (there / name).unlink()
-    assert execute(tmp_path, *SMALL) == there
-    (lines, result, privacy), expected = of(there), of(finished)
-    assert (lines, privacy) == (expected[0], expected[2])
-    assert result["test_accuracy"] == expected[1]["test_accuracy"]
-
-
-BRIEF = [*SMALL, "method.teachers=6", "method.teacher_steps=3", "method.student_steps=5"]
-
-
-def test_secret_noise_is_not_replayable_and_says_so(tmp_path):
-    words = [*BRIEF, "noise=secret"]
-    one, other = (of(execute(tmp_path / name, *words)) for name in "ab")
-    assert [a["train_loss"] for a in one[0]] != [b["train_loss"] for b in other[0]]
-    assert one[2]["replayable"] is False
-    assert any("secret" in word for word in one[2]["deviations"])
-
-
-class Killed(BaseException):
-    """As sudden as a kill: nothing is saved on the way out."""
-
-
-def die(step, num_steps):
-    if step == 3:
-        raise Killed
-    return 1.0
-
-
-@pytest.mark.parametrize("noise", ["true", "secret"])
-def test_teachers_answer_once_however_often_the_student_is_killed(tmp_path, noise):
-    words = [*BRIEF, f"noise={noise}", f"results={tmp_path}"]
-    config = run.compose(words)
-    directory = records.locate(tmp_path, config)
-    for _ in range(2):
-        parts = replace(run.build_parts(config, CPU), schedule=die)
-        with pytest.raises(Killed):
-            loop.train(config, parts, ALONE)
-    kept = checkpoint.load(directory / "checkpoint.pt")["answers"]
-    loop.train(config, run.build_parts(config, CPU), ALONE)
-    lines, result, privacy = of(directory)
-    assert (result["asked"], result["answered"]) == (kept["asked"], len(kept["labels"]))
-    assert privacy["noise_draws"] == sum(kept["draws"].values())
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
-    if noise == "true":
-        unbroken = of(execute(tmp_path / "unbroken", *BRIEF))
-        assert (lines, privacy) == (unbroken[0], unbroken[2])
-        assert result["weights_sha256"] == unbroken[1]["weights_sha256"]
-        return
-    (directory / "result.json").write_text("{")
-    with (
-        pytest.warns(UserWarning, match="moved aside"),
-        pytest.raises(PrivacyError, match="its teachers have answered"),
-    ):
-        loop.train(config, parts, ALONE)
-
-
-def test_teachers_answer_again_only_where_they_answer_the_same(tmp_path):
-    config = run.compose([*BRIEF, f"results={tmp_path}"])
-    directory = execute(tmp_path, *BRIEF)
-    (directory / "result.json").write_text("{")
-    parts = run.build_parts(config, CPU)
-    with torch.no_grad():
-        next(parts.model.parameters()).add_(1)
-    said = r"neither be read nor given again exactly \(changed: weights\)"
-    with (
-        pytest.warns(UserWarning, match="moved aside"),
-        pytest.raises(PrivacyError, match=said) as refused,
-    ):
-        loop.train(config, parts, ALONE)
-    assert "\n" not in str(refused.value)
-    parts.task = replace(parts.task, fingerprint="another")
-    with pytest.raises(ConfigError, match="fingerprints"):
-        loop.train(config, parts, ALONE)
-
-
-def test_where_the_ledger_was_lost_answers_are_read_but_not_given_again(tmp_path):
-    config = run.compose([*BRIEF, f"results={tmp_path}"])
-    with pytest.raises(Killed):
-        loop.train(config, replace(run.build_parts(config, CPU), schedule=die), ALONE)
-    directory = records.locate(tmp_path, config)
-    (directory / records.LEDGER).unlink()
-    assert execute(tmp_path, *BRIEF) == directory
-    (directory / "result.json").write_text("{")
-    with (
-        pytest.warns(UserWarning, match="moved aside"),
-        pytest.raises(PrivacyError, match="neither be read nor given again"),
-    ):
-        execute(tmp_path, *BRIEF)
-
-
-def test_without_noise_no_epsilon_is_stated(tmp_path):
-    lines, result, privacy = of(execute(tmp_path, *BRIEF, "noise=false", "clip=false", "eps=null"))
-    assert result["eps"] is None and privacy["target_epsilon"] is None
-    assert privacy["noise_draws"] == 0 and lines[-1]["epsilon"] is None
-    assert any("no privacy" in word for word in privacy["deviations"])
-
-
-def test_a_run_whose_noise_does_not_fit_its_budget_fails(tmp_path, monkeypatch):
-    def too_quiet(*args, **options):
-        made = build_votes(*args, **options)
-        return replace(made, noise_multiplier=0.9 * made.noise_multiplier)
-
-    monkeypatch.setattr(loop, "build_votes", too_quiet)
-    with pytest.raises(PrivacyError, match="above the target 8"):
-        execute(tmp_path, *BRIEF)
-    assert not list(tmp_path.rglob("result.json")) and not list(tmp_path.rglob("privacy.json"))
-
-
-def test_an_estimate_needs_no_run(finished, tmp_path):
-    seconds, megabytes = run.estimate(run.compose([*SMALL, f"results={tmp_path}"]))
-    took = of(finished)[1]["wall_s"]
-    assert took / 10 < seconds < 10 * took and megabytes > 0
-    assert os.listdir(tmp_path) == []
-
-
-# Mistakes
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["method.teachers=0"], "Expected method.teachers >= 1; got 0. Set method.teachers"),
-        (["method.answers=0"], "Expected method.answers >= 1"),
-        (["method.queries=many"], "Expected queries of PATE to be int; got queries=many"),
-        (["method.threshold=-0.1"], r"Expected method.threshold in \[0, 1\]"),
-        (["method.threshold=1.5"], "got 1.5 and"),
-        (["method.check_ratio=0"], "method.check_ratio > 0"),
-        (["method.public=test-hlf"], "Did you mean test-half?"),
-        (["method.public=task"], "Expected public data for digits"),
-        (["clip=false"], "Expected clip=True with method=pate"),
-        (["sampling=shuffle"], "Expected sampling=poisson with method=pate"),
-        (["noise=maybe"], "Expected noise true, false or secret"),
-        (["eps=0"], "Expected eps > 0; got 0"),
-        (["task.delta=2"], r"Expected delta in \(0, 1\)"),
-        (["method.teacher.kernel=2"], "odd kernel"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_a_value_that_cannot_be_meant_is_refused_in_one_line(tmp_path, words, said):
-    with pytest.raises(ConfigError, match=said) as caught:
-        execute(tmp_path, *BRIEF, *words)
-    assert "\n" not in str(caught.value)
-    assert not any(tmp_path.rglob("metrics.jsonl"))
-
-
-def test_several_processes_are_refused():
-    config = run.compose(BRIEF)
-    with pytest.raises(ConfigError, match=r"got 2\. Set ranks=1"):
-        loop.train(config, run.build_parts(config, CPU), Ranks(0, 2, CPU))
