@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
+    InterpolationKeyError,
     MissingMandatoryValue,
     OmegaConfBaseException,
 )
@@ -279,6 +280,14 @@ def explain(error: Exception) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, MissingMandatoryValue) and cause.full_key:
         return f"Expected a value for {cause.full_key}; it has none. Set {cause.full_key}."
+    if isinstance(cause, InterpolationKeyError) and cause.full_key:
+        source = str(cause).split("'")[1]
+        group = source.partition(".")[0]
+        cure = f"Choose a {group} that has it" if _options(group) else f"Set {source}"
+        return (
+            f"Expected {source}, from which {cause.full_key} takes its value; this run has none. "
+            f"{cure}, or set {cause.full_key}."
+        )
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
         valid = [str(key) for key in cause.parent_node]
         place = str(cause.full_key)

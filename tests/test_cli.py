@@ -85,6 +85,18 @@ def test_what_was_not_chosen_is_asked_for_with_the_choices(shell):
         assert "Set task, one of cifar10" in the_error(shell(f"method={method}"))
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["analysis=residual"], "Expected a value for analysis.residual.parameter"),
+        (["analysis=theorem1"], "Choose a method that has it, or set analysis.theorem1.kappa."),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_setting_without_a_value_is_named(shell, words, said):
+    assert said in the_error(shell("method=rgp", *DIGITS, *words))
+
+
 def test_a_task_without_a_default_model_asks_for_one(shell, tmp_path):
     """As a task of one's own, in a folder of one's own."""
     (tmp_path / "mine" / "task").mkdir(parents=True)
