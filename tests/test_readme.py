@@ -103,7 +103,7 @@ def test_the_figure_of_lsg_is_the_one_that_was_made():
 
 def test_the_claims_are_counted_as_on_the_page():
     page = (ROOT / "results" / "embedded" / "index.html").read_text(encoding="utf-8")
-    (line,) = re.findall(r"The papers' claims: (.*)\.</p>", page)
+    (line,) = re.findall(r"Claims: (.*)\.</p>", page)
     of = {
         kind: sum(map(int, re.findall(rf'(\d+) <span class="badge {kind}"', line)))
         for kind in ("holds", "fails", "unclear")
@@ -114,14 +114,36 @@ def test_the_claims_are_counted_as_on_the_page():
     ]
 
 
+def test_the_audits_are_those_that_were_made():
+    with (ROOT / "results" / "embedded" / "audit.csv").open(encoding="utf-8", newline="") as file:
+        audits = list(csv.DictReader(file))
+    runs = [ROOT / "results" / "embedded" / "runs" / row["run"] for row in audits if row["run"]]
+    assert len(runs) == len(audits) - 1 and all((run / "result.json").exists() for run in runs)
+    bounds = ("one_run", "one_run_curve", "two_worlds", "two_worlds_gaussian")
+    made = [[f"{float(row[b]):.2f}" if row[b] else "–" for b in bounds] for row in audits]
+    assert [row[1:] for row in rows_under("| ε ≥, where ε = 8 is accounted for")] == made
+    # README says which share of ε the Gaussian bound recovers where noise is added to gradients.
+    votes = ("pate", "compressive", "compressive_unmeasured")
+    shares = [float(row["two_worlds_gaussian"]) / 8 for row in audits if row["method"] not in votes]
+    (told,) = re.findall(r"the Gaussian bound recovers (\d+) to (\d+) %", README)
+    assert told == (f"{min(shares):.0%}"[:-1], f"{max(shares):.0%}"[:-1])
+
+
+def test_the_table_after_a_warm_start_is_the_one_that_was_made():
+    made = cells_of("quick", "dpexp/table2")
+    told = rows_under("| method | epochs | SST-2 |")
+    values = [value.strip("*") for *_, value in told]
+    assert values == [shown(cell) for cell in made.values()]
+    labels = [row["labels"][0] for row in artifact_rows("dpexp/table2")]
+    assert all(begins_alike(row[0], label) for row, label in zip(told, labels, strict=True))
+
+
 def test_the_records_that_the_readme_links_are_those_its_commands_find():
     """A recipe that changes would leave a number without its command."""
-    (common,) = re.findall(r"`python run\.py WORDS ([^`]*)`", README)
     link = r"\*{0,2}\[([\d.]+)\]\(results/quick/runs/(\w+)\)"
-    rows = re.findall(rf"\| `(method=[^`]*)` \|[^|]*\| {link}", README)
-    assert len(rows) == 6
-    for words, accuracy, linked in rows:
-        config = run.compose([*words.split(), *common.split()])
-        found = records.find(ROOT / "results", config)
-        assert found.directory.name == linked
+    linked = re.findall(rf"`python run\.py (method=[^`]*)`\)? gives {link}", README)
+    assert len(linked) == README.count("](results/quick/runs/") == 2
+    for words, accuracy, name in linked:
+        found = records.find(ROOT / "results", run.compose(words.split()))
+        assert found.directory.name == name
         assert f"{found.result['test_accuracy']:.1f}" == accuracy

@@ -71,7 +71,7 @@ def _summary(entries: Sequence[Entry], profile: str) -> str:
     told = ", ".join(f"{count} {badge(word)}" for word, count in claims.items() if count)
     lines = [
         f"<p><b>{len(entries)}</b> artifacts from <b>{len(runs)}</b> runs. "
-        f"The papers' claims: {told or 'none'}.</p>"
+        f"Claims: {told or 'none'}.</p>"
     ]
     if profile == "paper":
         words = {verdict.WITHIN_1: "within 1 point of the published value",
