@@ -281,12 +281,10 @@ def explain(error: Exception) -> str:
     if isinstance(cause, MissingMandatoryValue) and cause.full_key:
         return f"Expected a value for {cause.full_key}; it has none. Set {cause.full_key}."
     if isinstance(cause, InterpolationKeyError) and cause.full_key:
-        source = str(cause).split("'")[1]
-        group = source.partition(".")[0]
-        cure = f"Choose a {group} that has it" if _options(group) else f"Set {source}"
+        reason = str(cause).partition("\n")[0]
         return (
-            f"Expected {source}, from which {cause.full_key} takes its value; this run has none. "
-            f"{cure}, or set {cause.full_key}."
+            f"Expected another setting to give {cause.full_key} its value; this run lacks it "
+            f"({reason}). Choose what has it, or set {cause.full_key}."
         )
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
         valid = [str(key) for key in cause.parent_node]

@@ -89,7 +89,7 @@ def test_what_was_not_chosen_is_asked_for_with_the_choices(shell):
     ("words", "said"),
     [
         (["analysis=residual"], "Expected a value for analysis.residual.parameter"),
-        (["analysis=theorem1"], "Choose a method that has it, or set analysis.theorem1.kappa."),
+        (["analysis=theorem1"], "'method.kappa' not found). Choose what has it, or set analysis."),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
