@@ -85,26 +85,47 @@ def test_a_step_that_runs_out_of_memory_is_the_same_step_in_smaller_pieces(metho
         assert torch.equal(gradient, again.gradients[name])
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "rgp", "gep"])
-def test_what_failed_is_let_go_before_memory_is_given_back(method, monkeypatch):
-    setting = Setting(composed(method))
-    cramp(setting.model, 20)
-    carried, left = [], []
-    carry, collect = setting.method.carry, memory.collect
+def carriers_of(method, monkeypatch):
+    """Give a list of weak references that fills with every carrier the method hands on."""
+    carried, carry = [], method.carry
 
     def watched(state, layer, tap):
         carriers = carry(state, layer, tap)
         carried.extend(map(weakref.ref, carriers.values()))
         return carriers
 
+    monkeypatch.setattr(method, "carry", watched)
+    return carried
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "rgp", "gep"])
+def test_what_failed_is_let_go_before_memory_is_given_back(method, monkeypatch):
+    setting = Setting(composed(method))
+    cramp(setting.model, 20)
+    carried, left, collect = carriers_of(setting.method, monkeypatch), [], memory.collect
+
     def counted():
         left.append(sum(carrier() is not None for carrier in carried))
         collect()
 
-    monkeypatch.setattr(setting.method, "carry", watched)
     monkeypatch.setattr(memory, "collect", counted)
     assert setting.step(micro_batch=80).has_halved
     assert carried and left == [0, 0]
+
+
+def test_a_rehearsal_that_failed_lets_go_too(monkeypatch):
+    """Or `micro_batch=auto` would measure the next size beside what is left of the last."""
+    setting = Setting(composed("rgp"))
+    cramp(setting.model, 20)
+    carried = carriers_of(setting.method, monkeypatch)
+    with PrivateGradient(
+        setting.model, setting.method, setting.mechanism, ALONE, 80, setting.public
+    ) as gradient:
+        rehearse = gradient.rehearsal(setting.state, setting.examples)
+        with pytest.raises(torch.OutOfMemoryError):
+            rehearse(torch.arange(80))
+        assert carried and not any(carrier() for carrier in carried)
+        rehearse(torch.arange(20))
 
 
 @pytest.mark.parametrize("at_end", [False, True])

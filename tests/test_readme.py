@@ -134,6 +134,9 @@ def test_the_table_after_a_warm_start_is_the_one_that_was_made():
     told = rows_under("| method | epochs | SST-2 |")
     values = [value.strip("*") for *_, value in told]
     assert values == [shown(cell) for cell in made.values()]
+    first = [ROOT / "results/quick/runs" / cell["runs"].split()[0] for cell in made.values()]
+    epochs = [str(records.read(run).config["epochs"]) for run in first]
+    assert [row[1] for row in told] == epochs
     labels = [row["labels"][0] for row in artifact_rows("dpexp/table2")]
     assert all(begins_alike(row[0], label) for row, label in zip(told, labels, strict=True))
 
