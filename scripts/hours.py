@@ -194,7 +194,7 @@ def _measure(config: dict[str, Any], device: torch.device, shrink: int) -> Step:
     mechanism = replace(
         make_mechanism(sized, config["task"]["dataset_size"], method, state, alone),
         noise=True,
-        noise_multiplier=1.0,
+        noise_multiplier=0.0,  # drawn all the same; over an empty batch it would be all there is
     )
     weights = [p for n, p in model.named_parameters() if n in method.trainable(model)]
     optimizer = parts.make_optimizer(weights)

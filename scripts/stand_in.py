@@ -11,7 +11,6 @@ from torch import Tensor
 
 from dpexp.tasks import Task
 from dpexp.tasks.regression import squared_error
-from dpexp.tasks.task import Examples
 from dpexp.types import Batch, ConfigError
 
 LENGTH = 32
@@ -138,7 +137,6 @@ def examples(
 
 
 def public(task: Task, *, size: int) -> Task:
-    """Give a task random public examples; a method may take `size` of them."""
-    shape = (size, *task.input_shape)
-    images = Examples(torch.rand(shape), torch.randint(task.num_classes, (size,)))
-    return replace(task, public=images)
+    """Give a task public examples like its own; a method may take `size` of them."""
+    batch = task.train.batch(torch.arange(size) % len(task.train))
+    return replace(task, public=Endless(batch.inputs, batch.targets, None))

@@ -65,6 +65,17 @@ def test_texts_cost_by_their_tokens(tmp_path):
     assert per_text["qnli"] / per_text["sst2"] == pytest.approx(expected, rel=0.1)
 
 
+@pytest.mark.parametrize("method", ["rgp_public", "rgp_core"])
+def test_public_texts_cost_by_their_number(tmp_path, method):
+    def fixed(num):
+        words = ["task=sst2", "model=minilm", "model.head_std=0.1", f"method={method}"]
+        words += ["eps=8", f"method.public_examples={num}"]
+        return hours._measure(config(tmp_path, *words), CPU, 1).fixed.flops
+
+    few, some, more = map(fixed, (8, 16, 24))
+    assert more - some == pytest.approx(some - few, rel=0.05) and some > few
+
+
 def test_the_table_counts_a_shared_run_once_and_says_what_a_gpu_is_taken_to_do(tmp_path):
     one = config(tmp_path, "task=mnist", "model=linear", "method=nonprivate", "epochs=1")
     lines = list(hours.plan("Artifact", {"a": [one], "b": [one]}, CPU, 1e12))
