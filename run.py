@@ -98,7 +98,7 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     """Instantiate task, model, method, optimizer and schedule; weights come from the seed."""
     import torch
 
-    from dpexp.mechanism import generator
+    from dpexp.seeds import generator
     from dpexp.train import Parts
 
     method = _make(config["method"], without=("name",))

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dpexp import memory
-from dpexp.mechanism import Mechanism, generator
+from dpexp.mechanism import Mechanism
 from dpexp.privatize import ClippedSum, add_noise_
 from dpexp.ranks import Ranks
+from dpexp.seeds import generator
 from dpexp.states import mapped, new_tensors
 from dpexp.taps import Tape
 from dpexp.tasks import Judge, cross_entropy

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from dpexp.gradient import PUBLIC_BATCH, Passes, PrivateGradient
 from dpexp.logbook import Position
-from dpexp.mechanism import ANALYSED, Mechanism, generator
+from dpexp.mechanism import ANALYSED, Mechanism
 from dpexp.ranks import Ranks
+from dpexp.seeds import generator
 from dpexp.types import ConfigError, Method, State, Tap
 
 WHEN = ("step", "epoch")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import torch
 from torch import Tensor
 
 from dpexp.carriers import Explicit
+from dpexp.seeds import spawned
 from dpexp.types import Carrier, Key, Release
 
 Blocks = dict[Key, Tensor]
@@ -145,15 +148,29 @@ def add_noise_(
         releases: each block's noise has standard deviation (Laplace: scale)
             noise_multiplier * clip_norm of its release.
         noise_multiplier: >= 0.
-        gen: on the sums' device; blocks draw from it in the order of `sums`.
+        gen: on the sums' device; blocks draw from it in the order of `sums`. The noise does not
+            depend on the number of threads.
     """
     by_name = {release.name: release for release in releases}
-    for key, total in sums.items():
-        release = by_name[key.release]
-        size = NOISE_AT_ONCE.get(total.device.type, NOISE_AT_ONCE["cuda"])
-        for piece in total.view(-1).split(size):  # views, never copies
-            noise = _DRAWS[release.noise](piece, gen)
-            piece.add_(noise, alpha=noise_multiplier * release.clip_norm)
+
+    def add(piece: Tensor, release: Release, gen: torch.Generator) -> None:
+        noise = _DRAWS[release.noise](piece, gen)
+        piece.add_(noise, alpha=noise_multiplier * release.clip_norm)
+
+    waiting = []
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for key, total in sums.items():
+            release = by_name[key.release]
+            at_once = NOISE_AT_ONCE.get(total.device.type, NOISE_AT_ONCE["cuda"])
+            pieces = total.view(-1).split(at_once)  # views, never copies
+            if len(pieces) == 1 or total.device.type != "cpu":
+                for piece in pieces:
+                    add(piece, release, gen)
+            else:  # torch draws on one thread alone, so side by side here
+                gens = spawned(gen, len(pieces))
+                waiting.append(pool.map(add, pieces, repeat(release), gens))
+    for _ in chain(*waiting):  # raises a thread's errors
+        pass
 
 
 FAR = 5.0

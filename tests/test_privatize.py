@@ -210,6 +210,26 @@ def test_a_block_drawn_in_pieces_has_fresh_noise_in_each_and_none_without(monkey
         assert abs(np.corrcoef(*pieces)[0, 1]) < 0.1
 
 
+def test_noise_drawn_side_by_side_is_the_same_on_any_number_of_threads(monkeypatch):
+    monkeypatch.setitem(NOISE_AT_ONCE, "cpu", 1000)
+    releases, sizes = (Release("gradient", 8000, 2.0),), {A: 7500, B: 500}
+    several = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = noise_of(1.5, releases, sizes)
+        torch.set_num_threads(4)
+        assert all((noise_of(1.5, releases, sizes)[key] == alone[key]).all() for key in sizes)
+    finally:
+        torch.set_num_threads(several)
+
+
+def test_an_error_on_a_thread_that_draws_noise_is_raised(monkeypatch):
+    monkeypatch.setitem(NOISE_AT_ONCE, "cpu", 1000)
+    sums = {A: torch.zeros(5000, dtype=torch.int64)}  # no noise can be added to whole numbers
+    with pytest.raises(RuntimeError):
+        add_noise_(sums, (Release("gradient", 5000, 1.0),), 1.0, torch.Generator().manual_seed(0))
+
+
 def test_a_sum_that_is_no_one_piece_of_memory_is_refused_rather_than_left_without_noise():
     sums = {A: torch.zeros(3, 2).T}
     with pytest.raises(RuntimeError, match="view"):

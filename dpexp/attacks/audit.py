@@ -14,7 +14,8 @@ from torch import Tensor
 from dpexp.attacks import bounds, mislabelled
 from dpexp.attacks.bounds_curves import subsampled_gaussian
 from dpexp.attacks.canaries import KINDS, Canaried
-from dpexp.mechanism import Mechanism, generator
+from dpexp.mechanism import Mechanism
+from dpexp.seeds import generator
 from dpexp.train import Findings, Parts
 from dpexp.types import ConfigError, State, joint_sensitivity, require_word
 

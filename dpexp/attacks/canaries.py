@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dpexp.attacks.canaries_wrapped import Wrapped
 from dpexp.carriers import Explicit
-from dpexp.mechanism import generator
+from dpexp.seeds import generator
 from dpexp.types import (
     Carrier,
     ConfigError,

@@ -11,7 +11,8 @@ from sklearn.metrics import roc_curve
 from torch import Tensor, nn
 
 from dpexp import memory
-from dpexp.mechanism import Mechanism, generator
+from dpexp.mechanism import Mechanism
+from dpexp.seeds import generator
 from dpexp.tasks import cross_entropy
 from dpexp.train import EVAL_BATCH, Findings, Parts
 from dpexp.types import ConfigError, State

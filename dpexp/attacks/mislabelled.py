@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpexp.attacks.membership import logits_of
-from dpexp.mechanism import generator
+from dpexp.seeds import generator
 from dpexp.tasks import cross_entropy
 from dpexp.types import Batch, ConfigError
 

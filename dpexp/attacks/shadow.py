@@ -9,7 +9,8 @@ import torch
 
 from dpexp.attacks.lira import confidences
 from dpexp.attacks.membership import logits_of, require_classes
-from dpexp.mechanism import Mechanism, generator
+from dpexp.mechanism import Mechanism
+from dpexp.seeds import generator
 from dpexp.train import Findings, Parts
 from dpexp.types import ConfigError, State
 

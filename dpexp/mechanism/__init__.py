@@ -2,7 +2,6 @@
 
 from dpexp.mechanism.certificate import ANALYSED, PrivacyError, verify
 from dpexp.mechanism.mechanism import Mechanism, build, num_steps, whole_batch
-from dpexp.mechanism.sampling import generator, new_secret
 from dpexp.mechanism.votes import NoisyVotes, build_votes
 
 __all__ = [
@@ -12,8 +11,6 @@ __all__ = [
     "PrivacyError",
     "build",
     "build_votes",
-    "generator",
-    "new_secret",
     "num_steps",
     "verify",
     "whole_batch",

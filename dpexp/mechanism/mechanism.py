@@ -19,7 +19,8 @@ from dpexp.mechanism.accounting import (
     rdp_epsilon_apart,
 )
 from dpexp.mechanism.laplace import calibrate_laplace, pld_epsilon, pure_epsilon
-from dpexp.mechanism.sampling import generator, new_secret, poisson, shuffled
+from dpexp.mechanism.sampling import poisson, shuffled
+from dpexp.seeds import generator, new_secret
 from dpexp.types import ConfigError, Release, joint_sensitivity, require_word
 
 SAMPLINGS = ("poisson", "shuffle")

@@ -19,7 +19,7 @@ from dpexp.mechanism.gnmax import (
     votes_epsilon,
 )
 from dpexp.mechanism.mechanism import check_privacy
-from dpexp.mechanism.sampling import generator, new_secret
+from dpexp.seeds import generator, new_secret
 from dpexp.types import Release
 
 CHECK, VOTES = "check", "votes"

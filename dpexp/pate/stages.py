@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from dpexp import memory
-from dpexp.mechanism import NoisyVotes, generator
+from dpexp.mechanism import NoisyVotes
 from dpexp.mechanism.votes import CHECK, VOTES
 from dpexp.pate.settings import PATE
 from dpexp.privatize import add_noise_
+from dpexp.seeds import generator
 from dpexp.train import EVAL_BATCH, Parts, evaluate, set_rates
 from dpexp.types import Key
 

@@ -13,9 +13,10 @@ from dpexp.attacks.canaries import TOO_LONG, Canaried, Coordinates, Dense, Spike
 from dpexp.attacks.canaries_tipped import Tipped
 from dpexp.attacks.mislabelled import Thinned, choose, mislabel, scores
 from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import build, generator, whole_batch
+from dpexp.mechanism import build, whole_batch
 from dpexp.mechanism.sampling import poisson
 from dpexp.ranks import Ranks
+from dpexp.seeds import generator
 from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 from tests.texts import texts

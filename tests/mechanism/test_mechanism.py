@@ -8,8 +8,9 @@ import warnings
 import pytest
 import torch
 
-from dpexp.mechanism import PrivacyError, build, new_secret, num_steps, verify
+from dpexp.mechanism import PrivacyError, build, num_steps, verify
 from dpexp.mechanism import certificate as words
+from dpexp.seeds import new_secret
 from dpexp.types import ConfigError, Release
 
 PRIVACY = {"eps": 8.0, "delta": 1e-4, "noise": True, "clip": True, "sampling": "poisson"}

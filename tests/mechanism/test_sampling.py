@@ -1,11 +1,9 @@
 """Draws that are independent, replayable and of the stated probability."""
 
 import numpy as np
-import pytest
 import torch
 from scipy import stats
 
-from dpexp.mechanism import generator
 from dpexp.mechanism.sampling import poisson, shuffled
 
 
@@ -55,29 +53,3 @@ def test_shuffled_epochs_visit_every_example_once():
         assert torch.equal(torch.cat(epoch).sort().values, torch.arange(103))
     assert [len(batch) for batch in batches[:11]] == [10] * 10 + [3]
     assert not torch.equal(batches[0], batches[11])
-
-
-@pytest.mark.parametrize("change", [{"seed": 6}, {"axis": "sampling"}, {"index": 8}])
-def test_a_generator_depends_on_seed_axis_and_index(change):
-    axes = {"seed": 5, "axis": "noise", "index": 7}
-    first = torch.randn(8, generator=generator(**axes))
-    assert torch.equal(first, torch.randn(8, generator=generator(**axes)))
-    assert not torch.equal(first, torch.randn(8, generator=generator(**axes | change)))
-
-
-def test_a_generators_whole_state_comes_from_its_name():
-    """Torch on the CPU keeps only 32 bits of a seed; two names must not meet by that."""
-    ours = generator(5, "noise", 7)
-    theirs = torch.Generator().manual_seed(ours.initial_seed())
-    assert not torch.equal(torch.rand(8, generator=ours), torch.rand(8, generator=theirs))
-    drawn = torch.randn(100_000, generator=generator(5, "noise", 7), dtype=torch.float64)
-    assert stats.kstest(drawn.numpy(), "norm").pvalue > 1e-4
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_generator_depends_on_its_name_too():
-    draws = [
-        torch.randn(8, device="cuda", generator=generator(5, "noise", step, "cuda"))
-        for step in (1, 1, 2)
-    ]
-    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])

@@ -13,10 +13,11 @@ from torch import nn
 
 import run
 from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import generator, whole_batch
+from dpexp.mechanism import whole_batch
 from dpexp.methods.compressive import MEASURED, Compressive
 from dpexp.methods.cosamp import cosamp, keep_largest
 from dpexp.ranks import Ranks
+from dpexp.seeds import generator
 from dpexp.tasks import Examples
 from dpexp.tasks.regression import squared_error
 from dpexp.types import ConfigError

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from dpexp.linalg import random_bases
-from dpexp.mechanism import generator
 from dpexp.methods.rgp_core import FLOOR, CoreRGP
 from dpexp.methods.rgp_public import PublicRGP
+from dpexp.seeds import generator
 from dpexp.tasks import Examples
 from dpexp.types import ConfigError
 from tests.methods import literal

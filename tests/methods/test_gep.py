@@ -10,11 +10,12 @@ from torch import nn
 from dpexp import checkpoint
 from dpexp.gradient import PrivateGradient
 from dpexp.linalg import power_iteration
-from dpexp.mechanism import generator, whole_batch
+from dpexp.mechanism import whole_batch
 from dpexp.methods.anchor import parameter_groups, shares
 from dpexp.methods.gep import GEP
 from dpexp.models.resnet import ResNet
 from dpexp.ranks import Ranks
+from dpexp.seeds import generator
 from dpexp.tasks import Examples
 from dpexp.types import ConfigError, Key
 from tests.methods import literal

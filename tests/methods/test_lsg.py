@@ -10,10 +10,10 @@ from scipy.stats import kstest
 from torch import nn
 
 import run
-from dpexp.mechanism import generator
 from dpexp.methods.lsg import LSG
 from dpexp.methods.rgp import RGP
 from dpexp.methods.sparsity import most_important, num_kept
+from dpexp.seeds import generator
 from dpexp.types import ConfigError, Key
 from tests import steps
 from tests.methods import literal

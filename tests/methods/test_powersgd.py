@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import run
-from dpexp.mechanism import generator
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.powersgd import PowerSGD
+from dpexp.seeds import generator
 from dpexp.types import ConfigError
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data, step

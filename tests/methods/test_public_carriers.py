@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import generator, whole_batch
+from dpexp.mechanism import whole_batch
 from dpexp.methods.rgp_public import PublicRGP
 from dpexp.ranks import Ranks
+from dpexp.seeds import generator
 from dpexp.tasks import Examples
 from dpexp.types import ConfigError
 from tests.methods import literal

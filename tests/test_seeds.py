@@ -1,0 +1,48 @@
+"""Generators that are independent and replayable."""
+
+import pytest
+import torch
+from scipy import stats
+
+from dpexp.seeds import generator, spawned
+
+
+@pytest.mark.parametrize("change", [{"seed": 6}, {"axis": "sampling"}, {"index": 8}])
+def test_a_generator_depends_on_seed_axis_and_index(change):
+    axes = {"seed": 5, "axis": "noise", "index": 7}
+    first = torch.randn(8, generator=generator(**axes))
+    assert torch.equal(first, torch.randn(8, generator=generator(**axes)))
+    assert not torch.equal(first, torch.randn(8, generator=generator(**axes | change)))
+
+
+def test_a_generators_whole_state_comes_from_its_name():
+    """Torch on the CPU keeps only 32 bits of a seed; two names must not meet by that."""
+    ours = generator(5, "noise", 7)
+    theirs = torch.Generator().manual_seed(ours.initial_seed())
+    assert not torch.equal(torch.rand(8, generator=ours), torch.rand(8, generator=theirs))
+    drawn = torch.randn(100_000, generator=generator(5, "noise", 7), dtype=torch.float64)
+    assert stats.kstest(drawn.numpy(), "norm").pvalue > 1e-4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_generator_depends_on_its_name_too():
+    draws = [
+        torch.randn(8, device="cuda", generator=generator(5, "noise", step, "cuda"))
+        for step in (1, 1, 2)
+    ]
+    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
+
+
+def test_spawned_generators_follow_from_the_whole_of_the_other_and_move_it_on():
+    def drawn(gen, count):
+        return torch.stack([torch.randn(50_000, generator=g) for g in spawned(gen, count)])
+
+    gen = generator(0, "noise", 0)
+    first, second = drawn(gen, 3), drawn(gen, 3)
+    assert torch.equal(first, drawn(generator(0, "noise", 0), 3))
+    assert torch.equal(first[:2], drawn(generator(0, "noise", 0), 2))
+    everything = torch.cat([first, second])
+    apart = everything.corrcoef() - torch.eye(6)
+    assert apart.abs().max() < 5 / 50_000**0.5
+    assert stats.kstest(everything.flatten().numpy(), "norm").pvalue > 1e-4
+    assert not torch.equal(first, drawn(generator(0, "noise", 1), 3))
