@@ -5,8 +5,8 @@ python -m scripts.bench [--only vision] [--batch 32] [--rounds 12] [--device aut
 The unit is plain autograd's forward, backward and gradient. A private step is everything but the
 optimizer: carriers, forward, backward, clipping, noise, reconstruction. What of it is paid once a
 logical batch, however many micro-batches that has, is timed as a step on an empty draw. All steps
-are timed side by side in one process, in turns; each one's memory is measured in a process of its
-own.
+are timed side by side in one process, in turns; each one's memory is the median of three processes
+of its own, since what a CPU's peak counts differs by a tenth from one to the next.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from dpexp.ranks import choose_device
 from dpexp.records import describe_device, git_commit, versions, write_atomically
 from scripts.bench import gep, language, vision
 from scripts.bench.steps import UNIT, Case, Run
+
+WEIGHINGS = 3
 
 CASES = {"vision": vision.CASE, "language": language.CASE}
 
@@ -79,7 +81,10 @@ def measure(name: str, batch: int, rounds: int, device: torch.device) -> pd.Data
         if step.once is not None
     }
     ratios = times.div(times[UNIT], axis=0).median()
-    megabytes = {step: weigh_apart(name, step, batch, device) for step in steps}
+    weighed = pd.DataFrame(
+        [{step: weigh_apart(name, step, batch, device) for step in steps} for _ in range(WEIGHINGS)]
+    )
+    megabytes = weighed.median()
     rows = [
         {
             "step": step,
@@ -102,9 +107,10 @@ def preface(rounds: int, device: torch.device) -> str:
     known = versions()
     return (
         f"{describe_device(device)}; torch {known['torch']}, Opacus {known['opacus']}; "
-        f"commit {git_commit()}. Medians of {rounds} rounds side by side. The unit is "
-        "the non-private step: forward, backward, gradient. A private step is everything but the "
-        "optimizer; what of it is paid once a logical batch, however many micro-batches that has, "
+        f"commit {git_commit()}. Medians of {rounds} rounds side by side, and of {WEIGHINGS} "
+        "processes a step for memory. The unit is the non-private step: forward, backward, "
+        "gradient. A private step is everything but the optimizer; what of it is paid once a "
+        "logical batch, however many micro-batches that has, "
         "stands beside it.\n"
     )
 
