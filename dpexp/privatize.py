@@ -129,9 +129,12 @@ def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, Explicit]:
     return values.flatten(1).abs().amax(1), Explicit(values.clamp(-bound, bound))
 
 
-NOISE_AT_ONCE = {"cpu": 2**18, "cuda": 2**22}
+NOISE_AT_ONCE = {"cpu": 2**18, "gpu": 2**22}
 """Ours: numbers drawn before they are added; on a CPU what stays in a core's cache, on a GPU what
 keeps it busy."""
+
+GRAIN = 2**15
+"""Numbers that torch works on with one thread; more would start threads of a thread's own."""
 
 
 def add_noise_(
@@ -144,12 +147,16 @@ def add_noise_(
 
     Args:
         sums: the clipped sums over the whole logical batch (all ranks), or what a method made of
-            them; contiguous.
+            them; contiguous. After an error some hold noise and some do not.
         releases: each block's noise has standard deviation (Laplace: scale)
             noise_multiplier * clip_norm of its release.
         noise_multiplier: >= 0.
-        gen: on the sums' device; blocks draw from it in the order of `sums`. The noise does not
-            depend on the number of threads.
+        gen: on the sums' device; blocks draw from it in the order of `sums`. On a CPU the pieces of
+            a large block draw side by side, each from a generator spawned from it, so that the
+            noise is the same on any number of threads.
+
+    Raises:
+        RuntimeError: for a sum that is not contiguous.
     """
     by_name = {release.name: release for release in releases}
 
@@ -157,18 +164,22 @@ def add_noise_(
         noise = _DRAWS[release.noise](piece, gen)
         piece.add_(noise, alpha=noise_multiplier * release.clip_norm)
 
+    @torch.no_grad()  # which holds for the thread that says it
+    def add_by_grains(piece: Tensor, release: Release, gen: torch.Generator) -> None:
+        for grain in piece.split(GRAIN):
+            add(grain, release, gen)
+
     waiting = []
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for key, total in sums.items():
-            release = by_name[key.release]
-            at_once = NOISE_AT_ONCE.get(total.device.type, NOISE_AT_ONCE["cuda"])
-            pieces = total.view(-1).split(at_once)  # views, never copies
-            if len(pieces) == 1 or total.device.type != "cpu":
+            release, device = by_name[key.release], "cpu" if total.device.type == "cpu" else "gpu"
+            pieces = total.view(-1).split(NOISE_AT_ONCE[device])  # views, never copies
+            if len(pieces) > 1 and device == "cpu":  # where torch draws on one thread alone
+                gens = spawned(gen, len(pieces))
+                waiting.append(pool.map(add_by_grains, pieces, repeat(release), gens))
+            else:
                 for piece in pieces:
                     add(piece, release, gen)
-            else:  # torch draws on one thread alone, so side by side here
-                gens = spawned(gen, len(pieces))
-                waiting.append(pool.map(add, pieces, repeat(release), gens))
     for _ in chain(*waiting):  # raises a thread's errors
         pass
 
@@ -193,12 +204,16 @@ def with_tails_(noise: Tensor, gen: torch.Generator, far: float = FAR) -> Tensor
         gen: on its device.
         far: values of at least that size are replaced by ones of at least that size, > 0.
     """
+    if noise.numel() == 0:
+        return noise
+    low, high = noise.aminmax()  # one pass without temporaries, and mostly all there is to do
+    if max(-low, high) < far:
+        return noise
     is_far = noise.abs() >= far
     old = noise[is_far]
-    if len(old):
-        rest = 1 - torch.rand(old.shape, generator=gen, device=old.device, dtype=torch.float64)
-        beyond = -torch.special.ndtri(rest * torch.special.ndtr(rest.new_tensor(-far)))
-        noise[is_far] = beyond.to(noise.dtype).copysign(old)
+    rest = 1 - torch.rand(old.shape, generator=gen, device=old.device, dtype=torch.float64)
+    beyond = -torch.special.ndtri(rest * torch.special.ndtr(rest.new_tensor(-far)))
+    noise[is_far] = beyond.to(noise.dtype).copysign(old)
     return noise
 
 

@@ -46,8 +46,8 @@ def spawned(gen: torch.Generator, count: int) -> list[torch.Generator]:
     """Seed generators on the CPU, so that draws may be made side by side.
 
     Args:
-        gen: moves on by four numbers, 252 bits, from which all the states are hashed.
-        count: how many.
+        gen: moves on by four numbers of 63 bits, from which all the states are hashed.
+        count: how many, >= 0; those of a smaller count come first among those of a larger.
     """
     key = 0
     for number in torch.randint(2**63 - 1, (4,), generator=gen).tolist():

@@ -11,6 +11,7 @@ from scipy.stats import kstest, norm, truncnorm
 
 from dpexp.carriers import Explicit, Outer
 from dpexp.privatize import (
+    _DRAWS,
     FAR,
     NOISE_AT_ONCE,
     ClippedSum,
@@ -200,14 +201,24 @@ def test_every_coordinate_gets_laplace_noise_of_the_declared_scale():
     assert abs(np.corrcoef(drawn, other)[0, 1]) < 0.03
 
 
-def test_a_block_drawn_in_pieces_has_fresh_noise_in_each_and_none_without(monkeypatch):
-    monkeypatch.setitem(NOISE_AT_ONCE, "cpu", 3000)
-    releases = (Release("gradient", 8000, 2.0),)
-    drawn = noise_of(1.5, releases, {A: 8000})[A] / 3.0  # pieces of 3000, 3000 and 2000
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_blocks_drawn_in_pieces_have_fresh_noise_in_each_and_none_without(device, monkeypatch):
+    for kind in NOISE_AT_ONCE:
+        monkeypatch.setitem(NOISE_AT_ONCE, kind, 3000)
+    monkeypatch.setattr("dpexp.privatize.GRAIN", 2500)
+    sums = {key: torch.zeros(8000, device=device) for key in (A, B)}  # 3000, 3000 and 2000
+    gen = torch.Generator(device).manual_seed(0)
+    add_noise_(sums, (Release("gradient", 8000, 2.0),), 1.5, gen)
+    drawn = torch.cat([*sums.values()]).cpu().numpy() / 3.0
+    starts = [block + at for block in (0, 8000) for at in (0, 3000, 6000)]
+    pieces = np.corrcoef([drawn[start : start + 2000] for start in starts])
+    assert abs(pieces - np.eye(6)).max() < 0.1
+    within = np.corrcoef(drawn[:500], drawn[2500:3000])[0, 1]  # of two grains of a piece
+    assert abs(within) < 0.2
     assert (drawn != 0).all() and kstest(drawn, "norm").pvalue > 1e-3
-    for first, other in ((0, 3000), (3000, 6000), (0, 6000)):
-        pieces = drawn[first : first + 2000], drawn[other : other + 2000]
-        assert abs(np.corrcoef(*pieces)[0, 1]) < 0.1
 
 
 def test_noise_drawn_side_by_side_is_the_same_on_any_number_of_threads(monkeypatch):
@@ -223,11 +234,27 @@ def test_noise_drawn_side_by_side_is_the_same_on_any_number_of_threads(monkeypat
         torch.set_num_threads(several)
 
 
-def test_an_error_on_a_thread_that_draws_noise_is_raised(monkeypatch):
+def test_an_error_on_one_thread_that_draws_noise_is_raised(monkeypatch):
+    def draw(like, gen):
+        if len(like) < 1000:
+            raise MemoryError("the last piece")
+        return torch.ones_like(like)
+
     monkeypatch.setitem(NOISE_AT_ONCE, "cpu", 1000)
-    sums = {A: torch.zeros(5000, dtype=torch.int64)}  # no noise can be added to whole numbers
-    with pytest.raises(RuntimeError):
-        add_noise_(sums, (Release("gradient", 5000, 1.0),), 1.0, torch.Generator().manual_seed(0))
+    monkeypatch.setitem(_DRAWS, "gaussian", draw)
+    with pytest.raises(MemoryError, match="the last piece"):
+        noise_of(1.0, (Release("gradient", 4500, 1.0),), {A: 4500, B: 1})
+
+
+@pytest.mark.parametrize("size", [10, 10_000])
+def test_a_sum_of_any_size_may_want_a_gradient(size, monkeypatch):
+    """Where gradients are off, they must be off on every thread."""
+    monkeypatch.setitem(NOISE_AT_ONCE, "cpu", 1000)
+    total = torch.zeros(size, requires_grad=True)
+    with torch.no_grad():
+        gen = torch.Generator().manual_seed(0)
+        add_noise_({A: total}, (Release("gradient", size, 1.0),), 1.0, gen)
+    assert bool((total != 0).all())
 
 
 def test_a_sum_that_is_no_one_piece_of_memory_is_refused_rather_than_left_without_noise():

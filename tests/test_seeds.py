@@ -33,7 +33,7 @@ def test_a_gpu_generator_depends_on_its_name_too():
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
 
 
-def test_spawned_generators_follow_from_the_whole_of_the_other_and_move_it_on():
+def test_spawned_generators_are_independent_and_replayable():
     def drawn(gen, count):
         return torch.stack([torch.randn(50_000, generator=g) for g in spawned(gen, count)])
 
@@ -46,3 +46,14 @@ def test_spawned_generators_follow_from_the_whole_of_the_other_and_move_it_on():
     assert apart.abs().max() < 5 / 50_000**0.5
     assert stats.kstest(everything.flatten().numpy(), "norm").pvalue > 1e-4
     assert not torch.equal(first, drawn(generator(0, "noise", 1), 3))
+
+
+def test_spawned_generators_hang_on_all_of_four_draws_of_63_bits(monkeypatch):
+    """A short key would let two blocks of a long run share their noise."""
+    names = []
+    monkeypatch.setattr("dpexp.seeds.generator", lambda seed, *name: names.append(seed))
+    gen, twin = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
+    spawned(gen, 2)
+    words = torch.randint(2**63 - 1, (4,), generator=twin).tolist()
+    assert names == 2 * [sum(word << 63 * place for place, word in enumerate(reversed(words)))]
+    assert torch.equal(gen.get_state(), twin.get_state())
