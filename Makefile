@@ -80,7 +80,7 @@ clean:
 help:
 	@echo 'make tableN | figureN   regenerate one table or figure into results/<profile>/<paper>/'
 	@echo 'make all                every table and figure, and results/<profile>/index.html; the same words'
-	@echo '       PAPER=rgp        rgp, lsg, gep, compressive or dpexp; of make all, every one unless named'
+	@echo '       PAPER=rgp        rgp, lsg, gep, compressive or dpexp; of make all, all but the last unless named'
 	@echo '       PROFILE=embedded embedded (no network, minutes), quick (real data) or paper (GPUs)'
 	@echo '       ARGS="seed=1"    overrides; ARGS=plan=true tells the cost, and runs none'
 	@echo '       LAUNCHER=        a Hydra launcher for the missing cells; empty: this process'
