@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dpexp.tasks import Examples
+from scripts.bench import __main__ as bench
 from scripts.bench import steps
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,3 +44,12 @@ def test_the_floor_reaches_the_first_layer_and_forms_no_gradient_of_a_weight():
     assert [tuple(gradient.shape) for gradient in net.came_back] == [(6, 4)] * 2
     assert all(float(gradient.abs().sum()) > 0 for gradient in net.came_back)
     assert all(weight.grad is None for weight in net.parameters())
+
+
+def test_every_round_takes_every_step_once_and_each_begins_with_another():
+    taken = []
+    timed = {name: (lambda name=name: taken.append(name)) for name in "abc"}
+    times = bench.in_turns(timed, rounds=4, device=torch.device("cpu"))
+    assert "".join(taken) == "abc" + "bca" + "cab" + "abc"
+    assert list(times.columns) == ["a", "b", "c"] and len(times) == 4
+    assert (times > 0).all(axis=None)

@@ -5,7 +5,8 @@ python -m scripts.bench [--only vision] [--batch 32] [--rounds 12] [--device aut
 The unit is plain autograd's forward, backward and gradient. A private step is everything but the
 optimizer: carriers, forward, backward, clipping, noise, reconstruction. What of it is paid once a
 logical batch, however many micro-batches that has, is timed as a step on an empty draw. All steps
-are timed side by side in one process, in turns; each one's memory is the median of three processes
+are timed side by side in one process, in turns, each round beginning with another one: what ran
+just before leaves caches and memory as it likes. Each one's memory is the median of three processes
 of its own, since what a CPU's peak counts differs by a tenth from one to the next.
 """
 
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
@@ -40,6 +42,17 @@ def seconds(run: Run, device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - began
+
+
+def in_turns(steps: Mapping[str, Run], rounds: int, device: torch.device) -> pd.DataFrame:
+    """Time every step once a round, each round beginning with the next one: [rounds, steps]."""
+    names = list(steps)
+    times = []
+    for turn in range(rounds):
+        first = turn % len(names)
+        order = names[first:] + names[:first]
+        times.append({name: seconds(steps[name], device) for name in order})
+    return pd.DataFrame(times, columns=names)
 
 
 def weigh(case: Case, name: str, batch: int, device: torch.device) -> float:
@@ -72,15 +85,14 @@ def measure(name: str, batch: int, rounds: int, device: torch.device) -> pd.Data
         except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
             notes[step] = f"does not run: {str(error).splitlines()[0]}"
             steps.pop(step, None)
-    times = pd.DataFrame(
-        [{name: seconds(step.run, device) for name, step in steps.items()} for _ in range(rounds)]
-    )
+    times = in_turns({name: step.run for name, step in steps.items()}, rounds, device)
     once = {
         name: median(seconds(step.once, device) for _ in range(rounds))
         for name, step in steps.items()
         if step.once is not None
     }
-    ratios = times.div(times[UNIT], axis=0).median()
+    ratios = times.div(times[UNIT], axis=0)
+    low, middle, high = (ratios.quantile(share) for share in (0.25, 0.5, 0.75))
     weighed = pd.DataFrame(
         [{step: weigh_apart(name, step, batch, device) for step in steps} for _ in range(WEIGHINGS)]
     )
@@ -88,7 +100,9 @@ def measure(name: str, batch: int, rounds: int, device: torch.device) -> pd.Data
     rows = [
         {
             "step": step,
-            "time": ratios.get(step),
+            "time": middle.get(step),
+            "low": low.get(step),
+            "high": high.get(step),
             "of it once a batch": once[step] / times[UNIT].median() if step in once else None,
             "time goal": case.goals.get(step, (None, None))[0],
             "memory": megabytes[step] / megabytes[UNIT] if step in megabytes else None,
@@ -107,10 +121,10 @@ def preface(rounds: int, device: torch.device) -> str:
     known = versions()
     return (
         f"{describe_device(device)}; torch {known['torch']}, Opacus {known['opacus']}; "
-        f"commit {git_commit()}. Medians of {rounds} rounds side by side, and of {WEIGHINGS} "
-        "processes a step for memory. The unit is the non-private step: forward, backward, "
-        "gradient. A private step is everything but the optimizer; what of it is paid once a "
-        "logical batch, however many micro-batches that has, "
+        f"commit {git_commit()}. Medians of {rounds} rounds side by side, with the range of the "
+        f"middle half of them; for memory, of {WEIGHINGS} processes a step. The unit is the "
+        "non-private step: forward, backward, gradient. A private step is everything but the "
+        "optimizer; what of it is paid once a logical batch, however many micro-batches that has, "
         "stands beside it.\n"
     )
 
@@ -120,12 +134,13 @@ def markdown(table: pd.DataFrame, case: Case, batch: int) -> str:
     lines = [f"# One step of {case.title}, batch {batch}, float32", ""]
     lines += [case.notes, ""] if case.notes else []
     lines += [
-        "| step | time | of it once a batch | goal | peak memory | goal |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| step | time | half of rounds | of it once a batch | goal | peak memory | goal |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in table.to_dict("records"):
         cells = [
             _number(row["time"]) or row["note"],
+            _range(row["low"], row["high"]),
             _number(row["of it once a batch"]),
             _number(row["time goal"], "≤ "),
             _number(row["memory"]),
@@ -133,6 +148,11 @@ def markdown(table: pd.DataFrame, case: Case, batch: int) -> str:
         ]
         lines.append(f"| {row['step']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _range(low: float | None, high: float | None) -> str:
+    known = not (low is None or pd.isna(low) or low == high)
+    return f"{low:.2f} – {high:.2f}" if known else ""
 
 
 def _number(value: float | None, sign: str = "") -> str:
