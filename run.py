@@ -36,6 +36,23 @@ INTERRUPTED = 128 + signal.SIGINT
 NAMELESS = "Config group override must be"
 """How Hydra begins where a group's option is no name; it has no error of its own for that."""
 
+
+def up_to(value: Any, *choices: Any) -> Any:
+    """Choose by a number, in conf: `${up_to:${eps},2,20,50}` is 20 for eps <= 2, else 50.
+
+    Args:
+        value: what is no number, such as None, takes the last choice.
+        choices: bounds in ascending order, each before what it stands for; then the rest's.
+    """
+    if isinstance(value, int | float):
+        for bound, chosen in zip(choices[::2], choices[1::2], strict=False):
+            if value <= bound:
+                return chosen
+    return choices[-1]
+
+
+OmegaConf.register_new_resolver("up_to", up_to, replace=True)
+
 # Launchers' configs bear their plugins' names on purpose: `hydra/launcher=joblib` means either.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore")
 

@@ -327,9 +327,10 @@ class PrivateGradient:
         self._sum.take(self._method.carry(self._state, layer, tap))
 
     def _micro_batches(self, examples: Any, indices: Tensor, step: int, micro_batch: int) -> float:
-        # Dropout's seed comes from the step, so that a resumed run draws what an unbroken one did.
+        # Dropout's seed comes from the step, so that a resumed run draws what an unbroken one did;
+        # and from the root: one example more shifts others' masks, which only unknown ones may.
         axis = f"forward/{self._ranks.rank}"
-        torch.manual_seed(generator(self._mechanism.seed, axis, step).initial_seed())
+        torch.manual_seed(generator(self._mechanism.root, axis, step).initial_seed())
         total = 0.0
         for some in examples.micro_batches(indices, micro_batch):
             batch = examples.batch(some).to(self._ranks.device)

@@ -213,7 +213,7 @@ def shuffle_for_poisson(patch: pytest.MonkeyPatch) -> None:
     from dpexp.mechanism.sampling import shuffled
 
     def broken(self, step):
-        return shuffled(self._root, step, self.dataset_size, self.batch_size)
+        return shuffled(self.root, step, self.dataset_size, self.batch_size)
 
     patch.setattr(Mechanism, "sample", broken)
 

@@ -186,6 +186,33 @@ def test_table_3_in_the_paper_profile_is_the_published_setting():
     assert {job.config["eps"] for job in jobs} == {2, 4, 6}
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        # Yu et al. 2021, Section 5.2 (rgp): 50 epochs for eps > 2, else 20.
+        (["model=bert", "task=sst2"], {1: 20, 2: 20, 4: 50, 8: 50, None: 50}),
+        # Yu et al. 2021, Section 4 (gep).
+        (["model=resnet20", "task=cifar10"], {2: 50, 5: 100, 8: 200, None: 200}),
+        (["model=cnn", "task=mnist"], {2: 50, 5: 100, 8: 200}),
+    ],
+    ids=["bert", "resnet20", "cnn"],
+)
+def test_published_epochs_follow_epsilon(words, expected):
+    for eps, epochs in expected.items():
+        off = ["noise=false"] if eps is None else []
+        chosen = [f"eps={'null' if eps is None else eps}", *off]
+        assert run.compose(["method=dpsgd", *words, *chosen])["epochs"] == epochs
+
+
+@pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_learning_rate_for_the_paper_s_network_reaches_no_smaller_one(path):
+    raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    said = [word for line in (*raw["rows"], *raw["columns"]) for word in line.get("overrides", [])]
+    rates = {word for word in said if re.match(r"optimizer\.lr=[\d.]", str(word))}
+    for profile in set(PROFILES) - {"paper"}:
+        assert rates <= set(raw["profiles"][profile].get("replace", {})), profile
+
+
 def test_the_place_of_data_and_the_way_of_running_do_not_name_a_run():
     base = ["method=rgp", "task=svhn"]
     words = ["data_root=/elsewhere", "micro_batch=7", "device=cpu", "ranks=2", "results=there"]

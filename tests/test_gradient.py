@@ -283,6 +283,18 @@ def test_the_seed_decides_a_step(method):
     assert not torch.equal(flat(first.gradients), flat(other.gradients))
 
 
+def test_masks_of_dropout_follow_the_seed_or_the_secret():
+    def masks(*words):
+        setting, drawn = Setting(composed("dpsgd", *words)), []
+        setting.model.register_forward_pre_hook(lambda *_: drawn.append(torch.rand(8).tolist()))
+        setting.step(2)
+        return drawn
+
+    assert masks()[0] == masks()[0] != masks("seed=1")[0]
+    secret = masks("noise=secret")[0]  # seed=0 as well
+    assert secret != masks("noise=secret")[0] and secret != masks()[0]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_state_that_was_saved_and_loaded_goes_on_alike(method, tmp_path):
     setting = Setting(composed(method))

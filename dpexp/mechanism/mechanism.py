@@ -77,7 +77,8 @@ class Mechanism:
         return bool(self.noise) and self.clip
 
     @property
-    def _root(self) -> int:
+    def root(self) -> int:
+        """What all draws that meet private data derive from: the seed, or the secret."""
         return self.seed if self._secret is None else self._secret
 
     def sample(self, step: int) -> Tensor:
@@ -90,12 +91,12 @@ class Mechanism:
             Indices into the training set on the CPU, [n]; n may be 0 under Poisson sampling.
         """
         if self.sampling == "shuffle":
-            return shuffled(self._root, step, self.dataset_size, self.batch_size)
-        return poisson(self._root, step, self.dataset_size, self.sampling_prob)
+            return shuffled(self.root, step, self.dataset_size, self.batch_size)
+        return poisson(self.root, step, self.dataset_size, self.sampling_prob)
 
     def noise_generator(self, step: int, device: str | torch.device = "cpu") -> torch.Generator:
         """Give the generator of the step's noise; the first rank alone draws from it."""
-        return generator(self._root, "noise", step, device)
+        return generator(self.root, "noise", step, device)
 
     @property
     def is_laplace(self) -> bool:
