@@ -205,7 +205,7 @@ def test_published_epochs_follow_epsilon(words, expected):
 
 
 @pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_learning_rate_for_the_paper_s_network_reaches_no_smaller_one(path):
+def test_a_learning_rate_for_the_paper_s_network_reaches_no_smaller_one_unsaid(path):
     raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     said = [word for line in (*raw["rows"], *raw["columns"]) for word in line.get("overrides", [])]
     rates = {word for word in said if re.match(r"optimizer\.lr=[\d.]", str(word))}

@@ -69,21 +69,28 @@ def private_step(
 ) -> Step:
     """Make the suite's own private step: q = 1, so that every step sees the whole batch.
 
-    It is one of many: the first, in which a method may find bases in public examples and has no
-    update yet to decompose, is taken before, and the weights moved.
+    It is one of many: each goes on from the state before, with weights that have moved since the
+    start, so that from the second on there is an update to decompose. What a method finds in public
+    examples before its first step is no part of it.
     """
     model, num = new_model(), len(examples)
     state = method.start(model)
     mechanism = whole_batch(num, method.releases(state, 1.0), noise_multiplier=1.0)
     ranks = Ranks(0, 1, device)
     gradient = PrivateGradient(model, method, mechanism, ranks, micro_batch=num, public=public)
-    state = gradient(state, examples, 0).state
+    if public is not None:
+        state = gradient(state, examples, 0).state
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.01)
     nobody = replace(mechanism, batch_size=1e-12)  # a draw that is always empty
     empty = PrivateGradient(new_model(), method, nobody, ranks, micro_batch=num)
-    return Step(lambda: gradient(state, examples, 0), lambda: empty(state, examples, 0))
+
+    def step() -> None:
+        nonlocal state
+        state = gradient(state, examples, 0).state
+
+    return Step(step, lambda: empty(state, examples, 0))
 
 
 def rgp(carriers: str, rank: int = 16, head_scale: float = 0.01) -> RGP:
