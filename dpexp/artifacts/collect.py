@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -244,7 +245,9 @@ def _average(artifact: Artifact, cell: Key, cells: Sequence[Sequence[Outcome]]) 
 
 
 def _detail(item: Outcome) -> str:
-    return f"see {item.detail}" if item.status == FAILED else item.detail
+    """Say what there is to say, with paths from here: tables travel, folders above do not."""
+    detail = f"see {item.detail}" if item.status == FAILED else item.detail
+    return detail.replace(f"{Path.cwd()}{os.sep}", "")
 
 
 def metric(result: Mapping[str, Any], names: Sequence[str]) -> float:

@@ -137,6 +137,14 @@ def test_a_failed_cell_leaves_its_traceback_and_is_tried_again(demo, lab):
     assert not log.exists()
 
 
+def test_a_table_names_paths_from_here(demo, lab, monkeypatch):
+    lab.broken = {("plain", 2.0)}
+    monkeypatch.chdir(lab.results.parent)
+    _, jobs, _, values, _ = demo(seeds=(0,))
+    log = f"results/embedded/logs/{jobs[0].run_id}.log"
+    assert values["plain", "eps2"].details == (f"failed: see {log}",)
+
+
 def test_data_once_missing_are_not_looked_for_again(demo, lab):
     lab.no_data = {("plain", 2.0)}
     *_, values, said = demo()
