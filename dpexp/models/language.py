@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from dpexp.models.first_token import keep_first_token
 from dpexp.snapshots import model_folder
 from dpexp.types import ConfigError, require_word
 
@@ -69,8 +70,9 @@ class TextClassifier(nn.Module):
         Args:
             encoder: of transformers, without its own pooler.
             num_classes: outputs.
-            pooling: "first" takes the first token's state; "mean" the mean over tokens, scaled to
-                one length, as sentence encoders are trained.
+            pooling: "first" takes the first token's state, the only one that the last layer then
+                works out; "mean" the mean over tokens, scaled to one length, as sentence encoders
+                are trained.
             feature_norm: that length, > 0: how far a step of the classifier moves its logits.
             head_std: standard deviation of the last layer's weights at first, > 0: the larger, the
                 more of a clipped gradient is the encoder's and the less the classifier's.
@@ -98,6 +100,8 @@ class TextClassifier(nn.Module):
         self.head = Head(encoder.config.hidden_size, num_classes, head_layers, dropout)
         self._feature_norm = feature_norm
         self._pooling, self._is_half = pooling, precision == "bfloat16"
+        if pooling == "first":
+            keep_first_token(encoder)
         if checkpointing:
             for layer in encoder.encoder.layer:
                 layer.gradient_checkpointing = True
