@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import nn
+import transformers
+from torch import Tensor, nn
 
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.models.language import from_scratch
@@ -26,6 +27,7 @@ from scripts.bench.steps import (
 )
 
 TOKENS, VOCABULARY = 128, 50_265
+LAYERS, WIDTH, HEADS, FEED_FORWARD = 12, 768, 12, 3072
 
 
 def random_texts(num: int, device: torch.device) -> Texts:
@@ -37,15 +39,49 @@ def random_texts(num: int, device: torch.device) -> Texts:
     return Texts(Encoded(ids, full, full), targets, TOKENS).to(device)
 
 
-def new_model(device: torch.device, has_frozen_tables: bool = False) -> nn.Module:
-    """Build RoBERTa-base's shape with random weights."""
+class Plain(nn.Module):
+    """transformers' own RoBERTa for classification, as anybody would train it."""
+
+    def __init__(self, has_frozen_tables: bool) -> None:
+        super().__init__()
+        config = transformers.RobertaConfig(
+            num_hidden_layers=LAYERS,
+            hidden_size=WIDTH,
+            num_attention_heads=HEADS,
+            intermediate_size=FEED_FORWARD,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=TOKENS + 2,
+            type_vocab_size=1,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            num_labels=2,
+        )
+        self.classifier = transformers.RobertaForSequenceClassification(config)
+        if has_frozen_tables:
+            self.classifier.roberta.embeddings.requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map tokens [n, 3, t] to logits [n, 2]."""
+        ids, mask, _ = inputs.unbind(1)
+        segments = torch.zeros_like(ids)
+        return self.classifier(ids, attention_mask=mask, token_type_ids=segments).logits
+
+
+def plain_model(device: torch.device, has_frozen_tables: bool = False) -> nn.Module:
+    """Build transformers' RoBERTa-base with random weights."""
     torch.manual_seed(0)
-    model = from_scratch(
+    return Plain(has_frozen_tables).to(device)
+
+
+def new_model(device: torch.device) -> nn.Module:
+    """Build the suite's own of the same shape, whose last layer asks for the first token alone."""
+    torch.manual_seed(0)
+    return from_scratch(
         architecture="roberta",
-        layers=12,
-        width=768,
-        attention_heads=12,
-        feed_forward=3072,
+        layers=LAYERS,
+        width=WIDTH,
+        attention_heads=HEADS,
+        feed_forward=FEED_FORWARD,
         vocabulary=VOCABULARY,
         pooling="first",
         feature_norm=1.0,
@@ -56,25 +92,23 @@ def new_model(device: torch.device, has_frozen_tables: bool = False) -> nn.Modul
         checkpointing=False,
         num_classes=2,
         max_length=TOKENS,
-    )
-    if has_frozen_tables:
-        model.encoder.embeddings.requires_grad_(False)
-    return model.to(device)
+    ).to(device)
 
 
 def steps(num: int, device: torch.device) -> dict[str, Callable[[], Step]]:
     """Name every step, with a function that builds it."""
-    texts, plain = random_texts(num, device), partial(new_model, device)
-    frozen = partial(new_model, device, has_frozen_tables=True)
+    texts, ours = random_texts(num, device), partial(new_model, device)
+    plain, frozen = (partial(plain_model, device, is_frozen) for is_frozen in (False, True))
     low_rank = {"rank": 8, "head_scale": 0.1}
     return {
         UNIT: lambda: nonprivate_step(texts, plain),
-        FLOOR: lambda: floor_step(texts, plain),
-        "RGP, r = 8": lambda: private_step(rgp("both", **low_rank), texts, plain, device),
-        "RGP core, r = 8": lambda: private_step(core(8), texts, plain, device, public=texts),
-        "LSG, r = 8, p = 0.5": lambda: private_step(lsg(**low_rank), texts, plain, device),
-        "DP-SGD": lambda: private_step(DPSGD("all", "head"), texts, plain, device),
-        "DP-SGD, matrices": lambda: private_step(DPSGD("matrices", "head"), texts, plain, device),
+        "non-private, last layer at the first token": lambda: nonprivate_step(texts, ours),
+        FLOOR: lambda: floor_step(texts, ours),
+        "RGP, r = 8": lambda: private_step(rgp("both", **low_rank), texts, ours, device),
+        "RGP core, r = 8": lambda: private_step(core(8), texts, ours, device, public=texts),
+        "LSG, r = 8, p = 0.5": lambda: private_step(lsg(**low_rank), texts, ours, device),
+        "DP-SGD": lambda: private_step(DPSGD("all", "head"), texts, ours, device),
+        "DP-SGD, matrices": lambda: private_step(DPSGD("matrices", "head"), texts, ours, device),
         "Opacus hooks, no embeddings": lambda: opacus_step(texts, frozen, is_ghost=False),
         "Opacus ghost, no embeddings": lambda: opacus_step(texts, frozen, is_ghost=True),
     }
