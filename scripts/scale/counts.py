@@ -48,6 +48,16 @@ class Network:
         return self.layers * (4 * [(w, w)] + (1 + self.is_gated) * [(f, w)] + [(w, f)])
 
     @property
+    def met(self) -> list[int]:
+        """List how many tokens of a text meet each matrix.
+
+        The classifier reads one token's state, so that in the last layer one meets all but the
+        keys' and the values' matrices.
+        """
+        t, others = self.tokens, 2 + self.is_gated
+        return (self.layers - 1) * (4 + others) * [t] + [1, t, t, 1] + others * [1]
+
+    @property
     def vectors(self) -> list[int]:
         """List the sizes of biases and scales, the classifier's biases among them."""
         w, heads = self.width, [p for p, _ in self.head]
@@ -97,11 +107,11 @@ def of_micro_batch(net: Network, method: str, n: int, half: float = 2) -> Iterat
         n: examples.
         half: bytes of a number in the passes.
     """
-    t, w, r = net.tokens, net.width, net.rank
+    w, r, shapes = net.width, net.rank, list(zip(net.matrices, net.met, strict=True))
     is_low_rank = method != "DP-SGD"
     # Frozen embeddings: no gradient is asked of what stands before the first three matrices.
-    asked = {index for index in range(len(net.matrices)) if index > 2 or not is_low_rank}
-    for index, (p, d) in enumerate(net.matrices):
+    asked = {index for index in range(len(shapes)) if index > 2 or not is_low_rank}
+    for index, ((p, d), t) in enumerate(shapes):
         moved = half * (n * t * (p + d) + p * d)
         cast = (4 + half) * p * d if half < 4 else 0  # autocast keeps no copy of a frozen weight
         yield Work("bfloat16", 2 * n * t * p * d, moved + cast)
@@ -109,9 +119,11 @@ def of_micro_batch(net: Network, method: str, n: int, half: float = 2) -> Iterat
             yield Work("bfloat16", 2 * n * t * p * d, moved)
     for p, d in net.head:
         yield Work("bfloat16", 4 * n * p * d, 2 * half * p * d)
-    yield from net.layers * [Work("bfloat16", 12 * n * t * t * w, 12 * half * n * t * w)]
+    whole = Work("bfloat16", 12 * n * net.tokens**2 * w, 12 * half * n * net.tokens * w)
+    one = Work("bfloat16", 12 * n * net.tokens * w, 6 * half * n * net.tokens * w)
+    yield from [*(net.layers - 1) * [whole], one]
     widened = (4 + half) if half < 4 else 0  # bytes: taps are float32, for norms and sums
-    for p, d in net.matrices:
+    for (p, d), t in shapes:
         both = n * t * (p + d)
         yield Work("float32", 0, widened * both)
         if is_low_rank:
@@ -120,13 +132,14 @@ def of_micro_batch(net: Network, method: str, n: int, half: float = 2) -> Iterat
             yield Work("float32", flops, 8 * both + 4 * n * (r * (p + d) + 2 * kept))
         elif p * d < t * (p + d):  # formed once, and held
             yield Work("float32", 2 * n * (t + 1) * p * d, 4 * (both + 3 * n * p * d))
-        else:  # Gram matrices, then one weighted product into the sum
-            yield Work("float32", 2 * t * both, 4 * (both + 2 * n * t * t))
+        else:  # Gram matrices (of one token its norm), then one weighted product into the sum
+            yield Work("float32", 2 * t * both if t > 1 else 0, 4 * (both + 2 * n * t * t))
             yield Work("float32", 2 * n * t * p * d, 4 * (both + 2 * n * t * p + 2 * p * d))
     yield from [Work("float32", 2 * n * p * d, 12 * p * d) for p, d in net.head]
     if is_low_rank:
         yield Work("float32", 2 * n * sum(p for p, _ in net.head), 0)
     else:
+        t = net.tokens
         yield from len(net.tables) * [Work("float32", 2 * n * t * t * w, 12 * n * t * w)]
         yield Work("float32", 2 * n * sum(net.vectors), 0)
 
@@ -159,5 +172,6 @@ def fixed_bytes(net: Network, method: str) -> float:
 def held_bytes(net: Network, method: str) -> float:
     """Count what one example holds until it is clipped, in float32: x and dh, or carriers."""
     if method == "DP-SGD":
-        return 4 * sum(min(net.tokens * (p + d), p * d) for p, d in net.matrices)
+        shapes = zip(net.matrices, net.met, strict=True)
+        return 4 * sum(min(t * (p + d), p * d) for (p, d), t in shapes)
     return 4 * sum(map(net.carried(method), (side for shape in net.matrices for side in shape)))
