@@ -10,7 +10,7 @@ from torch import nn
 from dpexp.methods.rgp import RGP
 from dpexp.tasks import Examples
 from scripts.bench import __main__ as bench
-from scripts.bench import steps
+from scripts.bench import language, steps
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -68,6 +68,27 @@ def test_a_private_step_that_is_timed_decomposes_an_update_and_no_weight():
     assert method.noted == pytest.approx(1.0)
     step.run()
     assert 0.005 < method.noted < 0.02
+
+
+def test_the_language_unit_is_the_suites_function_by_transformers_own_model(monkeypatch):
+    small = {"layers": 2, "width": 16, "attention_heads": 2, "feed_forward": 24}
+    build = language.from_scratch
+    monkeypatch.setattr(language, "from_scratch", lambda **shape: build(**shape | small))
+    device = torch.device("cpu")
+    ours, plain = language.new_model(device), language.plain_model(device)
+    assert type(plain.classifier).__name__ == "RobertaForSequenceClassification"
+    head = {"head.dense": "classifier.dense", "head.out": "classifier.out_proj"}
+    renamed = {}
+    for name, weight in ours.state_dict().items():
+        for old, new in {**head, "encoder": "roberta"}.items():
+            if name.startswith(f"{old}."):
+                renamed[f"classifier.{new}{name.removeprefix(old)}"] = weight
+    plain.load_state_dict(renamed)
+    batch = steps.whole(language.random_texts(2, device))
+    torch.testing.assert_close(plain(batch.inputs), ours(batch.inputs))
+    frozen = language.plain_model(device, has_frozen_tables=True)
+    trained = {name for name, p in frozen.named_parameters() if p.requires_grad}
+    assert trained == {name for name in renamed if "embeddings" not in name}
 
 
 def test_every_round_takes_every_step_once_and_each_begins_with_another():

@@ -1,5 +1,6 @@
 """Language models: what they compute, how they are loaded, what they refuse, and whole runs."""
 
+import json
 import shutil
 import warnings
 
@@ -253,11 +254,18 @@ def test_another_attention_is_refused_with_the_nearest_word(hub):
         from_hub("bert", hub, attention="eagre")
 
 
-def test_an_encoder_of_another_kind_is_refused(hub, tmp_path):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"model_type": "electra"}, "model_type to be one of bert, roberta; got .*electra"),
+        ({"is_decoder": True}, "an encoder; tiny/bert is a decoder"),
+    ],
+)
+def test_an_encoder_of_another_kind_is_refused(changed, said, hub, tmp_path):
     shutil.copytree(hub / "tiny" / "bert", tmp_path / "tiny" / "bert")
     path = tmp_path / "tiny" / "bert" / "config.json"
-    path.write_text(path.read_text().replace('"model_type": "bert"', '"model_type": "electra"'))
-    with pytest.raises(ConfigError, match="model_type to be one of bert, roberta; got .*electra"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(ConfigError, match=said):
         from_hub("bert", tmp_path)
 
 

@@ -28,12 +28,23 @@ def test_products_with_thin_matrices_are_the_plain_ones(shape, rank, dtype):
     assert product.is_contiguous() and product.shape == shape
 
 
-def test_large_matrices_and_they_alone_are_cut_in_blocks(monkeypatch):
-    cuts, bmm = [], torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda a, b: cuts.append(len(a)) or bmm(a, b))
-    for p, d in (LARGE, (517, 771), (64, 64)):
-        linalg.power_iteration(drawn(p, d), 4, 1, torch.Generator())
-    assert cuts == [512 // 64, 768 // 64]
+@pytest.mark.parametrize(
+    ("shape", "rank", "cuts"),
+    [
+        ((512, 768), 8, [512 // 64, 768 // 64, 512 // 32]),
+        ((512, 256), 8, [512 // 64, 256 // 64, 512 // 32]),  # no smaller one is
+        ((512, 192), 8, []),
+        ((517, 771), 8, []),
+        ((768, 512), 32, [768 // 64, 512 // 64]),  # an update is of twice the rank
+        ((768, 512), 64, []),  # GEP's bases are not thin
+    ],
+)
+def test_large_matrices_are_cut_where_they_meet_thin_ones(shape, rank, cuts, monkeypatch):
+    taken, bmm = [], torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: taken.append(len(a)) or bmm(a, b))
+    left, right = linalg.power_iteration(drawn(*shape), rank, 1, torch.Generator())
+    linalg.reparametrized_update(left, right, left, right)
+    assert taken == cuts
 
 
 def test_power_iteration_finds_the_spaces_of_a_large_low_rank_matrix():

@@ -190,6 +190,11 @@ def pretrained(
     folder = model_folder(model_root, repo)
     config = transformers.AutoConfig.from_pretrained(folder)
     require_word("the encoder's model_type", config.model_type, ARCHITECTURES)
+    if config.is_decoder:
+        raise ConfigError(
+            f"Expected an encoder; {repo} is a decoder (is_decoder in its config.json). "
+            "Set model.repo."
+        )
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
     room = config.max_position_embeddings - (2 if config.model_type == "roberta" else 0)
     if max_length > room:
