@@ -214,7 +214,7 @@ def _check_profiles(artifact: Artifact, rows: list[str], columns: list[str]) -> 
             raise ConfigError(f"Profile {name}: say under 'scaled' how the setting was cut down.")
         if not profile.seeds:
             raise ConfigError(f"Profile {name}: expected at least one seed.")
-        for pattern in profile.skip:
+        for pattern in _mapping(profile.skip, f"skip of profile {name}: patterns and reasons"):
             if not fnmatch.filter([*rows, *columns], pattern):
                 raise unknown(
                     f"row or column under skip in profile {name}", pattern, rows + columns
