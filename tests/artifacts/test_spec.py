@@ -67,7 +67,7 @@ def test_a_wrong_name_gets_the_nearest_one_and_the_list(paper, name, expected):
     [
         ("seeds: [0]", "sedes: [0]", "Unknown word in profile paper 'sedes': did you mean 'seeds'"),
         ("scaled: ", "overrides: []  # ", "Profile embedded: say under 'scaled'"),
-        ("    seeds: [0]", "    seeds: [0]\n    skip: [plain]", "a mapping for skip of profile paper"),
+        ("    seeds: [0]", "    seeds: [0]\n    skip: [plain]", "for skip of profile paper"),
         ("above: [better]", "above: [bettr]", "Unknown row 'bettr': did you mean 'better'"),
         ("    eps4: {value", "    eps5: {value", "Unknown column 'eps5'"),
         ("key: better", "key: plain", "Expected every row key once"),
