@@ -13,12 +13,16 @@ As the paper uses it (compressive, Algorithm 1), for y = Psi z + noise, Psi [p, 
 
 Differences from the paper:
  1. A round that leaves z as it was ends the loop: all later rounds would repeat it.
+ 2. So does a u that is nothing but rounding. z is found then, T would be chance, and where it has
+    more entries than there are measurements its b would lose z again.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+ROUNDING = 100.0  # ours: roundings of a sum of a few terms, as long as y
 
 
 def cosamp(psi: Tensor, kappa: int, y: Tensor) -> Tensor:
@@ -34,15 +38,16 @@ def cosamp(psi: Tensor, kappa: int, y: Tensor) -> Tensor:
     """
     size = psi.shape[1]
     z, u = y.new_zeros(size), y
+    rounding = ROUNDING * torch.finfo(y.dtype).eps * float(y.norm())
     for _ in range(6 * (kappa + 1)):
         chosen = z != 0
         chosen[(psi.T @ u).abs().topk(min(2 * kappa, size)).indices] = True
         b = y.new_zeros(size)
         b[chosen] = torch.linalg.pinv(psi[:, chosen]) @ y
         before, z = z, keep_largest(b, kappa)
-        if torch.equal(before, z):
-            break
         u = y - psi @ z
+        if torch.equal(before, z) or float(u.norm()) <= rounding:
+            break
     return z
 
 
