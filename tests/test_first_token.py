@@ -34,3 +34,18 @@ def test_the_last_layer_works_for_the_first_token_alone_and_nothing_changes(
     for name, parameter in model.encoder.named_parameters():
         expected = whole.get_parameter(name).grad
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_last_layers_attention_drops_while_it_trains_and_not_after(attention, tmp_path):
+    save_model(tmp_path, "roberta")
+    model = from_hub("roberta", tmp_path, attention=attention, dropout=0.3)
+    inputs, asking = texts("roberta", LENGTHS).batch(EVERY).inputs, model.encoder.encoder.layer[-1]
+    is_dropping = []
+    assert asking.attention.self.training
+    model.eval()
+    for mode in (True, False):
+        asking.attention.self.train(mode)
+        outputs = [model(inputs) for seed in (0, 1) if torch.manual_seed(seed)]
+        is_dropping.append(not torch.equal(*outputs))
+    assert is_dropping == [True, False]
