@@ -27,12 +27,15 @@ def choose(papers: Sequence[str], only: Sequence[str], conf: Path) -> list[spec.
 
     Args:
         papers: folders of conf/artifact.
-        only: patterns of PAPER/NAME; none means all.
+        only: patterns of PAPER/NAME; none means all. One that begins with dpexp/ names ours, also
+            where they are not among the papers.
         conf: the folder of config groups.
 
     Raises:
         ConfigError: no such paper, or nothing that a pattern picks.
     """
+    if OWN not in papers and any(pattern.startswith(f"{OWN}/") for pattern in only):
+        papers = (*papers, OWN)
     names = {
         f"{paper}/{path.stem}": (paper, path.stem)
         for paper in papers

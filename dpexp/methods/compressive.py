@@ -23,7 +23,8 @@ Differences from the paper:
  3. What is released is Psi v over that largest norm, times the expected batch size, so that the
     sensitivity is the same at every step and the trainer's division gives a mean.
  4. `psi=none` releases v itself with noise of scale 2 Xi kappa / eps on all n coordinates; with
-    `kappa=null`, which keeps all of them, that is the paper's run without sparsification.
+    `kappa=null`, which keeps all of them, that is our reading of the paper's run without
+    sparsification, whose noise it does not print.
     `bound=example` gives that run the noise it needs: without a choice of entries one example moves
     the mean by n Xi / B in l1, not by 2 Xi n.
  5. Batches may be Poisson samples; Psi is drawn anew at every step either way.

@@ -57,6 +57,11 @@ def test_all_is_the_four_papers_tables_before_figures():
     assert not [name for name in names if name.startswith("dpexp/")]
 
 
+def test_ours_are_picked_by_name_also_where_no_paper_is_asked_for():
+    picked = suite.choose(suite.PAPERS, ("dpexp/table1", "rgp/table3"), run.CONF)
+    assert [(a.paper, a.name) for a in picked] == [("rgp", "table3"), ("dpexp", "table1")]
+
+
 def test_missing_runs_are_done_once_written_and_afterwards_looked_up(tmp_path, capsys):
     words = ["paper=rgp", "only=*/table3", "seeds=0", "workers=2", f"results={tmp_path}"]
     # One small task for all cells: what they share is run once.
