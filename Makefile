@@ -94,4 +94,4 @@ help:
 	@echo 'make audit              bound every private method'"'"'s epsilon from below, by canaries'
 	@echo 'make soak               2,000 steps on two ranks, killed a dozen times: is anything lost?'
 	@echo 'make lira               attack models with LiRA; ARGS="task=digits methods=nonprivate,rgp eps=8"'
-	@echo 'make clean              remove .venv, .venv-torch-* and caches; results, data and models stay'
+	@echo 'make clean              remove .venv, .venv-torch-*, caches, multirun and wandb folders; results, data and models stay'

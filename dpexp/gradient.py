@@ -15,7 +15,7 @@ from dpexp import memory
 from dpexp.mechanism import Mechanism
 from dpexp.privatize import ClippedSum, add_noise_
 from dpexp.ranks import Ranks
-from dpexp.seeds import generator
+from dpexp.seeds import generator, seed_default
 from dpexp.states import mapped, new_tensors
 from dpexp.taps import Tape
 from dpexp.tasks import Judge, cross_entropy
@@ -62,7 +62,7 @@ class StepOutcome:
 
 @dataclass(frozen=True)
 class Passes:
-    """Gradients of examples outside the step's draw, from the same model and the same tape.
+    """Gradients of examples outside the step's draw: the same tape, at the model's own weights.
 
     Attributes:
         examples: a set, usually the public one, with `batch(indices)`.
@@ -211,7 +211,12 @@ class PrivateGradient:
             self._tape.attach()
 
     def __call__(
-        self, state: State, examples: Any, step: int, is_asked_to_stop: bool = False
+        self,
+        state: State,
+        examples: Any,
+        step: int,
+        is_asked_to_stop: bool = False,
+        on_halved: Callable[[], None] = lambda: None,
     ) -> StepOutcome:
         """Take the step's draw through the whole line.
 
@@ -221,6 +226,8 @@ class PrivateGradient:
             step: from 0.
             is_asked_to_stop: whether this rank was asked to stop the run; the outcome says it of
                 all.
+            on_halved: called on the first rank where memory ran out on any, before anything of the
+                step is released: taken again, its sums may be added up in other pieces.
         """
         mechanism, ranks = self._mechanism, self._ranks
         indices = ranks.share(mechanism.sample(step))
@@ -249,6 +256,8 @@ class PrivateGradient:
             dtype=torch.float64,
         ).to(ranks.device)
         ranks.to_first([*sums.values(), told])
+        if ranks.is_first and told[5] > 0:
+            on_halved()
         released, noise_draws = self._release(sums, step)
         ranks.as_first([*released.values(), told])
         with torch.no_grad():
@@ -293,7 +302,7 @@ class PrivateGradient:
         seed = self._mechanism.seed
         gen = generator(seed, "method", step, self._ranks.device)
         # Dropout on public examples.
-        torch.manual_seed(generator(seed, "public", step).initial_seed())
+        seed_default(seed, "public", step)
         self._forget()
         self._state = state
         with memory.in_one_line("what the method prepares for a step", PREPARED_LESS):
@@ -330,11 +339,12 @@ class PrivateGradient:
         # Dropout's seed comes from the step, so that a resumed run draws what an unbroken one did;
         # and from the root: one example more shifts others' masks, which only unknown ones may.
         axis = f"forward/{self._ranks.rank}"
-        torch.manual_seed(generator(self._mechanism.root, axis, step).initial_seed())
+        seed_default(self._mechanism.root, axis, step)
         total = 0.0
+        weights = self._method.forward_weights(self._state)
         for some in examples.micro_batches(indices, micro_batch):
             batch = examples.batch(some).to(self._ranks.device)
-            loss = self._backward(batch, self._take)
+            loss = self._backward(batch, self._take, weights)
             self._sum.close_micro_batch(len(batch))
             total += float(loss)
         return total
@@ -347,10 +357,11 @@ class PrivateGradient:
             self._sum.close_micro_batch(num_examples)
 
     @torch.enable_grad()
-    def _backward(self, batch: Batch, listener: Listener) -> Tensor:
+    def _backward(
+        self, batch: Batch, listener: Listener, weights: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         self._listener = listener
         self._tape.expect(len(batch))
-        weights = self._method.forward_weights(self._state)
         if weights:
             named = {f"model.{name}": weight for name, weight in weights.items()}
             return functional_call(self._pass, named, (batch,))

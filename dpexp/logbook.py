@@ -212,6 +212,15 @@ class Logbook:
         if self._ledger is not None:
             self._ledger.note(self._at.step + 1)
 
+    def rule_out_repeating(self) -> None:
+        """Note that what may have been released, the step at hand included, can't be repeated.
+
+        Raises:
+            RecordError: if that cannot be written.
+        """
+        if self._ledger is not None:
+            self._ledger.rule_out_repeating(self._at.step + 1)
+
     def after_step(self, outcome: StepOutcome) -> None:
         """Count a step."""
         at = self._at
@@ -223,9 +232,6 @@ class Logbook:
         at.nonfinite += outcome.nonfinite
         at.loss += outcome.loss
         self._is_agreed = outcome.is_asked_to_stop
-        if outcome.has_halved and self._ledger is not None:
-            # Taken again from the checkpoint, this step may be added up in other pieces.
-            self._ledger.rule_out_repeating(at.step)
         if self._run is not None:
             self._progress.advance(outcome.examples)
 

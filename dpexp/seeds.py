@@ -42,6 +42,19 @@ def generator(
     return gen
 
 
+def seed_default(seed: int, axis: str, index: int) -> None:
+    """Seed what draws without a generator of its own, such as dropout, on every device.
+
+    Args:
+        seed: as in `generator`, and the others; on the CPU the whole state is filled here too.
+        axis: what the numbers are for.
+        index: which draw.
+    """
+    gen = generator(seed, axis, index)
+    torch.manual_seed(gen.initial_seed())
+    torch.default_generator.set_state(gen.get_state())
+
+
 def spawned(gen: torch.Generator, count: int) -> list[torch.Generator]:
     """Seed generators on the CPU, so that draws may be made side by side.
 

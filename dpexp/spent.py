@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 import zlib
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ from dpexp.records import (
     versions,
 )
 from dpexp.types import ConfigError
+
+_LIBRARIES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_")
 
 OTHER_DATA = (
     "Expected to go on with the data the run began with; their fingerprints differ. Point "
@@ -130,6 +133,7 @@ def surroundings_of(
         "weights": digest(model.state_dict()),
         "device": describe_device(ranks.device),
         "code": code_sha256(),
+        "instructions": _instructions(),
         **versions(),
     }
     each = torch.zeros(ranks.size, dtype=torch.int64, device=ranks.device)
@@ -141,6 +145,15 @@ def surroundings_of(
         "channels_last": config["model"].get("channels_last"),
         **own,
     }
+
+
+def _instructions() -> dict[str, str]:
+    """Name the instruction set that torch takes, and what its libraries are told in this respect.
+
+    One processor's name may stand for several: a virtual machine may hide some of its flags.
+    """
+    told = {key: value for key, value in os.environ.items() if key.startswith(_LIBRARIES)}
+    return {"torch": torch.backends.cpu.get_cpu_capability(), **told}
 
 
 def difference(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:

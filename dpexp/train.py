@@ -155,7 +155,9 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             while at.step < mechanism.num_steps:
                 set_rates(optimizer, rates, parts.schedule(at.step, mechanism.num_steps))
                 book.before_step()
-                outcome = gradient(at.state, examples, at.step, book.is_asked_to_stop)
+                outcome = gradient(
+                    at.state, examples, at.step, book.is_asked_to_stop, book.rule_out_repeating
+                )
                 update(model, optimizer, outcome.gradients)
                 if outcome.has_halved:
                     at.micro_batch = gradient.micro_batch

@@ -51,11 +51,6 @@ class Configs:
         return config
 
     @cached_property
-    def is_fresh(self) -> bool:
-        """Whether nothing of this tree of conf was composed before."""
-        return not self._folder.is_dir()
-
-    @cached_property
     def _folder(self) -> Path:
         digest = hashlib.sha256(f"{hydra.__version__} {omegaconf.__version__}".encode())
         digest.update(Path(run.__file__).read_bytes())

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hydra import initialize_config_dir
+
+# Hydra has no public way to a launcher; pyproject.toml keeps it below 1.4 for these two.
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra

@@ -6,7 +6,7 @@
 Without `send=true` nothing is sent: the view's specification goes to
 results/<profile>/<paper>/wandb.json, which names the runs (by their tags and job type), the groups
 and every chart's axes. With it the same view is saved through wandb-workspaces, which must be
-installed (`pip install wandb-workspaces`) and logged in; its address is the last line.
+installed (`pip install -e '.[dashboard]'`) and logged in; its address is the last line.
 
 Its own words, each WORD=VALUE:
 
@@ -118,7 +118,7 @@ def workspace(specified: Mapping[str, Any]) -> Any:
         import wandb_workspaces.workspaces as ws
     except ImportError as error:
         raise ConfigError(
-            f"Expected wandb-workspaces for send=true; {error}. pip install wandb-workspaces, or "
+            f"Expected wandb-workspaces for send=true; {error}. pip install -e '.[dashboard]', or "
             "leave send out."
         ) from error
     tagged = [ws.Tags().isin([tag]) for tag in specified["tags"]]

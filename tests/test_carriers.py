@@ -22,6 +22,14 @@ def test_float32_norms_of_long_vectors_keep_seven_digits():
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("size", [2**10, 2**10 + 1, 9216, 2**16, 2**18])
+def test_float32_norms_of_equal_entries_keep_nearly_six_digits(size):
+    """Where rounding does not average out."""
+    values = torch.full((2, size), 1 / 3)
+    got = Explicit(values).squared_norms().double()
+    torch.testing.assert_close(got, values.double().square().sum(1), rtol=2e-6, atol=0)
+
+
 class Largest(TorchDispatchMode):
     """Watches how large the arrays are that are made on the way."""
 

@@ -222,7 +222,7 @@ def test_bases_do_not_depend_on_private_data(method):
     assert distance(bases[0][0], bases[1][0]) > 1e-3  # the data do differ
     for one, other in zip(bases[0][1:], bases[1][1:], strict=True):
         for side in ("left", "right"):
-            assert one[side].keys() == one["initial"].keys()
+            assert one[side].keys() == one["shapes"].keys()
             for name in one[side]:
                 assert torch.equal(one[side][name], other[side][name])
     first, later = bases[0][1:]

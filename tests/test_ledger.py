@@ -124,6 +124,36 @@ def test_what_was_taken_in_halves_is_not_repeated(tmp_path):
         execute(tmp_path, *SHORT)
 
 
+def test_a_step_taken_in_halves_is_not_repeated_if_killed_right_after_its_release(tmp_path):
+    config = run.compose([*SHORT, f"results={tmp_path}"])
+    parts = run.build_parts(config, ALONE.device)
+    cramp(parts.model, 100)
+
+    def die(*_):
+        raise Killed
+
+    def make_optimizer(weights):
+        optimizer = parts.make_optimizer(weights)
+        optimizer.register_step_pre_hook(die)
+        return optimizer
+
+    with pytest.raises(Killed):
+        train(config, replace(parts, make_optimizer=make_optimizer), ALONE)
+    with pytest.warns(UserWarning, match="1 steps after step 0 may have been released"):
+        execute(tmp_path, *SHORT)
+    assert_lost(records.locate(tmp_path, config), 1)
+
+
+@pytest.mark.parametrize("name", ["ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"])
+def test_other_instructions_are_other_surroundings(name, monkeypatch):
+    layer = torch.nn.Linear(1, 1)
+    before = surroundings_of({"model": {}}, "data", layer, ALONE)
+    assert surroundings_of({"model": {}}, "data", layer, ALONE) == before
+    monkeypatch.setenv(name, "default")
+    now = surroundings_of({"model": {}}, "data", layer, ALONE)
+    assert [key for key in now if now[key] != before[key]] == ["instructions"]
+
+
 def test_where_the_first_observation_was_lost_the_run_is_finished_without_it(tmp_path):
     words = [*SECRET, "analysis=noise_norm"]
     directory = killed(tmp_path, *words, at=2)

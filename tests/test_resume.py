@@ -275,7 +275,7 @@ def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 root, *words = sys.argv[1:]
-for size in (5000, 700, 300):
+for size in (5000, 800, 300):
     config = run.compose([*words, f"results={root}/{size}", "checkpoint.steps=4"])
     parts = run.build_parts(config, torch.device("cpu"))
 

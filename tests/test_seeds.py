@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dpexp.seeds import generator, spawned
+from dpexp.seeds import generator, seed_default, spawned
 
 
 @pytest.mark.parametrize("change", [{"seed": 6}, {"axis": "sampling"}, {"index": 8}])
@@ -31,6 +31,18 @@ def test_a_gpu_generator_depends_on_its_name_too():
         for step in (1, 1, 2)
     ]
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
+
+
+def test_what_draws_without_a_generator_gets_the_whole_state_too():
+    """A seed alone fills 32 bits of it on a CPU."""
+    before = torch.get_rng_state()
+    try:
+        for step in (1, 2):
+            seed_default(5, "forward/0", step)
+            masks = torch.rand(8)
+            assert torch.equal(masks, torch.rand(8, generator=generator(5, "forward/0", step)))
+    finally:
+        torch.set_rng_state(before)
 
 
 def test_spawned_generators_are_independent_and_replayable():

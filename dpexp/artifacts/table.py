@@ -137,7 +137,7 @@ def settings(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say what was really run, one line per distinct setting, from the composed configs."""
     lines = (
         f"{c['task']['name']}: {c['model']['name']}, {c['task']['dataset_size']:,} training "
-        f"examples, batch {c['batch_size']:,}, {c['epochs']:g} epochs"
+        f"examples, batch {c['batch_size']:,}, {c['epochs']:g} epoch{'s' * (c['epochs'] != 1)}"
         for c in configs
     )
     return list(dict.fromkeys(lines))

@@ -23,6 +23,7 @@ Differences from the paper:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ class RGP(Method):
         return matrix_parameters(model, self._head) + head_parameters(model, self._head)
 
     def start(self, model: nn.Module) -> State:
-        """Keep W_0 of every reparametrized layer.
+        """Keep every shape, and W_0 of every reparametrized layer where its update is decomposed.
 
         Raises:
             ConfigError: if no layer is as large as the rank.
@@ -90,21 +91,32 @@ class RGP(Method):
         weights = _weights(model)
         matrices = matrix_parameters(model, self._head)
         require_rank(self._rank, model, matrices)
+        shapes = {name: tuple(weights[name].shape) for name in matrices}
         head = {name: tuple(weights[name].shape) for name in head_parameters(model, self._head)}
-        initial = {name: weights[name].clone() for name in matrices}
-        return {"step": 0, "initial": initial, "head": head, "left": {}, "right": {}}
+        initial = {name: weights[name].clone() for name in matrices if self._uses_history}
+        bases: State = {"left": {}, "right": {}}
+        return {"step": 0, "shapes": shapes, "head": head, "initial": initial, **bases}
+
+    @property
+    def _uses_history(self) -> bool:
+        """Whether some step decomposes W_t - W_0."""
+        return self._carriers != "random"
 
     def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
         """Find this step's L and R (line 5): from weights, which are already released."""
         left, right = {}, {}
-        for name, delta in self.deltas(model, state, public, gen):
-            matrix = delta.flatten(1)
-            rank = min(self._rank, *matrix.shape)
-            if self._carriers == "random":
-                bases = random_bases(*matrix.shape, rank, gen, like=matrix)
-            else:
+        if self._carriers == "random":
+            for name, weight in _weights(model).items():
+                if name in state["shapes"]:
+                    p, d = weight.flatten(1).shape
+                    bases = random_bases(p, d, min(self._rank, p, d), gen, like=weight)
+                    left[name], right[name] = bases
+        else:
+            for name, delta in self.deltas(model, state, public, gen):
+                matrix = delta.flatten(1)
+                rank = min(self._rank, *matrix.shape)
                 bases = power_iteration(matrix, rank, self._power_iterations, gen)
-            left[name], right[name] = bases
+                left[name], right[name] = bases
         return {**state, "step": state["step"] + 1, "left": left, "right": right}
 
     def deltas(
@@ -113,22 +125,22 @@ class RGP(Method):
         """Give each layer's Delta_t in turn, in its weight's shape: from nothing private."""
         weights = _weights(model)
         use_history = state["step"] >= max(self._warm_up_steps, 1)
-        for name, initial in state["initial"].items():
-            yield name, weights[name] - initial if use_history else weights[name]
+        for name in state["shapes"]:
+            yield name, weights[name] - state["initial"][name] if use_history else weights[name]
 
     def forward_weights(self, state: State) -> Mapping[str, Tensor]:
         """Give L R for every layer where the residual weight is dropped (Eq. 12)."""
         if self._residual:
             return {}
         return {
-            name: (state["left"][name] @ state["right"][name]).view_as(initial)
-            for name, initial in state["initial"].items()
+            name: (state["left"][name] @ state["right"][name]).view(shape)
+            for name, shape in state["shapes"].items()
         }
 
     def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
         """Carry dL_i and dR_i, or the classifier's scaled gradient."""
         weight = f"{layer}.weight"
-        if weight in state["initial"]:
+        if weight in state["shapes"]:
             carried = {Key(CARRIERS, weight, "left"): tap.left(state["right"][weight])}
             if self._carriers != "left":
                 carried[Key(CARRIERS, weight, "right")] = tap.right(state["left"][weight])
@@ -139,8 +151,8 @@ class RGP(Method):
     def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
         """Give [p, r] and [r, d] for every layer, and the classifier's shapes."""
         shapes: dict[Key, tuple[int, ...]] = {}
-        for name, initial in state["initial"].items():
-            p, d = initial.flatten(1).shape
+        for name, shape in state["shapes"].items():
+            p, d = shape[0], prod(shape[1:])
             rank = min(self._rank, p, d)
             shapes[Key(CARRIERS, name, "left")] = (p, rank)
             if self._carriers != "left":
@@ -157,7 +169,7 @@ class RGP(Method):
     ) -> tuple[dict[str, Tensor], State]:
         """Project back to full matrices (Eq. 3) and scale the classifier back."""
         gradients = {name: noisy[Key(CARRIERS, name)] / self._head_scale for name in state["head"]}
-        for name, initial in state["initial"].items():
+        for name, shape in state["shapes"].items():
             left, right = state["left"][name], state["right"][name]
             d_left = noisy[Key(CARRIERS, name, "left")]
             if self._carriers == "left":
@@ -165,7 +177,7 @@ class RGP(Method):
             else:
                 d_right = noisy[Key(CARRIERS, name, "right")]
                 update = reparametrized_update(left, right, d_left, d_right)
-            gradients[name] = update.view_as(initial)
+            gradients[name] = update.view(shape)
         return gradients, state
 
 

@@ -71,5 +71,9 @@ class PublicRGP(RGP):
             public, self.public_size, state["head"], self._has_random_labels, gen
         )
         total = public.total(indices, labels)
-        for name in state["initial"]:
+        for name in state["shapes"]:
             yield name, total[name]
+
+    @property
+    def _uses_history(self) -> bool:
+        return False
