@@ -8,33 +8,22 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import signal
+import pkgutil
 import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import (
-    ConfigAttributeError,
-    ConfigKeyError,
-    InterpolationKeyError,
-    MissingMandatoryValue,
-    OmegaConfBaseException,
-)
 
-CONF = Path(__file__).parent.resolve() / "conf"
-INTERRUPTED = 128 + signal.SIGINT
-NAMELESS = "Config group override must be"
-"""How Hydra begins where a group's option is no name; it has no error of its own for that."""
+from scripts import mistakes, settings
+from scripts.mistakes import CONF
 
 
 def up_to(value: Any, *choices: Any) -> Any:
@@ -65,8 +54,8 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         try:
             cfg = hydra.compose("config", list(overrides))
         except ValueError as error:
-            if str(error).startswith(NAMELESS):
-                raise ConfigError(_unnamed(overrides) or str(error)) from None
+            if str(error).startswith(mistakes.NAMELESS):
+                raise ConfigError(mistakes.unnamed(overrides) or str(error)) from None
             raise
         return plain(cfg)
 
@@ -75,7 +64,8 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     """Resolve a composed config to dicts and lists.
 
     Raises:
-        ConfigError: if method or task is not chosen, or has no default model under the profile.
+        ConfigError: if method or task is not chosen, or has no default model under the profile; or
+            for a setting that no run can mean.
     """
     from dpexp.types import ConfigError
 
@@ -83,14 +73,16 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
         if group not in cfg:
             raise ConfigError(
                 f"Expected a {group}: none was chosen. Set {group}, one of "
-                f"{', '.join(_options(group))}."
+                f"{', '.join(mistakes.options_of(group))}."
             )
     if OmegaConf.is_missing(cfg.model, "name"):
         raise ConfigError(
             f"Expected a model: task {cfg.task.name} has no default one under profile "
-            f"{cfg.profile.name}. Set model, one of {', '.join(_options('model'))}."
+            f"{cfg.profile.name}. Set model, one of {', '.join(mistakes.options_of('model'))}."
         )
-    return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    settings.check(config)
+    return config
 
 
 def execute(config: dict[str, Any]) -> Path:
@@ -124,6 +116,12 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     warm_start = config.get("warm_start")
     if warm_start:
         public_size = max(public_size, warm_start["examples"])
+    if "public" in config and not public_size and "loop" not in config:
+        warnings.warn(
+            f"public={config['public']['name']} is not used: method={config['method']['name']} "
+            "takes no public examples.",
+            stacklevel=2,
+        )
     task = _with_public(_make(config["task"]), public_size, config)
     if "features" in config:
         task = _make({**config["features"], "_partial_": True})(task, device)
@@ -206,7 +204,7 @@ def _fit(node: dict[str, Any], task: Any) -> dict[str, Any]:
     """Give what a model asks for of the task's shape."""
     from dpexp.types import ConfigError
 
-    takes = inspect.signature(hydra.utils.get_object(node["_target_"])).parameters
+    takes = inspect.signature(_target(node)).parameters
     channels, *size = task.input_shape
     longest = getattr(task.train, "longest", None)
     if ("max_length" in takes) != (longest is not None):
@@ -243,7 +241,7 @@ def _make(node: dict[str, Any], without: Sequence[str] = (), **more: Any) -> Any
         raise ConfigError(f"Expected settings with a _target_; got {node}. Set what is below it.")
     arguments = {key: value for key, value in node.items() if key not in without}
     try:
-        _check_kinds(hydra.utils.get_object(node["_target_"]), arguments)
+        _check_kinds(_target(node), arguments)
         return hydra.utils.instantiate(arguments, **more)
     except InstantiationException as error:
         cause = error.__cause__ or error
@@ -253,6 +251,18 @@ def _make(node: dict[str, Any], without: Sequence[str] = (), **more: Any) -> Any
             reason = " ".join(str(cause).split())
             raise ConfigError(f"{node['_target_']} refuses its settings: {reason}") from cause
         raise cause from None
+
+
+def _target(node: dict[str, Any]) -> Any:
+    from dpexp.types import ConfigError
+
+    try:
+        return pkgutil.resolve_name(node["_target_"])  # Hydra's own prints before it raises
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"Expected a _target_ that can be imported; got {node['_target_']} ({reason})."
+        ) from error
 
 
 def _check_kinds(target: Any, arguments: dict[str, Any]) -> None:
@@ -276,115 +286,20 @@ def main(cfg: DictConfig) -> None:
         if os.environ.get("RANK", "0") == "0":
             print(directory, flush=True)
     except Exception as error:
-        line = mistake(error)
-        # Hydra puts a failed job's words before its error: of use in a sweep alone.
-        if line is None or HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise
-        sys.exit(_fail(line))
-
-
-def explain(error: Exception) -> str:
-    """Turn a composition error into one line with the nearest valid name."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, name = error.missing_cfg_file.rpartition("/")
-        options = error.options or _options(group)
-        if not group or not options:
-            return " ".join(str(error).split())
-        return (
-            f"Expected {group} to be one of {', '.join(options)}; got {group}={name}."
-            + _nearest(name, options)
-        )
-    cause = error.__cause__ or error
-    if isinstance(cause, MissingMandatoryValue) and cause.full_key:
-        return f"Expected a value for {cause.full_key}; it has none. Set {cause.full_key}."
-    if isinstance(cause, InterpolationKeyError) and cause.full_key:
-        reason = str(cause).partition("\n")[0]
-        return (
-            f"Expected another setting to give {cause.full_key} its value; this run lacks it "
-            f"({reason}). Choose what has it, or set {cause.full_key}."
-        )
-    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
-        valid = [str(key) for key in cause.parent_node]
-        place = str(cause.full_key)
-        if place in ("method", "task"):
-            return (
-                f"No {place} is chosen, so its keys are not known. Set {place} to one of "
-                f"{', '.join(_options(place))}; in a sweep over {place} write ++{place}.KEY=VALUE."
-            )
-        nearest = _nearest(place.rpartition(".")[2], valid)
-        return f"Unknown key {place}; valid here: {', '.join(valid)}.{nearest}"
-    return str(error).partition("\n")[0]
-
-
-def _nearest(name: str, options: Sequence[str]) -> str:
-    near = get_close_matches(name, options, 1, 0.5)
-    return f" Did you mean {near[0]}?" if near else ""
-
-
-def _options(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "auto")
-
-
-def _unnamed(words: Sequence[str]) -> str:
-    """Tell of the first word that gives a group something else than an option's name, as null."""
-    # Programs that share this have words of their own, which Hydra's grammar need not know.
-    pairs = ((word, _options(word.partition("=")[0].lstrip("+"))) for word in words if "=" in word)
-    for word, options in pairs:
-        if not options:
-            continue
-        (override,) = OverridesParser.create().parse_overrides([word])
-        if not override.is_sweep_override() and not isinstance(override.value(), str):
-            group = override.key_or_group
-            choice = "" if group in ("method", "task") else ", or leave it out for its default"
-            return (
-                f"Expected {group} to be one of {', '.join(options)}; got {word}. Name one{choice}."
-            )
-    return ""
-
-
-def guarded(program: Any) -> None:
-    """Run a program; a user's mistake becomes one line and exit code 2."""
-    if {"--help", "-h"} & set(sys.argv):  # Hydra shows help for a composed config only
-        sys.argv += ["method=rgp", "task=cifar10"]
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises instead of printing
-    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
-    try:
-        program()
-    except KeyboardInterrupt:
-        sys.exit(_fail("Interrupted. Run it again to go on from its last checkpoint.", INTERRUPTED))
-    except Exception as error:
-        line = mistake(error)
+        line = mistakes.mistake(error)
         if line is None:
             raise
-        sys.exit(_fail(line))
-
-
-def mistake(error: Exception) -> str | None:
-    """Give the line for an error that the user can mend; None for one that is ours."""
-    if isinstance(error, HydraException | OmegaConfBaseException):
-        return explain(error)
-    if isinstance(error, AssertionError) and not any(w.startswith("task=") for w in sys.argv):
-        # Hydra, where what a method takes (its public data) depends on the task.
-        return f"Expected a task: none was chosen. Set task, one of {', '.join(_options('task'))}."
-    if isinstance(error, ValueError) and str(error).startswith(NAMELESS):
-        return _unnamed(sys.argv[1:]) or str(error)
-    from dpexp.mechanism import PrivacyError
-    from dpexp.ranks import RankLost
-    from dpexp.records import RecordError
-    from dpexp.types import ConfigError
-
-    told = ConfigError | RecordError | PrivacyError | RankLost
-    return str(error) if isinstance(error, told) else None
-
-
-def _fail(message: str, code: int = 2) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return code
+        hydra_config = HydraConfig.get()
+        if hydra_config.mode == RunMode.MULTIRUN:
+            # Hydra does the other jobs and tells of the first that failed; this tells of each.
+            mistakes.fail(f"{' '.join(hydra_config.overrides.task)}: {line}")
+            raise mistakes.Told(line) from error
+        sys.exit(mistakes.fail(line))
 
 
 if __name__ == "__main__":
     if "WORLD_SIZE" in os.environ:
         from dpexp.processes import leave_after
 
-        leave_after(lambda: guarded(main))
-    guarded(main)
+        leave_after(lambda: mistakes.guarded(main))
+    mistakes.guarded(main)

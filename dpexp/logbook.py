@@ -97,7 +97,9 @@ class Logbook:
         self._run = Run.open(config["results"], config) if ranks.is_first else None
         self._taken_up = self._saved = time.monotonic()
         self._ledger: Ledger | None = None
-        self._stopping, self._is_agreed = Stopping(), False
+        # Ctrl-C reaches all ranks, each at a step of its own: there it ends them at once.
+        self._stopping = Stopping(hears_interrupt=ranks.size == 1)
+        self._is_agreed = False
         per_epoch = mechanism.dataset_size / mechanism.batch_size
         every = max(1, round(config["eval_every"] * per_epoch))
         self._evaluations = {*range(every, mechanism.num_steps, every), mechanism.num_steps}
@@ -286,9 +288,11 @@ class Logbook:
             if self._is_stopping():
                 raise
             reason = getattr(error.__cause__, "strerror", error)
+            before = (
+                "the one before it is kept" if self._run.has_checkpoint else "there is none yet"
+            )
             warnings.warn(
-                f"No checkpoint at step {self._at.step}: {reason}. The run goes on; one before it "
-                "is kept.",
+                f"No checkpoint at step {self._at.step}: {reason}. The run goes on; {before}.",
                 stacklevel=2,
             )
         self._saved = time.monotonic()

@@ -105,7 +105,7 @@ def leave_after(program: Callable[[], None]) -> NoReturn:
 def _wanted_ranks(ranks: int | str, wanted_device: str, device: torch.device) -> int:
     if ranks == "auto":
         return torch.cuda.device_count() if wanted_device == "auto" and device.type == "cuda" else 1
-    if not isinstance(ranks, int) or ranks < 1:
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise ConfigError(f"Expected ranks to be auto or a number from 1; got ranks={ranks}.")
     return ranks
 

@@ -139,6 +139,8 @@ def choose_device(wanted: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(wanted)
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError
     except RuntimeError:
         raise ConfigError(
             f"Expected device auto, cpu, cuda or cuda:N; got device={wanted}."

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dpexp.types import ConfigError
+
 
 @dataclass(frozen=True)
 class Milestones:
@@ -18,6 +20,20 @@ class Milestones:
 
     fractions: Sequence[float]
     factor: float
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            ConfigError: for fractions that do not rise in (0, 1), or a factor that is not positive.
+        """
+        marks = [0.0, *self.fractions, 1.0]
+        are_numbers = all(isinstance(mark, int | float) for mark in (*marks, self.factor))
+        if not are_numbers or sorted(set(marks)) != marks or not self.factor > 0:
+            raise ConfigError(
+                "Expected schedule.fractions to rise in (0, 1) and schedule.factor > 0; got "
+                f"{self.fractions} and {self.factor}."
+            )
 
     def __call__(self, step: int, num_steps: int) -> float:
         """Give the multiplier at a step, from 0."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -11,19 +13,26 @@ STOPPED = 128 + signal.SIGTERM
 """Exit code of what was stopped, once it has saved what it did."""
 
 
+WAIT = b"Interrupted: saving after this step. Ctrl-C again stops at once.\n"
+
+
 class Stopping:
     """Hears, while it is entered, that the run is to stop.
 
-    By SIGTERM; and by SIGUSR2 where a handler awaits it, such as submitit's, which queues a job
-    again whose time is nearly over and ends the process. That handler has its turn in `leave`.
+    By SIGTERM; by Ctrl-C where that is wanted, whose second one stops at once; and by SIGUSR2 where
+    a handler awaits it, such as submitit's, which queues a job again whose time is nearly over and
+    ends the process. That handler has its turn in `leave`.
 
     Attributes:
         is_asked: whether a signal came.
     """
 
-    def __init__(self, tell: Callable[[], None] = lambda: None) -> None:
-        """Take what is called at once when a signal comes."""
+    def __init__(
+        self, tell: Callable[[], None] = lambda: None, *, hears_interrupt: bool = False
+    ) -> None:
+        """Take what is called at once when a signal comes, and whether Ctrl-C is one."""
         self.is_asked = False
+        self._hears_interrupt = hears_interrupt
         self._tell, self._last = tell, signal.SIGTERM
         self._former: dict[signal.Signals, Any] = {}
 
@@ -33,6 +42,9 @@ class Stopping:
             self._listen(signal.SIGTERM)
             if callable(signal.getsignal(signal.SIGUSR2)):
                 self._listen(signal.SIGUSR2)
+            is_python = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            if self._hears_interrupt and is_python:  # else somebody ignores it, or has plans
+                self._listen(signal.SIGINT)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -44,6 +56,7 @@ class Stopping:
         """End the process as who asked expects it.
 
         Raises:
+            KeyboardInterrupt: asked by Ctrl-C.
             SystemExit: with `STOPPED`, or as the former handler of SIGUSR2 has it.
         """
         self.__exit__()
@@ -55,6 +68,10 @@ class Stopping:
         self._former[number] = signal.signal(number, self._hear)
 
     def _hear(self, number: int, _: object) -> None:
+        if number == signal.SIGINT:
+            if self._last == signal.SIGINT:
+                raise KeyboardInterrupt
+            os.write(sys.__stderr__.fileno(), WAIT)  # print may be at work just now
         self.is_asked = True
         if self._last == signal.SIGTERM:  # which follows at the limit, and takes nothing back
             self._last = signal.Signals(number)

@@ -20,6 +20,7 @@ from dpexp.micro_batch import AUTO, MicroBatch
 from dpexp.observation import Analysis, Observers
 from dpexp.ranks import Ranks
 from dpexp.records import ANALYSIS, SCORES
+from dpexp.taps.tape import tapped_layers
 from dpexp.tasks import Judge, percent_right
 from dpexp.tasks.task import fingerprint
 from dpexp.types import ConfigError, Method, State
@@ -126,6 +127,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     if attack is not None:
         parts = attack.stage(parts, config["seed"])
     model, method, task = parts.model, parts.method, parts.task
+    tapped_layers(model, method.trainable(model))  # what cannot be trained is said first
     at = Position(state=method.start(model), data=task.fingerprint)
     mechanism = make_mechanism(config, task.dataset_size, method, at.state, ranks)
     trainable, frozen = named_parameters(model, method)

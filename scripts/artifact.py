@@ -41,7 +41,7 @@ import run
 from dpexp import ranks, records
 from dpexp.artifacts import build, cells, collect, exports, plan, spec, table
 from dpexp.types import ConfigError
-from scripts import hours
+from scripts import hours, mistakes
 from scripts.configs import Configs
 from scripts.launcher import check, launch
 
@@ -164,7 +164,7 @@ def guarded(program: Callable[[], int]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (HydraException, OmegaConfBaseException) as error:
-        print(f"error: {run.explain(error)}", file=sys.stderr)
+        print(f"error: {mistakes.explain(error)}", file=sys.stderr)
         return 2
     except records.RecordError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -38,6 +38,7 @@ from dpexp import ranks, records
 from dpexp.attacks import worlds
 from dpexp.mechanism import build, build_votes
 from dpexp.types import ConfigError, require_word
+from scripts import mistakes
 
 COMMON = ("task=digits", "profile=embedded")
 
@@ -341,7 +342,7 @@ def main(words: Sequence[str]) -> int:
             rows.append(audit(subject, user, trials, steps))
             print(_line(rows[-1]), flush=True)
     except Exception as error:
-        line = run.mistake(error)
+        line = mistakes.mistake(error)
         if line is None:
             raise
         print(f"error: {line}", file=sys.stderr)

@@ -75,6 +75,11 @@ def launch(name: str, jobs: list[list[str]]) -> None:
             )
             launcher.launch(jobs, initial_job_idx=0)
         except RuntimeError as error:  # no plugin, no srun: what a launcher says of itself
-            line = " ".join(str(error).split())
-            needs = f" It needs: pip install -e '.[{EXTRAS[name]}]'." if name in EXTRAS else ""
-            raise ConfigError(f"Launcher {name} does not start: {line}.{needs}") from error
+            raise ConfigError(needs(name, error)) from error
+
+
+def needs(name: str, error: RuntimeError) -> str:
+    """Word why a launcher does not start, and what it needs."""
+    line = " ".join(str(error).split())
+    extra = f" It needs: pip install -e '.[{EXTRAS[name]}]'." if name in EXTRAS else ""
+    return f"Launcher {name} does not start: {line}.{extra}"

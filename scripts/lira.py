@@ -40,6 +40,7 @@ from dpexp.artifacts.style import COLOURS, DASHED, DPI, GREY, STYLE
 from dpexp.attacks import lira
 from dpexp.attacks.roc import Roc, roc
 from dpexp.types import ConfigError
+from scripts import mistakes
 
 RATES = (0.001, 0.01)
 """False-positive rates at which the true positives are told (Carlini et al. 2022, Section III)."""
@@ -305,7 +306,7 @@ def main(words: Sequence[str]) -> int:
         attacked = [shadows(config, request.shadows) for config in configs]
         print(*write(request, configs, attacked), sep="\n")
     except Exception as error:
-        line = run.mistake(error)
+        line = mistakes.mistake(error)
         if line is None:
             raise
         print(f"error: {line}", file=sys.stderr)

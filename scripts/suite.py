@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 import run
 from dpexp.artifacts import build, cells, collect, page, spec, table
 from dpexp.types import ConfigError
+from scripts import mistakes
 from scripts.artifact import changing
 from scripts.configs import Configs
 
@@ -95,7 +96,8 @@ class Suite:
             jobs = cells.expand(artifact, self.profile, configs.compose, run.CONF, user,
                                 self.seeds)  # fmt: skip
         except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(f"{artifact.paper}/{artifact.name}: {run.explain(error)}") from error
+            reason = mistakes.explain(error)
+            raise ConfigError(f"{artifact.paper}/{artifact.name}: {reason}") from error
         except ConfigError as error:
             raise ConfigError(f"{artifact.paper}/{artifact.name}: {error}") from error
         found = next((job.config["results"] for job in jobs if job.config), None)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import run
 from dpexp.types import ConfigError
@@ -68,7 +69,8 @@ def the_error(done):
         (["method=rgp", *DIGITS, "method.rnk=3"], "Did you mean rank?"),
         (["method=rgp", *DIGITS, "optimizer.rl=3"], "Did you mean lr?"),
         (["-m", "method=rgp,rpg", *DIGITS], "Did you mean rgp?"),
-        (["method=rgp", *DIGITS, "epochs"], "epochs"),
+        (["method=rgp", *DIGITS, "epochs"], "override 'epochs'. Expected KEY=VALUE."),
+        (["method=rgp", *DIGITS, "eps=1,2"], "For a sweep add -m"),
         (["method=rgp", *DIGITS, "attack=Null"], "got attack=Null. Name one, or leave it out"),
         (["method=3", *DIGITS], "got method=3. Name one."),
     ],
@@ -141,18 +143,84 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
         (["model.depth=11"], "Expected a depth of"),
         (["model.head=tail"], "Expected the model to hold a classifier named 'tail'"),
         (["optimizer.lr=-1"], "SGD refuses its settings: Invalid learning rate: -1"),
-        (["optimizer=adam"], "Expected settings with a _target_; got adam"),
+        (["optimizer=adam"], "Expected optimizer to hold settings .* as in optimizer._target_="),
+        (["~optimizer"], "Expected optimizer to hold settings of its own; it was taken out"),
+        (["checkpoint=5"], "Expected checkpoint to hold settings of its own; got checkpoint=5"),
+        (["optimizer.lr=nan"], "Expected optimizer.lr to be finite; got nan"),
+        (["optimizer.lr=abc"], "Expected optimizer.lr to be a number; got abc"),
+        (["optimizer._target_=torch.optim.Foo"], "that can be imported; got torch.optim.Foo"),
+        (["model._target_=nowhere.Net"], r"that can be imported; got nowhere.Net \(No module"),
+        (["schedule.fractions=[0.6,0.3]"], r"Expected schedule.fractions to rise in \(0, 1\)"),
+        (["model.width=0"], "Expected model.width >= 1"),
+        (["task.std=[0]"], r"Expected task.std to be positive numbers.*got \[0\]. Set task.std"),
+        (["task.mean=[0.1,0.2]"], "Expected task.mean to be numbers, one a channel or one for all"),
+        (["seed=null"], "Expected seed to be a whole number >= 0; got seed=null. Set seed"),
+        (["seed=-1"], "Expected seed to be a whole number >= 0; got seed=-1"),
+        (["wandb.mode=offlin"], "Did you mean offline?"),
+        (["device=mps"], "Expected device auto, cpu, cuda or cuda:N; got device=mps"),
+        (["ranks=true"], "Expected ranks to be auto or a number from 1; got ranks=True"),
         (["task.dataset_size=1000"], "Expected task.dataset_size=1000 training examples"),
         (["device=gpu"], "Expected device auto, cpu, cuda or cuda:N"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_value_that_cannot_be_meant_is_refused_before_training(tmp_path, words, said):
-    config = run.compose(["method=rgp", *DIGITS, f"results={tmp_path}", *words])
     with pytest.raises(ConfigError, match=said) as caught:
-        run.execute(config)
+        run.execute(run.compose(["method=rgp", *DIGITS, f"results={tmp_path}", *words]))
     assert "\n" not in str(caught.value)
     assert not any(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_every_failed_job_of_a_sweep_is_told_of_and_the_others_are_done(shell, tmp_path):
+    done = shell("-m", "method=linear", *BRIEF, "noise=true", "clip=true", "eps=0,8,-1")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stdout.splitlines()[-1].startswith("results/embedded/runs/")
+    told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert [line.partition("got ")[2].partition(".")[0] for line in told] == ["0", "-1"]
+    assert "eps=0: Expected eps > 0" in told[0] and "eps=-1: Expected eps > 0" in told[1]
+    assert len(list((tmp_path / "results").rglob("result.json"))) == 1
+
+
+def test_a_launcher_without_its_plugin_names_what_it_needs(shell):
+    pytest.importorskip("hydra")
+    try:
+        import hydra_plugins.hydra_ray_launcher  # noqa: F401
+    except ImportError:
+        line = the_error(shell("-m", "method=linear", *BRIEF, "hydra/launcher=ray"))
+        assert line.startswith("error: Launcher ray does not start") and "'.[ray]'" in line
+    else:
+        pytest.skip("hydra-ray-launcher is installed")
+
+
+def test_a_model_that_cannot_be_trained_is_said_before_anything_else(tmp_path):
+    words = ["method=rgp", *DIGITS, f"results={tmp_path}", "model._target_=tests.test_cli.Mixing"]
+    words += ["~model.depth", "~model.width", "~model.stem_stride", "~model.channels_last"]
+    with pytest.raises(ConfigError, match="norm is a BatchNorm2d, whose statistics mix them"):
+        run.execute(run.compose(words))
+    assert not any(tmp_path.rglob("released.jsonl"))
+
+
+class Mixing(nn.Module):
+    """A network with statistics of the batch, and no layer as large as the rank."""
+
+    def __init__(self, in_channels, num_classes):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm2d(in_channels), nn.Linear(64, num_classes)
+
+    def forward(self, x):
+        return self.head(self.norm(x).flatten(1))
+
+
+def test_a_public_set_that_nobody_takes_is_warned_of(shell):
+    done = shell("method=linear", *BRIEF, "public=shapes")
+    assert done.returncode == 0, done.stderr
+    assert "warning: public=shapes is not used: method=linear takes no public" in done.stderr
+
+
+def test_more_teachers_than_examples_are_refused(tmp_path):
+    words = ["method=pate", *DIGITS, "method.teachers=1438", f"results={tmp_path}"]
+    with pytest.raises(ConfigError, match="at most one teacher an example, 1437; got method.teach"):
+        run.execute(run.compose(words))
 
 
 def test_a_delta_too_large_is_warned_of_in_one_line(shell):
@@ -226,13 +294,6 @@ def test_a_sweep_runs_methods_and_tasks(shell, tmp_path):
     assert len(set(lines)) == 4
     assert all((tmp_path / line / "result.json").exists() for line in lines)
     assert sorted(os.listdir(tmp_path)) == ["multirun", "results"]
-
-
-def test_a_sweep_does_what_it_can_and_says_what_it_could_not(shell):
-    done = shell("-m", "method=linear", *BRIEF, "noise=true", "clip=true", "eps=0,8")
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stdout.splitlines()[-1].startswith("results/embedded/runs/")
-    assert done.stderr.splitlines()[-1].startswith("error: Expected eps > 0; got 0.")
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,14 @@ def test_a_run_under_way_elsewhere_is_refused_with_its_holder_named(tmp_path, ho
             pytest.fail("held twice")
 
 
+def test_a_folder_that_cannot_be_made_is_said_and_not_tried_for_ever(tmp_path):
+    if not Path("/proc/self").exists():
+        pytest.skip("needs /proc, where making a folder says that there is none")
+    with pytest.raises(records.RecordError, match="Cannot make /proc/nowhere.*No such file"):
+        with records.held("/proc/nowhere", CONFIG):
+            pytest.fail("held")
+
+
 def test_another_run_is_free_meanwhile(tmp_path, holder):
     with records.held(tmp_path, {**CONFIG, "seed": 1}):
         pass

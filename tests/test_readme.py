@@ -101,6 +101,16 @@ def test_the_figure_of_lsg_is_the_one_that_was_made():
     assert len(told) == 4
 
 
+def test_the_table_of_language_methods_is_the_one_that_was_made():
+    cells = cells_of("quick", "rgp/table4", column="column")
+    labels = {row["key"]: row["labels"][0] for row in artifact_rows("rgp/table4")}
+    told = rows_under("| method | SST-2 | published |")
+    rows = ("full-np", "rgp-np", "linear-np", "dpsgd", "rgp-random", "rgp")
+    for (name, *values), row in zip(told, rows, strict=True):
+        cell = cells[row, "sst2"]
+        assert values == [shown(cell), cell["published"]] and begins_alike(name, labels[row])
+
+
 def test_the_claims_are_counted_as_on_the_page():
     page = (ROOT / "results" / "embedded" / "index.html").read_text(encoding="utf-8")
     (line,) = re.findall(r"Claims: (.*)\.</p>", page)
@@ -108,10 +118,18 @@ def test_the_claims_are_counted_as_on_the_page():
         kind: sum(map(int, re.findall(rf'(\d+) <span class="badge {kind}"', line)))
         for kind in ("holds", "fails", "unclear")
     }
-    told = r"of (\d+) claims judged there (\d+) hold where they are run, (\d+) do not and (\d+) are"
+    told = r"of (\d+) claims judged there (\d+) hold in every comparison that was run, "
+    told += r"(\d+) do not and (\d+) are"
     assert [tuple(map(int, counts)) for counts in re.findall(told, README)] == [
         (sum(of.values()), *of.values())
     ]
+
+
+def test_decisions_are_numbered_as_a_reader_sees_them():
+    """Markdown takes a list's first number and counts on by itself."""
+    text = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", text, re.M)]
+    assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 80
 
 
 def test_the_audits_are_those_that_were_made():

@@ -106,13 +106,25 @@ def spoil_privacy(directory):
     (directory / "privacy.json").unlink()
 
 
+def spoil_metrics(directory):
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 40, "train_l')
+
+
 def spoil_no_checkpoint(directory):
     (directory / "result.json").unlink()
 
 
 @pytest.mark.parametrize(
     "spoil",
-    [spoil_config, spoil_foreign, spoil_result, spoil_privacy, spoil_no_checkpoint],
+    [
+        spoil_config,
+        spoil_foreign,
+        spoil_result,
+        spoil_privacy,
+        spoil_metrics,
+        spoil_no_checkpoint,
+    ],
     ids=lambda function: function.__name__.removeprefix("spoil_"),
 )
 def test_a_damaged_directory_is_moved_aside_whole(tmp_path, spoil):
@@ -139,7 +151,7 @@ def test_a_file_in_the_way_is_moved_aside(tmp_path):
 
 def test_damaged_records_are_not_read(tmp_path):
     run = finished(tmp_path)
-    for name in ("config.yaml", "result.json", "privacy.json"):
+    for name in ("config.yaml", "result.json", "privacy.json", "metrics.jsonl"):
         path = run.directory / name
         whole = path.read_text()
         for torn in ("", "{", "[1]", "null"):
@@ -165,6 +177,7 @@ def test_going_on_drops_what_came_after_the_checkpoint(tmp_path):
 
 def test_infinity_is_written_as_null(tmp_path):
     run = Run.open(tmp_path, CONFIG)
+    run.log({"step": 1})
     run.finish(RESULT, {"epsilon": {"prv": math.inf}, "list": [math.nan, 1.5]})
     assert read(run.directory).privacy == {"epsilon": {"prv": None}, "list": [None, 1.5]}
 

@@ -145,6 +145,35 @@ def test_who_awaits_a_clusters_signal_has_its_turn_once_the_run_has_saved(tmp_pa
     assert_same_run(of(directory), of(execute(tmp_path / "unbroken", *SHORT)))
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_saves_after_the_step_and_a_second_one_stops_at_once(tmp_path, times, capfd):
+    config = run.compose([*SHORT, f"results={tmp_path}", "checkpoint.seconds=null"])
+    directory = records.locate(tmp_path, config)
+
+    def interrupt(*_):
+        if records.read_mark(directory).steps == 5:
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    parts = run.build_parts(config, ALONE.device)
+
+    def make_optimizer(weights):
+        optimizer = parts.make_optimizer(weights)
+        optimizer.register_step_post_hook(interrupt)
+        return optimizer
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, replace(parts, make_optimizer=make_optimizer), ALONE)
+    assert "Ctrl-C again stops at once" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if times == 1:
+        assert checkpoint.load(directory / "checkpoint.pt")["position"]["step"] == 5
+        execute(tmp_path, *SHORT)
+        assert_same_run(of(directory), of(execute(tmp_path / "unbroken", *SHORT)))
+    else:
+        assert not list(directory.glob("checkpoint*"))
+
+
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(stopped, unbroken, tmp_path):
     there = copied(stopped[0], tmp_path)
     path = there / "checkpoint.pt"
@@ -305,7 +334,7 @@ def test_a_disk_that_fills_up_costs_a_checkpoint_or_ends_the_run_in_one_line(tmp
     expected = of(execute(tmp_path / "unbroken", *words))
 
     warned = [
-        f"No checkpoint at step {step}: File too large. The run goes on; one before it is kept."
+        f"No checkpoint at step {step}: File too large. The run goes on; the one before it is kept."
         for step in (8, 12)
     ]
     assert checkpoints == [None, warned]

@@ -236,5 +236,5 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> ConfigError:
     """Word the error for a name that doesn't exist: the nearest valid one, then all of them."""
     valid = sorted(valid)
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    return ConfigError(f"Unknown {kind} '{name}': {hint}Valid: {', '.join(valid) or 'none'}.")
+    hint = f": did you mean '{near[0]}'?" if near else "."
+    return ConfigError(f"Unknown {kind} '{name}'{hint} Valid: {', '.join(valid) or 'none'}.")

@@ -55,12 +55,17 @@ class WideResNet(nn.Module):
             num_classes: outputs.
 
         Raises:
-            ConfigError: if the depth is not 6 b + 4.
+            ConfigError: if the depth is not 6 b + 4, or width or stride is below one.
         """
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
             raise ConfigError(
                 f"Expected a depth of 6 b + 4 (10, 16, 22, 28, ...); got {depth}. Set model.depth."
+            )
+        if width < 1 or stem_stride < 1:
+            raise ConfigError(
+                f"Expected model.width >= 1 and model.stem_stride >= 1; got {width} and "
+                f"{stem_stride}."
             )
         self._format = torch.channels_last if channels_last else torch.contiguous_format
         blocks = (depth - 4) // 6

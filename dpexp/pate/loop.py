@@ -200,6 +200,11 @@ def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes
                 f"Expected {name}={only} with method=pate, which clips and samples nothing; got "
                 f"{name}={privacy[name]}. Leave {name} out."
             )
+    if pate.teachers > config["task"]["dataset_size"]:
+        raise ConfigError(
+            f"Expected at most one teacher an example, {config['task']['dataset_size']}; got "
+            f"method.teachers={pate.teachers}. Set method.teachers."
+        )
     public, task = split_public(parts.task, pate.public)
     asked = min(pate.queries, len(public))
     mechanism = build_votes(

@@ -11,11 +11,15 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
 from dpexp.records.files import RecordError
 from dpexp.records.run import locate
+
+ATTEMPTS = 100
+"""How often a folder may vanish as it is made before it is taken for one that cannot be."""
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What a file system that cannot lock answers."""
@@ -62,14 +66,14 @@ def held(root: str | Path, config: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _locked(path: Path) -> IO[str]:
-    """Open and lock a file, again where its last holder has removed it meanwhile."""
-    while True:
+    """Open and lock a file, again where its last holder has removed it or its folder."""
+    for attempt in count():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("a+")
-        except FileNotFoundError:
-            continue
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS:
+                continue
             raise RecordError(f"Cannot make {path}: {error.strerror}.") from error
         try:
             _lock(file, path)

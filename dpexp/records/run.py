@@ -112,7 +112,10 @@ def read(directory: str | Path) -> Record | None:
     if config is None or not result or not privacy:
         return None
     lines = _lines(directory / "metrics.jsonl")
-    return Record(directory, config, result, privacy, [line for line in lines if line is not None])
+    metrics = [line for line in lines if line is not None]
+    if not metrics or len(metrics) < len(lines):
+        return None
+    return Record(directory, config, result, privacy, metrics)
 
 
 def _lines(path: Path) -> list[dict[str, Any] | None]:
@@ -187,6 +190,11 @@ class Run:
         return self.directory / "checkpoint.pt"
 
     @property
+    def has_checkpoint(self) -> bool:
+        """Whether any was saved."""
+        return any(self._checkpoints())
+
+    @property
     def metrics_path(self) -> Path:
         """Where the evaluations are written, one line each."""
         return self.directory / "metrics.jsonl"
@@ -211,7 +219,7 @@ class Run:
             return "fresh"  # killed before its first line: nothing is lost by beginning again
         if (self.directory / "result.json").exists():
             return "finished" if read(self.directory) else "broken"
-        return "resume" if any(self._checkpoints()) else "broken"
+        return "resume" if self.has_checkpoint else "broken"
 
     def _begin(self) -> None:
         try:

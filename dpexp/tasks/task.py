@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,6 +30,21 @@ class Examples:
     targets: Tensor
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what normalises.
+
+        Raises:
+            ConfigError: for what is no number a channel, or a std that is not positive.
+        """
+        for name, lowest in (("mean", -math.inf), ("std", 0.0)):
+            values = getattr(self, name)
+            if values is not None and not _are_above(lowest, values, self.inputs.shape[1]):
+                which = "positive numbers" if name == "std" else "numbers"
+                raise ConfigError(
+                    f"Expected task.{name} to be {which}, one a channel or one for all; got "
+                    f"{list(values)}. Set task.{name}."
+                )
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -76,6 +92,11 @@ class Examples:
         device = self.inputs.device
         scale, shift = (1.0 / (unit * std)).float(), (mean / std).float()
         return scale.view(shape).to(device), shift.view(shape).to(device)
+
+
+def _are_above(lowest: float, values: Sequence[float], channels: int) -> bool:
+    are_numbers = all(isinstance(v, int | float) and lowest < v < math.inf for v in values)
+    return are_numbers and len(values) in (1, channels)
 
 
 Judge = Callable[[Tensor, Tensor], Tensor]

@@ -5,6 +5,7 @@ import time
 
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
+from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
 
 from dpexp.mechanism.accounting import (
     TOLERANCE,
@@ -52,6 +53,21 @@ def test_calibrated_epsilon_is_just_below_its_target(setting):
     epsilon = prv_epsilon(batch / size, sigma, steps, delta, steps)
     assert target * (1 - TOLERANCE) <= epsilon <= target
     assert epsilon < rdp_epsilon(batch / size, sigma, steps, delta) < 1.3 * epsilon
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "delta"), [(2000 / 67_349, 1.25, 680, 1e-5), (0.05, 4.0, 200, 1e-6)]
+)
+def test_prv_agrees_with_its_authors_package(q, sigma, steps, delta):
+    theirs = PRVAccountant(
+        prvs=[PoissonSubsampledGaussianMechanism(noise_multiplier=sigma, sampling_probability=q)],
+        max_self_compositions=[steps],
+        eps_error=0.01,
+        delta_error=delta / 1000,
+    )
+    low, estimate, high = theirs.compute_epsilon(delta=delta, num_self_compositions=[steps])
+    ours = prv_epsilon(q, sigma, steps, delta, steps)  # the upper end of its bounds
+    assert low <= ours <= high and estimate <= ours <= 1.004 * estimate
 
 
 def test_sst2_multiplier_is_the_published_one():

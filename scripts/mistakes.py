@@ -1,0 +1,145 @@
+"""What a person sees who made a mistake on the command line: one line, and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
+
+CONF = Path(__file__).parents[1].resolve() / "conf"
+INTERRUPTED = 128 + signal.SIGINT
+NAMELESS = "Config group override must be"
+"""How Hydra begins where a group's option is no name; it has no error of its own for that."""
+
+
+class Told(Exception):
+    """A job of a sweep failed, and its line is printed already."""
+
+
+def explain(error: Exception) -> str:
+    """Turn a composition error into one line with the nearest valid name."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        options = error.options or options_of(group)
+        if not group or not options:
+            return " ".join(str(error).split())
+        return f"Expected {group} to be one of {', '.join(options)}; got {group}={name}." + nearest(
+            name, options
+        )
+    cause = error.__cause__ or error
+    if isinstance(cause, MissingMandatoryValue) and cause.full_key:
+        return f"Expected a value for {cause.full_key}; it has none. Set {cause.full_key}."
+    if isinstance(cause, InterpolationKeyError) and cause.full_key:
+        reason = str(cause).partition("\n")[0]
+        return (
+            f"Expected another setting to give {cause.full_key} its value; this run lacks it "
+            f"({reason}). Choose what has it, or set {cause.full_key}."
+        )
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
+        valid = [str(key) for key in cause.parent_node]
+        place = str(cause.full_key)
+        if place in ("method", "task"):
+            return (
+                f"No {place} is chosen, so its keys are not known. Set {place} to one of "
+                f"{', '.join(options_of(place))}; in a sweep over {place} write "
+                f"++{place}.KEY=VALUE."
+            )
+        near = nearest(place.rpartition(".")[2], valid)
+        return f"Unknown key {place}; valid here: {', '.join(valid)}.{near}"
+    line = str(error).partition("\n")[0]
+    if line.startswith("Ambiguous value"):
+        return f"{line}. For a sweep add -m; for a list write KEY=[VALUE,VALUE]."
+    if line.startswith("Error parsing override"):
+        return f"{line}. Expected KEY=VALUE."
+    return line
+
+
+def nearest(name: str, options: Sequence[str]) -> str:
+    near = get_close_matches(name, options, 1, 0.5)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def options_of(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "auto")
+
+
+def unnamed(words: Sequence[str]) -> str:
+    """Tell of the first word that gives a group something else than an option's name, as null."""
+    # Programs that share this have words of their own, which Hydra's grammar need not know.
+    for word in words:
+        key, equals, _ = word.partition("=")
+        options = options_of(key.lstrip("+"))
+        if not equals or not options:
+            continue
+        (override,) = OverridesParser.create().parse_overrides([word])
+        if not override.is_sweep_override() and not isinstance(override.value(), str):
+            group = override.key_or_group
+            choice = "" if group in ("method", "task") else ", or leave it out for its default"
+            return (
+                f"Expected {group} to be one of {', '.join(options)}; got {word}. Name one{choice}."
+            )
+    return ""
+
+
+def guarded(program: Any) -> None:
+    """Run a program; a user's mistake becomes one line and exit code 2."""
+    if {"--help", "-h"} & set(sys.argv):  # Hydra shows help for a composed config only
+        sys.argv += ["method=rgp", "task=cifar10"]
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises instead of printing
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+    try:
+        program()
+    except KeyboardInterrupt:
+        said = "Interrupted. The same command goes on from the last checkpoint, where there is one."
+        sys.exit(fail(said, INTERRUPTED))
+    except Told:
+        sys.exit(2)
+    except Exception as error:
+        line = mistake(error)
+        if line is None:
+            raise
+        sys.exit(fail(line))
+
+
+def mistake(error: Exception) -> str | None:
+    """Give the line for an error that the user can mend; None for one that is ours."""
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return explain(error)
+    if isinstance(error, AssertionError) and not any(w.startswith("task=") for w in sys.argv):
+        # Hydra, where what a method takes (its public data) depends on the task.
+        choices = ", ".join(options_of("task"))
+        return f"Expected a task: none was chosen. Set task, one of {choices}."
+    if isinstance(error, ValueError) and str(error).startswith(NAMELESS):
+        return unnamed(sys.argv[1:]) or str(error)
+    if isinstance(error, RuntimeError) and str(error).startswith("Unknown plugin class"):
+        from scripts.launcher import needs
+
+        chosen = [w.partition("=")[2] for w in sys.argv if w.startswith("hydra/launcher=")]
+        return needs(chosen[-1] if chosen else "of Hydra", error)
+    from dpexp.mechanism import PrivacyError
+    from dpexp.ranks import RankLost
+    from dpexp.records import RecordError
+    from dpexp.types import ConfigError
+
+    told = ConfigError | RecordError | PrivacyError | RankLost
+    return str(error) if isinstance(error, told) else None
+
+
+def fail(message: str, code: int = 2) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return code
