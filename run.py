@@ -116,12 +116,6 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     warm_start = config.get("warm_start")
     if warm_start:
         public_size = max(public_size, warm_start["examples"])
-    if "public" in config and not public_size and "loop" not in config:
-        warnings.warn(
-            f"public={config['public']['name']} is not used: method={config['method']['name']} "
-            "takes no public examples.",
-            stacklevel=2,
-        )
     task = _with_public(_make(config["task"]), public_size, config)
     if "features" in config:
         task = _make({**config["features"], "_partial_": True})(task, device)

@@ -11,8 +11,9 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, require_word
 
+MODES = ("disabled", "offline", "online")
 NAMED = ("profile", "method", "model", "task")
 """Parts of a config whose names are tags."""
 
@@ -30,13 +31,14 @@ class Tracker:
         directory: the run's; wandb's own files go below it.
 
     Raises:
-        ConfigError: if wandb cannot start.
+        ConfigError: for an unknown mode, or if wandb cannot start.
     """
 
     def __init__(self, config: Mapping[str, Any], directory: str | Path) -> None:
         self._run = None
         settings = config["wandb"]
         mode = settings["mode"]
+        require_word("wandb.mode", mode, MODES)
         if mode == "disabled":
             return
         import wandb  # takes a second, and starts a service

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from dpexp.tracking import MODES
 from dpexp.types import ConfigError, require_word
 
 GROUPS = {
@@ -22,7 +23,6 @@ GROUPS = {
 """Settings that have others below them, with an example of one."""
 
 WORDS = ("results", "data_root", "model_root", "device")
-WANDB = ("disabled", "offline", "online")
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ def check(config: Mapping[str, Any]) -> None:
         raise ConfigError(f"Expected optimizer.lr to be finite; got {rate}. Set optimizer.lr.")
     if isinstance(rate, str | bool):
         raise ConfigError(f"Expected optimizer.lr to be a number; got {rate}. Set optimizer.lr.")
-    require_word("wandb.mode", config["wandb"].get("mode"), WANDB)
+    require_word("wandb.mode", config["wandb"].get("mode"), MODES)
 
 
 def _found(config: Mapping[str, Any], name: str) -> str:

@@ -211,12 +211,6 @@ class Mixing(nn.Module):
         return self.head(self.norm(x).flatten(1))
 
 
-def test_a_public_set_that_nobody_takes_is_warned_of(shell):
-    done = shell("method=linear", *BRIEF, "public=shapes")
-    assert done.returncode == 0, done.stderr
-    assert "warning: public=shapes is not used: method=linear takes no public" in done.stderr
-
-
 def test_more_teachers_than_examples_are_refused(tmp_path):
     words = ["method=pate", *DIGITS, "method.teachers=1438", f"results={tmp_path}"]
     with pytest.raises(ConfigError, match="at most one teacher an example, 1437; got method.teach"):

@@ -80,7 +80,7 @@ def test_a_disabled_dashboard_is_never_imported(tmp_path):
 
 
 def test_an_unknown_mode_is_the_users_error(tmp_path):
-    with pytest.raises(ConfigError, match="disabled, offline, online; got ofline"):
+    with pytest.raises(ConfigError, match="disabled, offline, online; got wandb.mode=ofline"):
         Tracker(config(mode="ofline"), tmp_path)
 
 

@@ -116,12 +116,19 @@ def measure(name: str, batch: int, rounds: int, device: torch.device) -> pd.Data
     return pd.DataFrame(rows)
 
 
-def preface(rounds: int, device: torch.device) -> str:
-    """Say what was measured, on what and how."""
+def place(device: torch.device) -> str:
+    """Say on what and with what it was measured."""
     known = versions()
     return (
         f"{describe_device(device)}; torch {known['torch']}, Opacus {known['opacus']}; "
-        f"commit {git_commit()}. Medians of {rounds} rounds side by side, with the range of the "
+        f"commit {git_commit()}."
+    )
+
+
+def preface(rounds: int, device: torch.device) -> str:
+    """Say what was measured, on what and how."""
+    return (
+        f"{place(device)} Medians of {rounds} rounds side by side, with the range of the "
         f"middle half of them; for memory, of {WEIGHINGS} processes a step. The unit is the "
         "non-private step: forward, backward, gradient. A private step is everything but the "
         "optimizer; what of it is paid once a logical batch, however many micro-batches that has, "
@@ -160,7 +167,7 @@ def _number(value: float | None, sign: str = "") -> str:
 
 
 def main() -> None:
-    """Measure, print and write results/bench/<device>.md and a csv for each case."""
+    """Measure, print and write results/bench/<device>-<case>.md and .csv."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=[*CASES, "gep"])
     parser.add_argument("--batch", type=int, help="examples a step; each case has its own")
@@ -178,20 +185,21 @@ def main() -> None:
     name = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
     stem = arguments.results / "bench" / name.lower().replace(" ", "-")
     stem.parent.mkdir(parents=True, exist_ok=True)
-    texts = [preface(arguments.rounds, device)]
+
+    def write(kind: str, table: pd.DataFrame, text: str) -> None:
+        write_atomically(f"{stem}-{kind}.csv", table.to_csv(index=False))
+        write_atomically(f"{stem}-{kind}.md", text)
+        print(text, flush=True)
+
     for kind, case in CASES.items():
         if only in (None, kind):
             batch = arguments.batch or case.batch
             table = measure(kind, batch, arguments.rounds, device)
-            texts.append(markdown(table, case, batch))
-            write_atomically(f"{stem}-{kind}.csv", table.to_csv(index=False))
+            text = f"{preface(arguments.rounds, device)}\n{markdown(table, case, batch)}"
+            write(kind, table, text)
     if only in (None, "gep"):
         table = gep.measure(device, rounds=3)
-        texts.append(gep.markdown(table))
-        write_atomically(f"{stem}-gep.csv", table.to_csv(index=False))
-    text = "\n".join(texts)
-    write_atomically(f"{stem}{f'-{only}' if only else ''}.md", text)
-    print(text)
+        write("gep", table, f"{place(device)}\n{gep.markdown(table)}")
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ def steps(num: int, device: torch.device) -> dict[str, Callable[[], Step]]:
         FLOOR: lambda: floor_step(images, plain),
         "non-private, channels last": lambda: nonprivate_step(images, last),
         "RGP, r = 16": lambda: private_step(rgp("both"), images, plain, device),
+        "RGP, channels last": lambda: private_step(rgp("both"), images, last, device),
         "RGP left only, r = 16": lambda: private_step(rgp("left"), images, plain, device),
         "the same, channels last": lambda: private_step(rgp("left"), images, last, device),
         "RGP-random, r = 16": lambda: private_step(rgp("random"), images, plain, device),

@@ -52,7 +52,7 @@ def test_every_replaced_override_and_label_is_one_that_occurs(path):
     [
         ("rpg", "table3", "Unknown paper 'rpg': did you mean 'rgp'? Valid: "),
         ("rgp", "tabel3", "Unknown artifact of paper 'rgp' 'tabel3': did you mean 'table3'? "),
-        ("zzz", "table3", "Unknown paper 'zzz': Valid: "),
+        ("zzz", "table3", "Unknown paper 'zzz'. Valid: "),
     ],
 )
 def test_a_wrong_name_gets_the_nearest_one_and_the_list(paper, name, expected):
