@@ -162,7 +162,7 @@ def test_three_ranks_train_the_weights_that_one_process_does(tmp_path):
     for name in WORDS:
         alone, shared = (torch.load(folder / f"{name}.pt") for folder in folders.values())
         assert distance(alone, shared) <= BOUNDS[name], name
-        config = composed(name, "")
+        config = composed(name, "nowhere")
         first = parts_of(name, config).model.state_dict()
         assert distance(alone, first) > 0.01, name  # it was trained
         (_, result, privacy), (_, _, same) = (
