@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import pkgutil
 import sys
 import warnings
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from scripts import mistakes, settings
+from scripts import mistakes
 from scripts.mistakes import CONF
 
 
@@ -80,6 +79,8 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
             f"Expected a model: task {cfg.task.name} has no default one under profile "
             f"{cfg.profile.name}. Set model, one of {', '.join(mistakes.options_of('model'))}."
         )
+    from scripts import settings
+
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     settings.check(config)
     return config
@@ -250,13 +251,17 @@ def _make(node: dict[str, Any], without: Sequence[str] = (), **more: Any) -> Any
 def _target(node: dict[str, Any]) -> Any:
     from dpexp.types import ConfigError
 
-    try:
-        return pkgutil.resolve_name(node["_target_"])  # Hydra's own prints before it raises
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
+    module, _, name = str(node["_target_"]).rpartition(".")
+    try:  # Hydra's own way prints before it raises
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"Expected a _target_ that can be imported; got {node['_target_']} ({reason})."
         ) from error
+    if not callable(found):
+        raise ConfigError(f"Expected a _target_ that can be called; got {node['_target_']}.")
+    return found
 
 
 def _check_kinds(target: Any, arguments: dict[str, Any]) -> None:
@@ -281,17 +286,20 @@ def main(cfg: DictConfig) -> None:
             print(directory, flush=True)
     except Exception as error:
         line = mistakes.mistake(error)
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            # Hydra does the other jobs and tells of the first that failed; this tells of each.
+            words = " ".join(HydraConfig.get().overrides.task)
+            raise mistakes.told(words, line) from error
         if line is None:
             raise
-        hydra_config = HydraConfig.get()
-        if hydra_config.mode == RunMode.MULTIRUN:
-            # Hydra does the other jobs and tells of the first that failed; this tells of each.
-            mistakes.fail(f"{' '.join(hydra_config.overrides.task)}: {line}")
-            raise mistakes.Told(line) from error
         sys.exit(mistakes.fail(line))
 
 
 if __name__ == "__main__":
+    # What a launcher starts elsewhere finds `scripts` where this was found.
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(CONF.parent), os.environ.get("PYTHONPATH")])
+    )
     if "WORLD_SIZE" in os.environ:
         from dpexp.processes import leave_after
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from dpexp.chunks import over_chunks
 
 LONG = 2**10
-"""Numbers beyond which a norm's squares are added pairwise: one after another in float32, equal
+"""Numbers beyond which a norm is taken in pieces of so many: one after another in float32, equal
 ones lose up to 2e-6 of their sum where there are 1,024 and 9e-5 where there are 65,536 (measured on
 a CPU), and clipping would let half of that more through."""
 
@@ -40,7 +40,7 @@ class Explicit:
         held = self.values.mT if self._is_transposed() else self.values
         numbers = prod(held.shape[1:])
         if numbers > LONG:
-            return over_chunks(lambda some: some.square().flatten(1).sum(1), (held,), numbers)
+            return over_chunks(_long_squares, (held,), numbers)
         return torch.linalg.vector_norm(held.flatten(1), dim=1).square()
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
@@ -65,6 +65,15 @@ class Explicit:
 
     def _is_transposed(self) -> bool:
         return self.values.ndim == 3 and self.values.mT.is_contiguous()
+
+
+def _long_squares(values: Tensor) -> Tensor:
+    """Give the squared norms of long vectors, [n], from those of their pieces."""
+    flat = values.flatten(1)
+    whole = flat.shape[1] // LONG * LONG
+    pieces = torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, LONG)), dim=2)
+    rest = torch.linalg.vector_norm(flat[:, whole:], dim=1)
+    return pieces.square().sum(1) + rest.square()
 
 
 class OuterRule(Protocol):

@@ -196,6 +196,11 @@ class Logbook:
             saved = checkpoint.load(run.checkpoint_path)
             if saved is None:
                 run.restart()
+            elif lacks := self._at.state.keys() - saved["position"]["state"].keys():
+                raise RecordError(
+                    f"Expected {run.checkpoint_path} to be of this code; its method's state lacks "
+                    f"{', '.join(sorted(lacks))}. Go on with the former code, or set results."
+                )
         at = {} if saved is None else saved["position"]
         micro_batch = settle(at.get("micro_batch", 0))
         if surroundings is not None:
@@ -299,6 +304,15 @@ class Logbook:
         if self._is_stopping():
             log.info("stopped at step %d; run it again to go on", self._at.step)
             self._stopping.leave()
+
+    def stop_if_asked(self) -> None:
+        """Save and stop where that was asked for since the last step's `save_if_due`.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: as `Stopping.leave`.
+        """
+        if self._is_stopping():
+            self.save_if_due()
 
     def _is_save_due(self) -> bool:
         is_last = self._at.step == self._mechanism.num_steps

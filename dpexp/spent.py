@@ -27,7 +27,8 @@ from dpexp.records import (
 )
 from dpexp.types import ConfigError
 
-_LIBRARIES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_")
+_LIBRARIES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_", "OPENBLAS_CORETYPE", "NVIDIA_TF32_OVERRIDE")
+_HARMLESS = ("_VERBOSE", "_NUM_THREADS")
 
 OTHER_DATA = (
     "Expected to go on with the data the run began with; their fingerprints differ. Point "
@@ -152,8 +153,9 @@ def _instructions() -> dict[str, str]:
 
     One processor's name may stand for several: a virtual machine may hide some of its flags.
     """
-    told = {key: value for key, value in os.environ.items() if key.startswith(_LIBRARIES)}
-    return {"torch": torch.backends.cpu.get_cpu_capability(), **told}
+    told = [key for key in os.environ if key.startswith(_LIBRARIES) and not key.endswith(_HARMLESS)]
+    chosen = {key: os.environ[key] for key in sorted(told)}
+    return {"torch": torch.backends.cpu.get_cpu_capability(), **chosen}
 
 
 def difference(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:

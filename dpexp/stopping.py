@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 STOPPED = 128 + signal.SIGTERM
@@ -14,6 +15,7 @@ STOPPED = 128 + signal.SIGTERM
 
 
 WAIT = b"Interrupted: saving after this step. Ctrl-C again stops at once.\n"
+"""What a first Ctrl-C is answered with."""
 
 
 class Stopping:
@@ -32,7 +34,7 @@ class Stopping:
     ) -> None:
         """Take what is called at once when a signal comes, and whether Ctrl-C is one."""
         self.is_asked = False
-        self._hears_interrupt = hears_interrupt
+        self._hears_interrupt, self._is_interrupted = hears_interrupt, False
         self._tell, self._last = tell, signal.SIGTERM
         self._former: dict[signal.Signals, Any] = {}
 
@@ -68,11 +70,13 @@ class Stopping:
         self._former[number] = signal.signal(number, self._hear)
 
     def _hear(self, number: int, _: object) -> None:
-        if number == signal.SIGINT:
-            if self._last == signal.SIGINT:
-                raise KeyboardInterrupt
-            os.write(sys.__stderr__.fileno(), WAIT)  # print may be at work just now
-        self.is_asked = True
+        is_interrupt = number == signal.SIGINT
+        if is_interrupt and self._is_interrupted:
+            raise KeyboardInterrupt
+        self.is_asked, self._is_interrupted = True, self._is_interrupted or is_interrupt
         if self._last == signal.SIGTERM:  # which follows at the limit, and takes nothing back
             self._last = signal.Signals(number)
+        if is_interrupt:  # not by print, which may be at work just now; nobody may be listening
+            with suppress(OSError, ValueError, AttributeError):
+                os.write(sys.__stderr__.fileno(), WAIT)
         self._tell()

@@ -167,6 +167,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                 book.after_step(outcome)
                 evaluate_if_due()
                 book.save_if_due()
+            book.stop_if_asked()
             book.end_steps()
         deviations = [JUDGED_ON_TRAINING] if task.test is task.train else []
         deviations += observers.deviations

@@ -23,6 +23,7 @@ import omegaconf
 import run
 from dpexp.records import RecordError, write_atomically
 from dpexp.tasks.cache import cache_dir
+from scripts import settings
 
 KEPT = 4
 """Trees of conf whose entries stay: those of a few checkouts or branches."""
@@ -53,7 +54,8 @@ class Configs:
     @cached_property
     def _folder(self) -> Path:
         digest = hashlib.sha256(f"{hydra.__version__} {omegaconf.__version__}".encode())
-        digest.update(Path(run.__file__).read_bytes())
+        for module in (run, settings):
+            digest.update(Path(module.__file__).read_bytes())
         for path in sorted(self._conf.rglob("*.yaml")):
             place = path.relative_to(self._conf)
             if place.parts[0] == "artifact":

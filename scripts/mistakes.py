@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -28,7 +29,28 @@ NAMELESS = "Config group override must be"
 
 
 class Told(Exception):
-    """A job of a sweep failed, and its line is printed already."""
+    """A job of a sweep failed, and was told of by the process that did it.
+
+    Its arguments: what was told, in which process, and the exit code.
+    """
+
+
+def told(words: str, line: str | None) -> Told:
+    """Tell of a job of a sweep that failed, as it fails.
+
+    Args:
+        words: the job's own, of the command line.
+        line: of `mistake`; None for an error that is ours, whose trace is printed.
+    """
+    if line is None:
+        traceback.print_exc()
+        line = str(sys.exception())
+        code = 1
+    else:
+        code = 2
+    line = f"{words}: {line}"
+    fail(line)
+    return Told(line, os.getpid(), code)
 
 
 def explain(error: Exception) -> str:
@@ -70,11 +92,13 @@ def explain(error: Exception) -> str:
 
 
 def nearest(name: str, options: Sequence[str]) -> str:
+    """Suggest the option most like a name, as a sentence of its own; "" if none is."""
     near = get_close_matches(name, options, 1, 0.5)
     return f" Did you mean {near[0]}?" if near else ""
 
 
 def options_of(group: str) -> list[str]:
+    """List what a config group can be set to."""
     return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "auto")
 
 
@@ -107,8 +131,11 @@ def guarded(program: Any) -> None:
     except KeyboardInterrupt:
         said = "Interrupted. The same command goes on from the last checkpoint, where there is one."
         sys.exit(fail(said, INTERRUPTED))
-    except Told:
-        sys.exit(2)
+    except Told as error:
+        line, process, code = error.args
+        if process != os.getpid():  # its words are in a file of a launcher's
+            fail(line)
+        sys.exit(code)
     except Exception as error:
         line = mistake(error)
         if line is None:
@@ -141,5 +168,6 @@ def mistake(error: Exception) -> str | None:
 
 
 def fail(message: str, code: int = 2) -> int:
+    """Print an error's line and give the exit code that goes with it."""
     print(f"error: {message}", file=sys.stderr)
     return code

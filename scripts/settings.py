@@ -22,7 +22,12 @@ GROUPS = {
 }
 """Settings that have others below them, with an example of one."""
 
-WORDS = ("results", "data_root", "model_root", "device")
+WORDS = {
+    "results": "a folder",
+    "data_root": "a folder",
+    "model_root": "a folder",
+    "device": "auto, cpu, cuda or cuda:N",
+}
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -40,20 +45,23 @@ def check(config: Mapping[str, Any]) -> None:
                 f"Expected {group} to hold settings of its own; {_found(config, group)}. Set what "
                 f"is below it, as in {example}."
             )
-    for name in WORDS:
+    for name, kind in WORDS.items():
         if not isinstance(config.get(name), str) or not config[name]:
-            raise ConfigError(f"Expected {name} to be a word; {_found(config, name)}. Set {name}.")
+            raise ConfigError(f"Expected {name} to be {kind}; {_found(config, name)}. Set {name}.")
     seed = config.get("seed")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(
             f"Expected seed to be a whole number >= 0; {_found(config, 'seed')}. Set seed."
         )
+    for name, value in config["optimizer"].items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"Expected optimizer.{name} to be finite; got {value}.")
     rate = config["optimizer"].get("lr")
-    if isinstance(rate, float) and not math.isfinite(rate):
-        raise ConfigError(f"Expected optimizer.lr to be finite; got {rate}. Set optimizer.lr.")
     if isinstance(rate, str | bool):
         raise ConfigError(f"Expected optimizer.lr to be a number; got {rate}. Set optimizer.lr.")
-    require_word("wandb.mode", config["wandb"].get("mode"), MODES)
+    if "mode" not in config["wandb"]:
+        raise ConfigError(f"Expected wandb.mode, one of {', '.join(MODES)}; it was taken out.")
+    require_word("wandb.mode", config["wandb"]["mode"], MODES)
 
 
 def _found(config: Mapping[str, Any], name: str) -> str:

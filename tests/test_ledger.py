@@ -11,7 +11,7 @@ import run
 from dpexp import checkpoint, records
 from dpexp.mechanism import PrivacyError
 from dpexp.ranks import Ranks
-from dpexp.records import Ledger, Mark, read_mark
+from dpexp.records import Ledger, Mark, RecordError, read_mark
 from dpexp.spent import surroundings_of
 from dpexp.train import train
 from scripts.verify import main as verify
@@ -152,6 +152,19 @@ def test_other_instructions_are_other_surroundings(name, monkeypatch):
     monkeypatch.setenv(name, "default")
     now = surroundings_of({"model": {}}, "data", layer, ALONE)
     assert [key for key in now if now[key] != before[key]] == ["instructions"]
+
+
+def test_a_checkpoint_whose_state_is_of_former_code_is_refused_before_anything_counts(tmp_path):
+    words = [*SHORT, "method=rgp", "model=wrn10_1", "method.rank=4"]
+    directory = killed(tmp_path, *words, at=6)
+    saved = checkpoint.load(directory / "checkpoint.pt")
+    del saved["position"]["state"]["shapes"]
+    checkpoint.save(directory / "checkpoint.pt", saved)
+    before = (directory / "released.jsonl").read_bytes()
+    with pytest.raises(RecordError, match="its method's state lacks shapes") as refused:
+        execute(tmp_path, *words)
+    assert "\n" not in str(refused.value)
+    assert (directory / "released.jsonl").read_bytes() == before
 
 
 def test_where_the_first_observation_was_lost_the_run_is_finished_without_it(tmp_path):
