@@ -18,7 +18,7 @@ from dpexp import checkpoint, memory
 from dpexp.gradient import StepOutcome
 from dpexp.mechanism import Mechanism
 from dpexp.ranks import Ranks
-from dpexp.records import Ledger, RecordError, Run, describe_device, git_commit, versions
+from dpexp.records import Ledger, RecordError, Run, describe
 from dpexp.spent import OTHER_DATA, surroundings_of, take_up
 from dpexp.states import mapped
 from dpexp.stopping import Stopping
@@ -359,49 +359,6 @@ class Logbook:
         # Ranks that stopped at different steps would wait for each other for ever: what one was
         # asked counts once a step's sums have told all.
         return self._stopping.is_asked if self._ranks.size == 1 else self._is_agreed
-
-
-def describe(
-    config: dict,
-    task: Any,
-    mechanism: Any,
-    ranks: Ranks,
-    said: dict[str, Any],
-    wall: float,
-    examples: int,
-    peak_mb: float,
-) -> dict[str, Any]:
-    """Give result.json: what was run, what came out, and what it rests on.
-
-    Args:
-        config: the run's.
-        task: what it trained on.
-        mechanism: its target epsilon and delta.
-        ranks: who shared it.
-        said: metric, epochs, steps, and what else the loop has to say.
-        wall: seconds, > 0.
-        examples: how many gradients were taken in that time.
-        peak_mb: memory of the rank that took most.
-    """
-    return {
-        "method": config["method"]["name"],
-        "model": config["model"]["name"],
-        "task": task.name,
-        "profile": config["profile"]["name"],
-        "seed": config["seed"],
-        "eps": mechanism.target_epsilon,
-        "delta": mechanism.delta,
-        "metric": task.metric,
-        **said,
-        "wall_s": round(wall, 3),
-        "examples_per_s": round(examples / wall, 1),
-        "peak_memory_mb": round(peak_mb, 1),
-        "device": describe_device(ranks.device),
-        "ranks": ranks.size,
-        "versions": versions(),
-        "data_fingerprint": task.fingerprint,
-        "git_commit": git_commit(),
-    }
 
 
 def _finite(value: float) -> float | None:

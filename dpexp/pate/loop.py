@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from dpexp import checkpoint, memory
-from dpexp.logbook import describe
 from dpexp.mechanism import NoisyVotes, PrivacyError, build_votes, verify
 from dpexp.pate.settings import PATE
 from dpexp.pate.stages import EVALUATIONS, Answers, ask, teach, vote
 from dpexp.ranks import Ranks
-from dpexp.records import Ledger, Mark, Run, read_mark
+from dpexp.records import Ledger, Mark, Run, describe, read_mark
 from dpexp.seeds import generator
 from dpexp.spent import OTHER_DATA, difference, read_ledger, surroundings_of
 from dpexp.tracking import Progress, Tracker

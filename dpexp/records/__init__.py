@@ -3,7 +3,13 @@
 from dpexp.records.files import RecordError, replace_file, write_atomically
 from dpexp.records.ledger import LEDGER, Ledger, Mark, read_mark
 from dpexp.records.lock import Busy, held, is_held
-from dpexp.records.provenance import code_sha256, describe_device, git_commit, versions
+from dpexp.records.provenance import (
+    code_sha256,
+    describe,
+    describe_device,
+    git_commit,
+    versions,
+)
 from dpexp.records.run import (
     RESULT_NEUTRAL,
     SCORES,
@@ -29,6 +35,7 @@ __all__ = [
     "Run",
     "SCORES",
     "code_sha256",
+    "describe",
     "describe_device",
     "find",
     "git_commit",

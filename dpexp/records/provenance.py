@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -89,3 +90,46 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def describe(
+    config: dict,
+    task: Any,
+    mechanism: Any,
+    ranks: Any,
+    said: dict[str, Any],
+    wall: float,
+    examples: int,
+    peak_mb: float,
+) -> dict[str, Any]:
+    """Give result.json: what was run, what came out, and what it rests on.
+
+    Args:
+        config: the run's.
+        task: what it trained on.
+        mechanism: its target epsilon and delta.
+        ranks: who shared it.
+        said: metric, epochs, steps, and what else the loop has to say.
+        wall: seconds, > 0.
+        examples: how many gradients were taken in that time.
+        peak_mb: memory of the rank that took most.
+    """
+    return {
+        "method": config["method"]["name"],
+        "model": config["model"]["name"],
+        "task": task.name,
+        "profile": config["profile"]["name"],
+        "seed": config["seed"],
+        "eps": mechanism.target_epsilon,
+        "delta": mechanism.delta,
+        "metric": task.metric,
+        **said,
+        "wall_s": round(wall, 3),
+        "examples_per_s": round(examples / wall, 1),
+        "peak_memory_mb": round(peak_mb, 1),
+        "device": describe_device(ranks.device),
+        "ranks": ranks.size,
+        "versions": versions(),
+        "data_fingerprint": task.fingerprint,
+        "git_commit": git_commit(),
+    }
