@@ -25,7 +25,7 @@ def parquet_files(
 
     Args:
         data_root: the folder that holds `<repo>/<config>/<split>-00000-of-00001.parquet`.
-        repo: the data set's name on the hub, `owner/name`.
+        repo: the data set's name on the hub, `owner/name`; without an owner it is on no hub.
         config: its configuration, a folder of the repository.
         splits: what to look for; those not in data_root are taken from the hub or its cache.
 
@@ -42,16 +42,19 @@ def parquet_files(
     if not missing:
         return found
     patterns = [f"{config}/{split}-*.parquet" for split in missing]
-    snapshot, reason = _fetch(repo, "dataset", patterns)
+    snapshot, reason = None, "no hub has it, and README says how to make it"
+    if "/" in repo:
+        snapshot, reason = _fetch(repo, "dataset", patterns)
+        reason = f"the hub could not supply it: {reason}"
     for split in missing:
         found[split] = _shards(snapshot / config, split, strict=False) if snapshot else []
     missing = [split for split in missing if not found[split]]
     if missing:
         names = " and ".join(f"{split}-00000-of-00001.parquet" for split in missing)
         raise MissingData(
-            f"Expected {names} (or more shards) of {repo} in {folder}; found none, and the hub "
-            f"could not supply it: {reason}. Put the parquet files there, set data_root to the "
-            f"folder that holds {repo}/{config}, or run once with a network."
+            f"Expected {names} (or more shards) of {repo} in {folder}; found none, and {reason}. "
+            f"Put the parquet files there, set data_root to the folder that holds {repo}/{config}, "
+            f"or {'run once with a network' if '/' in repo else 'choose another set'}."
         )
     return found
 

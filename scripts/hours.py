@@ -50,6 +50,9 @@ TOKENS = {"mnli": 40, "qqp": 32, "qnli": 52, "sst2": 14}
 SUSTAINED = 5e12
 """FLOP/s of a GPU under private training in float32: about a quarter of an A100's 19.5e12."""
 
+SLOWEST = 1e9
+"""FLOP/s of one core below which most of a run's work is in what torch counts no FLOPs of."""
+
 
 def _flops_in_place(total: Any, left: Any, right: Any, **_: Any) -> int:
     """Count a product [a, b] x [b, c] added where a sum lies, which torch's counter passes over."""
@@ -205,8 +208,7 @@ def _measure(config: dict[str, Any], device: torch.device, shrink: int) -> Step:
         with PrivateGradient(
             model, method, part, alone, micro_batch, task.public, task.loss
         ) as gradient:
-            if device.type == "cuda":  # the first of a kind waits for its kernels
-                gradient(state, examples, 0)
+            gradient(state, examples, 0)  # the first of a shape also waits for kernels and memory
             began = _clock(device)
             with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
                 outcome = gradient(state, examples, 1)
@@ -268,7 +270,8 @@ def plan(
     yield "| --- | ---: | ---: | ---: |" + ("" if is_gpu else " ---: |")
 
     def line(name: str, runs: int, cost: Cost) -> str:
-        more = "" if is_gpu else f" {_hours(cost.flops / pace)} |"
+        is_counted = cost.flops >= SLOWEST * cost.seconds
+        more = "" if is_gpu else f" {_hours(cost.flops / pace) if is_counted else '–'} |"
         return f"| {name} | {runs} | {_hours(cost.seconds)} | {_petaflops(cost)} |{more}"
 
     for name, configs in wanted.items():
@@ -287,7 +290,10 @@ def plan(
     yield ""
     yield f"Device: {records.describe_device(device)}{'' if is_gpu else ', one core of it'}."
     if not is_gpu:
-        yield f"No GPU is here: GPU-hours are FLOPs at {pace:.3g} FLOP/s; flops= sets another pace."
+        yield (
+            f"No GPU is here: GPU-hours are FLOPs at {pace:.3g} FLOP/s; flops= sets another pace. "
+            "–: most of the work is in what torch counts no FLOPs of."
+        )
     yield from (f"Not in it, {name}: {why}" for why, name in unknown.items())
 
 

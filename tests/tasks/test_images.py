@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from dpexp.snapshots import parquet_files
 from dpexp.tasks.images import hub_images
 from dpexp.types import ConfigError, MissingData
 
@@ -55,6 +56,13 @@ def test_missing_data_is_one_line_that_says_what_to_put_where_and_comes_soon(
     assert str(tmp_path / "uoft-cs" / "cifar10" / "plain_text") in message
     assert "data_root" in message and "cannot be reached" in message
     assert "\n" not in message
+
+
+def test_what_no_hub_has_is_not_asked_of_one(tmp_path):
+    with pytest.raises(MissingData, match="README says how to make it") as raised:
+        parquet_files(tmp_path, "public", "imagenet32", ["train"])
+    assert str(tmp_path / "public" / "imagenet32") in str(raised.value)
+    assert "hub could not" not in str(raised.value) and "network" not in str(raised.value)
 
 
 def test_a_hub_that_never_answers_is_given_up_within_ten_seconds(conf, tmp_path, monkeypatch):
