@@ -103,7 +103,7 @@ def measure(name: str, batch: int, rounds: int, device: torch.device) -> pd.Data
             "time": middle.get(step),
             "low": low.get(step),
             "high": high.get(step),
-            "of it once a batch": once[step] / times[UNIT].median() if step in once else None,
+            "of which once a batch": once[step] / times[UNIT].median() if step in once else None,
             "time goal": case.goals.get(step, (None, None))[0],
             "memory": megabytes[step] / megabytes[UNIT] if step in megabytes else None,
             "memory goal": case.goals.get(step, (None, None))[1],
@@ -141,14 +141,14 @@ def markdown(table: pd.DataFrame, case: Case, batch: int) -> str:
     lines = [f"# One step of {case.title}, batch {batch}, float32", ""]
     lines += [case.notes, ""] if case.notes else []
     lines += [
-        "| step | time | half of rounds | of it once a batch | goal | peak memory | goal |",
+        "| step | time | middle half of rounds | of which once a batch | goal | peak memory | goal |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in table.to_dict("records"):
         cells = [
             _number(row["time"]) or row["note"],
             _range(row["low"], row["high"]),
-            _number(row["of it once a batch"]),
+            _number(row["of which once a batch"]),
             _number(row["time goal"], "≤ "),
             _number(row["memory"]),
             _number(row["memory goal"], "≤ "),
