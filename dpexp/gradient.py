@@ -69,12 +69,14 @@ class Passes:
         parameters: those whose gradients are wanted, by name.
         backward: takes a batch through the model and lets a listener hear the tape.
         device: the model's.
+        setting: what asks for the set's own labels, for errors.
     """
 
     examples: Any
     parameters: Mapping[str, Tensor]
     backward: Callable[[Batch, Listener], Tensor]
     device: torch.device
+    setting: str = "method.public_labels"
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -106,7 +108,7 @@ class Passes:
             elif (batch.targets < 0).any():
                 raise ConfigError(
                     "Expected public examples labelled with the task's own classes; this set's "
-                    "have no such labels. Set method.public_labels=random, or another public set."
+                    f"have no such labels. Set {self.setting}=random, or another public set."
                 )
             yield batch
 
@@ -197,9 +199,9 @@ class PrivateGradient:
         """Remove the taps."""
         self._tape.detach()
 
-    def passes(self, examples: Any) -> Passes:
+    def passes(self, examples: Any, setting: str = "method.public_labels") -> Passes:
         """Give the per-example gradients of any set; of a private one they are not private."""
-        return Passes(examples, self._trained, self._backward, self._ranks.device)
+        return Passes(examples, self._trained, self._backward, self._ranks.device, setting)
 
     @contextmanager
     def untapped(self) -> Iterator[None]:

@@ -79,13 +79,14 @@ class View:
         order = torch.randperm(len(self.examples), generator=self.generator(axis, 0))
         return order[:size]
 
-    def per_example(self, examples: Any) -> Passes:
+    def per_example(self, examples: Any, setting: str = "method.public_labels") -> Passes:
         """Give the gradients of single examples: `micro_batches(indices, targets=None)`.
 
         Args:
             examples: the training set, the test set, a public one.
+            setting: what asks for the set's own labels, for errors.
         """
-        return self.gradient.passes(examples)
+        return self.gradient.passes(examples, setting)
 
     def mean_gradients(
         self, examples: Any, indices: Tensor, names: Sequence[str]

@@ -82,11 +82,12 @@ class Anchors:
                 f"{0 if public is None else len(public)}. Set public=imagenet32, cifar100, "
                 f"cifar10-test, digits or shapes, or analysis.{self._analysis}.m."
             )
+        passes = view.per_example(public, f"analysis.{self._analysis}.public_labels")
         labels = None
         if self._has_random_labels:
             gen = view.generator("labels")
             labels = torch.randint(view.task.num_classes, (self.m,), generator=gen).to(view.device)
-        return anchor_gradients(view.per_example(public), self.m, labels, groups)
+        return anchor_gradients(passes, self.m, labels, groups)
 
     def basis(self, view: View, anchors: Tensor, k: int) -> Tensor:
         """Find k orthonormal rows near the principal directions of anchors [m, p]: [k, p]."""
@@ -100,9 +101,13 @@ def random_rows(view: View, k: int, like: Tensor) -> Tensor:
     return random_basis(k, like.shape[-1], gen, like)
 
 
-def shares_of(anchors: Mapping[str, Tensor], total: int) -> dict[str, int]:
-    """Share basis vectors out by the square root of each group's size (gep, Section 4)."""
-    return shares({group: matrix.shape[1] for group, matrix in anchors.items()}, total)
+def shares_of(anchors: Mapping[str, Tensor], total: int, setting: str) -> dict[str, int]:
+    """Share basis vectors out by the square root of each group's size (gep, Section 4).
+
+    Raises:
+        ConfigError: naming the setting, if the total does not suit the groups.
+    """
+    return shares({group: matrix.shape[1] for group, matrix in anchors.items()}, total, setting)
 
 
 def residual(gradients: Tensor, basis: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class GradientRank(Analysis):
         """Give each group's stable rank, before and after the projection."""
         groups = self._anchors.groups(view)
         anchors = self._anchors.gradients(view, groups)
-        share = shares_of(anchors, self._k)
+        share = shares_of(anchors, self._k, "analysis.gradient_rank.k")
         batch = view.examples.take(view.draw("batch", self._batch))
         gradients = anchor_gradients(view.per_example(batch), len(batch), None, groups)
         ranks = {}

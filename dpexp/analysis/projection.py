@@ -65,7 +65,7 @@ class Projection(Analysis):
         gradients = view.mean_gradients(view.examples, some, names)
         errors = {}
         for name, k in self._shares.items():
-            share = shares_of(anchors, k)
+            share = shares_of(anchors, k, "analysis.projection.shares")
             for group, rows in anchors.items():
                 mean = torch.cat([gradients[name].flatten() for name in groups[group]])
                 bases = {

@@ -35,7 +35,7 @@ def parameter_groups(model: nn.Module, grouping: str) -> dict[str, tuple[str, ..
     return {key: tuple(names) for key, names in groups.items()}
 
 
-def shares(sizes: Mapping[str, int], total: int) -> dict[str, int]:
+def shares(sizes: Mapping[str, int], total: int, setting: str = "method.k") -> dict[str, int]:
     """Share basis vectors out in proportion to the square root of each group's size.
 
     Whole numbers by Webster's method: one each, and then always to the group that is furthest
@@ -44,6 +44,7 @@ def shares(sizes: Mapping[str, int], total: int) -> dict[str, int]:
     Args:
         sizes: number of parameters by group.
         total: how many vectors, k.
+        setting: what decides k, for errors.
 
     Raises:
         ConfigError: if there are fewer vectors than groups, or more than parameters.
@@ -51,7 +52,7 @@ def shares(sizes: Mapping[str, int], total: int) -> dict[str, int]:
     if not len(sizes) <= total <= sum(sizes.values()):
         raise ConfigError(
             f"Expected k in [{len(sizes)}, {sum(sizes.values())}], at least one basis vector a "
-            f"group and at most one a parameter; got k={total}. Set method.k."
+            f"group and at most one a parameter; got k={total}. Set {setting}."
         )
     given = dict.fromkeys(sizes, 1)
     for _ in range(total - len(sizes)):

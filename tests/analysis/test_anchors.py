@@ -1,5 +1,7 @@
 """Residuals and projection errors against literal sums, and analyses against plain autograd."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch.nn import functional as F
 from dpexp.analysis.anchors import projection_error, residual
 from dpexp.analysis.gradient_rank import GradientRank
 from dpexp.analysis.projection import Projection
+from dpexp.tasks import Examples
 from dpexp.types import ConfigError
 from tests.analysis.views import on_digits
 from tests.methods import literal
@@ -96,6 +99,23 @@ def test_every_group_of_a_network_has_its_line():
     traces = {name: np.array([value, 3 * value]) for name, value in seen.items()}
     traces |= {f"residual/{group}": 2 * traces[group] for group in groups}
     assert ranks.numbers(traces) == pytest.approx({f"ratio/{group}": 2.0 for group in groups})
+
+
+def test_an_analysis_that_cannot_be_meant_says_what_to_set(view):
+    """The settings are the analysis's own; the method's of the same names decide nothing here."""
+    layers = OPTIONS | {"groups": "layers"}
+    with pytest.raises(ConfigError, match=r"got k=1\. Set analysis\.gradient_rank\.k\."):
+        GradientRank(batch=5, k=1, **layers).observe(view, {})
+    with pytest.raises(ConfigError, match=r"got k=1\. Set analysis\.projection\.shares\."):
+        Projection(batch=5, shares=[1 / M], **layers).observe(view, {})
+
+
+def test_missing_labels_name_the_setting_of_the_analysis_that_wants_them(view):
+    public = view.task.public
+    bare = replace(view.task, public=Examples(public.inputs, torch.full((len(public),), -1)))
+    analysis = Projection(batch=5, shares=[1], **OPTIONS | {"public_labels": True})
+    with pytest.raises(ConfigError, match=r"Set analysis\.projection\.public_labels=random"):
+        analysis.observe(replace(view, task=bare), {})
 
 
 def test_public_images_that_are_not_there_are_asked_for(view):
