@@ -59,7 +59,9 @@ ONE_RELEASE = {
     "PowerSGD": "gradient",
     "SparseDPSGD": "gradient",
     "RGP": "carriers",
+    "PublicRGP": "carriers",
     "LSG": "carriers",
+    "CoreRGP": "core",
 }
 """What classes of methods call their one clipped vector; of others, any name will do."""
 

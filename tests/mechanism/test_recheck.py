@@ -107,6 +107,9 @@ def test_a_run_of_every_method_holds(tmp_path, method):
     found = recheck(record.config, record.result, record.privacy)
     assert found.findings == ()
     assert 0.9 * 3 < found.epsilon <= 3  # PATE's noise is calibrated by RDP, which is looser
+    record.privacy["releases"][0]["name"] = "other"
+    findings = recheck(record.config, record.result, record.privacy).findings
+    assert any("name: expected" in finding for finding in findings)
 
 
 @pytest.mark.filterwarnings("ignore")
