@@ -78,12 +78,11 @@ def save(path: str | Path, state: Any) -> None:
     os.replace(new, path)
 
 
-def load(path: str | Path, map_location: str | torch.device = "cpu") -> Any | None:
-    """Load the newest state that is whole.
+def load(path: str | Path) -> Any | None:
+    """Load the newest state that is whole, its tensors to the CPU.
 
     Args:
         path: of the newest checkpoint.
-        map_location: the device for its tensors.
 
     Returns:
         The state; the one before it, with a warning, if the newest is damaged; None if neither
@@ -98,7 +97,7 @@ def load(path: str | Path, map_location: str | torch.device = "cpu") -> Any | No
             fault = _fault(file)
             if fault is None:
                 file.seek(0)
-                return torch.load(file, map_location=map_location, weights_only=True)
+                return torch.load(file, map_location="cpu", weights_only=True)
         warnings.warn(f"Checkpoint {candidate} is damaged: {fault}; not used.", stacklevel=2)
     return None
 

@@ -245,8 +245,8 @@ class Observers:
         numbers: dict[str, float] = {}
         for name, analysis in self._analyses.items() if arrays else ():
             own = {w: arrays[w] for w in WHEN}
-            own |= {k.removeprefix(f"{name}/"): v for k, v in arrays.items()
-                    if k.startswith(f"{name}/")}  # fmt: skip
+            prefix = f"{name}/"
+            own |= {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
             numbers |= {f"{name}_{what}": x for what, x in analysis.numbers(own).items()}
         return numbers
 

@@ -28,9 +28,7 @@ from dpexp.types import ConfigError, Method, State
 JUDGED_ON_TRAINING = "the metric is of the training set, without noise: it is not covered"
 
 EVAL_BATCH = 125  # ours; changes no result
-EMPTY = (
-    1e-12  # a batch size at which draws are empty, for timing what a step costs without examples
-)
+EMPTY = 1e-12  # a batch size at which draws are empty, to time a step without examples
 
 POSITIVE: dict[str, type | tuple[type, ...]] = {
     "batch_size": int,

@@ -74,5 +74,7 @@ class GradientRank(Analysis):
     def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
         """Give by how much the residuals' stable rank is above the gradients', on average."""
         pairs = {name.partition("/")[2]: name for name in traces if name.startswith("residual/")}
-        return {f"ratio/{group}": float((traces[own] / traces[group]).mean())
-                for group, own in pairs.items()}  # fmt: skip
+        return {
+            f"ratio/{group}": float((traces[own] / traces[group]).mean())
+            for group, own in pairs.items()
+        }

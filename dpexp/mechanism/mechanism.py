@@ -277,7 +277,6 @@ def build(
     num_steps: int,
     releases: tuple[Release, ...],
     seed: int,
-    secret: int | None = None,
 ) -> Mechanism:
     """Calibrate the noise to the budget and freeze the run's mechanism.
 
@@ -290,7 +289,6 @@ def build(
         num_steps: how many steps the budget must last.
         releases: what leaves at every step.
         seed: of an experiment that can be repeated.
-        secret: with noise="secret", one `new_secret` that all ranks share; None draws one here.
 
     Raises:
         ConfigError: for a budget, size or name that cannot be meant.
@@ -315,8 +313,6 @@ def build(
         sigma, calibrated_by = calibrate_laplace(q, epsilon / num_steps), "pure"
     elif noise:
         sigma, calibrated_by = calibrate(q, num_steps, delta, epsilon)
-    if noise == "secret" and secret is None:
-        secret = new_secret()
     return Mechanism(
         dataset_size=dataset_size,
         batch_size=batch_size,
@@ -330,7 +326,7 @@ def build(
         releases=tuple(releases),
         seed=seed,
         calibrated_by=calibrated_by,
-        _secret=secret if noise == "secret" else None,
+        _secret=new_secret() if noise == "secret" else None,
     )
 
 

@@ -23,18 +23,7 @@ SCORES = "scores.npz"
 """What an attacked run's attacker saw, example by example."""
 
 RESULT_NEUTRAL = frozenset(
-    {
-        "device",
-        "ranks",
-        "micro_batch",
-        "data_root",
-        "model_root",
-        "results",
-        "wandb",
-        "checkpoint",
-        "plan",
-        "progress",
-    }
+    {"device", "ranks", "micro_batch", "data_root", "model_root", "results", "wandb", "checkpoint"}
 )
 """Top-level settings that change how a run goes, never what comes out."""
 

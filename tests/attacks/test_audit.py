@@ -254,8 +254,8 @@ def test_every_private_method_is_a_subject_that_composes():
     for subject in audit.SUBJECTS:
         for more in (subject.one_run, subject.small):
             if more is not None:
-                config = run.compose([*audit.COMMON, *subject.method, *more, *(
-                    ["audit=one_run"] if more is subject.one_run else [])])  # fmt: skip
+                audited = ["audit=one_run"] if more is subject.one_run else []
+                config = run.compose([*audit.COMMON, *subject.method, *more, *audited])
                 assert config["privacy"]["noise"] is True and config["privacy"]["clip"] is True
                 chosen.add(config["method"]["name"])
     assert private - chosen == {"nonprivate", "powersgd"}

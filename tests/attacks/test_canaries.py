@@ -150,9 +150,8 @@ def test_a_canary_moves_nothing_but_its_coordinate():
     parts = parts_of("dpsgd")
     (alone,) = steps(parts, parts.method, silent(parts))
     (joined,) = steps(parts, canaried(parts.method, [True]), silent(parts))
-    moved = torch.cat([
-        (joined.gradients[name] - alone.gradients[name]).flatten() for name in alone.gradients
-    ])  # fmt: skip
+    differences = [joined.gradients[name] - alone.gradients[name] for name in alone.gradients]
+    moved = torch.cat([each.flatten() for each in differences])
     assert int((moved.abs() > 1e-6).sum()) == 1
     assert float(moved.abs().max()) == pytest.approx(1 / BATCH, rel=1e-4)
 

@@ -19,8 +19,8 @@ ONE = (Release("gradient", 1000, 1.0),)
 PAIR = (Release("embedding", 50, 5.0), Release("residual", 950, 2.0))
 
 
-def make(releases=ONE, seed=0, secret=None, sizes=SIZES, **privacy):
-    return build(PRIVACY | privacy, releases=releases, seed=seed, secret=secret, **sizes)
+def make(releases=ONE, seed=0, sizes=SIZES, **privacy):
+    return build(PRIVACY | privacy, releases=releases, seed=seed, **sizes)
 
 
 def certify(mechanism, steps=100, noise_draws=100, **rest):
@@ -112,16 +112,12 @@ def test_secret_randomness_cannot_be_replayed_and_leaves_no_trace():
     draws = [torch.randn(4, generator=mechanism.noise_generator(0)) for mechanism in (one, other)]
     assert not torch.equal(*draws)
     secret = new_secret()
-    told = make(noise="secret", secret=secret)
-    assert torch.equal(told.sample(3), make(noise="secret", secret=secret).sample(3))
+    told, again = (dataclasses.replace(each, _secret=secret) for each in (one, other))
+    assert torch.equal(told.sample(3), again.sample(3))
     certificate = certify(told)
     verify(certificate)
     assert not certificate["replayable"] and "cannot be replayed" in certificate["deviations"][0]
     assert str(secret) not in repr(told) + json.dumps(certificate)
-
-
-def test_a_secret_is_ignored_where_an_experiment_is_to_be_repeated():
-    assert torch.equal(make(secret=5).sample(0), make().sample(0))
 
 
 def test_the_mechanism_is_frozen():
