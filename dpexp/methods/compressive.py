@@ -42,8 +42,18 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.methods.cosamp import cosamp, keep_largest
-from dpexp.methods.selection import head_parameters
-from dpexp.types import Carrier, ConfigError, Key, Method, Release, State, Tap, require_word
+from dpexp.methods.selection import head_parameters, shapes_of
+from dpexp.types import (
+    Carrier,
+    ConfigError,
+    Key,
+    Method,
+    PublicGradients,
+    Release,
+    State,
+    Tap,
+    require_word,
+)
 
 GRADIENT = "measurements"
 MEASURED = Key(GRADIENT, "all", "psi")
@@ -107,8 +117,8 @@ class Compressive(Method):
         Raises:
             ConfigError: if kappa is not within [1, n].
         """
-        shapes = {name: tuple(model.get_parameter(name).shape) for name in self.trainable(model)}
-        size = sum(torch.Size(shape).numel() for shape in shapes.values())
+        shapes = shapes_of(model, self.trainable(model))
+        size = sum(map(math.prod, shapes.values()))
         kappa = size if self._kappa is None else self._kappa
         if type(kappa) is not int or not 1 <= kappa <= size:
             raise ConfigError(
@@ -122,7 +132,9 @@ class Compressive(Method):
             )
         return {"shapes": shapes, "size": size, "kappa": kappa, "column_norms": []}
 
-    def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
+    def prepare(
+        self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
+    ) -> State:
         """Draw Psi."""
         if self._psi == "none":
             return state
@@ -166,7 +178,7 @@ class Compressive(Method):
             scale, norm = 2 * self._xi * state["kappa"], _column_norm(state["psi"])
             vector = scale * cosamp(state["psi"], state["kappa"], norm * vector / scale)
             norms = [*norms, norm]
-        sizes = [torch.Size(shape).numel() for shape in state["shapes"].values()]
+        sizes = [math.prod(shape) for shape in state["shapes"].values()]
         pieces = zip(state["shapes"].items(), vector.split(sizes), strict=True)
         gradients = {name: piece.view(shape) for (name, shape), piece in pieces}
         kept = {key: value for key, value in state.items() if key != "psi"}

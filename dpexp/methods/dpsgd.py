@@ -15,10 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
-from dpexp.methods.selection import head_parameters, matrix_parameters, vector_parameters
+from dpexp.methods.selection import (
+    all_parameters,
+    head_parameters,
+    matrices_and_head,
+    one_release,
+    shapes_of,
+    vector_parameters,
+)
 from dpexp.types import Carrier, Key, Method, Release, State, Tap, require_word
 
 GRADIENT = "gradient"
@@ -49,15 +55,14 @@ class DPSGD(Method):
         if self._train == "head":
             return head_parameters(model, self._head)
         if self._train == "matrices":
-            return matrix_parameters(model, self._head) + head_parameters(model, self._head)
+            return matrices_and_head(model, self._head)
         if self._train == "biases":
             return vector_parameters(model, self._head) + head_parameters(model, self._head)
-        return tuple(name for name, _ in model.named_parameters())
+        return all_parameters(model)
 
     def start(self, model: nn.Module) -> State:
         """Remember nothing but the parameters' shapes."""
-        parameters = dict(model.named_parameters())
-        return {"shapes": {name: tuple(parameters[name].shape) for name in self.trainable(model)}}
+        return {"shapes": shapes_of(model, self.trainable(model))}
 
     def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
         """Carry each trained parameter's whole gradient."""
@@ -74,8 +79,7 @@ class DPSGD(Method):
 
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
         """Declare the one vector."""
-        dimension = sum(torch.Size(shape).numel() for shape in state["shapes"].values())
-        return (Release(GRADIENT, dimension, clip_norm),)
+        return one_release(GRADIENT, self.blocks(state), clip_norm)
 
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from dpexp.carriers import Explicit
 from dpexp.linalg import power_iteration
 from dpexp.methods import anchor
-from dpexp.methods.selection import head_parameters
+from dpexp.methods.selection import all_parameters, head_parameters, shapes_of
 from dpexp.types import (
     Carrier,
     ConfigError,
@@ -101,7 +101,7 @@ class GEP(Method):
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name every parameter."""
-        return tuple(name for name, _ in model.named_parameters())
+        return all_parameters(model)
 
     def start(self, model: nn.Module) -> State:
         """Fix the groups and their shares of k.
@@ -109,17 +109,13 @@ class GEP(Method):
         Raises:
             ConfigError: if k is not enough for one a group, or more than there are parameters.
         """
-        shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
+        shapes = shapes_of(model, all_parameters(model))
         groups = anchor.parameter_groups(model, self._grouping)
         sizes = {group: sum(_sizes(shapes, names)) for group, names in groups.items()}
         return {"shapes": shapes, "groups": groups, "shares": anchor.shares(sizes, self._k)}
 
     def prepare(
-        self,
-        model: nn.Module,
-        state: State,
-        public: PublicGradients | None,
-        gen: torch.Generator,
+        self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> State:
         """Find this step's bases (lines 3-8), from public examples or from nothing."""
         anchors, bases = {}, {}
@@ -193,4 +189,4 @@ class GEP(Method):
 
 
 def _sizes(shapes: Mapping[str, tuple[int, ...]], names: Iterable[str]) -> list[int]:
-    return [torch.Size(shapes[name]).numel() for name in names]
+    return [math.prod(shapes[name]) for name in names]

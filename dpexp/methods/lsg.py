@@ -27,15 +27,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpexp.linalg import power_iteration, reparametrized_update
-from dpexp.methods.selection import head_parameters, matrix_parameters, require_rank
+from dpexp.methods.head import head_blocks, head_carriers, head_gradients
+from dpexp.methods.selection import (
+    head_parameters,
+    matrices_and_head,
+    matrix_parameters,
+    one_release,
+    require_rank,
+    shapes_of,
+)
 from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
-from dpexp.types import Carrier, ConfigError, Key, Method, Release, State, Tap, require_word
+from dpexp.types import (
+    Carrier,
+    ConfigError,
+    Key,
+    Method,
+    PublicGradients,
+    Release,
+    State,
+    Tap,
+    require_word,
+)
 
 CARRIERS = "carriers"
 MASKS = ("importance", "random", "carriers", "direct")
@@ -90,7 +107,7 @@ class LSG(Method):
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name the weight matrices and the classifier; biases and norms stay frozen."""
-        return matrix_parameters(model, self._head) + head_parameters(model, self._head)
+        return matrices_and_head(model, self._head)
 
     def start(self, model: nn.Module) -> State:
         """Remember shapes; masks and carriers are made afresh at every step.
@@ -100,16 +117,17 @@ class LSG(Method):
         """
         matrices = matrix_parameters(model, self._head)
         require_rank(self._rank, model, matrices)
-        shapes = {name: tuple(model.get_parameter(name).shape) for name in self.trainable(model)}
         return {
             "step": 0,
             "p": self._p_at(0),
-            "shapes": {name: shapes[name] for name in matrices},
-            "head": {name: shapes[name] for name in head_parameters(model, self._head)},
+            "shapes": shapes_of(model, matrices),
+            "head": shapes_of(model, head_parameters(model, self._head)),
             **{part: {} for part in ("left", "right", "rows", "columns", "entries")},
         }
 
-    def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
+    def prepare(
+        self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
+    ) -> State:
         """Choose what is kept, and find L and R: from weights, which are already released."""
         p = self._p_at(state["step"])
         left, right, rows, columns, entries = {}, {}, {}, {}, {}
@@ -150,8 +168,7 @@ class LSG(Method):
                 Key(CARRIERS, weight, "left"): tap.left(state["right"][weight], rows),
                 Key(CARRIERS, weight, "right"): tap.right(state["left"][weight], columns),
             }
-        head = tap.scaled(self._head_scale)
-        return {Key(CARRIERS, f"{layer}.{name}"): head.gradient(name) for name in tap.parameters}
+        return head_carriers(CARRIERS, layer, tap, self._head_scale)
 
     def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
         """Give [p', r] and [r, c' k k] of what is kept, and the classifier's shapes."""
@@ -161,22 +178,20 @@ class LSG(Method):
             rank, taps = min(self._rank, p, channels * prod(kernel)), prod(kernel)
             shapes[Key(CARRIERS, name, "left")] = (num_kept(p, frozen), rank)
             shapes[Key(CARRIERS, name, "right")] = (rank, num_kept(channels, frozen) * taps)
-        return shapes | {Key(CARRIERS, name): shape for name, shape in state["head"].items()}
+        return shapes | head_blocks(CARRIERS, state["head"])
 
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
         """Declare the one vector, clipped jointly; its dimension is the first step's, the largest.
 
         Before `start_epoch` nothing is frozen; the sensitivity is the same before and after.
         """
-        first = self.blocks({**state, "p": self._p_at(0)})
-        dimension = sum(torch.Size(shape).numel() for shape in first.values())
-        return (Release(CARRIERS, dimension, clip_norm),)
+        return one_release(CARRIERS, self.blocks({**state, "p": self._p_at(0)}), clip_norm)
 
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
         """Put zeros where it is frozen, project back (Eq. 3), and scale the classifier back."""
-        gradients = {name: noisy[Key(CARRIERS, name)] / self._head_scale for name in state["head"]}
+        gradients = head_gradients(CARRIERS, noisy, state["head"], self._head_scale)
         for name, shape in state["shapes"].items():
             left, right = state["left"][name], state["right"][name]
             d_left, d_right = (noisy[Key(CARRIERS, name, side)] for side in ("left", "right"))

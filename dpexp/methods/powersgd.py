@@ -27,7 +27,6 @@ Differences from the papers:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +34,7 @@ from torch import Tensor, nn
 from dpexp.linalg import orthonormal_columns
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.selection import matrix_parameters, require_rank
-from dpexp.types import ConfigError, Key, State
+from dpexp.types import ConfigError, Key, PublicGradients, State
 
 
 class PowerSGD(DPSGD):
@@ -76,7 +75,9 @@ class PowerSGD(DPSGD):
         widths = {name: d for name, (p, d) in matrices.items() if min(p, d) > self._rank}
         return {**state, "widths": widths, "right": {}, "error": {}}
 
-    def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
+    def prepare(
+        self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
+    ) -> State:
         """Draw Q, [d, r] Gaussian, unless the last step's is kept."""
         if self._warm_start and state["right"]:
             return state

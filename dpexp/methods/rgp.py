@@ -24,14 +24,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpexp.linalg import power_iteration, random_bases, reparametrized_update
-from dpexp.methods.selection import head_parameters, matrix_parameters, require_rank
-from dpexp.types import Carrier, ConfigError, Key, Method, Release, State, Tap, require_word
+from dpexp.methods.head import head_blocks, head_carriers, head_gradients
+from dpexp.methods.selection import (
+    head_parameters,
+    matrices_and_head,
+    matrix_parameters,
+    one_release,
+    require_rank,
+    shapes_of,
+)
+from dpexp.types import (
+    Carrier,
+    ConfigError,
+    Key,
+    Method,
+    PublicGradients,
+    Release,
+    State,
+    Tap,
+    require_word,
+)
 
 CARRIERS = "carriers"
 
@@ -80,7 +97,7 @@ class RGP(Method):
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name the weight matrices and the classifier; biases and norms stay frozen."""
-        return matrix_parameters(model, self._head) + head_parameters(model, self._head)
+        return matrices_and_head(model, self._head)
 
     def start(self, model: nn.Module) -> State:
         """Keep every shape, and W_0 of every reparametrized layer where its update is decomposed.
@@ -88,29 +105,36 @@ class RGP(Method):
         Raises:
             ConfigError: if no layer is as large as the rank.
         """
-        weights = _weights(model)
         matrices = matrix_parameters(model, self._head)
         require_rank(self._rank, model, matrices)
-        shapes = {name: tuple(weights[name].shape) for name in matrices}
-        head = {name: tuple(weights[name].shape) for name in head_parameters(model, self._head)}
-        initial = {name: weights[name].clone() for name in matrices if self._uses_history}
-        bases: State = {"left": {}, "right": {}}
-        return {"step": 0, "shapes": shapes, "head": head, "initial": initial, **bases}
+        initial = {}
+        if self._uses_history:
+            initial = {name: model.get_parameter(name).detach().clone() for name in matrices}
+        return {
+            "step": 0,
+            "shapes": shapes_of(model, matrices),
+            "head": shapes_of(model, head_parameters(model, self._head)),
+            "initial": initial,
+            "left": {},
+            "right": {},
+        }
 
     @property
     def _uses_history(self) -> bool:
         """Whether some step decomposes W_t - W_0."""
         return self._carriers != "random"
 
-    def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
+    def prepare(
+        self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
+    ) -> State:
         """Find this step's L and R (line 5): from weights, which are already released."""
         left, right = {}, {}
         if self._carriers == "random":
-            for name, weight in _weights(model).items():
-                if name in state["shapes"]:
-                    p, d = weight.flatten(1).shape
-                    bases = random_bases(p, d, min(self._rank, p, d), gen, like=weight)
-                    left[name], right[name] = bases
+            for name in state["shapes"]:
+                weight = model.get_parameter(name).detach()
+                p, d = weight.flatten(1).shape
+                bases = random_bases(p, d, min(self._rank, p, d), gen, like=weight)
+                left[name], right[name] = bases
         else:
             for name, delta in self.deltas(model, state, public, gen):
                 matrix = delta.flatten(1)
@@ -120,13 +144,13 @@ class RGP(Method):
         return {**state, "step": state["step"] + 1, "left": left, "right": right}
 
     def deltas(
-        self, model: nn.Module, state: State, public: Any, gen: torch.Generator
+        self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> Iterator[tuple[str, Tensor]]:
         """Give each layer's Delta_t in turn, in its weight's shape: from nothing private."""
-        weights = _weights(model)
         use_history = state["step"] >= max(self._warm_up_steps, 1)
         for name in state["shapes"]:
-            yield name, weights[name] - state["initial"][name] if use_history else weights[name]
+            weight = model.get_parameter(name).detach()
+            yield name, weight - state["initial"][name] if use_history else weight
 
     def forward_weights(self, state: State) -> Mapping[str, Tensor]:
         """Give L R for every layer where the residual weight is dropped (Eq. 12)."""
@@ -145,8 +169,7 @@ class RGP(Method):
             if self._carriers != "left":
                 carried[Key(CARRIERS, weight, "right")] = tap.right(state["left"][weight])
             return carried
-        head = tap.scaled(self._head_scale)
-        return {Key(CARRIERS, f"{layer}.{name}"): head.gradient(name) for name in tap.parameters}
+        return head_carriers(CARRIERS, layer, tap, self._head_scale)
 
     def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
         """Give [p, r] and [r, d] for every layer, and the classifier's shapes."""
@@ -157,18 +180,17 @@ class RGP(Method):
             shapes[Key(CARRIERS, name, "left")] = (p, rank)
             if self._carriers != "left":
                 shapes[Key(CARRIERS, name, "right")] = (rank, d)
-        return shapes | {Key(CARRIERS, name): shape for name, shape in state["head"].items()}
+        return shapes | head_blocks(CARRIERS, state["head"])
 
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
         """Declare the one vector, clipped jointly over all layers."""
-        dimension = sum(torch.Size(shape).numel() for shape in self.blocks(state).values())
-        return (Release(CARRIERS, dimension, clip_norm),)
+        return one_release(CARRIERS, self.blocks(state), clip_norm)
 
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
         """Project back to full matrices (Eq. 3) and scale the classifier back."""
-        gradients = {name: noisy[Key(CARRIERS, name)] / self._head_scale for name in state["head"]}
+        gradients = head_gradients(CARRIERS, noisy, state["head"], self._head_scale)
         for name, shape in state["shapes"].items():
             left, right = state["left"][name], state["right"][name]
             d_left = noisy[Key(CARRIERS, name, "left")]
@@ -179,7 +201,3 @@ class RGP(Method):
                 update = reparametrized_update(left, right, d_left, d_right)
             gradients[name] = update.view(shape)
         return gradients, state
-
-
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}

@@ -26,13 +26,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from dpexp.carriers import Explicit
 from dpexp.methods.anchor import draw_public, has_random_labels
-from dpexp.methods.selection import head_parameters, matrix_parameters, require_rank
+from dpexp.methods.head import head_blocks, head_carriers
+from dpexp.methods.selection import (
+    head_parameters,
+    matrices_and_head,
+    matrix_parameters,
+    one_release,
+    require_rank,
+    shapes_of,
+)
 from dpexp.types import (
     Carrier,
     ConfigError,
@@ -88,7 +97,7 @@ class CoreRGP(Method):
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name the weight matrices and the classifier; biases and norms stay frozen."""
-        return matrix_parameters(model, self._head) + head_parameters(model, self._head)
+        return matrices_and_head(model, self._head)
 
     def start(self, model: nn.Module) -> State:
         """Note the shapes; bases and scales come with the first step.
@@ -96,12 +105,11 @@ class CoreRGP(Method):
         Raises:
             ConfigError: if no layer is as large as the rank.
         """
-        matrices, head = matrix_parameters(model, self._head), head_parameters(model, self._head)
+        matrices = matrix_parameters(model, self._head)
         require_rank(self._rank, model, matrices)
-        shapes = {name: tuple(model.get_parameter(name).shape) for name in matrices + head}
         return {
-            "matrices": {name: shapes[name] for name in matrices},
-            "head": {name: shapes[name] for name in head},
+            "matrices": shapes_of(model, matrices),
+            "head": shapes_of(model, head_parameters(model, self._head)),
             "left": {},
             "right": {},
             "scale": {},
@@ -139,7 +147,7 @@ class CoreRGP(Method):
         """
         sketches, seconds = {}, {}
         for name, shape in matrices.items():
-            p, d = shape[0], torch.Size(shape[1:]).numel()
+            p, d = shape[0], prod(shape[1:])
             sketches[name] = [
                 torch.randn(size, generator=gen, device=like.device, dtype=like.dtype)
                 for size in ((p, min(self._rank, p)), (min(self._rank, d), d))
@@ -189,7 +197,7 @@ class CoreRGP(Method):
         hear(add)
         sizes: Counter[str] = Counter()
         for key, shape in self.blocks(state).items():
-            sizes[key.parameter.rpartition(".")[0]] += torch.Size(shape).numel()
+            sizes[key.parameter.rpartition(".")[0]] += prod(shape)
         floor = FLOOR * sum(each.sum() for each in squares.values()) / sum(sizes.values())
         scale, norm = {}, like.new_zeros(())
         for layer, each in squares.items():
@@ -205,21 +213,19 @@ class CoreRGP(Method):
         weight, scale = f"{layer}.weight", state["scale"][layer]
         if weight in state["matrices"]:
             return {Key(CORE, weight): Explicit(_core(state, weight, tap) / scale)}
-        head = tap.scaled(1 / float(scale))
-        return {Key(CORE, f"{layer}.{name}"): head.gradient(name) for name in tap.parameters}
+        return head_carriers(CORE, layer, tap, 1 / float(scale))
 
     def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
         """Give [r, r] for every layer, smaller where a side is, and the classifier's shapes."""
         shapes: dict[Key, tuple[int, ...]] = {}
         for name, shape in state["matrices"].items():
-            sides = shape[0], torch.Size(shape[1:]).numel()
+            sides = shape[0], prod(shape[1:])
             shapes[Key(CORE, name)] = tuple(min(self._rank, side) for side in sides)
-        return shapes | {Key(CORE, name): shape for name, shape in state["head"].items()}
+        return shapes | head_blocks(CORE, state["head"])
 
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
         """Declare the one vector, clipped jointly over all layers."""
-        dimension = sum(torch.Size(shape).numel() for shape in self.blocks(state).values())
-        return (Release(CORE, dimension, clip_norm),)
+        return one_release(CORE, self.blocks(state), clip_norm)
 
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]

@@ -60,11 +60,7 @@ class PublicRGP(RGP):
         self._has_random_labels = has_random_labels("method.public_labels", public_labels)
 
     def deltas(
-        self,
-        model: nn.Module,
-        state: State,
-        public: PublicGradients | None,
-        gen: torch.Generator,
+        self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> Iterator[tuple[str, Tensor]]:
         """Give each layer's public gradient, summed over the examples drawn."""
         indices, labels = draw_public(

@@ -1,14 +1,20 @@
-"""Which parameters a method trains."""
+"""Which parameters a method trains, their shapes, and the one vector that they make."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from math import prod
 
 from torch import nn
 
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, Key, Release
 
 MATRIX_LAYERS = (nn.Linear, nn.Conv2d)
+
+
+def all_parameters(model: nn.Module) -> tuple[str, ...]:
+    """Name every parameter."""
+    return tuple(name for name, _ in model.named_parameters())
 
 
 def head_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
@@ -34,6 +40,11 @@ def matrix_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
     )
 
 
+def matrices_and_head(model: nn.Module, head: str) -> tuple[str, ...]:
+    """Name the weight matrices and the classifier; biases and norms stay frozen."""
+    return matrix_parameters(model, head) + head_parameters(model, head)
+
+
 def vector_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
     """Name the biases and the scales of norms outside the classifier.
 
@@ -51,6 +62,18 @@ def vector_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
             "Set method.train=all."
         )
     return names
+
+
+def shapes_of(model: nn.Module, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Give some parameters' shapes by name."""
+    return {name: tuple(model.get_parameter(name).shape) for name in names}
+
+
+def one_release(
+    name: str, blocks: Mapping[Key, tuple[int, ...]], clip_norm: float
+) -> tuple[Release, ...]:
+    """Declare one vector of all blocks, clipped jointly."""
+    return (Release(name, sum(map(prod, blocks.values())), clip_norm),)
 
 
 def require_rank(rank: int, model: nn.Module, matrices: Iterable[str]) -> None:

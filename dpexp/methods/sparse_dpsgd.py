@@ -21,16 +21,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpexp.carriers import Masked
-from dpexp.methods.dpsgd import DPSGD, GRADIENT
+from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.selection import matrix_parameters
 from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
-from dpexp.types import Carrier, Key, Release, State, Tap, require_word
+from dpexp.types import Carrier, Key, PublicGradients, State, Tap, require_word
 
 
 class SparseDPSGD(DPSGD):
@@ -60,7 +59,9 @@ class SparseDPSGD(DPSGD):
         state = super().start(model)
         return {**state, "entries": dict.fromkeys(matrix_parameters(model, self._head))}
 
-    def prepare(self, model: nn.Module, state: State, public: Any, gen: torch.Generator) -> State:
+    def prepare(
+        self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
+    ) -> State:
         """Choose the entries to keep: from weights, which are already released."""
         entries = {}
         for name in state["entries"]:
@@ -87,11 +88,6 @@ class SparseDPSGD(DPSGD):
             if key.parameter in state["entries"] and num_kept(size, self._p) < size:
                 shapes[key] = (num_kept(size, self._p),)
         return shapes
-
-    def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
-        """Declare the one vector, as long as what is kept."""
-        dimension = sum(prod(shape) for shape in self.blocks(state).values())
-        return (Release(GRADIENT, dimension, clip_norm),)
 
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]

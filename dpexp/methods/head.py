@@ -1,0 +1,30 @@
+"""The classifier beside reparametrized layers: whole, and scaled by a constant while it is clipped.
+
+It joins the one clipped vector of `rgp`, `lsg` and their kin, as rgp's authors do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from dpexp.types import Carrier, Key, Tap
+
+
+def head_carriers(release: str, layer: str, tap: Tap, scale: float) -> dict[Key, Carrier]:
+    """Carry the gradients of one of the classifier's layers, scaled."""
+    scaled = tap.scaled(scale)
+    return {Key(release, f"{layer}.{name}"): scaled.gradient(name) for name in tap.parameters}
+
+
+def head_blocks(release: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[Key, tuple[int, ...]]:
+    """Give the shapes of the classifier's blocks."""
+    return {Key(release, name): shape for name, shape in shapes.items()}
+
+
+def head_gradients(
+    release: str, noisy: Mapping[Key, Tensor], names: Iterable[str], scale: float
+) -> dict[str, Tensor]:
+    """Scale what was released of the classifier back."""
+    return {name: noisy[Key(release, name)] / scale for name in names}
