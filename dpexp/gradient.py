@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -124,6 +124,17 @@ class Passes:
 
         self.backward(batch, hear)
         return taken
+
+
+class _Tally(NamedTuple):
+    """What ranks add up beside their sums: as `StepOutcome`, the last two as 0 or 1 a rank."""
+
+    examples: float
+    clipped: float
+    nonfinite: float
+    loss: float
+    is_asked_to_stop: float
+    has_halved: float
 
 
 class _Pass(nn.Module):
@@ -249,34 +260,31 @@ class PrivateGradient:
         if ranks.is_first:
             self._take_crafted()
         sums, counts = self._sum.sums, self._sum.counts
-        self._forget()  # the sums may become the gradients, which are not for us to hold
-        told = torch.tensor(
-            [
-                *(counts.examples, counts.clipped, counts.nonfinite, loss),
-                *(is_asked_to_stop, self.micro_batch < before),
-            ],
-            dtype=torch.float64,
-        ).to(ranks.device)
-        ranks.to_first([*sums.values(), told])
-        if ranks.is_first and told[5] > 0:
+        self._forget()  # the sums may become the gradients: drop our reference
+        has_halved = self.micro_batch < before
+        tally = _Tally(
+            counts.examples, counts.clipped, counts.nonfinite, loss, is_asked_to_stop, has_halved
+        )
+        told = self._sum_over_ranks(sums, tally)
+        if ranks.is_first and _Tally(*told.tolist()).has_halved:
             on_halved()
         released, noise_draws = self._release(sums, step)
         ranks.as_first([*released.values(), told])
         with torch.no_grad():
             gradients, self._state = self._method.reconstruct(self._state, released)
-        drawn, clipped, nonfinite, loss, asked, halved = told.tolist()
-        if halved:  # one size for all, which the run remembers
+        tally = _Tally(*told.tolist())
+        if tally.has_halved:  # one size for all, which the run remembers
             self.micro_batch = -int(ranks.largest(-self.micro_batch))
         return StepOutcome(
             gradients=gradients,
             state=self._state,
             noise_draws=noise_draws,
-            examples=int(drawn),
-            clipped=int(clipped),
-            nonfinite=int(nonfinite),
-            loss=loss,
-            is_asked_to_stop=asked > 0,
-            has_halved=halved > 0,
+            examples=int(tally.examples),
+            clipped=int(tally.clipped),
+            nonfinite=int(tally.nonfinite),
+            loss=tally.loss,
+            is_asked_to_stop=tally.is_asked_to_stop > 0,
+            has_halved=tally.has_halved > 0,
         )
 
     def rehearsal(self, state: State, examples: Any) -> Callable[[Tensor], None]:
@@ -368,6 +376,12 @@ class PrivateGradient:
             named = {f"model.{name}": weight for name, weight in weights.items()}
             return functional_call(self._pass, named, (batch,))
         return self._pass(batch)
+
+    def _sum_over_ranks(self, sums: Mapping[Key, Tensor], tally: _Tally) -> Tensor:
+        """Add the ranks' sums up on the first, in place; give their tallies' sum, to be shared."""
+        told = torch.tensor(tally, dtype=torch.float64).to(self._ranks.device)
+        self._ranks.to_first([*sums.values(), told])
+        return told
 
     @torch.no_grad()
     def _release(self, sums: dict[Key, Tensor], step: int) -> tuple[dict[Key, Tensor], int]:
