@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpexp.gradient import PUBLIC_BATCH, Passes, PrivateGradient
+from dpexp.gradient import PrivateGradient
 from dpexp.logbook import Position
 from dpexp.mechanism import ANALYSED, Mechanism
+from dpexp.passes import PUBLIC_BATCH, Passes
 from dpexp.ranks import Ranks
 from dpexp.seeds import generator
 from dpexp.types import ConfigError, Method, State, Tap

@@ -13,7 +13,7 @@ FLOORS = (
     {"types", "chunks", "states", "seeds"},
     {"records", "linalg", "carriers", "schedules", "memory", "snapshots"},
     {"mechanism", "privatize", "methods", "taps", "models", "tasks"},
-    {"ranks", "checkpoint", "tracking", "stopping"},
+    {"ranks", "checkpoint", "tracking", "stopping", "passes"},
     {"processes"},
     {"gradient", "spent"},
     {"logbook", "micro_batch"},
