@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpexp.mechanism.accounting import calibrate
-from dpexp.mechanism.recheck import Part, gaussian_epsilon
+from dpexp.mechanism.pld import Part, gaussian_epsilon
 from tests.mutations import BREAKS, run_broken
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,10 +1,9 @@
 """A run's certificate, recomputed from its config by an accountant that calibrated nothing.
 
-Noise is calibrated by PRV or RDP (Opacus) or by the formulas of `dpexp.mechanism.laplace`. Here
-epsilon comes from privacy loss distributions by connected dots (Doroshenko, Ghazi, Kamath, Kumar
-and Manurangsi 2022, arXiv:2207.04380), Google's dp-accounting: other code, another discretisation.
-What leaves at a step is restated here from the papers, not asked of the methods. What is looked at:
-sampling, q, N, steps, noise draws, releases and their sensitivities, noise, epsilon, names.
+Noise is calibrated by PRV or RDP (Opacus) or by the formulas of `dpexp.mechanism.laplace`; here
+epsilon comes from Google's dp-accounting (`dpexp.mechanism.pld`). What leaves at a step is restated
+here from the papers, not asked of the methods. What is looked at: sampling, q, N, steps, noise
+draws, releases and their sensitivities, noise, epsilon, names.
 
 Not recomputed, as no guarantee rests on them: dimensions of releases but DP-SGD's, and what a
 certificate remarks besides (accounted_apart, data_dependent_epsilon, column_norms, paper). And
@@ -17,13 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
-
-from scipy.special import log_ndtr, ndtr
 
 from dpexp.mechanism import certificate as words
 from dpexp.mechanism.mechanism import num_steps
+from dpexp.mechanism.pld import Part, gaussian_epsilon, laplace_epsilon
 
 TOLERANCE = 0.01
 """Share by which a stated PRV epsilon may differ from ours: PRV states its upper bound, which on 12
@@ -34,22 +31,6 @@ UNDER_TARGET = 2e-3
 
 ROUNDING = 1e-6
 """Of what both sides compute by one formula, in floating point."""
-
-GRID = 5e-3
-"""Step of the grid over target / sqrt(steps); what the grid adds to epsilon is below 0.02 %, and a
-run on it takes 0.02 to 3.4 s (one core)."""
-
-COARSEST = 1e-2
-"""Step of the grid at most, where budgets are so large that it would not resolve one step."""
-
-HOPELESS = 10
-"""Times the target: where one mechanism alone exceeds that, nothing is composed."""
-
-POINTS = 5000
-"""Of the grid for Laplace noise, from a step's budget down to 0."""
-
-NEARLY_ZERO = 1e-12
-"""Delta at which a step of Laplace noise is read: at 0 itself rounding can give infinity."""
 
 CHECK, VOTES = 1.0, math.sqrt(2)
 """What one teacher's vote moves: the largest entry of a histogram, and all of it in l2."""
@@ -67,7 +48,6 @@ ONE_RELEASE = {
 
 WHOLE_GRADIENT = ("DPSGD", "PowerSGD")
 """Classes of methods that release a number per trained parameter."""
-
 
 MALFORMED = (
     *(KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError),
@@ -88,21 +68,6 @@ class Recheck:
     epsilon: float | None = None
 
 
-@dataclass(frozen=True)
-class Part:
-    """Some equal Gaussian mechanisms among those that a run composes.
-
-    Attributes:
-        q: sampling probability in (0, 1].
-        sigma: noise over sensitivity, > 0.
-        count: how many, >= 1.
-    """
-
-    q: float
-    sigma: float
-    count: int
-
-
 def recheck(
     config: Mapping[str, Any], result: Mapping[str, Any], privacy: Mapping[str, Any]
 ) -> Recheck:
@@ -119,63 +84,6 @@ def recheck(
     except MALFORMED as error:
         check.say(f"malformed or incomplete: {error!r}")
     return Recheck(tuple(check.findings), check.epsilon)
-
-
-@lru_cache(maxsize=512)
-def gaussian_epsilon(parts: tuple[Part, ...], delta: float, target: float) -> float:
-    """Bound the epsilon of subsampled Gaussian mechanisms, composed.
-
-    Args:
-        parts: all that is composed.
-        delta: in (0, 1).
-        target: about the answer, > 0; the grid is as fine as that asks for.
-    """
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    # Far too little noise would ask for a grid that no memory holds.
-    if any(_delta_of_one(part, HOPELESS * target) > delta for part in parts):
-        return math.inf
-    steps = sum(part.count for part in parts)
-    grid = min(GRID * target / math.sqrt(steps), COARSEST)
-    total = None
-    for part in parts:
-        one = pld.from_gaussian_mechanism(
-            part.sigma,
-            sampling_prob=part.q,
-            value_discretization_interval=grid,
-            use_connect_dots=True,
-        )
-        composed = one.self_compose(part.count)
-        total = composed if total is None else total.compose(composed)
-    return float(total.get_epsilon_for_delta(delta))
-
-
-def _delta_of_one(part: Part, epsilon: float) -> float:
-    """Give the delta of one of a part's mechanisms, an example removed (Balle and Wang 2018)."""
-    inner = epsilon + math.log1p(-(1 - part.q) * math.exp(-epsilon)) - math.log(part.q)
-    mu = 1 / part.sigma
-    other = math.exp(inner + float(log_ndtr(-mu / 2 - inner / mu)))
-    return part.q * (float(ndtr(mu / 2 - inner / mu)) - other)
-
-
-@lru_cache(maxsize=512)
-def laplace_epsilon(part: Part, target: float) -> float:
-    """Add up the steps' largest privacy losses, which at delta = 0 is what composes.
-
-    Args:
-        part: its sigma is the noise's scale over l1 sensitivity.
-        target: > 0; a point of the grid, so that losses are not rounded beyond it.
-    """
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    grid = target / part.count / POINTS
-    step = pld.from_laplace_mechanism(
-        part.sigma,
-        sampling_prob=part.q,
-        value_discretization_interval=grid,
-        use_connect_dots=True,
-    )
-    return part.count * float(step.get_epsilon_for_delta(NEARLY_ZERO))
 
 
 class _Check:

@@ -12,7 +12,8 @@ from scipy.stats import norm
 import run
 from dpexp import records
 from dpexp.mechanism.accounting import calibrate
-from dpexp.mechanism.recheck import Part, gaussian_epsilon, laplace_epsilon, recheck
+from dpexp.mechanism.pld import Part, gaussian_epsilon, laplace_epsilon
+from dpexp.mechanism.recheck import recheck
 
 # The accountant against closed forms
 
