@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dpexp.attacks import bounds, mislabelled
 from dpexp.attacks.bounds_curves import subsampled_gaussian
-from dpexp.attacks.canaries import KINDS, Canaried
+from dpexp.attacks.canaries import Canaried
+from dpexp.attacks.directions import KINDS
 from dpexp.mechanism import Mechanism
 from dpexp.seeds import generator
 from dpexp.train import Findings, Parts

@@ -9,8 +9,9 @@ import torch
 
 import run
 from dpexp.attacks.audit import toss
-from dpexp.attacks.canaries import TOO_LONG, Canaried, Coordinates, Dense, Spikes
+from dpexp.attacks.canaries import TOO_LONG, Canaried
 from dpexp.attacks.canaries_tipped import Tipped
+from dpexp.attacks.directions import Coordinates, Dense, Spikes
 from dpexp.attacks.mislabelled import Thinned, choose, mislabel, scores
 from dpexp.gradient import PrivateGradient
 from dpexp.mechanism import build, whole_batch

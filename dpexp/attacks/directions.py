@@ -1,0 +1,131 @@
+"""Where canaries point: a coordinate each, or a random direction each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dpexp.carriers import Explicit
+from dpexp.types import Carrier
+
+
+@dataclass(frozen=True)
+class Spikes:
+    """Per-example vectors with a single entry each, of one block.
+
+    Attributes:
+        values: [n]; zero where an example's entry lies in another block.
+        places: [n], indices into the flattened block.
+        shape: of the block.
+    """
+
+    values: Tensor
+    places: Tensor
+    shape: tuple[int, ...]
+
+    def measured(self) -> tuple[Tensor, Spikes]:
+        """Give the squared norms [n], and what to hold until the weights are known."""
+        return self.squared_norms(), self
+
+    def squared_norms(self) -> Tensor:
+        """Give the squared l2 norm of every example's block, [n]."""
+        return self.values.square()
+
+    def add_to(self, total: Tensor, weights: Tensor | None) -> None:
+        """Add the examples' blocks to their sum, each times its weight [n] (None: all ones)."""
+        values = self.values if weights is None else self.values * weights.to(self.values.dtype)
+        total.view(-1).index_add_(0, self.places, values)
+
+    def each(self) -> Tensor:
+        """Form every example's block, [n, ...]."""
+        whole = self.values.new_zeros(len(self.values), math.prod(self.shape))
+        whole.scatter_(1, self.places[:, None], self.values[:, None])
+        return whole.view(-1, *self.shape)
+
+    def keep(self, mask: Tensor) -> Spikes:
+        """Drop the examples where mask [n] is False."""
+        return Spikes(self.values[mask], self.places[mask], self.shape)
+
+
+class Directions(Protocol):
+    """One direction of a released vector for each canary."""
+
+    def carrier(self, who: Tensor, start: int, shape: tuple[int, ...], norm: float) -> Carrier:
+        """Give the part within one block of some canaries [n], each of that norm in all.
+
+        Args:
+            who: which canaries.
+            start: where the block begins in the released vector.
+            shape: of the block.
+            norm: of the whole vector.
+        """
+
+    def inner(self, vector: Tensor) -> Tensor:
+        """Give every canary's inner product with a vector [d], [m]."""
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """A coordinate and a sign for each canary: one-hot vectors ("Dirac").
+
+    Attributes:
+        places: [m], distinct where there are coordinates enough, else each taken equally often.
+        signs: [m], 1 or -1.
+    """
+
+    places: Tensor
+    signs: Tensor
+
+    @staticmethod
+    def draw(m: int, dimension: int, gen: torch.Generator, like: Tensor) -> Coordinates:
+        """Draw them for m canaries and a vector of that dimension."""
+        rounds = [torch.randperm(dimension, generator=gen) for _ in range(-(-m // dimension))]
+        signs = 2.0 * torch.randint(2, (m,), generator=gen) - 1
+        return Coordinates(torch.cat(rounds)[:m].to(like.device), signs.to(like))
+
+    def carrier(self, who: Tensor, start: int, shape: tuple[int, ...], norm: float) -> Carrier:
+        """Give the part within one block of some canaries."""
+        places, values = self.places[who] - start, norm * self.signs[who]
+        inside = (places >= 0) & (places < math.prod(shape))
+        return Spikes(values * inside, places * inside, shape)
+
+    def inner(self, vector: Tensor) -> Tensor:
+        """Give every canary's inner product with a vector."""
+        return vector[self.places] * self.signs
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A uniformly random unit vector for each canary.
+
+    Attributes:
+        rows: [m, d].
+    """
+
+    rows: Tensor
+
+    @staticmethod
+    def draw(m: int, dimension: int, gen: torch.Generator, like: Tensor) -> Dense:
+        """Draw them for m canaries and a vector of that dimension."""
+        rows = torch.randn(m, dimension, generator=gen)
+        return Dense((rows / rows.norm(dim=1, keepdim=True)).to(like))
+
+    def carrier(self, who: Tensor, start: int, shape: tuple[int, ...], norm: float) -> Carrier:
+        """Give the part within one block of some canaries."""
+        part = self.rows[who, start : start + math.prod(shape)]
+        return Explicit(norm * part.reshape(-1, *shape))
+
+    def inner(self, vector: Tensor) -> Tensor:
+        """Give every canary's inner product with a vector."""
+        return self.rows @ vector
+
+
+KINDS: dict[str, Callable[[int, int, torch.Generator, Tensor], Directions]] = {
+    "dirac": Coordinates.draw,
+    "random": Dense.draw,
+}
