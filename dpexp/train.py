@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -173,26 +173,42 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         if attack is not None:
             deviations.append(attack.deviation)
             findings = attack.report(parts, at.state, mechanism, ranks.device)
-        certificate = mechanism.certificate(
-            steps=at.step,
-            noise_draws=at.noise_draws,
-            lost_steps=at.lost_steps,
-            trainable=trainable,
-            frozen=frozen,
-            deviations=deviations,
-        )
-        if not at.lost_steps:  # nothing is remembered of those that a remark could rest on
-            certificate |= method.remarks(at.state, mechanism.epsilon_at)
-        if task.public is not None:
-            certificate["public"] = describe_public(config, task.public)
-        verify(certificate)
-        numbers = {
-            **findings.numbers,
-            **observers.numbers(at),
-            "micro_batch": at.micro_batch,
-        }
+        certificate = certify(config, parts, mechanism, at, deviations)
+        numbers = {**findings.numbers, **observers.numbers(at), "micro_batch": at.micro_batch}
         files = {SCORES: findings.arrays, ANALYSIS: observers.arrays(at)}
         book.finish(task, certificate, numbers, files)
+
+
+def certify(
+    config: dict, parts: Parts, mechanism: Mechanism, at: Position, deviations: Sequence[str]
+) -> dict[str, Any]:
+    """State what a finished run claims, and hold it to that.
+
+    Args:
+        config: the run's.
+        parts: as trained.
+        mechanism: what sampled and noised.
+        at: after the last step.
+        deviations: further words on what departs from the claim.
+
+    Raises:
+        PrivacyError: if the run does not hold what it claims.
+    """
+    trainable, frozen = named_parameters(parts.model, parts.method)
+    certificate = mechanism.certificate(
+        steps=at.step,
+        noise_draws=at.noise_draws,
+        lost_steps=at.lost_steps,
+        trainable=trainable,
+        frozen=frozen,
+        deviations=deviations,
+    )
+    if not at.lost_steps:  # nothing is remembered of those that a remark could rest on
+        certificate |= parts.method.remarks(at.state, mechanism.epsilon_at)
+    if parts.task.public is not None:
+        certificate["public"] = describe_public(config, parts.task.public)
+    verify(certificate)
+    return certificate
 
 
 def make_mechanism(
