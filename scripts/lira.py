@@ -162,12 +162,12 @@ def draw(title: str, attacked: Sequence[Attacked]) -> Figure:
     figure = Figure(figsize=(9.6, 4.1), layout="constrained", dpi=DPI)
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(lira.ATTACKS), sharex=True, sharey=True)
-    least = 1 / max(some.curves["online"].others for some in attacked)
+    least = 1 / max(some.curves["online"].num_nonmembers for some in attacked)
     rates = np.geomspace(least, 1, POINTS)
     for axes, (attack, name) in zip(panels, lira.ATTACKS.items(), strict=True):
         axes.plot([least, 1], [least, 1], color=GREY, **DASHED, label="chance")
         for number, some in enumerate(attacked):
-            axes.plot(rates, some.curves[attack].true_at(rates), label=some.label,
+            axes.plot(rates, some.curves[attack].tpr_at(rates), label=some.label,
                       color=COLOURS[number % len(COLOURS)], linewidth=1.6,
                       linestyle=LINES[number % len(LINES)], drawstyle="steps-post")  # fmt: skip
         axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.15))
@@ -198,8 +198,8 @@ def summary(title: str, request: Request, configs: list[dict], attacked: list[At
             cells.append(_cell(pooled.balanced_accuracy, best))
             for rate in RATES:
                 within_reach = alone if rate * some.others >= 1 else []
-                reached = [float(each.true_at(rate)) for each in within_reach]
-                cells.append(_cell(float(pooled.true_at(rate)), reached))
+                reached = [float(each.tpr_at(rate)) for each in within_reach]
+                cells.append(_cell(float(pooled.tpr_at(rate)), reached))
             lines.append(_row(cells))
     lines += ["", *(f"- {note}" for note in _notes(attacked))]
     for config, some in zip(configs, attacked, strict=True):
@@ -216,7 +216,7 @@ def summary(title: str, request: Request, configs: list[dict], attacked: list[At
 def _notes(attacked: Sequence[Attacked]) -> list[str]:
     num, size = attacked[0].is_member.shape
     others = attacked[0].others
-    pooled = min(some.curves["online"].others for some in attacked)
+    pooled = min(some.curves["online"].num_nonmembers for some in attacked)
     unknown = max(int(np.isnan(some.scores["online"]).sum()) for some in attacked)
     variance = "one that all examples share" if num - 1 < lira.FEW else "each example's own"
     # Half the mean of the one-sided Kolmogorov statistic of two samples of size / 2.
@@ -268,8 +268,8 @@ def curves(attacked: Sequence[Attacked]) -> str:
     writer.writerow(["method", "attack", "false_positive_rate", "true_positive_rate"])
     for some in attacked:
         for attack, curve in some.curves.items():
-            rates = np.geomspace(1 / curve.others, 1, POINTS)
-            for false, true in zip(rates, curve.true_at(rates), strict=True):
+            rates = np.geomspace(1 / curve.num_nonmembers, 1, POINTS)
+            for false, true in zip(rates, curve.tpr_at(rates), strict=True):
                 writer.writerow([some.label, attack, f"{false:.6g}", f"{true:.6g}"])
     return stream.getvalue()
 

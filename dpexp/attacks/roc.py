@@ -13,19 +13,19 @@ class Roc:
     """An attack's true positives over its false positives, as its threshold falls.
 
     Attributes:
-        false: share of the others that is taken for members, rising from 0 to 1.
-        true: share of the members that is.
-        others: how many examples are no members; the smallest share but 0 is one over that.
+        fpr: share of the non-members that is taken for members, rising from 0 to 1.
+        tpr: share of the members that is.
+        num_nonmembers: the smallest share of them but 0 is one over that.
     """
 
-    false: np.ndarray
-    true: np.ndarray
-    others: int
+    fpr: np.ndarray
+    tpr: np.ndarray
+    num_nonmembers: int
 
     @property
     def auc(self) -> float:
         """Area under the curve; 0.5 is chance."""
-        return float(auc(self.false, self.true))
+        return float(auc(self.fpr, self.tpr))
 
     @property
     def balanced_accuracy(self) -> float:
@@ -33,15 +33,15 @@ class Roc:
 
         Of all thresholds on these very scores: on few of them chance is a little above 0.5.
         """
-        return float(np.max(1 + self.true - self.false) / 2)
+        return float(np.max(1 + self.tpr - self.fpr) / 2)
 
-    def true_at(self, false: float | np.ndarray) -> np.ndarray:
+    def tpr_at(self, fpr: float | np.ndarray) -> np.ndarray:
         """Give the most true positives at no more than some false positives, nothing interpolated.
 
         Args:
-            false: shares in [0, 1].
+            fpr: rates in [0, 1].
         """
-        return self.true[np.searchsorted(self.false, false, side="right") - 1]
+        return self.tpr[np.searchsorted(self.fpr, fpr, side="right") - 1]
 
 
 def roc(scores: np.ndarray, is_member: np.ndarray) -> Roc:
@@ -53,5 +53,5 @@ def roc(scores: np.ndarray, is_member: np.ndarray) -> Roc:
     """
     is_known = np.isfinite(scores)
     truth = is_member[is_known]
-    false, true, _ = roc_curve(truth, scores[is_known], drop_intermediate=False)
-    return Roc(false, true, int((~truth).sum()))
+    fpr, tpr, _ = roc_curve(truth, scores[is_known], drop_intermediate=False)
+    return Roc(fpr, tpr, int((~truth).sum()))

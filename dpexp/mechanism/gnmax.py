@@ -125,16 +125,14 @@ def data_dependent_rdp(log_flip: np.ndarray, sigma: float) -> np.ndarray:
     orders, log_q = np.array(ORDERS), np.maximum(log_flip, LEAST_LOG)[:, None]
     independent = orders / sigma**2
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        high2 = sigma * np.sqrt(-log_q)
-        high1 = high2 + 1
-        cost1, cost2 = high1 / sigma**2, high2 / sigma**2
-        largest_log_q = (high2 - 1) * cost2 - high2 * (
-            np.log(high1 / (high1 - 1)) + np.log(high2 / (high2 - 1))
-        )
-        applies = (high2 > 1) & (orders <= high1) & (log_q <= largest_log_q) & (log_q < -cost2)
+        mu2 = sigma * np.sqrt(-log_q)
+        mu1 = mu2 + 1
+        eps1, eps2 = mu1 / sigma**2, mu2 / sigma**2
+        largest_log_q = (mu2 - 1) * eps2 - mu2 * (np.log(mu1 / (mu1 - 1)) + np.log(mu2 / (mu2 - 1)))
+        applies = (mu2 > 1) & (orders <= mu1) & (log_q <= largest_log_q) & (log_q < -eps2)
         log_stay = np.log1p(-np.exp(log_q))
-        log_a = log_stay - np.log1p(-np.exp((log_q + cost2) * (1 - 1 / high2)))
-        log_b = cost1 - log_q / (high1 - 1)
+        log_a = log_stay - np.log1p(-np.exp((log_q + eps2) * (1 - 1 / mu2)))
+        log_b = eps1 - log_q / (mu1 - 1)
         bound = np.logaddexp(log_stay + (orders - 1) * log_a, log_q + (orders - 1) * log_b) / (
             orders - 1
         )

@@ -80,7 +80,7 @@ def test_with_gaussians_known_the_power_is_the_closed_form(attack):
         slope = norm.pdf(shift - norm.isf(false)) / norm.pdf(norm.isf(false))
         # Binomial errors of the members found, and of the threshold, times the curve's slope.
         variance = power * (1 - power) + slope**2 * false * (1 - false)
-        assert abs(curve.true_at(false) - power) < 4 * math.sqrt(variance / (size / 2))
+        assert abs(curve.tpr_at(false) - power) < 4 * math.sqrt(variance / (size / 2))
 
 
 def test_the_ratio_is_the_literal_one_where_variances_differ():
@@ -102,7 +102,7 @@ def test_with_gaussians_learnt_from_shadows_the_power_is_nearly_the_closed_form(
         # About 50 models estimate a mean to 0.14 of the noise, a deviation to 10%: that costs a
         # little, and most at few false positives.
         assert curves[name].auc == pytest.approx(norm.cdf(shift / 2**0.5), abs=0.02)
-        assert 0.75 * ideal < curves[name].true_at(0.01) < 1.05 * ideal
+        assert 0.75 * ideal < curves[name].tpr_at(0.01) < 1.05 * ideal
     assert curves["threshold"].auc < 0.65  # drowned in how examples differ
 
 
@@ -156,7 +156,7 @@ def test_an_example_that_all_shadows_held_is_left_out_of_every_attack_alike():
     for some in scores.values():
         assert np.isnan(some[1, 2])
         assert np.isfinite(some[1, [0, 1, 3, 4]]).all() and np.isfinite(some[0]).all()
-    assert roc(scores["online"], is_member).others == (~is_member).sum() - 1
+    assert roc(scores["online"], is_member).num_nonmembers == (~is_member).sum() - 1
 
 
 def test_with_too_few_models_there_is_no_attack():
@@ -171,10 +171,10 @@ def test_the_curve_reads_off_what_a_count_says():
     scores = np.array([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, np.nan])
     is_member = np.array([True, True, False, True, False, False, True])
     curve = roc(scores, is_member)
-    assert curve.others == 3
-    assert curve.true_at(0.0) == pytest.approx(2 / 3)
-    assert curve.true_at(0.33) == pytest.approx(2 / 3)  # nothing between zero and a third
-    assert curve.true_at(1 / 3) == 1
+    assert curve.num_nonmembers == 3
+    assert curve.tpr_at(0.0) == pytest.approx(2 / 3)
+    assert curve.tpr_at(0.33) == pytest.approx(2 / 3)  # nothing between zero and a third
+    assert curve.tpr_at(1 / 3) == 1
     assert curve.auc == pytest.approx(8 / 9)  # of nine pairs one is in the wrong order
     assert curve.balanced_accuracy == pytest.approx((1 + 2 / 3) / 2)
 
