@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dpexp.gradient import PrivateGradient
 from dpexp.logbook import Position
 from dpexp.mechanism import ANALYSED, Mechanism
+from dpexp.models.mode import in_mode
 from dpexp.passes import PUBLIC_BATCH, Passes
 from dpexp.ranks import Ranks
 from dpexp.seeds import generator
@@ -220,15 +221,13 @@ class Observers:
             device=self._device,
             gradient=self._gradient,
         )
-        was_training = self._model.training
-        self._model.eval()
         seen: dict[str, Any] = {"step": at.step, "epoch": view.epoch}
         cuda = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(cuda), torch.no_grad():
+        mode = in_mode(self._model, is_training=False)
+        with mode, torch.random.fork_rng(cuda), torch.no_grad():
             for name, analysis in self._analyses.items():
                 given = analysis.observe(view, at.memories.setdefault(name, {}))
                 seen |= {f"{name}/{what}": value for what, value in given.items()}
-        self._model.train(was_training)
         self._model.zero_grad()
         _keep(at.traces, seen)
 

@@ -17,6 +17,7 @@ from dpexp.gradient import PrivateGradient
 from dpexp.logbook import Logbook, Position
 from dpexp.mechanism import Mechanism, build, num_steps, verify
 from dpexp.micro_batch import AUTO, MicroBatch
+from dpexp.models.mode import in_mode
 from dpexp.observation import Analysis, Observers
 from dpexp.ranks import Ranks
 from dpexp.records import ANALYSIS, SCORES
@@ -323,8 +324,6 @@ def evaluate(
     model: nn.Module, examples: Any, device: torch.device, score: Judge = percent_right
 ) -> float:
     """Give the mean score over examples, in eval mode; by default the percentage right."""
-    was_training = model.training
-    model.eval()
 
     def summed(size: int) -> float:
         total = 0.0
@@ -333,8 +332,8 @@ def evaluate(
             total += float(score(model(batch.inputs), batch.targets).sum())
         return total
 
-    total, _ = memory.halving(summed, EVAL_BATCH, "examples judged at once")
-    model.train(was_training)
+    with in_mode(model, is_training=False):
+        total, _ = memory.halving(summed, EVAL_BATCH, "examples judged at once")
     return total / len(examples)
 
 

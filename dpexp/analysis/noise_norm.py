@@ -12,6 +12,7 @@ import torch
 from dpexp.mechanism import num_steps
 from dpexp.mechanism.accounting import calibrate
 from dpexp.observation import Analysis, View
+from dpexp.privatize import clip_weights
 from dpexp.types import ConfigError
 
 
@@ -72,7 +73,7 @@ class NoiseNorm(Analysis):
             torch.arange(len(some)), None
         ):
             norms = sum(g.flatten(1).square().sum(1) for g in each.values()).sqrt()
-            weights = (clip_norm / norms).clamp(max=1.0)
+            weights = clip_weights(norms, clip_norm)
             for name, g in each.items():
                 total[name] = total.get(name, 0) + torch.einsum("n,n...->...", weights, g)
         square = sum(float(g.double().square().sum()) for g in total.values())

@@ -12,21 +12,26 @@ from torch import Tensor, nn
 
 from dpexp import memory
 from dpexp.mechanism import Mechanism
+from dpexp.models.mode import in_mode
 from dpexp.seeds import generator
 from dpexp.tasks import cross_entropy
 from dpexp.train import EVAL_BATCH, Findings, Parts
 from dpexp.types import ConfigError, State
 
 
-def require_classes(task: Any, attack: str) -> None:
+def require_classes(task: Any, setting: str) -> None:
     """Check that a task is one whose examples have a probability of being right.
+
+    Args:
+        task: to be attacked.
+        setting: what asks for that, for errors.
 
     Raises:
         ConfigError: it is a regression.
     """
     if task.loss is not cross_entropy:
         raise ConfigError(
-            f"Expected a task of classes for attack={attack}, which looks at the probability of "
+            f"Expected a task of classes for {setting}, which looks at the probability of "
             f"an example's class; got task={task.name}. Set task."
         )
 
@@ -43,8 +48,6 @@ def logits_of(model: nn.Module, examples: Any, device: torch.device) -> Tensor:
     Raises:
         ConfigError: some are not finite.
     """
-    was_training = model.training
-    model.eval()
 
     def outputs(size: int) -> Tensor:
         places, rows = [], []
@@ -53,8 +56,8 @@ def logits_of(model: nn.Module, examples: Any, device: torch.device) -> Tensor:
             rows.append(model(examples.batch(some).to(device).inputs).cpu().double())
         return torch.cat(rows)[torch.cat(places).argsort()]
 
-    logits, _ = memory.halving(outputs, EVAL_BATCH, "examples attacked at once")
-    model.train(was_training)
+    with in_mode(model, is_training=False):
+        logits, _ = memory.halving(outputs, EVAL_BATCH, "examples attacked at once")
     if not logits.isfinite().all():
         raise ConfigError(
             "Expected finite logits of the model to attack; training diverged. "
@@ -136,7 +139,7 @@ class LossThreshold:
             ConfigError: it is a regression, or has too few examples.
         """
         task = parts.task
-        require_classes(task, "loss_threshold")
+        require_classes(task, "attack=loss_threshold")
         if min(len(task.train), len(task.test)) < 2:
             raise ConfigError(
                 "Expected two or more training and test examples for attack=loss_threshold; got "

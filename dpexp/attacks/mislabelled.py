@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpexp.attacks.membership import logits_of
+from dpexp.attacks.membership import logits_of, require_classes
 from dpexp.seeds import generator
-from dpexp.tasks import cross_entropy
 from dpexp.types import Batch, ConfigError
 
 
@@ -66,11 +65,7 @@ def mislabel(task: Any, included: Tensor, seed: int) -> Any:
         ConfigError: if it is no task of classes, or has fewer than m examples.
     """
     size, m = len(task.train), len(included)
-    if task.loss is not cross_entropy:
-        raise ConfigError(
-            f"Expected a task of classes with audit.canaries=mislabelled; got task={task.name}. "
-            "Set task."
-        )
+    require_classes(task, "audit.canaries=mislabelled")
     if m > size:
         raise ConfigError(
             f"Expected audit.m <= {size}, the number of training examples; got m={m}. Set audit.m."

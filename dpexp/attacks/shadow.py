@@ -42,7 +42,7 @@ class Shadow:
             ConfigError: it is a regression, or there is nothing to halve.
         """
         task = parts.task
-        require_classes(task, "shadow")
+        require_classes(task, "attack=shadow")
         if len(task.train) < 2:
             raise ConfigError("Expected two or more training examples for attack=shadow. Set task.")
         self._pool: Any = task.train

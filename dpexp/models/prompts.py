@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor
 
 from dpexp.models.language import TextClassifier
+from dpexp.models.mode import in_mode
 from dpexp.snapshots import model_folder
 from dpexp.types import ConfigError
 
@@ -73,8 +74,6 @@ def _mean(
     encoded = words(texts, padding=True, return_tensors="pt")
     ids, mask = encoded["input_ids"], encoded["attention_mask"]
     inputs = torch.stack([ids, mask, torch.zeros_like(ids)], dim=1)
-    was_training = model.training
-    model.eval()
-    features = model.features(inputs.to(model.head.out.weight.device))
-    model.train(was_training)
+    with in_mode(model, is_training=False):
+        features = model.features(inputs.to(model.head.out.weight.device))
     return features.to(model.head.out.weight.dtype).mean(0)

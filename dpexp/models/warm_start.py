@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpexp.models.mode import in_mode
 from dpexp.types import ConfigError
 
 
@@ -61,9 +62,7 @@ def fit(
     steps = examples // batch_size
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1.0 / steps, max(1, steps - 1))
     device = head_weights[0].device
-    was_training = model.training
-    model.train()
-    with torch.enable_grad():
+    with torch.enable_grad(), in_mode(model, is_training=True):
         for indices in torch.arange(steps * batch_size).split(batch_size):
             batch = task.public.batch(indices).to(device)
             loss = task.loss(model(batch.inputs), batch.targets) / len(batch)
@@ -72,4 +71,3 @@ def fit(
             optimizer.step()
             schedule.step()
     optimizer.zero_grad()
-    model.train(was_training)
