@@ -148,13 +148,18 @@ class Release:
     clip: str = "norm"
 
 
+def is_laplace(releases: tuple[Release, ...]) -> bool:
+    """Say whether a step's noise is Laplace's."""
+    return any(release.noise == "laplace" for release in releases)
+
+
 def joint_sensitivity(releases: tuple[Release, ...]) -> float:
     """Give the sensitivity of all releases of a step taken as one vector, in clip norms.
 
     In l2, under Gaussian noise, it is the root of the sum of squares; in l1, under Laplace noise,
     the sum.
     """
-    if any(release.noise == "laplace" for release in releases):
+    if is_laplace(releases):
         return sum(release.sensitivity for release in releases)
     return math.sqrt(sum(release.sensitivity**2 for release in releases))
 

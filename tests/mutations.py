@@ -264,11 +264,10 @@ def private_anchors_of_gep(patch: pytest.MonkeyPatch) -> None:
 
 def one_release_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Account for the first release of a step alone."""
-    import dpexp.mechanism.mechanism
+    from dpexp.mechanism import calibration, mechanism
 
-    patch.setattr(
-        dpexp.mechanism.mechanism, "joint_sensitivity", lambda releases: releases[0].sensitivity
-    )
+    for module in (calibration, mechanism):
+        patch.setattr(module, "joint_sensitivity", lambda releases: releases[0].sensitivity)
 
 
 # Taking up again

@@ -1,7 +1,8 @@
 """The privacy mechanism of a run: sampler, noise and accountant from one frozen object."""
 
+from dpexp.mechanism.calibration import build, num_steps, whole_batch
 from dpexp.mechanism.certificate import ANALYSED, PrivacyError, verify
-from dpexp.mechanism.mechanism import Mechanism, build, num_steps, whole_batch
+from dpexp.mechanism.mechanism import Mechanism
 from dpexp.mechanism.votes import NoisyVotes, build_votes
 
 __all__ = [

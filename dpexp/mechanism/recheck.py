@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.mechanism import certificate as words
-from dpexp.mechanism.mechanism import num_steps
+from dpexp.mechanism.calibration import num_steps
 from dpexp.mechanism.pld import Part, gaussian_epsilon, laplace_epsilon
 
 TOLERANCE = 0.01

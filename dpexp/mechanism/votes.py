@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from dpexp.mechanism import certificate as words
+from dpexp.mechanism.calibration import check_privacy
 from dpexp.mechanism.gnmax import (
     CHECK_SENSITIVITY,
     VOTE_SENSITIVITY,
@@ -18,7 +19,6 @@ from dpexp.mechanism.gnmax import (
     effective_multiplier,
     votes_epsilon,
 )
-from dpexp.mechanism.mechanism import check_privacy
 from dpexp.seeds import generator, new_secret
 from dpexp.types import Release
 
