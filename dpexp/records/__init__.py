@@ -10,16 +10,8 @@ from dpexp.records.provenance import (
     git_commit,
     versions,
 )
-from dpexp.records.run import (
-    RESULT_NEUTRAL,
-    SCORES,
-    Record,
-    Run,
-    find,
-    locate,
-    read,
-    run_id,
-)
+from dpexp.records.record import RESULT_NEUTRAL, Record, find, locate, read, run_id
+from dpexp.records.run import SCORES, Run
 from dpexp.records.series import ANALYSIS, NoSeries, picture, series
 
 __all__ = [

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dpexp.records.files import RecordError
-from dpexp.records.run import locate
+from dpexp.records.record import locate
 
 ATTEMPTS = 100
 """How often a folder may vanish as it is made before it is taken for one that cannot be."""
