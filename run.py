@@ -173,7 +173,8 @@ def _work(ranks: Any, config: dict[str, Any]) -> None:
     remedy = "Set micro_batch=auto, a smaller model, or another device."
     with memory.in_one_line("the run", remedy):
         parts = build_parts(config, ranks.device)
-        if "warm_start" in config and ranks.size > 1:  # unlike devices round unlike
+        # Devices of different kinds round differently.
+        if "warm_start" in config and ranks.size > 1:
             parts.model.load_state_dict(ranks.from_first(parts.model.state_dict()))
         _loop(config).train(config, parts, ranks)
 

@@ -177,7 +177,8 @@ class PrivateGradient:
         indices = ranks.share(mechanism.sample(step))
 
         self._prepare(state, step)
-        # Unlike GPUs draw other numbers from one seed, and sums in unlike bases mean nothing.
+        # GPUs of different kinds draw different numbers from one seed, and sums taken in different
+        # bases cannot be added.
         ranks.as_first(new_tensors(self._state, state))
         prepared = self._state
 
@@ -277,8 +278,9 @@ class PrivateGradient:
         self._sum.take(self._method.carry(self._state, layer, tap))
 
     def _micro_batches(self, examples: Any, indices: Tensor, step: int, micro_batch: int) -> float:
-        # Dropout's seed comes from the step, so that a resumed run draws what an unbroken one did;
-        # and from the root: one example more shifts others' masks, which only unknown ones may.
+        # Dropout's seed comes from the step, so that a resumed run draws what an unbroken one did,
+        # and derives from `root`: one more example shifts everyone's dropout masks, which is
+        # harmless only while the masks are unknown.
         axis = f"forward/{self._ranks.rank}"
         seed_default(self._mechanism.root, axis, step)
         total = 0.0

@@ -1,4 +1,4 @@
-"""What a killed run has spent, and where it goes on so that nothing is released twice uncounted."""
+"""Resuming a killed run without releasing a step twice uncounted."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                     book.log_evaluation(judge(model, task, ranks.device))
                     observers.observe(at)
 
-            evaluate_if_due()  # where the last steps were lost, the weights are as they will be
+            evaluate_if_due()  # resumed past lost steps, which left the weights as they are
             while at.step < mechanism.num_steps:
                 set_rates(optimizer, rates, parts.schedule(at.step, mechanism.num_steps))
                 book.before_step()

@@ -79,7 +79,7 @@ class Carrier(Protocol):
         """Give the squared l2 norm of every example's block, [n]."""
 
     def measured(self) -> tuple[Tensor, Carrier]:
-        """Give the squared norms [n], and what to hold until the weights are known."""
+        """Give squared norms [n], and the smaller carrier to hold until clip weights are known."""
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
         """Add the examples' blocks to their sum, each times its weight [n] (None: all ones)."""
@@ -241,8 +241,8 @@ class Method(Protocol):
     ) -> State:
         """Give this step's state: carriers, masks or bases, from nothing private.
 
-        Of several ranks the first one's hold: every tensor that the state before did not hold is
-        overwritten with it, in place. Numbers beside tensors stay each rank's own.
+        On several ranks every tensor new in the returned state is overwritten in place by the first
+        rank's; Python numbers must already agree.
         """
         return state
 
@@ -253,7 +253,7 @@ class Method(Protocol):
     def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
         """Turn one layer's tap into carriers; called as backward reaches the layer.
 
-        It may write into the state's dicts and lists, which are one attempt's, never in tensors.
+        May mutate the state's dicts and lists (each attempt gets a copy), never its tensors.
         """
 
     def crafted(self, state: State) -> tuple[int, Mapping[Key, Carrier]]:
@@ -290,6 +290,7 @@ class Method(Protocol):
 
         Args:
             state: after the last step.
-            epsilon_at: the run's epsilon had the noise of each step been divided by a factor.
+            epsilon_at: takes factors, one a step, to the run's epsilon had step t's Laplace noise
+                been divided by factors[t]; None where there is none to state.
         """
         return {}

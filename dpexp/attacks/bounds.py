@@ -184,8 +184,8 @@ def tell_apart(
 ) -> Errors:
     """Choose a threshold by the first half of the trials, and count errors in the second.
 
-    The first half's means and deviations say what errors to expect beyond each threshold; where
-    scores are not Gaussian the choice is a poorer one, and the count no less sound.
+    The threshold is the best one for Gaussians with the first half's means and deviations. Where
+    scores are not Gaussian it may be a poor choice, but the errors counted are as valid.
 
     Args:
         without: scores of trials without the canary, [n].

@@ -124,7 +124,7 @@ class Mechanism:
         return prv_epsilon(q, sigma, steps, self.delta, self.num_steps)
 
     def epsilon_at(self, factors: Sequence[float]) -> float | None:
-        """Say what a run under Laplace noise had cost with each step's noise over a factor.
+        """Give the run's epsilon had step t's Laplace noise been divided by factors[t].
 
         Args:
             factors: one per step, > 0; above 1 for less noise than was drawn.

@@ -36,11 +36,12 @@ class Mark:
     surroundings: Mapping[str, Any] | None = None
 
     def taken_up(self, step: int, surroundings: Mapping[str, Any] | None) -> Mark:
-        """Say where a run goes on that was killed: at `begun_at`, or at its checkpoint if later.
+        """Give the mark of a killed run that goes on: at `begun_at`, or its checkpoint if later.
 
-        A step repeated to the last bit releases what it did before. One that differs by rounding
-        alone does not: with the same noise on both, their difference has none. So where steps
-        cannot be repeated exactly, those that may have been released are passed over.
+        A step repeated to the last bit releases nothing new. One that differs, if only by rounding,
+        does: both times the noise is the same, so that the difference of the two releases has none.
+        Where steps cannot be repeated exactly, those that may have been released are therefore
+        counted as spent and skipped.
 
         Args:
             step: of the checkpoint; 0 without one.
