@@ -141,7 +141,7 @@ def markdown(table: pd.DataFrame, case: Case, batch: int) -> str:
     lines = [f"# One step of {case.title}, batch {batch}, float32", ""]
     lines += [case.notes, ""] if case.notes else []
     lines += [
-        "| step | time | middle half of rounds | of which once a batch | goal | peak memory | goal |",
+        "| step | time | middle half | of which once a batch | goal | peak memory | goal |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in table.to_dict("records"):
