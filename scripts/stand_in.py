@@ -28,6 +28,9 @@ ENCODERS = {
 VOCABULARY = 1000
 """Of random encoders: looking a token up costs nothing, and memory is short."""
 
+LEAST = 320
+"""Anchor gradients and basis vectors that GEP is taken to have at least, undivided (ours)."""
+
 HELD = 64
 """Random examples held."""
 
@@ -49,7 +52,9 @@ def stand_in(given: dict[str, Any], shrink: int) -> dict[str, Any]:
     config = {key: value for key, value in given.items() if key not in names}
     method, task, model = (dict(config[key]) for key in ("method", "task", "model"))
     if shrink > 1:
-        method |= {key: max(8, method[key] // shrink) for key in ("m", "k") if method.get(key)}
+        # However few the method's own are, two shrinks leave two sizes to tell the costs from.
+        sizes = {key: max(LEAST, method[key]) for key in ("m", "k") if method.get(key)}
+        method |= {key: size // shrink for key, size in sizes.items()}
     if "repo" in task or "csv" in task:
         task["_target_"] = "scripts.stand_in.examples"
     if "features" in given:

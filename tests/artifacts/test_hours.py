@@ -43,6 +43,12 @@ def test_geps_bases_are_scaled_by_how_many_anchors_and_vectors_there_are():
     assert cost.flops == pytest.approx(2000 * (30 + 2000))
 
 
+def test_bases_of_few_vectors_are_told_from_two_sizes_too(tmp_path):
+    words = ["task=mnist", "model=cnn", "method=gep", "method.m=20", "method.k=8"]
+    cost = hours.Hours(CPU).cost(config(tmp_path, *words, "epochs=1"))
+    assert cost.seconds > 0 and cost.flops > 0
+
+
 def test_an_anchor_gradient_costs_the_same_whatever_goes_with_it(tmp_path):
     """Per-example gradients are one convolution of as many groups, not the square of it."""
 
