@@ -353,8 +353,8 @@ def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
     size, examples = mechanism.dataset_size, on_device(task.train, ranks.device)
     micro_batch = MicroBatch(config, parts, state, mechanism, ranks).settle(0, examples)
 
-    def timed(batch_size: float) -> tuple[float, int]:
-        part = replace(mechanism, batch_size=batch_size)
+    def timed(batch_size: float) -> tuple[float, int]:  # a permutation has no empty draws
+        part = replace(mechanism, batch_size=batch_size, sampling="poisson")
         with PrivateGradient(
             model, method, part, ranks, micro_batch, task.public, task.loss
         ) as gradient:

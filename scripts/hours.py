@@ -217,7 +217,7 @@ def _measure(config: dict[str, Any], device: torch.device, shrink: int) -> Step:
 
     num = min(FEW if device.type == "cpu" else 2 * micro_batch, config["batch_size"])
     with _one_thread(device):
-        fixed = timed(replace(mechanism, batch_size=EMPTY))
+        fixed = timed(replace(mechanism, batch_size=EMPTY, sampling="poisson"))
         both = timed(replace(mechanism, batch_size=num, sampling="shuffle"))
     per_example = Cost(max(0.0, both.seconds - fixed.seconds), both.flops - fixed.flops)
     m, k = (small["method"].get(key) or 0 for key in ("m", "k"))

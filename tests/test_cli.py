@@ -308,8 +308,9 @@ def test_the_shell_can_complete(shell, line, offered):
     assert (done.returncode, done.stdout.strip()) == (0, offered), done.stderr
 
 
-def test_an_estimate_needs_no_run(tmp_path):
-    config = run.compose(["method=rgp", *DIGITS, f"results={tmp_path}"])
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_an_estimate_needs_no_run(tmp_path, sampling):
+    config = run.compose(["method=rgp", *DIGITS, f"results={tmp_path}", f"sampling={sampling}"])
     seconds, megabytes = run.estimate(config)
     assert 0 < seconds < 600 and megabytes > 0
     assert os.listdir(tmp_path) == []

@@ -43,6 +43,15 @@ def test_geps_bases_are_scaled_by_how_many_anchors_and_vectors_there_are():
     assert cost.flops == pytest.approx(2000 * (30 + 2000))
 
 
+def test_shuffled_batches_cost_as_others(tmp_path):
+    words = ["task=mnist", "model=linear", "method=nonprivate", "epochs=1"]
+    one, other = (
+        hours.Hours(CPU).cost(config(tmp_path, *words, f"sampling={sampling}"))
+        for sampling in ("poisson", "shuffle")
+    )
+    assert one.flops == other.flops > 0
+
+
 def test_bases_of_few_vectors_are_told_from_two_sizes_too(tmp_path):
     words = ["task=mnist", "model=cnn", "method=gep", "method.m=20", "method.k=8"]
     cost = hours.Hours(CPU).cost(config(tmp_path, *words, "epochs=1"))
