@@ -121,7 +121,7 @@ def _column(tree: Any, axes: Axes) -> Line:
     if isinstance(x, bool) or not isinstance(x, int | float):
         raise ConfigError(f"Column {tree.get('key')}: expected a number as x; got {x!r}.")
     if axes.log_x and x <= 0:
-        raise ConfigError(f"Column {tree['key']}: expected x > 0 where log_x is set; got {x}.")
+        raise ConfigError(f"Column {tree.get('key')}: expected x > 0 where log_x is set; got {x}.")
     return _line({**tree, "label": [*panel, f"{axes.x_name} = {x:g}"]}, "label")
 
 

@@ -163,6 +163,7 @@ def test_a_level_line_is_picked_by_any_column_of_its_panel(conf):
     ("old", "new", "expected"),
     [
         ("x: 3", "x: three", "Column pairs-eps3: expected a number as x; got 'three'."),
+        ("key: pairs-eps3, panel: Pairs, x: 3", "panel: Pairs, x: 0", "Column None: expected x"),
         ("x: 3", "x: 0", "Column pairs-eps3: expected x > 0 where log_x is set; got 0."),
         ("x: 4", "x: 2", "Column big-eps2: expected one point a panel and x."),
         ("x: 4, ", "", "Column big-eps4: expected a number as x; got None."),
