@@ -317,7 +317,7 @@ def parse(words: Sequence[str]) -> tuple[list[Subject], int, int, list[str]]:
             if not value.isdecimal() or int(value) < least:
                 raise ConfigError(f"Expected {key} >= {least}; got '{word}'. Set {key}.")
             counts[key] = int(value)
-        elif equals:
+        elif equals or word.startswith("~"):
             overrides.append(word)
         else:
             raise ConfigError(f"Expected WORD=VALUE; got '{word}'. See --help.")

@@ -261,6 +261,12 @@ def test_every_private_method_is_a_subject_that_composes():
     assert private - chosen == {"nonprivate", "powersgd"}
 
 
+def test_what_is_no_word_of_its_own_is_an_override():
+    subjects, trials, _, user = audit.parse(["trials=4", "~schedule", "+model.x=1", "methods=rgp"])
+    assert ([subject.name for subject in subjects], trials) == (["rgp"], 4)
+    assert user == ["~schedule", "+model.x=1"]
+
+
 @pytest.mark.parametrize("word", ["methods=dpsdg", "trials=3", "trials=x", "dpsgd", "noise=false"])
 def test_a_mistake_on_the_command_line_is_one_line(word, capsys):
     assert audit.main([word]) == 2
