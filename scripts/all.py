@@ -42,11 +42,11 @@ import torch
 import run
 from dpexp import ranks
 from dpexp.artifacts import build, cells, collect, exports, page, plan, spec, workers
-from dpexp.types import ConfigError
-from scripts import artifact as one
 from scripts import hours
+from scripts.artifact import NAMES, SHARED, exit_code
 from scripts.launcher import check, launch
 from scripts.suite import OWN, PAPERS, Suite, choose, natural
+from scripts.words import changing, exit_code_of, listed, split, whole
 
 
 @dataclass(frozen=True)
@@ -65,47 +65,26 @@ class Request:
     overrides: tuple[str, ...] = ()
 
 
+READERS = {**SHARED, **dict.fromkeys(("paper", "papers", "only"), listed), "workers": whole(1)}
+
+
 def parse(words: Sequence[str]) -> Request:
     """Take this script's own words out of the command line; the rest are overrides.
 
     Raises:
         ConfigError: for a value that can't be read.
     """
-    own, overrides = {}, []
-    for word in words:
-        key, equals, value = word.partition("=")
-        if key in ("profile", "launcher"):
-            own[key] = value
-        elif key in ("paper", "papers"):
-            own["papers"] = tuple(value.split(","))
-        elif key == "only":
-            own["only"] = tuple(value.split(","))
-        elif key == "plan":
-            own["is_plan"] = one.truth(word)
-        elif key == "run":
-            own["runs"] = one.truth(word)
-        elif key in ("seed", "seeds"):
-            own["seeds"] = one.seeds(word)
-        elif key == "workers":
-            own["workers"] = int(one.positive(word))
-        elif key == "flops":
-            own["flops"] = one.positive(word)
-        elif word.startswith("~") or (equals and not word.startswith("-")):
-            overrides.append(word)
-        else:
-            raise ConfigError(f"Expected WORD=VALUE; got '{word}'. See --help.")
+    own, overrides = split(words, READERS, {**NAMES, "paper": "papers"})
     return Request(**own, overrides=tuple(overrides))
 
 
 def main(words: Sequence[str]) -> int:
     """Do what the command line asks; give the exit code."""
-    if {"-h", "--help"} & set(words):
-        print(__doc__)
-        return 0
-    return one.guarded(lambda: _main(parse(words)))
+    return exit_code_of(_main, words, __doc__)
 
 
-def _main(request: Request) -> int:
+def _main(words: Sequence[str]) -> int:
+    request = parse(words)
     began = time.perf_counter()
     if request.launcher:
         check(request.launcher)
@@ -132,7 +111,7 @@ def _main(request: Request) -> int:
     judged = [i for i in outcomes.values() if i.job.run_id in attempted
               or i.status == collect.REFUSED]  # fmt: skip
     print(f"done in {build.duration(time.perf_counter() - began)}")
-    return 130 if stopped else one.exit_code(judged)
+    return 130 if stopped else exit_code(judged)
 
 
 def _opening(suite: Suite, artifacts: Sequence[spec.Artifact], to_do: int) -> str:
@@ -199,7 +178,7 @@ def _written_before(request: Request, suite: Suite) -> list[page.Entry]:
         if (a.paper, a.name) not in mine and request.profile in a.profiles
         and (suite.results / request.profile / a.paper / f"{a.name}.md").is_file()
     ]  # fmt: skip
-    neutral = tuple(w for w in request.overrides if w not in one.changing(request.overrides))
+    neutral = tuple(w for w in request.overrides if not changing([w]))
     others = Suite(rest, request.profile, neutral)
     return [others.entry(artifact) for artifact in rest]
 

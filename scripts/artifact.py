@@ -29,21 +29,19 @@ from __future__ import annotations
 
 import fnmatch
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 
 import run
 from dpexp import ranks, records
 from dpexp.artifacts import build, cells, collect, exports, plan, spec, table
 from dpexp.types import ConfigError
-from scripts import hours, mistakes
+from scripts import hours
 from scripts.configs import Configs
 from scripts.launcher import check, launch
+from scripts.words import changing, exit_code_of, listed, positive, seeds, split, text, truth
 
 FAILURES = (collect.FAILED, collect.NOT_RUN, collect.REFUSED)
 
@@ -65,66 +63,29 @@ class Request:
     overrides: tuple[str, ...] = ()
 
 
+SHARED = {
+    **dict.fromkeys(("profile", "launcher"), text),
+    **dict.fromkeys(("plan", "run"), truth),
+    **dict.fromkeys(("seed", "seeds"), seeds),
+    "flops": positive,
+}
+"""Words that the whole suite's command line has too."""
+
+NAMES = {"plan": "is_plan", "run": "runs", "seed": "seeds"}
+READERS = {**SHARED, "paper": text, "rows": listed, "columns": listed}
+
+
 def parse(words: Sequence[str]) -> Request:
-    """Take the artifact's own words out of the command line; the rest are overrides.
+    """Take the artifact and this script's own words out of the command line.
 
     Raises:
         ConfigError: no artifact named, or a value that can't be read.
     """
-    name, own, overrides = "", {}, []
-    for word in words:
-        key, equals, value = word.partition("=")
-        if key in ("paper", "profile", "launcher"):
-            own[key] = value
-        elif key == "plan":
-            own["is_plan"] = truth(word)
-        elif key == "run":
-            own["runs"] = truth(word)
-        elif key == "flops":
-            own["flops"] = positive(word)
-        elif key in ("rows", "columns"):
-            own[key] = tuple(value.split(","))
-        elif key in ("seed", "seeds"):
-            own["seeds"] = seeds(word)
-        elif equals or word.startswith("~"):
-            overrides.append(word)
-        elif name or word.startswith("-"):
-            raise ConfigError(f"Expected WORD=VALUE; got '{word}'. See --help.")
-        else:
-            name = word
+    name = next((word for word in words if "=" not in word and word[:1] not in "-~"), "")
+    own, overrides = split([word for word in words if word != name], READERS, NAMES)
     if not name:
         raise ConfigError("Expected an artifact, such as table3. See --help.")
     return Request(name, overrides=tuple(overrides), **own)
-
-
-def truth(word: str) -> bool:
-    """Read WORD=true or WORD=false; raises ConfigError for any other value."""
-    key, _, value = word.partition("=")
-    if value not in ("true", "false"):
-        raise ConfigError(f"Expected {key}=true or {key}=false; got '{word}'.")
-    return value == "true"
-
-
-def seeds(word: str) -> tuple[int, ...]:
-    """Read seeds=0,1,2; raises ConfigError for what is no whole number."""
-    try:
-        return tuple(int(seed) for seed in word.partition("=")[2].split(","))
-    except ValueError:
-        raise ConfigError(f"Expected whole numbers, as in seeds=0,1,2; got '{word}'.") from None
-
-
-def positive(word: str) -> float:
-    """Read WORD=NUMBER above 0, of workers a whole one; raises ConfigError for any other value."""
-    key, _, text = word.partition("=")
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0 or (key == "workers" and value % 1):
-        kind = "whole number from 1" if key == "workers" else "number above 0"
-        raise ConfigError(f"Expected a {kind}, as in {key}={'2' if key == 'workers' else '40e12'}; "
-                          f"got '{word}'.")  # fmt: skip
-    return value
 
 
 def is_picked(request: Request, artifact: spec.Artifact, cell: spec.Key) -> bool:
@@ -150,28 +111,11 @@ def is_picked(request: Request, artifact: spec.Artifact, cell: spec.Key) -> bool
 
 def main(words: Sequence[str]) -> int:
     """Do what the command line asks; give the exit code."""
-    if {"-h", "--help"} & set(words):
-        print(__doc__)
-        return 0
-    return guarded(lambda: _main(parse(words)))
+    return exit_code_of(_main, words, __doc__)
 
 
-def guarded(program: Callable[[], int]) -> int:
-    """Give a program's exit code; a mistake of the user's is one line."""
-    try:
-        return program()
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (HydraException, OmegaConfBaseException) as error:
-        print(f"error: {mistakes.explain(error)}", file=sys.stderr)
-        return 2
-    except records.RecordError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-
-
-def _main(request: Request) -> int:
+def _main(words: Sequence[str]) -> int:
+    request = parse(words)
     if request.launcher:
         check(request.launcher)
     artifact = spec.load(run.CONF, request.paper, request.artifact)
@@ -207,14 +151,6 @@ def _main(request: Request) -> int:
     attempted = {job.run_id for job in to_do}
     judged = [o for o in outcomes if o.job.run_id in attempted or o.status == collect.REFUSED]
     return 130 if stopped else exit_code(judged)
-
-
-def changing(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Give the overrides that change the numbers, as `device=cpu` does not."""
-    return tuple(
-        word for word in overrides
-        if word.lstrip("+~").partition("=")[0].partition(".")[0] not in records.RESULT_NEUTRAL
-    )  # fmt: skip
 
 
 def _opening(

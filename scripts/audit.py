@@ -38,7 +38,7 @@ from dpexp import ranks, records
 from dpexp.attacks import worlds
 from dpexp.mechanism import build, build_votes
 from dpexp.types import ConfigError, require_word
-from scripts import mistakes
+from scripts.words import changing, exit_code_of, listed, split, whole
 
 COMMON = ("task=digits", "profile=embedded")
 
@@ -286,16 +286,14 @@ def write(
     table.writeheader()
     table.writerows(asdict(row) for row in rows)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("md", "csv")]
-    contents = markdown(rows, trials, steps, _neutral_left_out(user)), text.getvalue()
+    contents = markdown(rows, trials, steps, changing(user)), text.getvalue()
     for path, content in zip(paths, contents, strict=True):
         records.write_atomically(path, content)
     return paths
 
 
-def _neutral_left_out(user: Sequence[str]) -> list[str]:
-    """Drop the overrides that leave the numbers as they are, as `results=elsewhere` does."""
-    place = {word: word.lstrip("+~").partition("=")[0].partition(".")[0] for word in user}
-    return [word for word in user if place[word] not in records.RESULT_NEUTRAL]
+READERS = {"methods": listed, "trials": whole(4), "steps": whole(1)}
+"""Of four trials two choose the threshold, and two are judged."""
 
 
 def parse(words: Sequence[str]) -> tuple[list[Subject], int, int, list[str]]:
@@ -304,53 +302,33 @@ def parse(words: Sequence[str]) -> tuple[list[Subject], int, int, list[str]]:
     Raises:
         ConfigError: for a value that cannot be read.
     """
-    subjects, counts, overrides = list(SUBJECTS), {"trials": 1000, "steps": 2}, []
-    for word in words:
-        key, equals, value = word.partition("=")
-        if key == "methods":
-            names = [subject.name for subject in SUBJECTS]
-            for name in value.split(","):
-                require_word("methods", name, names)
-            subjects = [subject for subject in SUBJECTS if subject.name in value.split(",")]
-        elif key in counts:
-            least = {"trials": 4, "steps": 1}[key]  # two trials to choose by, two to judge
-            if not value.isdecimal() or int(value) < least:
-                raise ConfigError(f"Expected {key} >= {least}; got '{word}'. Set {key}.")
-            counts[key] = int(value)
-        elif equals or word.startswith("~"):
-            overrides.append(word)
-        else:
-            raise ConfigError(f"Expected WORD=VALUE; got '{word}'. See --help.")
-    return subjects, counts["trials"], counts["steps"], overrides
+    own, overrides = split(words, READERS)
+    names = [subject.name for subject in SUBJECTS]
+    for name in own.get("methods", ()):
+        require_word("methods", name, names)
+    subjects = [subject for subject in SUBJECTS if subject.name in own.get("methods", names)]
+    return subjects, own.get("trials", 1000), own.get("steps", 2), overrides
 
 
 def main(words: Sequence[str]) -> int:
     """Do what the command line asks; give the exit code."""
-    if {"-h", "--help"} & set(words):
-        print(__doc__)
-        return 0
+    return exit_code_of(_main, words, __doc__, of_records=2)
+
+
+def _main(words: Sequence[str]) -> int:
     logging.getLogger("dpexp").setLevel(logging.WARNING)
     torch.set_num_threads(1)
-    try:
-        subjects, trials, steps, user = parse(words)
-        rows = []
-        config = run.compose([*COMMON, *SUBJECTS[0].method, "audit=one_run", *user])
-        if not (config["privacy"]["noise"] and config["privacy"]["clip"]):
-            raise ConfigError("Expected noise and clipping in what is audited. Leave them on.")
-        folder = Path(config["results"]) / config["profile"]["name"]
-        for subject in subjects:
-            rows.append(audit(subject, user, trials, steps))
-            print(_line(rows[-1]), flush=True)
-    except Exception as error:
-        line = mistakes.mistake(error)
-        if line is None:
-            raise
-        print(f"error: {line}", file=sys.stderr)
-        return 2
-    name = (
-        "audit" if subjects == list(SUBJECTS) else "-".join(["audit", *(s.name for s in subjects)])
-    )
-    for path in write(rows, trials, steps, user, folder / name):
+    subjects, trials, steps, user = parse(words)
+    config = run.compose([*COMMON, *SUBJECTS[0].method, "audit=one_run", *user])
+    if not (config["privacy"]["noise"] and config["privacy"]["clip"]):
+        raise ConfigError("Expected noise and clipping in what is audited. Leave them on.")
+    rows = []
+    for subject in subjects:
+        rows.append(audit(subject, user, trials, steps))
+        print(_line(rows[-1]), flush=True)
+    some = [] if subjects == list(SUBJECTS) else [subject.name for subject in subjects]
+    stem = Path(config["results"]) / config["profile"]["name"] / "-".join(["audit", *some])
+    for path in write(rows, trials, steps, user, stem):
         print(path)
     broken = [row.method for row in rows if row.broken]
     if broken:

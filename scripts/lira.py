@@ -40,7 +40,7 @@ from dpexp.artifacts.style import COLOURS, DASHED, DPI, GREY, STYLE
 from dpexp.attacks import lira
 from dpexp.attacks.roc import Roc, roc
 from dpexp.types import ConfigError
-from scripts import mistakes
+from scripts.words import changing, exit_code_of, listed, split, text, whole
 
 RATES = (0.001, 0.01)
 """False-positive rates at which the true positives are told (Carlini et al. 2022, Section III)."""
@@ -100,33 +100,27 @@ class Attacked:
         return [roc(*some) for some in zip(self.scores[attack], self.is_member, strict=True)]
 
 
+READERS = {
+    "methods": listed,
+    "shadows": whole(lira.LEAST),
+    **dict.fromkeys(("eps", "profile", "name"), text),
+}
+
+
 def parse(words: Sequence[str]) -> Request:
     """Take the script's own words out of the command line; the rest are overrides.
 
     Raises:
         ConfigError: a value that can't be read, or too few shadows.
     """
-    own: dict[str, Any] = {}
-    overrides = []
-    for word in words:
-        key, equals, value = word.partition("=")
-        if key == "methods":
-            own[key] = tuple(dict.fromkeys(value.split(",")))
-        elif key == "shadows":
-            if not value.isdecimal() or int(value) < lira.LEAST:
-                raise ConfigError(f"Expected shadows >= {lira.LEAST}; got '{word}'. Set shadows.")
-            own[key] = int(value)
-        elif key in ("eps", "profile", "name"):
-            own[key] = value
-        elif key.lstrip("+~") in ("attack", "audit", "method", "seed"):
+    own, overrides = split(words, READERS)
+    for word in overrides:
+        key = word.lstrip("+~").partition("=")[0]
+        if key in ("attack", "audit", "method", "seed"):
             raise ConfigError(
                 f"Expected no {key} among the overrides: runs are shadows of `methods`, with seeds "
                 f"from 0; got '{word}'. Leave it out."
             )
-        elif not equals and not word.startswith("~"):
-            raise ConfigError(f"Expected WORD=VALUE; got '{word}'. See --help.")
-        else:
-            overrides.append(word)
     return Request(**own, overrides=tuple(overrides))
 
 
@@ -207,7 +201,7 @@ def summary(title: str, request: Request, configs: list[dict], attacked: list[At
             f"- {some.label}: {config['model']['name']}, batch {config['batch_size']:,}, "
             f"{config['epochs']:g} epochs."
         )
-    said = [word for word in request.overrides if not _is_neutral(word)]
+    said = changing(request.overrides)
     if said:
         lines.append(f"- Overrides: {', '.join(said)}.")
     return "\n".join(lines) + "\n"
@@ -242,11 +236,6 @@ def _notes(attacked: Sequence[Attacked]) -> list[str]:
             "target and an example that all of its shadows held, or none."
         )
     return notes
-
-
-def _is_neutral(override: str) -> bool:
-    """Tell whether an override leaves the numbers as they are, as `device=cpu` does."""
-    return override.lstrip("+~").partition("=")[0].partition(".")[0] in records.RESULT_NEUTRAL
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -286,8 +275,8 @@ def write(request: Request, configs: list[dict], attacked: list[Attacked]) -> li
     name = request.name or config["task"]["name"]
     texts = {"md": summary(title, request, configs, attacked), "csv": curves(attacked)}
     paths = [folder / f"{name}.{suffix}" for suffix in ("md", "csv", "png", "svg")]
-    for path, text in zip(paths, texts.values(), strict=False):
-        records.write_atomically(path, text)
+    for path, content in zip(paths, texts.values(), strict=False):
+        records.write_atomically(path, content)
     with rc_context(STYLE):
         figure = draw(title, attacked)
         figure.savefig(paths[2], dpi=DPI)
@@ -297,20 +286,14 @@ def write(request: Request, configs: list[dict], attacked: list[Attacked]) -> li
 
 def main(words: Sequence[str]) -> int:
     """Do what the command line asks; give the exit code."""
-    if {"-h", "--help"} & set(words):
-        print(__doc__)
-        return 0
-    try:
-        request = parse(words)
-        configs = [compose(request, method) for method in request.methods]
-        attacked = [shadows(config, request.shadows) for config in configs]
-        print(*write(request, configs, attacked), sep="\n")
-    except Exception as error:
-        line = mistakes.mistake(error)
-        if line is None:
-            raise
-        print(f"error: {line}", file=sys.stderr)
-        return 2
+    return exit_code_of(_main, words, __doc__, of_records=2)
+
+
+def _main(words: Sequence[str]) -> int:
+    request = parse(words)
+    configs = [compose(request, method) for method in request.methods]
+    attacked = [shadows(config, request.shadows) for config in configs]
+    print(*write(request, configs, attacked), sep="\n")
     return 0
 
 

@@ -147,7 +147,7 @@ def mistake(error: Exception) -> str | None:
     """Give the line for an error that the user can mend; None for one that is ours."""
     if isinstance(error, HydraException | OmegaConfBaseException):
         return explain(error)
-    if isinstance(error, AssertionError) and not any(w.startswith("task=") for w in sys.argv):
+    if isinstance(error, AssertionError) and _is_hydras(error):
         # Hydra, where what a method takes (its public data) depends on the task.
         choices = ", ".join(options_of("task"))
         return f"Expected a task: none was chosen. Set task, one of {choices}."
@@ -165,6 +165,11 @@ def mistake(error: Exception) -> str | None:
 
     told = ConfigError | RecordError | PrivacyError | RankLost
     return str(error) if isinstance(error, told) else None
+
+
+def _is_hydras(error: Exception) -> bool:
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals["__name__"].startswith("hydra.")
 
 
 def fail(message: str, code: int = 2) -> int:

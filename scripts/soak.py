@@ -36,7 +36,7 @@ from pathlib import Path
 import run
 from dpexp import records
 from dpexp.types import ConfigError
-from scripts.artifact import guarded, positive
+from scripts.words import exit_code_of, split, whole
 
 STEPS = 2000
 RUN = ("method=rgp", "task=digits", "profile=embedded", "model=wrn10_1", "batch_size=32",
@@ -222,30 +222,16 @@ def counted(directory: Path) -> list[str]:
 
 def main(words: Sequence[str]) -> int:
     """Do what the command line asks; give the exit code."""
-    if {"-h", "--help"} & set(words):
-        print(__doc__)
-        return 0
-    return guarded(lambda: _main(words))
+    return exit_code_of(_main, words, __doc__)
 
 
 def _main(words: Sequence[str]) -> int:
-    own: dict[str, int] = {"disturbances": 12, "start": 0}
-    overrides = []
-    for word in words:
-        key, equals, value = word.partition("=")
-        if key == "start" and value.isdigit():
-            own[key] = int(value)
-        elif key in own:
-            own[key] = int(positive(word))
-        elif equals:
-            overrides.append(word)
-        else:
-            raise ConfigError(f"Expected WORD=VALUE; got '{word}'. See --help.")
+    own, overrides = split(words, {"disturbances": whole(1), "start": whole(0)})
     config = run.compose([*RUN, *overrides])
     epochs = STEPS * config["batch_size"] / config["task"]["dataset_size"]
     with tempfile.TemporaryDirectory() as folder:
         todo = [*RUN, f"epochs={epochs}", *overrides]
-        return _soak(Path(folder), todo, **own)
+        return _soak(Path(folder), todo, **{"disturbances": 12, "start": 0, **own})
 
 
 def _soak(folder: Path, words: Sequence[str], disturbances: int, start: int) -> int:

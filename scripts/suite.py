@@ -15,8 +15,8 @@ import run
 from dpexp.artifacts import build, cells, collect, page, spec, table
 from dpexp.types import ConfigError
 from scripts import mistakes
-from scripts.artifact import changing
 from scripts.configs import Configs
+from scripts.words import changing
 
 PAPERS = ("rgp", "lsg", "gep", "compressive")
 OWN = "dpexp"

@@ -35,9 +35,9 @@ from dpexp.artifacts import cells, spec
 from dpexp.records import write_atomically
 from dpexp.tracking import job_type, score_of
 from dpexp.types import ConfigError, require_word
-from scripts.artifact import guarded, truth
 from scripts.configs import Configs
 from scripts.suite import OWN, PAPERS
+from scripts.words import exit_code_of, only, text, truth
 
 METHOD = "method.name"
 MOST_RUNS = 500
@@ -154,7 +154,7 @@ def _panel(panel: Mapping[str, Any]) -> Any:
     return reports.LinePlot(x=panel["x"], y=[panel["y"]], log_x=panel["log_x"], **grouped)
 
 
-def parse(words: Sequence[str]) -> dict[str, str]:
+def parse(words: Sequence[str]) -> dict[str, Any]:
     """Take the command line apart.
 
     Raises:
@@ -165,18 +165,13 @@ def parse(words: Sequence[str]) -> dict[str, str]:
         "profile": "embedded",
         "project": "dpexp",
         "entity": "",
-        "send": "false",
+        "send": False,
         "results": "results",
     }
-    for word in words:
-        key, equals, value = word.partition("=")
-        require_word("the word", key, tuple(request))
-        if not equals:
-            raise ConfigError(f"Expected WORD=VALUE; got '{word}'. See --help.")
-        request[key] = value
+    request |= only(words, {**dict.fromkeys(request, text), "send": truth})
     require_word("paper", request["paper"], (*PAPERS, OWN))
     require_word("profile", request["profile"], ("embedded", "quick", "paper"))
-    if truth(f"send={request['send']}") and not request["entity"]:
+    if request["send"] and not request["entity"]:
         raise ConfigError("Expected who owns the view, to send it; got no entity. Set entity.")
     return request
 
@@ -190,7 +185,7 @@ def _main(words: Sequence[str]) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(specified, indent=2) + "\n")
     print(path)
-    if truth(f"send={request['send']}"):
+    if request["send"]:
         saved = workspace(specified).save()
         print(saved.url)
     return 0
@@ -198,10 +193,7 @@ def _main(words: Sequence[str]) -> int:
 
 def main(words: Sequence[str]) -> int:
     """Run the command; give its exit code."""
-    if {"-h", "--help"} & set(words):
-        print((__doc__ or "").strip())
-        return 0
-    return guarded(lambda: _main(words))
+    return exit_code_of(_main, words, __doc__)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from torch import nn
 
 import run
 from dpexp.types import ConfigError
+from scripts import mistakes
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ["task=digits", "profile=embedded"]
@@ -85,6 +86,15 @@ def test_what_was_not_chosen_is_asked_for_with_the_choices(shell):
     assert "Set method, one of bgep" in the_error(shell("task=digits"))
     for method in ("rgp", "gep"):  # the second's public data depend on the task
         assert "Set task, one of cifar10" in the_error(shell(f"method={method}"))
+
+
+def test_an_assertion_that_fails_is_the_users_mistake_in_hydra_alone():
+    with pytest.raises(AssertionError) as ours:
+        assert not METHODS
+    assert mistakes.mistake(ours.value) is None
+    with pytest.raises(AssertionError) as hydras:
+        run.compose(["method=gep"])
+    assert mistakes.mistake(hydras.value).startswith("Expected a task")
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_the_command_line_takes_the_machine(capsys):
     assert main(["network=12.5e9", "hop=1e-5"]) == 0
     assert capsys.readouterr().out.strip() == tables(Machine(network=12.5e9, hop=1e-5))
     assert main(["netwrk=1"]) == 2
-    assert "Did you mean network?" in capsys.readouterr().err
+    assert "did you mean 'network'?" in capsys.readouterr().err
     assert main(["network=fast"]) == 2
 
 

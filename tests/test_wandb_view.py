@@ -41,7 +41,7 @@ def test_the_command_writes_the_spec_and_says_where(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["papr=rgp"], "Did you mean paper?"),
+        (["papr=rgp"], "did you mean 'paper'?"),
         (["paper=rpg"], "Did you mean rgp?"),
         (["send=true"], "Set entity."),
         (["paper"], "Expected WORD=VALUE"),

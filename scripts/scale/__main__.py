@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dpexp.types import ConfigError
 from scripts.scale.counts import (
     LLAMA,
     METHODS,
@@ -26,6 +25,7 @@ from scripts.scale.counts import (
     of_micro_batch,
 )
 from scripts.scale.machine import PARTS, Machine, parse, sent, step
+from scripts.words import exit_code_of
 
 NETWORKS = (ROBERTA, LLAMA)
 GPUS = (1, 8, 64)
@@ -107,19 +107,16 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> 
 
 def main(words: Sequence[str]) -> int:
     """Run the command; give its exit code."""
-    if {"-h", "--help"} & set(words):
-        print((__doc__ or "").strip())
-        return 0
-    try:
-        if words[:1] == ["measure"]:
-            from scripts.scale.measure import table  # takes torch's processes and minutes
+    return exit_code_of(_main, words, __doc__)
 
-            print(table())
-        else:
-            print(tables(parse(words)))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+
+def _main(words: Sequence[str]) -> int:
+    if words[:1] == ["measure"]:
+        from scripts.scale.measure import table  # takes torch's processes and minutes
+
+        print(table())
+    else:
+        print(tables(parse(words)))
     return 0
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from dpexp.ranks import buckets
-from dpexp.types import ConfigError, require_word
 from scripts.scale.counts import Network, Work, of_micro_batch, of_optimizer, of_step
+from scripts.words import number, only
 
 PARTS = ("bfloat16", "float32", "memory", "QR", "bytes", "hops")
 """What a step can be bound by: products, moving numbers in memory, launching QRs, sending."""
@@ -126,12 +126,4 @@ def step(
 
 def parse(words: Sequence[str]) -> Machine:
     """Read the machine from the command line; raises ConfigError for what is no field of it."""
-    fields = {field.name: field.default for field in dataclasses.fields(Machine)}
-    for word in words:
-        name, _, value = word.partition("=")
-        require_word("the word", name, tuple(fields))
-        try:
-            fields[name] = float(value)
-        except ValueError:
-            raise ConfigError(f"Expected a number, as in {name}=1e12; got '{word}'.") from None
-    return Machine(**fields)
+    return Machine(**only(words, {field.name: number for field in dataclasses.fields(Machine)}))

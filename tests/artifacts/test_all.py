@@ -34,8 +34,8 @@ def test_its_own_words_are_taken_out_and_the_rest_are_overrides():
     ("word", "expected"),
     [
         ("table3", "Expected WORD=VALUE; got 'table3'"),
-        ("workers=0", "Expected a whole number from 1, as in workers=2; got 'workers=0'"),
-        ("workers=1.5", "Expected a whole number from 1"),
+        ("workers=0", "Expected workers to be a whole number >= 1; got 'workers=0'"),
+        ("workers=1.5", "Expected workers to be a whole number >= 1"),
         ("flops=fast", "Expected a number above 0, as in flops=40e12; got 'flops=fast'"),
         ("paper=rpg", "did you mean 'rgp'?"),
         ("only=rgp/tabel3", "did you mean 'rgp/table3'?"),

@@ -234,8 +234,8 @@ def test_the_script_attacks_every_method_and_writes_its_files(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("shadows=3", "shadows >= 4; got 'shadows=3'"),
-        ("shadows=many", "shadows >= 4; got 'shadows=many'"),
+        ("shadows=3", "whole number >= 4; got 'shadows=3'"),
+        ("shadows=many", "whole number >= 4; got 'shadows=many'"),
         ("digits", "WORD=VALUE; got 'digits'"),
         ("methods=rpg", "Did you mean rgp?"),
     ],

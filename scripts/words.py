@@ -1,0 +1,135 @@
+"""The words of a script's command line, each WORD=VALUE: its own, and Hydra overrides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from dpexp.artifacts.words import unknown
+from dpexp.records import RESULT_NEUTRAL, RecordError
+from dpexp.types import ConfigError
+from scripts import mistakes
+
+Reader = Callable[[str], Any]
+"""Makes a value of a whole WORD=VALUE; raises ConfigError where it can't."""
+
+
+def split(
+    words: Sequence[str], readers: Mapping[str, Reader], names: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """Take a script's own words out of its command line; the rest are overrides.
+
+    Args:
+        words: the command line.
+        readers: of the script's own words.
+        names: what a word's value is called where that is not the word.
+
+    Returns:
+        Values by name, and the overrides.
+
+    Raises:
+        ConfigError: for a value that can't be read, or a word that is neither.
+    """
+    own, overrides = {}, []
+    for word in words:
+        key, equals, _ = word.partition("=")
+        if equals and key in readers:
+            own[(names or {}).get(key, key)] = readers[key](word)
+        elif word.startswith("~") or (equals and not word.startswith("-")):
+            overrides.append(word)
+        else:
+            raise ConfigError(f"Expected WORD=VALUE; got '{word}'. See --help.")
+    return own, overrides
+
+
+def only(words: Sequence[str], readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """Read a command line that takes no overrides; raises ConfigError as `split` does."""
+    own, others = split(words, readers)
+    for word in others:
+        raise unknown("word", word.partition("=")[0], readers)
+    return own
+
+
+def text(word: str) -> str:
+    """Read WORD=TEXT."""
+    return word.partition("=")[2]
+
+
+def listed(word: str) -> tuple[str, ...]:
+    """Read WORD=A,B, each once."""
+    return tuple(dict.fromkeys(text(word).split(",")))
+
+
+def truth(word: str) -> bool:
+    """Read WORD=true or WORD=false."""
+    key, _, value = word.partition("=")
+    if value not in ("true", "false"):
+        raise ConfigError(f"Expected {key}=true or {key}=false; got '{word}'.")
+    return value == "true"
+
+
+def seeds(word: str) -> tuple[int, ...]:
+    """Read WORD=0,1,2."""
+    try:
+        return tuple(int(seed) for seed in text(word).split(","))
+    except ValueError:
+        raise ConfigError(f"Expected whole numbers, as in seeds=0,1,2; got '{word}'.") from None
+
+
+def number(word: str, above: float | None = None) -> float:
+    """Read WORD=NUMBER, above a bound where there is one."""
+    key, _, value = word.partition("=")
+    with suppress(ValueError):
+        if above is None or float(value) > above:
+            return float(value)
+    bound = "" if above is None else f" above {above}"
+    raise ConfigError(f"Expected a number{bound}, as in {key}=40e12; got '{word}'.")
+
+
+positive = partial(number, above=0)
+
+
+def whole(least: int) -> Reader:
+    """Give what reads WORD=NUMBER, a whole one from `least`."""
+
+    def read(word: str) -> int:
+        key, _, value = word.partition("=")
+        if not value.isdecimal() or int(value) < least:
+            raise ConfigError(f"Expected {key} to be a whole number >= {least}; got '{word}'.")
+        return int(value)
+
+    return read
+
+
+def changing(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Give the overrides that change the numbers, as `device=cpu` does not."""
+    return tuple(w for w in overrides if re.split("[.=]", w.lstrip("+~"))[0] not in RESULT_NEUTRAL)
+
+
+def exit_code_of(
+    program: Callable[[Sequence[str]], int],
+    words: Sequence[str],
+    doc: str | None,
+    of_records: int = 1,
+) -> int:
+    """Do what a command line asks, or print help where it asks for that; give the exit code.
+
+    Args:
+        program: takes the words.
+        words: the command line.
+        doc: the help.
+        of_records: the code where a record can't be read or written; of other mistakes it is 2.
+    """
+    if {"-h", "--help"} & set(words):
+        print((doc or "").strip())
+        return 0
+    try:
+        return program(words)
+    except Exception as error:
+        line = mistakes.mistake(error)
+        if line is None:
+            raise
+        return mistakes.fail(line, of_records if isinstance(error, RecordError) else 2)
