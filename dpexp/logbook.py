@@ -81,17 +81,8 @@ class Logbook:
         """Open the run's directory.
 
         Raises:
-            ConfigError: for a time between checkpoints that cannot be meant.
             RecordError: if the directory cannot be written.
         """
-        for key, kinds, least in (("seconds", int | float, 0), ("steps", int, 1)):
-            value = config["checkpoint"][key]
-            is_number = isinstance(value, kinds) and not isinstance(value, bool)
-            if value is not None and not (is_number and value >= least):
-                raise ConfigError(
-                    f"Expected checkpoint.{key} to be null or a {'whole ' * (kinds is int)}number "
-                    f">= {least}; got {value}. Set checkpoint.{key}."
-                )
         self._config, self._mechanism, self._ranks = config, mechanism, ranks
         self._model, self._optimizer, self._at = model, optimizer, at
         self._run = Run.open(config["results"], config) if ranks.is_first else None

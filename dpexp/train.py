@@ -121,6 +121,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         ConfigError: for a mistake in the config.
         PrivacyError: if the finished run does not hold what it claims.
     """
+    _check_checkpoint(config["checkpoint"])
     memory.reset_peak(ranks.device)
     attack = parts.attack
     if attack is not None:
@@ -259,6 +260,17 @@ def check_numbers(config: dict) -> None:
             raise ConfigError(
                 f"Expected {place} to be a {'whole ' if kind is int else ''}number > 0{words}; "
                 f"got {place}={value}. Set {place}."
+            )
+
+
+def _check_checkpoint(settings: Mapping[str, Any]) -> None:
+    for key, kind, least in (("seconds", int | float, 0), ("steps", int, 1)):
+        value = settings[key]
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if value is not None and not (is_number and value >= least):
+            raise ConfigError(
+                f"Expected checkpoint.{key} to be null or a {'whole ' * (kind is int)}number "
+                f">= {least}; got {value}. Set checkpoint.{key}."
             )
 
 

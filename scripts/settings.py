@@ -39,15 +39,31 @@ def check(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: naming the setting.
     """
+    _check_groups(config)
+    _check_words(config)
+    _check_numbers(config)
+
+
+def _check_groups(config: Mapping[str, Any]) -> None:
     for group, example in GROUPS.items():
         if not isinstance(config.get(group), Mapping):
             raise ConfigError(
                 f"Expected {group} to hold settings of its own; {_found(config, group)}. Set what "
                 f"is below it, as in {example}."
             )
+
+
+def _check_words(config: Mapping[str, Any]) -> None:
     for name, kind in WORDS.items():
         if not isinstance(config.get(name), str) or not config[name]:
             raise ConfigError(f"Expected {name} to be {kind}; {_found(config, name)}. Set {name}.")
+    if "mode" not in config["wandb"]:
+        raise ConfigError(f"Expected wandb.mode, one of {', '.join(MODES)}; it was taken out.")
+    require_word("wandb.mode", config["wandb"]["mode"], MODES)
+
+
+def _check_numbers(config: Mapping[str, Any]) -> None:
+    """Refuse a seed or an optimizer's numbers; others are looked at by who reads them."""
     seed = config.get("seed")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(
@@ -59,9 +75,6 @@ def check(config: Mapping[str, Any]) -> None:
     rate = config["optimizer"].get("lr")
     if isinstance(rate, str | bool):
         raise ConfigError(f"Expected optimizer.lr to be a number; got {rate}. Set optimizer.lr.")
-    if "mode" not in config["wandb"]:
-        raise ConfigError(f"Expected wandb.mode, one of {', '.join(MODES)}; it was taken out.")
-    require_word("wandb.mode", config["wandb"]["mode"], MODES)
 
 
 def _found(config: Mapping[str, Any], name: str) -> str:

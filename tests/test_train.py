@@ -15,6 +15,7 @@ from dpexp.mechanism.sampling import poisson
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.ranks import Ranks
 from dpexp.train import estimate, train
+from dpexp.types import ConfigError
 from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -121,6 +122,23 @@ def test_empty_draws_are_steps_and_are_counted(tmp_path):
     assert 0 in draws  # or this test shows nothing
     assert privacy["noise_draws"] == privacy["steps"] == result["steps"] == 15
     assert lines[-1]["epsilon"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"batch_size": 0}, "Expected batch_size to be a whole number > 0; got batch_size=0"),
+        ({"epochs": -1}, "Expected epochs to be a number > 0; got epochs=-1"),
+        ({"checkpoint": {"seconds": None, "steps": 0}}, "checkpoint.steps to be null or a whole"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_who_calls_train_themselves_are_told_of_nonsense_too(tmp_path, setting, said):
+    config = run.compose(["method=dpsgd", *DIGITS, f"results={tmp_path}"])
+    cpu = torch.device("cpu")
+    with pytest.raises(ConfigError, match=said):
+        train({**config, **setting}, run.build_parts(config, cpu), Ranks(0, 1, cpu))
+    assert os.listdir(tmp_path) == []
 
 
 def test_an_example_that_is_not_finite_is_counted_and_spoils_nothing(tmp_path):

@@ -131,9 +131,8 @@ def _require(holds: bool, message: str) -> None:
 
 
 def _check_sizes(dataset_size: int, batch_size: int) -> None:
-    _require(batch_size > 0, f"Expected batch_size > 0; got {batch_size}. Set batch_size.")
     _require(
-        batch_size <= dataset_size,
+        0 < batch_size <= dataset_size,
         f"Expected batch_size in [1, {dataset_size}], the number of training examples; "
         f"got batch_size={batch_size}. Set batch_size.",
     )

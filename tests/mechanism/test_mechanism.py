@@ -147,7 +147,7 @@ def test_sampling_and_noise_do_not_share_randomness():
         ({"clip": "yes"}, "clip true or false"),
         ({"sampling": "poison"}, "Did you mean poisson"),
         ({"sizes": SIZES | {"batch_size": 2000}}, r"batch_size in \[1, 1437\]"),
-        ({"sizes": SIZES | {"batch_size": 0}}, "batch_size > 0"),
+        ({"sizes": SIZES | {"batch_size": 0}}, r"batch_size in \[1, 1437\]"),
         ({"sizes": SIZES | {"num_steps": 0}}, "at least one step"),
     ],
 )
