@@ -56,11 +56,11 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
             if str(error).startswith(mistakes.NAMELESS):
                 raise ConfigError(mistakes.unnamed(overrides) or str(error)) from None
             raise
-        return plain(cfg)
+        return plain(cfg, overrides)
 
 
-def plain(cfg: DictConfig) -> dict[str, Any]:
-    """Resolve a composed config to dicts and lists.
+def plain(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """Resolve a config, composed from these overrides, to dicts and lists.
 
     Raises:
         ConfigError: if method or task is not chosen, or has no default model under the profile; or
@@ -81,6 +81,7 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
         )
     from scripts import settings
 
+    settings.check_names(overrides)
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     settings.check(config)
     return config
@@ -176,6 +177,13 @@ def _work(ranks: Any, config: dict[str, Any]) -> None:
         # Devices of different kinds round differently.
         if "warm_start" in config and ranks.size > 1:
             parts.model.load_state_dict(ranks.from_first(parts.model.state_dict()))
+        takes_public = "public_size" in vars(parts.method)  # which its settings may make 0
+        if ranks.is_first and "public" in config and parts.task.public is None and not takes_public:
+            warnings.warn(
+                f"public={config['public']['name']} has no effect: "
+                f"method={config['method']['name']} takes no public examples as it is set.",
+                stacklevel=2,
+            )
         _loop(config).train(config, parts, ranks)
 
 
@@ -282,7 +290,7 @@ def _check_kinds(target: Any, arguments: dict[str, Any]) -> None:
 def main(cfg: DictConfig) -> None:
     """Run one job; its directory is the last line printed."""
     try:
-        directory = execute(plain(cfg))
+        directory = execute(plain(cfg, HydraConfig.get().overrides.task))
         if os.environ.get("RANK", "0") == "0":
             print(directory, flush=True)
     except Exception as error:

@@ -13,6 +13,7 @@ from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
 
@@ -34,7 +35,7 @@ def run_cell(config: Any) -> str:
     Returns:
         "" or the first line of what went wrong.
     """
-    plain = run.plain(config)
+    plain = run.plain(config, HydraConfig.get().overrides.task)
     return build.attempt(plain, records.run_id(plain), run.execute, Path(plain["results"]))
 
 

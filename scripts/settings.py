@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import yaml
 
 from dpexp.tracking import MODES
 from dpexp.types import ConfigError, require_word
+from scripts.mistakes import CONF, nearest
 
 GROUPS = {
     "profile": "profile=embedded",
@@ -22,12 +25,35 @@ GROUPS = {
 }
 """Settings that have others below them, with an example of one."""
 
+NAMED = ("method", "model", "task", "profile", "public", "attack", "audit")
+"""Groups whose settings hold the name of the option that was chosen."""
+
 WORDS = {
     "results": "a folder",
     "data_root": "a folder",
     "model_root": "a folder",
     "device": "auto, cpu, cuda or cuda:N",
 }
+
+
+def check_names(overrides: Sequence[str]) -> None:
+    """Refuse a new name for what was chosen by name: it would stand in records and tables.
+
+    What is made of another `_target_` may have one of its own.
+
+    Args:
+        overrides: of the command line.
+
+    Raises:
+        ConfigError: naming the word.
+    """
+    places = [word.lstrip("+~").partition("=")[0] for word in overrides]
+    for place, word in zip(places, overrides, strict=True):
+        group, dot, key = place.rpartition(".")
+        if dot and key == "name" and group in NAMED and f"{group}._target_" not in places:
+            raise ConfigError(
+                f"Expected {group} to keep the name that it is chosen by; got {word}. Leave it out."
+            )
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -39,9 +65,22 @@ def check(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: naming the setting.
     """
+    _check_keys(config)
     _check_groups(config)
     _check_words(config)
     _check_numbers(config)
+
+
+def _check_keys(config: Mapping[str, Any]) -> None:
+    """Refuse a setting that nothing reads; a table that others look values up in may be new."""
+    tree = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
+    groups = [group for entry in tree.pop("defaults") if isinstance(entry, dict) for group in entry]
+    known = [key for key in (*tree, *groups, "loop") if key.isidentifier() and key != "hydra"]
+    for key, value in config.items():
+        if key not in known and not isinstance(value, Mapping):
+            raise ConfigError(
+                f"Unknown key {key}; valid here: {', '.join(known)}.{nearest(key, known)}"
+            )
 
 
 def _check_groups(config: Mapping[str, Any]) -> None:

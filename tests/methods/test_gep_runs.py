@@ -78,7 +78,13 @@ def test_a_public_set_is_not_loaded_where_nothing_needs_it(tmp_path, words):
     elsewhere = ["public=imagenet32", f"data_root={tmp_path}"]  # where there is none
     config = run.compose([*words, *DIGITS, *elsewhere, "epochs=0.1", f"results={tmp_path}"])
     assert run.build_parts(config, CPU).task.public is None
-    assert "public" not in of(run.execute(config), "privacy.json")
+    with warnings.catch_warnings(record=True) as said:
+        directory = run.execute(config)
+    assert "public" not in of(directory, "privacy.json")
+    told = [
+        str(one.message) for one in said if "public=imagenet32 has no effect" in str(one.message)
+    ]
+    assert len(told) == (words[0] == "method=dpsgd")  # the other chooses a set by itself
 
 
 @pytest.mark.parametrize(("method", "at_least"), [("gep", 70), ("bgep", 35)])
