@@ -239,7 +239,7 @@ def _said(node: Any) -> Any:
 
 
 def _make(node: dict[str, Any], without: Sequence[str] = (), **more: Any) -> Any:
-    from dpexp.types import ConfigError
+    from dpexp.types import ConfigError, one_line
 
     if not isinstance(node, dict) or "_target_" not in node:
         raise ConfigError(f"Expected settings with a _target_; got {node}. Set what is below it.")
@@ -252,19 +252,19 @@ def _make(node: dict[str, Any], without: Sequence[str] = (), **more: Any) -> Any
         # What a constructor refuses came from the config: a learning rate below zero, a word for
         # a number.
         if isinstance(cause, TypeError | ValueError) and not isinstance(cause, ConfigError):
-            reason = " ".join(str(cause).split())
+            reason = one_line(cause)
             raise ConfigError(f"{node['_target_']} refuses its settings: {reason}") from cause
         raise cause from None
 
 
 def _target(node: dict[str, Any]) -> Any:
-    from dpexp.types import ConfigError
+    from dpexp.types import ConfigError, one_line
 
     module, _, name = str(node["_target_"]).rpartition(".")
     try:  # Hydra's own way prints before it raises
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise ConfigError(
             f"Expected a _target_ that can be imported; got {node['_target_']} ({reason})."
         ) from error

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, one_line
 
 log = logging.getLogger("dpexp")
 
@@ -180,6 +180,6 @@ def in_one_line(what: str, remedy: str) -> Iterator[None]:
 
 def _reason(error: BaseException) -> str:
     """Give the sentence that says how much was asked for."""
-    sentences = " ".join(str(error).split()).split(". ")
+    sentences = one_line(error).split(". ")
     chosen = next((some for some in sentences if "allocate" in some), sentences[0])
     return chosen.rstrip(".") or type(error).__name__

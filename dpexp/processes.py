@@ -22,7 +22,7 @@ from dpexp.mechanism import PrivacyError
 from dpexp.ranks import GO_ON, RankLost, Ranks, choose_device, together
 from dpexp.records import RecordError
 from dpexp.stopping import STOPPED, Stopping
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, one_line
 
 log = logging.getLogger("dpexp")
 
@@ -173,7 +173,7 @@ def _spawned(
         reports.put(_Report(rank, type(error)(str(error)[: REASON + TRACE]), is_echo=echo))
         code = 1
     except BaseException as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"[:REASON]
+        why = f"{type(error).__name__}: {one_line(error)}"[:REASON]
         trace = "".join(traceback.format_tb(error.__traceback__))[-TRACE:]
         reports.put(_Report(rank, _died(rank, size, why), trace))
         code = 1

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, one_line
 
 BUCKET = 2**26
 """Numbers in one call (ours): 256 MB in float32, which is what sending few large messages in place
@@ -125,7 +125,7 @@ def together() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = " ".join(str(error).split()).partition(". ")[0]
+        reason = one_line(error).partition(". ")[0]
         raise RankLost(f"Lost touch with another rank: {reason}. {GO_ON}") from error
 
 

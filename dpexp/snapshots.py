@@ -12,7 +12,7 @@ from pathlib import Path
 import huggingface_hub
 import huggingface_hub.constants
 
-from dpexp.types import ConfigError, MissingData
+from dpexp.types import ConfigError, MissingData, one_line
 
 PROBE_SECONDS = 5.0
 """How long the hub may take to answer (ours): a missing file is to be reported within 10 s."""
@@ -106,7 +106,7 @@ def _fetch(repo: str, kind: str, patterns: list[str]) -> tuple[Path | None, str]
             repo, repo_type=kind, allow_patterns=patterns, local_files_only=reason is not None
         )
     except Exception as error:  # whatever the client raises, the remedy is the same
-        return None, reason or " ".join(str(error).split())
+        return None, reason or one_line(error)
     return Path(folder), reason or "it has no such file"
 
 

@@ -34,6 +34,11 @@ def require_word(setting: str, word: str, words: Sequence[str]) -> None:
         )
 
 
+def one_line(error: BaseException) -> str:
+    """Give an error's words on one line."""
+    return " ".join(str(error).split())
+
+
 class MissingData(ConfigError):
     """Data or a pretrained model is not where it was looked for; the line says what to do."""
 

@@ -32,7 +32,7 @@ from dpexp.gradient import PrivateGradient
 from dpexp.mechanism import Mechanism, num_steps
 from dpexp.micro_batch import AUTO
 from dpexp.train import EMPTY, make_mechanism, update
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, one_line
 from scripts.stand_in import LENGTH, stand_in
 
 FEW = 4
@@ -283,7 +283,7 @@ def plan(
             try:
                 cost = cost.plus(hours.cost(config))
             except ConfigError as error:
-                unknown[" ".join(str(error).split())] = name
+                unknown[one_line(error)] = name
         total = total.plus(cost)
         yield line(name, len(fresh), cost)
     yield line("**total**", len(seen), total)

@@ -20,7 +20,7 @@ from hydra.types import HydraContext, RunMode
 import run
 from dpexp import records
 from dpexp.artifacts import build, spec
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, one_line
 
 EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray"}
 """Launcher -> the extra of this package that brings its plugin."""
@@ -81,6 +81,6 @@ def launch(name: str, jobs: list[list[str]]) -> None:
 
 def needs(name: str, error: RuntimeError) -> str:
     """Word why a launcher does not start, and what it needs."""
-    line = " ".join(str(error).split())
+    line = one_line(error)
     extra = f" It needs: pip install -e '.[{EXTRAS[name]}]'." if name in EXTRAS else ""
     return f"Launcher {name} does not start: {line}.{extra}"

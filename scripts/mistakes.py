@@ -55,11 +55,13 @@ def told(words: str, line: str | None) -> Told:
 
 def explain(error: Exception) -> str:
     """Turn a composition error into one line with the nearest valid name."""
+    from dpexp.types import one_line
+
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         options = error.options or options_of(group)
         if not group or not options:
-            return " ".join(str(error).split())
+            return one_line(error)
         return f"Expected {group} to be one of {', '.join(options)}; got {group}={name}." + nearest(
             name, options
         )

@@ -20,7 +20,7 @@ from dpexp.artifacts.collect import (
     metric,
     outcome,
 )
-from dpexp.types import ConfigError, MissingData
+from dpexp.types import ConfigError, MissingData, one_line
 
 Execute = Callable[[dict[str, Any]], Path]
 """Does one run and gives its directory; raises ConfigError for the user's mistakes."""
@@ -61,11 +61,11 @@ def attempt(config: dict[str, Any], run_id: str, execute: Execute, results: Path
     except records.Busy as error:
         return f"{BUSY}{error}"
     except MissingData as error:
-        reason = text = f"{NO_DATA}: {_one_line(error)}"
+        reason = text = f"{NO_DATA}: {one_line(error)}"
     except ConfigError as error:
-        reason = text = f"{WRONG}{_one_line(error)}"
+        reason = text = f"{WRONG}{one_line(error)}"
     except Exception as error:
-        reason = f"{type(error).__name__}: {_one_line(error)}"
+        reason = f"{type(error).__name__}: {one_line(error)}"
         text = f"{reason}\n\n{traceback.format_exc()}"
     else:
         log.unlink(missing_ok=True)
@@ -80,10 +80,6 @@ def mistake(item: Outcome) -> str:
         return ""
     first = Path(item.detail).read_text(encoding="utf-8").partition("\n")[0]
     return first.removeprefix(WRONG) if first.startswith(WRONG) else ""
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 def missing(outcomes: Iterable[Outcome]) -> list[Job]:

@@ -24,7 +24,7 @@ from dpexp.artifacts.words import (
     Published,
     unknown,
 )
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, one_line
 
 __all__ = ["Artifact", "Axes", "Claim", "Key", "Line", "Profile", "Published", "load", "unknown"]
 
@@ -49,7 +49,7 @@ def load(conf: Path, paper: str, name: str) -> Artifact:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path} is not YAML: {one_line(error)}") from error
     try:
         return _artifact(paper, name, tree)
     except ConfigError as error:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dpexp.models.first_token import keep_first_token
 from dpexp.snapshots import model_folder
-from dpexp.types import ConfigError, require_word
+from dpexp.types import ConfigError, one_line, require_word
 
 POOLINGS = ("first", "mean")
 PRECISIONS = ("float32", "bfloat16")
@@ -234,7 +234,7 @@ def _load(folder: Path, config: transformers.PretrainedConfig, attention: str) -
             output_loading_info=True,
         )
     except Exception as error:  # a damaged file fails in as many ways as it can be damaged
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise ConfigError(f"Expected readable weights in {folder}; {reason}.") from error
     lacking = sorted(n for n in found["missing_keys"] if not n.startswith("pooler."))
     if lacking:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dpexp.snapshots import model_folder, why_unreachable
 from dpexp.tasks.cache import decoded
 from dpexp.tasks.task import Examples, Task, fingerprint
-from dpexp.types import ConfigError, MissingData
+from dpexp.types import ConfigError, MissingData, one_line
 
 log = logging.getLogger("dpexp")
 
@@ -147,7 +147,7 @@ def _resnet(
     try:
         model.load_state_dict(_read(path))
     except Exception as error:  # a file may be wrong in as many ways as there are formats
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)[:200]
         raise ConfigError(
             f"Expected the weights of {base} in {path}; they do not fit ({reason}). "
             "Fetch the file again."
@@ -203,7 +203,7 @@ def _hub(
     try:
         model = AutoModel.from_pretrained(folder, local_files_only=True).eval().to(device)
     except Exception as error:  # as many ways to be wrong as there are architectures
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)[:200]
         raise ConfigError(
             f"Expected a model that transformers can load in {folder}; it cannot ({reason})."
         ) from None

@@ -13,7 +13,7 @@ from dpexp.snapshots import parquet_files
 from dpexp.tasks.cache import decoded
 from dpexp.tasks.task import Task, assemble, subset
 from dpexp.tasks.text import Encoded, Texts, Tokenizer
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, one_line
 
 
 def glue(
@@ -92,7 +92,7 @@ def _encode(
     try:
         rows = datasets.Dataset.from_parquet([str(path) for path in files], keep_in_memory=True)
     except Exception as error:  # a damaged file fails in as many ways as it can be damaged
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise ConfigError(
             f"Expected readable parquet in {', '.join(map(str, files))}; {reason}."
         ) from error

@@ -17,7 +17,7 @@ from torch import Tensor
 from dpexp.snapshots import parquet_files
 from dpexp.tasks.cache import decoded
 from dpexp.tasks.task import Examples, Task, assemble, subset
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, one_line
 
 ROWS_AT_A_TIME = 1000
 
@@ -161,7 +161,7 @@ def _pixels(image: dict | None, shape: tuple[int, ...], where: str) -> np.ndarra
 
 
 def _corrupt(path: Path, error: Exception) -> ConfigError:
-    reason = " ".join(str(error).split())
+    reason = one_line(error)
     return ConfigError(
         f"Expected a parquet file at {path}; it is corrupt ({reason}). Fetch it again."
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpexp.tasks.cache import decoded
 from dpexp.tasks.regression import regress
 from dpexp.tasks.task import Examples, Task, subset
-from dpexp.types import ConfigError, MissingData, require_word
+from dpexp.types import ConfigError, MissingData, one_line, require_word
 
 EXTRACT = ("lending-club", "loan_data.csv")
 """Where the extract lies under data_root."""
@@ -87,7 +87,7 @@ def _decode(
     try:
         table = pd.read_csv(path, usecols=lambda name: _name(name) in wanted, dtype=str)
     except (ValueError, OSError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise ConfigError(
             f"Expected a table with a header at {path}; it cannot be read ({reason}). "
             "Fetch the file again."

@@ -21,7 +21,7 @@ from dpexp.snapshots import parquet_files
 from dpexp.tasks.digits import DARKEST
 from dpexp.tasks.shapes import draw
 from dpexp.tasks.task import Examples, Task, with_public
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, one_line
 
 UNKNOWN = -1
 """The label of an image whose class is none of the task's."""
@@ -70,7 +70,7 @@ def hub_images(
         try:
             table = pyarrow.parquet.read_table(path, columns=[image_column])
         except (pyarrow.ArrowException, OSError) as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             raise ConfigError(
                 f"Expected a parquet file with column {image_column} at {path}; it cannot be read "
                 f"({reason}). Fetch it again."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpexp.snapshots import model_folder
-from dpexp.types import Batch, ConfigError
+from dpexp.types import Batch, ConfigError, one_line
 
 WORDPIECES_AT_A_TIME = 10_000
 """Texts a tokenizer gets at once (ours)."""
@@ -165,7 +165,7 @@ class Tokenizer:
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder)
         except Exception as error:  # a damaged file fails in as many ways as it can be damaged
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             raise ConfigError(f"Expected a readable tokenizer in {folder}; {reason}.") from error
         return cls(tokenizer, files, max_length)
 
