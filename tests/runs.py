@@ -60,25 +60,32 @@ class Killed(BaseException):
     """As sudden as a kill: nothing is saved on the way out."""
 
 
-def killed(results, *words, at, every=4):
-    """Take a run up and kill it in its step `at` (from 1); checkpoints every few steps."""
-    config = run.compose([*words, f"results={results}", f"checkpoint.steps={every}"])
-    parts = run.build_parts(config, ALONE.device)
+def die():
+    raise Killed
+
+
+def interrupted(config, parts, at, act):
+    """Train until something is done in step `at` (from 1), released but not yet taken."""
+    directory = records.locate(config["results"], config)
+
+    def act_in_time(*_):
+        if read_mark(directory).steps == at:
+            act()
 
     def make_optimizer(weights):
         optimizer = parts.make_optimizer(weights)
-        optimizer.register_step_post_hook(die_in_time)
+        optimizer.register_step_pre_hook(act_in_time)
         return optimizer
 
-    directory = records.locate(results, config)
+    train(config, replace(parts, make_optimizer=make_optimizer), ALONE)
 
-    def die_in_time(*_):
-        if read_mark(directory).steps == at:
-            raise Killed
 
+def killed(results, *words, at, every=4):
+    """Take a run up and kill it in its step `at` (from 1); checkpoints every few steps."""
+    config = run.compose([*words, f"results={results}", f"checkpoint.steps={every}"])
     with pytest.raises(Killed):
-        train(config, replace(parts, make_optimizer=make_optimizer), ALONE)
-    return directory
+        interrupted(config, run.build_parts(config, ALONE.device), at, die)
+    return records.locate(results, config)
 
 
 class Watched:

@@ -21,7 +21,9 @@ from tests.runs import (
     Killed,
     assert_same_run,
     copied,
+    die,
     execute,
+    interrupted,
     killed,
     of,
     one_thread,  # noqa: F401 (a fixture)
@@ -128,17 +130,8 @@ def test_a_step_taken_in_halves_is_not_repeated_if_killed_right_after_its_releas
     config = run.compose([*SHORT, f"results={tmp_path}"])
     parts = run.build_parts(config, ALONE.device)
     cramp(parts.model, 100)
-
-    def die(*_):
-        raise Killed
-
-    def make_optimizer(weights):
-        optimizer = parts.make_optimizer(weights)
-        optimizer.register_step_pre_hook(die)
-        return optimizer
-
     with pytest.raises(Killed):
-        train(config, replace(parts, make_optimizer=make_optimizer), ALONE)
+        interrupted(config, parts, 1, die)
     with pytest.warns(UserWarning, match="1 steps after step 0 may have been released"):
         execute(tmp_path, *SHORT)
     assert_lost(records.locate(tmp_path, config), 1)

@@ -14,7 +14,7 @@ from dpexp.mechanism import PrivacyError, build_votes, verify
 from dpexp.pate import loop
 from dpexp.ranks import Ranks
 from dpexp.types import ConfigError
-from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
+from tests.runs import Killed, execute, of, one_thread  # noqa: F401 (a fixture)
 from tests.test_pate import ALONE, CPU, SMALL
 
 
@@ -83,10 +83,6 @@ def test_secret_noise_is_not_replayable_and_says_so(tmp_path):
     assert [a["train_loss"] for a in one[0]] != [b["train_loss"] for b in other[0]]
     assert one[2]["replayable"] is False
     assert any("secret" in word for word in one[2]["deviations"])
-
-
-class Killed(BaseException):
-    """As sudden as a kill: nothing is saved on the way out."""
 
 
 def die(step, num_steps):

@@ -23,6 +23,7 @@ from tests.runs import (
     assert_same_run,
     copied,
     execute,
+    interrupted,
     killed,
     of,
     one_thread,  # noqa: F401 (a fixture)
@@ -122,22 +123,15 @@ def test_who_awaits_a_clusters_signal_has_its_turn_once_the_run_has_saved(tmp_pa
         at.append(checkpoint.load(directory / "checkpoint.pt")["position"]["step"])
         raise SystemExit(75)
 
-    def be_told(*_):
-        if records.read_mark(directory).steps == 5:
-            os.kill(os.getpid(), signal.SIGUSR2)
-            os.kill(os.getpid(), signal.SIGTERM)  # the limit itself, while the step goes on
+    def be_told():
+        os.kill(os.getpid(), signal.SIGUSR2)
+        os.kill(os.getpid(), signal.SIGTERM)  # the limit itself, while the step goes on
 
     parts = run.build_parts(config, ALONE.device)
-
-    def make_optimizer(weights):
-        optimizer = parts.make_optimizer(weights)
-        optimizer.register_step_post_hook(be_told)
-        return optimizer
-
     before = signal.signal(signal.SIGUSR2, queue_again)
     try:
         with pytest.raises(SystemExit, match="75"):
-            train(config, replace(parts, make_optimizer=make_optimizer), ALONE)
+            interrupted(config, parts, 5, be_told)
         assert at == [5] and signal.getsignal(signal.SIGUSR2) is queue_again
     finally:
         signal.signal(signal.SIGUSR2, before)
@@ -150,20 +144,12 @@ def test_ctrl_c_saves_after_the_step_and_a_second_one_stops_at_once(tmp_path, ti
     config = run.compose([*SHORT, f"results={tmp_path}", "checkpoint.seconds=null"])
     directory = records.locate(tmp_path, config)
 
-    def interrupt(*_):
-        if records.read_mark(directory).steps == 5:
-            for _ in range(times):
-                os.kill(os.getpid(), signal.SIGINT)
-
-    parts = run.build_parts(config, ALONE.device)
-
-    def make_optimizer(weights):
-        optimizer = parts.make_optimizer(weights)
-        optimizer.register_step_post_hook(interrupt)
-        return optimizer
+    def interrupt():
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train(config, replace(parts, make_optimizer=make_optimizer), ALONE)
+        interrupted(config, run.build_parts(config, ALONE.device), 5, interrupt)
     assert "Ctrl-C again stops at once" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if times == 1:
