@@ -251,10 +251,10 @@ def private_anchors_of_gep(patch: pytest.MonkeyPatch) -> None:
 
     call = PrivateGradient.__call__
 
-    def broken(self, state, examples, step, is_asked_to_stop=False):
+    def broken(self, state, examples, *rest):
         as_many = torch.arange(len(self._public)) % len(examples)
         self._public = replace(self._public, examples=examples.take(as_many))
-        return call(self, state, examples, step, is_asked_to_stop)
+        return call(self, state, examples, *rest)
 
     patch.setattr(PrivateGradient, "__call__", broken)
 
