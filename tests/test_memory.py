@@ -1,5 +1,6 @@
 """Memory: what happens when it runs out, how much is asked for, and what checkpointing saves."""
 
+import gc
 import json
 import logging
 import subprocess
@@ -15,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import run
-from dpexp import memory
 from dpexp.gradient import PrivateGradient
 from dpexp.mechanism import whole_batch
 from dpexp.methods.rgp import RGP
@@ -24,7 +24,7 @@ from dpexp.records import run_id
 from dpexp.tasks import cross_entropy
 from dpexp.train import evaluate
 from dpexp.types import ConfigError
-from tests.runs import execute, of
+from tests.runs import Watched, execute, of
 from tests.steps import ALONE, CPU, Setting, composed, distance
 from tests.test_text_gradients import EVERY, LENGTHS, make
 from tests.texts import texts, tiny
@@ -85,46 +85,54 @@ def test_a_step_that_runs_out_of_memory_is_the_same_step_in_smaller_pieces(metho
         assert torch.equal(gradient, again.gradients[name])
 
 
-def carriers_of(method, monkeypatch):
-    """Give a list of weak references that fills with every carrier the method hands on."""
-    carried, carry = [], method.carry
+class Carrying(Watched):
+    """A method that knows which of the carriers it handed on are still held."""
 
-    def watched(state, layer, tap):
-        carriers = carry(state, layer, tap)
-        carried.extend(map(weakref.ref, carriers.values()))
+    def __init__(self, method):
+        super().__init__(method)
+        self.carried = []
+
+    def carry(self, state, layer, tap):
+        carriers = self.method.carry(state, layer, tap)
+        self.carried.extend(map(weakref.ref, carriers.values()))
         return carriers
 
-    monkeypatch.setattr(method, "carry", watched)
-    return carried
+    def count_held(self):
+        return sum(carrier() is not None for carrier in self.carried)
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "rgp", "gep"])
-def test_what_failed_is_let_go_before_memory_is_given_back(method, monkeypatch):
+def test_what_failed_is_let_go_before_memory_is_given_back(method):
     setting = Setting(composed(method))
     cramp(setting.model, 20)
-    carried, left, collect = carriers_of(setting.method, monkeypatch), [], memory.collect
+    setting.method, held = Carrying(setting.method), []
 
-    def counted():
-        left.append(sum(carrier() is not None for carrier in carried))
-        collect()
+    def count(phase, info):
+        if phase == "start":
+            held.append(setting.method.count_held())
 
-    monkeypatch.setattr(memory, "collect", counted)
-    assert setting.step(micro_batch=80).has_halved
-    assert carried and left == [0, 0]
+    gc.disable()  # but for what is collected on purpose
+    gc.callbacks.append(count)
+    try:
+        assert setting.step(micro_batch=80).has_halved
+    finally:
+        gc.callbacks.remove(count)
+        gc.enable()
+    assert setting.method.carried and held == [0, 0]
 
 
-def test_a_rehearsal_that_failed_lets_go_too(monkeypatch):
+def test_a_rehearsal_that_failed_lets_go_too():
     """Or `micro_batch=auto` would measure the next size beside what is left of the last."""
     setting = Setting(composed("rgp"))
     cramp(setting.model, 20)
-    carried = carriers_of(setting.method, monkeypatch)
+    setting.method = Carrying(setting.method)
     with PrivateGradient(
         setting.model, setting.method, setting.mechanism, ALONE, 80, setting.public
     ) as gradient:
         rehearse = gradient.rehearsal(setting.state, setting.examples)
         with pytest.raises(torch.OutOfMemoryError):
             rehearse(torch.arange(80))
-        assert carried and not any(carrier() for carrier in carried)
+        assert setting.method.carried and setting.method.count_held() == 0
         rehearse(torch.arange(20))
 
 

@@ -10,7 +10,7 @@ import torch
 
 import run
 from dpexp import checkpoint, records
-from dpexp.mechanism import PrivacyError, build_votes, verify
+from dpexp.mechanism import PrivacyError, verify
 from dpexp.pate import loop
 from dpexp.ranks import Ranks
 from dpexp.types import ConfigError
@@ -160,13 +160,15 @@ def test_without_noise_no_epsilon_is_stated(tmp_path):
     assert any("no privacy" in word for word in privacy["deviations"])
 
 
-def test_a_run_whose_noise_does_not_fit_its_budget_fails(tmp_path, monkeypatch):
-    def too_quiet(*args, **options):
-        made = build_votes(*args, **options)
-        return replace(made, noise_multiplier=0.9 * made.noise_multiplier)
-
-    monkeypatch.setattr(loop, "build_votes", too_quiet)
-    with pytest.raises(PrivacyError, match="above the target 8"):
+def test_a_run_whose_noise_was_not_drawn_at_every_query_fails(tmp_path):
+    config = run.compose([*BRIEF, f"results={tmp_path}"])
+    with pytest.raises(Killed):
+        loop.train(config, replace(run.build_parts(config, CPU), schedule=die), ALONE)
+    path = records.locate(tmp_path, config) / "checkpoint.pt"
+    saved = checkpoint.load(path)
+    saved["answers"]["draws"]["check"] -= 1
+    checkpoint.save(path, saved)
+    with pytest.raises(PrivacyError, match="drawn"):
         execute(tmp_path, *BRIEF)
     assert not list(tmp_path.rglob("result.json")) and not list(tmp_path.rglob("privacy.json"))
 

@@ -11,8 +11,8 @@ from scipy.stats import kstest, norm, truncnorm
 
 from dpexp.carriers import Explicit, Outer
 from dpexp.privatize import (
-    _DRAWS,
     FAR,
+    GRAIN,
     NOISE_AT_ONCE,
     ClippedSum,
     add_noise_,
@@ -204,26 +204,27 @@ def test_every_coordinate_gets_laplace_noise_of_the_declared_scale():
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
+SIZE = 2 * NOISE_AT_ONCE["cpu"] + 2000  # of a block that is drawn in three pieces
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
-def test_blocks_drawn_in_pieces_have_fresh_noise_in_each_and_none_without(device, monkeypatch):
-    for kind in NOISE_AT_ONCE:
-        monkeypatch.setitem(NOISE_AT_ONCE, kind, 3000)
-    monkeypatch.setattr("dpexp.privatize.GRAIN", 2500)
-    sums = {key: torch.zeros(8000, device=device) for key in (A, B)}  # 3000, 3000 and 2000
+def test_blocks_drawn_in_pieces_have_fresh_noise_in_each_and_none_without(device):
+    piece = NOISE_AT_ONCE["cpu" if device == "cpu" else "gpu"]
+    size = 2 * piece + 2000
+    sums = {key: torch.zeros(size, device=device) for key in (A, B)}
     gen = torch.Generator(device).manual_seed(0)
-    add_noise_(sums, (Release("gradient", 8000, 2.0),), 1.5, gen)
+    add_noise_(sums, (Release("gradient", size, 2.0),), 1.5, gen)
     drawn = torch.cat([*sums.values()]).cpu().numpy() / 3.0
-    starts = [block + at for block in (0, 8000) for at in (0, 3000, 6000)]
+    starts = [block + at for block in (0, size) for at in (0, piece, 2 * piece)]
     pieces = np.corrcoef([drawn[start : start + 2000] for start in starts])
     assert abs(pieces - np.eye(6)).max() < 0.1
-    within = np.corrcoef(drawn[:500], drawn[2500:3000])[0, 1]  # of two grains of a piece
-    assert abs(within) < 0.2
+    within = np.corrcoef(drawn[:2000], drawn[GRAIN : GRAIN + 2000])[0, 1]  # two grains of a piece
+    assert abs(within) < 0.1
     assert (drawn != 0).all() and kstest(drawn, "norm").pvalue > 1e-3
 
 
-def test_noise_drawn_side_by_side_is_the_same_on_any_number_of_threads(monkeypatch):
-    monkeypatch.setitem(NOISE_AT_ONCE, "cpu", 1000)
-    releases, sizes = (Release("gradient", 8000, 2.0),), {A: 7500, B: 500}
+def test_noise_drawn_side_by_side_is_the_same_on_any_number_of_threads():
+    releases, sizes = (Release("gradient", SIZE + 500, 2.0),), {A: SIZE, B: 500}
     several = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -234,22 +235,15 @@ def test_noise_drawn_side_by_side_is_the_same_on_any_number_of_threads(monkeypat
         torch.set_num_threads(several)
 
 
-def test_an_error_on_one_thread_that_draws_noise_is_raised(monkeypatch):
-    def draw(like, gen):
-        if len(like) < 1000:
-            raise MemoryError("the last piece")
-        return torch.ones_like(like)
-
-    monkeypatch.setitem(NOISE_AT_ONCE, "cpu", 1000)
-    monkeypatch.setitem(_DRAWS, "gaussian", draw)
-    with pytest.raises(MemoryError, match="the last piece"):
-        noise_of(1.0, (Release("gradient", 4500, 1.0),), {A: 4500, B: 1})
+def test_an_error_on_a_thread_that_draws_noise_is_raised():
+    whole = {A: torch.zeros(SIZE, dtype=torch.int64)}  # of which there is no normal noise
+    with pytest.raises(RuntimeError, match="not implemented for 'Long'"):
+        add_noise_(whole, (Release("gradient", SIZE, 1.0),), 1.0, torch.Generator())
 
 
-@pytest.mark.parametrize("size", [10, 10_000])
-def test_a_sum_of_any_size_may_want_a_gradient(size, monkeypatch):
+@pytest.mark.parametrize("size", [10, SIZE])
+def test_a_sum_of_any_size_may_want_a_gradient(size):
     """Where gradients are off, they must be off on every thread."""
-    monkeypatch.setitem(NOISE_AT_ONCE, "cpu", 1000)
     total = torch.zeros(size, requires_grad=True)
     with torch.no_grad():
         gen = torch.Generator().manual_seed(0)
@@ -272,15 +266,13 @@ def test_laplace_noise_is_as_frequent_beyond_nine_scales_as_it_should():
     assert abs(int((drawn > 9).sum()) - expected) < 5 * math.sqrt(expected)
 
 
-def test_normal_noise_far_out_is_drawn_again_and_the_rest_is_left(monkeypatch):
-    key, size = Key("gradient", "a"), 4_000_000
-    monkeypatch.setitem(NOISE_AT_ONCE, "cpu", size)  # one piece: tails come after all the rest
-    sums = {key: torch.zeros(size)}
-    add_noise_(sums, (Release("gradient", size, 1.0),), 1.0, torch.Generator().manual_seed(1))
-    plain = torch.randn(size, generator=torch.Generator().manual_seed(1))
-    moved = sums[key] != plain
+def test_normal_noise_far_out_is_drawn_again_and_the_rest_is_left():
+    gen = torch.Generator().manual_seed(1)
+    plain = torch.randn(4_000_000, generator=gen)
+    noise = with_tails_(plain.clone(), gen)
+    moved = noise != plain
     assert moved.any() and torch.equal(moved, plain.abs() >= FAR)
-    assert bool((sums[key][moved] * plain[moved].sign() >= FAR).all())
+    assert bool((noise[moved] * plain[moved].sign() >= FAR).all())
 
 
 def test_noise_drawn_again_has_the_normal_laws_tail_and_no_early_end():

@@ -241,44 +241,21 @@ def test_asking_only_for_skipped_cells_is_one_line(capsys):
     assert printed.count("\n") == 1 and "it skips all of these" in printed
 
 
-def test_a_figure_is_built_and_run_from_the_command_line(tmp_path, capsys, monkeypatch):
-    conf = tmp_path / "conf"
-    (conf / "artifact/demo").mkdir(parents=True)
-    for path in script.run.CONF.iterdir():
-        if path.name != "artifact":
-            (conf / path.name).symlink_to(path)
-    (conf / "artifact/demo/figure1.yaml").write_text(DIGITS, encoding="utf-8")
-    monkeypatch.setattr(script.run, "CONF", conf)
-    words = ["figure1", "paper=demo", f"results={tmp_path}", "epochs=0.2"]
-    assert script.main([*words, "plan=true"]) == 0
-    assert "3 runs: 0 done, 3 to do" in capsys.readouterr().out
-    assert script.main([*words, "rows=dpsgd", "columns=eps8"]) == 0
-    assert "[1/1] DP-SGD, ε = 8, seed 0: " in capsys.readouterr().out
+def test_a_figure_is_built_and_run_from_the_command_line(tmp_path, capsys):
+    words = ["figure4", "paper=rgp", "seeds=0", f"results={tmp_path}"]
+    words += ["task=digits", "model=linear", "epochs=0.2"]
+    assert script.main([*words, "rows=full-np,dpsgd", "plan=true"]) == 0
+    assert "6 runs: 0 done, 6 to do" in capsys.readouterr().out
+    assert script.main([*words, "rows=dpsgd", "columns=sst2-eps8"]) == 0
+    assert "[1/1] DP-SGD, sentiment (for SST-2), ε = 8, seed 0: " in capsys.readouterr().out
     assert script.main([*words, "run=false"]) == 0
-    folder = tmp_path / "embedded" / "demo"
-    written = [str(folder / f"figure1.{suffix}") for suffix in SUFFIXES]
+    folder = tmp_path / "embedded" / "rgp"
+    written = [str(folder / f"figure4.{suffix}") for suffix in SUFFIXES]
     assert capsys.readouterr().out.splitlines()[-4:] == written
-    lines = list(csv.DictReader((folder / "figure1.csv").open()))
-    assert [(line["x"], line["status"]) for line in lines] == [
-        ("", "not run"),
-        ("2", "not run"),
+    lines = list(csv.DictReader((folder / "figure4.csv").open()))
+    ours = [line for line in lines if line["panel"][:9] == "sentiment" and line["line"] == "dpsgd"]
+    assert [(line["x"], line["status"]) for line in ours] == [
+        *((x, "not run") for x in "1246"),
         ("8", "done"),
     ]
-    assert 0 < float(lines[2]["mean"]) < 100
-
-
-DIGITS = """
-title: "Digits"
-place: "Demo paper, Figure 1"
-metric: test_accuracy
-figure: {x_name: ε, x_label: "privacy budget ε"}
-row_head: [Method]
-rows:
-  - {key: full, labels: [Full], overrides: [method=nonprivate], regardless_of: [eps]}
-  - {key: dpsgd, labels: [DP-SGD], overrides: [method=dpsgd]}
-columns:
-  - {key: eps2, x: 2, overrides: [task=digits, eps=2]}
-  - {key: eps8, x: 8, overrides: [task=digits, eps=8]}
-profiles:
-  embedded: {seeds: [0], scaled: "Small."}
-"""
+    assert 0 < float(ours[-1]["mean"]) < 100

@@ -1,6 +1,7 @@
 """What noisy votes cost, against another accountant, numerical integration and a transcription."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -216,6 +217,13 @@ def test_a_certificate_states_what_was_asked_and_verifies():
     assert 7.999 < told["epsilon"]["rdp"] <= 8 and told["epsilon"]["prv"] < 8
     assert told["data_dependent_epsilon"]["rdp"] < told["epsilon"]["rdp"]
     assert "not private" in told["data_dependent_epsilon"]["note"]
+
+
+def test_a_certificate_of_less_noise_than_the_budget_needs_is_refused():
+    made = make()
+    verify(certificate(made))
+    with pytest.raises(PrivacyError, match="above the target 8"):
+        verify(certificate(replace(made, noise_multiplier=0.9 * made.noise_multiplier)))
 
 
 def weakened(told):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 
 import run
-from dpexp.carriers import Explicit, Masked, Outer
+from dpexp.carriers import AT_LEAST, Explicit, Masked, Outer
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.sparse_dpsgd import SparseDPSGD
 from dpexp.taps.linear import LinearWeight
@@ -149,22 +149,25 @@ class Counting(LinearWeight):
         return super().each(x, dh)
 
 
-def masked(positions, entries):
+SMALL, LARGE = (8, 6), (320, 330)  # of the latter ten gradients are more than AT_LEAST
+
+
+def masked(positions, entries, shape=SMALL, num=10):
     gen = torch.Generator().manual_seed(2)
-    x = torch.randn(10, positions, 6, generator=gen, dtype=torch.float64)
-    dh = torch.randn(10, positions, 8, generator=gen, dtype=torch.float64)
+    x = torch.randn(num, positions, shape[1], generator=gen, dtype=torch.float64)
+    dh = torch.randn(num, positions, shape[0], generator=gen, dtype=torch.float64)
     Counting.formed_at_once.clear()
-    return Masked(Outer(Counting(), x, dh), entries, shape=(8, 6))
+    return Masked(Outer(Counting(), x, dh), entries, shape)
 
 
-@pytest.mark.parametrize("positions", [1, 30])
-@pytest.mark.parametrize("at_least", [1, 200, 2**20])
-def test_part_of_a_gradient_is_that_part_of_it_however_it_is_sliced(
-    positions, at_least, monkeypatch
-):
-    monkeypatch.setattr("dpexp.carriers.AT_LEAST", at_least)
-    entries = torch.arange(0, 48, 2)
-    carrier = masked(positions, entries)
+@pytest.mark.parametrize(
+    ("positions", "shape", "pieces"), [(1, SMALL, 1), (30, SMALL, 1), (1, LARGE, 2), (90, LARGE, 2)]
+)
+def test_part_of_a_gradient_is_that_part_of_it_however_it_is_sliced(positions, shape, pieces):
+    entries = torch.arange(0, shape[0] * shape[1], 2)
+    carrier = masked(positions, entries, shape)
+    carrier.each()
+    assert len(Counting.formed_at_once) == pieces
     part = Explicit(carrier.whole.each().flatten(1)[:, entries])
     weights = torch.linspace(0.1, 1, 10, dtype=torch.float64)
     torch.testing.assert_close(carrier.each(), part.values, **CLOSE)
@@ -188,15 +191,16 @@ def test_entries_that_are_left_out_break_no_norm_and_others_do(bad, positions):
     assert carrier.measured()[0].isfinite().tolist() == [i != 3 for i in range(10)]
 
 
-def test_no_more_gradients_are_formed_at_once_than_the_layers_tape_holds(monkeypatch):
-    monkeypatch.setattr("dpexp.carriers.AT_LEAST", 100)
-    few = masked(1, torch.arange(40))  # 14 numbers an example on the tape, 48 in a gradient
+def test_no_more_gradients_are_formed_at_once_than_the_layers_tape_holds():
+    whole, on_tape = LARGE[0] * LARGE[1], 100 * sum(LARGE)  # numbers of an example
+    few = masked(100, torch.arange(whole - 1), LARGE, num=20)
     _, held = few.measured()
-    assert held is few and max(Counting.formed_at_once) == 140 // 48
-    many = masked(30, torch.arange(40))  # 420 on the tape
+    assert held is few and 20 * on_tape > AT_LEAST
+    assert max(Counting.formed_at_once) == 20 * on_tape // whole > AT_LEAST // whole
+    many = masked(100, torch.arange(on_tape - 1), LARGE, num=20)
     _, held = many.measured()
-    assert isinstance(held, Explicit) and held.values.shape == (10, 40)
-    assert sum(Counting.formed_at_once) == 10  # formed once, and not again for the sum
+    assert isinstance(held, Explicit) and held.values.shape == (20, on_tape - 1)
+    assert sum(Counting.formed_at_once) == 20  # formed once, and not again for the sum
 
 
 # Privacy

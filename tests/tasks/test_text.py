@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpexp.tasks.text import Encoded, Texts, Tokenizer, pack
+from dpexp.tasks.text import WORDPIECES_AT_A_TIME, Encoded, Texts, Tokenizer, pack
 from dpexp.types import ConfigError, MissingData
 from tests.texts import SPECIAL, save_tokenizer, sentences
 
@@ -171,13 +171,15 @@ def test_long_texts_lose_their_ends_and_pairs_those_of_the_longer(tiny_models):
     assert pair.lengths.tolist() == [10] and pair.seconds.tolist() == [5]
 
 
-def test_many_texts_come_out_as_few_at_a_time_do(tiny_models, monkeypatch):
-    firsts, others = sentences(25, 3), sentences(25, 4)
-    _, whole = encoded(tiny_models, "roberta", firsts, others)
-    monkeypatch.setattr("dpexp.tasks.text.WORDPIECES_AT_A_TIME", 4)
-    _, pieces = encoded(tiny_models, "roberta", firsts, others)
-    assert isinstance(pieces, Encoded)
-    assert all(torch.equal(a, b) for a, b in zip(whole, pieces, strict=True))
+def test_many_texts_come_out_as_few_at_a_time_do(tiny_models):
+    num = WORDPIECES_AT_A_TIME + 20
+    firsts, others = sentences(num, 3), sentences(num, 4)
+    tokenizer, whole = encoded(tiny_models, "roberta", firsts, others)
+    assert isinstance(whole, Encoded) and len(whole.ids) == num
+    first = tokenizer.encode(firsts[:5000], others[:5000])
+    second = tokenizer.encode(firsts[5000:], others[5000:])
+    assert rows(whole) == rows(first) + rows(second)
+    assert torch.equal(whole.seconds, torch.cat([first.seconds, second.seconds]))
 
 
 def test_a_tokenizers_files_and_length_name_what_it_encodes(tiny_models, tmp_path):
