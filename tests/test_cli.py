@@ -1,5 +1,6 @@
 """The command line as a person meets it: `python run.py ...` in a process of its own."""
 
+import json
 import os
 import resource
 import subprocess
@@ -326,5 +327,7 @@ def test_the_shell_can_complete(shell, line, offered):
 def test_an_estimate_needs_no_run(tmp_path, sampling):
     config = run.compose(["method=rgp", *DIGITS, f"results={tmp_path}", f"sampling={sampling}"])
     seconds, megabytes = run.estimate(config)
-    assert 0 < seconds < 600 and megabytes > 0
     assert os.listdir(tmp_path) == []
+    result = json.loads((run.execute(config) / "result.json").read_text())
+    assert result["wall_s"] / 5 < seconds < 5 * result["wall_s"]
+    assert result["peak_memory_mb"] / 3 < megabytes < 3 * result["peak_memory_mb"]

@@ -33,7 +33,7 @@ def test_a_run_learns_within_its_budget_and_leaves_every_field_of_its_contract(f
         "result.json",
     ]
     lines, result, privacy = of(finished)
-    assert result["test_accuracy"] == lines[-1]["test_accuracy"] > 40  # chance is 10
+    assert result["test_accuracy"] == lines[-1]["test_accuracy"] > 55  # chance is 10
     assert [line["step"] for line in lines] == [20, 40, 60, 80, 100]
     assert lines[-1]["train_loss"] < lines[0]["train_loss"]
     assert (result["method"], result["model"], result["eps"]) == ("pate", "cnn", 8)
@@ -176,7 +176,7 @@ def test_a_run_whose_noise_was_not_drawn_at_every_query_fails(tmp_path):
 def test_an_estimate_needs_no_run(finished, tmp_path):
     seconds, megabytes = run.estimate(run.compose([*SMALL, f"results={tmp_path}"]))
     took = of(finished)[1]["wall_s"]
-    assert took / 10 < seconds < 10 * took and megabytes > 0
+    assert took / 5 < seconds < 5 * took and megabytes > 0
     assert os.listdir(tmp_path) == []
 
 

@@ -146,7 +146,7 @@ def test_a_run_learns_at_dpsgds_price(tmp_path):
     result, privacy = (
         json.loads((directory / f"{name}.json").read_text()) for name in ("result", "privacy")
     )
-    assert result["test_accuracy"] > 60  # chance is 10
+    assert result["test_accuracy"] > 77  # chance is 10
     assert 0.99 * 8 < privacy["epsilon"]["prv"] <= 8
     assert privacy["noise_draws"] == privacy["steps"] == result["steps"]
     (release,) = privacy["releases"]

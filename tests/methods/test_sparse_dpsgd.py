@@ -281,7 +281,7 @@ def test_a_run_learns_and_its_certificate_counts_what_is_kept(tmp_path):
     result, privacy = (
         json.loads((directory / f"{name}.json").read_text()) for name in ("result", "privacy")
     )
-    assert result["test_accuracy"] > 50  # chance is 10
+    assert result["test_accuracy"] > 76  # chance is 10
     assert 0.99 * 8 < privacy["epsilon"]["prv"] <= 8
     assert privacy["noise_draws"] == privacy["steps"] == result["steps"] == 20
     (release,) = privacy["releases"]

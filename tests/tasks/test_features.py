@@ -143,7 +143,7 @@ def test_a_resnets_weights_are_found_in_model_root(encoded, task, models, resnet
     got = encoded(encoder=name)
     headless = torch.nn.Sequential(*list(resnet.children())[:-1])
     assert got.input_shape == (512,)
-    torch.testing.assert_close(got.test.inputs, expected(headless, task.test), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(got.test.inputs, expected(headless, task.test), rtol=1e-3, atol=1e-6)
 
 
 # Encoders that are not there, or none
