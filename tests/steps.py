@@ -84,6 +84,24 @@ class Setting:
         return next(step for step in range(5000) if fits(len(self.mechanism.sample(step))))
 
 
+def cramp(model, most, *, at_end=True):
+    """Let a model run out of memory above so many examples: in forward, or where backward ends."""
+
+    def ask(num):
+        if num > most:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {num} B. GPU 0")
+
+    def hook(layer, args, output):
+        if at_end and torch.is_grad_enabled():
+            output.requires_grad_()  # as the tape does where nothing before is trained
+            output.register_hook(lambda gradient: ask(len(gradient)))
+        else:
+            ask(len(output))
+
+    first = next(layer for layer in model.modules() if not list(layer.children()))
+    return first.register_forward_hook(hook)
+
+
 def flat(blocks):
     return torch.cat([block.flatten() for block in blocks.values()])
 

@@ -28,7 +28,7 @@ from tests.runs import (
     of,
     one_thread,  # noqa: F401 (a fixture)
 )
-from tests.test_memory import cramp
+from tests.steps import cramp
 
 
 def assert_lost(directory, lost, steps=12):

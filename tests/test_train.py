@@ -27,11 +27,17 @@ SHORT = ["method=dpsgd", *DIGITS, "epochs=3", "eval_every=0.5"]
 # The record
 
 
-def test_a_run_leaves_every_field_of_its_contract(tmp_path):
-    words = ["method=rgp", *DIGITS, "eps=8", "epochs=3", "eval_every=1", "seed=3"]
-    directory = execute(tmp_path, *words)
-    config = run.compose([*words, f"results={tmp_path}"])
-    assert directory == tmp_path / "embedded" / "runs" / records.run_id(config)
+WORDS = ["method=rgp", *DIGITS, "eps=8", "epochs=3", "eval_every=1", "seed=3"]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return execute(tmp_path_factory.mktemp("recorded"), *WORDS)
+
+
+def test_a_run_leaves_its_files_and_its_config_where_its_id_says(directory):
+    config = run.compose([*WORDS, f"results={directory.parents[2]}"])
+    assert directory.parts[-3:] == ("embedded", "runs", records.run_id(config))
     assert sorted(os.listdir(directory)) == [
         "config.yaml",
         "metrics.jsonl",
@@ -40,8 +46,10 @@ def test_a_run_leaves_every_field_of_its_contract(tmp_path):
         "result.json",
     ]
     assert yaml.safe_load((directory / "config.yaml").read_text()) == config
-    lines, result, privacy = of(directory)
 
+
+def test_metrics_have_a_line_an_evaluation_with_every_field_of_the_contract(directory):
+    lines, _, _ = of(directory)
     assert [line["step"] for line in lines] == [4, 8, 12]
     for line in lines:
         assert line["epoch"] == pytest.approx(line["step"] * 360 / 1437)
@@ -50,6 +58,9 @@ def test_a_run_leaves_every_field_of_its_contract(tmp_path):
         assert line["nonfinite"] == 0
     assert [line["epsilon"] for line in lines] == sorted(line["epsilon"] for line in lines)
 
+
+def test_a_result_has_every_field_of_the_contract(directory):
+    lines, result, _ = of(directory)
     said = {
         "method": "rgp",
         "model": "wrn10_1",
@@ -71,6 +82,9 @@ def test_a_run_leaves_every_field_of_its_contract(tmp_path):
     assert len(result["data_fingerprint"]) == 64
     assert "git_commit" in result
 
+
+def test_a_certificate_has_every_field_of_the_contract(directory):
+    _, _, privacy = of(directory)
     assert privacy["neighbouring"] == "add or remove one example"
     assert (privacy["sampling"], privacy["dataset_size"]) == ("poisson", 1437)
     assert privacy["q"] == pytest.approx(360 / 1437)
