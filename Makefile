@@ -11,6 +11,8 @@ VENV  := .venv$(TORCH:%=-torch-%)
 PY    := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
+MAKEFLAGS += --no-builtin-rules
+
 .DEFAULT_GOAL := help
 .PHONY: all setup test lint bench verify audit lira soak clean help FORCE
 

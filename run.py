@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -40,6 +40,9 @@ def up_to(value: Any, *choices: Any) -> Any:
 
 
 OmegaConf.register_new_resolver("up_to", up_to, replace=True)
+OmegaConf.register_new_resolver(
+    "options", lambda group: ", ".join(mistakes.options_of(group)), replace=True
+)
 
 # Launchers' configs bear their plugins' names on purpose: `hydra/launcher=joblib` means either.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore")
@@ -103,6 +106,21 @@ def execute(config: dict[str, Any]) -> Path:
             if records.find(results, config) is None:
                 processes.launch(_work, config)
     return records.locate(results, config)
+
+
+def _done_before(config: dict[str, Any]) -> str:
+    """Say what is looked up, where the run is done; "" where it is not."""
+    from dpexp import records
+
+    found = records.find(config["results"], config)
+    if found is None:
+        return ""
+    result = found.result
+    spent = "" if result["eps"] is None else f", eps {result['eps']:g}"
+    return (
+        f"done before: {result['metric']} {result[result['metric']]:.4g}{spent}, on "
+        f"{result['device']}; results=FOLDER runs it anew"
+    )
 
 
 def build_parts(config: dict[str, Any], device: Any) -> Any:
@@ -169,6 +187,7 @@ def _work_as_first_says(ranks: Any, config: dict[str, Any]) -> None:
 
 def _work(ranks: Any, config: dict[str, Any]) -> None:
     from dpexp import memory
+    from scripts import settings
 
     memory.keep_pages()
     remedy = "Set micro_batch=auto, a smaller model, or another device."
@@ -177,6 +196,8 @@ def _work(ranks: Any, config: dict[str, Any]) -> None:
         # Devices of different kinds round differently.
         if "warm_start" in config and ranks.size > 1:
             parts.model.load_state_dict(ranks.from_first(parts.model.state_dict()))
+        if ranks.is_first and (line := settings.unscaled(config)):
+            warnings.warn(line, stacklevel=2)
         takes_public = "public_size" in vars(parts.method)  # which its settings may make 0
         if ranks.is_first and "public" in config and parts.task.public is None and not takes_public:
             warnings.warn(
@@ -189,7 +210,14 @@ def _work(ranks: Any, config: dict[str, Any]) -> None:
 
 def _loop(config: dict[str, Any]) -> Any:
     """Import the module whose `train` and `estimate` do the work; a method names its own."""
-    return importlib.import_module(config.get("loop", "dpexp.train"))
+    from dpexp.types import ConfigError
+
+    name = config.get("loop", "dpexp.train")
+    with suppress(ImportError, ValueError, AttributeError):
+        loop = importlib.import_module(name)
+        if hasattr(loop, "train") and hasattr(loop, "estimate"):
+            return loop
+    raise ConfigError(f"Expected loop to be a module with train and estimate; got loop={name}.")
 
 
 def _with_public(task: Any, size: int, config: dict[str, Any]) -> Any:
@@ -290,8 +318,12 @@ def _check_kinds(target: Any, arguments: dict[str, Any]) -> None:
 def main(cfg: DictConfig) -> None:
     """Run one job; its directory is the last line printed."""
     try:
-        directory = execute(plain(cfg, HydraConfig.get().overrides.task))
-        if os.environ.get("RANK", "0") == "0":
+        config = plain(cfg, HydraConfig.get().overrides.task)
+        is_first = os.environ.get("RANK", "0") == "0"
+        if is_first and (line := _done_before(config)):
+            print(line, file=sys.stderr)
+        directory = execute(config)
+        if is_first:
             print(directory, flush=True)
     except Exception as error:
         line = mistakes.mistake(error)

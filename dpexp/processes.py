@@ -60,8 +60,8 @@ def launch(work: Callable[[Ranks, dict], None], config: dict) -> None:
     """
     device = choose_device(config["device"])
     if is_torchrun():
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        rank, size = _number_of("RANK"), _number_of("WORLD_SIZE")
+        local_rank = _number_of("LOCAL_RANK", rank)
         try:
             _work_as(rank, size, local_rank, device, work, config)
         except RankLost:
@@ -74,6 +74,17 @@ def launch(work: Callable[[Ranks, dict], None], config: dict) -> None:
         work(Ranks(0, 1, device), config)
     else:
         _spawn(size, device, work, config)
+
+
+def _number_of(variable: str, default: int | None = None) -> int:
+    found = os.environ.get(variable, default)
+    try:
+        return int(found)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"Expected {variable} to be a number, as torchrun sets it beside WORLD_SIZE; got "
+            f"{found}. Start torchrun, or unset WORLD_SIZE."
+        ) from None
 
 
 def leave(code: int) -> NoReturn:

@@ -46,7 +46,7 @@ from scripts import hours
 from scripts.artifact import NAMES, SHARED, exit_code
 from scripts.launcher import check, launch
 from scripts.suite import OWN, PAPERS, Suite, choose, natural
-from scripts.words import changing, exit_code_of, listed, split, whole
+from scripts.words import changing, exit_code_of, listed, require_apart, split, whole
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ def _main(words: Sequence[str]) -> int:
         for line in hours.plan("Artifact", suite.wanted(), _device(request), request.flops):
             print(line, flush=True)
         return 0
+    require_apart(request.overrides)
     first, alone = suite.missing() if request.runs else ([], [])
     print(_opening(suite, artifacts, len(first) + len(alone)), flush=True)
     stopped = _run(request, suite, first, alone)

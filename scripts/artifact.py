@@ -2,7 +2,7 @@
 
     python -m scripts.artifact table3                        # paper=rgp profile=embedded
     python -m scripts.artifact table3 profile=paper plan=true
-    python -m scripts.artifact table2 rows=rgp,dpsgd seeds=0 optimizer.lr=0.1
+    python -m scripts.artifact table2 rows=rgp,dpsgd seeds=0 epochs=3 results=mine
     python -m scripts.artifact figure4 paper=lsg profile=quick columns=sst2-*
     python -m scripts.artifact table3 profile=paper launcher=submitit_local
 
@@ -20,7 +20,8 @@ Its own words, each WORD=VALUE:
     seeds=0,1,2         in place of the profile's seeds
     launcher=NAME       hand the missing runs to a Hydra launcher (basic, joblib, submitit_slurm)
 
-Any other word is a Hydra override and goes to every cell, after the cell's own.
+Any other word is a Hydra override and goes to every cell, after the cell's own. One that changes
+numbers wants results=FOLDER beside it, and none may contradict what a row or column says.
 Exit code: 0, also where data are missing or a method is not built (the table says so); 1 if a run
 failed or its certificate does not hold; 2 for a mistake in what was asked.
 """
@@ -41,7 +42,17 @@ from dpexp.types import ConfigError
 from scripts import hours
 from scripts.configs import Configs
 from scripts.launcher import check, launch
-from scripts.words import changing, exit_code_of, listed, positive, seeds, split, text, truth
+from scripts.words import (
+    changing,
+    exit_code_of,
+    listed,
+    positive,
+    require_apart,
+    seeds,
+    split,
+    text,
+    truth,
+)
 
 FAILURES = (collect.FAILED, collect.NOT_RUN, collect.REFUSED)
 
@@ -135,7 +146,13 @@ def _main(words: Sequence[str]) -> int:
     if request.is_plan:
         _print_plan(request, artifact, picked, results)
         return 0
+    require_apart(request.overrides)
     to_do = build.missing(picked) if request.runs else []
+    if not request.runs and not any(outcome.result for outcome in picked):
+        raise ConfigError(
+            "Expected some run of this table or figure to be there, since run=false runs none; "
+            f"found none in {results / request.profile}. Leave out run=false."
+        )
     print(_opening(request, artifact, picked, to_do))
     stopped = _run(request, to_do, results, artifact.alone)
     outcomes = [collect.outcome(job, results) for job in jobs]
@@ -143,7 +160,7 @@ def _main(words: Sequence[str]) -> int:
         artifact,
         request.profile,
         collect.collect(artifact, outcomes),
-        table.settings(configs),
+        table.settings([o.job.config for o in outcomes if o.job.config and o.result]),
         changing(request.overrides),
     )
     for path in exports.write(shown, results):

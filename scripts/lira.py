@@ -39,6 +39,7 @@ from dpexp import records
 from dpexp.artifacts.style import COLOURS, DASHED, DPI, GREY, STYLE
 from dpexp.attacks import lira
 from dpexp.attacks.roc import Roc, roc
+from dpexp.mechanism.calibration import check_privacy
 from dpexp.types import ConfigError
 from scripts.words import changing, exit_code_of, listed, split, text, whole
 
@@ -292,6 +293,9 @@ def main(words: Sequence[str]) -> int:
 def _main(words: Sequence[str]) -> int:
     request = parse(words)
     configs = [compose(request, method) for method in request.methods]
+    for config in configs:
+        if config["privacy"]["noise"]:  # before hours are spent on the first method
+            check_privacy(config["privacy"], config["task"]["dataset_size"])
     attacked = [shadows(config, request.shadows) for config in configs]
     print(*write(request, configs, attacked), sep="\n")
     return 0

@@ -7,13 +7,14 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -70,12 +71,13 @@ def explain(error: Exception) -> str:
         return f"Expected a value for {cause.full_key}; it has none. Set {cause.full_key}."
     if isinstance(cause, InterpolationKeyError) and cause.full_key:
         reason = str(cause).partition("\n")[0]
+        group = cause.full_key.partition(".")[0]
         return (
-            f"Expected another setting to give {cause.full_key} its value; this run lacks it "
-            f"({reason}). Choose what has it, or set {cause.full_key}."
+            f"Expected a run that {group} goes with: {cause.full_key} takes its value from another "
+            f"setting, which this one lacks ({reason}). Choose another {group}, task, model or "
+            f"method, or set {cause.full_key}."
         )
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
-        valid = [str(key) for key in cause.parent_node]
         place = str(cause.full_key)
         if place in ("method", "task"):
             return (
@@ -83,20 +85,38 @@ def explain(error: Exception) -> str:
                 f"{', '.join(options_of(place))}; in a sweep over {place} write "
                 f"++{place}.KEY=VALUE."
             )
-        near = nearest(place.rpartition(".")[2], valid)
-        return f"Unknown key {place}; valid here: {', '.join(valid)}.{near}"
+        if "." not in place and (options := options_of(place)):
+            choices = " or ".join(f"{place}={option}" for option in options)
+            return f"No {place} is chosen, so it has no settings. Add {choices}."
+        return unknown_key(place, cause.parent_node)
     line = str(error).partition("\n")[0]
     if line.startswith("Ambiguous value"):
         return f"{line}. For a sweep add -m; for a list write KEY=[VALUE,VALUE]."
-    if line.startswith("Error parsing override"):
-        return f"{line}. Expected KEY=VALUE."
+    if line.startswith("Error resolving interpolation"):
+        return (
+            "Expected method, task, model and profile to be chosen: other settings hang on them. "
+            "Leave out ~method, ~task, ~model and ~profile."
+        )
+    if type(error).__name__ == "OverrideParseException":
+        return f"Error parsing override '{error.override}'. Expected KEY=VALUE."
     return line
 
 
+def unknown_key(place: str, node: Mapping[Any, Any]) -> str:
+    """Tell of a key that is not there: another beside it, or those of its name further down."""
+    tree = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
+    valid = [str(key) for key in tree if key != "hydra"]
+    leaf = place.rpartition(".")[2]
+    deeper = [f"{key}.{leaf}" for key in valid if isinstance(tree[key], dict) and leaf in tree[key]]
+    near = f" Did you mean {' or '.join(deeper)}?" if deeper else nearest(leaf, valid)
+    return f"Unknown key {place}; valid here: {', '.join(valid)}.{near}"
+
+
 def nearest(name: str, options: Sequence[str]) -> str:
-    """Suggest the option most like a name, as a sentence of its own; "" if none is."""
-    near = get_close_matches(name, options, 1, 0.5)
-    return f" Did you mean {near[0]}?" if near else ""
+    """Suggest the option most like a name, in any case; "" if none is, else a sentence."""
+    known = {option.casefold(): option for option in options}
+    near = get_close_matches(name.casefold(), known, 1, 0.5)
+    return f" Did you mean {known[near[0]]}?" if near else ""
 
 
 def options_of(group: str) -> list[str]:
@@ -124,8 +144,8 @@ def unnamed(words: Sequence[str]) -> str:
 
 def guarded(program: Any) -> None:
     """Run a program; a user's mistake becomes one line and exit code 2."""
-    if {"--help", "-h"} & set(sys.argv):  # Hydra shows help for a composed config only
-        sys.argv += ["method=rgp", "task=cifar10"]
+    if {"--help", "-h"} & set(sys.argv):
+        sys.argv[1:] = for_help(sys.argv[1:])
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises instead of printing
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
@@ -145,6 +165,19 @@ def guarded(program: Any) -> None:
         sys.exit(fail(line))
 
 
+def for_help(words: Sequence[str]) -> list[str]:
+    """Complete a command line that asks for help, which Hydra shows of a composed config only.
+
+    Overrides go first: after an option Hydra's parser takes no more than one row of them.
+    """
+    overrides = [word for word in words if "=" in word and not word.startswith("-")]
+    chosen = {word.partition("=")[0] for word in overrides}
+    missing = [
+        f"{k}={v}" for k, v in {"method": "rgp", "task": "cifar10"}.items() if k not in chosen
+    ]
+    return [*overrides, *missing, *(word for word in words if word not in overrides)]
+
+
 def mistake(error: Exception) -> str | None:
     """Give the line for an error that the user can mend; None for one that is ours."""
     if isinstance(error, HydraException | OmegaConfBaseException):
@@ -155,6 +188,8 @@ def mistake(error: Exception) -> str | None:
         return f"Expected a task: none was chosen. Set task, one of {choices}."
     if isinstance(error, ValueError) and str(error).startswith(NAMELESS):
         return unnamed(sys.argv[1:]) or str(error)
+    if isinstance(error, ValueError) and _is_hydras(error):  # of its own options
+        return " ".join(str(error).split())
     if isinstance(error, RuntimeError) and str(error).startswith("Unknown plugin class"):
         from scripts.launcher import needs
 

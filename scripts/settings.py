@@ -10,7 +10,7 @@ import yaml
 
 from dpexp.tracking import MODES
 from dpexp.types import ConfigError, require_word
-from scripts.mistakes import CONF, nearest
+from scripts.mistakes import CONF, unknown_key
 
 GROUPS = {
     "profile": "profile=embedded",
@@ -25,8 +25,14 @@ GROUPS = {
 }
 """Settings that have others below them, with an example of one."""
 
+CLOSED = {"privacy": ("budget",), "checkpoint": (), "wandb": (), "profile": ("name",)}
+"""Groups in which nothing else is read than conf/config.yaml says, and this."""
+
 NAMED = ("method", "model", "task", "profile", "public", "attack", "audit")
 """Groups whose settings hold the name of the option that was chosen."""
+
+MANY = 2e6
+"""Examples, each counted once an epoch, that are no matter of minutes any more (ours)."""
 
 WORDS = {
     "results": "a folder",
@@ -69,18 +75,56 @@ def check(config: Mapping[str, Any]) -> None:
     _check_groups(config)
     _check_words(config)
     _check_numbers(config)
+    _check_complete(config)
+
+
+def unscaled(config: Mapping[str, Any]) -> str:
+    """Warn where a small profile leaves a run near its published size; else give ""."""
+    profile, task, epochs = config["profile"]["name"], config["task"], config["epochs"]
+    if profile == "paper" or not isinstance(epochs, int | float):
+        return ""
+    examples = epochs * task["dataset_size"]
+    if examples < MANY:
+        return ""
+    scaled = {path.stem for path in (CONF / "scale" / profile).glob("*.yaml")}
+    tasks = sorted(scaled & {path.stem for path in (CONF / "task").glob("*.yaml")})
+    return (
+        f"profile={profile} leaves task={task['name']} at {epochs:g} epochs, through "
+        f"which {examples:,.0f} examples pass. It makes {', '.join(tasks)} small; or set epochs."
+    )
 
 
 def _check_keys(config: Mapping[str, Any]) -> None:
     """Refuse a setting that nothing reads; a table that others look values up in may be new."""
-    tree = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
-    groups = [group for entry in tree.pop("defaults") if isinstance(entry, dict) for group in entry]
+    tree, groups = _defaults()
     known = [key for key in (*tree, *groups, "loop") if key.isidentifier() and key != "hydra"]
     for key, value in config.items():
         if key not in known and not isinstance(value, Mapping):
-            raise ConfigError(
-                f"Unknown key {key}; valid here: {', '.join(known)}.{nearest(key, known)}"
-            )
+            raise ConfigError(unknown_key(key, {name: config.get(name) for name in known}))
+    for group, more in CLOSED.items():
+        valid = dict.fromkeys((*tree.get(group, ()), *more))
+        for key in config[group] if isinstance(config.get(group), Mapping) else ():
+            if key not in valid:
+                raise ConfigError(unknown_key(f"{group}.{key}", valid))
+
+
+def _check_complete(config: Mapping[str, Any]) -> None:
+    """Refuse a config from which a setting that others read was taken out."""
+    tree, _ = _defaults()
+    wanted = [key for key, value in tree.items() if key != "hydra" and value is not None]
+    wanted += [f"{group}.{key}" for group in CLOSED for key in tree.get(group, ())]
+    wanted += [f"{group}.name" for group in NAMED if group in config]
+    for place in wanted:
+        group, _, key = place.rpartition(".")
+        if key not in (config[group] if group else config):
+            raise ConfigError(f"Expected {place} to have a value; it was taken out. Set {place}.")
+
+
+def _defaults() -> tuple[dict[str, Any], list[str]]:
+    """Give what conf/config.yaml sets, and the groups it chooses from."""
+    tree = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
+    groups = [group for entry in tree.pop("defaults") if isinstance(entry, dict) for group in entry]
+    return tree, groups
 
 
 def _check_groups(config: Mapping[str, Any]) -> None:
@@ -112,8 +156,9 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"Expected optimizer.{name} to be finite; got {value}.")
     rate = config["optimizer"].get("lr")
-    if isinstance(rate, str | bool):
-        raise ConfigError(f"Expected optimizer.lr to be a number; got {rate}. Set optimizer.lr.")
+    if "lr" in config["optimizer"] and (rate is None or isinstance(rate, str | bool)):
+        found = "null" if rate is None else rate
+        raise ConfigError(f"Expected optimizer.lr to be a number; got {found}. Set optimizer.lr.")
 
 
 def _found(config: Mapping[str, Any], name: str) -> str:

@@ -141,11 +141,12 @@ class Suite:
     def entry(self, artifact: spec.Artifact) -> page.Entry:
         """Make an artifact ready to be written and shown."""
         configs = [job.config for job in self._jobs[id(artifact)] if job.config is not None]
+        outcomes = self.outcomes(artifact)
         shown = table.Table(
             artifact,
             self.profile,
-            collect.collect(artifact, self.outcomes(artifact)),
-            table.settings(configs),
+            collect.collect(artifact, outcomes),
+            table.settings([o.job.config for o in outcomes if o.job.config and o.result]),
             changing(self.overrides),
         )
         methods, tasks = (

@@ -109,6 +109,20 @@ def changing(overrides: Sequence[str]) -> tuple[str, ...]:
     return tuple(w for w in overrides if re.split("[.=]", w.lstrip("+~"))[0] not in RESULT_NEUTRAL)
 
 
+def require_apart(overrides: Sequence[str]) -> None:
+    """Refuse to put a table with overrides in the place of the one without.
+
+    Raises:
+        ConfigError: numbers would change, and no results= says where they go.
+    """
+    changed = changing(overrides)
+    if changed and not any(word.startswith("results=") for word in overrides):
+        raise ConfigError(
+            f"Expected results= beside {' '.join(changed)}: what comes out would take the place of "
+            "the table or figure without it. Add results=mine, or another folder."
+        )
+
+
 def exit_code_of(
     program: Callable[[Sequence[str]], int],
     words: Sequence[str],

@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from torch import nn
 
 import run
 from dpexp.types import ConfigError
-from scripts import mistakes
+from scripts import mistakes, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ["task=digits", "profile=embedded"]
@@ -75,6 +76,21 @@ def the_error(done):
         (["method=rgp", *DIGITS, "eps=1,2"], "For a sweep add -m"),
         (["method=rgp", *DIGITS, "attack=Null"], "got attack=Null. Name one, or leave it out"),
         (["method=3", *DIGITS], "got method=3. Name one."),
+        (["method=RGP", *DIGITS], "Did you mean rgp?"),
+        (["method=rgp", *DIGITS, "rank=4"], "Did you mean method.rank?"),
+        (["method=rgp", *DIGITS, "delta=1e-5"], "Did you mean privacy.delta or task.delta?"),
+        (
+            ["method=rgp", *DIGITS, "audit.m=9"],
+            "No audit is chosen, so it has no settings. Add aud",
+        ),
+        (["method=rgp", *DIGITS, "+privacy.clipnorm=1"], "Did you mean clip_norm?"),
+        (["method=rgp", *DIGITS, "eps:3"], "override 'eps:3'. Expected KEY=VALUE."),
+        (["~method", *DIGITS], "Expected method, task, model and profile to be chosen"),
+        (["method=rgp", *DIGITS, "~privacy.delta"], "Expected privacy.delta to have a value"),
+        (["method=rgp", *DIGITS, "~eval_every"], "Expected eval_every to have a value"),
+        (["method=rgp", *DIGITS, "optimizer.lr=null"], "optimizer.lr to be a number; got null"),
+        (["method=rgp", *DIGITS, "+loop=os"], "loop to be a module with train and estimate"),
+        (["method=rgp", *DIGITS, "--resolve"], "The --resolve flag can only be used"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -102,7 +118,7 @@ def test_an_assertion_that_fails_is_the_users_mistake_in_hydra_alone():
     ("words", "said"),
     [
         (["analysis=residual"], "Expected a value for analysis.residual.parameter"),
-        (["analysis=theorem1"], "'method.kappa' not found). Choose what has it, or set analysis."),
+        (["analysis=theorem1"], "'method.kappa' not found). Choose another analysis, task,"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -277,7 +293,8 @@ def test_the_last_line_is_the_runs_directory(shell, tmp_path):
     assert "test_accuracy=" in done.stderr and "Warning" not in done.stderr
     assert os.listdir(tmp_path) == ["results"]  # nothing else is left lying about
     again = shell(*words)
-    assert (again.returncode, again.stdout) == (0, done.stdout) and again.stderr == ""
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    assert again.stderr.startswith("done before: test_accuracy ") and "eps 8" in again.stderr
 
 
 def test_help_names_the_choices_and_the_commands(shell):
@@ -287,6 +304,27 @@ def test_help_names_the_choices_and_the_commands(shell):
         assert said in done.stdout
     for said in ("python run.py -m", "profile=embedded", "--cfg job", "eps: 8.0", "micro_batch:"):
         assert said in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [("method=gep", *DIGITS, "--help"), ("--help", "method=gep"), ("task=svhn", "--help")]
+)
+def test_help_is_of_what_is_chosen_wherever_it_is_asked_for(shell, words):
+    done = shell(*words)
+    assert done.returncode == 0, done.stderr
+    chosen = dict(word.split("=") for word in words if "=" in word)
+    tree = yaml.safe_load(done.stdout.partition("key=value ==")[2].partition("Tables and fig")[0])
+    assert tree["method"]["name"] == chosen.get("method", "rgp")
+    assert tree["task"]["name"] == chosen.get("task", "cifar10")
+
+
+def test_a_small_profile_says_where_it_leaves_a_run_large():
+    config = run.compose(["method=rgp", "task=cifar10", "profile=embedded"])
+    assert "200 epochs, through which 10,000,000 examples pass" in settings.unscaled(config)
+    assert "digits" in settings.unscaled(config)
+    for words in (["task=cifar10", "profile=quick"], ["task=digits", "profile=embedded"]):
+        assert settings.unscaled(run.compose(["method=rgp", *words])) == ""
+    assert settings.unscaled(run.compose(["method=rgp", "task=cifar10"])) == ""
 
 
 def test_cfg_job_prints_the_whole_config_and_runs_nothing(shell, tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 
 from dpexp import records
 from dpexp.artifacts.words import Artifact, Key, Line, Profile, unknown
+from dpexp.types import ConfigError
 
 Compose = Callable[[list[str]], dict[str, Any]]
 """Turns Hydra overrides into a plain, resolved config; raises ConfigError for a wrong one."""
@@ -91,7 +92,8 @@ def expand(
         seeds: in place of the profile's.
 
     Raises:
-        ConfigError: from `compose`, or a profile that isn't there.
+        ConfigError: from `compose`, a profile that isn't there, or an override of what a row or
+            column sets.
     """
     changes = profile_of(artifact, profile)
     compose = _once(compose)
@@ -132,9 +134,11 @@ def _jobs(
     changes = artifact.profiles[profile]
     of_column = [w for w in column.overrides if w.partition("=")[0] not in row.regardless_of]
     replaced = [changes.in_place_of(word) for word in (*row.overrides, *of_column)]
-    own = [word for words in replaced for word in words] + list(changes.overrides)
+    chosen = [word for words in replaced for word in words]
     key = (row.key, column.key)
     name = cell_name(row, column, changes)
+    _refuse_contradiction(name, chosen, user)
+    own = [*chosen, *changes.overrides]
     metric = artifact.metric_of(row, column)
     words = [(f"profile={profile}", *own, f"seed={seed}", *user) for seed in seeds]
     absent = next((word for word in own if _is_absent(word, conf)), "")
@@ -149,6 +153,19 @@ def _jobs(
         Job(key, name, metric, seed, overrides, config, records.run_id(config))
         for seed, overrides, config in zip(seeds, words, configs, strict=True)
     ]
+
+
+def _refuse_contradiction(name: str, chosen: Sequence[str], user: Sequence[str]) -> None:
+    """Refuse an override of what makes a cell what its row and column say it is."""
+    keys = {word.lstrip("+~").partition("=")[0] for word in chosen}
+    for word in user:
+        key = word.lstrip("+~").partition("=")[0]
+        if key in keys and word not in chosen:
+            raise ConfigError(
+                f"Expected no {key} among the overrides: it is what makes the cell '{name}', which "
+                f"would hold another run than it says; got {word}. Pick rows= and columns=, or "
+                "use run.py."
+            )
 
 
 def _is_absent(override: str, conf: Path) -> bool:

@@ -25,7 +25,7 @@ class Cost:
     Attributes:
         seconds: wall time; None if unknown.
         megabytes: peak memory; None if unknown.
-        source: "record", "timed", "no data", "can't run" or "unknown".
+        source: "its records", "records alike", "timed", "no data", "can't run" or "unknown".
         why: the sentence behind "no data" and "can't run".
     """
 
@@ -72,7 +72,7 @@ class Estimator:
                 kind(record.config),
                 record.result["wall_s"] / examples(record.config),
                 record.result["peak_memory_mb"],
-                "record",
+                "records alike",
             )
             for record in finished
             if (device is None or record.result["device"] == device)
@@ -121,7 +121,7 @@ def examples(config: dict[str, Any]) -> float:
 
 def plan(outcomes: Sequence[Outcome], estimator: Estimator) -> list[str]:
     """Give the plan's lines: a cell each, what is done, what the rest takes, and totals."""
-    table = [("cell", "runs done", "a run takes", "memory", "by")]
+    table = [("cell", "runs done", "a run takes", "memory", "as known from")]
     to_do: list[Cost] = []
     seen: set[str] = set()
     for items in _by_cell(outcomes):
@@ -131,12 +131,22 @@ def plan(outcomes: Sequence[Outcome], estimator: Estimator) -> list[str]:
         if items[0].status == NOT_BUILT:
             table.append((cell, f"0 of {len(items)}", "", "", f"not built: {items[0].detail}"))
             continue
-        cost = Cost(None, None, "") if done == len(items) else estimator.cost(job.config or {})
+        cost = _taken(items) if done == len(items) else estimator.cost(job.config or {})
         fresh = {i.job.run_id for i in items if i.status != "done"} - seen
         seen |= fresh
         to_do += [cost] * len(fresh)
         table.append((cell, f"{done} of {len(items)}", _time(cost), _memory(cost), cost.source))
     return [*_columns(table), "", *_totals(outcomes, to_do)]
+
+
+def _taken(outcomes: Sequence[Outcome]) -> Cost:
+    """Give what finished runs took, where they were done."""
+    results = [outcome.result for outcome in outcomes if outcome.result]
+    return Cost(
+        statistics.median(result["wall_s"] for result in results),
+        max(result["peak_memory_mb"] for result in results),
+        "its records",
+    )
 
 
 def _by_cell(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:

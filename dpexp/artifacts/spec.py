@@ -44,7 +44,7 @@ def load(conf: Path, paper: str, name: str) -> Artifact:
         raise unknown("paper", paper, papers)
     names = [p.stem for p in (root / paper).glob("*.yaml")]
     if name not in names:
-        raise unknown(f"artifact of paper '{paper}'", name, names)
+        raise unknown(f"artifact of {paper}:", name, names)
     path = root / paper / f"{name}.yaml"
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))

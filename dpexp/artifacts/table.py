@@ -134,7 +134,7 @@ class Table:
 
 
 def settings(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say what was really run, one line per distinct setting, from the composed configs."""
+    """Say what was really run, one line per distinct setting, from the configs of the runs done."""
     lines = (
         f"{c['task']['name']}: {c['model']['name']}, {c['task']['dataset_size']:,} training "
         f"examples, batch {c['batch_size']:,}, {c['epochs']:g} epoch{'s' * (c['epochs'] != 1)}"

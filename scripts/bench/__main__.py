@@ -27,6 +27,8 @@ import torch
 from dpexp import memory
 from dpexp.ranks import choose_device
 from dpexp.records import describe_device, git_commit, versions, write_atomically
+from dpexp.types import ConfigError
+from scripts import mistakes
 from scripts.bench import gep, language, vision
 from scripts.bench.steps import UNIT, Case, Run
 
@@ -176,6 +178,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--weigh", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.rounds < 1 or (arguments.batch is not None and arguments.batch < 1):
+        parser.error("expected --rounds and --batch to be at least 1")
     device, only = choose_device(arguments.device), arguments.only
     memory.keep_pages()
     if arguments.weigh:
@@ -184,7 +188,10 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus, on image inputs
     name = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
     stem = arguments.results / "bench" / name.lower().replace(" ", "-")
-    stem.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"Expected a folder for --results; got {error}.") from None
 
     def write(kind: str, table: pd.DataFrame, text: str) -> None:
         write_atomically(f"{stem}-{kind}.csv", table.to_csv(index=False))
@@ -203,4 +210,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    mistakes.guarded(main)

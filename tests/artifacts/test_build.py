@@ -95,9 +95,18 @@ def test_nothing_is_run_twice(demo, lab):
     assert said == []
 
 
-def test_cells_with_the_same_config_run_once(demo, lab):
-    demo(user=("eps=2",))
+def test_cells_with_the_same_config_run_once(conf, lab):
+    edit(conf, "table9", ("overrides: [eps=4]", "overrides: [eps=2]"))
+    jobs = cells.expand(spec.load(conf, "demo", "table9"), "embedded", lab.compose, conf)
+    outcomes = [collect.outcome(job, lab.results) for job in jobs]
+    build.run_missing(build.missing(outcomes), lab.execute, lab.results)
     assert len(lab.executed) == 4
+
+
+@pytest.mark.parametrize("word", ["eps=8", "++eps=8", "~eps", "method=better", "task=big"])
+def test_what_makes_a_cell_what_it_says_cannot_be_overridden(demo, word):
+    with pytest.raises(ConfigError, match=r"among the overrides.*Pick rows= and columns="):
+        demo(user=(word,), run=False)
 
 
 def test_a_method_without_a_file_is_not_built(demo):

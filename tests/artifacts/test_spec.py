@@ -51,7 +51,7 @@ def test_every_replaced_override_and_label_is_one_that_occurs(path):
     ("paper", "name", "expected"),
     [
         ("rpg", "table3", "Unknown paper 'rpg': did you mean 'rgp'? Valid: "),
-        ("rgp", "tabel3", "Unknown artifact of paper 'rgp' 'tabel3': did you mean 'table3'? "),
+        ("rgp", "tabel3", "Unknown artifact of rgp: 'tabel3': did you mean 'table3'? "),
         ("zzz", "table3", "Unknown paper 'zzz'. Valid: "),
     ],
 )
