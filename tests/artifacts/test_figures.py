@@ -243,7 +243,7 @@ def test_asking_only_for_skipped_cells_is_one_line(capsys):
 
 def test_a_figure_is_built_and_run_from_the_command_line(tmp_path, capsys):
     words = ["figure4", "paper=rgp", "seeds=0", f"results={tmp_path}"]
-    words += ["task=digits", "model=linear", "epochs=0.2"]
+    words += ["epochs=0.2"]
     assert script.main([*words, "rows=full-np,dpsgd", "plan=true"]) == 0
     assert "6 runs: 0 done, 6 to do" in capsys.readouterr().out
     assert script.main([*words, "rows=dpsgd", "columns=sst2-eps8"]) == 0
