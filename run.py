@@ -115,11 +115,11 @@ def _done_before(config: dict[str, Any]) -> str:
     found = records.find(config["results"], config)
     if found is None:
         return ""
-    result = found.result
+    result, metric = found.result, found.result["metric"]
+    value = "no number" if result.get(metric) is None else f"{result[metric]:.4g}"
     spent = "" if result["eps"] is None else f", eps {result['eps']:g}"
     return (
-        f"done before: {result['metric']} {result[result['metric']]:.4g}{spent}, on "
-        f"{result['device']}; results=FOLDER runs it anew"
+        f"done before: {metric} {value}{spent}, on {result['device']}; results=FOLDER runs it anew"
     )
 
 

@@ -22,7 +22,8 @@ Its own words, each WORD=VALUE:
     workers=2           runs side by side; without it one a core, or one a machine with GPUs
     launcher=NAME       hand the missing runs to a Hydra launcher in place of workers
 
-Any other word is a Hydra override and goes to every cell, after the cell's own.
+Any other word is a Hydra override and goes to every cell, after the cell's own. One that changes
+numbers wants results=FOLDER beside it, and none may contradict what a row or column says.
 The page also shows the artifacts that were written before and are not asked for now.
 Exit code: 0, also where data are missing; 1 if a run failed or its certificate does not hold; 2 for
 a mistake in what was asked; 130 if stopped by Ctrl-C, and then what is done is written.
@@ -98,7 +99,7 @@ def _main(words: Sequence[str]) -> int:
         for line in hours.plan("Artifact", suite.wanted(), _device(request), request.flops):
             print(line, flush=True)
         return 0
-    require_apart(request.overrides)
+    require_apart(request.overrides, suite.results)
     first, alone = suite.missing() if request.runs else ([], [])
     print(_opening(suite, artifacts, len(first) + len(alone)), flush=True)
     stopped = _run(request, suite, first, alone)

@@ -143,15 +143,18 @@ def _main(words: Sequence[str]) -> int:
             f"Expected rows= and columns= to pick cells that profile {request.profile} runs; "
             "it skips all of these. Set another profile, or other cells."
         )
+    for wrong in (o.job.contradicts for o in picked if o.job.contradicts):
+        raise ConfigError(wrong)
     if request.is_plan:
         _print_plan(request, artifact, picked, results)
         return 0
-    require_apart(request.overrides)
+    require_apart(request.overrides, results)
     to_do = build.missing(picked) if request.runs else []
-    if not request.runs and not any(outcome.result for outcome in picked):
+    page = results / request.profile / artifact.paper / f"{artifact.name}.md"
+    if not request.runs and page.exists() and not any(outcome.result for outcome in outcomes):
         raise ConfigError(
-            "Expected some run of this table or figure to be there, since run=false runs none; "
-            f"found none in {results / request.profile}. Leave out run=false."
+            "Expected some run of this table or figure to be there, since run=false runs none: "
+            f"{page} would lose its numbers. Leave out run=false, or what asks for other runs."
         )
     print(_opening(request, artifact, picked, to_do))
     stopped = _run(request, to_do, results, artifact.alone)

@@ -51,7 +51,7 @@ SUSTAINED = 5e12
 """FLOP/s of a GPU under private training in float32: about a quarter of an A100's 19.5e12."""
 
 SLOWEST = 1e9
-"""FLOP/s of one core below which most of a run's work is in what torch counts no FLOPs of."""
+"""FLOP/s of one core below which FLOPs do not explain the time: torch counts none of most work."""
 
 
 def _flops_in_place(total: Any, left: Any, right: Any, **_: Any) -> int:
@@ -292,7 +292,7 @@ def plan(
     if not is_gpu:
         yield (
             f"No GPU is here: GPU-hours are FLOPs at {pace:.3g} FLOP/s; flops= sets another pace. "
-            "–: most of the work is in what torch counts no FLOPs of."
+            "–: torch counts no FLOPs of most of the work."
         )
     yield from (f"Not in it, {name}: {why}" for why, name in unknown.items())
 

@@ -24,6 +24,7 @@ import csv
 import io
 import math
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -295,7 +296,8 @@ def _main(words: Sequence[str]) -> int:
     configs = [compose(request, method) for method in request.methods]
     for config in configs:
         if config["privacy"]["noise"]:  # before hours are spent on the first method
-            check_privacy(config["privacy"], config["task"]["dataset_size"])
+            with warnings.catch_warnings(action="ignore"):  # each run says them
+                check_privacy(config["privacy"], config["task"]["dataset_size"])
     attacked = [shadows(config, request.shadows) for config in configs]
     print(*write(request, configs, attacked), sep="\n")
     return 0

@@ -189,7 +189,9 @@ def mistake(error: Exception) -> str | None:
     if isinstance(error, ValueError) and str(error).startswith(NAMELESS):
         return unnamed(sys.argv[1:]) or str(error)
     if isinstance(error, ValueError) and _is_hydras(error):  # of its own options
-        return " ".join(str(error).split())
+        from dpexp.types import one_line
+
+        return one_line(error)
     if isinstance(error, RuntimeError) and str(error).startswith("Unknown plugin class"):
         from scripts.launcher import needs
 

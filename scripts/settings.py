@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ NAMED = ("method", "model", "task", "profile", "public", "attack", "audit")
 """Groups whose settings hold the name of the option that was chosen."""
 
 MANY = 2e6
-"""Examples, each counted once an epoch, that are no matter of minutes any more (ours)."""
+"""Examples, each counted once an epoch, that take more than minutes on two cores (ours)."""
 
 WORDS = {
     "results": "a folder",
@@ -56,9 +57,12 @@ def check_names(overrides: Sequence[str]) -> None:
     places = [word.lstrip("+~").partition("=")[0] for word in overrides]
     for place, word in zip(places, overrides, strict=True):
         group, dot, key = place.rpartition(".")
-        if dot and key == "name" and group in NAMED and f"{group}._target_" not in places:
+        is_inside = place in NAMED and re.search(r"=\s*\{.*\bname\s*:", word)
+        is_named = dot and key == "name" and group in NAMED and f"{group}._target_" not in places
+        if is_inside or is_named:
             raise ConfigError(
-                f"Expected {group} to keep the name that it is chosen by; got {word}. Leave it out."
+                f"Expected {group or place} to keep the name that it is chosen by; got {word}. "
+                "Leave it out."
             )
 
 

@@ -100,6 +100,8 @@ class Suite:
             raise ConfigError(f"{artifact.paper}/{artifact.name}: {reason}") from error
         except ConfigError as error:
             raise ConfigError(f"{artifact.paper}/{artifact.name}: {error}") from error
+        for wrong in (job.contradicts for job in jobs if job.contradicts):
+            raise ConfigError(f"{artifact.paper}/{artifact.name}: {wrong}")
         found = next((job.config["results"] for job in jobs if job.config), None)
         self.results = Path(found) if found else self.results
         return jobs

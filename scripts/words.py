@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dpexp.artifacts.words import unknown
@@ -109,14 +110,14 @@ def changing(overrides: Sequence[str]) -> tuple[str, ...]:
     return tuple(w for w in overrides if re.split("[.=]", w.lstrip("+~"))[0] not in RESULT_NEUTRAL)
 
 
-def require_apart(overrides: Sequence[str]) -> None:
+def require_apart(overrides: Sequence[str], results: Path) -> None:
     """Refuse to put a table with overrides in the place of the one without.
 
     Raises:
-        ConfigError: numbers would change, and no results= says where they go.
+        ConfigError: numbers would change in the folder that results are in by default.
     """
     changed = changing(overrides)
-    if changed and not any(word.startswith("results=") for word in overrides):
+    if changed and results.resolve() == Path("results").resolve():
         raise ConfigError(
             f"Expected results= beside {' '.join(changed)}: what comes out would take the place of "
             "the table or figure without it. Add results=mine, or another folder."

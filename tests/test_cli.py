@@ -367,5 +367,5 @@ def test_an_estimate_needs_no_run(tmp_path, sampling):
     seconds, megabytes = run.estimate(config)
     assert os.listdir(tmp_path) == []
     result = json.loads((run.execute(config) / "result.json").read_text())
-    assert result["wall_s"] / 5 < seconds < 5 * result["wall_s"]
+    assert result["wall_s"] / 10 < seconds < 10 * result["wall_s"]
     assert result["peak_memory_mb"] / 3 < megabytes < 3 * result["peak_memory_mb"]

@@ -176,7 +176,7 @@ def test_a_run_whose_noise_was_not_drawn_at_every_query_fails(tmp_path):
 def test_an_estimate_needs_no_run(finished, tmp_path):
     seconds, megabytes = run.estimate(run.compose([*SMALL, f"results={tmp_path}"]))
     took = of(finished)[1]["wall_s"]
-    assert took / 5 < seconds < 5 * took and megabytes > 0
+    assert took / 10 < seconds < 10 * took and megabytes > 0
     assert os.listdir(tmp_path) == []
 
 

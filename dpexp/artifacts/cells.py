@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 from dpexp import records
 from dpexp.artifacts.words import Artifact, Key, Line, Profile, unknown
-from dpexp.types import ConfigError
 
 Compose = Callable[[list[str]], dict[str, Any]]
 """Turns Hydra overrides into a plain, resolved config; raises ConfigError for a wrong one."""
@@ -28,6 +28,7 @@ class Job:
         config: the composed config; None for a cell that can't be composed.
         run_id: names its run directory; "" without a config.
         not_built: what it needs that the suite doesn't have, such as "method=powersgd".
+        contradicts: how the user's overrides contradict the cell's row or column; "" if they don't.
     """
 
     cell: Key
@@ -38,6 +39,7 @@ class Job:
     config: dict[str, Any] | None = None
     run_id: str = ""
     not_built: str = ""
+    contradicts: str = ""
 
 
 def profile_of(artifact: Artifact, name: str) -> Profile:
@@ -92,8 +94,7 @@ def expand(
         seeds: in place of the profile's.
 
     Raises:
-        ConfigError: from `compose`, a profile that isn't there, or an override of what a row or
-            column sets.
+        ConfigError: from `compose`, or a profile that isn't there.
     """
     changes = profile_of(artifact, profile)
     compose = _once(compose)
@@ -137,7 +138,6 @@ def _jobs(
     chosen = [word for words in replaced for word in words]
     key = (row.key, column.key)
     name = cell_name(row, column, changes)
-    _refuse_contradiction(name, chosen, user)
     own = [*chosen, *changes.overrides]
     metric = artifact.metric_of(row, column)
     words = [(f"profile={profile}", *own, f"seed={seed}", *user) for seed in seeds]
@@ -148,24 +148,46 @@ def _jobs(
             for seed, overrides in zip(seeds, words, strict=True)
         ]
     composed = compose(list(words[0]))
+    contradicts = ""
+    if any(re.split("[.=]", word.lstrip("+~"))[0] not in records.RESULT_NEUTRAL for word in user):
+        without = compose([*words[0][: len(words[0]) - len(user)]])
+        contradicts = _contradiction(name, chosen, composed, without)
     configs = [{**composed, "seed": seed} for seed in seeds]
     return [
-        Job(key, name, metric, seed, overrides, config, records.run_id(config))
+        Job(key, name, metric, seed, overrides, config, records.run_id(config), "", contradicts)
         for seed, overrides, config in zip(seeds, words, configs, strict=True)
     ]
 
 
-def _refuse_contradiction(name: str, chosen: Sequence[str], user: Sequence[str]) -> None:
-    """Refuse an override of what makes a cell what its row and column say it is."""
-    keys = {word.lstrip("+~").partition("=")[0] for word in chosen}
-    for word in user:
-        key = word.lstrip("+~").partition("=")[0]
-        if key in keys and word not in chosen:
-            raise ConfigError(
-                f"Expected no {key} among the overrides: it is what makes the cell '{name}', which "
-                f"would hold another run than it says; got {word}. Pick rows= and columns=, or "
-                "use run.py."
+def _contradiction(
+    name: str, chosen: Sequence[str], composed: dict[str, Any], without: dict[str, Any]
+) -> str:
+    """Say what overrides change of that which a cell's row and column say; "" if nothing.
+
+    Args:
+        name: the cell's.
+        chosen: what row and column set.
+        composed: the cell's config.
+        without: the same without the user's overrides.
+    """
+    keys = [word.lstrip("+~").partition("=")[0] for word in chosen]
+    fed = [f"privacy.{key}" for key in keys if key in without["privacy"]]
+    for key in (*keys, *fed, "profile", "seed"):
+        wanted, found = _at(without, key), _at(composed, key)
+        if wanted != found:
+            return (
+                f"Expected {key} to stay {wanted}, as '{name}' says; the overrides make it "
+                f"{found}. Leave that out, or use run.py."
             )
+    return ""
+
+
+def _at(config: dict[str, Any], key: str) -> Any:
+    """Give a setting, of a group what was chosen; None where there is none."""
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value.get("name", sorted(value)) if isinstance(value, dict) else value
 
 
 def _is_absent(override: str, conf: Path) -> bool:

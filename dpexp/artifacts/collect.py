@@ -121,6 +121,8 @@ def outcome(job: Job, results: Path) -> Outcome:
     """Look up what there is of a run, and recompute its certificate; reads, never runs."""
     if job.config is None:
         return Outcome(job, NOT_BUILT, job.not_built)
+    if job.contradicts:  # another run than the cell says
+        return Outcome(job, NOT_RUN)
     record = records.find(results, job.config)
     if record is not None:
         findings = recheck(record.config, record.result, record.privacy).findings

@@ -210,4 +210,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    mistakes.guarded(main)
+    try:
+        main()
+    except ConfigError as error:
+        sys.exit(mistakes.fail(str(error)))

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import run
 from dpexp import records
 from dpexp.artifacts import build, cells, claims, collect, plan, spec
 from dpexp.types import ConfigError, MissingData
+from scripts import artifact as script
 from tests.artifacts.shown import edit
 
 
@@ -103,10 +105,27 @@ def test_cells_with_the_same_config_run_once(conf, lab):
     assert len(lab.executed) == 4
 
 
-@pytest.mark.parametrize("word", ["eps=8", "++eps=8", "~eps", "method=better", "task=big"])
-def test_what_makes_a_cell_what_it_says_cannot_be_overridden(demo, word):
-    with pytest.raises(ConfigError, match=r"among the overrides.*Pick rows= and columns="):
-        demo(user=(word,), run=False)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["eps=8"], "Expected eps to stay 2, as 'digits (for SVHN), DP-SGD, ε = 2' says"),
+        (["privacy.eps=1"], "Expected privacy.eps to stay 2"),
+        (["method=lsg"], "Expected method to stay dpsgd"),
+        (["++seed=5"], "Expected seed to stay 0"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_makes_a_cell_what_it_says_cannot_be_overridden(capsys, words, said):
+    assert script.main(["table3", "columns=eps2", "plan=true", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_a_cell_says_may_be_said_again():
+    jobs = cells.expand(
+        spec.load(run.CONF, "rgp", "table3"), "embedded", run.compose, run.CONF, ["eps=2"], [0]
+    )
+    contradicted = {job.cell[1] for job in jobs if job.contradicts}
+    assert contradicted == {"eps4", "eps6"}
 
 
 def test_a_method_without_a_file_is_not_built(demo):
