@@ -318,8 +318,16 @@ def _check_kinds(target: Any, arguments: dict[str, Any]) -> None:
 def main(cfg: DictConfig) -> None:
     """Run one job; its directory is the last line printed."""
     try:
+        from scripts import settings
+
         config = plain(cfg, HydraConfig.get().overrides.task)
         is_first = os.environ.get("RANK", "0") == "0"
+        for word in settings.idle(config, HydraConfig.get().overrides.task) if is_first else ():
+            warnings.warn(
+                f"{word} has no effect with method={config['method']['name']} as it is set; it "
+                "makes the run another one all the same. Leave it out.",
+                stacklevel=1,
+            )
         if is_first and (line := _done_before(config)):
             print(line, file=sys.stderr)
         directory = execute(config)

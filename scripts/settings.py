@@ -98,6 +98,14 @@ def unscaled(config: Mapping[str, Any]) -> str:
     )
 
 
+def idle(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    """List the overrides of settings that this run does not read, though they enter its name."""
+    unread = set() if config["clip"] else {"privacy.clip_norm"}
+    if "loop" in config:  # a method's own, which takes its settings from the method
+        unread |= {"epochs", "batch_size", "eval_every", "privacy.clip_norm"}
+    return [word for word in overrides if word.lstrip("+").partition("=")[0] in unread]
+
+
 def _check_keys(config: Mapping[str, Any]) -> None:
     """Refuse a setting that nothing reads; a table that others look values up in may be new."""
     tree, groups = _defaults()

@@ -327,6 +327,18 @@ def test_a_small_profile_says_where_it_leaves_a_run_large():
     assert settings.unscaled(run.compose(["method=rgp", "task=cifar10"])) == ""
 
 
+def test_what_a_run_does_not_read_is_told_of():
+    def idle(*words):
+        return settings.idle(run.compose(["task=digits", "profile=embedded", *words]), words)
+
+    assert idle("method=pate", "epochs=3", "++batch_size=7", "seed=2") == [
+        "epochs=3",
+        "++batch_size=7",
+    ]
+    assert idle("method=nonprivate", "privacy.clip_norm=7") == ["privacy.clip_norm=7"]
+    assert idle("method=rgp", "privacy.clip_norm=7", "epochs=3") == []
+
+
 def test_cfg_job_prints_the_whole_config_and_runs_nothing(shell, tmp_path):
     done = shell("method=rgp", "task=cifar10", "--cfg", "job")
     assert done.returncode == 0 and done.stderr == ""
