@@ -28,6 +28,7 @@ failed or its certificate does not hold; 2 for a mistake in what was asked.
 
 from __future__ import annotations
 
+import csv
 import fnmatch
 import sys
 from collections.abc import Sequence
@@ -150,11 +151,11 @@ def _main(words: Sequence[str]) -> int:
         return 0
     require_apart(request.overrides, results)
     to_do = build.missing(picked) if request.runs else []
-    page = results / request.profile / artifact.paper / f"{artifact.name}.md"
-    if not request.runs and page.exists() and not any(outcome.result for outcome in outcomes):
+    numbers = results / request.profile / artifact.paper / f"{artifact.name}.csv"
+    if not request.runs and not any(outcome.result for outcome in outcomes) and _holds(numbers):
         raise ConfigError(
             "Expected some run of this table or figure to be there, since run=false runs none: "
-            f"{page} would lose its numbers. Leave out run=false, or what asks for other runs."
+            f"{numbers} would lose its numbers. Leave out run=false, or what asks for other runs."
         )
     print(_opening(request, artifact, picked, to_do))
     stopped = _run(request, to_do, results, artifact.alone)
@@ -171,6 +172,14 @@ def _main(words: Sequence[str]) -> int:
     attempted = {job.run_id for job in to_do}
     judged = [o for o in outcomes if o.job.run_id in attempted or o.status == collect.REFUSED]
     return 130 if stopped else exit_code(judged)
+
+
+def _holds(numbers: Path) -> bool:
+    """Tell whether a table or figure that was written before has a value of ours."""
+    if not numbers.is_file():
+        return False
+    with numbers.open(encoding="utf-8") as lines:
+        return any(line["status"] == collect.DONE for line in csv.DictReader(lines))
 
 
 def _opening(

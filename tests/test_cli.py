@@ -295,6 +295,17 @@ def test_the_last_line_is_the_runs_directory(shell, tmp_path):
     again = shell(*words)
     assert (again.returncode, again.stdout) == (0, done.stdout)
     assert again.stderr.startswith("done before: test_accuracy ") and "eps 8" in again.stderr
+    result = json.loads((directory / "result.json").read_text())  # as of a run that diverged
+    (directory / "result.json").write_text(json.dumps(result | {"test_accuracy": None}))
+    again = shell(*words)
+    assert (again.returncode, again.stdout) == (0, done.stdout), again.stderr
+    assert again.stderr.startswith("done before: test_accuracy no number")
+
+
+@pytest.mark.parametrize("rank", [{}, {"RANK": "first"}])
+def test_a_process_that_torchrun_did_not_start_is_not_taken_for_a_rank(shell, rank):
+    line = the_error(shell("method=rgp", *BRIEF, WORLD_SIZE="2", **rank))
+    assert "Expected RANK to be a number, as torchrun sets it" in line
 
 
 def test_help_names_the_choices_and_the_commands(shell):

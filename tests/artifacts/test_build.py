@@ -317,6 +317,7 @@ def test_the_plan_of_a_finished_artifact_has_nothing_to_do(demo, lab):
     _, _, outcomes, *_ = demo()
     lines = plan.plan(outcomes, plan.Estimator(lab.results, "embedded", "abacus, 2 threads"))
     assert lines[-1] == "12 runs: 8 done, 0 to do, 4 not built or shared with another cell."
+    assert "2 of 2" in lines[1] and "100 MB" in lines[1] and lines[1].endswith("its records")
 
 
 def test_a_record_is_read_as_the_trainer_writes_it(demo, lab):

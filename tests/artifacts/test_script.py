@@ -14,6 +14,28 @@ from scripts.words import changing
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.parametrize("words", [["epochs=3"], ["epochs=3", "results=./results"]])
+def test_a_table_with_overrides_never_takes_the_place_of_the_one_without(
+    words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert artifact.main(["table3", "run=false", *words]) == 2
+    assert "Expected results= beside epochs=3" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert artifact.main(["table3", "run=false", "epochs=3", "++results=mine"]) == 0
+    assert (tmp_path / "mine" / "embedded" / "rgp" / "table3.md").is_file()
+
+
+def test_a_table_of_runs_is_not_lost_to_one_of_none(tmp_path, capsys):
+    numbers = tmp_path / "embedded" / "rgp" / "table3.csv"
+    words = ["table3", "run=false", f"results={tmp_path}"]
+    assert artifact.main(words) == 0 and artifact.main(words) == 0  # nothing to lose
+    kept = numbers.read_text().replace("not run", "done")
+    numbers.write_text(kept)
+    assert artifact.main(words) == 2
+    assert "would lose its numbers" in capsys.readouterr().err and numbers.read_text() == kept
+
+
 def test_its_own_words_are_taken_out_and_the_rest_are_overrides():
     words = "table3 paper=gep profile=quick plan=true launcher=joblib rows=a,b-* seeds=3,4"
     request = artifact.parse([*words.split(), "optimizer.lr=0.1", "+model.x=1", "~schedule"])
