@@ -51,7 +51,8 @@ def seed_default(seed: int, axis: str, index: int) -> None:
         index: which draw.
     """
     gen = generator(seed, axis, index)
-    torch.manual_seed(gen.initial_seed())
+    if torch.accelerator.is_available():  # a millisecond that a CPU need not wait
+        torch.manual_seed(gen.initial_seed())
     torch.default_generator.set_state(gen.get_state())
 
 

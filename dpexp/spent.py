@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from dpexp.checkpoint import digest
+from dpexp.kernels import compiled
 from dpexp.mechanism import Mechanism, PrivacyError
 from dpexp.ranks import Ranks
 from dpexp.records import (
@@ -137,13 +138,16 @@ def surroundings_of(
         "instructions": _instructions(),
         **versions(),
     }
+    is_channels_last = config["model"].get("channels_last")
+    if is_channels_last and ranks.device.type == "cpu":
+        own["kernels"] = compiled().sha256 if compiled() else None
     each = torch.zeros(ranks.size, dtype=torch.int64, device=ranks.device)
     each[ranks.rank] = zlib.crc32(json.dumps(own).encode())
     ranks.all_reduce([each])
     return {
         "ranks": ranks.size,
         "other_ranks": each[1:].tolist(),
-        "channels_last": config["model"].get("channels_last"),
+        "channels_last": is_channels_last,
         **own,
     }
 

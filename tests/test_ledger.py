@@ -9,6 +9,7 @@ import torch
 
 import run
 from dpexp import checkpoint, records
+from dpexp.kernels import compiled
 from dpexp.mechanism import PrivacyError
 from dpexp.ranks import Ranks
 from dpexp.records import Ledger, Mark, RecordError, read_mark
@@ -145,6 +146,20 @@ def test_other_instructions_are_other_surroundings(name, monkeypatch):
     monkeypatch.setenv(name, "default")
     now = surroundings_of({"model": {}}, "data", layer, ALONE)
     assert [key for key in now if now[key] != before[key]] == ["instructions"]
+
+
+def test_other_kernels_are_other_surroundings_where_they_run(monkeypatch):
+    settings = {"model": {"channels_last": True}}, "data", torch.nn.Linear(1, 1), ALONE
+    before = surroundings_of(*settings)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    compiled.cache_clear()
+    try:
+        now = surroundings_of(*settings)
+    finally:
+        compiled.cache_clear()
+    if before["kernels"] is None:
+        pytest.skip("no C compiler with OpenMP here, or no AVX")
+    assert [key for key in now if now[key] != before[key]] == ["kernels"]
 
 
 def test_a_checkpoint_whose_state_is_of_former_code_is_refused_before_anything_counts(tmp_path):

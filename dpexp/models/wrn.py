@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpexp.kernels import norm_relu
 from dpexp.models.blocks import conv3x3, shortcut
 from dpexp.types import ConfigError
 
@@ -27,8 +27,8 @@ class PreActivationBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [n, inputs, h, w] to [n, outputs, h / stride, w / stride]."""
-        h = self.conv1(F.relu(self.norm1(x), inplace=True))
-        h = self.conv2(F.relu(self.norm2(h), inplace=True))
+        h = self.conv1(norm_relu(self.norm1, x))
+        h = self.conv2(norm_relu(self.norm2, h))
         return h + shortcut(x, self.channels, self.stride)
 
 
@@ -84,5 +84,5 @@ class WideResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map images [n, c, h, w] to logits [n, num_classes]."""
         x = x.contiguous(memory_format=self._format)
-        h = F.relu(self.norm(self.blocks(self.stem(x))), inplace=True)
+        h = norm_relu(self.norm, self.blocks(self.stem(x)))
         return self.head(h.mean((2, 3)))

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
+from dpexp import kernels
 from dpexp.carriers import Explicit, Outer
 from dpexp.chunks import over_chunks, upper_bound
 from dpexp.types import ConfigError
@@ -80,6 +81,8 @@ def kernel_gradients(x: Tensor, dh: Tensor, at: Geometry) -> Tensor:
         at: the convolution's geometry, groups folded away.
     """
     m, p, d = len(x), dh.shape[1], x.shape[1]
+    if kernels.are_taken(x, dh, at.kernel):
+        return kernels.kernel_gradients(x, dh, at.kernel, at.stride, at.padding, at.dilation)
     if not _is_grouped_faster(dh, d):
         shifts = torch.stack(list(_shift_by_shift(x, dh, at)), dim=-1)
         return shifts.view(m, p, d, *at.kernel)
@@ -142,6 +145,30 @@ def patch_gram(x: Tensor, at: Geometry, rows: int, columns: int) -> Tensor:
     return total.view(m, rows * columns, -1)
 
 
+def _mixed(images: Tensor, weights: Tensor) -> Tensor:
+    """Give weights @ image at every position, [m, r, h, w], for weights [r, c]."""
+    if images.is_contiguous():
+        mixed = torch.matmul(weights, images.flatten(2))
+        return mixed.view(-1, len(weights), *images.shape[2:])
+    return F.conv2d(images, weights[:, :, None, None])  # in the images' memory format
+
+
+def _channels(images: Tensor, some: Tensor | None) -> Tensor:
+    """Pick channels [c'] of images [m, c, h, w], in their memory format; None: all."""
+    if some is None or images.is_contiguous():
+        return images if some is None else images[:, some]
+    last = images.permute(0, 2, 3, 1)  # indexing would lay the channels out first
+    return last.gather(3, some.expand(*last.shape[:3], -1)).permute(0, 3, 1, 2)
+
+
+def _products(dh: Tensor, thin: Tensor) -> Tensor:
+    """Sum dh_i thin_i^T over positions, [m, p, r], for dh [m, p, h, w] and thin [m, r, h, w]."""
+    one = (1, 1)
+    if kernels.are_taken(dh, thin, one):  # from p channels to r, transposed
+        return kernels.kernel_gradients(dh, thin, one).flatten(2).mT
+    return torch.bmm(positions(dh), positions(thin).mT)
+
+
 @dataclass(frozen=True)
 class Conv2dWeight:
     """dW_i for x [n, groups * d, h, w] and dh [n, groups * p, h', w']."""
@@ -179,7 +206,10 @@ class Conv2dWeight:
     def _prefers_gram(self, x: Tensor, dh: Tensor) -> bool:
         d, p = x.shape[1] // self.at.groups, dh.shape[1] // self.at.groups
         inputs, outputs, taps = x[0, 0].numel(), dh[0, 0].numel(), len(self.at.shifts())
-        return d * inputs**2 + (p + taps) * outputs**2 <= taps * p * d * outputs
+        gram = d * inputs**2 + (p + taps) * outputs**2
+        if self.at.groups == 1 and kernels.are_taken(x, dh, self.at.kernel):
+            gram *= kernels.SLOWNESS
+        return gram <= taps * p * d * outputs
 
     def _gram(self, x: Tensor, dh: Tensor) -> Tensor:
         flat = positions(dh)
@@ -248,10 +278,10 @@ class Conv2dTap:
         A thin k x k convolution, then one product.
         """
         at, n = self._ungrouped(rows), len(self.x)
-        x, dh = at.fold(self.x), self.dh if rows is None else self.dh[:, rows]
+        x, dh = at.fold(self.x), _channels(self.dh, rows)
         kernel = right_basis.reshape(len(right_basis), x.shape[1], *at.kernel)
         thin = F.conv2d(x, kernel, None, at.stride, at.padding, at.dilation)
-        each = torch.bmm(positions(at.fold(dh)), positions(thin).mT)
+        each = _products(at.fold(dh), thin)
         return Explicit(each.view(n, -1, len(right_basis)))
 
     def right(self, left_basis: Tensor, columns: Tensor | None = None) -> Outer | Explicit:
@@ -260,10 +290,9 @@ class Conv2dTap:
         It is the kernel gradient of a convolution with r outputs, whose dh_i is L^T dh_i.
         """
         at, (p, r) = self._ungrouped(columns), left_basis.shape
-        x = self.x if columns is None else self.x[:, columns]
+        x = _channels(self.x, columns)
         if at.groups == 1:
-            thin = torch.matmul(left_basis.T, positions(self.dh))
-            return Outer(Conv2dMatrix(at), x, thin.view(-1, r, *self.dh.shape[2:]))
+            return Outer(Conv2dMatrix(at), x, _mixed(self.dh, left_basis.T))
         dh = self.dh.reshape(len(self.dh), at.groups, p // at.groups, -1)
         bases = left_basis.reshape(at.groups, p // at.groups, r).mT
         thin = torch.matmul(bases, dh).view(-1, r, *self.dh.shape[2:])

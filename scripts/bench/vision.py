@@ -13,10 +13,12 @@ from dpexp.methods.powersgd import PowerSGD
 from dpexp.methods.sparse_dpsgd import SparseDPSGD
 from dpexp.models.wrn import WideResNet
 from dpexp.tasks import Examples
+from dpexp.types import Method
 from scripts.bench.steps import (
     FLOOR,
     UNIT,
     Case,
+    NewModel,
     Step,
     core,
     floor_step,
@@ -27,6 +29,10 @@ from scripts.bench.steps import (
     rgp,
     vmap_step,
 )
+
+RGP, LEFT, DP_SGD = "RGP, r = 16", "RGP left only, r = 16", "DP-SGD"
+POWER_SGD = "DP-PowerSGD, r = 16"
+LAST = ", channels last"
 
 
 def random_images(num: int, device: torch.device, seed: int = 0) -> Examples:
@@ -57,20 +63,26 @@ def steps(num: int, device: torch.device) -> dict[str, Callable[[], Step]]:
     last = partial(new_model, device, channels_last=True)
     powersgd = PowerSGD(16, warm_start=True, error_feedback=False, head="head")
     sparse = SparseDPSGD(0.5, "importance", "all", "head")
+
+    def private(method: Method, model: NewModel) -> Callable[[], Step]:
+        return lambda: private_step(method, images, model, device)
+
     return {
         UNIT: lambda: nonprivate_step(images, plain),
         FLOOR: lambda: floor_step(images, plain),
-        "non-private, channels last": lambda: nonprivate_step(images, last),
-        "RGP, r = 16": lambda: private_step(rgp("both"), images, plain, device),
-        "RGP, channels last": lambda: private_step(rgp("both"), images, last, device),
-        "RGP left only, r = 16": lambda: private_step(rgp("left"), images, plain, device),
-        "the same, channels last": lambda: private_step(rgp("left"), images, last, device),
-        "RGP-random, r = 16": lambda: private_step(rgp("random"), images, plain, device),
-        "RGP core, r = 16": lambda: private_step(core(), images, plain, device, public=images),
-        "LSG, r = 16, p = 0.5": lambda: private_step(lsg(), images, plain, device),
-        "DP-SGD": lambda: private_step(DPSGD("all", "head"), images, plain, device),
-        "DP-PowerSGD, r = 16": lambda: private_step(powersgd, images, plain, device),
-        "Sparse DP-SGD, p = 0.5": lambda: private_step(sparse, images, plain, device),
+        RGP: private(rgp("both"), plain),
+        LEFT: private(rgp("left"), plain),
+        DP_SGD: private(DPSGD("all", "head"), plain),
+        f"non-private{LAST}": lambda: nonprivate_step(images, last),
+        f"{FLOOR}{LAST}": lambda: floor_step(images, last),
+        f"{RGP}{LAST}": private(rgp("both"), last),
+        f"{LEFT}{LAST}": private(rgp("left"), last),
+        f"RGP-random, r = 16{LAST}": private(rgp("random"), last),
+        f"RGP core, r = 16{LAST}": lambda: private_step(core(), images, last, device, images),
+        f"LSG, r = 16, p = 0.5{LAST}": private(lsg(), last),
+        f"{DP_SGD}{LAST}": private(DPSGD("all", "head"), last),
+        f"{POWER_SGD}{LAST}": private(powersgd, last),
+        f"Sparse DP-SGD, p = 0.5{LAST}": private(sparse, last),
         "Opacus hooks": lambda: opacus_step(images, plain, is_ghost=False),
         "Opacus ghost": lambda: opacus_step(images, plain, is_ghost=True),
         "torch.func vmap": lambda: vmap_step(images, plain),
@@ -82,9 +94,9 @@ CASE = Case(
     build=steps,
     batch=32,
     goals={
-        "RGP, r = 16": (0.90, 1.1),
-        "the same, channels last": (0.75, None),
-        "DP-SGD": (1.6, 1.6),
-        "DP-PowerSGD, r = 16": (1.68, None),  # 1.05 of DP-SGD's
+        f"{RGP}{LAST}": (0.90, 1.1),
+        f"{LEFT}{LAST}": (0.75, None),
+        f"{DP_SGD}{LAST}": (1.6, 1.6),
+        f"{POWER_SGD}{LAST}": (1.68, None),  # 1.05 of DP-SGD's
     },
 )

@@ -1,0 +1,88 @@
+"""From C to functions that can be called."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import shlex
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+SOURCES = sorted(Path(__file__).parent.glob("*.c"))
+FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+PATIENCE = 60  # seconds, ours; it takes half of one
+
+log = logging.getLogger("dpexp")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The sources as a library.
+
+    Attributes:
+        functions: by their names in C.
+        lanes: numbers in a vector; `kernel_gradients` takes multiples of so many channels,
+        most_taps: and kernels of at most so many positions.
+        most_channels: that `norm_relu` takes.
+        sha256: of the library: its rounding hangs on compiler and processor.
+    """
+
+    functions: ctypes.CDLL
+    lanes: int
+    most_taps: int
+    most_channels: int
+    sha256: str
+
+
+@cache
+def compiled() -> Compiled | None:
+    """Compile and load the kernels, once a process; None, with a warning, where that fails."""
+    try:
+        with TemporaryDirectory() as folder:  # what is loaded stays when the file is gone
+            target = Path(folder, "kernels.so")
+            command = [*shlex.split(os.environ.get("CC", "cc")), *FLAGS, *map(str, SOURCES)]
+            command += ["-o", str(target), "-lm"]
+            subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+            library = ctypes.CDLL(str(target))
+            sha256 = hashlib.sha256(target.read_bytes()).hexdigest()
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        log.warning(
+            "Channels-last images take torch's slower operations: ours want a C compiler with "
+            "OpenMP, which CC may name, and a processor with AVX (%s).",
+            error,
+        )
+        return None
+    names = ("lanes", "most_taps", "most_channels")
+    return Compiled(library, *(ctypes.c_int.in_dll(library, n).value for n in names), sha256)
+
+
+def is_channels_last(images: Tensor) -> bool:
+    """Say whether images [m, c, h, w] are float32, on a CPU and laid out [m, h, w, c].
+
+    Images of one position or channel are laid out either way; libraries take them as they are.
+    """
+    return (
+        images.device.type == "cpu"
+        and images.dtype == torch.float32
+        and images.numel() > 0
+        and images.is_contiguous(memory_format=torch.channels_last)
+        and not images.is_contiguous()
+    )
+
+
+def address(tensor: Tensor) -> ctypes.c_void_p:
+    """Give a tensor to C, which must not keep it."""
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def struct(*numbers: int) -> ctypes.Array:
+    """Give numbers to C as a struct of int64_t."""
+    return (ctypes.c_int64 * len(numbers))(*numbers)

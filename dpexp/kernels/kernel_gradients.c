@@ -1,0 +1,116 @@
+/* Every example's kernel gradient of a 2-d convolution without groups, channels last:
+
+   grads[i][p][c][a][b] = sum over outputs (y, x) of
+       dh[i][y][x][p] * in[i][y stride - padding + a dilation][x stride - padding + b dilation][c],
+
+   padding left out. For one shift (a, b) this is a matrix product whose long axis, the positions,
+   runs through both operands. A tile of ROWS outputs by two vectors of channels stays in registers
+   while a block of positions goes by; what it adds to stays in the cache. One thread has an
+   example's channels to itself, so that the sums are the same on any number of threads. */
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16 /* numbers in a vector */
+#define ROWS 8   /* 16 sums in 32 registers */
+#elif defined(__AVX__)
+#define LANES 8
+#define ROWS 6 /* 12 in 16 */
+#else
+#error "an x86 processor with AVX is wanted: elsewhere nothing was measured"
+#endif
+#define WIDE (2 * LANES)
+#define TAPS 64    /* positions of a kernel, at most: their sums fit in the cache */
+#define BLOCK 1024 /* positions of an image: adding more one by one would lose digits */
+
+#define INLINED static inline __attribute__((always_inline))
+
+/* Aligned as a number is, and read as numbers too. */
+typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+typedef struct {
+  int64_t examples, channels, outputs;
+  int64_t in[2], out[2], kernel[2], stride[2], padding[2], dilation[2]; /* rows, columns */
+} Layer;
+
+static inline int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
+
+/* Narrow [*first, *last) to the outputs whose kernel position `shift` lies in the image, along an
+   axis; give where the first output of all would find it. */
+static inline int64_t touching(const Layer *at, int axis, int64_t shift, int64_t *first,
+                               int64_t *last) {
+  int64_t stride = at->stride[axis], offset = shift * at->dilation[axis] - at->padding[axis];
+  int64_t from = offset < 0 ? (stride - 1 - offset) / stride : 0;
+  int64_t room = at->in[axis] - offset;
+  if (*first < from) *first = from;
+  *last = least(*last, room > 0 ? (room - 1) / stride + 1 : 0);
+  return offset;
+}
+
+/* Add one shift's sums over the outputs' rows [top, bottom) to a tile. */
+INLINED void add(const Layer *at, const float *in, const float *dh, vector tile[ROWS][2],
+                 int64_t shift, int64_t top, int64_t bottom, const int rows, const int vectors) {
+  int64_t left = 0, right = at->out[1];
+  int64_t down = touching(at, 0, shift / at->kernel[1], &top, &bottom);
+  int64_t along = touching(at, 1, shift % at->kernel[1], &left, &right);
+  vector sums[ROWS][2];
+  memset(sums, 0, sizeof sums);
+  for (int64_t y = top; y < bottom; y++) {
+    int64_t row = y * at->stride[0] + down, column = left * at->stride[1] + along;
+    const float *x = in + (row * at->in[1] + column) * at->channels;
+    const float *d = dh + (y * at->out[1] + left) * at->outputs;
+    for (int64_t n = left; n < right; n++) {
+      for (int p = 0; p < rows; p++)
+        for (int v = 0; v < vectors; v++) sums[p][v] += d[p] * *(const vector *)(x + v * LANES);
+      x += at->stride[1] * at->channels;
+      d += at->outputs;
+    }
+  }
+  for (int p = 0; p < rows; p++)
+    for (int v = 0; v < vectors; v++) tile[p][v] += sums[p][v];
+}
+
+/* Write `rows` outputs' gradients of `vectors` vectors of channels. */
+INLINED void write(const Layer *at, const float *in, const float *dh, float *grads, const int rows,
+                   const int vectors) {
+  int64_t taps = at->kernel[0] * at->kernel[1];
+  int64_t height = at->out[1] < BLOCK ? BLOCK / at->out[1] : 1;
+  vector tiles[TAPS][ROWS][2];
+  memset(tiles, 0, taps * sizeof *tiles);
+  for (int64_t top = 0; top < at->out[0]; top += height)
+    for (int64_t shift = 0; shift < taps; shift++)
+      add(at, in, dh, tiles[shift], shift, top, least(top + height, at->out[0]), rows, vectors);
+  for (int p = 0; p < rows; p++)
+    for (int64_t shift = 0; shift < taps; shift++) {
+      const float *from = (const float *)tiles[shift][p];
+      float *to = grads + p * at->channels * taps + shift;
+      for (int c = 0; c < vectors * LANES; c++) to[c * taps] = from[c];
+    }
+}
+
+/* The number of channels must be a multiple of `lanes`, the kernel have at most `most_taps`. */
+const int lanes = LANES, most_taps = TAPS;
+
+/* in [examples, in.., channels], dh [examples, out.., outputs], grads [examples, outputs, channels,
+   kernel..]. */
+void kernel_gradients(const Layer *at, const float *in, const float *dh, float *grads,
+                      int threads) {
+  int64_t pieces = (at->channels + WIDE - 1) / WIDE, taps = at->kernel[0] * at->kernel[1];
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int64_t i = 0; i < at->examples * pieces; i++) {
+    int64_t example = i / pieces, c = i % pieces * WIDE, p = 0;
+    int is_wide = at->channels - c >= WIDE;
+    const float *x = in + example * at->in[0] * at->in[1] * at->channels + c;
+    const float *d = dh + example * at->out[0] * at->out[1] * at->outputs;
+    float *g = grads + (example * at->outputs * at->channels + c) * taps;
+#define ROWS_AT_ONCE(rows)                                                            \
+  for (; p + rows <= at->outputs; p += rows) {                                        \
+    float *to = g + p * at->channels * taps;                                          \
+    is_wide ? write(at, x, d + p, to, rows, 2) : write(at, x, d + p, to, rows, 1);    \
+  }
+    ROWS_AT_ONCE(ROWS)
+    ROWS_AT_ONCE(4)
+    ROWS_AT_ONCE(1)
+  }
+}

@@ -1,0 +1,239 @@
+"""Our own kernels against literal float64, and what becomes of them without a compiler."""
+
+import logging
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from dpexp import kernels
+from dpexp.kernels.kernel_gradients import are_taken, kernel_gradients
+from dpexp.kernels.norm_relu import norm_relu
+from dpexp.methods.dpsgd import DPSGD
+from dpexp.methods.lsg import LSG
+from dpexp.methods.rgp import RGP
+from dpexp.models.wrn import WideResNet
+from tests.methods.test_against_the_papers import step
+
+pytestmark = pytest.mark.skipif(
+    kernels.compiled() is None, reason="no C compiler with OpenMP here, or no AVX"
+)
+MANY = settings(max_examples=60, deadline=None)
+pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+ROUNDING = 1e-5  # of the largest number: float32 has 6e-8, and sums here have 2,500 terms at most
+
+
+def channels_last(*shape, seed=0):
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def assert_near(actual, expected):
+    error = (actual.double() - expected).abs().max()
+    assert error <= ROUNDING * expected.abs().max(), error
+
+
+def by_patches(x, dh, kernel, stride, padding, dilation):
+    """Sum dh_i times the patch under it, position by position, in float64."""
+    x, dh = x.double(), dh.double()
+    patches = F.unfold(x, kernel, dilation, padding, stride)
+    grads = torch.einsum("nps,nds->npd", dh.flatten(2), patches)
+    return grads.view(len(x), dh.shape[1], x.shape[1], *kernel)
+
+
+@MANY
+@given(
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 3, 4, 5]),
+    st.integers(1, 19),
+    st.tuples(st.integers(2, 9), st.integers(2, 9)),
+    *[pairs] * 3,
+    st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    st.integers(0, 2**31),
+)
+def test_kernel_gradients_are_those_of_the_patches(
+    m, vectors, p, image, kernel, stride, dilation, padding, seed
+):
+    x = channels_last(m, vectors * kernels.compiled().lanes, *image, seed=seed)
+    for axis in (0, 1):
+        assume(image[axis] + 2 * padding[axis] > dilation[axis] * (kernel[axis] - 1))
+    at = (kernel, stride, padding, dilation)
+    outputs = F.conv2d(x[:, :1], torch.zeros(1, 1, *kernel), None, *at[1:]).shape[2:]
+    dh = channels_last(m, p, *outputs, seed=seed + 1)
+    assume(are_taken(x, dh, kernel))
+    assert_near(kernel_gradients(x, dh, *at), by_patches(x, dh, *at))
+
+
+def test_kernel_gradients_of_images_of_several_blocks():
+    x, dh = channels_last(2, 32, 50, 51), channels_last(2, 5, 50, 51, seed=1)
+    at = ((3, 3), (1, 1), (1, 1), (1, 1))
+    assert_near(kernel_gradients(x, dh, *at), by_patches(x, dh, *at))
+    wide, thin = channels_last(1, 32, 1, 2500), channels_last(1, 5, 1, 2500, seed=1)
+    at = ((1, 1), (1, 1), (0, 0), (1, 1))
+    assert_near(kernel_gradients(wide, thin, *at), by_patches(wide, thin, *at))
+
+
+def test_an_example_has_the_same_gradient_in_any_company_on_any_number_of_threads():
+    x, dh = channels_last(5, 48, 7, 6), channels_last(5, 9, 7, 6, seed=1)
+    at = ((3, 3), (1, 1), (1, 1), (1, 1))
+    together = kernel_gradients(x, dh, *at)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(kernel_gradients(x, dh, *at), together)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(kernel_gradients(x[2:3], dh[2:3], *at), together[2:3])
+
+
+def test_a_nan_stays_in_its_example():
+    x, dh = channels_last(3, 16, 4, 4), channels_last(3, 8, 4, 4, seed=1)
+    x[1, 0, 0, 0] = torch.nan
+    is_nan = kernel_gradients(x, dh, (3, 3), (1, 1), (1, 1)).isnan().flatten(1).any(1)
+    assert is_nan.tolist() == [False, True, False]
+    norm = nn.GroupNorm(4, 16, affine=False)
+    x.requires_grad_()
+    out = norm_relu(norm, x)
+    (back,) = torch.autograd.grad(out.sum(), x)
+    for values in (out, back):
+        is_nan = values.isnan().flatten(1)
+        assert is_nan.any(1).tolist() == [False, True, False]
+        assert is_nan[1].sum() == 4 * 16  # its group, as torch's own has it
+
+
+@pytest.mark.parametrize(
+    ("change", "kernel"),
+    [
+        (lambda x: x.contiguous(), (3, 3)),
+        (lambda x: x.double(), (3, 3)),
+        (lambda x: x[:, :15].contiguous(memory_format=torch.channels_last), (3, 3)),
+        (lambda x: x[:0], (3, 3)),
+        (lambda x: x[:, :, ::2], (3, 3)),
+        (lambda x: x, (9, 9)),
+    ],
+    ids=["channels first", "float64", "15 channels", "no example", "rows left out", "81 positions"],
+)
+def test_what_the_kernel_cannot_read_is_left_to_torch(change, kernel):
+    x, dh = channels_last(2, 16, 4, 4), channels_last(2, 8, 4, 4)
+    assert are_taken(x, dh, (3, 3))
+    assert not are_taken(change(x), dh, kernel)
+
+
+@MANY
+@given(
+    st.integers(1, 3),
+    st.integers(1, 6),
+    st.integers(1, 20),
+    st.tuples(st.integers(2, 9), st.integers(2, 9)),
+    st.floats(-30, 30),
+    st.integers(0, 2**31),
+)
+def test_norm_and_relu_are_torchs_in_float64(n, groups, size, image, shift, seed):
+    x = (channels_last(n, groups * size, *image, seed=seed) + shift).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    variance = wide.detach().unflatten(1, (groups, size)).var((2, 3, 4), unbiased=False).min()
+    assume(variance > 0.01)
+    # Beside a large mean, float32 knows less of what is normed.
+    near = {"rtol": 0, "atol": 1e-5 * (1 + abs(shift)) / float(variance)}
+    norm = nn.GroupNorm(groups, groups * size, affine=False)
+    normed = norm(wide)
+    out = norm_relu(norm, x)
+    torch.testing.assert_close(out.double(), normed.relu(), **near)
+    # Near zero ReLU may go either way.
+    direction = channels_last(*x.shape, seed=seed + 1) * (normed.abs() > near["atol"])
+    (back,) = torch.autograd.grad(out, x, direction)
+    (wide_back,) = torch.autograd.grad(normed.relu(), wide, direction.double())
+    torch.testing.assert_close(back.double(), wide_back, **near)
+
+
+def test_the_norm_of_images_of_several_blocks_takes_any_gradients_layout():
+    x = channels_last(2, 8, 50, 51).requires_grad_()
+    norm = nn.GroupNorm(4, 8, affine=False)
+    out = norm_relu(norm, x)
+    assert type(out.grad_fn).__name__ == "_NormReLUBackward"
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    wide = x.detach().double().requires_grad_()
+    expected = F.relu(norm(wide))
+    direction = torch.randn(x.shape)
+    (back,) = torch.autograd.grad(out, x, direction)
+    (wide_back,) = torch.autograd.grad(expected, wide, direction.double())
+    assert_near(out, expected)
+    assert_near(back, wide_back)
+
+
+def test_a_norm_with_parameters_trains_them():
+    norm = nn.GroupNorm(4, 16)
+    norm_relu(norm, channels_last(2, 16, 4, 4).requires_grad_()).sum().backward()
+    assert norm.weight.grad.abs().sum() > 0
+
+
+METHODS = {
+    "dpsgd": lambda: DPSGD("all", "head"),
+    "rgp": lambda: RGP(4, "both", 1, 0, residual=True, head_scale=1.0, head="head"),
+    "left": lambda: RGP(4, "left", 1, 0, residual=True, head_scale=1.0, head="head"),
+    "lsg": lambda: LSG(4, 0.5, "importance", 0, 1, 1.0, "head", dataset_size=1, batch_size=1),
+}
+
+
+def model_of(is_channels_last):
+    torch.manual_seed(0)
+    return WideResNet(10, 2, 1, is_channels_last, in_channels=3, num_classes=10)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_network_has_the_gradients_of_channels_first(method, monkeypatch):
+    x, y = torch.randn(4, 3, 16, 16), torch.arange(4)
+    taken = []
+    run = kernels.kernel_gradients
+    monkeypatch.setattr(kernels, "kernel_gradients", lambda *a: taken.append(a) or run(*a))
+    here = step(model_of(True), METHODS[method](), x, y).gradients
+    assert taken
+    first = step(model_of(False), METHODS[method](), x, y).gradients
+    for name, gradient in first.items():
+        assert_near(here[name], gradient.double())
+
+
+@pytest.fixture
+def recompiled(monkeypatch):
+    """Compile anew, as CC says, and again afterwards."""
+
+    def anew(compiler):
+        monkeypatch.setenv("CC", compiler)
+        kernels.compiled.cache_clear()
+        return kernels.compiled()
+
+    yield anew
+    kernels.compiled.cache_clear()
+
+
+def test_processors_without_avx512_have_vectors_of_eight(recompiled):
+    x, y = torch.randn(4, 3, 16, 16), torch.arange(4)
+    as_here = step(model_of(True), METHODS["rgp"](), x, y).gradients
+    assert recompiled(f"{os.environ.get('CC', 'cc')} -mno-avx512f").lanes == 8
+    for name, gradient in step(model_of(True), METHODS["rgp"](), x, y).gradients.items():
+        assert_near(gradient, as_here[name].double())
+    x, dh = channels_last(2, 24, 5, 7), channels_last(2, 11, 5, 7, seed=1)
+    at = ((3, 3), (1, 1), (1, 1), (1, 1))
+    assert_near(kernel_gradients(x, dh, *at), by_patches(x, dh, *at))
+
+
+def test_without_a_compiler_torch_does_it_and_says_so(recompiled, caplog):
+    x, y = torch.randn(4, 3, 16, 16), torch.arange(4)
+    with_one = step(model_of(True), METHODS["rgp"](), x, y).gradients
+    with caplog.at_level(logging.WARNING, logger="dpexp"):
+        assert recompiled("no-such-compiler -x") is None
+        without = step(model_of(True), METHODS["rgp"](), x, y).gradients
+    (record,) = caplog.records
+    assert "C compiler" in record.message and "no-such-compiler" in record.message
+    for name, gradient in with_one.items():
+        assert_near(without[name], gradient.double())
+
+
+def test_a_compiler_that_fails_or_has_no_openmp_is_none(recompiled):
+    assert recompiled("false") is None
+    assert recompiled("cc -mno-avx") is None
+    assert recompiled("'unbalanced") is None
