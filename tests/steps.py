@@ -131,12 +131,15 @@ def rgp(rank, **options):
 
 
 def sums_of(model, method, x, y, clip_norm, micro_batch, public=None):
-    """Release the clipped sums over all the given examples, without noise."""
+    """Release the clipped sums over all the given examples, in the model's precision, no noise."""
     state = method.start(model)
     watched = Watched(method)
     mechanism = whole_batch(len(y), method.releases(state, clip_norm))
     public = None if public is None else Wide(public)
+    examples = Examples(x, y)
+    if next(model.parameters()).dtype == torch.float64:
+        examples = Wide(examples)
     with PrivateGradient(model, watched, mechanism, ALONE, micro_batch, public) as gradient:
-        outcome = gradient(state, Wide(Examples(x, y)), 0)
+        outcome = gradient(state, examples, 0)
     assert outcome.examples == len(y)
     return {key: block * len(y) for key, block in watched.released.items()}, outcome

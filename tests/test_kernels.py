@@ -18,6 +18,7 @@ from dpexp.methods.lsg import LSG
 from dpexp.methods.rgp import RGP
 from dpexp.models.wrn import WideResNet
 from tests.methods.test_against_the_papers import step
+from tests.steps import distance, flat, sums_of
 
 pytestmark = pytest.mark.skipif(
     kernels.compiled() is None, reason="no C compiler with OpenMP here, or no AVX"
@@ -195,6 +196,26 @@ def test_a_network_has_the_gradients_of_channels_first(method, monkeypatch):
     first = step(model_of(False), METHODS[method](), x, y).gradients
     for name, gradient in first.items():
         assert_near(here[name], gradient.double())
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(sorted(METHODS)), st.floats(-3, 6), st.floats(-3, 3), st.integers(0, 2**31))
+def test_an_example_moves_the_sums_by_at_most_the_clip_norm(method, log_scale, log_clip, seed):
+    x = 10**log_scale * torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+    clip_norm = 10**log_clip
+    sums, _ = sums_of(model_of(True), METHODS[method](), x, torch.tensor([3]), clip_norm, 1)
+    assert float(torch.linalg.vector_norm(flat(sums).double())) <= clip_norm * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_pixel_that_is_not_finite_costs_its_example_alone(method, bad):
+    x, y, others = torch.randn(5, 3, 8, 8), torch.arange(5), [0, 1, 2, 4]
+    expected, _ = sums_of(model_of(True), METHODS[method](), x[others], y[others], 1.0, 2)
+    x[3, 0, 5, 5] = bad
+    got, outcome = sums_of(model_of(True), METHODS[method](), x, y, 1.0, 3)
+    assert outcome.nonfinite == 1
+    assert distance(got, expected) < ROUNDING
 
 
 @pytest.fixture
