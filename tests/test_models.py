@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import run
-from dpexp import records
+from dpexp import kernels, records
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.rgp import RGP
 from dpexp.methods.sparse_dpsgd import SparseDPSGD
@@ -100,3 +100,18 @@ def test_a_memory_format_changes_no_gradient_and_no_runs_name(method):
         assert layouts[0].is_contiguous(memory_format=torch.channels_last) is channels_last
     for name, gradient in made[0].items():
         torch.testing.assert_close(made[1][name], gradient, **CLOSE)
+
+
+def test_auto_lays_channels_last_where_kernels_want_it():
+    model, seen = WideResNet(10, 1, 1, "auto", in_channels=3, num_classes=10), []
+    model.blocks.register_forward_hook(lambda _, args, out: seen.append(out))
+    with torch.no_grad():
+        model(torch.randn(2, 3, 8, 8))
+        model.double()(torch.randn(2, 3, 8, 8, dtype=torch.float64))
+    is_last = [out.is_contiguous(memory_format=torch.channels_last) for out in seen]
+    assert is_last == [kernels.compiled() is not None, False]
+
+
+def test_another_word_for_a_memory_format_is_refused():
+    with pytest.raises(ConfigError, match="true, false or auto; got first"):
+        WideResNet(10, 1, 1, "first", in_channels=3, num_classes=10)

@@ -6,8 +6,8 @@ when a process first needs them; without a compiler, or without AVX, torch's ope
 same numbers up to rounding.
 """
 
-from dpexp.kernels.compiled import compiled
+from dpexp.kernels.compiled import compiled, would_take
 from dpexp.kernels.kernel_gradients import SLOWNESS, are_taken, kernel_gradients
 from dpexp.kernels.norm_relu import norm_relu
 
-__all__ = ["SLOWNESS", "are_taken", "compiled", "kernel_gradients", "norm_relu"]
+__all__ = ["SLOWNESS", "are_taken", "compiled", "kernel_gradients", "norm_relu", "would_take"]

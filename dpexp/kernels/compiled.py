@@ -78,6 +78,11 @@ def is_channels_last(images: Tensor) -> bool:
     )
 
 
+def would_take(images: Tensor) -> bool:
+    """Say whether there are kernels for such images [m, c, h, w] once they are channels last."""
+    return images.device.type == "cpu" and images.dtype == torch.float32 and compiled() is not None
+
+
 def address(tensor: Tensor) -> ctypes.c_void_p:
     """Give a tensor to C, which must not keep it."""
     return ctypes.c_void_p(tensor.data_ptr())

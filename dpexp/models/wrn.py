@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dpexp import kernels
 from dpexp.kernels import norm_relu
 from dpexp.models.blocks import conv3x3, shortcut
 from dpexp.types import ConfigError
@@ -40,7 +41,7 @@ class WideResNet(nn.Module):
         depth: int,
         width: int,
         stem_stride: int,
-        channels_last: bool,
+        channels_last: bool | str,
         in_channels: int,
         num_classes: int,
     ) -> None:
@@ -50,12 +51,14 @@ class WideResNet(nn.Module):
             depth: 6 b + 4 for b blocks a stage.
             width: widening factor.
             stem_stride: of the first convolution; 1 in the paper, 2 quarters the cost.
-            channels_last: lay features out as [n, h, w, c]; the same numbers up to rounding.
+            channels_last: lay features out as [n, h, w, c]: True, False or "auto", where kernels
+                of our own make that faster; the same numbers up to rounding.
             in_channels: channels of the images.
             num_classes: outputs.
 
         Raises:
-            ConfigError: if the depth is not 6 b + 4, or width or stride is below one.
+            ConfigError: if the depth is not 6 b + 4, width or stride is below one, or
+                channels_last is another word.
         """
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
@@ -67,7 +70,11 @@ class WideResNet(nn.Module):
                 f"Expected model.width >= 1 and model.stem_stride >= 1; got {width} and "
                 f"{stem_stride}."
             )
-        self._format = torch.channels_last if channels_last else torch.contiguous_format
+        if channels_last not in (True, False, "auto"):
+            raise ConfigError(
+                f"Expected model.channels_last to be true, false or auto; got {channels_last}."
+            )
+        self._channels_last = channels_last
         blocks = (depth - 4) // 6
         channels = [16 * width, 32 * width, 64 * width]
         self.stem = conv3x3(in_channels, channels[0], stem_stride)
@@ -83,6 +90,7 @@ class WideResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images [n, c, h, w] to logits [n, num_classes]."""
-        x = x.contiguous(memory_format=self._format)
+        last = kernels.would_take(x) if self._channels_last == "auto" else self._channels_last
+        x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
         h = norm_relu(self.norm, self.blocks(self.stem(x)))
         return self.head(h.mean((2, 3)))
