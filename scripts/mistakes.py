@@ -23,6 +23,8 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from scripts.pipes import patience
+
 CONF = Path(__file__).parents[1].resolve() / "conf"
 INTERRUPTED = 128 + signal.SIGINT
 NAMELESS = "Config group override must be"
@@ -142,6 +144,7 @@ def unnamed(words: Sequence[str]) -> str:
     return ""
 
 
+@patience()
 def guarded(program: Any) -> None:
     """Run a program; a user's mistake becomes one line and exit code 2."""
     if {"--help", "-h"} & set(sys.argv):

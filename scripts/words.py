@@ -13,6 +13,7 @@ from dpexp.artifacts.words import unknown
 from dpexp.records import RESULT_NEUTRAL, RecordError
 from dpexp.types import ConfigError
 from scripts import mistakes
+from scripts.pipes import patience
 
 Reader = Callable[[str], Any]
 """Makes a value of a whole WORD=VALUE; raises ConfigError where it can't."""
@@ -124,6 +125,7 @@ def require_apart(overrides: Sequence[str], results: Path) -> None:
         )
 
 
+@patience()
 def exit_code_of(
     program: Callable[[Sequence[str]], int],
     words: Sequence[str],
