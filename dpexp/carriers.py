@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpexp.chunks import over_chunks
+from dpexp.chunks import over_chunks, upper_bound
 
 LONG = 2**10
 """Numbers beyond which a norm is taken in pieces of so many: one after another in float32, equal
@@ -84,6 +84,9 @@ class OuterRule(Protocol):
 
     def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
         """Give the squared norm of every example's gradient, [n], without keeping it."""
+
+    def energy(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Bound the squared norm, [n], of a gradient whose terms were all added as positive."""
 
     def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
         """Add the examples' gradients to their sum, which has the parameter's shape."""
@@ -169,10 +172,7 @@ class Masked:
         # Zeros for what is left out cost less than picking the rest (ours, measured on CPUs).
         is_kept = self.whole.dh.new_zeros(prod(self.shape)).index_fill_(0, self.entries, 1)
         squares = torch.cat([piece.mul_(is_kept).square_().sum(1) for piece in self._pieces()])
-        is_broken = ~squares.isfinite()
-        if is_broken.any():  # perhaps by what is left out: zero times that is NaN
-            squares[is_broken] = self.keep(is_broken).each().square().sum(1)
-        return squares
+        return upper_bound(squares, self.whole.rule.energy(self.whole.x, self.whole.dh))
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
         """Add the kept entries to their sum [kept], each times its weight [n] (None: all ones)."""

@@ -16,13 +16,15 @@ ROUNDING = 8.0  # ours: a few roundings of a sum whose terms cancel; see `upper_
 
 
 def upper_bound(squares: Tensor, energy: Tensor) -> Tensor:
-    """Raise squared norms by what rounding may have taken from them, so that clipping holds.
+    """Raise squared norms by what rounding may take from them, so that clipping holds.
 
-    A Gram form adds terms as large as the energy, which may cancel to something far smaller.
+    A gradient adds terms over positions, which may cancel to something far smaller than they are.
+    A Gram form adds the same in another order; and where an example's terms are added to those of
+    others, the others lose digits beside them.
 
     Args:
         squares: [n], as computed.
-        energy: [n], |x|^2 |dh|^2, which bounds the sum of the terms' sizes (Cauchy-Schwarz).
+        energy: [n], which bounds the squared norm of the terms' sizes (`OuterRule.energy`).
     """
     return squares.clamp(min=0) + ROUNDING * torch.finfo(squares.dtype).eps * energy
 

@@ -138,16 +138,18 @@ def surroundings_of(
         "instructions": _instructions(),
         **versions(),
     }
-    is_channels_last = config["model"].get("channels_last")
-    if is_channels_last and ranks.device.type == "cpu":
+    layout = config["model"].get("channels_last")
+    if layout and ranks.device.type == "cpu":
         own["kernels"] = compiled().sha256 if compiled() else None
+    if layout == "auto":
+        layout = own.get("kernels") is not None
     each = torch.zeros(ranks.size, dtype=torch.int64, device=ranks.device)
     each[ranks.rank] = zlib.crc32(json.dumps(own).encode())
     ranks.all_reduce([each])
     return {
         "ranks": ranks.size,
         "other_ranks": each[1:].tolist(),
-        "channels_last": is_channels_last,
+        "channels_last": layout,
         **own,
     }
 

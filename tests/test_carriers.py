@@ -5,7 +5,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp.carriers import Explicit, Masked, Outer
-from dpexp.chunks import BUDGET_BYTES
+from dpexp.chunks import BUDGET_BYTES, ROUNDING
+from dpexp.privatize import clip_weights
+from dpexp.taps.conv2d import Conv2dMatrix, Geometry
 from dpexp.taps.linear import LinearWeight
 
 
@@ -15,12 +17,56 @@ def test_float32_norms_of_long_vectors_keep_seven_digits():
     whole = Outer(LinearWeight(), x, dh)
     entries = torch.arange(0, 2**21, 2)
     expected = whole.each().double().flatten(1)[:, entries].square().sum(1)
-    for carrier in (
-        Masked(whole, entries, (2048, 1024)),
-        Explicit(whole.each().flatten(1)[:, ::2]),
-    ):
-        got = carrier.squared_norms().double()
-        torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+    explicit = Explicit(whole.each().flatten(1)[:, ::2]).squared_norms()
+    torch.testing.assert_close(explicit.double(), expected, rtol=1e-6, atol=0)
+    masked = Masked(whole, entries, (2048, 1024)).squared_norms()
+    # Raised by what their sum may lose, in float32.
+    raised = expected + ROUNDING * torch.finfo(torch.float32).eps * whole.rule.energy(x, dh)
+    torch.testing.assert_close(masked.double(), raised, rtol=1e-6, atol=0)
+
+
+def convolved(memory_format):
+    """Describe right carriers as WRN28-4's last stage has them."""
+    x, dh = torch.randn(16, 256, 8, 8), torch.randn(16, 16, 8, 8)
+    tensors = (each.contiguous(memory_format=memory_format) for each in (x, dh))
+    return Outer(Conv2dMatrix(Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)), *tensors), (16, 2304)
+
+
+def masked():
+    whole = Outer(LinearWeight(), torch.randn(16, 30, 64), torch.randn(16, 30, 64))
+    return Masked(whole, torch.arange(4000), (64, 64)), (4000,)
+
+
+def at_position(dh, who, position):
+    """Index all that an example has at a position: of images [n, p, 8, 8] or tokens [n, t, p]."""
+    return (who, slice(None), *divmod(position, 8)) if dh.dim() == 4 else (who, position)
+
+
+@pytest.mark.parametrize("who", [0, 7, 15])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: convolved(torch.channels_last),
+        lambda: convolved(torch.contiguous_format),
+        masked,
+    ],
+    ids=["channels last", "channels first", "masked"],
+)
+def test_terms_that_cancel_erase_nothing_of_other_examples(make, who):
+    torch.manual_seed(0)
+    carrier, shape = make()
+    outer = getattr(carrier, "whole", carrier)
+    outer.x[who], outer.dh[who] = 1, 0
+    for position, value in ((18, 2.0**27), (27, 1), (28, -(2.0**27))):
+        outer.dh[at_position(outer.dh, who, position)] = value
+    squares, held = carrier.measured()
+    assert type(held) is type(carrier)
+    weights = clip_weights(squares.sqrt(), 1.0)
+    others = torch.arange(16) != who
+    whole, without = torch.zeros(shape), torch.zeros(shape)
+    held.add_to(whole, weights)
+    held.keep(others).add_to(without, weights[others])
+    assert float(torch.linalg.vector_norm((whole - without).double())) <= 1 + 1e-4
 
 
 @pytest.mark.parametrize("size", [2**10, 2**10 + 1, 9216, 2**16, 2**18])

@@ -17,6 +17,7 @@ from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.lsg import LSG
 from dpexp.methods.rgp import RGP
 from dpexp.models.wrn import WideResNet
+from dpexp.taps.conv2d import Conv2dWeight, Geometry
 from tests.methods.test_against_the_papers import step
 from tests.steps import distance, flat, sums_of
 
@@ -124,23 +125,43 @@ def test_what_the_kernel_cannot_read_is_left_to_torch(change, kernel):
     assert not are_taken(change(x), dh, kernel)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [lambda dh: dh.contiguous(), lambda dh: dh[:1], torch._neg_view],
+    ids=["channels first", "fewer examples", "a view that negates"],
+)
+def test_an_output_gradient_that_the_kernel_cannot_read_is_left_to_torch(change):
+    x, dh = channels_last(2, 16, 4, 4), channels_last(2, 8, 4, 4)
+    assert not are_taken(x, change(dh), (3, 3))
+
+
+@pytest.mark.parametrize(("groups", "is_by_kernel"), [(1, True), (2, False)])
+def test_norms_go_by_the_faster_form(groups, is_by_kernel):
+    """In WRN28-4's last stage a Gram form multiplies half as much, in three times the time."""
+    x, dh = channels_last(2, 256 * groups, 8, 8), channels_last(2, 16 * groups, 8, 8)
+    rule = Conv2dWeight(Geometry((3, 3), (1, 1), (1, 1), (1, 1), groups))
+    assert rule._prefers_gram(x, dh) is not is_by_kernel
+    assert rule._prefers_gram(x.contiguous(), dh.contiguous())
+
+
 @MANY
 @given(
     st.integers(1, 3),
     st.integers(1, 6),
     st.integers(1, 20),
     st.tuples(st.integers(2, 9), st.integers(2, 9)),
-    st.floats(-30, 30),
+    st.floats(-3, 3),
+    st.sampled_from([1e-5, 0.1]),
     st.integers(0, 2**31),
 )
-def test_norm_and_relu_are_torchs_in_float64(n, groups, size, image, shift, seed):
+def test_norm_and_relu_are_torchs_in_float64(n, groups, size, image, shift, eps, seed):
     x = (channels_last(n, groups * size, *image, seed=seed) + shift).requires_grad_()
     wide = x.detach().double().requires_grad_()
     variance = wide.detach().unflatten(1, (groups, size)).var((2, 3, 4), unbiased=False).min()
-    assume(variance > 0.01)
+    assume(variance > 0.1)
     # Beside a large mean, float32 knows less of what is normed.
     near = {"rtol": 0, "atol": 1e-5 * (1 + abs(shift)) / float(variance)}
-    norm = nn.GroupNorm(groups, groups * size, affine=False)
+    norm = nn.GroupNorm(groups, groups * size, eps, affine=False)
     normed = norm(wide)
     out = norm_relu(norm, x)
     torch.testing.assert_close(out.double(), normed.relu(), **near)
@@ -164,6 +185,30 @@ def test_the_norm_of_images_of_several_blocks_takes_any_gradients_layout():
     (wide_back,) = torch.autograd.grad(expected, wide, direction.double())
     assert_near(out, expected)
     assert_near(back, wide_back)
+
+
+def test_the_gradient_of_a_gradient_is_torchs():
+    x, direction = channels_last(2, 16, 4, 4), channels_last(2, 16, 4, 4, seed=1)
+    norm, twice = nn.GroupNorm(4, 16, affine=False), []
+    for images in (x, x.double().contiguous()):
+        images.requires_grad_()
+        out = norm_relu(norm, images)
+        along = direction.to(images.dtype).requires_grad_()
+        (back,) = torch.autograd.grad(out, images, along, create_graph=True)
+        twice.append(torch.autograd.grad(back.square().sum(), (images, along)))
+    for here, expected in zip(*twice, strict=True):
+        assert_near(here, expected)
+
+
+@pytest.mark.parametrize("channels", [2048, 2080])
+def test_a_norm_of_many_channels(channels):
+    x, norm = channels_last(2, channels, 2, 2), nn.GroupNorm(32, channels, affine=False)
+    assert_near(norm_relu(norm, x), F.relu(norm(x.double())))
+
+
+def test_groups_that_do_not_fit_are_refused_as_by_torch():
+    with pytest.raises((RuntimeError, ValueError), match="divisible by"):
+        norm_relu(nn.GroupNorm(5, 35, affine=False), channels_last(2, 32, 4, 4))
 
 
 def test_a_norm_with_parameters_trains_them():
@@ -191,8 +236,12 @@ def test_a_network_has_the_gradients_of_channels_first(method, monkeypatch):
     taken = []
     run = kernels.kernel_gradients
     monkeypatch.setattr(kernels, "kernel_gradients", lambda *a: taken.append(a) or run(*a))
-    here = step(model_of(True), METHODS[method](), x, y).gradients
-    assert taken
+    model, by_torch = model_of(True), []
+    for layer in model.modules():
+        if isinstance(layer, nn.GroupNorm):
+            layer.register_forward_hook(lambda norm, *_: by_torch.append(norm))
+    here = step(model, METHODS[method](), x, y).gradients
+    assert taken and not by_torch
     first = step(model_of(False), METHODS[method](), x, y).gradients
     for name, gradient in first.items():
         assert_near(here[name], gradient.double())
@@ -254,7 +303,29 @@ def test_without_a_compiler_torch_does_it_and_says_so(recompiled, caplog):
         assert_near(without[name], gradient.double())
 
 
-def test_a_compiler_that_fails_or_has_no_openmp_is_none(recompiled):
-    assert recompiled("false") is None
-    assert recompiled("cc -mno-avx") is None
-    assert recompiled("'unbalanced") is None
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [
+        ("false", "returned non-zero exit status 1"),
+        ("cc -mno-avx", "x86 processor with AVX"),
+        ("cc -fvisibility=hidden", "undefined symbol"),
+        ("'unbalanced", "No closing quotation"),
+    ],
+)
+def test_what_hinders_the_compiler_is_told(compiler, said, recompiled, caplog):
+    with caplog.at_level(logging.WARNING, logger="dpexp"):
+        assert recompiled(compiler) is None
+    assert said in caplog.text and "\n" not in caplog.records[0].message
+
+
+def test_a_compiler_without_openmp_is_none(recompiled, tmp_path, caplog):
+    compiler = tmp_path / "cc"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *-fopenmp*) echo "error: unsupported option -fopenmp" >&2; exit 1;; esac\n'
+        'exec cc "$@"\n'
+    )
+    compiler.chmod(0o755)
+    with caplog.at_level(logging.WARNING, logger="dpexp"):
+        assert recompiled(str(compiler)) is None
+    assert "unsupported option -fopenmp" in caplog.text

@@ -11,7 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 import torch
 from torch import Tensor
@@ -50,18 +50,23 @@ def compiled() -> Compiled | None:
             target = Path(folder, "kernels.so")
             command = [*shlex.split(os.environ.get("CC", "cc")), *FLAGS, *map(str, SOURCES)]
             command += ["-o", str(target), "-lm"]
-            subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
             library = ctypes.CDLL(str(target))
+            names = ("lanes", "most_taps", "most_channels")
+            sizes = [ctypes.c_int.in_dll(library, name).value for name in names]
             sha256 = hashlib.sha256(target.read_bytes()).hexdigest()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
+        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        said = next((line for line in lines if "error" in line), lines[0] if lines else "")
         log.warning(
-            "Channels-last images take torch's slower operations: ours want a C compiler with "
-            "OpenMP, which CC may name, and a processor with AVX (%s).",
-            error,
+            "Channels-last images take torch's slower operations. Ours want a C compiler with "
+            "OpenMP (CC names another), a processor with AVX, and to run what lies in %s (TMPDIR "
+            "names another folder): %s",
+            gettempdir(),
+            said,
         )
         return None
-    names = ("lanes", "most_taps", "most_channels")
-    return Compiled(library, *(ctypes.c_int.in_dll(library, n).value for n in names), sha256)
+    return Compiled(library, *sizes, sha256)
 
 
 def is_channels_last(images: Tensor) -> bool:
@@ -73,6 +78,7 @@ def is_channels_last(images: Tensor) -> bool:
         images.device.type == "cpu"
         and images.dtype == torch.float32
         and images.numel() > 0
+        and not images.is_neg()  # as torch may say of a view, without a change to its numbers
         and images.is_contiguous(memory_format=torch.channels_last)
         and not images.is_contiguous()
     )

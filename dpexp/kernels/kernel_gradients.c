@@ -21,7 +21,7 @@
 #error "an x86 processor with AVX is wanted: elsewhere nothing was measured"
 #endif
 #define WIDE (2 * LANES)
-#define TAPS 64    /* positions of a kernel, at most: their sums fit in the cache */
+#define TAPS 32    /* positions of a kernel, at most: their sums are on the stack, in the cache */
 #define BLOCK 1024 /* positions of an image: adding more one by one would lose digits */
 
 #define INLINED static inline __attribute__((always_inline))
@@ -54,6 +54,7 @@ INLINED void add(const Layer *at, const float *in, const float *dh, vector tile[
   int64_t left = 0, right = at->out[1];
   int64_t down = touching(at, 0, shift / at->kernel[1], &top, &bottom);
   int64_t along = touching(at, 1, shift % at->kernel[1], &left, &right);
+  if (left >= right) return;
   vector sums[ROWS][2];
   memset(sums, 0, sizeof sums);
   for (int64_t y = top; y < bottom; y++) {
@@ -112,5 +113,6 @@ void kernel_gradients(const Layer *at, const float *in, const float *dh, float *
     ROWS_AT_ONCE(ROWS)
     ROWS_AT_ONCE(4)
     ROWS_AT_ONCE(1)
+#undef ROWS_AT_ONCE
   }
 }

@@ -24,7 +24,9 @@ def are_taken(x: Tensor, dh: Tensor, kernel: tuple[int, int]) -> bool:
         dh: [m, p, h', w'].
         kernel: its rows and columns.
     """
-    if not is_channels_last(x) or not is_channels_last(dh) or compiled() is None:
+    if len(x) != len(dh) or not is_channels_last(x) or not is_channels_last(dh):
+        return False
+    if compiled() is None:
         return False
     return x.shape[1] % compiled().lanes == 0 and prod(kernel) <= compiled().most_taps
 

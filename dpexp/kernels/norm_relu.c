@@ -82,5 +82,6 @@ void norm_relu_backward(const Images *at, const float *in, const float *out, con
         float normed = (x[t * channels + c] - m[c]) * s[c];
         dx[t * channels + c] = s[c] * (PASSED(t, c) - along_one[c] - normed * along_x[c]);
       }
+#undef PASSED
   }
 }

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from dpexp.kernels.compiled import address, compiled, is_channels_last, struct
 
@@ -24,31 +23,38 @@ def norm_relu(norm: nn.GroupNorm, x: Tensor) -> Tensor:
         norm: torch's own operations take one with parameters.
         x: [n, channels, h, w].
     """
-    if norm.affine or not is_channels_last(x) or compiled() is None:
+    if norm.affine or x.shape[1] % norm.num_groups or not is_channels_last(x):
         return F.relu(norm(x), inplace=True)
-    if x.shape[1] > compiled().most_channels:
+    if compiled() is None or x.shape[1] > compiled().most_channels:
         return F.relu(norm(x), inplace=True)
-    return _NormReLU.apply(x, norm.num_groups, norm.eps)
+    return _NormReLU.apply(x, norm.num_groups, norm.eps)[0]
 
 
 class _NormReLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, groups: int, eps: float) -> Tensor:
-        """Give the activations; keep them, what they are of and every channel's statistics."""
+    def forward(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Give the activations, and every channel's mean and one over its deviation."""
         y = torch.empty_like(x)
         mean, scale = x.new_empty(2, *x.shape[:2])
         tensors = map(address, (x, y, mean, scale))
         images, threads = _images(x, groups), torch.get_num_threads()
         compiled().functions.norm_relu(images, ctypes.c_float(eps), *tensors, threads)
-        ctx.save_for_backward(x, y, mean, scale)
-        ctx.groups = groups
-        return y
+        return y, mean, scale
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, float], output: Any) -> None:
+        """Keep what backward needs."""
+        x, ctx.groups, ctx.eps = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(x, *output)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
         """Give the gradient at x."""
         x, *others = ctx.saved_tensors
+        if torch.is_grad_enabled():  # and that of this one may be wanted
+            again = F.relu(F.group_norm(x, ctx.groups, eps=ctx.eps))
+            return *torch.autograd.grad(again, x, dy, create_graph=True), None, None
         dy, dx = dy.contiguous(memory_format=torch.channels_last), torch.empty_like(x)
         tensors = map(address, (x, *others, dy, dx))
         images, threads = _images(x, ctx.groups), torch.get_num_threads()

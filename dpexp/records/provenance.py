@@ -70,7 +70,7 @@ def code_sha256() -> str:
     """Hash the package's source: what no version names while the code is being worked on."""
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
-    for path in sorted([*package.rglob("*.py"), *package.rglob("*.c")]):
+    for path in sorted(package.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

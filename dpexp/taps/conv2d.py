@@ -190,18 +190,21 @@ class Conv2dWeight:
         return formed.view(len(x), dh.shape[1], -1, *self.at.kernel)
 
     def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Use the Gram form or the direct one, whichever multiplies less, [n]."""
-        is_gram = self._prefers_gram(x, dh)
-        x, dh = self.at.fold(x), self.at.fold(dh)
-        inputs, outputs = x[0, 0].numel(), dh[0, 0].numel()
-        if is_gram:
-            each = over_chunks(self._gram, (x, dh), numbers=inputs**2 + 3 * outputs**2)
+        """Use the Gram form or the direct one, whichever takes less time, [n]."""
+        folded = self.at.fold(x), self.at.fold(dh)
+        if self._prefers_gram(x, dh):
+            inputs, outputs = (images[0, 0].numel() for images in folded)
+            each = over_chunks(self._gram, folded, numbers=inputs**2 + 3 * outputs**2)
         else:
-            numbers = (
-                x.shape[1] * dh.shape[1] * len(self.at.shifts()) + x[0].numel() + dh[0].numel()
-            )
-            each = over_chunks(self._direct, (x, dh), numbers=numbers)
-        return self.at.unfold(each).sum(1)
+            d, p = (images.shape[1] for images in folded)
+            held = sum(images[0].numel() for images in folded)
+            each = over_chunks(self._direct, folded, numbers=p * d * len(self.at.shifts()) + held)
+        return upper_bound(self.at.unfold(each).sum(1), self.energy(x, dh))
+
+    def energy(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Give k k |x|^2 |dh|^2, [n]."""
+        of_x, of_dh = (torch.linalg.vector_norm(images, dim=(1, 2, 3)) for images in (x, dh))
+        return len(self.at.shifts()) * of_x.square() * of_dh.square()
 
     def _prefers_gram(self, x: Tensor, dh: Tensor) -> bool:
         d, p = x.shape[1] // self.at.groups, dh.shape[1] // self.at.groups
@@ -214,9 +217,7 @@ class Conv2dWeight:
     def _gram(self, x: Tensor, dh: Tensor) -> Tensor:
         flat = positions(dh)
         patches = patch_gram(x, self.at, *dh.shape[2:])
-        squares = (patches * torch.bmm(flat.mT, flat)).sum((1, 2))
-        energy = len(self.at.shifts()) * x.flatten(1).square().sum(1)
-        return upper_bound(squares, energy * flat.square().sum((1, 2)))
+        return (patches * torch.bmm(flat.mT, flat)).sum((1, 2))
 
     def _direct(self, x: Tensor, dh: Tensor) -> Tensor:
         return kernel_gradients(x, dh, self.at).flatten(1).square().sum(1)

@@ -29,6 +29,10 @@ class EmbeddingWeight:
         """Use the Gram form, [n]; the direct one would hold a vocabulary per example."""
         return over_chunks(_gram_norms, (x, dh), numbers=2 * x.shape[1] ** 2)
 
+    def energy(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Give t |dh|^2, [n]."""
+        return x.shape[1] * torch.linalg.vector_norm(dh, dim=(1, 2)).square()
+
     def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
         """Add the batch gradient to total [rows, d], in the rows that were looked up alone."""
         total.index_add_(0, x.flatten(), dh.flatten(0, 1))

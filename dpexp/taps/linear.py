@@ -33,6 +33,11 @@ class LinearWeight:
             return over_chunks(_gram_norms, (x, dh), numbers=2 * t * t)
         return over_chunks(_direct_norms, (x, dh), numbers=p * d)
 
+    def energy(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Give |x|^2 |dh|^2, [n]."""
+        of_x, of_dh = (torch.linalg.vector_norm(each, dim=(1, 2)) for each in (x, dh))
+        return of_x.square() * of_dh.square()
+
     def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
         """Add the batch gradient to total [p, d]."""
         total.addmm_(dh.flatten(0, 1).T, x.flatten(0, 1))

@@ -25,6 +25,7 @@ import pandas as pd
 import torch
 
 from dpexp import memory
+from dpexp.kernels import compiled
 from dpexp.ranks import choose_device
 from dpexp.records import describe_device, git_commit, versions, write_atomically
 from dpexp.types import ConfigError
@@ -120,9 +121,11 @@ def measure(name: str, batch: int, rounds: int, device: torch.device) -> pd.Data
 
 def place(device: torch.device) -> str:
     """Say on what and with what it was measured."""
-    known = versions()
+    known, own = versions(), ""
+    if device.type == "cpu":
+        own = f"; {'with' if compiled() else 'without'} kernels of our own"
     return (
-        f"{describe_device(device)}; torch {known['torch']}, Opacus {known['opacus']}; "
+        f"{describe_device(device)}; torch {known['torch']}, Opacus {known['opacus']}{own}; "
         f"commit {git_commit()}."
     )
 
