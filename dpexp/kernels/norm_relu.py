@@ -46,6 +46,7 @@ class _NormReLU(torch.autograd.Function):
         """Keep what backward needs."""
         x, ctx.groups, ctx.eps = inputs
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *output)
 
     @staticmethod
