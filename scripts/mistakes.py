@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import traceback
@@ -27,6 +28,7 @@ from scripts.pipes import patience
 
 CONF = Path(__file__).parents[1].resolve() / "conf"
 INTERRUPTED = 128 + signal.SIGINT
+HELP, GROUPS = CONF / "hydra/help/dpexp.yaml", re.compile(r"\$\{options:(\w+)\}")
 NAMELESS = "Config group override must be"
 """How Hydra begins where a group's option is no name; it has no error of its own for that."""
 
@@ -108,8 +110,10 @@ def unknown_key(place: str, node: Mapping[Any, Any]) -> str:
     """Tell of a key that is not there: another beside it, or those of its name further down."""
     tree = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
     valid = [str(key) for key in tree if key != "hydra"]
+    if "." not in place:  # groups of which nothing is chosen are no keys, and can be
+        valid += [group for group in GROUPS.findall(HELP.read_text()) if group not in valid]
     leaf = place.rpartition(".")[2]
-    deeper = [f"{key}.{leaf}" for key in valid if isinstance(tree[key], dict) and leaf in tree[key]]
+    deeper = [f"{k}.{leaf}" for k, v in tree.items() if isinstance(v, dict) and leaf in v]
     near = f" Did you mean {' or '.join(deeper)}?" if deeper else nearest(leaf, valid)
     return f"Unknown key {place}; valid here: {', '.join(valid)}.{near}"
 

@@ -78,6 +78,8 @@ def the_error(done):
         (["method=3", *DIGITS], "got method=3. Name one."),
         (["method=RGP", *DIGITS], "Did you mean rgp?"),
         (["method=rgp", *DIGITS, "rank=4"], "Did you mean method.rank?"),
+        (["metod=rgp", *DIGITS], "Did you mean method?"),
+        (["method=rgp", *DIGITS, "prompt=film_reviews"], "Did you mean prompts?"),
         (["method=rgp", *DIGITS, "delta=1e-5"], "Did you mean privacy.delta or task.delta?"),
         (
             ["method=rgp", *DIGITS, "audit.m=9"],

@@ -160,7 +160,7 @@ def check_privacy(privacy: Mapping[str, Any], dataset_size: int) -> None:
     _require(isinstance(clip, bool), f"Expected clip true or false; got {clip}. Set clip.")
     _require(
         _is_number(delta) and 0 < delta < 1,
-        f"Expected delta in (0, 1); got {delta}. Set task.delta.",
+        f"Expected delta in (0, 1); got {delta}. Set privacy.delta.",
     )
     if noise or eps is not None:
         _require(
@@ -170,7 +170,7 @@ def check_privacy(privacy: Mapping[str, Any], dataset_size: int) -> None:
     if noise and delta >= 1 / dataset_size:
         warnings.warn(
             f"delta={delta:g} is not below 1/N = {1 / dataset_size:.3g}: "
-            "such a guarantee allows one example to be published. Set task.delta.",
+            "such a guarantee allows one example to be published. Set privacy.delta.",
             stacklevel=4,
         )
 
