@@ -1,6 +1,7 @@
 """A run is done by one process at a time, and a dead one's lock binds nobody."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -76,3 +77,15 @@ def test_a_folder_that_cannot_be_written_is_said_in_one_line(tmp_path):
     with pytest.raises(records.RecordError, match="Cannot make .*locks"):
         with records.held(tmp_path, CONFIG):
             pass
+
+
+def test_a_disk_that_is_full_from_the_start_is_told_in_one_line(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # not one byte may be written
+    try:
+        with pytest.raises(records.RecordError, match="^Cannot write .*: File too large") as told:
+            with records.held(tmp_path, CONFIG):
+                raise AssertionError("held")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(told.value) and not list(tmp_path.iterdir())

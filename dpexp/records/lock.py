@@ -53,16 +53,21 @@ def held(root: str | Path, config: Mapping[str, Any]) -> Iterator[None]:
     path = path_of(root, config)
     made = [folder for folder in path.parents if not folder.exists()]
     file = _locked(path)
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
     try:
-        json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}, file)
-        file.flush()
+        try:
+            json.dump(holder, file)
+            file.flush()
+        except OSError as error:
+            raise RecordError(f"Cannot write {path}: {error.strerror}.") from error
         yield
     finally:
         with suppress(OSError):  # a run refused before it began leaves nothing behind
             path.unlink()
             for folder in made:
                 folder.rmdir()
-        file.close()
+        with suppress(OSError):  # of what could not be written; it is closed all the same
+            file.close()
 
 
 def _locked(path: Path) -> IO[str]:

@@ -23,6 +23,13 @@ def test_flops_are_the_models_times_the_examples_and_evaluations(tmp_path):
     assert cost.seconds > 0
 
 
+def test_flops_do_not_hang_on_a_layout_whose_kernels_are_not_counted(tmp_path):
+    words = ["task=cifar10", "model=wrn10_1", "method=rgp", "method.rank=4"]
+    layouts = [f"model.channels_last={layout}" for layout in ("false", "true", "auto")]
+    first, *others = (hours.Hours(CPU).cost(config(tmp_path, *words, at)).flops for at in layouts)
+    assert others == [first] * 2
+
+
 def test_runs_of_a_kind_share_a_measurement_whatever_their_rank_and_budget(tmp_path):
     costs = hours.Hours(CPU)
     words = ["task=mnist", "model=cnn", "method=rgp", "epochs=2"]
