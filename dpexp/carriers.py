@@ -1,6 +1,7 @@
 """Batches of per-example vectors: held, or only described.
 
-Both know their squared norm per example and their weighted sum, which is all that clipping needs.
+Both know how large every example's vector can be and their weighted sum, which is all that clipping
+needs. What rounding takes from either is bounded in `dpexp.rounding`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpexp.chunks import over_chunks, upper_bound
-
-LONG = 2**10
-"""Numbers beyond which a norm is taken in pieces of so many: one after another in float32, equal
-ones lose up to 2e-6 of their sum where there are 1,024 and 9e-5 where there are 65,536 (measured on
-a CPU), and clipping would let half of that more through."""
+from dpexp.chunks import over_chunks
+from dpexp.rounding import (
+    EXAMPLES,
+    Size,
+    Terms,
+    add_,
+    pieces_of,
+    size_of_formed,
+    size_of_held,
+)
 
 
 @dataclass(frozen=True)
@@ -31,29 +36,22 @@ class Explicit:
 
     values: Tensor
 
-    def measured(self) -> tuple[Tensor, Explicit]:
-        """Give the squared norms [n], and what to hold until the weights are known."""
-        return self.squared_norms(), self
+    def measured(self) -> tuple[Size, Explicit]:
+        """Give every example's size, and what to hold until the weights are known."""
+        held = self.values.mT if self._is_transposed() else self.values
+        return over_chunks(_flat_size, (held,), max(1, prod(held.shape[1:]))), self
 
     def squared_norms(self) -> Tensor:
-        """Give the squared l2 norm of every example's block, [n]."""
-        held = self.values.mT if self._is_transposed() else self.values
-        numbers = prod(held.shape[1:])
-        if numbers > LONG:
-            return over_chunks(_long_squares, (held,), numbers)
-        return torch.linalg.vector_norm(held.flatten(1), dim=1).square()
+        """Bound the squared l2 norm of every example's block from above, [n] in float64."""
+        return self.measured()[0].squares
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
         """Add the blocks to their sum, each times its weight [n] (None: all ones)."""
-        total += self._weighted_sum(weights).view_as(total)
-
-    def _weighted_sum(self, weights: Tensor | None) -> Tensor:
         if weights is None:
-            return self.values.sum(0)
-        weights = weights.to(self.values.dtype)
-        if self._is_transposed():
-            return torch.tensordot(weights, self.values.mT, dims=1).mT
-        return torch.tensordot(weights, self.values, dims=1)
+            weights = self.values.new_ones(len(self.values))
+        slices = (self.values.split(EXAMPLES), weights.to(self.values.dtype).split(EXAMPLES))
+        for values, some in zip(*slices, strict=True):
+            add_(total, _weighted_sum(values, some, self._is_transposed()).view_as(total))
 
     def each(self) -> Tensor:
         """Give the vectors, [n, ...]."""
@@ -63,17 +61,22 @@ class Explicit:
         """Drop the examples where mask [n] is False."""
         return Explicit(self.values[mask])
 
+    def widened(self) -> Explicit:
+        """Give the same vectors in float64."""
+        return Explicit(self.values.double())
+
     def _is_transposed(self) -> bool:
         return self.values.ndim == 3 and self.values.mT.is_contiguous()
 
 
-def _long_squares(values: Tensor) -> Tensor:
-    """Give the squared norms of long vectors, [n], from those of their pieces."""
-    flat = values.flatten(1)
-    whole = flat.shape[1] // LONG * LONG
-    pieces = torch.linalg.vector_norm(flat[:, :whole].unflatten(1, (-1, LONG)), dim=2)
-    rest = torch.linalg.vector_norm(flat[:, whole:], dim=1)
-    return pieces.square().sum(1) + rest.square()
+def _flat_size(values: Tensor) -> Size:
+    return size_of_held(values.flatten(1))
+
+
+def _weighted_sum(values: Tensor, weights: Tensor, is_transposed: bool) -> Tensor:
+    if is_transposed:
+        return torch.tensordot(weights, values.mT, dims=1).mT
+    return torch.tensordot(weights, values, dims=1)
 
 
 class OuterRule(Protocol):
@@ -82,11 +85,14 @@ class OuterRule(Protocol):
     def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
         """Form every example's gradient where it is smaller than x and dh together, else None."""
 
-    def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Give the squared norm of every example's gradient, [n], without keeping it."""
+    def size(self, x: Tensor, dh: Tensor) -> Size:
+        """Give the size of every example's gradient without keeping it."""
 
-    def energy(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Bound the squared norm, [n], of a gradient whose terms were all added as positive."""
+    def terms(self, x: Tensor, dh: Tensor) -> Terms:
+        """Give the size of the terms that an example's positions add to its gradient."""
+
+    def num_positions(self, dh: Tensor) -> int:
+        """Count the positions whose terms are added."""
 
     def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
         """Add the examples' gradients to their sum, which has the parameter's shape."""
@@ -115,21 +121,26 @@ class Outer:
     x: Tensor
     dh: Tensor
 
-    def measured(self) -> tuple[Tensor, Explicit | Outer]:
-        """Give the squared norms [n], and the smaller thing to hold until the weights are known."""
+    def measured(self) -> tuple[Size, Explicit | Outer]:
+        """Give every example's size, and the smaller thing to hold until the weights are known."""
         formed = self.rule.formed(self.x, self.dh)
-        return (self.squared_norms(), self) if formed is None else Explicit(formed).measured()
+        if formed is None:
+            return self.rule.size(self.x, self.dh), self
+        return Explicit(formed).measured()
 
     def squared_norms(self) -> Tensor:
-        """Give the squared l2 norm of every example's gradient, [n]."""
-        return self.rule.squared_norms(self.x, self.dh)
+        """Bound the squared l2 norm of every example's gradient from above, [n] in float64."""
+        return self.rule.size(self.x, self.dh).squares
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
         """Add the gradients to their sum, each times its weight [n] (None: all ones)."""
-        dh = self.dh
-        if weights is not None:
-            dh = dh * weights.to(dh.dtype).view(-1, *[1] * (dh.dim() - 1))
-        self.rule.add_to(total, self.x, dh)
+        size = pieces_of(len(self.x), self.rule.num_positions(self.dh))
+        if weights is None:
+            weights = self.dh.new_ones(len(self.dh))
+        weights = weights.to(self.dh.dtype).view(-1, *[1] * (self.dh.dim() - 1))
+        slices = (each.split(size) for each in (self.x, self.dh, weights))
+        for x, dh, some in zip(*slices, strict=True):
+            self.rule.add_to(total, x, dh * some)
 
     def each(self) -> Tensor:
         """Form every example's gradient side by side, [n, ...]."""
@@ -138,6 +149,11 @@ class Outer:
     def keep(self, mask: Tensor) -> Outer:
         """Drop the examples where mask [n] is False."""
         return replace(self, x=self.x[mask], dh=self.dh[mask])
+
+    def widened(self) -> Outer:
+        """Give the same gradients in float64, to be formed or measured there."""
+        x = self.x.double() if self.x.is_floating_point() else self.x
+        return replace(self, x=x, dh=self.dh.double())
 
 
 AT_LEAST = 2**20  # ours: numbers to form at once even where a layer holds fewer; 4 MB in float32
@@ -161,18 +177,20 @@ class Masked:
     entries: Tensor
     shape: tuple[int, ...]
 
-    def measured(self) -> tuple[Tensor, Explicit | Masked]:
-        """Give the squared norms [n], and the smaller thing to hold until the weights are known."""
+    def measured(self) -> tuple[Size, Explicit | Masked]:
+        """Give every example's size, and the smaller thing to hold until the weights are known."""
         if len(self.entries) < self._held():
             return Explicit(self.each()).measured()
-        return self.squared_norms(), self
-
-    def squared_norms(self) -> Tensor:
-        """Give the squared l2 norm of every example's kept entries, [n]."""
         # Zeros for what is left out cost less than picking the rest (ours, measured on CPUs).
         is_kept = self.whole.dh.new_zeros(prod(self.shape)).index_fill_(0, self.entries, 1)
-        squares = torch.cat([piece.mul_(is_kept).square_().sum(1) for piece in self._pieces()])
-        return upper_bound(squares, self.whole.rule.energy(self.whole.x, self.whole.dh))
+        formed = [size_of_held(piece.mul_(is_kept)) for piece in self._pieces()]
+        rule, x, dh = self.whole.rule, self.whole.x, self.whole.dh
+        of_formed = Size(*map(torch.cat, zip(*formed, strict=True)))
+        return size_of_formed(of_formed, rule.terms(x, dh), rule.num_positions(dh), dh.dtype), self
+
+    def squared_norms(self) -> Tensor:
+        """Bound the squared l2 norm of every example's kept entries from above, [n]."""
+        return self.measured()[0].squares
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
         """Add the kept entries to their sum [kept], each times its weight [n] (None: all ones)."""
@@ -187,6 +205,10 @@ class Masked:
     def keep(self, mask: Tensor) -> Masked:
         """Drop the examples where mask [n] is False."""
         return replace(self, whole=self.whole.keep(mask))
+
+    def widened(self) -> Masked:
+        """Give the same entries in float64."""
+        return replace(self, whole=self.whole.widened())
 
     def _held(self) -> int:
         return self.whole.x[0].numel() + self.whole.dh[0].numel()

@@ -116,9 +116,11 @@ class PrivateGradient:
                 there are none.
             loss: of outputs and targets, summed over examples.
         """
-        # Norms and sums come from different kernels: at TF32's precision one would not bound the
-        # other.
+        # Norms and sums come from different kernels: at TF32's or bfloat16's precision one would not
+        # bound the other.
         torch.backends.cudnn.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")
+        self._dtype = next(model.parameters()).dtype
         self._model, self._method, self._mechanism = model, method, mechanism
         self._ranks, self.micro_batch = ranks, micro_batch
         self._state: State = {}
@@ -318,12 +320,18 @@ class PrivateGradient:
 
     @torch.no_grad()
     def _release(self, sums: dict[Key, Tensor], step: int) -> tuple[dict[Key, Tensor], int]:
-        """Give what leaves the mechanism, on the first rank; the others' has the right shapes."""
+        """Give what leaves the mechanism, on the first rank; the others' has the right shapes.
+
+        The sums, which are twice as large as the model, are let go.
+        """
         mechanism, ranks = self._mechanism, self._ranks
         released = dict(self._method.compress(self._state, sums))
+        sums.clear()
         if mechanism.noise and ranks.is_first:
             gen = mechanism.noise_generator(step, ranks.device)
-            add_noise_(released, mechanism.releases, mechanism.noise_multiplier, gen)
-        for total in released.values():
-            total /= mechanism.batch_size
+            sigma = mechanism.noise_multiplier
+            add_noise_(released, mechanism.releases, sigma, gen, self._dtype)
+        # Rounded to the model's precision only now: a sum's last digits would tell of an example.
+        for key, total in released.items():
+            released[key] = total.div_(mechanism.batch_size).to(self._dtype)
         return released, int(bool(mechanism.noise))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dpexp.carriers import Explicit
+from dpexp.rounding import Size, slack_of
 from dpexp.seeds import spawned
 from dpexp.types import Carrier, Key, Release
 
@@ -35,10 +36,11 @@ class ClipCounts:
 class ClippedSum:
     """Sums per-example vectors, each clipped as its release says, over micro-batches.
 
-    Formal guarantees: whatever the carriers hold, one example moves the sum of a release by at
-    most its clip norm (to floating-point accuracy), or each of its coordinates by at most that
-    where the release is clipped by coordinates; an example whose norm is not finite moves it by
-    zero. With clipping off there is no such bound, and carriers are summed as they come.
+    Formal guarantees: whatever the carriers hold, what one example adds to the sum of a release is
+    no longer than its clip norm, the rounding of its own terms included, or none of its coordinates
+    larger where the release is clipped by coordinates; an example whose norm is not finite adds
+    zero (`dpexp.rounding`; docs/privacy.md says what other examples' rounding may do besides). With
+    clipping off there is no such bound, and carriers are summed as they come.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class ClippedSum:
         Args:
             shapes: of the blocks, the only ones that may be taken.
             releases: their clip norms.
-            like: a tensor with the sums' device and precision.
+            like: a tensor with the examples' device and precision; sums are float64.
             is_clipping: False sums the vectors as they are.
         """
         self.counts = ClipCounts()
@@ -63,7 +65,8 @@ class ClippedSum:
         self._releases = {release.name: release for release in releases}
         self._is_clipping = is_clipping
         self._held: dict[Key, Carrier] = {}
-        self._sizes: dict[str, Tensor] = {}  # squared norms, or largest coordinates
+        self._sizes: dict[str, Size] = {}
+        self._largest: dict[str, Tensor] = {}  # coordinates
 
     @property
     def sums(self) -> Blocks:
@@ -73,7 +76,7 @@ class ClippedSum:
     def _sum(self, key: Key) -> Tensor:
         # Only once there is something to add: before that, activations want the memory.
         if key not in self._sums:
-            self._sums[key] = self._like.new_zeros(self._shapes[key])
+            self._sums[key] = self._like.new_zeros(self._shapes[key], dtype=torch.float64)
         return self._sums[key]
 
     def take(self, carriers: Mapping[Key, Carrier]) -> None:
@@ -83,39 +86,81 @@ class ClippedSum:
                 carrier.add_to(self._sum(key), None)
                 continue
             release = self._releases[key.release]
-            seen = self._sizes.get(release.name)
             if release.clip == "coordinates":
-                size, self._held[key] = clip_coordinates(carrier.each(), release.clip_norm)
-                self._sizes[release.name] = size if seen is None else seen.maximum(size)
+                largest, self._held[key] = clip_coordinates(carrier.each(), release.clip_norm)
+                seen = self._largest.get(release.name)
+                self._largest[release.name] = largest if seen is None else seen.maximum(largest)
             else:
                 size, self._held[key] = carrier.measured()
-                self._sizes[release.name] = size if seen is None else seen + size
+                seen = self._sizes.get(release.name)
+                self._sizes[release.name] = size if seen is None else seen.plus(size)
 
     def close_micro_batch(self, num_examples: int) -> None:
         """Clip every example jointly over its release's blocks, and add them to the sums."""
         self.counts.examples += num_examples
-        if not self._is_clipping:
+        if not self._is_clipping or not self._held:
             return
-        bounds = {name: self._releases[name].clip_norm for name in self._sizes}
-        by_norm = {name for name in self._sizes if self._releases[name].clip == "norm"}
-        sizes = {n: size.sqrt() if n in by_norm else size for n, size in self._sizes.items()}
-        finite = torch.stack([size.isfinite() for size in sizes.values()]).all(0)
-        above = torch.stack([size > bounds[name] for name, size in sizes.items()]).any(0)
-        num_finite = int(finite.sum())
-        self.counts.clipped += int((above & finite).sum())
-        self.counts.nonfinite += num_examples - num_finite
-        weights = {name: clip_weights(sizes[name], bounds[name]) for name in by_norm}
-        if num_finite < num_examples:  # zero times NaN is NaN, so such examples must go
-            weights = {name: weight[finite] for name, weight in weights.items()}
-            self._held = {key: carrier.keep(finite) for key, carrier in self._held.items()}
-        while self._held:
-            key, carrier = self._held.popitem()
+        enough = [
+            size.is_exact_enough(self._releases[name].clip_norm)
+            for name, size in self._sizes.items()
+        ]
+        enough += [largest.isfinite() for largest in self._largest.values()]
+        is_exact = torch.stack(enough).all(0)
+        held, self._held = self._held, {}
+        sizes, largest = self._sizes, self._largest
+        self._sizes, self._largest = {}, {}
+        if bool(is_exact.all()):
+            self._add(held, sizes, largest, slack_of(self._like.dtype))
+            return
+        # In the model's precision they could not be measured, or would cost others their digits.
+        others = {key: carrier.keep(~is_exact).widened() for key, carrier in held.items()}
+        of_others = {name: each[~is_exact] for name, each in largest.items()}
+        slack = slack_of(self._like.dtype, is_widened=True)
+        self._add(others, self._measured(others), of_others, slack)
+        held = {key: carrier.keep(is_exact) for key, carrier in held.items()}
+        sizes = {name: size.keep(is_exact) for name, size in sizes.items()}
+        largest = {name: each[is_exact] for name, each in largest.items()}
+        self._add(held, sizes, largest, slack_of(self._like.dtype))
+
+    def _measured(self, held: dict[Key, Carrier]) -> dict[str, Size]:
+        """Measure anew what is clipped by its norm; carriers are replaced by what to hold."""
+        sizes: dict[str, Size] = {}
+        for key, carrier in held.items():
+            if self._releases[key.release].clip == "norm":
+                size, held[key] = carrier.measured()
+                seen = sizes.get(key.release)
+                sizes[key.release] = size if seen is None else seen.plus(size)
+        return sizes
+
+    def _add(
+        self,
+        held: dict[Key, Carrier],
+        sizes: Mapping[str, Size],
+        largest: Mapping[str, Tensor],
+        slack: float,
+    ) -> None:
+        """Clip some examples and add them to the sums; what is held is let go meanwhile."""
+        clip_norms = {name: release.clip_norm for name, release in self._releases.items()}
+        bounds = {name: size.bound(slack) for name, size in sizes.items()}
+        finite = torch.stack([each.isfinite() for each in (*bounds.values(), *largest.values())])
+        above = [size.squares.sqrt() > clip_norms[name] for name, size in sizes.items()]
+        above += [each > clip_norms[name] for name, each in largest.items()]
+        is_finite = finite.all(0)
+        num_finite, num = int(is_finite.sum()), len(is_finite)
+        self.counts.clipped += int((torch.stack(above).any(0) & is_finite).sum())
+        self.counts.nonfinite += num - num_finite
+        weights = {name: clip_weights(bound, clip_norms[name]) for name, bound in bounds.items()}
+        if num_finite < num:  # zero times NaN is NaN, so such examples must go
+            weights = {name: weight[is_finite] for name, weight in weights.items()}
+            for key in held:
+                held[key] = held[key].keep(is_finite)
+        while held:
+            key, carrier = held.popitem()
             carrier.add_to(self._sum(key), weights.get(key.release))
-        self._sizes = {}
 
 
 def clip_weights(norms: Tensor, clip_norm: float) -> Tensor:
-    """Give min(1, C / norm) for norms [n] >= 0; norms of zero give one."""
+    """Give min(1, C / norm) for norms [n] >= 0, or bounds of them; norms of zero give one."""
     return clip_norm / norms.clamp(min=clip_norm)
 
 
@@ -126,7 +171,8 @@ def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, Explicit]:
         Each example's largest absolute coordinate before that, [n] (NaN where it has one), and the
         clamped vectors.
     """
-    return values.flatten(1).abs().amax(1), Explicit(values.clamp(-bound, bound))
+    clamped = values.double().clamp(-bound, bound)  # to be added without rounding
+    return values.flatten(1).abs().amax(1), Explicit(clamped)
 
 
 NOISE_AT_ONCE = {"cpu": 2**18, "gpu": 2**22}
@@ -142,6 +188,7 @@ def add_noise_(
     releases: Iterable[Release],
     noise_multiplier: float,
     gen: torch.Generator,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Add independent noise to every coordinate of every release, in place.
 
@@ -154,6 +201,7 @@ def add_noise_(
         gen: on the sums' device; blocks draw from it in the order of `sums`. On a CPU the pieces of
             a large block draw side by side, each from a generator spawned from it, so that the
             noise is the same on any number of threads.
+        dtype: in which noise is drawn, so that a model's precision decides which; None: the sums'.
 
     Raises:
         RuntimeError: for a sum that is not contiguous.
@@ -161,7 +209,7 @@ def add_noise_(
     by_name = {release.name: release for release in releases}
 
     def add(piece: Tensor, release: Release, gen: torch.Generator) -> None:
-        noise = _DRAWS[release.noise](piece, gen)
+        noise = _DRAWS[release.noise](piece, gen, dtype or piece.dtype)
         piece.add_(noise, alpha=noise_multiplier * release.clip_norm)
 
     @torch.no_grad()  # which holds for the thread that says it
@@ -188,8 +236,8 @@ FAR = 5.0
 """Standard deviations beyond which normal noise is drawn by other means."""
 
 
-def _gaussian(like: Tensor, gen: torch.Generator) -> Tensor:
-    noise = torch.randn(like.shape, generator=gen, device=like.device, dtype=like.dtype)
+def _gaussian(like: Tensor, gen: torch.Generator, dtype: torch.dtype) -> Tensor:
+    noise = torch.randn(like.shape, generator=gen, device=like.device, dtype=dtype)
     return with_tails_(noise, gen)
 
 
@@ -217,11 +265,11 @@ def with_tails_(noise: Tensor, gen: torch.Generator, far: float = FAR) -> Tensor
     return noise
 
 
-def _laplace(like: Tensor, gen: torch.Generator) -> Tensor:
+def _laplace(like: Tensor, gen: torch.Generator, dtype: torch.dtype) -> Tensor:
     """Subtract two exponentials, in float64: float32's has no tail beyond 17 scales."""
     draws = torch.empty((2, *like.shape), device=like.device, dtype=torch.float64)
     plus, minus = draws.exponential_(generator=gen)
-    return (plus - minus).to(like.dtype)
+    return (plus - minus).to(dtype)
 
 
 _DRAWS = {"gaussian": _gaussian, "laplace": _laplace}

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from dpexp.rounding import Size
+
 
 class ConfigError(ValueError):
     """A mistake in what the user asked for; printed as one line, exit code 2, no traceback."""
@@ -81,10 +83,10 @@ class Carrier(Protocol):
     """A block of per-example vectors that need never exist side by side."""
 
     def squared_norms(self) -> Tensor:
-        """Give the squared l2 norm of every example's block, [n]."""
+        """Bound the squared l2 norm of every example's block from above, [n] in float64."""
 
-    def measured(self) -> tuple[Tensor, Carrier]:
-        """Give squared norms [n], and the smaller carrier to hold until clip weights are known."""
+    def measured(self) -> tuple[Size, Carrier]:
+        """Give sizes, and the smaller carrier to hold until clip weights are known."""
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
         """Add the examples' blocks to their sum, each times its weight [n] (None: all ones)."""
@@ -94,6 +96,9 @@ class Carrier(Protocol):
 
     def keep(self, mask: Tensor) -> Carrier:
         """Drop the examples where mask [n] is False."""
+
+    def widened(self) -> Carrier:
+        """Give the same blocks in float64."""
 
 
 class Tap(Protocol):

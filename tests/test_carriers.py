@@ -1,28 +1,29 @@
 """Batches of per-example vectors: their norms, however long they are and however they lie."""
 
+import math
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp.carriers import Explicit, Masked, Outer
-from dpexp.chunks import BUDGET_BYTES, ROUNDING
-from dpexp.privatize import clip_weights
+from dpexp.chunks import BUDGET_BYTES
+from dpexp.privatize import ClippedSum
 from dpexp.taps.conv2d import Conv2dMatrix, Geometry
 from dpexp.taps.linear import LinearWeight
+from dpexp.types import Key, Release
 
 
-def test_float32_norms_of_long_vectors_keep_seven_digits():
+def test_float32_norms_of_long_vectors_are_bounded_to_four_digits():
     gen = torch.Generator().manual_seed(0)
     x, dh = torch.randn(2, 3, 1024, generator=gen), torch.randn(2, 3, 2048, generator=gen)
     whole = Outer(LinearWeight(), x, dh)
     entries = torch.arange(0, 2**21, 2)
     expected = whole.each().double().flatten(1)[:, entries].square().sum(1)
     explicit = Explicit(whole.each().flatten(1)[:, ::2]).squared_norms()
-    torch.testing.assert_close(explicit.double(), expected, rtol=1e-6, atol=0)
     masked = Masked(whole, entries, (2048, 1024)).squared_norms()
-    # Raised by what their sum may lose, in float32.
-    raised = expected + ROUNDING * torch.finfo(torch.float32).eps * whole.rule.energy(x, dh)
-    torch.testing.assert_close(masked.double(), raised, rtol=1e-6, atol=0)
+    for bound, most in ((explicit, 2e-4), (masked, 2e-3)):
+        assert ((bound >= expected) & (bound <= expected * (1 + most))).all()
 
 
 def convolved(memory_format):
@@ -59,22 +60,28 @@ def test_terms_that_cancel_erase_nothing_of_other_examples(make, who):
     outer.x[who], outer.dh[who] = 1, 0
     for position, value in ((18, 2.0**27), (27, 1), (28, -(2.0**27))):
         outer.dh[at_position(outer.dh, who, position)] = value
-    squares, held = carrier.measured()
+    size, held = carrier.measured()
     assert type(held) is type(carrier)
-    weights = clip_weights(squares.sqrt(), 1.0)
-    others = torch.arange(16) != who
-    whole, without = torch.zeros(shape), torch.zeros(shape)
-    held.add_to(whole, weights)
-    held.keep(others).add_to(without, weights[others])
-    assert float(torch.linalg.vector_norm((whole - without).double())) <= 1 + 1e-4
+    assert bool(size.is_exact_enough(1.0)[who]) is False  # it is summed in float64, apart
+    whole, without = (summed(some, shape) for some in (carrier, carrier.keep(torch.arange(16) != who)))
+    assert float(torch.linalg.vector_norm(whole - without)) <= 1 + 1e-6
+
+
+def summed(carrier, shape, clip_norm=1.0):
+    """Clip and sum a carrier's examples, in float32."""
+    key, numbers = Key("gradient", "weight"), math.prod(shape)
+    sums = ClippedSum({key: shape}, (Release("gradient", numbers, clip_norm),), torch.empty(0))
+    sums.take({key: carrier})
+    sums.close_micro_batch(len(carrier.each()))
+    return sums.sums[key]
 
 
 @pytest.mark.parametrize("size", [2**10, 2**10 + 1, 9216, 2**16, 2**18])
-def test_float32_norms_of_equal_entries_keep_nearly_six_digits(size):
+def test_float32_norms_of_equal_entries_are_bounded_to_four_digits(size):
     """Where rounding does not average out."""
     values = torch.full((2, size), 1 / 3)
-    got = Explicit(values).squared_norms().double()
-    torch.testing.assert_close(got, values.double().square().sum(1), rtol=2e-6, atol=0)
+    got, expected = Explicit(values).squared_norms(), values.double().square().sum(1)
+    assert ((got >= expected) & (got <= expected * (1 + 2e-4))).all()
 
 
 class Largest(TorchDispatchMode):

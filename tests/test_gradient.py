@@ -110,7 +110,9 @@ def test_a_draw_larger_than_expected_is_used_whole_and_divided_by_the_expected_s
     expected = {name: g / 12 for name, g in clipped_one_by_one(setting, drawn, clip_norm).items()}
     assert outcome.examples == len(drawn) >= 18
     assert outcome.clipped == (len(drawn) if clip_norm == 1.0 else 0)
-    assert distance(outcome.gradients, expected) < 1e-12
+    # Clipped, an example leaves a share of its energy to rounding: 2^-39 in float64.
+    most = 1e-11 if outcome.clipped else 1e-12
+    assert distance(outcome.gradients, expected) < most
 
 
 def draw(release, like, gen):

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 MANY = settings(max_examples=60, deadline=None)
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+LOOSE = 1e6  # a clip norm that leaves room: how much of it rounding may take differs by layout
 ROUNDING = 1e-5  # of the largest number: float32 has 6e-8, and sums here have 2,500 terms at most
 
 
@@ -240,11 +241,16 @@ def test_a_network_has_the_gradients_of_channels_first(method, monkeypatch):
     for layer in model.modules():
         if isinstance(layer, nn.GroupNorm):
             layer.register_forward_hook(lambda norm, *_: by_torch.append(norm))
-    here = step(model, METHODS[method](), x, y).gradients
+    here = step(model, METHODS[method](), x, y, clip_norm=LOOSE).gradients
     assert taken and not by_torch
-    first = step(model_of(False), METHODS[method](), x, y).gradients
+    first = step(model_of(False), METHODS[method](), x, y, clip_norm=LOOSE).gradients
     for name, gradient in first.items():
         assert_near(here[name], gradient.double())
+    clipped, elsewhere = (
+        step(model_of(layout), METHODS[method](), x, y, clip_norm=1e-3).gradients
+        for layout in (True, False)
+    )
+    assert distance(clipped, elsewhere) < 2**-7
 
 
 @settings(max_examples=20, deadline=None)
@@ -282,9 +288,9 @@ def recompiled(monkeypatch):
 
 def test_processors_without_avx512_have_vectors_of_eight(recompiled):
     x, y = torch.randn(4, 3, 16, 16), torch.arange(4)
-    as_here = step(model_of(True), METHODS["rgp"](), x, y).gradients
+    as_here = step(model_of(True), METHODS["rgp"](), x, y, clip_norm=LOOSE).gradients
     assert recompiled(f"{os.environ.get('CC', 'cc')} -mno-avx512f").lanes == 8
-    for name, gradient in step(model_of(True), METHODS["rgp"](), x, y).gradients.items():
+    for name, gradient in step(model_of(True), METHODS["rgp"](), x, y, clip_norm=LOOSE).gradients.items():
         assert_near(gradient, as_here[name].double())
     x, dh = channels_last(2, 24, 5, 7), channels_last(2, 11, 5, 7, seed=1)
     at = ((3, 3), (1, 1), (1, 1), (1, 1))
@@ -293,10 +299,10 @@ def test_processors_without_avx512_have_vectors_of_eight(recompiled):
 
 def test_without_a_compiler_torch_does_it_and_says_so(recompiled, caplog):
     x, y = torch.randn(4, 3, 16, 16), torch.arange(4)
-    with_one = step(model_of(True), METHODS["rgp"](), x, y).gradients
+    with_one = step(model_of(True), METHODS["rgp"](), x, y, clip_norm=LOOSE).gradients
     with caplog.at_level(logging.WARNING, logger="dpexp"):
         assert recompiled("no-such-compiler -x") is None
-        without = step(model_of(True), METHODS["rgp"](), x, y).gradients
+        without = step(model_of(True), METHODS["rgp"](), x, y, clip_norm=LOOSE).gradients
     (record,) = caplog.records
     assert "C compiler" in record.message and "no-such-compiler" in record.message
     for name, gradient in with_one.items():

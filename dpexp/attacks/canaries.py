@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dpexp.attacks.canaries_wrapped import Wrapped
 from dpexp.attacks.directions import KINDS, Directions
+from dpexp.rounding import Size
 from dpexp.seeds import generator
 from dpexp.types import (
     Carrier,
@@ -55,13 +56,13 @@ class Overheard:
     key: Key
 
     def squared_norms(self) -> Tensor:
-        """Give the squared l2 norm of every example's block, [n]."""
+        """Bound the squared l2 norm of every example's block from above, [n] in float64."""
         return self.carrier.squared_norms()
 
-    def measured(self) -> tuple[Tensor, Overheard]:
-        """Give the squared norms [n], and what to hold until the weights are known."""
-        squares, carrier = self.carrier.measured()
-        return squares, Overheard(carrier, self.heard, self.key)
+    def measured(self) -> tuple[Size, Overheard]:
+        """Give every example's size, and what to hold until the weights are known."""
+        size, carrier = self.carrier.measured()
+        return size, Overheard(carrier, self.heard, self.key)
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
         """Add the examples' blocks to their sum, to the last bit as if nobody listened."""
@@ -76,6 +77,10 @@ class Overheard:
     def keep(self, mask: Tensor) -> Overheard:
         """Drop the examples where mask [n] is False."""
         return Overheard(self.carrier.keep(mask), self.heard, self.key)
+
+    def widened(self) -> Overheard:
+        """Give the same vectors in float64."""
+        return Overheard(self.carrier.widened(), self.heard, self.key)
 
 
 class Canaried(Wrapped):

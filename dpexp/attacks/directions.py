@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dpexp.carriers import Explicit
+from dpexp.rounding import Size, size_of_held
 from dpexp.types import Carrier
 
 
@@ -28,18 +29,18 @@ class Spikes:
     places: Tensor
     shape: tuple[int, ...]
 
-    def measured(self) -> tuple[Tensor, Spikes]:
-        """Give the squared norms [n], and what to hold until the weights are known."""
-        return self.squared_norms(), self
+    def measured(self) -> tuple[Size, Spikes]:
+        """Give every example's size, and what to hold until the weights are known."""
+        return size_of_held(self.values[:, None]), self
 
     def squared_norms(self) -> Tensor:
-        """Give the squared l2 norm of every example's block, [n]."""
-        return self.values.square()
+        """Bound the squared l2 norm of every example's block from above, [n] in float64."""
+        return self.measured()[0].squares
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
         """Add the examples' blocks to their sum, each times its weight [n] (None: all ones)."""
         values = self.values if weights is None else self.values * weights.to(self.values.dtype)
-        total.view(-1).index_add_(0, self.places, values)
+        total.view(-1).index_add_(0, self.places, values.to(total.dtype))
 
     def each(self) -> Tensor:
         """Form every example's block, [n, ...]."""
@@ -50,6 +51,10 @@ class Spikes:
     def keep(self, mask: Tensor) -> Spikes:
         """Drop the examples where mask [n] is False."""
         return Spikes(self.values[mask], self.places[mask], self.shape)
+
+    def widened(self) -> Spikes:
+        """Give the same vectors in float64."""
+        return Spikes(self.values.double(), self.places, self.shape)
 
 
 class Directions(Protocol):
@@ -122,7 +127,7 @@ class Dense:
 
     def inner(self, vector: Tensor) -> Tensor:
         """Give every canary's inner product with a vector."""
-        return self.rows @ vector
+        return self.rows @ vector.to(self.rows.dtype)
 
 
 KINDS: dict[str, Callable[[int, int, torch.Generator, Tensor], Directions]] = {

@@ -166,7 +166,7 @@ class Compressive(Method):
         mean = (total / self._batch_size).clamp(-self._xi, self._xi)
         kept = keep_largest(mean, state["kappa"])
         if self._psi == "gaussian":
-            kept = state["psi"] @ kept / _column_norm(state["psi"])
+            kept = state["psi"].to(kept.dtype) @ kept / _column_norm(state["psi"])
         return {MEASURED: self._batch_size * kept}
 
     def reconstruct(
@@ -201,5 +201,5 @@ class Compressive(Method):
 
 
 def _column_norm(psi: Tensor) -> float:
-    """Give the largest l1 norm of a column."""
-    return float(psi.abs().sum(0).max())
+    """Give the largest l1 norm of a column, in float64: the release is scaled by it."""
+    return float(psi.abs().sum(0, dtype=torch.float64).max())

@@ -18,7 +18,17 @@ from torch.nn.grad import conv2d_weight
 
 from dpexp import kernels
 from dpexp.carriers import Explicit, Outer
-from dpexp.chunks import over_chunks, upper_bound
+from dpexp.chunks import over_chunks
+from dpexp.rounding import (
+    TERMS,
+    Size,
+    Terms,
+    add_,
+    size_by_gram,
+    size_of_formed,
+    size_of_held,
+    terms_of,
+)
 from dpexp.types import ConfigError
 
 
@@ -189,22 +199,27 @@ class Conv2dWeight:
         formed = kernel_gradients(self.at.fold(x), self.at.fold(dh), self.at)
         return formed.view(len(x), dh.shape[1], -1, *self.at.kernel)
 
-    def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Use the Gram form or the direct one, whichever takes less time, [n]."""
+    def size(self, x: Tensor, dh: Tensor) -> Size:
+        """Use the Gram form or the direct one, whichever takes less time."""
         folded = self.at.fold(x), self.at.fold(dh)
         if self._prefers_gram(x, dh):
             inputs, outputs = (images[0, 0].numel() for images in folded)
-            each = over_chunks(self._gram, folded, numbers=inputs**2 + 3 * outputs**2)
+            each = over_chunks(self._by_gram, folded, numbers=inputs**2 + 3 * outputs**2)
         else:
             d, p = (images.shape[1] for images in folded)
             held = sum(images[0].numel() for images in folded)
-            each = over_chunks(self._direct, folded, numbers=p * d * len(self.at.shifts()) + held)
-        return upper_bound(self.at.unfold(each).sum(1), self.energy(x, dh))
+            numbers = p * d * len(self.at.shifts()) + held
+            each = over_chunks(self._by_forming, folded, numbers)
+        return Size(*(self.at.unfold(value).sum(1) for value in each))
 
-    def energy(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Give k k |x|^2 |dh|^2, [n]."""
-        of_x, of_dh = (torch.linalg.vector_norm(images, dim=(1, 2, 3)) for images in (x, dh))
-        return len(self.at.shifts()) * of_x.square() * of_dh.square()
+    def terms(self, x: Tensor, dh: Tensor) -> Terms:
+        """Give the size of the terms, a patch of the input times an output's gradient each."""
+        each = self._terms(self.at.fold(x), self.at.fold(dh))
+        return Terms(*(self.at.unfold(value).sum(1) for value in each))
+
+    def num_positions(self, dh: Tensor) -> int:
+        """Count the outputs of a channel."""
+        return dh.shape[2] * dh.shape[3]
 
     def _prefers_gram(self, x: Tensor, dh: Tensor) -> bool:
         d, p = x.shape[1] // self.at.groups, dh.shape[1] // self.at.groups
@@ -214,20 +229,43 @@ class Conv2dWeight:
             gram *= kernels.SLOWNESS
         return gram <= taps * p * d * outputs
 
-    def _gram(self, x: Tensor, dh: Tensor) -> Tensor:
+    def _by_gram(self, x: Tensor, dh: Tensor) -> Size:
         flat = positions(dh)
-        patches = patch_gram(x, self.at, *dh.shape[2:])
-        return (patches * torch.bmm(flat.mT, flat)).sum((1, 2))
+        patches, of_dh = patch_gram(x, self.at, *dh.shape[2:]), torch.bmm(flat.mT, flat)
+        squares = (gram.diagonal(dim1=1, dim2=2) for gram in (patches, of_dh))
+        dims = self._roundings(x, dh)
+        terms = self._rated(terms_of(*squares, dims, dh.dtype), dh)
+        return size_by_gram(patches * of_dh, terms, sum(dims))
 
-    def _direct(self, x: Tensor, dh: Tensor) -> Tensor:
-        return kernel_gradients(x, dh, self.at).flatten(1).square().sum(1)
+    def _by_forming(self, x: Tensor, dh: Tensor) -> Size:
+        formed = size_of_held(kernel_gradients(x, dh, self.at).flatten(1))
+        return size_of_formed(formed, self._terms(x, dh), self.num_positions(dh), dh.dtype)
+
+    def _terms(self, x: Tensor, dh: Tensor) -> Terms:
+        at = self.at
+        of_x, of_dh = (
+            torch.linalg.vector_norm(images, dim=1, keepdim=True).double().square()
+            for images in (x, dh)
+        )
+        ones = of_x.new_ones(1, 1, *at.kernel)
+        patches = F.conv2d(of_x, ones, None, at.stride, at.padding, at.dilation)
+        norms = patches.flatten(1), of_dh.flatten(1)
+        return self._rated(terms_of(*norms, self._roundings(x, dh), dh.dtype), dh)
+
+    def _roundings(self, x: Tensor, dh: Tensor) -> tuple[int, int]:
+        return x.shape[1] + len(self.at.shifts()), dh.shape[1]
+
+    def _rated(self, terms: Terms, dh: Tensor) -> Terms:
+        """Rate the terms of a large image higher: the library adds all its positions in a row."""
+        share = max(1.0, self.num_positions(dh) / (4 * TERMS))
+        return terms._replace(energy=terms.energy * share**2)
 
     def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
         """Add the batch gradient to total [groups * p, d, k, k], or with kernels in rows."""
         at = self.at
         size = (dh.shape[1], x.shape[1] // at.groups, *at.kernel)
         added = conv2d_weight(x, size, dh, at.stride, at.padding, at.dilation, at.groups)
-        total += added.reshape(total.shape)  # laid out like x, so channels last perhaps
+        add_(total, added.reshape(total.shape))  # laid out like x, so channels last perhaps
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from dpexp.carriers import Outer
-from dpexp.chunks import over_chunks, trace, upper_bound
+from dpexp.chunks import over_chunks
+from dpexp.rounding import Size, Terms, eta, raised, size_by_gram
 from dpexp.types import ConfigError
 
 
@@ -25,17 +27,22 @@ class EmbeddingWeight:
     def formed(self, x: Tensor, dh: Tensor) -> None:
         """Form nothing: a vocabulary per example is never the smaller thing to hold."""
 
-    def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Use the Gram form, [n]; the direct one would hold a vocabulary per example."""
-        return over_chunks(_gram_norms, (x, dh), numbers=2 * x.shape[1] ** 2)
+    def size(self, x: Tensor, dh: Tensor) -> Size:
+        """Use the Gram form; the direct one would hold a vocabulary per example."""
+        return over_chunks(_by_gram, (x, dh), numbers=6 * x.shape[1] ** 2)
 
-    def energy(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Give t |dh|^2, [n]."""
-        return x.shape[1] * torch.linalg.vector_norm(dh, dim=(1, 2)).square()
+    def terms(self, x: Tensor, dh: Tensor) -> Terms:
+        """Give the size of the terms, which meet where their tokens are the same."""
+        same = x[:, :, None] == x[:, None, :]
+        return _terms(same, torch.linalg.vector_norm(dh, dim=2).double().square(), dh)
+
+    def num_positions(self, dh: Tensor) -> int:
+        """Say one: terms are added in the total's precision, one by one."""
+        return 1
 
     def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
         """Add the batch gradient to total [rows, d], in the rows that were looked up alone."""
-        total.index_add_(0, x.flatten(), dh.flatten(0, 1))
+        total.index_add_(0, x.flatten(), dh.flatten(0, 1).to(total.dtype))
 
     def each(self, x: Tensor, dh: Tensor) -> Tensor:
         """Form the gradients, [n, rows, d]."""
@@ -43,11 +50,22 @@ class EmbeddingWeight:
         return tables.scatter_add_(1, x[..., None].expand_as(dh), dh)
 
 
-def _gram_norms(x: Tensor, dh: Tensor) -> Tensor:
+def _by_gram(x: Tensor, dh: Tensor) -> Size:
     """Two positions' gradients meet only where their tokens are the same."""
     same = x[:, :, None] == x[:, None, :]
     of_dh = torch.bmm(dh, dh.mT)
-    return upper_bound((of_dh * same).sum((1, 2)), x.shape[1] * trace(of_dh))
+    terms = _terms(same, of_dh.diagonal(dim1=1, dim2=2), dh)
+    return size_by_gram(of_dh * same, terms, dh.shape[2])
+
+
+def _terms(same: Tensor, squares: Tensor, dh: Tensor) -> Terms:
+    """Bound (in every row, sum_s |dh_s|)^2, added over rows, from squared norms [n, t]."""
+    d, t, least = dh.shape[2], dh.shape[1], eta(dh.dtype)
+    norms = (squares.double() + 2 * least * d).sqrt()
+    together = torch.bmm(same.double(), norms[..., None])[..., 0]
+    energy = (together * norms).sum(1) * (1 + raised(d, dh.dtype))
+    floor = torch.full_like(energy, least * t * math.sqrt(d))
+    return Terms(energy, floor, torch.full_like(energy, 4 * least * d * t * t))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.carriers import Explicit, Outer
-from dpexp.chunks import over_chunks, trace, upper_bound
+from dpexp.chunks import over_chunks
+from dpexp.rounding import (
+    TERMS,
+    Size,
+    Terms,
+    add_,
+    size_by_gram,
+    size_of_formed,
+    size_of_held,
+    size_of_products,
+    terms_of,
+)
 
 
 @dataclass(frozen=True)
@@ -24,23 +35,33 @@ class LinearWeight:
         """Form the gradients, [n, p, d]."""
         return torch.bmm(dh.mT, x)
 
-    def squared_norms(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Use the Gram form or the direct one, whichever multiplies less, [n]."""
+    def size(self, x: Tensor, dh: Tensor) -> Size:
+        """Use the Gram form or the direct one, whichever multiplies less."""
         t, d, p = x.shape[1], x.shape[2], dh.shape[2]
         if t == 1:
-            return x.square().sum((1, 2)) * dh.square().sum((1, 2))
+            return size_of_products(x[:, 0], dh[:, 0])
         if t * (p + d) <= p * d:
-            return over_chunks(_gram_norms, (x, dh), numbers=2 * t * t)
-        return over_chunks(_direct_norms, (x, dh), numbers=p * d)
+            return over_chunks(_by_gram, (x, dh), numbers=2 * t * t)
+        return over_chunks(self._by_forming, (x, dh), numbers=p * d)
 
-    def energy(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Give |x|^2 |dh|^2, [n]."""
-        of_x, of_dh = (torch.linalg.vector_norm(each, dim=(1, 2)) for each in (x, dh))
-        return of_x.square() * of_dh.square()
+    def terms(self, x: Tensor, dh: Tensor) -> Terms:
+        """Give the size of the terms dh_s x_s^T."""
+        norms = (torch.linalg.vector_norm(each, dim=2).double().square() for each in (x, dh))
+        return terms_of(*norms, (x.shape[2], dh.shape[2]), dh.dtype)
+
+    def num_positions(self, dh: Tensor) -> int:
+        """Count them."""
+        return dh.shape[1]
 
     def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
-        """Add the batch gradient to total [p, d]."""
-        total.addmm_(dh.flatten(0, 1).T, x.flatten(0, 1))
+        """Add the batch gradient to total [p, d], `TERMS` positions at a time."""
+        slices = (each.flatten(0, 1).split(TERMS) for each in (dh, x))
+        for of_dh, of_x in zip(*slices, strict=True):
+            add_(total, of_dh.T @ of_x)
+
+    def _by_forming(self, x: Tensor, dh: Tensor) -> Size:
+        formed = size_of_held(self.each(x, dh).flatten(1))
+        return size_of_formed(formed, self.terms(x, dh), self.num_positions(dh), dh.dtype)
 
 
 def _thin(basis: Tensor, x: Tensor) -> Tensor:
@@ -53,15 +74,12 @@ def _picked(each: Tensor, last: Tensor) -> Tensor:
     return each.gather(2, last.expand(*each.shape[:2], -1))
 
 
-def _gram_norms(x: Tensor, dh: Tensor) -> Tensor:
+def _by_gram(x: Tensor, dh: Tensor) -> Size:
     """|dh^T x|^2 = <x x^T, dh dh^T>: two t x t matrices in place of one p x d."""
     of_x, of_dh = torch.bmm(x, x.mT), torch.bmm(dh, dh.mT)
-    squares = (of_x * of_dh).sum((1, 2))
-    return upper_bound(squares, trace(of_x) * trace(of_dh))
-
-
-def _direct_norms(x: Tensor, dh: Tensor) -> Tensor:
-    return torch.bmm(dh.mT, x).square().sum((1, 2))
+    dims = (x.shape[2], dh.shape[2])
+    squares = (gram.diagonal(dim1=1, dim2=2) for gram in (of_x, of_dh))
+    return size_by_gram(of_x * of_dh, terms_of(*squares, dims, dh.dtype), sum(dims))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from dpexp.gradient import PrivateGradient
 from dpexp.mechanism import build, whole_batch
 from dpexp.mechanism.sampling import poisson
 from dpexp.ranks import Ranks
+from dpexp.rounding import slack_of
 from dpexp.seeds import generator
 from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
@@ -98,7 +99,8 @@ def test_a_canary_far_too_long_adds_its_direction_clipped_in_every_release(metho
         watched = canaried(parts.method, present, kind=kind)
         (outcome,) = steps(parts, watched, silent(parts))
         heard = outcome.state["scores"]
-        expected = NUM_RELEASES.get(method, 1) * torch.tensor(present, dtype=torch.float64)
+        of_one = NUM_RELEASES.get(method, 1) / (1 + slack_of(torch.float32))  # of the clip norm
+        expected = of_one * torch.tensor(present, dtype=torch.float64)
         if kind == "dirac":  # float32 sums of 40 gradients of norm up to 1
             torch.testing.assert_close(heard, expected, atol=1e-4, rtol=0)
         elif who is not None:
@@ -154,7 +156,7 @@ def test_a_canary_moves_nothing_but_its_coordinate():
     differences = [joined.gradients[name] - alone.gradients[name] for name in alone.gradients]
     moved = torch.cat([each.flatten() for each in differences])
     assert int((moved.abs() > 1e-6).sum()) == 1
-    assert float(moved.abs().max()) == pytest.approx(1 / BATCH, rel=1e-4)
+    assert float(moved.abs().max()) == pytest.approx(1 / BATCH / (1 + slack_of(torch.float32)), rel=1e-4)
 
 
 # Absent canaries
@@ -231,7 +233,9 @@ def test_a_direction_cut_into_blocks_is_the_direction(kind):
         weights = torch.tensor([0.5, 1.0, 2.0])
         carrier.add_to(total, weights)
         torch.testing.assert_close(total, torch.tensordot(weights, each, 1))
-        torch.testing.assert_close(carrier.squared_norms(), each.flatten(1).square().sum(1))
+        squares = each.flatten(1).double().square().sum(1)
+        bounds = carrier.squared_norms()
+        assert ((bounds >= squares) & (bounds <= squares * (1 + 2e-4) + 1e-30)).all()
         mask = torch.tensor([True, False, True])
         torch.testing.assert_close(carrier.keep(mask).each(), each[mask])
         blocks.append(each.flatten(1))

@@ -54,10 +54,10 @@ def make_rgp(**options):
     return RGP(**defaults | options)
 
 
-def step(model, method, x, y, *, state=None, micro_batch=NUM, clip=True):
+def step(model, method, x, y, *, state=None, micro_batch=NUM, clip=True, clip_norm=CLIP_NORM):
     """One step on the whole batch, without noise."""
     state = method.start(model) if state is None else state
-    mechanism = whole_batch(len(x), method.releases(state, CLIP_NORM), clip=clip)
+    mechanism = whole_batch(len(x), method.releases(state, clip_norm), clip=clip)
     ranks = Ranks(0, 1, torch.device("cpu"))
     with PrivateGradient(model, method, mechanism, ranks, micro_batch) as gradient:
         return gradient(state, Examples(x, y), 0)
