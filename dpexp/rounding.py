@@ -120,7 +120,7 @@ def size_of_held(values: Tensor) -> Size:
         pieces = values[:, :whole].unflatten(1, (-1, LONG))
         norms = norms + torch.linalg.vector_norm(pieces, dim=2).double().square().sum(1)
     least = eta(values.dtype)
-    squares = norms * (1 + raised(LONG, values.dtype)) + 2 * least * numbers
+    squares = norms * (1 + raised(min(numbers, LONG), values.dtype)) + 2 * least * numbers
     return Size(squares, squares, torch.full_like(squares, least * math.sqrt(numbers)))
 
 
