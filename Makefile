@@ -14,7 +14,7 @@ READY := $(VENV)/.ready
 MAKEFLAGS += --no-builtin-rules
 
 .DEFAULT_GOAL := help
-.PHONY: all setup test lint bench verify audit lira soak clean help FORCE
+.PHONY: all setup test lint bench verify audit attack lira soak clean help FORCE
 
 setup: $(READY)
 
@@ -56,6 +56,9 @@ soak: $(READY)
 audit: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m scripts.audit $(ARGS)
 
+attack: $(READY)
+	OMP_NUM_THREADS=1 $(PY) -m scripts.attack $(ARGS)
+
 lira: $(READY)
 	$(PY) -m scripts.lira profile=$(PROFILE) $(or $(ARGS),task=digits)
 
@@ -94,6 +97,7 @@ help:
 	@echo 'make bench              measure step time and memory into results/bench/'
 	@echo 'make verify             recompute every run'"'"'s certificate by another accountant'
 	@echo 'make audit              bound every private method'"'"'s epsilon from below, by canaries'
+	@echo 'make attack             search for an example that moves a clipped sum by more than its clip norm'
 	@echo 'make soak               2,000 steps on two ranks, killed a dozen times: is anything lost?'
 	@echo 'make lira               attack models with LiRA; ARGS="task=digits methods=nonprivate,rgp eps=8"'
 	@echo 'make clean              remove .venv, .venv-torch-*, caches, multirun and wandb folders; results, data and models stay'

@@ -116,8 +116,8 @@ class PrivateGradient:
                 there are none.
             loss: of outputs and targets, summed over examples.
         """
-        # Norms and sums come from different kernels: at TF32's or bfloat16's precision one would not
-        # bound the other.
+        # Norms and sums come from different kernels: in TF32 or bfloat16 one would not bound the
+        # other.
         torch.backends.cudnn.allow_tf32 = False
         torch.set_float32_matmul_precision("highest")
         self._dtype = next(model.parameters()).dtype

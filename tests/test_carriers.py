@@ -63,7 +63,9 @@ def test_terms_that_cancel_erase_nothing_of_other_examples(make, who):
     size, held = carrier.measured()
     assert type(held) is type(carrier)
     assert bool(size.is_exact_enough(1.0)[who]) is False  # it is summed in float64, apart
-    whole, without = (summed(some, shape) for some in (carrier, carrier.keep(torch.arange(16) != who)))
+    whole, without = (
+        summed(some, shape) for some in (carrier, carrier.keep(torch.arange(16) != who))
+    )
     assert float(torch.linalg.vector_norm(whole - without)) <= 1 + 1e-6
 
 

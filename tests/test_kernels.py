@@ -290,7 +290,9 @@ def test_processors_without_avx512_have_vectors_of_eight(recompiled):
     x, y = torch.randn(4, 3, 16, 16), torch.arange(4)
     as_here = step(model_of(True), METHODS["rgp"](), x, y, clip_norm=LOOSE).gradients
     assert recompiled(f"{os.environ.get('CC', 'cc')} -mno-avx512f").lanes == 8
-    for name, gradient in step(model_of(True), METHODS["rgp"](), x, y, clip_norm=LOOSE).gradients.items():
+    for name, gradient in step(
+        model_of(True), METHODS["rgp"](), x, y, clip_norm=LOOSE
+    ).gradients.items():
         assert_near(gradient, as_here[name].double())
     x, dh = channels_last(2, 24, 5, 7), channels_last(2, 11, 5, 7, seed=1)
     at = ((3, 3), (1, 1), (1, 1), (1, 1))

@@ -157,7 +157,9 @@ def test_a_canary_moves_nothing_but_its_coordinate():
     differences = [joined.gradients[name] - alone.gradients[name] for name in alone.gradients]
     moved = torch.cat([each.flatten() for each in differences])
     assert int((moved.abs() > 1e-6).sum()) == 1
-    assert float(moved.abs().max()) == pytest.approx(1 / BATCH / (1 + slack_of(torch.float32)), rel=1e-4)
+    assert float(moved.abs().max()) == pytest.approx(
+        1 / BATCH / (1 + slack_of(torch.float32)), rel=1e-4
+    )
 
 
 # Absent canaries

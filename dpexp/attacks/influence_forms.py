@@ -1,0 +1,207 @@
+"""What the search for an example's influence attacks: every layer rule, in every form of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpexp.attacks.influence import OTHERS, Knobs, Moved
+from dpexp.carriers import Explicit, Masked, Outer
+from dpexp.privatize import ClippedSum
+from dpexp.taps.conv2d import Conv2dTap, Conv2dWeight, Geometry
+from dpexp.taps.embedding import EmbeddingWeight
+from dpexp.taps.linear import LinearTap, LinearWeight
+from dpexp.types import Carrier, Key, Release
+
+KEY = Key("gradient", "weight")
+
+
+@dataclass(frozen=True)
+class Form:
+    """A layer's arithmetic, and how large a layer.
+
+    Attributes:
+        x: shape of an example's input; positions first, but channels first for images.
+        h: shape of its output gradient, alike.
+        carrier: makes the batch's carrier of both.
+        block: shape of its sum.
+    """
+
+    x: tuple[int, ...]
+    h: tuple[int, ...]
+    carrier: Callable[[Tensor, Tensor], Carrier]
+    block: tuple[int, ...]
+
+    def moved(self, knobs: Knobs, seed: int) -> Moved:
+        """Clip and sum an example beside its neighbours, and without it."""
+        gen = torch.Generator().manual_seed(seed)
+        x, h = _example(self, knobs, gen)
+        xs, hs = _neighbours(self, knobs, x, h, gen)
+        if knobs.coarse > 0.5:
+            xs, hs = (each.bfloat16().float() for each in (xs, hs))
+        whole = self.carrier(xs, hs)
+        alone = whole.keep(torch.arange(len(xs)) == len(xs) - 1)
+        size, _ = alone.measured()
+        clip_norm = float(size.squares.sqrt()) * 10.0**knobs.log_clip
+        if not 0 < clip_norm < math.inf:
+            clip_norm = 10.0**knobs.log_clip
+        with_it = _summed(self, self.carrier(xs, hs), clip_norm)
+        without = 0.0
+        if len(xs) > 1:
+            without = _summed(self, self.carrier(xs[:-1], hs[:-1]), clip_norm)
+        distance = float(torch.linalg.vector_norm(with_it - without)) / clip_norm
+        is_calm = bool(size.is_exact_enough(clip_norm).all())
+        return Moved(math.inf if math.isnan(distance) else distance, is_calm)
+
+
+def _linear(d: int, p: int, t: int) -> Form:
+    return Form((t, d), (t, p), lambda x, h: Outer(LinearWeight(), x, h), (p, d))
+
+
+def _basis(size: int, rank: int) -> Tensor:
+    gen = torch.Generator().manual_seed(0)
+    return torch.linalg.qr(torch.randn(size, rank, generator=gen)).Q
+
+
+def _linear_carriers(d: int, p: int, t: int, rank: int, side: str) -> Form:
+    def carrier(x: Tensor, h: Tensor) -> Carrier:
+        tap = LinearTap(x, h, ("weight",))
+        return tap.left(_basis(d, rank).T) if side == "left" else tap.right(_basis(p, rank))
+
+    return Form((t, d), (t, p), carrier, (p, rank) if side == "left" else (rank, d))
+
+
+def _images(d: int, p: int, size: int, kernel: int, groups: int = 1, last: bool = False) -> Form:
+    at = Geometry((kernel, kernel), (1, 1), (kernel // 2, kernel // 2), (1, 1), groups)
+    layout = torch.channels_last if last else torch.contiguous_format
+
+    def carrier(x: Tensor, h: Tensor) -> Carrier:
+        both = (each.contiguous(memory_format=layout) for each in (x, h))
+        return Outer(Conv2dWeight(at), *both)
+
+    block = (p, d // groups, kernel, kernel)
+    return Form((d, size, size), (p, size, size), carrier, block)
+
+
+def _image_carriers(d: int, p: int, size: int, rank: int, side: str, last: bool = False) -> Form:
+    at = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)
+    layout = torch.channels_last if last else torch.contiguous_format
+
+    def carrier(x: Tensor, h: Tensor) -> Carrier:
+        x, h = (each.contiguous(memory_format=layout) for each in (x, h))
+        tap = Conv2dTap(x, h, at, ("weight",))
+        return tap.left(_basis(9 * d, rank).T) if side == "left" else tap.right(_basis(p, rank))
+
+    block = (p, rank) if side == "left" else (rank, 9 * d)
+    return Form((d, size, size), (p, size, size), carrier, block)
+
+
+def _masked(d: int, p: int, t: int) -> Form:
+    kept = torch.arange(0, p * d, 2)
+    return Form(
+        (t, d),
+        (t, p),
+        lambda x, h: Masked(Outer(LinearWeight(), x, h), kept, (p, d)),
+        (len(kept),),
+    )
+
+
+def _embedding(rows: int, d: int, t: int) -> Form:
+    # Pairs of positions look up the same token.
+    tokens = torch.arange(t) // 2 % rows
+    return Form(
+        (t, 1),
+        (t, d),
+        lambda x, h: Outer(EmbeddingWeight(rows), tokens.expand(len(h), -1), h * x.sign()),
+        (rows, d),
+    )
+
+
+def _held(t: int, d: int) -> Form:
+    return Form((t, 1), (t, d), lambda x, h: Explicit((x * h).sum(1)), (d,))
+
+
+FORMS: Mapping[str, Form] = {
+    "linear 768 to 3072, 2 positions": _linear(768, 3072, 2),
+    "linear 3072 to 768, 2 positions": _linear(3072, 768, 2),
+    "linear 4096 to 1024, 8 positions": _linear(4096, 1024, 8),
+    "linear 384 to 1536, 4 positions": _linear(384, 1536, 4),
+    "linear 768 to 768, 128 positions": _linear(768, 768, 128),
+    "linear 200,000 to 4, 3 positions": _linear(200_000, 4, 3),
+    "linear 64 to 32, 1 position": _linear(64, 32, 1),
+    "linear 2 to 3, 1 position": _linear(2, 3, 1),
+    "linear 6 to 4, 16 positions, formed": _linear(6, 4, 16),
+    "left carrier, linear 768 to 768": _linear_carriers(768, 768, 8, 4, "left"),
+    "right carrier, linear 768 to 768": _linear_carriers(768, 768, 8, 4, "right"),
+    "convolution 256 to 256, 1 x 1": _images(256, 256, 4, 1),
+    "convolution 128 to 128, 3 x 3": _images(128, 128, 6, 3),
+    "convolution 64 to 64, channels last": _images(64, 64, 6, 3, last=True),
+    "convolution 64 to 32, formed": _images(64, 32, 16, 3),
+    "convolution 64 to 64, 4 groups": _images(64, 64, 4, 3, groups=4),
+    "left carrier, convolution 64 to 64": _image_carriers(64, 64, 6, 4, "left"),
+    "right carrier, convolution 640": _image_carriers(640, 640, 4, 4, "right"),
+    "right carrier, channels last": _image_carriers(64, 64, 6, 16, "right", last=True),
+    "masked, linear 512 to 256": _masked(512, 256, 4),
+    "embedding 20 x 768": _embedding(20, 768, 16),
+    "held, 300,000 numbers": _held(2, 300_000),
+    "held, 5 numbers": _held(3, 5),
+}
+"""Every rule and form, at sizes where it is taken."""
+
+
+def _summed(form: Form, carrier: Carrier, clip_norm: float) -> Tensor:
+    release = Release(KEY.release, math.prod(form.block), clip_norm)
+    total = ClippedSum({KEY: form.block}, (release,), torch.empty(0))
+    total.take({KEY: carrier})
+    total.close_micro_batch(0)
+    return total.sums[KEY]
+
+
+def _example(form: Form, knobs: Knobs, gen: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Make up x and h, of which some positions come in pairs that cancel."""
+    x, h = (positions(shape, knobs, gen) for shape in (form.x, form.h))
+    num = len(x)
+    paired = 2 * int(knobs.pairing * (num // 2) + 0.5)
+    first, second = slice(0, paired, 2), slice(1, paired, 2)
+    for each, sign in ((x, 1.0), (h, -1.0)):
+        near = torch.randn(each[second].shape, generator=gen) * 10.0**knobs.log_gap
+        each[second] = sign * each[first] * (1 + near)
+    scaled = (x.double() * 10.0**knobs.log_x).float(), (h.double() * 10.0**knobs.log_h).float()
+    return tuple(_shaped(each, shape) for each, shape in zip(scaled, (form.x, form.h), strict=True))
+
+
+def positions(shape: tuple[int, ...], knobs: Knobs, gen: torch.Generator) -> Tensor:
+    """Give numbers at every position, [t, channels]."""
+    channels, num = (shape[0], math.prod(shape[1:])) if len(shape) == 3 else (shape[1], shape[0])
+    values = torch.randn(num, channels, generator=gen)
+    values = knobs.constant + (1 - knobs.constant) * values
+    values[:, max(1, round(channels * 10.0**knobs.log_active)) :] = 0
+    return values
+
+
+def _shaped(values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return values.T.reshape(shape) if len(shape) == 3 else values.reshape(shape)
+
+
+def _neighbours(
+    form: Form, knobs: Knobs, x: Tensor, h: Tensor, gen: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Put others before the example: batches [n, ...] in which it is the last."""
+    kind, many = OTHERS[round(knobs.others)], round(10.0**knobs.log_many)
+    if kind == "none":
+        return x[None], h[None]
+    loud = 10.0**knobs.log_loud
+    if kind == "random":
+        xs = torch.randn(many, *form.x, generator=gen) * x.abs().max()
+        hs = torch.randn(many, *form.h, generator=gen) * h.abs().max() * loud
+    elif kind == "the same direction":  # and nothing that cancels: signs are taken off
+        xs, hs = x.abs().expand(many, *form.x), h.abs().expand(many, *form.h) * loud
+    else:
+        sign = -1.0 if kind == "opposite" else 1.0
+        jitter = 1 + 1e-3 * torch.randn(many, *[1] * h.dim(), generator=gen)
+        xs, hs = x.expand(many, *form.x), sign * loud * jitter * h
+    return torch.cat([xs, x[None]]), torch.cat([hs, h[None]])
