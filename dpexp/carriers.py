@@ -88,6 +88,9 @@ class OuterRule(Protocol):
     def size(self, x: Tensor, dh: Tensor) -> Size:
         """Give the size of every example's gradient without keeping it."""
 
+    def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
+        """Give the size of every example's gradient where it is formed and held."""
+
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
         """Give the size of the terms that an example's positions add to its gradient."""
 
@@ -126,7 +129,7 @@ class Outer:
         formed = self.rule.formed(self.x, self.dh)
         if formed is None:
             return self.rule.size(self.x, self.dh), self
-        return Explicit(formed).measured()
+        return self.rule.size_of_formed(formed, self.x, self.dh), Explicit(formed)
 
     def squared_norms(self) -> Tensor:
         """Bound the squared l2 norm of every example's gradient from above, [n] in float64."""
@@ -179,14 +182,17 @@ class Masked:
 
     def measured(self) -> tuple[Size, Explicit | Masked]:
         """Give every example's size, and the smaller thing to hold until the weights are known."""
-        if len(self.entries) < self._held():
-            return Explicit(self.each()).measured()
-        # Zeros for what is left out cost less than picking the rest (ours, measured on CPUs).
-        is_kept = self.whole.dh.new_zeros(prod(self.shape)).index_fill_(0, self.entries, 1)
-        formed = [size_of_held(piece.mul_(is_kept)) for piece in self._pieces()]
         rule, x, dh = self.whole.rule, self.whole.x, self.whole.dh
-        of_formed = Size(*map(torch.cat, zip(*formed, strict=True)))
-        return size_of_formed(of_formed, rule.terms(x, dh), rule.num_positions(dh), dh.dtype), self
+        held: Explicit | Masked = self
+        if len(self.entries) < self._held():
+            held = Explicit(self.each())
+            formed = over_chunks(size_of_held, (held.values,), max(1, len(self.entries)))
+        else:  # zeros for what is left out cost less than picking the rest (ours, on CPUs)
+            is_kept = self.whole.dh.new_zeros(prod(self.shape)).index_fill_(0, self.entries, 1)
+            sizes = [size_of_held(piece.mul_(is_kept)) for piece in self._pieces()]
+            formed = Size(*map(torch.cat, zip(*sizes, strict=True)))
+        # Either way the same: which is smaller hangs on padding, and so on an example's neighbours.
+        return size_of_formed(formed, rule.terms(x, dh), rule.num_positions(dh), dh.dtype), held
 
     def squared_norms(self) -> Tensor:
         """Bound the squared l2 norm of every example's kept entries from above, [n]."""

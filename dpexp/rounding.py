@@ -113,15 +113,20 @@ def raised(terms: int, dtype: torch.dtype) -> float:
 
 def size_of_held(values: Tensor) -> Size:
     """Give the size of vectors that are added as they are, [n, numbers]."""
-    numbers = values.shape[1]
-    whole = numbers // LONG * LONG
-    norms = torch.linalg.vector_norm(values[:, whole:], dim=1).double().square()
-    if whole:
-        pieces = values[:, :whole].unflatten(1, (-1, LONG))
-        norms = norms + torch.linalg.vector_norm(pieces, dim=2).double().square().sum(1)
-    least = eta(values.dtype)
-    squares = norms * (1 + raised(min(numbers, LONG), values.dtype)) + 2 * least * numbers
+    numbers, least = values.shape[1], eta(values.dtype)
+    squares = squares_of(values) * (1 + raised(min(numbers, LONG), values.dtype))
+    squares = squares + 2 * least * numbers
     return Size(squares, squares, torch.full_like(squares, least * math.sqrt(numbers)))
+
+
+def squares_of(values: Tensor) -> Tensor:
+    """Give squared norms as they are computed, [n] in float64, of vectors [n, numbers]."""
+    whole = values.shape[1] // LONG * LONG
+    squares = torch.linalg.vector_norm(values[:, whole:], dim=1).double().square()
+    if not whole:
+        return squares
+    pieces = values[:, :whole].unflatten(1, (-1, LONG))
+    return squares + torch.linalg.vector_norm(pieces, dim=2).double().square().sum(1)
 
 
 def size_of_products(x: Tensor, h: Tensor) -> Size:

@@ -9,7 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpexp.carriers import Explicit, Masked, Outer
 from dpexp.chunks import BUDGET_BYTES
 from dpexp.privatize import ClippedSum
+from dpexp.rounding import slack_of
 from dpexp.taps.conv2d import Conv2dMatrix, Geometry
+from dpexp.taps.embedding import EmbeddingWeight
 from dpexp.taps.linear import LinearWeight
 from dpexp.types import Key, Release
 
@@ -112,3 +114,31 @@ def test_long_vectors_are_squared_a_few_at_a_time(num, lies):
         squares = Explicit(values).squared_norms()
     torch.testing.assert_close(squares, values.square().sum((1, 2)), rtol=1e-12, atol=0)
     assert squares.shape == (num,) and 8 * largest.numbers <= BUDGET_BYTES["cpu"]
+
+
+# A text's neighbours decide how far it is padded.
+
+
+@pytest.mark.parametrize("lengths", [(30, 31), (30, 70), (60, 200)])
+@pytest.mark.parametrize("kind", ["linear", "masked", "embedding"])
+def test_padding_moves_no_weight(kind, lengths):
+    """Also where another form of the norm is smaller then: 96 x 96 is formed from 48 positions."""
+    gen = torch.Generator().manual_seed(0)
+    short, long = lengths
+    x, dh = torch.randn(3, long, 96, generator=gen), torch.randn(3, long, 96, generator=gen)
+    ids = torch.randint(40, (3, long), generator=gen)
+    dh[:, short:] = 0
+
+    def bound(t):
+        if kind == "embedding":
+            carrier = Outer(EmbeddingWeight(40), ids[:, :t], dh[:, :t])
+        else:
+            carrier = Outer(LinearWeight(), x[:, :t], dh[:, :t])
+        if kind == "masked":
+            carrier = Masked(carrier, torch.arange(0, 96 * 96, 2), (96, 96))
+        size, held = carrier.measured()
+        return size.bound(slack_of(torch.float32)), type(held)
+
+    (alone, form), (padded, another) = bound(short), bound(long)
+    torch.testing.assert_close(padded, alone, rtol=2e-6, atol=0)
+    assert kind != "linear" or (form is not another) == (short < 48 <= long)

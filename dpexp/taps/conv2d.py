@@ -179,6 +179,10 @@ def _products(dh: Tensor, thin: Tensor) -> Tensor:
     return torch.bmm(positions(dh), positions(thin).mT)
 
 
+def _held_size(formed: Tensor) -> Size:
+    return size_of_held(formed.flatten(1))
+
+
 @dataclass(frozen=True)
 class Conv2dWeight:
     """dW_i for x [n, groups * d, h, w] and dh [n, groups * p, h', w']."""
@@ -211,6 +215,10 @@ class Conv2dWeight:
             numbers = p * d * len(self.at.shifts()) + held
             each = over_chunks(self._by_forming, folded, numbers)
         return Size(*(self.at.unfold(value).sum(1) for value in each))
+
+    def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
+        """Measure what is held; images of a set are of one size, so that all are alike."""
+        return over_chunks(_held_size, (formed,), formed[0].numel())
 
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
         """Give the size of the terms, a patch of the input times an output's gradient each."""

@@ -31,6 +31,10 @@ class EmbeddingWeight:
         """Use the Gram form; the direct one would hold a vocabulary per example."""
         return over_chunks(_by_gram, (x, dh), numbers=6 * x.shape[1] ** 2)
 
+    def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
+        """Refuse: nothing is formed."""
+        raise TypeError("An Embedding's gradients are never held.")
+
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
         """Give the size of the terms, which meet where their tokens are the same."""
         same = x[:, :, None] == x[:, None, :]

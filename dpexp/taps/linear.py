@@ -10,14 +10,17 @@ from torch import Tensor, nn
 from dpexp.carriers import Explicit, Outer
 from dpexp.chunks import over_chunks
 from dpexp.rounding import (
+    LONG,
     TERMS,
     Size,
     Terms,
     add_,
+    raised,
     size_by_gram,
     size_of_formed,
     size_of_held,
     size_of_products,
+    squares_of,
     terms_of,
 )
 
@@ -43,6 +46,19 @@ class LinearWeight:
         if t * (p + d) <= p * d:
             return over_chunks(_by_gram, (x, dh), numbers=2 * t * t)
         return over_chunks(self._by_forming, (x, dh), numbers=p * d)
+
+    def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
+        """Raise norms as the Gram form does.
+
+        Which form is taken hangs on how far texts are padded, and so on an example's neighbours,
+        who may not change its weight.
+        """
+        if x.shape[1] == 1:
+            return size_of_products(x[:, 0], dh[:, 0])
+        terms = self.terms(x, dh)
+        squares = squares_of(formed.flatten(1))
+        squares = squares + raised(_roundings(x, dh), dh.dtype) * terms.energy + terms.unseen
+        return Size(squares, terms.energy, terms.floor)
 
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
         """Give the size of the terms dh_s x_s^T."""
@@ -79,7 +95,12 @@ def _by_gram(x: Tensor, dh: Tensor) -> Size:
     of_x, of_dh = torch.bmm(x, x.mT), torch.bmm(dh, dh.mT)
     dims = (x.shape[2], dh.shape[2])
     squares = (gram.diagonal(dim1=1, dim2=2) for gram in (of_x, of_dh))
-    return size_by_gram(of_x * of_dh, terms_of(*squares, dims, dh.dtype), sum(dims))
+    return size_by_gram(of_x * of_dh, terms_of(*squares, dims, dh.dtype), _roundings(x, dh))
+
+
+def _roundings(x: Tensor, dh: Tensor) -> int:
+    """Count what either form of a norm may round: two inner products, or a long vector's pieces."""
+    return max(x.shape[2] + dh.shape[2], LONG)
 
 
 @dataclass(frozen=True)
