@@ -24,7 +24,8 @@ def parquet_files(
     """Find every shard of every split.
 
     Args:
-        data_root: the folder that holds `<repo>/<config>/<split>-00000-of-00001.parquet`.
+        data_root: the folder that holds `<repo>/<config>/<split>-00000-of-00001.parquet`, or
+            shards with a hash behind their number, as older ones of the hub have.
         repo: the data set's name on the hub, `owner/name`; without an owner it is on no hub.
         config: its configuration, a folder of the repository.
         splits: what to look for; those not in data_root are taken from the hub or its cache.
@@ -34,7 +35,7 @@ def parquet_files(
 
     Raises:
         MissingData: a split is in neither place; said within seconds where there is no network.
-        ConfigError: a split in data_root lacks some of its shards.
+        ConfigError: a split in data_root lacks some of its shards, or has some of two versions.
     """
     folder = (Path(data_root).expanduser() / repo / config).absolute()
     found = {split: _shards(folder, split, strict=True) for split in splits}
@@ -51,8 +52,10 @@ def parquet_files(
     missing = [split for split in missing if not found[split]]
     if missing:
         names = " and ".join(f"{split}-00000-of-00001.parquet" for split in missing)
+        others = ", ".join(path.name for path in _parquets(folder)[:4])
+        held = f"it holds {others}" if others else "found none"
         raise MissingData(
-            f"Expected {names} (or more shards) of {repo} in {folder}; found none, and {reason}. "
+            f"Expected {names} (or more shards) of {repo} in {folder}; {held}, and {reason}. "
             f"Put the parquet files there, set data_root to the folder that holds {repo}/{config}, "
             f"or {'run once with a network' if '/' in repo else 'choose another set'}."
         )
@@ -83,19 +86,35 @@ def model_folder(model_root: str | Path, repo: str) -> Path:
 
 
 def _shards(folder: Path, split: str, *, strict: bool) -> list[Path]:
-    """List a split's shards in order; where some lack, raise if strict, else find none."""
-    shape = re.compile(re.escape(split) + r"-(\d{5})-of-(\d{5})\.parquet")
-    named = {path: shape.fullmatch(path.name) for path in sorted(folder.glob(f"{split}-*.parquet"))}
-    paths = [path for path, match in named.items() if match]
-    total = max((int(match[2]) for match in named.values() if match), default=0)
-    wanted = [f"{split}-{index:05d}-of-{total:05d}.parquet" for index in range(total)]
-    if [path.name for path in paths] == wanted:
-        return paths
+    """List a split's shards in order; where some lack, raise if strict, else find none.
+
+    Older data sets of the hub carry a hash behind a shard's number.
+    """
+    shape = re.compile(re.escape(split) + r"-(\d{5})-of-(\d{5})(-[0-9a-f]+)?\.parquet")
+    named = {path: shape.fullmatch(path.name) for path in _parquets(folder)}
+    found = sorted((int(m[1]), int(m[2]), path) for path, m in named.items() if m)
+    total = max((of for _, of, _ in found), default=0)
+    if [(index, of) for index, of, _ in found] == [(index, total) for index in range(total)]:
+        return [path for _, _, path in found]
     if strict:
-        lacking = sorted(set(wanted) - {path.name for path in paths})
-        what = f"lacks {', '.join(lacking)}" if lacking else "mixes shards of two versions"
-        raise ConfigError(f"Expected {total} shards of {split} in {folder}; the folder {what}.")
+        present = {index for index, of, _ in found if of == total}
+        lacking = [f"{split}-{i:05d}-of-{total:05d}.parquet" for i in range(total)]
+        lacking = [name for index, name in enumerate(lacking) if index not in present]
+        held = ", ".join(path.name for _, _, path in found[:6])
+        what = f"lacks {', '.join(lacking[:6])}" if lacking else f"mixes two versions: {held}"
+        raise ConfigError(
+            f"Expected {total} shards of {split} in {folder}; the folder {what}. Put in all of one "
+            "version, and no others."
+        )
     return []
+
+
+def _parquets(folder: Path) -> list[Path]:
+    """List a folder's parquet files; none where it cannot be listed."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".parquet")
+    except OSError:
+        return []
 
 
 def _fetch(repo: str, kind: str, patterns: list[str]) -> tuple[Path | None, str]:
