@@ -69,12 +69,12 @@ def picture(value: Any, where: str) -> Image.Image:
                 return found if found.mode == mode else found.convert(mode)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         reason = f"is larger than is decoded here ({one_line(error)})"
-    except UnidentifiedImageError:
-        reason = f"is none in the formats {', '.join(FORMATS)}"
     except Exception as error:  # a damaged file fails in as many ways as it can be damaged
+        is_unknown = isinstance(error, UnidentifiedImageError)
+        why = f"as none of {', '.join(FORMATS)}" if is_unknown else f"({one_line(error)})"
         raise ConfigError(
-            f"Expected an encoded image as {where}; it cannot be decoded ({one_line(error)}). "
-            "Fetch the file again."
+            f"Expected an encoded image as {where}; it cannot be decoded {why}. "
+            f"Fetch the file again{', or convert it' if is_unknown else ''}."
         ) from None
     raise ConfigError(
         f"Expected an encoded image of 8 bits a channel, grey or RGB, as {where}; it {reason}. "
