@@ -28,6 +28,9 @@ UNITS = {"fraction": 1.0, "percent": 100.0}
 PER_CENT = ("revol_util", "dti", "dti_joint")
 """Columns in which a number may have a per cent sign."""
 
+FIRST_YEAR = 1900
+"""A range that begins here or later is of years (ours)."""
+
 Range = Sequence[float] | Sequence[str]
 """Lowest and highest number, or a category's words in the order of their integers."""
 
@@ -192,6 +195,7 @@ def _reader(
         return lambda cell, line: words.get(cell.strip(), len(of) - 1.0)
     if has_sign is None:
         has_sign = column in PER_CENT
+    is_year = of is not None and of[0] >= FIRST_YEAR
 
     def read(cell: str, line: int) -> float:
         value = known.get(cell)
@@ -203,7 +207,7 @@ def _reader(
                     "or take the sign away."
                 )
             try:
-                value = known[cell] = number(cell)
+                value = known[cell] = number(cell, is_year=is_year)
             except ValueError:
                 raise _unreadable(path, column, cell, line) from None
         return value

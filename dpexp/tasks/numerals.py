@@ -22,8 +22,6 @@ FORMS = tuple(
             NUMBER,
             NUMBER + r" ?%",
             r"[<>]? ?([0-9]+)\+? (?:months?|years?)",  # "36 months", "10+ years", "< 1 year"
-            r"[A-Z][a-z]{2}-([0-9]{4})",  # "Dec-2011"
-            r"([0-9]{4})-[0-9]{2}(?:-[0-9]{2})?",  # "2011-12-01"
             r"([0-9]{3})xx",  # what is told of a zip code
         ),
     )
@@ -32,11 +30,24 @@ FORMS = tuple(
 ways than one: 28,854 is 28854 in one country and 28.854 in the next."""
 
 
-def number(text: str) -> float:
+DATES = tuple(
+    map(
+        re.compile,
+        (
+            r"[A-Z][a-z]{2}-([0-9]{4})",  # "Dec-2011"
+            r"([0-9]{4})-[0-9]{2}(?:-[0-9]{2})?",  # "2011-12-01"
+        ),
+    )
+)
+"""Forms of a date, each with its year."""
+
+
+def number(text: str, *, is_year: bool = False) -> float:
     """Read a cell's number; nan where it stands for nothing.
 
     Args:
         text: the cell; spaces around it do not count.
+        is_year: whether it may be a date, of which the year counts.
 
     Raises:
         ValueError: the cell is of none of the forms, or beyond what float64 holds.
@@ -44,7 +55,7 @@ def number(text: str) -> float:
     text = text.strip(" \t")
     if text in MISSING:
         return math.nan
-    for form in FORMS:
+    for form in FORMS + DATES * is_year:
         if match := form.fullmatch(text):
             value = float(match[1])
             if math.isfinite(value):
