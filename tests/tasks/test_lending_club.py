@@ -209,8 +209,8 @@ def test_the_forms_that_loans_are_written_in(text, expected):
 
 
 AMBIGUOUS = """28,854|0,1189|1,234,567|1.234.567|1.234,5|28 854|28\u00a0854|28\u202f854|28'854|1_000
-$5000|2011-12-01|Dec-2011|5000$|5000 USD|€5|(500)|1/2|inf|-inf|Infinity|1e400|0x1F|1d3|\u0661\u0662|\u22125|Dec-11|12/1/2011
-01-Dec-2011|high|1 2|--5|1e|e5|.|5,%|12,5%|true|36 mois"""
+$5000|2011-12-01|Dec-2011|5000$|5000 USD|€5|(500)|1/2|inf|-inf|Infinity|1e400|0x1F|1d3
+\u0661\u0662|\u22125|Dec-11|12/1/2011|01-Dec-2011|high|1 2|--5|1e|e5|.|5,%|12,5%|true|36 mois"""
 
 
 @pytest.mark.parametrize("text", AMBIGUOUS.replace("\n", "|").split("|"))
