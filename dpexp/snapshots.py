@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import urllib.error
@@ -12,6 +13,7 @@ from pathlib import Path
 import huggingface_hub
 import huggingface_hub.constants
 
+from dpexp.caches import cache_dir
 from dpexp.types import ConfigError, MissingData, one_line
 
 PROBE_SECONDS = 5.0
@@ -118,15 +120,36 @@ def _parquets(folder: Path) -> list[Path]:
 
 
 def _fetch(repo: str, kind: str, patterns: list[str]) -> tuple[Path | None, str]:
-    """Bring files from the hub, or its cache where it cannot be reached; say why if neither."""
+    """Bring files from the hub, or its cache where it cannot be reached; say why if neither.
+
+    Where the client's cache cannot be written (`HF_HOME`), they are brought into ours.
+    """
     reason = why_unreachable(f"{huggingface_hub.constants.ENDPOINT}/api/{kind}s/{repo}")
+    for cache in (None, cache_dir() / "hub"):  # the client's own, else ours
+        try:
+            folder = huggingface_hub.snapshot_download(
+                repo,
+                repo_type=kind,
+                allow_patterns=patterns,
+                local_files_only=reason is not None,
+                cache_dir=cache,
+            )
+        except Exception as error:  # whatever the client raises, the remedy is the same
+            failure = one_line(error)
+        else:
+            return Path(folder), reason or "it has no such file"
+        if cache is None and _is_writable(Path(huggingface_hub.constants.HF_HUB_CACHE)):
+            break
+    return None, reason or failure
+
+
+def _is_writable(folder: Path) -> bool:
+    """Say whether files can be put into a folder, or into one to be made there."""
     try:
-        folder = huggingface_hub.snapshot_download(
-            repo, repo_type=kind, allow_patterns=patterns, local_files_only=reason is not None
-        )
-    except Exception as error:  # whatever the client raises, the remedy is the same
-        return None, reason or one_line(error)
-    return Path(folder), reason or "it has no such file"
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def why_unreachable(url: str) -> str | None:

@@ -12,21 +12,12 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from dpexp.caches import cache_dir
 from dpexp.records import RecordError, replace_file
 from dpexp.tasks.task import fingerprint
 from dpexp.types import ConfigError
 
 log = logging.getLogger(__name__)
-
-
-def cache_dir() -> Path:
-    """Give the folder: DPEXP_CACHE, else dpexp in XDG_CACHE_HOME, else ~/.cache/dpexp."""
-    try:
-        if chosen := os.environ.get("DPEXP_CACHE"):
-            return Path(chosen).expanduser()
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpexp"
-    except RuntimeError:  # nobody's home: a place where nothing can be written
-        return Path(os.devnull) / "dpexp"
 
 
 def decoded(

@@ -5,14 +5,17 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
 
+from dpexp.caches import cache_dir
 from dpexp.snapshots import parquet_files
 from dpexp.tasks import cache
 from dpexp.tasks.glue import glue
+from dpexp.tasks.images import hub_images
 from dpexp.tasks.parquet import batches, count, texts
 from dpexp.types import ConfigError, MissingData
 from tests.tasks.conftest import ROOT
@@ -53,7 +56,7 @@ def test_a_file_replaced_under_an_old_date_is_what_is_read(sst2):
         fingerprints.add(first.fingerprint)
         words = {tuple(row.tolist()) for row in first.train.encoded.ids}
         assert len(words) == 1
-        for entry in (cache.cache_dir() / "decoded").iterdir():
+        for entry in (cache_dir() / "decoded").iterdir():
             entry.unlink()
         assert sst2().fingerprint == first.fingerprint
     assert len(fingerprints) == 3
@@ -147,13 +150,8 @@ def test_what_is_kept_is_for_its_owner_alone(cifar, own_cache):
 
 
 def test_whoever_has_no_home_has_no_cache(monkeypatch, cifar, caplog):
-    def nobody(self):
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(cache.Path, "expanduser", nobody)
-    assert not cache.cache_dir().exists()
-    monkeypatch.undo()
-    monkeypatch.setenv("DPEXP_CACHE", "/dev/null/dpexp")
+    monkeypatch.setenv("DPEXP_CACHE", "~nobody-of-this-name/cache")
+    assert not cache_dir().exists()
     assert len(cifar().train) == 40
     assert "Cannot keep decoded examples" in caplog.text and "DPEXP_CACHE" in caplog.text
     assert "Cannot read" not in caplog.text
@@ -289,3 +287,22 @@ def test_files_of_other_names_are_told(tmp_path):
 def test_a_split_with_signs_of_a_pattern_is_a_name(tmp_path):
     shards(tmp_path / "local" / "config", "trai[n]-00000-of-00001", "train-00000-of-00001")
     assert find(tmp_path, "trai[n]") == ["trai[n]-00000-of-00001"]
+
+
+def test_a_hub_cache_that_cannot_be_written_is_replaced_by_ours(
+    conf, hub_folder, tmp_path, own_cache, monkeypatch
+):
+    settings = conf("mnist", dataset_size=12)
+    root, written = hub_folder(settings, {"train": 12, "test": 4})
+    repo = own_cache / "hub" / "datasets--ylecun--mnist"
+    commit = "0" * 40
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    (repo / "snapshots" / commit).mkdir(parents=True)
+    (tmp_path / "data" / "ylecun" / "mnist" / "mnist").rename(repo / "snapshots" / commit / "mnist")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/dev/null/hub")
+    task = hub_images(**{**settings, "data_root": root})
+    assert np.array_equal(task.train.inputs.numpy(), written["train"][0])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(MissingData):  # one that can be written is the only one
+        hub_images(**{**settings, "data_root": root})
