@@ -98,10 +98,10 @@ def check_names(
         ConfigError: the names are too many or too few, or not in the task's order, or not in the
             same one everywhere.
     """
-    first: tuple[Path, tuple[str, ...]] | None = None
+    seen: dict[tuple[str, ...], Path] = {}
     for path in (path for paths in files.values() for path in paths):
         names = parquet.class_names(path, column)
-        if names is None:
+        if names is None or names in seen:
             continue
         if len(names) != num_classes:
             raise ConfigError(
@@ -111,16 +111,18 @@ def check_names(
         own = _own_order(task, names)
         if own is not None:
             _compare(names, own, f"task={task}", column, path)
-        if first is None:
-            first = path, names
-        _compare(names, first[1], str(first[0]), column, path)
+        for others, where in seen.items():
+            # The indices for names, in order, say nothing beside words.
+            if sorted(names) == sorted(others) or _count(names) not in (names, others):
+                _compare(names, others, str(where), column, path)
+        seen[names] = path
 
 
-def _own_order(task: str, names: Sequence[str]) -> Sequence[str] | None:
+def _own_order(task: str, names: tuple[str, ...]) -> Sequence[str] | None:
     """Give the order a task has its classes in; None: it has none that these names speak of."""
+    if task in TEXTS:
+        return None if names == _count(names) else TEXTS[task]
     said = [_plain(name) for name in names]
-    if task in TEXTS and said != list(map(str, range(len(said)))):
-        return TEXTS[task]
     own = IMAGES.get(task, ())
     if len(own) != len(names) or not set(said) & set(own):
         return None
@@ -138,6 +140,11 @@ def _compare(
                 f"Expected class {index} of column {column} to be {other}, as {source} has it; in "
                 f"{path} it is {name}. Write all labels in one order of the classes."
             )
+
+
+def _count(names: Sequence[str]) -> tuple[str, ...]:
+    """Give the indices of some names as their names."""
+    return tuple(map(str, range(len(names))))
 
 
 def _plain(name: str) -> str:

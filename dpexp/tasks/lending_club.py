@@ -156,9 +156,10 @@ def _places(
     names = [_name(column) for column in header]
     present = [name for name in columns if name in names and name != target]
     if target not in names or not present:
+        held = " ".join(", ".join(header).split())[:200]
         raise ConfigError(
             f"Expected columns {target} and some of {', '.join(columns)} in {path}, with commas "
-            f"between them; got {', '.join(header)[:200] or 'none'}. Set task.csv, or task.target."
+            f"between them; got {held or 'none'}. Set task.csv, or task.target."
         )
     for name in (target, *present):
         if names.count(name) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,7 +76,8 @@ def texts(values: pa.Array, column: str, path: Path, first: int, remedy: str) ->
             value = scalar.as_buffer().to_pybytes()[:20]
         if not isinstance(value, str):
             raise ConfigError(
-                f"Expected texts in column {column} of {path}; row {row} holds {value!r}. {remedy}"
+                f"Expected texts in column {column} of {path}; row {row} holds "
+                f"{reprlib.repr(value)}. {remedy}"
             )
         found.append(value)
     return found

@@ -150,6 +150,7 @@ def named(cifar):
 
 OWN = IMAGES["cifar10"]
 WORDS = tuple("abcdefghij")
+COUNT = tuple("0123456789")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,9 @@ WORDS = tuple("abcdefghij")
         (OWN, None),
         (WORDS, WORDS),
         (("plane", "car", *OWN[2:]), ("Plane", "CAR", *OWN[2:])),
-        (tuple("0123456789"), tuple("0123456789")),
+        (COUNT, COUNT),
+        (COUNT, WORDS),
+        (WORDS, COUNT),
     ],
 )
 def test_classes_in_one_order_are_taken(train, test, named):
@@ -176,6 +179,9 @@ def test_classes_in_one_order_are_taken(train, test, named):
         (None, OWN[::-1], "class 0 .* as task=cifar10 .*test"),
         (OWN, ("cat", *OWN[1:]), "class 0 .* to be airplane, as task=cifar10"),
         (OWN, ("plane", *OWN[1:]), "class 0 .* to be airplane, as .*train"),
+        (COUNT, COUNT[::-1], "class 0 of column label to be 0, as .*train.* it is 9"),
+        (COUNT[::-1], COUNT, "class 0 of column label to be 9, as .*train.* it is 0"),
+        (COUNT[::-1], WORDS, "class 0 of column label to be 9, as .*train.* it is a"),
         (OWN[:9], OWN[:9], "Expected 10 classes in column label of .*train.*; it names 9"),
     ],
 )
