@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from dpexp import memory
+from dpexp.caches import cache_dir
 from dpexp.gradient import PrivateGradient
 from dpexp.mechanism import Mechanism
 from dpexp.ranks import Ranks
 from dpexp.records import RecordError, describe_device, write_atomically
-from dpexp.tasks.cache import cache_dir
 from dpexp.types import ConfigError, State
 
 log = logging.getLogger("dpexp")

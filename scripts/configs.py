@@ -21,8 +21,8 @@ import hydra
 import omegaconf
 
 import run
+from dpexp.caches import cache_dir
 from dpexp.records import RecordError, write_atomically
-from dpexp.tasks.cache import cache_dir
 from scripts import settings
 
 KEPT = 4

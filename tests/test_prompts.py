@@ -2,7 +2,7 @@
 
 import copy
 
-import datasets
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -77,7 +77,7 @@ def reviews(real_data_root):
     model = pretrained(**model, num_classes=2, task="sst2", max_length=128)
     begin_with(model, 2, **prompts)
     path = real_data_root / "nyu-mll" / "glue" / "sst2" / "validation-00000-of-00001.parquet"
-    rows = datasets.Dataset.from_parquet(str(path), keep_in_memory=True)[:200]
+    rows = pyarrow.parquet.ParquetFile(path).read().slice(0, 200).to_pydict()
     tokens = Tokenizer.load(config["model"]["tokenizer"], root, 128, "sst2")
     some = Texts(Encoded(*tokens.encode(rows["sentence"])), torch.tensor(rows["label"]), 128)
     task = assemble(

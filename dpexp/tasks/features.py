@@ -169,16 +169,24 @@ def _weights(encoder: str, owner: str, base: str, model_root: str) -> Path:
     url = torchvision.models.get_model_weights(base).DEFAULT.url
     kept = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
     if not kept.is_file():
-        reason = why_unreachable(url)
+        reason = why_unreachable(url) or _download(url, kept)
         if reason is not None:
             raise MissingData(
                 f"Expected the weights of {encoder} (a .pth or .safetensors file) in {folder}; "
                 f"found none, and they could not be fetched: {reason}. Put {kept.name} there, set "
                 f"model_root to the folder that holds {encoder}, or run once with a network."
             )
+    return kept
+
+
+def _download(url: str, kept: Path) -> str | None:
+    """Fetch a file; say why it cannot be kept, e.g. in a home that cannot be written."""
+    try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(url, str(kept), progress=False)
-    return kept
+    except OSError as error:
+        return one_line(error)
+    return None
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import datasets
+import numpy as np
+import tokenizers
 import torch
-from torch import Tensor, tensor
+import transformers
+from torch import Tensor
 
 from dpexp.snapshots import parquet_files
+from dpexp.tasks import parquet
 from dpexp.tasks.cache import decoded
+from dpexp.tasks.labels import check_names, class_indices
 from dpexp.tasks.task import Task, assemble, subset
 from dpexp.tasks.text import Encoded, Texts, Tokenizer
-from dpexp.types import ConfigError, one_line
+
+SET_COLUMNS = "Set task.text_columns and task.label_column."
 
 
 def glue(
@@ -60,13 +65,18 @@ def glue(
     """
     words = Tokenizer.load(tokenizer, model_root, max_length, name)
     files = parquet_files(data_root, repo, config, [train_split, *test_splits.values()])
+    columns = [*text_columns, label_column]
+    for path in (path for paths in files.values() for path in paths):
+        parquet.count(path, columns, SET_COLUMNS)
+    check_names(name, files, label_column, num_classes)
+    versions = f"transformers {transformers.__version__} tokenizers {tokenizers.__version__}"
+    recipe = f"text 2 {columns} {num_classes} {words.recipe} {versions}"
 
     def load(split: str) -> Texts:
-        recipe = f"text 1 {list(text_columns)} {label_column} {words.recipe}"
         *encoded, targets = decoded(
             [*files[split], *words.files],
             recipe,
-            lambda: _encode(files[split], text_columns, label_column, words),
+            lambda: _encode(files[split], columns, num_classes, words),
         )
         return Texts(Encoded(*encoded), targets, max_length)
 
@@ -85,31 +95,16 @@ def glue(
 
 
 def _encode(
-    files: list[Path], text_columns: Sequence[str], label_column: str, words: Tokenizer
+    files: list[Path], columns: Sequence[str], num_classes: int, words: Tokenizer
 ) -> tuple[Tensor, ...]:
-    wanted = [*text_columns, label_column]
-    datasets.disable_progress_bars()  # a mistake is one line, with none of theirs before it
-    try:
-        rows = datasets.Dataset.from_parquet([str(path) for path in files], keep_in_memory=True)
-    except Exception as error:  # a damaged file fails in as many ways as it can be damaged
-        reason = one_line(error)
-        raise ConfigError(
-            f"Expected readable parquet in {', '.join(map(str, files))}; {reason}."
-        ) from error
-    lacking = [column for column in wanted if column not in rows.column_names]
-    if lacking:
-        raise ConfigError(
-            f"Expected columns {', '.join(wanted)} in {files[0]}; it has "
-            f"{', '.join(rows.column_names)}. Set task.text_columns and task.label_column."
-        )
-    values = {column: rows[column][:] for column in wanted}
-    for column, some in values.items():
-        kind, named = (int, "class indices") if column == label_column else (str, "texts")
-        wrong = next((k for k, value in enumerate(some) if not isinstance(value, kind)), None)
-        if wrong is not None:
-            raise ConfigError(
-                f"Expected {named} in column {column} of {files[0]}; row {wrong} holds "
-                f"{some[wrong]!r}. Set task.text_columns and task.label_column."
+    """Read texts and labels, the last of the columns, and turn the texts into ids."""
+    found: list[list[str]] = [[] for _ in columns[:-1]]
+    labels = [np.empty(0, np.int64)]
+    for path in files:
+        for first, (*some, indices) in parquet.batches(path, columns):
+            for column, name, values in zip(found, columns, some, strict=False):
+                column += parquet.texts(values, name, path, first, SET_COLUMNS)
+            labels.append(
+                class_indices(indices, num_classes, column=columns[-1], path=path, first=first)
             )
-    labels = tensor(values.pop(label_column), dtype=torch.int64)
-    return (*words.encode(*values.values()), labels)
+    return (*words.encode(*found), torch.from_numpy(np.concatenate(labels)))

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import glob
-import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import datasets
 import numpy as np
-import pyarrow.parquet
+import PIL
 import torch
-from PIL import Image
 from torch import Tensor
 
 from dpexp.snapshots import parquet_files
+from dpexp.tasks import parquet
 from dpexp.tasks.cache import decoded
+from dpexp.tasks.labels import check_names, class_indices
+from dpexp.tasks.pixels import pixels
 from dpexp.tasks.task import Examples, Task, assemble, subset
-from dpexp.types import ConfigError, one_line
+from dpexp.types import ConfigError
 
-ROWS_AT_A_TIME = 1000
+SET_COLUMNS = "Set task.image_column and task.label_column."
 
 
 def hub_images(
@@ -64,11 +63,25 @@ def hub_images(
     Raises:
         ConfigError: data missing, corrupt, or not what was declared.
     """
-    files = parquet_files(data_root, repo, config, [*train_splits, *test_splits])
     shape = tuple(input_shape)
+    if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
+        raise ConfigError(
+            f"Expected task.input_shape to be channels (1 or 3), height, width; got {list(shape)}. "
+            "Set task.input_shape."
+        )
+    files = parquet_files(data_root, repo, config, [*train_splits, *test_splits])
+    columns = image_column, label_column
+    for path in (path for paths in files.values() for path in paths):
+        parquet.count(path, columns, SET_COLUMNS)
+    check_names(name, files, label_column, num_classes)
+    recipe = f"images 2 {columns} {num_classes} {shape} pillow {PIL.__version__}"
+
+    def part(split: str) -> tuple[Tensor, ...]:
+        some = files[split]
+        return decoded(some, recipe, lambda: _decode(some, columns, shape, num_classes))
 
     def load(splits: Sequence[str]) -> Examples:
-        parts = [_load(files[split], image_column, label_column, shape) for split in splits]
+        parts = [part(split) for split in splits]
         inputs, targets = (
             column[0] if len(column) == 1 else torch.cat(column)
             for column in zip(*parts, strict=True)
@@ -85,83 +98,21 @@ def hub_images(
     )
 
 
-def _load(
-    files: list[Path], image_column: str, label_column: str, shape: tuple[int, ...]
-) -> tuple[Tensor, Tensor]:
-    """Give one split as uint8 images [n, c, h, w] and labels [n]."""
-    recipe = f"images 1 {image_column} {label_column} {shape}"
-    return decoded(files, recipe, lambda: _decode(files, image_column, label_column, shape))
-
-
 def _decode(
-    files: list[Path], image_column: str, label_column: str, shape: tuple[int, ...]
+    files: list[Path], columns: tuple[str, str], shape: tuple[int, ...], num_classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Decode every row of some parquet files."""
-    total = sum(_num_rows(path, (image_column, label_column)) for path in files)
-    inputs = np.empty((total, *shape), dtype=np.uint8)
-    targets = np.empty(total, dtype=np.int64)
-    row = 0
-    for path in files:
-        for images, labels in _rows(path, image_column, label_column):
-            for image, label in zip(images, labels, strict=True):
-                inputs[row] = _pixels(image, shape, f"row {row} of {path}")
-                targets[row] = label
-                row += 1
+    """Decode every row of some files to uint8 images [n, c, h, w] and labels [n]."""
+    counts = [parquet.count(path, columns, SET_COLUMNS) for path in files]
+    inputs = np.empty((sum(counts), *shape), dtype=np.uint8)
+    targets = np.empty(sum(counts), dtype=np.int64)
+    begin = 0
+    for path, count in zip(files, counts, strict=True):
+        for first, (images, labels) in parquet.batches(path, columns):
+            some = slice(begin + first, begin + first + len(labels))
+            targets[some] = class_indices(
+                labels, num_classes, column=columns[1], path=path, first=first
+            )
+            for row, image in enumerate(images.to_pylist(), first):
+                inputs[begin + row] = pixels(image, shape, f"row {row} of {path}")
+        begin += count
     return torch.from_numpy(inputs), torch.from_numpy(targets)
-
-
-def _num_rows(path: Path, columns: tuple[str, ...]) -> int:
-    """Count a file's rows, once it is a parquet file that has the columns."""
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            present, rows = file.schema_arrow.names, file.metadata.num_rows
-    except (pyarrow.ArrowException, OSError) as error:
-        raise _corrupt(path, error) from None
-    lacking = [column for column in columns if column not in present]
-    if lacking:
-        raise ConfigError(
-            f"Expected columns {', '.join(columns)} in {path}; got {', '.join(present)}. "
-            "Set task.image_column and task.label_column."
-        )
-    return rows
-
-
-def _rows(path: Path, image_column: str, label_column: str) -> Iterator[tuple[list, list]]:
-    """Stream encoded images and labels, some rows at a time and without a second copy on disk."""
-    try:
-        # Not load_dataset: that would report the load to the hub, and wait for it with no network.
-        rows = datasets.IterableDataset.from_parquet(
-            glob.escape(str(path)), columns=[image_column, label_column]
-        )
-        rows = rows.cast_column(image_column, datasets.Image(decode=False)).with_format("arrow")
-        for table in rows.iter(batch_size=ROWS_AT_A_TIME):
-            yield table[image_column].to_pylist(), table[label_column].to_pylist()
-    except (pyarrow.ArrowException, OSError, datasets.exceptions.DatasetsError) as error:
-        raise _corrupt(path, error) from None
-
-
-def _pixels(image: dict | None, shape: tuple[int, ...], where: str) -> np.ndarray:
-    """Decode one image to uint8 [c, h, w]."""
-    channels, height, width = shape
-    mode = "L" if channels == 1 else "RGB"
-    try:
-        picture = Image.open(io.BytesIO(image["bytes"]))
-        pixels = np.asarray(picture if picture.mode == mode else picture.convert(mode))
-    except (OSError, SyntaxError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"Expected an encoded image as {where}; it cannot be decoded ({error}). "
-            "Fetch the file again."
-        ) from None
-    if pixels.shape[:2] != (height, width):
-        raise ConfigError(
-            f"Expected {height} x {width} pixels as {where}; got "
-            f"{pixels.shape[0]} x {pixels.shape[1]}. Set task.input_shape."
-        )
-    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
-
-
-def _corrupt(path: Path, error: Exception) -> ConfigError:
-    reason = one_line(error)
-    return ConfigError(
-        f"Expected a parquet file at {path}; it is corrupt ({reason}). Fetch it again."
-    )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from csv import Error as CsvError
+from csv import reader as csv_reader
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from dpexp.tasks.cache import decoded
+from dpexp.tasks.numerals import MISSING, number
 from dpexp.tasks.regression import regress
 from dpexp.tasks.task import Examples, Task, subset
 from dpexp.types import ConfigError, MissingData, one_line, require_word
@@ -21,8 +25,11 @@ EXTRACT = ("lending-club", "loan_data.csv")
 
 UNITS = {"fraction": 1.0, "percent": 100.0}
 
-NUMBER = r"((?:(?<![A-Za-z0-9])[-+])?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
-"""A sign counts where no letter or digit stands before it."""
+PER_CENT = ("revol_util", "dti", "dti_joint")
+"""Columns in which a number may have a per cent sign."""
+
+FIRST_YEAR = 1900
+"""A range that begins here or later is of years (ours)."""
 
 Range = Sequence[float] | Sequence[str]
 """Lowest and highest number, or a category's words in the order of their integers."""
@@ -45,11 +52,13 @@ def lending_club(
 
     Categories become integers (compressive, Section 4). The paper says nothing of scales; ranges
     are declared, not read off, because the data are private. What is outside a range is clamped to
-    it, what is missing becomes 0, and a word of no list goes with the last one.
+    it, what is missing becomes 0, and a word of no list goes with the last one. A cell that is
+    neither a number nor missing is refused: one row may not be read by what others look like.
 
     Args:
         name: as in conf/task.
-        csv: path of the file; None: lending-club/loan_data.csv under data_root.
+        csv: path of the file, in UTF-8, with commas between columns; None:
+            lending-club/loan_data.csv under data_root.
         target: column of the interest rate; a row without a number there is no loan.
         target_unit: "fraction" or "percent"; declared, as one loan may not change the others'.
         columns: what to read where the file has it, with its range.
@@ -72,7 +81,7 @@ def lending_club(
             "set task.csv to it, or data_root to the folder that holds lending-club/loan_data.csv."
         )
     recipe = (
-        f"loans 2 {target} {target_unit} {json.dumps({key: list(columns[key]) for key in columns})}"
+        f"loans 3 {target} {target_unit} {json.dumps({key: list(columns[key]) for key in columns})}"
     )
     inputs, targets = decoded([path], recipe, lambda: _decode(path, target, target_unit, columns))
     loans = subset(Examples(inputs, targets), train_size, subset_seed)
@@ -83,48 +92,140 @@ def _decode(
     path: Path, target: str, unit: str, columns: Mapping[str, Range]
 ) -> tuple[Tensor, Tensor]:
     """Give columns [n, d] in [0, 1] and rates [n]."""
-    wanted = {target, *columns}
+    records = _records(path)
+    place = _places(path, next(records, (1, []))[1], target, columns)
+    rate = _reader(path, target, None, has_sign=unit == "percent")
+    readers = {name: _reader(path, name, columns[name]) for name in place if name != target}
+    rates, numbers = array("d"), {name: array("d") for name in readers}
+    for line, cells in records:
+        try:
+            value = rate(cells[place[target]], line)
+        except ConfigError:
+            if sum(cell.strip() not in MISSING for cell in cells) > 1:
+                raise
+            value = math.nan  # a remark, with which some versions end
+        if math.isnan(value):
+            continue
+        rates.append(value)
+        for name, read in readers.items():
+            numbers[name].append(read(cells[place[name]], line))
+    scaled = np.stack([_scaled(numbers[name], columns[name]) for name in numbers], axis=1)
+    targets = np.array(rates, dtype=np.float64) / UNITS[unit]
+    return torch.tensor(scaled).float(), torch.tensor(targets).float()
+
+
+def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Read a table's rows, the header first, each with the line it ends on.
+
+    Raises:
+        ConfigError: the file is no table of rows of one length.
+    """
+    line, width = 0, None
     try:
-        table = pd.read_csv(path, usecols=lambda name: _name(name) in wanted, dtype=str)
-    except (ValueError, OSError) as error:
-        reason = one_line(error)
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            rows = csv_reader(stream, strict=True)
+            for cells in rows:
+                line = rows.line_num
+                width = width or len(cells)
+                if len(cells) != width and not _is_remark(cells):
+                    raise ValueError(f"it has {len(cells)} cells, the header {width}")
+                if cells:
+                    yield line, cells + [""] * (width - len(cells))
+    except (ValueError, OSError, CsvError) as error:
         raise ConfigError(
-            f"Expected a table with a header at {path}; it cannot be read ({reason}). "
-            "Fetch the file again."
+            f"Expected a table in UTF-8, with a header and commas between columns, at {path}; it "
+            f"cannot be read after line {line} ({one_line(error)}). Fetch the file again, unpack "
+            "it, or save it so."
         ) from None
-    table.columns = [_name(name) for name in table.columns]
-    present = [name for name in columns if name in table.columns]
-    if target not in table.columns or not present:
+
+
+def _is_remark(cells: list[str]) -> bool:
+    """Tell a line of words, or an empty one, from a row of which the rest is lost."""
+    if any(cells[1:]):
+        return False
+    try:
+        return not cells or math.isnan(number(cells[0]))
+    except ValueError:
+        return True
+
+
+def _places(
+    path: Path, header: list[str], target: str, columns: Mapping[str, Range]
+) -> dict[str, int]:
+    """Find the columns to read in a header: the target, and the rest in the order declared."""
+    names = [_name(column) for column in header]
+    present = [name for name in columns if name in names and name != target]
+    if target not in names or not present:
+        held = " ".join(", ".join(header).split())[:200]
         raise ConfigError(
-            f"Expected columns {target} and some of {', '.join(columns)} in {path}; got "
-            f"{', '.join(table.columns) or 'none of them'}. Set task.csv, or task.target."
+            f"Expected columns {target} and some of {', '.join(columns)} in {path}, with commas "
+            f"between them; got {held or 'none'}. Set task.csv, or task.target."
         )
-    rate = _numbers(table[target])
-    is_loan = np.isfinite(rate)  # some versions end with lines of remarks
-    table, rate = table[is_loan], rate[is_loan] / UNITS[unit]
-    scaled = np.stack([_scaled(table[name], columns[name]) for name in present], axis=1)
-    return torch.tensor(scaled).float(), torch.tensor(rate).float()
+    for name in (target, *present):
+        if names.count(name) > 1:
+            same = ", ".join(column for column in header if _name(column) == name)
+            raise ConfigError(
+                f"Expected one column {name} in {path}; got {same}, which are the same with _ for "
+                "a point. Take the others out of the file."
+            )
+    return {name: names.index(name) for name in (target, *present)}
 
 
 def _name(column: str) -> str:
     return column.strip().replace(".", "_")
 
 
-def _scaled(column: pd.Series, of: Range) -> np.ndarray:
-    """Map a column to [0, 1], [n]."""
-    if isinstance(of[0], str):
-        place = {word: index for index, word in enumerate(of)}
-        number = column.str.strip().map(place).fillna(len(of) - 1).where(column.notna())
-        low, high = 0, len(of) - 1
-    else:
-        number, (low, high) = _numbers(column), of
-    share = (np.asarray(number, dtype=np.float64) - low) / (high - low)
-    return np.nan_to_num(share.clip(0, 1), nan=0.0)
+def _reader(
+    path: Path, column: str, of: Range | None, has_sign: bool | None = None
+) -> Callable[[str, int], float]:
+    """Make what reads a column's cells, given their line: numbers, or the places of words.
 
+    A cell says alone what it is: no other one, and so no other loan, decides how it is read.
 
-def _numbers(column: pd.Series) -> np.ndarray:
-    """Read each text's first number: " 36 months", "10+ years", "83.7%", "Dec-2011", "-1e3".
-
-    One row at a time: how a row is read may not depend on the others.
+    Args:
+        path: the file, for messages.
+        column: its name.
+        of: its range; None: of the target.
+        has_sign: whether a number may have a per cent sign; None: if the column is one of them.
     """
-    return column.str.extract(NUMBER, expand=False).astype(float).to_numpy(dtype=np.float64)
+    known: dict[str, float] = {}
+    if of is not None and isinstance(of[0], str):
+        words = {word: float(index) for index, word in enumerate(of)}
+        for nothing in MISSING - words.keys():
+            words[nothing] = math.nan
+        return lambda cell, line: words.get(cell.strip(), len(of) - 1.0)
+    if has_sign is None:
+        has_sign = column in PER_CENT
+    is_year = of is not None and of[0] >= FIRST_YEAR
+
+    def read(cell: str, line: int) -> float:
+        value = known.get(cell)
+        if value is None:
+            if "%" in cell and not has_sign:
+                raise ConfigError(
+                    f"Expected numbers without a per cent sign in column {column} of {path}; line "
+                    f"{line} holds {cell[:40]!r}. Set task.target_unit=percent if it is the rate, "
+                    "or take the sign away."
+                )
+            try:
+                value = known[cell] = number(cell, is_year=is_year)
+            except ValueError:
+                raise _unreadable(path, column, cell, line) from None
+        return value
+
+    return read
+
+
+def _unreadable(path: Path, column: str, cell: str, line: int) -> ConfigError:
+    return ConfigError(
+        f"Expected a number, such as 28854 or 0.1189, in column {column} of {path}; line {line} "
+        f"holds {cell[:40]!r}. Write it with a point, without separators and signs, or leave it "
+        "empty."
+    )
+
+
+def _scaled(numbers: array, of: Range) -> np.ndarray:
+    """Map a column to [0, 1], [n]; what is missing becomes 0."""
+    low, high = (0, len(of) - 1) if isinstance(of[0], str) else of
+    share = (np.array(numbers, dtype=np.float64) - low) / (high - low)
+    return np.nan_to_num(share.clip(0, 1), nan=0.0)

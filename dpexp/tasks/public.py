@@ -6,22 +6,23 @@ classes are -1.
 
 from __future__ import annotations
 
-import io
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from torch import Tensor
 
 from dpexp.snapshots import parquet_files
+from dpexp.tasks import parquet
 from dpexp.tasks.digits import DARKEST
+from dpexp.tasks.pixels import picture
 from dpexp.tasks.shapes import draw
 from dpexp.tasks.task import Examples, Task, with_public
-from dpexp.types import ConfigError, one_line
+from dpexp.types import ConfigError
 
 UNKNOWN = -1
 """The label of an image whose class is none of the task's."""
@@ -65,19 +66,9 @@ def hub_images(
     if task.name == of_task:
         return _from_test(task, name, size, subset_seed)
     files = parquet_files(data_root, repo, config, [split])[split]
-    encoded = []
-    for path in files:
-        try:
-            table = pyarrow.parquet.read_table(path, columns=[image_column])
-        except (pyarrow.ArrowException, OSError) as error:
-            reason = one_line(error)
-            raise ConfigError(
-                f"Expected a parquet file with column {image_column} at {path}; it cannot be read "
-                f"({reason}). Fetch it again."
-            ) from None
-        encoded += table[image_column].to_pylist()
-    chosen = _chosen(len(encoded), size, subset_seed, name)
-    pictures = [_decoded(encoded[row], f"row {row} of {name}") for row in chosen.tolist()]
+    counts = [parquet.count(path, [image_column], "Set public.image_column.") for path in files]
+    chosen = _chosen(sum(counts), size, subset_seed, name).tolist()
+    pictures = _pictures(files, counts, image_column, chosen)
     labels = torch.full((size,), UNKNOWN)
     images = _fitted(pictures, task, name)
     _refuse_private(task, images, name)
@@ -204,16 +195,19 @@ def _chosen(total: int, size: int, seed: int, name: str) -> Tensor:
     return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:size]
 
 
-def _decoded(image: dict | None, where: str) -> Image.Image:
-    try:
-        picture = Image.open(io.BytesIO(image["bytes"]))
-        picture.load()
-        return picture
-    except (OSError, SyntaxError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"Expected an encoded image as {where}; it cannot be decoded ({error}). "
-            "Fetch the file again."
-        ) from None
+def _pictures(
+    files: list[Path], counts: list[int], column: str, chosen: list[int]
+) -> list[Image.Image]:
+    """Decode some rows of some files, counted through all of them, in the order chosen."""
+    wanted, found, begin = set(chosen), {}, 0
+    for path, count in zip(files, counts, strict=True):
+        for first, (images,) in parquet.batches(path, [column]):
+            for row in range(first, first + len(images)):
+                if begin + row in wanted:
+                    where = f"row {row} of {path}"
+                    found[begin + row] = picture(images[row - first].as_py(), where)
+        begin += count
+    return [found[row] for row in chosen]
 
 
 def _fitted(pictures: list[Image.Image], task: Task, name: str) -> Tensor:
@@ -221,8 +215,8 @@ def _fitted(pictures: list[Image.Image], task: Task, name: str) -> Tensor:
     channels, height, width = _shape(task, name)
     mode = "L" if channels == 1 else "RGB"
     fitted = [
-        np.asarray(picture.convert(mode).resize((width, height), Image.Resampling.BILINEAR))
-        for picture in pictures
+        np.asarray(some.convert(mode).resize((width, height), Image.Resampling.BILINEAR))
+        for some in pictures
     ]
     images = np.stack(fitted).reshape(len(fitted), height, width, channels)
     return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -175,7 +176,8 @@ def assemble(
         also: further sets to test on, by the name of their metric.
 
     Raises:
-        ConfigError: the training set does not hold dataset_size examples, or a target is no class.
+        ConfigError: the training set does not hold dataset_size examples, a target is no class, or
+            nothing is left to test on.
     """
     if len(train) != dataset_size:
         raise ConfigError(
@@ -185,16 +187,10 @@ def assemble(
         )
     tests = {metric: test, **(also or {})}
     for part, examples in {"training": train, **tests}.items():
-        if examples.targets.is_floating_point():
-            continue
-        if len(examples) and not 0 <= int(examples.targets.min()) <= int(examples.targets.max()) < (
-            num_classes
-        ):
-            raise ConfigError(
-                f"Expected {part} targets of {name} in [0, {num_classes}); got "
-                f"{int(examples.targets.min())} to {int(examples.targets.max())}. "
-                "Set task.num_classes."
-            )
+        if not examples.targets.is_floating_point():
+            _check_classes(name, part, examples.targets, num_classes)
+    for part, examples in tests.items():
+        _check_test(name, part, examples.targets)
     return Task(
         name=name,
         train=train,
@@ -208,6 +204,35 @@ def assemble(
         metric=metric,
         also=also or {},
     )
+
+
+def _check_classes(name: str, part: str, targets: Tensor, num_classes: int) -> None:
+    """Check that targets [n] are classes."""
+    low, high = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
+    if not 0 <= low <= high < num_classes:
+        remedy = "Set task.num_classes." if low >= 0 else "Below 0 stands no label: -1 marks none."
+        raise ConfigError(
+            f"Expected {part} targets of {name} in [0, {num_classes}); got {low} to {high}. "
+            f"{remedy}"
+        )
+
+
+def _check_test(name: str, metric: str, targets: Tensor) -> None:
+    """Check that a test set can tell a good model from a bad one.
+
+    Nothing of the kind is said of the training set: which classes it has is private.
+    """
+    if not len(targets):
+        raise ConfigError(
+            f"Expected at least one example for {metric} of {name}; its test set is empty. "
+            "Set another split or file."
+        )
+    if not targets.is_floating_point() and targets.unique().numel() == 1:
+        warnings.warn(
+            f"{metric} of {name}: all {len(targets):,} test examples are of class "
+            f"{int(targets[0])}, so that a model that always says so scores best.",
+            stacklevel=4,
+        )
 
 
 def with_public(task: Task, public: Examples) -> Task:

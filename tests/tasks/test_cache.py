@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from dpexp.caches import cache_dir
 from dpexp.tasks import cache
 
 
@@ -63,7 +64,7 @@ def test_no_half_written_entry_is_left_behind(cifar, own_cache, monkeypatch):
 
 def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("DPEXP_CACHE", str(tmp_path / "own"))
-    assert cache.cache_dir() == tmp_path / "own"
+    assert cache_dir() == tmp_path / "own"
     monkeypatch.delenv("DPEXP_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.cache_dir() == tmp_path / "dpexp"
+    assert cache_dir() == tmp_path / "dpexp"

@@ -170,6 +170,15 @@ def test_a_missing_encoder_is_one_line_that_comes_soon(
     assert ("HF_HUB_OFFLINE is set" if is_offline else "cannot be reached") in message
 
 
+def test_weights_that_cannot_be_kept_are_told_in_one_line(encoded, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "_hub_dir", "/dev/null/torch")
+    (tmp_path / "resnet152.pth").write_bytes(b"weights")
+    weights = torchvision.models.ResNet152_Weights.DEFAULT.value
+    monkeypatch.setattr(weights, "url", (tmp_path / "resnet152.pth").as_uri(), raising=False)
+    with pytest.raises(MissingData, match="could not be fetched: .*Not a directory.* model_root"):
+        encoded(encoder="torchvision/resnet152")
+
+
 @pytest.mark.parametrize(
     ("encoder", "said"),
     [

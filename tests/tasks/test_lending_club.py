@@ -1,12 +1,18 @@
 """The two regressions: what is read from loans of both formats, and how both are judged."""
 
+import math
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from torch import nn
 
 from dpexp.tasks.lending_club import lending_club
+from dpexp.tasks.numerals import number
 from dpexp.tasks.regression import regression
 from dpexp.train import evaluate
 from dpexp.types import ConfigError, MissingData
@@ -143,6 +149,156 @@ def test_the_loss_is_relative_to_that_of_the_best_linear_model(loans):
         outputs = model(task.train.inputs).detach()
         assert float(task.loss(outputs, task.train.targets)) == pytest.approx(float(loss.sum()))
     assert task.metric == "relative_loss" and task.test is task.train
+
+
+# How numbers are written
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_number_written_with_a_point_is_that_number(value):
+    for text in (str(value), f" {value!r} ", f"{value:.17e}", f"{value:+}"):
+        assert number(text) == float(text)
+
+
+def read_strictly(text):
+    """Read a number as every country does, or not at all: a reader that knows no forms."""
+    kept = text.strip(" \t")
+    if not kept.isascii() or any(c not in "0123456789.eE+-" for c in kept):
+        return None
+    try:
+        return float(kept)
+    except ValueError:
+        return None
+
+
+@given(st.text("0123456789.,'_ +-eE%\u00a0\u0663xX$€()/", min_size=1, max_size=8))
+def test_a_text_is_its_number_whole_or_refused(text):
+    expected = read_strictly(text.strip(" \t").removesuffix("%").removesuffix(" "))
+    assume(not re.fullmatch(r"\d{3}xx", text.strip(" \t")))  # a zip code
+    if not text.strip(" \t"):
+        assert math.isnan(number(text))
+    elif expected is not None and math.isfinite(expected):
+        assert number(text) == expected
+    else:
+        with pytest.raises(ValueError):
+            number(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1e3", 1000),
+        (".1189", 0.1189),
+        ("5.", 5),
+        ("-1e2", -100),
+        ("12.5%", 12.5),
+        ("12.5 %", 12.5),
+        (" 36 months", 36),
+        ("10+ years", 10),
+        ("< 1 year", 1),
+        ("Dec-2011", 2011),
+        ("2011-12-01", 2011),
+        ("860xx", 860),
+    ],
+)
+def test_the_forms_that_loans_are_written_in(text, expected):
+    assert number(text, is_year=True) == expected
+    if expected in range(1900, 2100):
+        with pytest.raises(ValueError):
+            number(text)
+
+
+AMBIGUOUS = """28,854|0,1189|1,234,567|1.234.567|1.234,5|28 854|28\u00a0854|28\u202f854|28'854|1_000
+$5000|2011-12-01|Dec-2011|5000$|5000 USD|€5|(500)|1/2|inf|-inf|Infinity|1e400|0x1F|1d3
+\u0661\u0662|\u22125|Dec-11|12/1/2011|01-Dec-2011|high|1 2|--5|1e|e5|.|5,%|12,5%|true|36 mois"""
+
+
+@pytest.mark.parametrize("text", AMBIGUOUS.replace("\n", "|").split("|"))
+@pytest.mark.parametrize("column", ["int.rate", "installment"])
+def test_what_can_be_read_in_two_ways_is_refused_by_line_and_column(text, column, loans):
+    columns = {**EXTRACT, column: [*EXTRACT[column][:2], text]}
+    with pytest.raises(ConfigError) as raised:
+        loans(columns)
+    said = str(raised.value)
+    assert f"in column {column.replace('.', '_')} of" in said and f"line 4 holds {text!r}" in said
+
+
+@pytest.mark.parametrize("nothing", ["", " ", "NA", "n/a", "NaN", "null", "None", "#N/A"])
+def test_what_is_missing_is_not_refused(nothing, loans):
+    task = loans({**EXTRACT, "installment": [750.0, nothing, 3000.0]})
+    assert task.fingerprint == loans({**EXTRACT, "installment": [750.0, None, 3000.0]}).fingerprint
+
+
+def test_a_per_cent_sign_is_taken_where_a_column_is_per_cent(loans):
+    rates = {**EXTRACT, "int.rate": ["11.89%", "10.71%", "21.64%"]}
+    read = loans(rates, target_unit="percent").train.targets
+    assert read.tolist() == pytest.approx(EXTRACT["int.rate"])
+    with pytest.raises(ConfigError, match="without a per cent sign in column int_rate .*line 2"):
+        loans(rates)
+    with pytest.raises(ConfigError, match="without a per cent sign in column fico .*line 3"):
+        loans({**EXTRACT, "fico": [300, "75%", 850]})
+
+
+def test_a_rate_that_is_no_number_is_refused_where_the_loan_has_other_columns(loans):
+    with pytest.raises(ConfigError, match="column int_rate .*line 3 holds 'unknown'"):
+        loans({**EXTRACT, "int.rate": [0.1, "unknown", 0.2]})
+
+
+HEADER = "int.rate,fico,dti\n"
+ROWS = "0.1,700,5\n0.2,650,7\n"
+
+
+@pytest.fixture
+def written(conf, tmp_path):
+    """Loads a table written as bytes."""
+
+    def load(content, **changes):
+        path = tmp_path / "loans.csv"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return lending_club(**{**conf("lending_club", csv=str(path), dataset_size=2), **changes})
+
+    return load
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbf" + (HEADER + ROWS).encode(),
+        (HEADER + ROWS).replace("\n", "\r\n"),
+        (HEADER + ROWS).rstrip("\n"),
+        (HEADER + ROWS).replace("\n", "\n\n"),
+        '"int.rate","fico","dti"\n"0.1","700"," 5 "\n0.2,650,7\n',
+        HEADER + ROWS + "Total amount funded in policy code 1: 460296150\n",
+        HEADER + ROWS + '"Loans that do not meet, the credit policy",,\n',
+        " int_rate ,fico,dti\n" + ROWS,
+        'fico,int.rate,dti,url\n700,0.1,5,a\n650,0.2,7,"b, c"\n',
+    ],
+)
+def test_one_table_is_written_in_many_ways(content, written):
+    assert written(content).fingerprint == written(HEADER + ROWS).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("int.rate,int_rate,fico\n0.1,0.1,700\n", "one column int_rate .*got int.rate, int_rate"),
+        ("int.rate,fico,fico\n0.1,700,700\n", "one column fico .*got fico, fico"),
+        ("int.rate;fico\n0,1;700\n", "with commas between them; got int.rate;fico"),
+        ("int.rate\tfico\n0.1\t700\n", "with commas between them"),
+        ("int.rate,fico\n0,1189,700\n", "after line 2 .it has 3 cells, the header 2"),
+        (HEADER + "0.1,700\n" + ROWS, "after line 2 .it has 2 cells, the header 3"),
+        (HEADER + ROWS + "0.1", "after line 4 .it has 1 cells, the header 3"),
+        (HEADER + ROWS + '0.1,"700,5\n', "after line 3 .unexpected end of data"),
+        ((HEADER + ROWS).encode("utf-16"), "table in UTF-8"),
+        ((HEADER + "0.1,700,5 \u20ac\n").encode("cp1252"), "table in UTF-8"),
+        (b"PK\x03\x04\x14\xff\xfe", "table in UTF-8.*unpack"),
+        ("", "got none"),
+    ],
+)
+def test_a_table_that_can_be_read_in_two_ways_is_refused(content, expected, written):
+    with pytest.raises(ConfigError, match=expected) as raised:
+        written(content)
+    assert "\n" not in str(raised.value) and "loans.csv" in str(raised.value)
 
 
 # Files that are not there, or not what they should be

@@ -167,8 +167,15 @@ def test_missing_files_say_what_to_put_where(tmp_path, monkeypatch):
     assert str(tmp_path / "public" / "imagenet32") in said and "\n" not in said
 
 
-@pytest.mark.parametrize("damage", ["file", "column", "image"])
-def test_damage_is_named_in_one_line(hub_folder, damage):
+@pytest.mark.parametrize(
+    ("damage", "remedy"),
+    [
+        ("file", "Fetch it again"),
+        ("column", "got other, unused. Set public.image_column"),
+        ("image", "Fetch the file again"),
+    ],
+)
+def test_damage_is_named_in_one_line(hub_folder, damage, remedy):
     said = settings("imagenet32", size=5)
     column = "other" if damage == "column" else "image"
     files = {"input_shape": [3, 32, 32], "num_classes": 10, "label_column": "unused"}
@@ -179,7 +186,7 @@ def test_damage_is_named_in_one_line(hub_folder, damage):
         path.write_bytes(whole[:-300])
     if damage == "image":
         path.write_bytes(whole.replace(b"IHDR", b"XXXX"))
-    with pytest.raises(ConfigError, match=r"Fetch (it|the file) again") as caught:
+    with pytest.raises(ConfigError, match=remedy) as caught:
         hub_images(task_of((3, 32, 32)), **{**said, "data_root": root})
     assert "\n" not in str(caught.value)
 

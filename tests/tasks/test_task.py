@@ -62,5 +62,6 @@ def test_fingerprint_knows_values_shape_and_type():
 @pytest.mark.parametrize("targets", [[0, 3], [-1, 0]])
 def test_targets_outside_the_classes_are_refused(targets):
     examples = Examples(pixels(2), torch.tensor(targets))
-    with pytest.raises(ConfigError, match=r"in \[0, 3\)"):
+    with pytest.raises(ConfigError, match=r"in \[0, 3\)") as raised:
         assemble("x", examples, examples, num_classes=3, delta=1e-5, dataset_size=2)
+    assert ("Set task.num_classes" in str(raised.value)) == (-1 not in targets)
