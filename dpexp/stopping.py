@@ -18,6 +18,22 @@ WAIT = b"Interrupted: saving after this step. Ctrl-C again stops at once.\n"
 """What a first Ctrl-C is answered with."""
 
 
+def hear() -> None:
+    """Let a program hear the signals that it answers, however it was started.
+
+    A shell's background jobs, and what many build systems start, ignore Ctrl-C; others begin with
+    signals blocked, which their children would be too. Only a process's main thread can.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    answers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    answers[signal.SIGCHLD] = signal.SIG_DFL  # ignored, it takes the children's exit codes away
+    for number, answer in answers.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, answer)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, answers)
+
+
 class Stopping:
     """Hears, while it is entered, that the run is to stop.
 
@@ -27,13 +43,14 @@ class Stopping:
 
     Attributes:
         is_asked: whether a signal came.
+        is_at_once: whether a second Ctrl-C came: nothing is to be waited for.
     """
 
     def __init__(
         self, tell: Callable[[], None] = lambda: None, *, hears_interrupt: bool = False
     ) -> None:
         """Take what is called at once when a signal comes, and whether Ctrl-C is one."""
-        self.is_asked = False
+        self.is_asked = self.is_at_once = False
         self._hears_interrupt, self._is_interrupted = hears_interrupt, False
         self._tell, self._last = tell, signal.SIGTERM
         self._former: dict[signal.Signals, Any] = {}
@@ -72,6 +89,7 @@ class Stopping:
     def _hear(self, number: int, _: object) -> None:
         is_interrupt = number == signal.SIGINT
         if is_interrupt and self._is_interrupted:
+            self.is_at_once = True
             raise KeyboardInterrupt
         self.is_asked, self._is_interrupted = True, self._is_interrupted or is_interrupt
         if self._last == signal.SIGTERM:  # which follows at the limit, and takes nothing back

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # other. The training floor has steps: the loop stands on what it calls.
 FLOORS = (
     {"types", "chunks", "states", "seeds", "kernels"},
-    {"records", "linalg", "carriers", "schedules", "memory", "snapshots"},
+    {"records", "linalg", "carriers", "schedules", "memory", "snapshots", "dashboard", "held"},
     {"mechanism", "privatize", "methods", "taps", "models", "tasks"},
     {"ranks", "checkpoint", "tracking", "stopping", "passes"},
     {"processes"},
