@@ -11,17 +11,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dpexp.records import RecordError, replace_file
+from dpexp.records import RecordError, at_home, replace_file
 from dpexp.tasks.task import fingerprint
 
 log = logging.getLogger(__name__)
 
 
 def cache_dir() -> Path:
-    """Give the folder: DPEXP_CACHE, else dpexp in XDG_CACHE_HOME, else ~/.cache/dpexp."""
+    """Give the folder: DPEXP_CACHE, else dpexp in XDG_CACHE_HOME, else ~/.cache/dpexp.
+
+    Raises:
+        ConfigError: it is to lie in a home, and there is none.
+    """
     if chosen := os.environ.get("DPEXP_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpexp"
+        return Path(at_home("DPEXP_CACHE", chosen))
+    cache = os.environ.get("XDG_CACHE_HOME") or at_home("DPEXP_CACHE", "~/.cache")
+    return Path(cache) / "dpexp"
 
 
 def decoded(
