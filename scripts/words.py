@@ -148,6 +148,9 @@ def exit_code_of(
     hear()
     try:
         return program(words)
+    except KeyboardInterrupt:
+        said = "Interrupted. The same command goes on from what is done."
+        return mistakes.fail(said, mistakes.INTERRUPTED)
     except Exception as error:
         line = mistakes.mistake(error)
         if line is None:
