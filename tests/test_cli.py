@@ -107,6 +107,11 @@ def test_what_was_not_chosen_is_asked_for_with_the_choices(shell):
         assert "Set task, one of cifar10" in the_error(shell(f"method={method}"))
 
 
+@pytest.mark.parametrize("value", ["0", ""])
+def test_a_mistake_is_one_line_whatever_hydra_is_told_to_print(shell, value):
+    assert "Did you mean rgp?" in the_error(shell("method=rpg", *DIGITS, HYDRA_FULL_ERROR=value))
+
+
 def test_an_assertion_that_fails_is_the_users_mistake_in_hydra_alone():
     with pytest.raises(AssertionError) as ours:
         assert not METHODS
