@@ -205,10 +205,11 @@ def mistake(error: Exception) -> str | None:
         return f"Expected a task: none was chosen. Set task, one of {choices}."
     if isinstance(error, ValueError) and str(error).startswith(NAMELESS):
         return unnamed(sys.argv[1:]) or str(error)
-    if isinstance(error, ValueError) and _is_hydras(error):  # of its own options
+    # Of its own options, or for want of a group's name where it puts one together.
+    if isinstance(error, ValueError | TypeError) and _is_hydras(error):
         from dpexp.types import one_line
 
-        return one_line(error)
+        return (isinstance(error, TypeError) and unnamed(sys.argv[1:])) or one_line(error)
     if isinstance(error, RuntimeError) and str(error).startswith("Unknown plugin class"):
         from scripts.launcher import needs
 

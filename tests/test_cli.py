@@ -121,6 +121,14 @@ def test_an_assertion_that_fails_is_the_users_mistake_in_hydra_alone():
     assert mistakes.mistake(hydras.value).startswith("Expected a task")
 
 
+def test_a_list_in_a_names_place_is_the_users_mistake(monkeypatch):
+    words = ["method=compressive", "features=resnet152", "task=[[1]]"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *words])
+    with pytest.raises(TypeError) as hydras:  # it puts a group's name together of it
+        run.compose(words)
+    assert "got task=[[1]]. Name one." in mistakes.mistake(hydras.value)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
