@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scripts import mistakes
 from scripts.mistakes import CONF
+from scripts.quotes import readable
 
 
 def up_to(value: Any, *choices: Any) -> Any:
@@ -54,7 +55,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         try:
-            cfg = hydra.compose("config", list(overrides))
+            cfg = hydra.compose("config", readable(overrides))
         except ValueError as error:
             if str(error).startswith(mistakes.NAMELESS):
                 raise ConfigError(mistakes.unnamed(overrides) or str(error)) from None
@@ -85,7 +86,7 @@ def plain(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     from scripts import settings
 
     settings.check_names(overrides)
-    config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    config = settings.at_home(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     settings.check(config)
     return config
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from dpexp import checkpoint, memory
 from dpexp.gradient import StepOutcome
+from dpexp.held import Held
 from dpexp.mechanism import Mechanism
-from dpexp.ranks import Ranks
+from dpexp.ranks import RankLost, Ranks
 from dpexp.records import Ledger, RecordError, Run, describe
 from dpexp.spent import OTHER_DATA, surroundings_of, take_up
 from dpexp.states import mapped
@@ -26,6 +27,9 @@ from dpexp.tracking import Progress, Tracker
 from dpexp.types import ConfigError, State
 
 log = logging.getLogger("dpexp")
+
+ENDED = (Exception, KeyboardInterrupt, SystemExit)
+"""By what a run may end that is still to save what it has done."""
 
 
 @dataclass
@@ -67,7 +71,13 @@ class Position:
 
 
 class Logbook:
-    """Keeps one run's record; every rank has one, and only the first rank's writes."""
+    """Keeps one run's record; every rank has one, and only the first rank's writes.
+
+    Whatever ends a run, it is saved first as it was when weights, optimizer and position last
+    agreed: after a step, or after an evaluation. In the middle of an update there is no such
+    moment. A step that was noted and is not in what is saved is for `take_up` to judge: it is
+    repeated to the last bit, or counts as spent.
+    """
 
     def __init__(
         self,
@@ -91,6 +101,8 @@ class Logbook:
         # Ctrl-C reaches all ranks, each at a step of its own: there it ends them at once.
         self._stopping = Stopping(hears_interrupt=ranks.size == 1)
         self._is_agreed = False
+        self._held = Held(at, [*model.parameters(), *model.buffers()])
+        self._on_disk: tuple[int, int] | None = None  # step and last evaluation of the checkpoint
         per_epoch = mechanism.dataset_size / mechanism.batch_size
         every = max(1, round(config["eval_every"] * per_epoch))
         self._evaluations = {*range(every, mechanism.num_steps, every), mechanism.num_steps}
@@ -104,13 +116,17 @@ class Logbook:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close them."""
-        self.end_steps()
-        if self._ledger is not None:
-            self._ledger.close()
-        if self._run is not None:
-            self._progress.close()
-            self._tracker.close(exit_code=0 if kind is None else 1)
+        """Save what was done, where an error ends the run, and close them."""
+        try:
+            if kind is not None and issubclass(kind, ENDED):
+                self._save_at_last(kind)
+        finally:
+            self.end_steps()
+            if self._ledger is not None:
+                self._ledger.close()
+            if self._run is not None:
+                self._progress.close()
+                self._tracker.close(exit_code=0 if kind is None else 1)
 
     def announce(self, trainable: dict[str, int], frozen: dict[str, int]) -> None:
         """Print what trains, what does not, and the mechanism, before the first step."""
@@ -156,7 +172,7 @@ class Logbook:
             self._at.state = _moved(self._at.state, self._ranks.device)
             self._at.memories = _moved(self._at.memories, self._ranks.device)
             if self._run is not None:
-                self._run.truncate_metrics(self._at.step)
+                self._run.truncate_metrics(self._at.judged_at)
                 log.info("resumed at step %d", self._at.step)
         self._at.micro_batch = micro_batch
         lost = next_step - self._at.step
@@ -166,6 +182,8 @@ class Logbook:
         if self._run is not None:
             self._progress.start_from(next_step)
         self._taken_up = time.monotonic() - self._at.wall_s
+        self._held.hold(has_observed=True)
+        self._on_disk = self._place()
         return self._at
 
     @property
@@ -220,7 +238,7 @@ class Logbook:
             self._ledger.rule_out_repeating(self._at.step + 1)
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """Count a step."""
+        """Count a step, whose update is in the weights."""
         at = self._at
         at.state, at.step = outcome.state, at.step + 1
         at.noise_draws += outcome.noise_draws
@@ -230,8 +248,17 @@ class Logbook:
         at.nonfinite += outcome.nonfinite
         at.loss += outcome.loss
         self._is_agreed = outcome.is_asked_to_stop
+        self._held.hold()
         if self._run is not None:
             self._progress.advance(outcome.examples)
+
+    def before_update(self) -> None:
+        """Know that weights and optimizer are about to leave the position, until `after_step`."""
+        self._held.let_go()
+
+    def after_evaluation(self) -> None:
+        """Count an evaluation: its line, and what analyses saw. One that fails is made anew."""
+        self._held.hold(has_observed=True)
 
     def is_evaluation_due(self) -> bool:
         """Say whether an evaluation interval ends here, and its evaluation is yet to be made."""
@@ -272,14 +299,8 @@ class Logbook:
             self._stopping.leave()
         if self._run is None or not (self._is_save_due() or self._is_stopping()):
             return
-        self._at.wall_s = time.monotonic() - self._taken_up
-        state = {
-            "model": self._model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "position": vars(self._at),
-        }
         try:
-            checkpoint.save(self._run.checkpoint_path, state)
+            self._save()
         except RecordError as error:
             if self._is_stopping():
                 raise
@@ -295,6 +316,35 @@ class Logbook:
         if self._is_stopping():
             log.info("stopped at step %d; run it again to go on", self._at.step)
             self._stopping.leave()
+
+    def _save(self) -> None:
+        self._at.wall_s = time.monotonic() - self._taken_up
+        state = {
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "position": vars(self._at),
+        }
+        checkpoint.save(self._run.checkpoint_path, state)
+        self._on_disk = self._place()
+
+    def _save_at_last(self, kind: type[BaseException]) -> None:
+        """Save before an error ends the run, where there is anything whole that is not on disk."""
+        if self._run is None or self._stopping.is_at_once or not self._held.restore():
+            return
+        is_finished = (self._run.directory / "result.json").exists()
+        if is_finished or self._on_disk in (None, self._place()):
+            return
+        try:
+            self._save()
+        except Exception as error:  # what ends the run goes on to be told
+            if not issubclass(kind, RecordError):
+                warnings.warn(f"No checkpoint at step {self._at.step}: {error}", stacklevel=2)
+        else:
+            if issubclass(kind, Exception) and not issubclass(kind, RankLost):
+                log.info("saved at step %d; run it again to go on", self._at.step)
+
+    def _place(self) -> tuple[int, int]:
+        return self._at.step, self._at.judged_at
 
     def stop_if_asked(self) -> None:
         """Save and stop where that was asked for since the last step's `save_if_due`.

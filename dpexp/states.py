@@ -21,6 +21,19 @@ def new_tensors(state: Any, before: Any) -> list[Tensor]:
     return [tensor for tensor in _tensors(state) if id(tensor) not in held]
 
 
+def copied(state: Any) -> Any:
+    """Copy a state, its tensors too."""
+    return mapped(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, state)
+
+
+def marks(state: Any) -> list[tuple[int, int]]:
+    """Give, of every tensor of a state, what another number in it changes: equal, none has changed.
+
+    Where it lies, and how often torch has written into it.
+    """
+    return [(tensor.data_ptr(), tensor._version) for tensor in _tensors(state)]
+
+
 def _tensors(state: Any) -> Iterator[Tensor]:
     leaves: list[Any] = []
     mapped(leaves.append, state)

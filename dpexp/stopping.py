@@ -27,13 +27,14 @@ class Stopping:
 
     Attributes:
         is_asked: whether a signal came.
+        is_at_once: whether a second Ctrl-C came: nothing is to be waited for.
     """
 
     def __init__(
         self, tell: Callable[[], None] = lambda: None, *, hears_interrupt: bool = False
     ) -> None:
         """Take what is called at once when a signal comes, and whether Ctrl-C is one."""
-        self.is_asked = False
+        self.is_asked = self.is_at_once = False
         self._hears_interrupt, self._is_interrupted = hears_interrupt, False
         self._tell, self._last = tell, signal.SIGTERM
         self._former: dict[signal.Signals, Any] = {}
@@ -72,6 +73,7 @@ class Stopping:
     def _hear(self, number: int, _: object) -> None:
         is_interrupt = number == signal.SIGINT
         if is_interrupt and self._is_interrupted:
+            self.is_at_once = True
             raise KeyboardInterrupt
         self.is_asked, self._is_interrupted = True, self._is_interrupted or is_interrupt
         if self._last == signal.SIGTERM:  # which follows at the limit, and takes nothing back

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from dpexp.types import ConfigError, require_word
+from dpexp import dashboard
+from dpexp.types import one_line, require_word
 
 MODES = ("disabled", "offline", "online")
-NAMED = ("profile", "method", "model", "task")
-"""Parts of a config whose names are tags."""
+START, SEND, FINISH = 150.0, 60.0, dashboard.UPLOAD + 30.0
+"""Seconds that a call into wandb may take (ours); its own limits are below them."""
+
+REASON = 300
+"""Characters of a failure that are told."""
 
 
 class Tracker:
@@ -25,53 +32,31 @@ class Tracker:
     profile, method, model and task; as job type what it is for (`job_type`). Lines have the step
     of training as theirs, so that a resumed run draws over what it sends again.
 
+    A dashboard may fail, a run may not: the first call into wandb that fails, or does not come
+    back, is warned of, and is the last.
+
     Args:
         config: the run's; its `wandb` section has mode (disabled, offline or online), project,
             and, where known, entity, group (the artifact) and paper.
         directory: the run's; wandb's own files go below it.
 
     Raises:
-        ConfigError: for an unknown mode, or if wandb cannot start.
+        ConfigError: for an unknown mode.
     """
 
     def __init__(self, config: Mapping[str, Any], directory: str | Path) -> None:
-        self._run = None
-        settings = config["wandb"]
-        mode = settings["mode"]
+        self._run: Any = None
+        mode = config["wandb"]["mode"]
         require_word("wandb.mode", mode, MODES)
-        if mode == "disabled":
-            return
-        import wandb  # takes a second, and starts a service
-
-        directory = Path(directory).resolve()
-        named = [config.get(group, {}).get("name") for group in NAMED]
-        paper, artifact = settings.get("paper"), settings.get("group")
-        try:
-            self._run = wandb.init(
-                mode=mode,
-                project=settings["project"],
-                entity=settings.get("entity"),
-                group="/".join(word for word in (paper, artifact) if word) or None,
-                tags=list(dict.fromkeys(word for word in (paper, *named) if word)),
-                job_type=job_type(config),
-                id=directory.name,
-                resume="allow",
-                dir=directory,
-                config=dict(config),
-                settings=wandb.Settings(silent=True, console="off"),
+        if mode != "disabled":
+            self._run = self._try(
+                lambda: dashboard.start(config, Path(directory).resolve(), job_type(config)), START
             )
-        except (wandb.Error, OSError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
-            raise ConfigError(
-                f"wandb cannot start: {reason}. Set wandb.mode=offline or disabled."
-            ) from error
-        self._run.define_metric("*", step_metric="step")
-        self._run.define_metric(score_of("*"), step_metric="eps")
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Send one evaluation, the same as in metrics.jsonl."""
         if self._run is not None:
-            self._run.log(_given(line), step=line["step"])
+            self._try(lambda: self._run.log(_given(line), step=line["step"]), SEND)
 
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Send what came out: the run's summary, and its one point of score over target epsilon.
@@ -82,8 +67,10 @@ class Tracker:
         Args:
             result: of result.json.
         """
-        if self._run is None:
-            return
+        if self._run is not None:
+            self._try(lambda: self._send(result), SEND)
+
+    def _send(self, result: Mapping[str, Any]) -> None:
         score = {score_of(result["task"]): result[result["metric"]]}
         if result["eps"] is not None:
             self._run.log({"eps": result["eps"], **score}, step=result["steps"])
@@ -93,8 +80,23 @@ class Tracker:
     def close(self, exit_code: int = 0) -> None:
         """Finish the dashboard's run."""
         if self._run is not None:
-            self._run.finish(exit_code=exit_code)
+            self._try(lambda: self._run.finish(exit_code=exit_code), FINISH)
             self._run = None
+
+    def _try(self, call: Callable[[], Any], seconds: float) -> Any:
+        """Give what a call into wandb gives; once one fails there is no dashboard any more."""
+        try:
+            return dashboard.within(seconds, call)
+        except Exception as error:
+            self._run = None
+            dashboard.abandon(error)
+            reason = one_line(error).rstrip(".") or type(error).__name__
+            warnings.warn(
+                f"wandb failed: {reason[:REASON]}. The run goes on without a dashboard; its "
+                "metrics.jsonl has every line.",
+                stacklevel=3,
+            )
+            return None
 
     def __enter__(self) -> Tracker:
         """Nothing more to start."""
@@ -119,8 +121,20 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Go on where what was said could not be written: the terminal is gone, or its log's disk full.
+
+    A closed file raises ValueError.
+    """
+    with suppress(OSError, ValueError):
+        yield
+
+
 class Progress:
     """A bar with examples per second, epsilon spent and time left; plain lines off a terminal.
+
+    What cannot be written goes unheard: a run does not end for want of a listener.
 
     Args:
         total_steps: of the whole run.
@@ -129,7 +143,8 @@ class Progress:
     """
 
     def __init__(self, total_steps: int, label: str = "", stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+        # Python has no standard error where it was started with that closed.
+        self._stream = stream or sys.stderr or io.StringIO()
         self._label, self._total = label, total_steps
         self._step = self._examples = 0
         self._words: dict[str, str] = {}
@@ -151,7 +166,8 @@ class Progress:
         self._examples = 0
         self._began = time.perf_counter()
         self._bar.initial = step
-        self._bar.reset(self._total)
+        with _unheard():
+            self._bar.reset(self._total)
 
     @property
     def examples_per_s(self) -> float:
@@ -169,8 +185,9 @@ class Progress:
         self._step += 1
         self._examples += examples
         if not self._bar.disable:
-            self._bar.set_postfix(self._said(), refresh=False)
-            self._bar.update()
+            with _unheard():
+                self._bar.set_postfix(self._said(), refresh=False)
+                self._bar.update()
 
     def report(self, line: Mapping[str, Any]) -> None:
         """Show an evaluation's metrics."""
@@ -183,18 +200,17 @@ class Progress:
         if self._bar.disable:
             words = " ".join(f"{key}={value}" for key, value in self._said().items())
             left = tqdm.format_interval(self.seconds_left)
-            print(
-                f"{self._label} step {self._step}/{self._total} {words} left={left}".strip(),
-                file=self._stream,
-                flush=True,
-            )
+            line = f"{self._label} step {self._step}/{self._total} {words} left={left}".strip()
+            with _unheard():
+                print(line, file=self._stream, flush=True)
 
     def _said(self) -> dict[str, str]:
         return {"examples/s": f"{self.examples_per_s:.0f}", **self._words}
 
     def close(self) -> None:
         """Take the bar away."""
-        self._bar.close()
+        with _unheard():
+            self._bar.close()
 
     def __enter__(self) -> Progress:
         """Nothing more to start."""

@@ -147,11 +147,13 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             )
             if at.step == 0:
                 observers.observe(at)
+                book.after_evaluation()
 
             def evaluate_if_due() -> None:
                 if book.is_evaluation_due():
                     book.log_evaluation(judge(model, task, ranks.device))
                     observers.observe(at)
+                    book.after_evaluation()
 
             evaluate_if_due()  # resumed past lost steps, which left the weights as they are
             while at.step < mechanism.num_steps:
@@ -160,6 +162,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                 outcome = gradient(
                     at.state, examples, at.step, book.is_asked_to_stop, book.rule_out_repeating
                 )
+                book.before_update()
                 update(model, optimizer, outcome.gradients)
                 if outcome.has_halved:
                     at.micro_batch = gradient.micro_batch

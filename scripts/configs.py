@@ -38,7 +38,7 @@ class Configs:
 
     def compose(self, words: Sequence[str]) -> dict[str, Any]:
         """Give the plain config that these overrides compose to; raises as `run.compose` does."""
-        name = hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
+        name = hashlib.sha256(os.fsencode("\0".join(map(_meant, words)))).hexdigest()[:32]
         entry = self._folder / f"{name}.json"
         with suppress(OSError, ValueError):
             return json.loads(entry.read_text(encoding="utf-8"))
@@ -63,11 +63,19 @@ class Configs:
             content = path.read_bytes()
             digest.update(f"\0{place.as_posix()}\0{len(content)}\0".encode() + content)
             for variable in re.findall(r"oc\.env:\s*(\w+)", content.decode()):
-                digest.update(f"\0{variable}={os.environ.get(variable)}".encode())
+                found = _meant(f"{variable}={os.environ.get(variable)}")
+                digest.update(os.fsencode(f"\0{found}"))
         folder = cache_dir() / "configs" / digest.hexdigest()[:16]
         if not folder.is_dir():
             _forget(folder.parent)
         return folder
+
+
+def _meant(word: str) -> str:
+    """Name the folder that a word means in this environment, beside what it says."""
+    value = word.partition("=")[2].strip("'\"")
+    known = os.path.expanduser(os.path.expandvars(value))
+    return word if known == value else f"{word}\0{known}"
 
 
 def _forget(root: Path) -> None:

@@ -25,9 +25,12 @@ from omegaconf.errors import (
 )
 
 from scripts.pipes import patience
+from scripts.quotes import readable
+from scripts.signals import hear
 
 CONF = Path(__file__).parents[1].resolve() / "conf"
 INTERRUPTED = 128 + signal.SIGINT
+SWEEP = {"-m", "--multirun"}
 HELP, GROUPS = CONF / "hydra/help/dpexp.yaml", re.compile(r"\$\{options:(\w+)\}")
 NAMELESS = "Config group override must be"
 """How Hydra begins where a group's option is no name; it has no error of its own for that."""
@@ -102,6 +105,11 @@ def explain(error: Exception) -> str:
             "Leave out ~method, ~task, ~model and ~profile."
         )
     if type(error).__name__ == "OverrideParseException":
+        key, equals, _ = error.override.partition("=")
+        if equals:
+            return (
+                f"Error parsing override '{error.override}': {key} is no key. Expected KEY=VALUE."
+            )
         return f"Error parsing override '{error.override}'. Expected KEY=VALUE."
     return line
 
@@ -153,7 +161,9 @@ def guarded(program: Any) -> None:
     """Run a program; a user's mistake becomes one line and exit code 2."""
     if {"--help", "-h"} & set(sys.argv):
         sys.argv[1:] = for_help(sys.argv[1:])
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises instead of printing
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing
+    sys.argv[1:] = readable(sys.argv[1:], is_sweep=bool(SWEEP & set(sys.argv)))
+    hear()
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         program()
@@ -195,10 +205,11 @@ def mistake(error: Exception) -> str | None:
         return f"Expected a task: none was chosen. Set task, one of {choices}."
     if isinstance(error, ValueError) and str(error).startswith(NAMELESS):
         return unnamed(sys.argv[1:]) or str(error)
-    if isinstance(error, ValueError) and _is_hydras(error):  # of its own options
+    # Of its own options, or for want of a group's name where it puts one together.
+    if isinstance(error, ValueError | TypeError) and _is_hydras(error):
         from dpexp.types import one_line
 
-        return one_line(error)
+        return (isinstance(error, TypeError) and unnamed(sys.argv[1:])) or one_line(error)
     if isinstance(error, RuntimeError) and str(error).startswith("Unknown plugin class"):
         from scripts.launcher import needs
 

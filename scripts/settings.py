@@ -9,9 +9,11 @@ from typing import Any
 
 import yaml
 
+from dpexp import records
 from dpexp.tracking import MODES
 from dpexp.types import ConfigError, require_word
 from scripts.mistakes import CONF, unknown_key
+from scripts.quotes import FOLDERS
 
 GROUPS = {
     "profile": "profile=embedded",
@@ -64,6 +66,18 @@ def check_names(overrides: Sequence[str]) -> None:
                 f"Expected {group or place} to keep the name that it is chosen by; got {word}. "
                 "Leave it out."
             )
+
+
+def at_home(config: Any, name: str = "") -> Any:
+    """Replace ~, ~user and $VARIABLE in every folder that a config names.
+
+    Raises:
+        ConfigError: there is no such home or variable.
+    """
+    if isinstance(config, dict):
+        return {key: at_home(value, key) for key, value in config.items()}
+    is_folder = name in FOLDERS and isinstance(config, str)
+    return records.at_home(name, config) if is_folder else config
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -152,6 +166,11 @@ def _check_words(config: Mapping[str, Any]) -> None:
     for name, kind in WORDS.items():
         if not isinstance(config.get(name), str) or not config[name]:
             raise ConfigError(f"Expected {name} to be {kind}; {_found(config, name)}. Set {name}.")
+        if not config[name].isprintable():  # nor are bytes that are no text
+            raise ConfigError(
+                f"Expected {name} to be {kind}, in printable characters; got {config[name]!a}. Set "
+                f"{name}."
+            )
     if "mode" not in config["wandb"]:
         raise ConfigError(f"Expected wandb.mode, one of {', '.join(MODES)}; it was taken out.")
     require_word("wandb.mode", config["wandb"]["mode"], MODES)

@@ -14,6 +14,8 @@ from dpexp.records import RESULT_NEUTRAL, RecordError
 from dpexp.types import ConfigError
 from scripts import mistakes
 from scripts.pipes import patience
+from scripts.quotes import readable
+from scripts.signals import hear
 
 Reader = Callable[[str], Any]
 """Makes a value of a whole WORD=VALUE; raises ConfigError where it can't."""
@@ -41,7 +43,7 @@ def split(
         if equals and key in readers:
             own[(names or {}).get(key, key)] = readers[key](word)
         elif word.startswith("~") or (equals and not word.startswith("-")):
-            overrides.append(word)
+            overrides += readable([word])
         else:
             raise ConfigError(f"Expected WORD=VALUE; got '{word}'. See --help.")
     return own, overrides
@@ -143,8 +145,12 @@ def exit_code_of(
     if {"-h", "--help"} & set(words):
         print((doc or "").strip())
         return 0
+    hear()
     try:
         return program(words)
+    except KeyboardInterrupt:
+        said = "Interrupted. The same command goes on from what is done."
+        return mistakes.fail(said, mistakes.INTERRUPTED)
     except Exception as error:
         line = mistakes.mistake(error)
         if line is None:

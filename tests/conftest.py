@@ -5,10 +5,16 @@ import pytest
 from hypothesis import settings
 
 import dpexp  # noqa: F401  (makes torchvision importable before a test module imports it)
+from scripts.signals import hear
 
 # A busy machine makes a timed example flaky; a failing one is replayed from its printed blob.
 settings.register_profile("dpexp", deadline=None, print_blob=True)
 settings.load_profile("dpexp")
+
+
+def pytest_configure():
+    """Hear the signals that tests send, also where a job in the background ignores them."""
+    hear()
 
 
 def pytest_collection_modifyitems(items):

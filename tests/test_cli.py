@@ -107,6 +107,11 @@ def test_what_was_not_chosen_is_asked_for_with_the_choices(shell):
         assert "Set task, one of cifar10" in the_error(shell(f"method={method}"))
 
 
+@pytest.mark.parametrize("value", ["0", ""])
+def test_a_mistake_is_one_line_whatever_hydra_is_told_to_print(shell, value):
+    assert "Did you mean rgp?" in the_error(shell("method=rpg", *DIGITS, HYDRA_FULL_ERROR=value))
+
+
 def test_an_assertion_that_fails_is_the_users_mistake_in_hydra_alone():
     with pytest.raises(AssertionError) as ours:
         assert not METHODS
@@ -114,6 +119,14 @@ def test_an_assertion_that_fails_is_the_users_mistake_in_hydra_alone():
     with pytest.raises(AssertionError) as hydras:
         run.compose(["method=gep"])
     assert mistakes.mistake(hydras.value).startswith("Expected a task")
+
+
+def test_a_list_in_a_names_place_is_the_users_mistake(monkeypatch):
+    words = ["method=compressive", "features=resnet152", "task=[[1]]"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *words])
+    with pytest.raises(TypeError) as hydras:  # it puts a group's name together of it
+        run.compose(words)
+    assert "got task=[[1]]. Name one." in mistakes.mistake(hydras.value)
 
 
 @pytest.mark.parametrize(

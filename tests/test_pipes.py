@@ -53,3 +53,45 @@ def test_streams_are_given_back(capsys):
         raise ValueError
     assert (sys.stdout, sys.stderr) == before
     assert capsys.readouterr().out == "heard\n"
+
+
+PROGRAM = """
+import os, sys
+from scripts.pipes import patience
+with patience():
+    opened = open(sys.argv[1], "w")
+    print("said")
+    print("told", file=sys.stderr, flush=True)
+    os.write(2, b"from below")
+    opened.write("done")
+    opened.close()
+    if sys.argv[2:]:
+        sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_program_whose_streams_are_closed_does_its_work(closed, tmp_path):
+    """And no file that it opens is taken for one of them."""
+    command = f'"{sys.executable}" -c "$0" "$1" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command, PROGRAM, str(tmp_path / "done")], cwd=ROOT, capture_output=True
+    )
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+    assert (tmp_path / "done").read_text() == "done"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")
+@pytest.mark.parametrize("exits", [[], ["exits"]])
+@pytest.mark.parametrize(("stream", "code"), [("stdout", 2), ("stderr", 0)])
+def test_output_that_finds_the_disk_full_is_one_line_after_the_work(stream, code, exits, tmp_path):
+    with open("/dev/full", "w") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path / "done"), *exits]
+        done = subprocess.run(command, cwd=ROOT, text=True, **streams)
+    assert done.returncode == code
+    if stream == "stdout":
+        (line,) = [line for line in done.stderr.splitlines() if "error" in line]
+        assert line.endswith("error: Cannot write what was to be printed: No space left on device.")
+    assert (tmp_path / "done").read_text() == "done"

@@ -11,8 +11,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # other. The training floor has steps: the loop stands on what it calls.
 FLOORS = (
     {"rounding"},
-    {"types", "chunks", "states", "seeds", "kernels", "caches"},
-    {"records", "linalg", "carriers", "schedules", "memory", "snapshots"},
+    {"types", "chunks", "states", "seeds", "kernels"},
+    {"records", "linalg", "carriers", "schedules", "memory", "dashboard", "held"},
+    {"caches"},
+    {"snapshots"},
     {"mechanism", "privatize", "methods", "taps", "models", "tasks"},
     {"ranks", "checkpoint", "tracking", "stopping", "passes"},
     {"processes"},

@@ -2,11 +2,13 @@
 
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
 
 from dpexp.stopping import STOPPED, Stopping
+from tests.test_cli import ROOT
 
 
 def send(number):
@@ -16,6 +18,8 @@ def send(number):
 @pytest.fixture(autouse=True)
 def as_it_was():
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, before)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -57,3 +61,42 @@ def test_sigterm_leaves_with_its_own_code():
         with pytest.raises(SystemExit) as left:
             stopping.leave()
     assert left.value.code == STOPPED
+
+
+PROGRAM = """
+import os, signal, sys
+
+def program(*words):
+    os.kill(os.getpid(), signal.SIGTERM if sys.argv[2] == "term" else signal.SIGINT)
+    return 1
+
+if sys.argv[1] == "run":
+    from scripts.mistakes import guarded
+    guarded(program)
+else:
+    from scripts.words import exit_code_of
+    sys.exit(exit_code_of(program, [], ""))
+"""
+
+DEAF = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+if sys.argv[1] == "blocked":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+os.execv(sys.executable, [sys.executable, "-c", *sys.argv[2:]])
+"""
+
+
+@pytest.mark.parametrize("how", ["ignored", "blocked"])
+@pytest.mark.parametrize(
+    ("program", "sent", "code"), [("run", "int", 130), ("script", "int", 130), ("run", "term", -15)]
+)
+def test_programs_hear_what_a_job_in_the_background_would_not(how, program, sent, code):
+    """As those of nohup, of a script's `&`, and of many build systems begin."""
+    command = [sys.executable, "-c", DEAF, how, PROGRAM, program, sent]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    if sent == "int":
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: Interrupted. The same command goes on from ")

@@ -1,7 +1,10 @@
 """The dashboard gets what metrics.jsonl gets, and the bar says what a person wants to know."""
 
+import errno
 import io
 import json
+import os
+import signal
 import struct
 import subprocess
 import sys
@@ -10,9 +13,19 @@ from pathlib import Path
 
 import pytest
 
+import run
+from dpexp import records, tracking
 from dpexp.tracking import Progress, Tracker, job_type
 from dpexp.types import ConfigError
-from tests.runs import execute
+from tests.runs import (
+    ALONE,
+    SHORT,
+    assert_same_run,
+    execute,
+    interrupted,
+    of,
+    one_thread,  # noqa: F401 (a fixture)
+)
 
 LINE = {"step": 10, "epoch": 1.0, "epsilon": 3.2, "train_loss": 0.5, "test_accuracy": 91.25}
 
@@ -172,6 +185,93 @@ def test_without_a_target_there_is_a_score_but_no_point_over_epsilon(tmp_path):
 )
 def test_a_job_type_says_what_a_run_is_for(more, kind):
     assert job_type(config() | more) == kind
+
+
+# A dashboard that fails
+
+
+def services():
+    """List the processes of wandb that this one has started."""
+    mine = Path("/proc/self/task").glob("*/children")
+    pids = [int(pid) for path in mine for pid in path.read_text().split()]
+    return [pid for pid in pids if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+
+
+@needs_proc
+def test_a_run_goes_on_when_the_dashboards_process_dies(tmp_path):
+    """And so do the process's next one, which has a dashboard again, and the process's end."""
+    without = of(execute(tmp_path / "without", *SHORT))
+    config = run.compose([*SHORT, f"results={tmp_path}", "wandb.mode=offline"])
+    with pytest.warns(UserWarning, match=r"^wandb failed: .*The run goes on") as said:
+        interrupted(
+            config,
+            run.build_parts(config, ALONE.device),
+            5,
+            lambda: [os.kill(pid, signal.SIGKILL) for pid in services()],
+        )
+    assert sum("wandb" in str(one.message) for one in said) == 1
+    assert_same_run(of(records.locate(tmp_path, config)), without)
+    (tmp_path / "next").mkdir()
+    assert any(r.HasField("history") for r in tracked(tmp_path / "next", [LINE]))
+
+
+@needs_proc
+def test_a_dashboard_that_does_not_answer_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "FINISH", 0.5)
+    with pytest.warns(UserWarning, match="wandb failed: no answer within 0.5 seconds"):
+        with Tracker(config(mode="offline"), tmp_path):
+            for pid in services():
+                os.kill(pid, signal.SIGSTOP)
+            began = time.monotonic()
+    assert time.monotonic() - began < 20
+    assert services() == []  # or it would be waited for as this process ends
+
+
+def test_a_dashboard_that_cannot_start_is_warned_of_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "bogus")  # which wandb reads though it is told another
+    with pytest.warns(UserWarning, match="wandb failed: ") as said:
+        with Tracker(config(mode="offline"), tmp_path) as tracker:
+            tracker.log(LINE)
+            tracker.conclude(RESULT)
+    (one,) = said
+    assert "\n" not in str(one.message)
+
+
+def test_a_dashboard_without_its_library_is_warned_of(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.warns(UserWarning, match="wandb failed: import of wandb halted"):
+        Tracker(config(mode="online"), tmp_path).log(LINE)
+
+
+class Gone(io.StringIO):
+    """A terminal that is gone, or a log on a full disk."""
+
+    def __init__(self, is_terminal):
+        super().__init__()
+        self.isatty = lambda: is_terminal
+        self.is_gone = False
+
+    def write(self, text):
+        if self.is_gone:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+    flush = lambda self: self.write("")  # noqa: E731
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_bar_that_nobody_can_see_stops_nothing(is_terminal):
+    stream = Gone(is_terminal)
+    with Progress(20, label="rgp digits", stream=stream) as progress:
+        progress._bar.mininterval = 0
+        stream.is_gone = True
+        progress.start_from(3)
+        progress.advance(64)
+        progress.report(LINE)
+    assert progress._step == 4
 
 
 class Terminal(io.StringIO):

@@ -1,6 +1,6 @@
 """One directory per run, named by its config's hash."""
 
-from dpexp.records.files import RecordError, replace_file, write_atomically
+from dpexp.records.files import RecordError, at_home, replace_file, write_atomically
 from dpexp.records.ledger import LEDGER, Ledger, Mark, read_mark
 from dpexp.records.lock import Busy, held, is_held
 from dpexp.records.provenance import (
@@ -26,6 +26,7 @@ __all__ = [
     "RecordError",
     "Run",
     "SCORES",
+    "at_home",
     "code_sha256",
     "describe",
     "describe_device",

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from dpexp.types import ConfigError
+
 TEMPORARY = ".unfinished-"
 """How the name of a file begins while it is being written."""
+
+
+VARIABLE = r"\$([A-Za-z_]\w*)"
+"""A variable of the environment in a path. In braces it is OmegaConf's."""
 
 
 class RecordError(RuntimeError):
@@ -42,6 +49,28 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], None]) -> None:
                 "make room or set results to another folder, and run the same command again."
             ) from error
         raise
+
+
+def at_home(setting: str, path: str) -> str:
+    """Give a path with ~, ~user and $VARIABLE replaced, as a shell does only where it is let.
+
+    Raises:
+        ConfigError: there is no such home, or the variable is not set.
+    """
+    known = re.sub(VARIABLE, lambda found: os.environ.get(found[1], found[0]), path)
+    try:
+        known = str(Path(known).expanduser()) if known.startswith("~") else known
+    except RuntimeError:
+        raise ConfigError(
+            f"Expected {setting} to lie in a home that there is; got {setting}={path}. Name the "
+            "folder from the root."
+        ) from None
+    if unset := re.search(VARIABLE, known):
+        raise ConfigError(
+            f"Expected {setting} to be of variables that are set; got {setting}={path}. Set "
+            f"{unset[1]}, or name the folder."
+        )
+    return known
 
 
 def write_atomically(path: str | Path, text: str) -> None:

@@ -51,7 +51,7 @@ def held(root: str | Path, config: Mapping[str, Any]) -> Iterator[None]:
         RecordError: the file cannot be written.
     """
     path = path_of(root, config)
-    made = [folder for folder in path.parents if not folder.exists()]
+    made = [folder for folder in path.parents if not os.path.exists(folder)]  # no name's too long
     file = _locked(path)
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
     try:

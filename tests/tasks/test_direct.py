@@ -150,7 +150,12 @@ def test_what_is_kept_is_for_its_owner_alone(cifar, own_cache):
 
 
 def test_whoever_has_no_home_has_no_cache(monkeypatch, cifar, caplog):
-    monkeypatch.setenv("DPEXP_CACHE", "~nobody-of-this-name/cache")
+    def nobody():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("DPEXP_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
     assert not cache_dir().exists()
     assert len(cifar().train) == 40
     assert "Cannot keep decoded examples" in caplog.text and "DPEXP_CACHE" in caplog.text
