@@ -1,10 +1,13 @@
 """Recompute finished runs' privacy certificates from their configs, by another accountant.
 
+A record's other files are held to each other: accuracy to the predictions and the last evaluation.
+
     python scripts/verify.py results/embedded/runs/85ecd41b59aa
     python -m scripts.verify results/quick/runs/*
 
 One line a finding; a run without any gets one that says what was recomputed, or that no privacy is
-claimed. What is compared, and how closely: `dpexp.mechanism.recheck`, docs/privacy.md.
+claimed, one for each part that is not dpexp's own and is taken on trust, and one that says what was
+not checked. What is compared, and how closely: `dpexp.mechanism.recheck`, docs/privacy.md.
 Exit code: 0 if every certificate holds; 1 if one does not; else 2 if a path is no finished run.
 """
 
@@ -15,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpexp import records
-from dpexp.mechanism.recheck import recheck
+from dpexp.mechanism.finished import recheck_record
 
 HOLDS, DIFFERS, NO_RUN = 0, 1, 2
 
@@ -26,24 +29,30 @@ def verify(directory: Path) -> tuple[int, list[str]]:
         return NO_RUN, [f"Expected a run's directory; there is none at {directory}."]
     record = records.read(directory)
     if record is None:
+        why = records.damage(directory)
         return NO_RUN, [
-            "Expected a finished run: whole config.yaml, result.json and privacy.json; "
-            f"{directory} does not hold them."
+            "Expected a finished run: whole config.yaml, result.json, privacy.json and "
+            f"metrics.jsonl; {directory} does not hold them{f' ({why})' if why else ''}."
         ]
-    found = recheck(record.config, record.result, record.privacy)
+    found = recheck_record(record)
     findings = list(found.findings)
     name = records.run_id(record.config)
     if directory.resolve().name != name:
         findings.append(f"config.yaml is that of run {name}, not of this directory")
     if findings:
         return DIFFERS, [f"differs: {finding}" for finding in findings]
+    lines = [_passed(record, found.epsilon, bool(found.trusted))]
+    lines += [f"taken on trust: {words}" for words in found.trusted]
+    return HOLDS, [*lines, f"not checked: {'; '.join(found.unchecked)}"]
+
+
+def _passed(record: records.Record, epsilon: float | None, is_trusting: bool) -> str:
     said = "; ".join(record.privacy["deviations"])
-    if found.epsilon is None:
-        return HOLDS, [f"pass: no privacy is claimed ({said})"]
+    if epsilon is None:
+        return f"pass: no privacy is claimed ({said})"
     target = record.privacy["target_epsilon"]
-    return HOLDS, [
-        f"pass: epsilon {found.epsilon:.4g} of {target:g} by PLD" + (f" ({said})" if said else "")
-    ]
+    word = "holds on trust" if is_trusting else "pass"
+    return f"{word}: epsilon {epsilon:.4g} of {target:g} by PLD" + (f" ({said})" if said else "")
 
 
 def main(words: Sequence[str]) -> int:

@@ -30,11 +30,13 @@ def edit(path, **change):
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
 
-def test_a_run_that_holds_is_one_line_that_says_what_was_recomputed(run_dir, capsys):
+def test_a_run_that_holds_says_what_was_recomputed_and_what_was_not_checked(run_dir, capsys):
     assert main([str(run_dir)]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(f"{run_dir}: pass: epsilon 3.9") and "of 4 by PLD" in out
-    assert out.count("\n") == 1 and not err
+    checked, rest = out.splitlines()
+    assert rest.startswith(f"{run_dir}: not checked: ") and "weights_sha256" in rest and not err
+    assert "accuracy" not in rest and "older record" not in rest
 
 
 @pytest.mark.parametrize(
@@ -56,9 +58,10 @@ def test_each_finding_is_a_line_and_the_exit_code_is_1(run_dir, tmp_path, capsys
     edit(forged / "privacy.json", q=0.5, noise_draws=0)
     assert main([str(run_dir), str(forged)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(": ")[0] for line in lines] == [str(run_dir), str(forged), str(forged)]
-    assert lines[1].startswith(f"{forged}: differs: q: expected ")
-    assert "noise_draws: expected" in lines[2]
+    assert [line.partition(": ")[0] for line in lines] == 2 * [str(run_dir)] + 3 * [str(forged)]
+    assert lines[2].startswith(f"{forged}: differs: q: expected ")
+    assert "noise_draws: expected" in lines[3]
+    assert "privacy.json is not the one that result.json was written with" in lines[4]
 
 
 def test_a_config_that_was_edited_is_not_that_of_its_directory(run_dir, tmp_path, capsys):
