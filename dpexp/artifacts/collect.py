@@ -15,6 +15,7 @@ import numpy as np
 
 from dpexp import records
 from dpexp.artifacts.cells import Job
+from dpexp.artifacts.plain import clean
 from dpexp.artifacts.readings import (
     Curve,
     Reading,
@@ -259,7 +260,7 @@ def _average(artifact: Artifact, cell: Key, cells: Sequence[Sequence[Outcome]]) 
 def _detail(item: Outcome) -> str:
     """Say what there is to say, with paths from here: tables travel, folders above do not."""
     detail = f"see {item.detail}" if item.status == FAILED else item.detail
-    return detail.replace(f"{Path.cwd()}{os.sep}", "")
+    return clean(detail.replace(f"{Path.cwd()}{os.sep}", ""))
 
 
 def metric(result: Mapping[str, Any], names: Sequence[str]) -> float:

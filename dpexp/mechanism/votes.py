@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dpexp.mechanism import certificate as words
-from dpexp.mechanism.calibration import check_privacy
+from dpexp.mechanism.calibration import check_privacy, confirm
 from dpexp.mechanism.gnmax import (
     CHECK_SENSITIVITY,
     VOTE_SENSITIVITY,
@@ -19,6 +19,7 @@ from dpexp.mechanism.gnmax import (
     effective_multiplier,
     votes_epsilon,
 )
+from dpexp.mechanism.pld import Part
 from dpexp.seeds import generator, new_secret
 from dpexp.types import Release
 
@@ -221,6 +222,10 @@ def build_votes(
     if noise:
         unit = effective_multiplier(check_ratio, 1.0, max_checks, max_answers)
         multiplier = calibrate_votes(float(epsilon), delta) / unit
+        stds = {CHECK_SENSITIVITY: check_ratio * multiplier, VOTE_SENSITIVITY: multiplier}
+        counts = (max_checks, max_answers)
+        parts = [Part(1.0, std / s, n) for (s, std), n in zip(stds.items(), counts, strict=True)]
+        confirm(tuple(parts), delta, float(epsilon))
     return NoisyVotes(
         dataset_size=dataset_size,
         num_classes=num_classes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -77,7 +78,8 @@ def names(directory: str | Path) -> list[str]:
 
 
 def _no_such(name: str, directory: Path) -> NoSeries:
-    near = difflib.get_close_matches(name, names(directory), n=1, cutoff=0.5)
+    plain = [other for other in names(directory) if re.fullmatch(r"[\w/.:+-]{1,80}", other)]
+    near = difflib.get_close_matches(name, plain, n=1, cutoff=0.5)
     return NoSeries(f"no such series: {name}" + (f" (did you mean {near[0]}?)" if near else ""))
 
 
