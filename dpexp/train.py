@@ -97,6 +97,7 @@ class Parts:
         schedule: maps a step, from 0, and how many there are to a multiplier of the learning rate.
         attack: what is done to the run to measure what it gives away; None: nothing.
         analyses: what looks at its gradients as it goes, by name.
+        pretrained: SHA-256 of the files of weights that it begins with, by model and file.
     """
 
     task: Any
@@ -106,6 +107,7 @@ class Parts:
     schedule: Callable[[int, int], float]
     attack: Attack | None = None
     analyses: Mapping[str, Analysis] = field(default_factory=dict)
+    pretrained: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def train(config: dict, parts: Parts, ranks: Ranks) -> None:
@@ -177,6 +179,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             findings = attack.report(parts, at.state, mechanism, ranks.device)
         certificate = certify(config, parts, mechanism, at, deviations)
         numbers = {**findings.numbers, **observers.numbers(at), "micro_batch": at.micro_batch}
+        numbers |= {"pretrained_sha256": parts.pretrained} if parts.pretrained else {}
         files = {SCORES: findings.arrays, ANALYSIS: observers.arrays(at)}
         book.finish(task, certificate, numbers, files)
 

@@ -100,6 +100,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             "steps": last["step"],
             "weights_sha256": checkpoint.digest(parts.model.state_dict()),
             **judged(votes, answers, queries.targets),
+            **({"pretrained_sha256": parts.pretrained} if parts.pretrained else {}),
         }
         peak_mb = memory.peak_mb(ranks.device)
         result = describe(config, task, mechanism, ranks, said, wall, examples, peak_mb)
