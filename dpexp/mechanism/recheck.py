@@ -26,11 +26,11 @@ from dpexp.mechanism.statements import (
     OF_STEPS,
     OF_VOTES,
     PATE,
-    REGRESSION,
     REMARKS,
     TRAINING,
     UNKNOWN,
     VOTING,
+    due_words,
     public_examples,
     statement_of,
     test_examples,
@@ -138,6 +138,7 @@ class _Check:
         else:
             parts = self._steps(wanted)
         self._unknown_keys(is_vote)
+        self._accountants(wanted, is_vote)
         if wanted["noise"] and wanted["clip"]:
             self._budget(wanted, parts)
         else:
@@ -259,6 +260,8 @@ class _Check:
         self._same("seed", config["seed"], result, "result.json ")
         self._same("delta", privacy["delta"], result, "result.json ")
         self._same("eps", privacy["target_epsilon"], result, "result.json ")
+        if "eps" not in result:
+            self.say("result.json eps: missing")
         self.unchecked.append("privacy.json trainable and frozen: that they are the model's names")
 
     def _public(self, is_vote: bool) -> None:
@@ -302,21 +305,7 @@ class _Check:
     def _words(self, wanted: Mapping[str, Any], is_vote: bool) -> None:
         said, config = self._privacy["deviations"], self._config
         attacked = [key for key in ("attack", "audit") if key in config]
-        is_private = bool(wanted["noise"] and (wanted["clip"] or is_vote))
-        delta = self._privacy["delta"]
-        due = {
-            words.NO_NOISE: not wanted["noise"],
-            words.NO_CLIPPING: not wanted["clip"] and not is_vote,
-            words.SHUFFLED: wanted["sampling"] == "shuffle" and not is_vote,
-            words.SECRET: wanted["noise"] == "secret",
-            words.BY_RDP: self._privacy["calibrated_by"] == "rdp" and not is_vote,
-            words.LOST: self._privacy.get("lost_steps", 0) > 0,
-            words.ANALYSED: bool(config.get("analysis")),
-            words.TEST_HALF: is_vote and config["method"]["public"] == "test-half",
-            words.JUDGED_ON_TRAINING: config["task"].get("_target_") == REGRESSION,
-            words.UNRELEASED: is_vote,
-            words.LARGE_DELTA: is_private and delta * self._privacy["dataset_size"] >= 1,
-        }
+        due = due_words(config, self._privacy, is_vote)
         for word, is_due in due.items():
             is_new = word in (words.UNRELEASED, words.LARGE_DELTA)
             if is_due != (word in said) and not (is_new and self._is_older):
@@ -380,6 +369,22 @@ class _Check:
             share = {"rdp": math.inf, "prv": TOLERANCE}.get(accountant, ROUNDING)
             if not ours * (1 - min(share, TOLERANCE)) <= value <= ours * (1 + share):
                 self.say(f"epsilon: {accountant} states {value:.6g}; recomputed {ours:.6g}")
+
+    def _accountants(self, wanted: Mapping[str, Any], is_vote: bool) -> None:
+        """Compare whose epsilons are stated."""
+        stated, by = set(self._privacy["epsilon"]), self._privacy["calibrated_by"]
+        if not wanted["noise"]:
+            self._same("calibrated_by", "none")
+        if self._statement.is_laplace:
+            due = {"pure", "pld"}
+        else:
+            due = {"rdp"} if is_vote or by == "rdp" else {"prv", "rdp"}
+        if not due <= stated <= {*due, *(["prv"] if is_vote else [])}:
+            self.say(f"epsilon: expected those of {', '.join(sorted(due))}; got {sorted(stated)}")
+        if is_vote:
+            self.unchecked.append("privacy.json epsilon prv: where it is not stated, that it fails")
+        elif by == "prv":
+            self.unchecked.append("privacy.json epsilon rdp: looser, it is held from below alone")
 
     def _same(
         self,

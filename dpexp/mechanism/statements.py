@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dpexp.mechanism import certificate as words
+
 PACKAGE = Path(__file__).resolve().parents[1]
 
 TRAINING, VOTING = "dpexp.train", "dpexp.pate"
@@ -139,6 +141,27 @@ def public_examples(config: Mapping[str, Any]) -> int:
 def test_examples(config: Mapping[str, Any]) -> int | None:
     """Count a task's test examples before any are taken for public ones; None: no config says."""
     return config["task"].get("test_size")
+
+
+def due_words(
+    config: Mapping[str, Any], privacy: Mapping[str, Any], is_vote: bool
+) -> dict[str, bool]:
+    """Give the words that certificates may say of themselves, and whether this one has to."""
+    wanted = config["privacy"]
+    is_private = bool(wanted["noise"] and (wanted["clip"] or is_vote))
+    return {
+        words.NO_NOISE: not wanted["noise"],
+        words.NO_CLIPPING: not wanted["clip"] and not is_vote,
+        words.SHUFFLED: wanted["sampling"] == "shuffle" and not is_vote,
+        words.SECRET: wanted["noise"] == "secret",
+        words.BY_RDP: privacy["calibrated_by"] == "rdp" and not is_vote,
+        words.LOST: privacy.get("lost_steps", 0) > 0,
+        words.ANALYSED: bool(config.get("analysis")),
+        words.TEST_HALF: is_vote and config["method"]["public"] == "test-half",
+        words.JUDGED_ON_TRAINING: config["task"].get("_target_") == REGRESSION,
+        words.UNRELEASED: is_vote,
+        words.LARGE_DELTA: is_private and privacy["delta"] * privacy["dataset_size"] >= 1,
+    }
 
 
 def trusted(config: Mapping[str, Any]) -> list[str]:
