@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dpexp import records
 from dpexp.mechanism.finished import recheck_record
+from dpexp.mechanism.recheck import NAMES
 
 HOLDS, DIFFERS, NO_RUN = 0, 1, 2
 
@@ -35,7 +36,10 @@ def verify(directory: Path) -> tuple[int, list[str]]:
             f"metrics.jsonl; {directory} does not hold them{f' ({why})' if why else ''}."
         ]
     found = recheck_record(record)
-    findings = list(found.findings)
+    from scripts import names  # once main has said where `scripts` is
+
+    parameters = names.compare(record) if not found.findings else None
+    findings = [*found.findings, *(parameters or [])]
     name = records.run_id(record.config)
     if directory.resolve().name != name:
         findings.append(f"config.yaml is that of run {name}, not of this directory")
@@ -43,7 +47,25 @@ def verify(directory: Path) -> tuple[int, list[str]]:
         return DIFFERS, [f"differs: {finding}" for finding in findings]
     lines = [_passed(record, found.epsilon, bool(found.trusted))]
     lines += [f"taken on trust: {words}" for words in found.trusted]
-    return HOLDS, [*lines, f"not checked: {'; '.join(found.unchecked)}"]
+    unchecked = [w for w in found.unchecked if w != NAMES or parameters is None]
+    return HOLDS, [*lines, f"not checked: {'; '.join(unchecked)}"]
+
+
+def require(directory: Path) -> records.Record:
+    """Read a finished run that something is to be shown of.
+
+    Raises:
+        RecordError: if it is none, or does not hold; one line, its first finding.
+    """
+    record = records.read(directory)
+    if record is None:
+        why = records.damage(directory) or "it holds no finished run"
+        raise records.RecordError(f"Expected a finished run in {directory}; {why}. Set results.")
+    if findings := recheck_record(record).findings:
+        raise records.RecordError(
+            f"Expected the record {directory} to hold; {findings[0]}. Set results to another one."
+        )
+    return record
 
 
 def _passed(record: records.Record, epsilon: float | None, is_trusting: bool) -> str:
@@ -73,4 +95,5 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     sys.exit(main(sys.argv[1:]))

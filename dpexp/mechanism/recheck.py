@@ -5,10 +5,8 @@ epsilon comes from Google's dp-accounting (`dpexp.mechanism.pld`). What leaves a
 here from the papers, not asked of the methods. What is looked at: sampling, q, N, steps, noise
 draws, releases and their sensitivities, noise, epsilon, names.
 
-Not recomputed, as no guarantee rests on them: dimensions of releases but DP-SGD's, and what a
-certificate remarks besides (accounted_apart, data_dependent_epsilon, column_norms, paper). And
-taken from the certificate, as no config holds it: how many parameters compressive SGD trains, which
-its sensitivity grows with where it keeps them all.
+What is not recomputed is listed with what is found. Taken from the certificate, as no config holds
+it: how many parameters compressive SGD trains, which its sensitivity grows with.
 """
 
 from __future__ import annotations
@@ -59,6 +57,10 @@ MOST_COMPOSED = 10**8
 nothing is recomputed, as that would take all memory."""
 
 
+NAMES = "privacy.json trainable and frozen: that they are the model's names"
+"""Not checked here, where no model is built; `scripts/verify.py` builds it where it can."""
+
+
 @dataclass(frozen=True)
 class Recheck:
     """What a recomputation found.
@@ -82,12 +84,10 @@ def recheck(
     privacy: Mapping[str, Any],
     tests: Mapping[str, int] | None = None,
 ) -> Recheck:
-    """Recompute a run's certificate from its config.
+    """Recompute a run's certificate from config.yaml, result.json and privacy.json.
 
     Args:
-        config: of config.yaml.
-        result: of result.json.
-        privacy: of privacy.json.
+        config, result, privacy: what they hold.
         tests: how many test examples were counted, by metric, where that is known.
     """
     check = _Check(config, result, privacy, tests or {})
@@ -133,10 +133,7 @@ class _Check:
         self._public(is_vote)
         self._words(wanted, is_vote)
         self._same("dataset_size", self._size())
-        if is_vote:
-            parts = self._votes()
-        else:
-            parts = self._steps(wanted)
+        parts = self._votes() if is_vote else self._steps(wanted)
         self._unknown_keys(is_vote)
         self._accountants(wanted, is_vote)
         if wanted["noise"] and wanted["clip"]:
@@ -252,8 +249,7 @@ class _Check:
 
     def _names(self, is_vote: bool) -> None:
         config, privacy, result = self._config, self._privacy, self._result
-        both = sorted(set(privacy["trainable"]) & set(privacy["frozen"]))
-        if both:
+        if both := sorted(set(privacy["trainable"]) & set(privacy["frozen"])):
             self.say(f"trainable and frozen: both name {', '.join(both)}")
         for group in ("method", "model", "task", "profile"):
             self._same(group, config[group]["name"], result, "result.json ")
@@ -262,15 +258,14 @@ class _Check:
         self._same("eps", privacy["target_epsilon"], result, "result.json ")
         if "eps" not in result:
             self.say("result.json eps: missing")
-        self.unchecked.append("privacy.json trainable and frozen: that they are the model's names")
+        self.unchecked.append(NAMES)
 
     def _public(self, is_vote: bool) -> None:
         """Compare which public examples were taken."""
         config, stated = self._config, self._privacy.get("public")
         if is_vote:
-            takes = config["method"]["public"] == "task"
+            takes, needs = config["method"]["public"] == "task", 1
             due = (config["public"] if takes else {"name": "test-half"}) if stated else None
-            needs = 1
             if stated is None and not self._is_older:
                 self.say("public: the examples that teachers were asked about are not named")
         else:
@@ -323,8 +318,7 @@ class _Check:
 
     def _unknown_keys(self, is_vote: bool) -> None:
         """Name what a certificate has besides, and refuse what none has."""
-        remarks = [key for key in REMARKS if key in self._privacy]
-        if remarks:
+        if remarks := [key for key in REMARKS if key in self._privacy]:
             self.unchecked.append(f"privacy.json {', '.join(remarks)}")
         known = {*OF_STEPS, *OF_BOTH} if not is_vote else {*OF_VOTES, *OF_BOTH}
         others = sorted(set(map(str, self._privacy)) - known - {*REMARKS})
@@ -348,11 +342,12 @@ class _Check:
         if steps > MOST_COMPOSED or points(parts, target) > MOST_COMPOSED:
             self.say(f"epsilon: {steps:,} mechanisms of this noise are too many to be composed")
             return
-        if is_laplace:
-            (part,) = parts
-            ours = laplace_epsilon(part, target)
-        else:
-            ours = gaussian_epsilon(parts, privacy["delta"], target)
+        delta = privacy["delta"]
+        ours = (
+            laplace_epsilon(*parts, target)
+            if is_laplace
+            else gaussian_epsilon(parts, delta, target)
+        )
         self.epsilon = ours
         if not ours <= target * (1 + ROUNDING):
             self.say(f"epsilon: recomputed {ours:.6g}, above the target {target:g}")

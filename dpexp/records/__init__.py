@@ -14,6 +14,7 @@ from dpexp.records.provenance import (
 )
 from dpexp.records.record import RESULT_NEUTRAL, Record, damage, find, locate, read, run_id
 from dpexp.records.run import SCORES, Run
+from dpexp.records.safely import arrays_of
 from dpexp.records.series import ANALYSIS, NoSeries, picture, series
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "RecordError",
     "Run",
     "SCORES",
+    "arrays_of",
     "bind",
     "code_sha256",
     "damage",
