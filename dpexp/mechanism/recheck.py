@@ -53,8 +53,7 @@ CHECK, VOTES = 1.0, math.sqrt(2)
 """What one teacher's vote moves: the largest entry of a histogram, and all of it in l2."""
 
 MOST_COMPOSED = 10**8
-"""How many mechanisms may be composed (ours): beyond, or on a grid of more than as many points,
-nothing is recomputed, as that would take all memory."""
+"""Mechanisms that are composed, and points of a grid (ours): more would take all memory."""
 
 
 NAMES = "privacy.json trainable and frozen: that they are the model's names"
@@ -87,7 +86,9 @@ def recheck(
     """Recompute a run's certificate from config.yaml, result.json and privacy.json.
 
     Args:
-        config, result, privacy: what they hold.
+        config: of the first.
+        result: of the second.
+        privacy: of the third.
         tests: how many test examples were counted, by metric, where that is known.
     """
     check = _Check(config, result, privacy, tests or {})
@@ -337,11 +338,9 @@ class _Check:
             self.say(f"calibrated_by: expected {' or '.join(allowed)}; privacy.json says {by}")
             return
         if not all(0 < part.sigma < math.inf for part in parts):
-            self.say(f"noise_multiplier: expected > 0; got {privacy['noise_multiplier']}")
-            return
+            return self.say(f"noise_multiplier: expected > 0; got {privacy['noise_multiplier']}")
         if steps > MOST_COMPOSED or points(parts, target) > MOST_COMPOSED:
-            self.say(f"epsilon: {steps:,} mechanisms of this noise are too many to be composed")
-            return
+            return self.say(f"epsilon: {steps:,} of this noise are too many to be composed")
         delta = privacy["delta"]
         ours = (
             laplace_epsilon(*parts, target)
