@@ -110,8 +110,14 @@ def execute(config: dict[str, Any]) -> Path:
 
 
 def _done_before(config: dict[str, Any]) -> str:
-    """Say what is looked up, where the run is done; "" where it is not."""
+    """Say what is looked up, where the run is done; "" where it is not.
+
+    Raises:
+        ConfigError: if it was made of other bytes, of data or pretrained weights, than are here.
+    """
     from dpexp import records
+    from dpexp.types import ConfigError
+    from scripts import sources
 
     found = records.find(config["results"], config)
     if found is None:
@@ -119,9 +125,16 @@ def _done_before(config: dict[str, Any]) -> str:
     result, metric = found.result, found.result["metric"]
     value = "no number" if result.get(metric) is None else f"{result[metric]:.4g}"
     spent = "" if result["eps"] is None else f", eps {result['eps']:g}"
-    return (
+    bytes_here = sources.compare(config, result)
+    if bytes_here.other:
+        raise ConfigError(
+            f"Expected the bytes that the finished run {found.directory} was made of; "
+            f"{bytes_here.other}. Set results=FOLDER to run on these, or put the former back."
+        )
+    line = (
         f"done before: {metric} {value}{spent}, on {result['device']}; results=FOLDER runs it anew"
     )
+    return f"{line}. Note: {bytes_here.unknown}" if bytes_here.unknown else line
 
 
 def build_parts(config: dict[str, Any], device: Any) -> Any:
@@ -130,16 +143,11 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
 
     from dpexp.seeds import generator
     from dpexp.train import Parts
+    from scripts import sources
 
-    method = _make(config["method"], without=("name",))
-    analyses = {name: _make(node) for name, node in config.get("analysis", {}).items()}
-    public_size = max(taker.public_size for taker in (method, *analyses.values()))
-    warm_start = config.get("warm_start")
-    if warm_start:
-        public_size = max(public_size, warm_start["examples"])
-    task = _with_public(_make(config["task"]), public_size, config)
-    if "features" in config:
-        task = _make({**config["features"], "_partial_": True})(task, device)
+    method, analyses = _takers(config)
+    task = build_task(config, device, method, analyses)
+    weights = sources.pretrained(config)
     torch.manual_seed(generator(config["seed"], "init", 0).initial_seed())
     model = _make(
         config["model"], without=("name", "head", "tokenizer"), **_fit(config["model"], task)
@@ -147,14 +155,42 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     model = model.to(device)
     if "prompts" in config:
         _make({**config["prompts"], "_partial_": True})(model, task.num_classes)
-    if warm_start:
+    if warm_start := config.get("warm_start"):
         _make({**warm_start, "_partial_": True})(model, task)
     schedule = _make(_said(config["schedule"]))
 
     def make_optimizer(weights: list[Any]) -> Any:
         return _make(_said(config["optimizer"]), params=weights)
 
-    return Parts(task, model, method, make_optimizer, schedule, _attack(config), analyses)
+    return Parts(task, model, method, make_optimizer, schedule, _attack(config), analyses, weights)
+
+
+def build_task(
+    config: dict[str, Any], device: Any, method: Any = None, analyses: Any = None
+) -> Any:
+    """Load a run's data: its task, the public set where something takes it, and features.
+
+    Args:
+        config: of the run, or what of it decides its data; without a method nothing is public.
+        device: where features are computed.
+        method: made from the config; None: made here, as are its analyses.
+        analyses: likewise, by name.
+    """
+    if method is None and "method" in config:
+        method, analyses = _takers(config)
+    public_size = 0 if method is None else max(t.public_size for t in (method, *analyses.values()))
+    if config.get("warm_start"):
+        public_size = max(public_size, config["warm_start"]["examples"])
+    task = _with_public(_make(config["task"]), public_size, config)
+    if "features" in config:
+        task = _make({**config["features"], "_partial_": True})(task, device)
+    return task
+
+
+def _takers(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Instantiate what may take public examples: the method, and analyses by name."""
+    analyses = {name: _make(node) for name, node in config.get("analysis", {}).items()}
+    return _make(config["method"], without=("name",)), analyses
 
 
 def _attack(config: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from dpexp.records import replace_file
+from dpexp.records import RecordError, replace_file
 
 _MAGIC = b"dpexp\x00v1"
 _DIGEST = hashlib.sha256().digest_size
@@ -100,6 +100,32 @@ def load(path: str | Path) -> Any | None:
                 return torch.load(file, map_location="cpu", weights_only=True)
         warnings.warn(f"Checkpoint {candidate} is damaged: {fault}; not used.", stacklevel=2)
     return None
+
+
+def require(path: Path, state: Mapping[str, Any], of: Mapping[str, Any]) -> None:
+    """Refuse a state that another run saved, or this one under another mechanism.
+
+    Args:
+        path: where it was found.
+        state: as `load` gave it.
+        of: what it must say under "of": the run's id, and its mechanism.
+
+    Raises:
+        RecordError: naming what differs first.
+    """
+    said = state.get("of")
+    if not isinstance(said, Mapping):
+        raise RecordError(
+            f"Expected {path} to say whose it is; it is of former code. Go on with that code, or "
+            "set results to another folder to begin anew."
+        )
+    for key in (*of, *said):
+        if key not in of or key not in said or said[key] != of[key]:
+            raise RecordError(
+                f"Expected {path} to be this run's; its {key} is {said.get(key)}, this run's is "
+                f"{of.get(key)}. Put the run's own checkpoint there, or set results to another "
+                "folder to begin anew."
+            )
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

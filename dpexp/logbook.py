@@ -48,6 +48,7 @@ class Position:
         micro_batch: examples at once, on the first rank (`dpexp.micro_batch`).
         judged_at: step of the last evaluation.
         last: what it gave, metric to value.
+        right: and which test examples were got right, [n] bool, by metric.
         traces: what analyses have seen, one entry an observation (`dpexp.observation`).
         memories: what each analysis keeps for itself.
     """
@@ -66,6 +67,7 @@ class Position:
     micro_batch: int = 0
     judged_at: int = 0
     last: dict[str, float] = field(default_factory=dict)
+    right: dict[str, Tensor] = field(default_factory=dict)
     traces: dict[str, list[Tensor]] = field(default_factory=dict)
     memories: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -172,7 +174,7 @@ class Logbook:
             self._at.state = _moved(self._at.state, self._ranks.device)
             self._at.memories = _moved(self._at.memories, self._ranks.device)
             if self._run is not None:
-                self._run.truncate_metrics(self._at.judged_at)
+                self._run.restore_metrics(saved["metrics"])
                 log.info("resumed at step %d", self._at.step)
         self._at.micro_batch = micro_batch
         lost = next_step - self._at.step
@@ -185,6 +187,9 @@ class Logbook:
         self._held.hold(has_observed=True)
         self._on_disk = self._place()
         return self._at
+
+    def _identity(self) -> dict[str, Any]:
+        return {"run": self._run.id, **self._mechanism.identity()}
 
     @property
     def is_asked_to_stop(self) -> bool:
@@ -205,11 +210,14 @@ class Logbook:
             saved = checkpoint.load(run.checkpoint_path)
             if saved is None:
                 run.restart()
-            elif lacks := self._at.state.keys() - saved["position"]["state"].keys():
-                raise RecordError(
-                    f"Expected {run.checkpoint_path} to be of this code; its method's state lacks "
-                    f"{', '.join(sorted(lacks))}. Go on with the former code, or set results."
-                )
+            else:
+                checkpoint.require(run.checkpoint_path, saved, self._identity())
+                if lacks := self._at.state.keys() - saved["position"]["state"].keys():
+                    raise RecordError(
+                        f"Expected {run.checkpoint_path} to be of this code; its method's state "
+                        f"lacks {', '.join(sorted(lacks))}. Go on with the former code, or set "
+                        "results."
+                    )
         at = {} if saved is None else saved["position"]
         micro_batch = settle(at.get("micro_batch", 0))
         if surroundings is not None:
@@ -319,10 +327,14 @@ class Logbook:
 
     def _save(self) -> None:
         self._at.wall_s = time.monotonic() - self._taken_up
+        lines = self._run.metrics()
         state = {
+            "of": self._identity(),
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "position": vars(self._at),
+            # One more may be there, of an evaluation that an error cut short.
+            "metrics": [line for line in lines if line.get("step", 0) <= self._at.judged_at],
         }
         checkpoint.save(self._run.checkpoint_path, state)
         self._on_disk = self._place()
@@ -387,7 +399,8 @@ class Logbook:
         said = {**at.last, **numbers, "epochs": config["epochs"], "steps": at.step}
         said["weights_sha256"] = checkpoint.digest(self._model.state_dict())
         result = describe(config, task, mechanism, self._ranks, said, wall, at.examples, peak_mb)
-        self._run.finish(result, certificate, arrays)
+        right = {name: each.numpy() for name, each in at.right.items()}
+        self._run.finish(result, certificate, arrays, right)
         self._tracker.conclude(result)
 
     def _label(self) -> str:

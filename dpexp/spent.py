@@ -70,7 +70,7 @@ def take_up(
         surroundings = None
     mark = read_ledger(run, data, is_needed=step is not None)
     if mark is None:
-        mark = Mark(data, begun, begun, begun, surroundings)
+        mark = Mark(data, begun, begun, begun, surroundings, run.id)
     now = mark.taken_up(begun, surroundings)
     next_step = max(begun, now.begun_at)
     why = difference(mark.surroundings, surroundings)
@@ -106,6 +106,12 @@ def read_ledger(run: Run, data: str, is_needed: bool) -> Mark | None:
         raise PrivacyError(
             f"Expected {run.directory} to say how many steps may have been released; its ledger is "
             "missing, damaged or of former code. Set seed to begin another run."
+        )
+    if mark is not None and mark.run != run.id:
+        raise PrivacyError(
+            f"Expected {run.directory / LEDGER} to be this run's; it is of "
+            f"{f'run {mark.run}' if mark.run else 'former code'}, so that nothing tells how many "
+            "steps may have been released. Put the run's own there, or set seed to begin another."
         )
     if mark is not None and mark.data != data:
         raise ConfigError(OTHER_DATA)

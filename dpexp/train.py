@@ -16,6 +16,7 @@ from dpexp import memory
 from dpexp.gradient import PrivateGradient
 from dpexp.logbook import Logbook, Position
 from dpexp.mechanism import Mechanism, build, num_steps, verify
+from dpexp.mechanism.certificate import JUDGED_ON_TRAINING
 from dpexp.micro_batch import AUTO, MicroBatch
 from dpexp.models.mode import in_mode
 from dpexp.observation import Analysis, Observers
@@ -25,8 +26,6 @@ from dpexp.taps.tape import tapped_layers
 from dpexp.tasks import Judge, percent_right
 from dpexp.tasks.task import fingerprint
 from dpexp.types import ConfigError, Method, State
-
-JUDGED_ON_TRAINING = "the metric is of the training set, without noise: it is not covered"
 
 EVAL_BATCH = 125  # ours; changes no result
 EMPTY = 1e-12  # a batch size at which draws are empty, to time a step without examples
@@ -98,6 +97,7 @@ class Parts:
         schedule: maps a step, from 0, and how many there are to a multiplier of the learning rate.
         attack: what is done to the run to measure what it gives away; None: nothing.
         analyses: what looks at its gradients as it goes, by name.
+        pretrained: SHA-256 of the files of weights that it begins with, by model and file.
     """
 
     task: Any
@@ -107,6 +107,7 @@ class Parts:
     schedule: Callable[[int, int], float]
     attack: Attack | None = None
     analyses: Mapping[str, Analysis] = field(default_factory=dict)
+    pretrained: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def train(config: dict, parts: Parts, ranks: Ranks) -> None:
@@ -151,7 +152,8 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
 
             def evaluate_if_due() -> None:
                 if book.is_evaluation_due():
-                    book.log_evaluation(judge(model, task, ranks.device))
+                    values, at.right = judge(model, task, ranks.device)
+                    book.log_evaluation(values)
                     observers.observe(at)
                     book.after_evaluation()
 
@@ -180,6 +182,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             findings = attack.report(parts, at.state, mechanism, ranks.device)
         certificate = certify(config, parts, mechanism, at, deviations)
         numbers = {**findings.numbers, **observers.numbers(at), "micro_batch": at.micro_batch}
+        numbers |= {"pretrained_sha256": parts.pretrained} if parts.pretrained else {}
         files = {SCORES: findings.arrays, ANALYSIS: observers.arrays(at)}
         book.finish(task, certificate, numbers, files)
 
@@ -325,31 +328,51 @@ def on_device(examples: Any, device: torch.device) -> Any:
     return examples.to(device) if examples.nbytes < free / 2 else examples
 
 
-def judge(model: nn.Module, task: Any, device: torch.device) -> dict[str, float]:
-    """Give the task's metric, on every set it is tested on, and the mean where there are more."""
+def judge(
+    model: nn.Module, task: Any, device: torch.device
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Judge the model on every set it is tested on.
+
+    Returns:
+        The task's metric by name, and the mean where there are more sets than one; and by name
+        which examples are right, [n] bool: of a score that counts them, and of no training set.
+    """
     tests = {task.metric: task.test, **task.also}
-    values = {name: evaluate(model, some, device, task.score) for name, some in tests.items()}
+    values, right = {}, {}
+    for name, some in tests.items():
+        each, values[name] = scores(model, some, device, task.score)
+        if task.score is percent_right and some is not task.train:
+            right[name] = each > 0
     if task.also:
         values[f"{task.metric}_mean"] = sum(values.values()) / len(values)
-    return values
+    return values, right
 
 
-@torch.no_grad()
 def evaluate(
     model: nn.Module, examples: Any, device: torch.device, score: Judge = percent_right
 ) -> float:
     """Give the mean score over examples, in eval mode; by default the percentage right."""
+    return scores(model, examples, device, score)[1]
 
-    def summed(size: int) -> float:
-        total = 0.0
+
+@torch.no_grad()
+def scores(
+    model: nn.Module, examples: Any, device: torch.device, score: Judge
+) -> tuple[Tensor, float]:
+    """Give every example's score in eval mode, [n] on the CPU, and their mean."""
+
+    def judged(size: int) -> tuple[Tensor, float]:
+        each, total = torch.zeros(len(examples)), 0.0
         for indices in examples.micro_batches(torch.arange(len(examples)), size):
             batch = examples.batch(indices).to(device)
-            total += float(score(model(batch.inputs), batch.targets).sum())
-        return total
+            found = score(model(batch.inputs), batch.targets)
+            each[indices.cpu()] = found.to("cpu", each.dtype)
+            total += float(found.sum())
+        return each, total
 
     with in_mode(model, is_training=False):
-        total, _ = memory.halving(summed, EVAL_BATCH, "examples judged at once")
-    return total / len(examples)
+        (each, total), _ = memory.halving(judged, EVAL_BATCH, "examples judged at once")
+    return each, total / len(examples)
 
 
 def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:

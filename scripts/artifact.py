@@ -40,7 +40,7 @@ import run
 from dpexp import ranks, records
 from dpexp.artifacts import build, cells, collect, exports, plan, spec, table
 from dpexp.types import ConfigError
-from scripts import hours
+from scripts import hours, sources
 from scripts.configs import Configs
 from scripts.launcher import check, launch
 from scripts.words import (
@@ -158,6 +158,7 @@ def _main(words: Sequence[str]) -> int:
             f"{numbers} would lose its numbers. Leave out run=false, or what asks for other runs."
         )
     print(_opening(request, artifact, picked, to_do))
+    _compare(outcomes, to_do)
     stopped = _run(request, to_do, results, artifact.alone)
     outcomes = [collect.outcome(job, results) for job in jobs]
     shown = table.Table(
@@ -172,6 +173,33 @@ def _main(words: Sequence[str]) -> int:
     attempted = {job.run_id for job in to_do}
     judged = [o for o in outcomes if o.job.run_id in attempted or o.status == collect.REFUSED]
     return 130 if stopped else exit_code(judged)
+
+
+def _compare(outcomes: Sequence[collect.Outcome], to_do: Sequence[cells.Job]) -> None:
+    """Say which finished runs were made of other bytes than are here, or could not be compared.
+
+    Raises:
+        ConfigError: if runs of one task would stand side by side that read other bytes.
+    """
+    said: dict[str, dict[str, str]] = {}
+    others: dict[str, str] = {}
+    for one in outcomes:
+        if one.job.config is None or not one.result:
+            continue
+        found = sources.compare(one.job.config, one.result)
+        for word in filter(None, found):
+            said.setdefault(word, {})[one.job.run_id] = ""
+        if found.other:
+            others[one.job.config["task"]["name"]] = found.other
+    for job in to_do:
+        if (job.config or {}).get("task", {}).get("name") in others:
+            raise ConfigError(
+                f"Expected all runs of a table to read the same bytes; of those that are done "
+                f"{others[job.config['task']['name']]}. Set results=FOLDER to run all of them "
+                "anew, or run=false to show those that are done."
+            )
+    for word, runs in said.items():
+        print(f"note: {len(runs)} finished runs: {word}", file=sys.stderr)
 
 
 def _holds(numbers: Path) -> bool:

@@ -38,6 +38,7 @@ from dpexp import ranks, records
 from dpexp.attacks import worlds
 from dpexp.mechanism import build, build_votes
 from dpexp.types import ConfigError, require_word
+from scripts import verify
 from scripts.words import changing, exit_code_of, listed, split, whole
 
 COMMON = ("task=digits", "profile=embedded")
@@ -149,9 +150,7 @@ def audit(subject: Subject, user: Sequence[str], trials: int, steps: int) -> Row
     if subject.one_run is not None:
         words = (*own, "audit=one_run", *subject.one_run, *user)
         directory = run.execute(run.compose(words))
-        record = records.read(directory)
-        assert record is not None, "the run is finished"
-        told = record.result
+        told = verify.require(directory).result
     elsewhere = [word for word in user if not word.startswith("audit")]
     config = run.compose([*own, *subject.small, *elsewhere])
     without, within, accounted, delta, is_gaussian = (

@@ -42,6 +42,7 @@ from dpexp.attacks import lira
 from dpexp.attacks.roc import Roc, roc
 from dpexp.mechanism.calibration import check_privacy
 from dpexp.types import ConfigError
+from scripts import verify
 from scripts.words import changing, exit_code_of, listed, split, text, whole
 
 RATES = (0.001, 0.01)
@@ -140,10 +141,10 @@ def shadows(config: dict[str, Any], num: int) -> Attacked:
     accuracies, masks, values = [], [], []
     for seed in range(num):
         directory = run.execute({**config, "seed": seed})
-        result = records.read(directory).result
-        with np.load(directory / "scores.npz") as arrays:
-            masks.append(arrays["is_member"])
-            values.append(arrays["confidences"])
+        result = verify.require(directory).result
+        arrays = records.arrays_of(directory / records.SCORES)
+        masks.append(arrays["is_member"])
+        values.append(arrays["confidences"])
         accuracies.append(result[result["metric"]])
     is_member = np.stack(masks)
     privacy = config["privacy"]

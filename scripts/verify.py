@@ -1,10 +1,13 @@
 """Recompute finished runs' privacy certificates from their configs, by another accountant.
 
+A record's other files are held to each other: accuracy to the predictions and the last evaluation.
+
     python scripts/verify.py results/embedded/runs/85ecd41b59aa
     python -m scripts.verify results/quick/runs/*
 
 One line a finding; a run without any gets one that says what was recomputed, or that no privacy is
-claimed. What is compared, and how closely: `dpexp.mechanism.recheck`, docs/privacy.md.
+claimed, one for each part that is not dpexp's own and is taken on trust, and one that says what was
+not checked. What is compared, and how closely: `dpexp.mechanism.recheck`, docs/privacy.md.
 Exit code: 0 if every certificate holds; 1 if one does not; else 2 if a path is no finished run.
 """
 
@@ -15,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpexp import records
-from dpexp.mechanism.recheck import recheck
+from dpexp.mechanism.finished import recheck_record
+from dpexp.mechanism.recheck import NAMES
 
 HOLDS, DIFFERS, NO_RUN = 0, 1, 2
 
@@ -26,24 +30,51 @@ def verify(directory: Path) -> tuple[int, list[str]]:
         return NO_RUN, [f"Expected a run's directory; there is none at {directory}."]
     record = records.read(directory)
     if record is None:
+        why = records.damage(directory)
         return NO_RUN, [
-            "Expected a finished run: whole config.yaml, result.json and privacy.json; "
-            f"{directory} does not hold them."
+            "Expected a finished run: whole config.yaml, result.json, privacy.json and "
+            f"metrics.jsonl; {directory} does not hold them{f' ({why})' if why else ''}."
         ]
-    found = recheck(record.config, record.result, record.privacy)
-    findings = list(found.findings)
+    found = recheck_record(record)
+    from scripts import names  # once main has said where `scripts` is
+
+    parameters = names.compare(record) if not found.findings else None
+    findings = [*found.findings, *(parameters or [])]
     name = records.run_id(record.config)
     if directory.resolve().name != name:
         findings.append(f"config.yaml is that of run {name}, not of this directory")
     if findings:
         return DIFFERS, [f"differs: {finding}" for finding in findings]
+    lines = [_passed(record, found.epsilon, bool(found.trusted))]
+    lines += [f"taken on trust: {words}" for words in found.trusted]
+    unchecked = [w for w in found.unchecked if w != NAMES or parameters is None]
+    return HOLDS, [*lines, f"not checked: {'; '.join(unchecked)}"]
+
+
+def require(directory: Path) -> records.Record:
+    """Read a finished run that something is to be shown of.
+
+    Raises:
+        RecordError: if it is none, or does not hold; one line, its first finding.
+    """
+    record = records.read(directory)
+    if record is None:
+        why = records.damage(directory) or "it holds no finished run"
+        raise records.RecordError(f"Expected a finished run in {directory}; {why}. Set results.")
+    if findings := recheck_record(record).findings:
+        raise records.RecordError(
+            f"Expected the record {directory} to hold; {findings[0]}. Set results to another one."
+        )
+    return record
+
+
+def _passed(record: records.Record, epsilon: float | None, is_trusting: bool) -> str:
     said = "; ".join(record.privacy["deviations"])
-    if found.epsilon is None:
-        return HOLDS, [f"pass: no privacy is claimed ({said})"]
+    if epsilon is None:
+        return f"pass: no privacy is claimed ({said})"
     target = record.privacy["target_epsilon"]
-    return HOLDS, [
-        f"pass: epsilon {found.epsilon:.4g} of {target:g} by PLD" + (f" ({said})" if said else "")
-    ]
+    word = "holds on trust" if is_trusting else "pass"
+    return f"{word}: epsilon {epsilon:.4g} of {target:g} by PLD" + (f" ({said})" if said else "")
 
 
 def main(words: Sequence[str]) -> int:
@@ -64,4 +95,5 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     sys.exit(main(sys.argv[1:]))

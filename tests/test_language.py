@@ -1,8 +1,10 @@
 """Language models: what they compute, how they are loaded, what they refuse, and whole runs."""
 
+import hashlib
 import json
 import shutil
 import warnings
+from pathlib import Path
 
 import datasets
 import pytest
@@ -167,6 +169,14 @@ def test_the_seed_decides_the_weights_that_are_not_loaded(words):
         config = run.compose(words("sst2", "method=rgp", f"seed={seed}"))
         heads.append(run.build_parts(config, torch.device("cpu")).model.head.out.weight)
     assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
+
+
+def test_a_result_names_the_weights_that_it_began_with(words, hub, tmp_path):
+    config = run.compose(words("sst2", "method=linear", f"results={tmp_path}"))
+    result = json.loads((run.execute(config) / "result.json").read_text())
+    weights = (Path(hub) / "tiny" / "bert" / "model.safetensors").read_bytes()
+    named = result["pretrained_sha256"]["tiny/bert"]
+    assert named["model.safetensors"] == hashlib.sha256(weights).hexdigest()
 
 
 # What is refused

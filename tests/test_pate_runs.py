@@ -28,6 +28,7 @@ def test_a_run_learns_within_its_budget_and_leaves_every_field_of_its_contract(f
     assert sorted(os.listdir(finished)) == [
         "config.yaml",
         "metrics.jsonl",
+        "predictions.npz",
         "privacy.json",
         "released.jsonl",
         "result.json",

@@ -67,7 +67,8 @@ def test_a_finished_run_is_looked_up(tmp_path):
     assert run.directory == tmp_path / "embedded" / "runs" / run_id(CONFIG)
     assert Run.open(tmp_path, CONFIG).status == "finished"
     record = find(tmp_path, CONFIG)
-    assert (record.result, record.privacy) == (RESULT, PRIVACY)
+    assert record.result == RESULT | {"run": run.id, "files": record.result["files"]}
+    assert record.privacy == PRIVACY | {"run": run.id}
     assert record.metrics == [{"step": 1, "test_accuracy": 93.5}]
     assert record.config == CONFIG
 
@@ -179,7 +180,8 @@ def test_infinity_is_written_as_null(tmp_path):
     run = Run.open(tmp_path, CONFIG)
     run.log({"step": 1})
     run.finish(RESULT, {"epsilon": {"prv": math.inf}, "list": [math.nan, 1.5]})
-    assert read(run.directory).privacy == {"epsilon": {"prv": None}, "list": [None, 1.5]}
+    expected = {"epsilon": {"prv": None}, "list": [None, 1.5], "run": run.id}
+    assert read(run.directory).privacy == expected
 
 
 FILL = """

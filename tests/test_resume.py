@@ -312,7 +312,7 @@ for size in (5000, 800, 300):
 
 
 def test_a_disk_that_fills_up_costs_a_checkpoint_or_ends_the_run_in_one_line(tmp_path):
-    """Files may not grow beyond a size: of a checkpoint's, of a certificate's, of a ledger's."""
+    """Files may not grow beyond a size: of a checkpoint's, of a record's, of a ledger's."""
     words = [*SHORT, "eval_every=3"]  # or the metrics would be the first to fail
     done = in_a_process(FILLED, str(tmp_path), *words)
     assert done.returncode == 0, done.stderr
@@ -327,7 +327,7 @@ def test_a_disk_that_fills_up_costs_a_checkpoint_or_ends_the_run_in_one_line(tmp
     assert_same_run(of(records.locate(tmp_path / "5000", run.compose(words))), expected)
 
     assert at_the_end[1] == warned and at_once[1] == []
-    for error, name in ((at_the_end[0], "result.json"), (at_once[0], records.LEDGER)):
+    for error, name in ((at_the_end[0], records.PREDICTIONS), (at_once[0], records.LEDGER)):
         assert f"{name}: File too large" in error and "run the same command again" in error
         assert "\n" not in error
     for size in (800, 300):

@@ -68,5 +68,5 @@ def test_a_picture_has_two_sides(tmp_path):
 def test_a_damaged_file_is_told(tmp_path):
     run = written(tmp_path)
     (run / records.ANALYSIS).write_bytes(b"PK\x03\x04 not a zip")
-    with pytest.raises(records.NoSeries, match=r"analysis\.npz is damaged"):
+    with pytest.raises(records.NoSeries, match=r"analysis\.npz is no whole \.npz file"):
         records.picture(run, "good")

@@ -41,6 +41,7 @@ def test_a_run_leaves_its_files_and_its_config_where_its_id_says(directory):
     assert sorted(os.listdir(directory)) == [
         "config.yaml",
         "metrics.jsonl",
+        "predictions.npz",
         "privacy.json",
         "released.jsonl",
         "result.json",

@@ -7,8 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
+from dpexp import records
+from dpexp.records.predictions import packed, unpacked
+from dpexp.records.record import contents
 from scripts.verify import main
 from tests.runs import execute
 
@@ -30,11 +35,13 @@ def edit(path, **change):
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
 
-def test_a_run_that_holds_is_one_line_that_says_what_was_recomputed(run_dir, capsys):
+def test_a_run_that_holds_says_what_was_recomputed_and_what_was_not_checked(run_dir, capsys):
     assert main([str(run_dir)]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(f"{run_dir}: pass: epsilon 3.9") and "of 4 by PLD" in out
-    assert out.count("\n") == 1 and not err
+    checked, rest = out.splitlines()
+    assert rest.startswith(f"{run_dir}: not checked: ") and "weights_sha256" in rest and not err
+    assert "accuracy" not in rest and "older record" not in rest
 
 
 @pytest.mark.parametrize(
@@ -56,9 +63,10 @@ def test_each_finding_is_a_line_and_the_exit_code_is_1(run_dir, tmp_path, capsys
     edit(forged / "privacy.json", q=0.5, noise_draws=0)
     assert main([str(run_dir), str(forged)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(": ")[0] for line in lines] == [str(run_dir), str(forged), str(forged)]
-    assert lines[1].startswith(f"{forged}: differs: q: expected ")
-    assert "noise_draws: expected" in lines[2]
+    assert [line.partition(": ")[0] for line in lines] == 2 * [str(run_dir)] + 3 * [str(forged)]
+    assert lines[2].startswith(f"{forged}: differs: q: expected ")
+    assert "noise_draws: expected" in lines[3]
+    assert "privacy.json is not the one that result.json was written with" in lines[4]
 
 
 def test_a_config_that_was_edited_is_not_that_of_its_directory(run_dir, tmp_path, capsys):
@@ -97,3 +105,52 @@ def test_it_runs_as_it_says(run_dir, how):
         text=True,
     )
     assert done.returncode == 0 and ": pass: epsilon" in done.stdout and not done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["method=rgp", "task=digits", "model=wrn10_1"],
+        ["method=bitfit", "task=digits", "model=cnn"],
+        ["method=linear", "task=sentiment", "model=bert_tiny"],
+    ],
+    ids=["rgp", "bitfit", "texts"],
+)
+def test_parameters_are_those_of_the_model_that_the_config_builds(tmp_path, capsys, words):
+    """Names swapped, lost or made up, with all hashes mended, are not the model's."""
+    directory = execute(tmp_path, *words, "profile=embedded", "device=cpu", "epochs=0.1", "eps=4")
+    assert main([str(directory)]) == 0
+    assert "that they are the model's names" not in capsys.readouterr().out
+    privacy = json.loads((directory / "privacy.json").read_text())
+    first = next(iter(privacy["trainable"]))
+    changes = [
+        {"trainable": privacy["frozen"], "frozen": privacy["trainable"]},
+        {"frozen": privacy["frozen"] | {"made.up": 3}},
+        {"trainable": {k if k != first else "other": n for k, n in privacy["trainable"].items()}},
+        {"trainable": {k: n for k, n in privacy["trainable"].items() if k != first}},
+    ]
+    for change in changes:
+        edit(directory / "privacy.json", **{**privacy, **change})
+        result = json.loads((directory / "result.json").read_text())
+        files = result["files"] | {"privacy.json": contents(directory, "privacy.json")}
+        edit(directory / "result.json", files=files)
+        assert main([str(directory)]) == 1
+        assert "differs: " in capsys.readouterr().out
+
+
+def test_a_method_that_is_not_ours_holds_on_trust_and_says_so(run_dir, tmp_path, capsys):
+    """As a user's own method leaves it: all numbers in keeping, its path another."""
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    config["method"]["_target_"] = "mine.methods.DPSGD"
+    name = records.run_id(config)
+    other = copied(run_dir, tmp_path, name)
+    (other / "config.yaml").write_text(yaml.safe_dump(config))
+    right = unpacked(other)[1]
+    np.savez(other / "predictions.npz", **packed(name, right))
+    edit(other / "privacy.json", run=name)
+    files = json.loads((other / "result.json").read_text())["files"]
+    edit(other / "result.json", run=name, files={f: contents(other, f) for f in files})
+    assert main([str(other)]) == 0
+    out = capsys.readouterr().out
+    assert f"{other}: holds on trust: epsilon 3.9" in out and ": pass" not in out
+    assert "taken on trust: method mine.methods.DPSGD is not known here" in out

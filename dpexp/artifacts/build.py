@@ -78,7 +78,7 @@ def mistake(item: Outcome) -> str:
     """Give the user's mistake that a failed run's log holds; "" if it holds a traceback."""
     if item.status != FAILED:
         return ""
-    first = Path(item.detail).read_text(encoding="utf-8").partition("\n")[0]
+    first = Path(item.detail).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
     return first.removeprefix(WRONG) if first.startswith(WRONG) else ""
 
 

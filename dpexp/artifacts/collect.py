@@ -15,6 +15,7 @@ import numpy as np
 
 from dpexp import records
 from dpexp.artifacts.cells import Job
+from dpexp.artifacts.plain import clean
 from dpexp.artifacts.readings import (
     Curve,
     Reading,
@@ -25,13 +26,14 @@ from dpexp.artifacts.readings import (
     read,
 )
 from dpexp.artifacts.words import CURVES, MAPS, Artifact, Key, Line
-from dpexp.mechanism.recheck import recheck
+from dpexp.mechanism.finished import recheck_record
 
 NOT_RUN, NOT_BUILT, NO_DATA, FAILED = "not run", "not built", "no data", "failed"
 REFUSED = "refused"
 """Of a run whose certificate does not hold when it is recomputed."""
 SKIPPED = "not run here"
 """Of a cell that the profile skips."""
+TRUSTED = "taken on trust: "
 WORDS = "words"
 """Of a cell of a column of words."""
 DONE = "done"
@@ -48,6 +50,7 @@ class Outcome:
         detail: for a run that isn't done, the sentence or the log to look at.
         result, privacy: the record's result.json and privacy.json, empty unless done.
         directory: the record's; None unless done.
+        trusted: what verification takes on trust, in words.
     """
 
     job: Job
@@ -56,6 +59,7 @@ class Outcome:
     result: Mapping[str, Any] | None = None
     privacy: Mapping[str, Any] | None = None
     directory: Path | None = None
+    trusted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +77,7 @@ class Value:
         published: the paper's value, or None.
         epsilon, noise_multiplier: the largest over the seeds; None where nothing private was
             released.
-        deviations: what the certificates admit, each once.
+        deviations: what the certificates admit, and what is taken on trust, each once.
         run_ids: of the runs done.
         curve: of a figure of curves, over the seeds done.
         picture: of a figure of maps, [rows, columns], the mean over the seeds done.
@@ -125,14 +129,17 @@ def outcome(job: Job, results: Path) -> Outcome:
         return Outcome(job, NOT_RUN)
     record = records.find(results, job.config)
     if record is not None:
-        findings = recheck(record.config, record.result, record.privacy).findings
-        if findings:
-            return Outcome(job, REFUSED, f"{record.directory}: {'; '.join(findings)}")
-        return Outcome(job, DONE, "", record.result, record.privacy, record.directory)
+        found = recheck_record(record)
+        if found.findings:
+            return Outcome(job, REFUSED, f"{record.directory}: {'; '.join(found.findings)}")
+        trusted = tuple(f"{TRUSTED}{word}" for word in found.trusted)
+        return Outcome(job, DONE, "", record.result, record.privacy, record.directory, trusted)
+    if why := records.damage(records.locate(results, job.config)):
+        return Outcome(job, NOT_RUN, f"the record {job.run_id} is damaged: {why}")
     log = log_path(results, job.config, job.run_id)
     if not log.is_file():
         return Outcome(job, NOT_RUN)
-    first = log.read_text(encoding="utf-8").partition("\n")[0]
+    first = log.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
     if first.startswith(f"{NO_DATA}: "):
         return Outcome(job, NO_DATA, first.removeprefix(f"{NO_DATA}: "))
     return Outcome(job, FAILED, str(log))
@@ -191,7 +198,11 @@ def _value(
         published=published,
         epsilon=_largest(epsilon(p) for p in privacy),
         noise_multiplier=_largest(p.get("noise_multiplier") for p in privacy),
-        deviations=_once(str(word) for p in privacy for word in p.get("deviations", [])),
+        deviations=_once(
+            str(word)
+            for item in done
+            for word in (*(item.privacy or {}).get("deviations", []), *item.trusted)
+        ),
         run_ids=tuple(item.job.run_id for item in done),
         readings=tuple(readings),
         results=tuple(item.result or {} for item in done),
@@ -249,7 +260,7 @@ def _average(artifact: Artifact, cell: Key, cells: Sequence[Sequence[Outcome]]) 
 def _detail(item: Outcome) -> str:
     """Say what there is to say, with paths from here: tables travel, folders above do not."""
     detail = f"see {item.detail}" if item.status == FAILED else item.detail
-    return detail.replace(f"{Path.cwd()}{os.sep}", "")
+    return clean(detail.replace(f"{Path.cwd()}{os.sep}", ""))
 
 
 def metric(result: Mapping[str, Any], names: Sequence[str]) -> float:

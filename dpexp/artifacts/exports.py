@@ -12,6 +12,7 @@ from dpexp.artifacts import build, figure
 from dpexp.artifacts.cells import relabel
 from dpexp.artifacts.collect import WORDS, Value
 from dpexp.artifacts.markdown import markdown
+from dpexp.artifacts.plain import clean, for_csv
 from dpexp.artifacts.table import Table
 from dpexp.artifacts.words import CURVES, MAPS, Line
 
@@ -147,7 +148,7 @@ def _csv(fields: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
     stream = io.StringIO()
     writer = csv.DictWriter(stream, fields, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows({key: for_csv(value) for key, value in line.items()} for line in lines)
     return stream.getvalue()
 
 
@@ -270,4 +271,4 @@ def _tex_cell(value: Value, decimals: int) -> str:
 
 
 def _escape(text: str) -> str:
-    return "".join(_TEX.get(letter, letter) for letter in text)
+    return "".join(_TEX.get(letter, letter) for letter in clean(text))

@@ -8,6 +8,7 @@ from dpexp.artifacts import verdict
 from dpexp.artifacts.cells import relabel
 from dpexp.artifacts.claims import FAILS
 from dpexp.artifacts.collect import WORDS, Value
+from dpexp.artifacts.plain import for_markdown
 from dpexp.artifacts.table import Table
 from dpexp.artifacts.words import Artifact
 from dpexp.mechanism import ANALYSED
@@ -42,9 +43,9 @@ def _comparability(table: Table) -> list[str]:
 def _setting(table: Table) -> list[str]:
     parts = []
     if table.settings:
-        parts.append("Run here: " + "; ".join(table.settings) + ".")
+        parts.append("Run here: " + "; ".join(map(for_markdown, table.settings)) + ".")
     if table.artifact.alone and (devices := table.devices()):
-        parts.append(f"Measured on: {'; '.join(devices)}.")
+        parts.append(f"Measured on: {'; '.join(map(for_markdown, devices))}.")
     if table.overridden:
         words = ", ".join(f"`{word}`" for word in table.overridden)
         parts.append(f"Overridden on the command line: {words}.")
@@ -90,7 +91,7 @@ def _md_cell(value: Value, decimals: int, notes: Sequence[str]) -> str:
 def measured(value: Value, decimals: int) -> str:
     """Print what was measured, or why nothing was; of a column of words, the words."""
     if value.mean is None:
-        return value.text if value.status == WORDS else value.status
+        return value.text if value.status == WORDS else for_markdown(value.status)
     spread = "" if value.std is None else f" ± {value.std:.{decimals}f}"
     return f"{value.mean:.{decimals}f}{spread} (n={value.num_seeds})"
 
@@ -102,13 +103,16 @@ def _place(artifact: Artifact) -> str:
 def _footnotes(table: Table, judged: verdict.Judgement) -> list[str]:
     artifact = table.artifact
     legend = _figure_legend(table) if artifact.figure else _table_legend(table)
-    notes = [f"[{k}] {word}" for k, word in enumerate(table.deviations(), 1)]
+    notes = [f"[{k}] {for_markdown(word)}" for k, word in enumerate(table.deviations(), 1)]
     short = any(0 < v.num_seeds < v.asked for v in table.values.values())
     if short:
         notes.append(f"A smaller n than {max(v.asked for v in table.values.values())}: "
                      "the other seeds were not run, or gave no value.")  # fmt: skip
     if artifact.figure:
-        notes += [f"{status}: {'; '.join(names)}" for status, names in table.absent().items()]
+        notes += [
+            f"{for_markdown(status)}: {'; '.join(names)}"
+            for status, names in table.absent().items()
+        ]
     notes += table.skipped() + _troubles(table) + _orderings(table, judged)
     return [" ".join(filter(None, [legend, artifact.published_note.strip()])),
             *(["\n".join(f"- {note}" for note in notes)] if notes else [])]  # fmt: skip
@@ -139,7 +143,7 @@ def _troubles(table: Table) -> list[str]:
     for row, column, value in table.distinct():
         for detail in value.details:
             cells.setdefault(detail, []).append(table.name(row, column))
-    return [f"{detail} ({'; '.join(names)})" for detail, names in cells.items()]
+    return [f"{for_markdown(detail)} ({'; '.join(names)})" for detail, names in cells.items()]
 
 
 def _claims(table: Table, judged: verdict.Judgement) -> list[str]:

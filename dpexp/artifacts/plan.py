@@ -67,17 +67,8 @@ class Estimator:
         self._absent: dict[str, Cost] = {}
         directories = sorted((results / profile / "runs").glob("*"))
         finished = filter(None, map(records.read, directories))
-        self._samples = [
-            Sample(
-                kind(record.config),
-                record.result["wall_s"] / examples(record.config),
-                record.result["peak_memory_mb"],
-                "records alike",
-            )
-            for record in finished
-            if (device is None or record.result["device"] == device)
-            and not record.config.get("analysis")  # whose own time would count as the steps'
-        ]
+        samples = (_sample(record) for record in finished if _is_alike(record, device))
+        self._samples = [sample for sample in samples if sample is not None]
 
     def cost(self, config: dict[str, Any]) -> Cost:
         """Estimate one run; never raises for a run that can't be done, but says why."""
@@ -107,6 +98,22 @@ class Estimator:
         sample = Sample(kind(config), seconds / examples(config), megabytes, "timed")
         self._samples.append(sample)
         return sample
+
+
+def _is_alike(record: records.Record, device: str | None) -> bool:
+    if record.config.get("analysis"):  # whose own time would count as the steps'
+        return False
+    return device is None or record.result.get("device") == device
+
+
+def _sample(record: records.Record) -> Sample | None:
+    """Take what a finished run cost; None if its record does not say."""
+    try:
+        seconds = float(record.result["wall_s"]) / examples(record.config)
+        megabytes = float(record.result["peak_memory_mb"])
+        return Sample(kind(record.config), seconds, megabytes, "records alike")
+    except (KeyError, TypeError, ValueError, ArithmeticError):
+        return None
 
 
 def kind(config: dict[str, Any]) -> tuple[str, ...]:

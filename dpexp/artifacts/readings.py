@@ -63,7 +63,8 @@ def numbers(result: Mapping[str, Any], names: Sequence[str]) -> list[float]:
     Raises:
         records.NoSeries: it has none of them.
     """
-    found = [result[name] for name in names if isinstance(result.get(name), int | float)]
+    given = [result.get(name) for name in names]
+    found = [v for v in given if isinstance(v, int | float) and not isinstance(v, bool)]
     if not found:
         raise records.NoSeries(f"no such number: {' or '.join(names)}")
     return [float(number) for number in found]

@@ -126,7 +126,8 @@ class Table:
     def devices(self) -> list[str]:
         """Name the machines that the runs were done on, each once."""
         results = (result for value in self.values.values() for result in value.results)
-        return list(dict.fromkeys(result["device"] for result in results))
+        named = (str(result.get("device", "a machine not named")) for result in results)
+        return list(dict.fromkeys(named))
 
     def deviations(self) -> list[str]:
         """List what certificates admit, each once, in the order of the cells."""

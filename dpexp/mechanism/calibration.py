@@ -10,10 +10,14 @@ from typing import Any
 from dpexp.mechanism.accounting import calibrate
 from dpexp.mechanism.laplace import calibrate_laplace
 from dpexp.mechanism.mechanism import Mechanism
+from dpexp.mechanism.pld import Part, gaussian_epsilon
 from dpexp.seeds import new_secret
 from dpexp.types import ConfigError, Release, is_laplace, joint_sensitivity, require_word
 
 SAMPLINGS = ("poisson", "shuffle")
+
+SURE = 1e-8
+"""Delta from which on both accountants resolve any run of ours (up to a million steps)."""
 
 BUDGETS = ("total", "per_step")
 """What eps is the budget of: the run, or each of its steps."""
@@ -108,6 +112,8 @@ def build(
         sigma, calibrated_by = calibrate_laplace(q, epsilon / num_steps), "pure"
     elif noise:
         sigma, calibrated_by = calibrate(q, num_steps, delta, epsilon)
+        if clip:
+            confirm((Part(q, sigma, num_steps),), delta, epsilon)
     return Mechanism(
         dataset_size=dataset_size,
         batch_size=batch_size,
@@ -122,6 +128,25 @@ def build(
         seed=seed,
         calibrated_by=calibrated_by,
         _secret=new_secret() if noise == "secret" else None,
+    )
+
+
+def confirm(parts: tuple[Part, ...], delta: float, epsilon: float) -> None:
+    """Ask the accountant that verifies finished runs before the first step, where delta is tiny.
+
+    Its rounding is some 1e-15 a step: what it cannot confirm then, it could not afterwards.
+
+    Raises:
+        ConfigError: if it cannot.
+    """
+    if delta >= SURE:
+        return
+    found = gaussian_epsilon(parts, delta, epsilon)
+    _require(
+        found <= epsilon,
+        f"Expected a delta that two accountants can resolve; at delta={delta:g} the one that "
+        f"verifies finished runs gives epsilon {found:.4g} for noise that the other calibrated to "
+        f"{epsilon:g}. Set privacy.delta to a larger one, such as {SURE:g}.",
     )
 
 

@@ -18,6 +18,13 @@ BY_RDP = "calibrated by RDP: PRV failed for these numbers"
 
 LOST = "steps were lost to a kill: they are accounted for, and not in the weights"
 
+LARGE_DELTA = "delta is not below 1/N: such a guarantee allows one example to be published"
+
+JUDGED_ON_TRAINING = "the metric is of the training set, without noise: it is not covered"
+UNRELEASED = "teacher_accuracy is of votes without noise: it is no part of the guarantee"
+TEST_HALF = "half of the test set is the student's public data; accuracy is of the other half"
+"""What loops remark."""
+
 APART = "as if each release of a step had a subsample of its own: understates epsilon, no claim"
 
 NEIGHBOURS = "add or remove one example"

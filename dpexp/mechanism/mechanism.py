@@ -143,6 +143,22 @@ class Mechanism:
         sigmas = [self.noise_multiplier / release.sensitivity for release in self.releases]
         return rdp_epsilon_apart(self.sampling_prob, sigmas, steps, self.delta)
 
+    def identity(self) -> dict[str, Any]:
+        """Give the numbers and words that a checkpoint must share to be gone on with."""
+        return {
+            "sampling": self.sampling,
+            "dataset_size": self.dataset_size,
+            "batch_size": self.batch_size,
+            "steps": self.num_steps,
+            "target epsilon": self.target_epsilon,
+            "delta": self.delta,
+            "noise": self.noise,
+            "clip": self.clip,
+            "noise_multiplier": self.noise_multiplier,
+            "releases": [vars(release) for release in self.releases],
+            "seed": self.seed,
+        }
+
     @property
     def deviations(self) -> list[str]:
         """Say in words what stands between this run and a replayable guarantee."""
@@ -152,6 +168,7 @@ class Mechanism:
             words.SHUFFLED: self.sampling == "shuffle",
             words.SECRET: self.noise == "secret",
             words.BY_RDP: self.calibrated_by == "rdp",
+            words.LARGE_DELTA: self.is_private and self.delta >= 1 / self.dataset_size,
         }
         return [sentence for sentence, holds in said.items() if holds]
 

@@ -58,8 +58,7 @@ def gaussian_epsilon(parts: tuple[Part, ...], delta: float, target: float) -> fl
     # Far too little noise would ask for a grid that no memory holds.
     if any(_delta_of_one(part, HOPELESS * target) > delta for part in parts):
         return math.inf
-    steps = sum(part.count for part in parts)
-    grid = min(GRID * target / math.sqrt(steps), COARSEST)
+    grid = _grid(parts, target)
     total = None
     for part in parts:
         one = pld.from_gaussian_mechanism(
@@ -71,6 +70,18 @@ def gaussian_epsilon(parts: tuple[Part, ...], delta: float, target: float) -> fl
         composed = one.self_compose(part.count)
         total = composed if total is None else total.compose(composed)
     return float(total.get_epsilon_for_delta(delta))
+
+
+def _grid(parts: tuple[Part, ...], target: float) -> float:
+    steps = sum(part.count for part in parts)
+    return min(GRID * target / math.sqrt(steps), COARSEST)
+
+
+def points(parts: tuple[Part, ...], target: float) -> float:
+    """Bound how many points the grid of any one of these Gaussian mechanisms has."""
+    # Losses lie within 1 / (2 sigma^2) and nine standard deviations, 1 / sigma each, of 0.
+    widest = max(2 * (0.5 / part.sigma**2 + 9 / part.sigma) for part in parts)
+    return min(widest, 4 * HOPELESS * target + 100) / _grid(parts, target)
 
 
 def _delta_of_one(part: Part, epsilon: float) -> float:

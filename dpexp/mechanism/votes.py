@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dpexp.mechanism import certificate as words
-from dpexp.mechanism.calibration import check_privacy
+from dpexp.mechanism.calibration import check_privacy, confirm
 from dpexp.mechanism.gnmax import (
     CHECK_SENSITIVITY,
     VOTE_SENSITIVITY,
@@ -19,6 +19,7 @@ from dpexp.mechanism.gnmax import (
     effective_multiplier,
     votes_epsilon,
 )
+from dpexp.mechanism.pld import Part
 from dpexp.seeds import generator, new_secret
 from dpexp.types import Release
 
@@ -92,10 +93,29 @@ class NoisyVotes:
             self.check_std, self.noise_multiplier, self.max_checks, self.max_answers
         )
 
+    def identity(self) -> dict[str, Any]:
+        """Give the numbers and words that saved answers must share to be gone on with."""
+        return {
+            "dataset_size": self.dataset_size,
+            "checks": self.max_checks,
+            "answers": self.max_answers,
+            "threshold": self.threshold,
+            "target epsilon": self.target_epsilon,
+            "delta": self.delta,
+            "noise": self.noise,
+            "noise_multiplier": self.noise_multiplier,
+            "check_ratio": self.check_ratio,
+            "seed": self.seed,
+        }
+
     @property
     def deviations(self) -> list[str]:
         """Say in words what stands between this run and a replayable guarantee."""
-        said = {words.NO_NOISE: not self.noise, words.SECRET: self.noise == "secret"}
+        said = {
+            words.NO_NOISE: not self.noise,
+            words.SECRET: self.noise == "secret",
+            words.LARGE_DELTA: bool(self.noise) and self.delta >= 1 / self.dataset_size,
+        }
         return [sentence for sentence, holds in said.items() if holds]
 
     def certificate(
@@ -106,6 +126,7 @@ class NoisyVotes:
         draws: Mapping[str, int],
         trainable: Mapping[str, int],
         frozen: Mapping[str, int],
+        public: Mapping[str, Any],
         remarks: list[str],
     ) -> dict[str, Any]:
         """State what was released and what it cost, as plain JSON.
@@ -116,6 +137,7 @@ class NoisyVotes:
             draws: how often noise was drawn, by release.
             trainable: the student's parameter names with their numbers of entries.
             frozen: likewise.
+            public: names the public examples, and says how many there are.
             remarks: further words on what departs from the claim.
         """
         dependent = None
@@ -151,6 +173,7 @@ class NoisyVotes:
             "replayable": self.noise != "secret",
             "trainable": dict(trainable),
             "frozen": dict(frozen),
+            "public": dict(public),
             "deviations": [*self.deviations, *remarks],
         }
 
@@ -199,6 +222,10 @@ def build_votes(
     if noise:
         unit = effective_multiplier(check_ratio, 1.0, max_checks, max_answers)
         multiplier = calibrate_votes(float(epsilon), delta) / unit
+        stds = {CHECK_SENSITIVITY: check_ratio * multiplier, VOTE_SENSITIVITY: multiplier}
+        counts = (max_checks, max_answers)
+        parts = [Part(1.0, std / s, n) for (s, std), n in zip(stds.items(), counts, strict=True)]
+        confirm(tuple(parts), delta, float(epsilon))
     return NoisyVotes(
         dataset_size=dataset_size,
         num_classes=num_classes,

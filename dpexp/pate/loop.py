@@ -13,14 +13,16 @@ from torch import Tensor
 
 from dpexp import checkpoint, memory
 from dpexp.mechanism import NoisyVotes, PrivacyError, build_votes, verify
+from dpexp.mechanism.certificate import TEST_HALF, UNRELEASED
 from dpexp.pate.settings import PATE
 from dpexp.pate.stages import EVALUATIONS, Answers, ask, teach, vote
 from dpexp.ranks import Ranks
 from dpexp.records import Ledger, Mark, Run, describe, read_mark
 from dpexp.seeds import generator
 from dpexp.spent import OTHER_DATA, difference, read_ledger, surroundings_of
+from dpexp.tasks.task import fingerprint
 from dpexp.tracking import Progress, Tracker
-from dpexp.train import Parts, evaluate
+from dpexp.train import Parts, evaluate, scores
 from dpexp.types import ConfigError
 
 log = logging.getLogger("dpexp")
@@ -30,10 +32,6 @@ TIMED_STEPS = 3
 
 NOT_BEGUN = -1
 """Step before the student's first evaluation."""
-
-UNRELEASED = "teacher_accuracy is of votes without noise: it is no part of the guarantee"
-
-TEST_HALF = "half of the test set is the student's public data; accuracy is of the other half"
 
 
 def train(config: dict, parts: Parts, ranks: Ranks) -> None:
@@ -75,14 +73,21 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         )
         lessons = replace(queries.take(answers.answered), targets=answers.labels)
         log.info("%d queries asked, %d answered", answers.asked, len(lessons))
-        parts = replace(parts, task=task)
-        last = teach(parts, lessons, config["seed"], ranks.device, progress.advance, report)
+        last = teach(
+            replace(parts, task=task),
+            lessons,
+            config["seed"],
+            ranks.device,
+            progress.advance,
+            report,
+        )
         certificate = mechanism.certificate(
             asked=votes[: answers.asked].numpy(),
             answered=votes[answers.answered].numpy(),
             draws=answers.draws,
             trainable=trainable,
             frozen={},
+            public=asked_of(config, parts),
             remarks=[UNRELEASED, *([TEST_HALF] if pate.public == "test-half" else [])],
         )
         verify(certificate)
@@ -95,10 +100,12 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             "steps": last["step"],
             "weights_sha256": checkpoint.digest(parts.model.state_dict()),
             **judged(votes, answers, queries.targets),
+            **({"pretrained_sha256": parts.pretrained} if parts.pretrained else {}),
         }
         peak_mb = memory.peak_mb(ranks.device)
         result = describe(config, task, mechanism, ranks, said, wall, examples, peak_mb)
-        run.finish(result, certificate)
+        each, _ = scores(parts.model, task.test, ranks.device, task.score)
+        run.finish(result, certificate, right={task.metric: each.numpy() > 0})
         tracker.conclude(result)
 
 
@@ -119,7 +126,10 @@ def released_once(
         PrivacyError: if teachers have answered already, and their answers can neither be read nor
             be given again to the last bit.
     """
+    of = {"run": run.id, **mechanism.identity()}
     saved = checkpoint.load(run.checkpoint_path) if run.status == "resume" else None
+    if saved is not None:
+        checkpoint.require(run.checkpoint_path, saved, of)
     if mechanism.noise == "secret":
         surroundings = None
     if saved is None:
@@ -129,7 +139,7 @@ def released_once(
             run.restart()
         votes = vote(pate, mechanism, task, queries, ranks.device, progress.advance)
         answers = ask(votes, mechanism)
-        saved = {"data": task.fingerprint, "votes": votes, "answers": vars(answers)}
+        saved = {"of": of, "data": task.fingerprint, "votes": votes, "answers": vars(answers)}
         checkpoint.save(run.checkpoint_path, saved)
     elif saved["data"] != task.fingerprint:
         raise ConfigError(OTHER_DATA)
@@ -140,7 +150,7 @@ def released_once(
         log.info("resumed with what the teachers had answered")
     if mechanism.noise and read_mark(run.directory) is None:
         asked = saved["answers"]["asked"]
-        mark = Mark(task.fingerprint, asked, surroundings=surroundings)
+        mark = Mark(task.fingerprint, asked, surroundings=surroundings, run=run.id)
         Ledger(run.directory, mark, is_durable=True).close()
     return saved["votes"], Answers(**saved["answers"])
 
@@ -237,6 +247,17 @@ def split_public(task: Any, source: str) -> tuple[Any, Any]:
     order = torch.randperm(len(task.test), generator=generator(0, "test-half", 0))
     half = len(order) // 2
     return task.test.take(order[:half]), replace(task, test=task.test.take(order[half:]))
+
+
+def asked_of(config: dict, parts: Parts) -> dict[str, Any]:
+    """Name the public examples, of which the first queries are asked, and count them."""
+    is_half = parts.method.public == "test-half"
+    public, _ = split_public(parts.task, parts.method.public)
+    return {
+        "name": "test-half" if is_half else config["public"]["name"],
+        "examples": len(public),
+        "fingerprint": fingerprint(*public.tensors()),
+    }
 
 
 def announce(mechanism: NoisyVotes, pate: PATE, trainable: dict[str, int]) -> None:

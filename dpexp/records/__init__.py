@@ -1,8 +1,10 @@
 """One directory per run, named by its config's hash."""
 
+from dpexp.records.binding import Binding, bind
 from dpexp.records.files import RecordError, at_home, replace_file, write_atomically
 from dpexp.records.ledger import LEDGER, Ledger, Mark, read_mark
 from dpexp.records.lock import Busy, held, is_held
+from dpexp.records.predictions import PREDICTIONS
 from dpexp.records.provenance import (
     code_sha256,
     describe,
@@ -10,24 +12,30 @@ from dpexp.records.provenance import (
     git_commit,
     versions,
 )
-from dpexp.records.record import RESULT_NEUTRAL, Record, find, locate, read, run_id
+from dpexp.records.record import RESULT_NEUTRAL, Record, damage, find, locate, read, run_id
 from dpexp.records.run import SCORES, Run
+from dpexp.records.safely import arrays_of
 from dpexp.records.series import ANALYSIS, NoSeries, picture, series
 
 __all__ = [
     "ANALYSIS",
+    "Binding",
     "Busy",
     "LEDGER",
     "Ledger",
     "Mark",
     "NoSeries",
+    "PREDICTIONS",
     "RESULT_NEUTRAL",
     "Record",
     "RecordError",
     "Run",
     "SCORES",
+    "arrays_of",
     "at_home",
+    "bind",
     "code_sha256",
+    "damage",
     "describe",
     "describe_device",
     "find",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.records.files import RecordError, write_atomically
+from dpexp.records.safely import parse_json
 
 LEDGER = "released.jsonl"
 """Its name in a run's directory: a line that says where the steps it counts began, then their
@@ -27,6 +28,7 @@ class Mark:
         begun_from: step of the checkpoint from which the last of them began.
         begun_at: step they began at; later than `begun_from` where steps were lost before.
         surroundings: what their rounding depends on; None where they cannot be repeated at all.
+        run: id of the run; "" in a ledger of former code.
     """
 
     data: str
@@ -34,6 +36,7 @@ class Mark:
     begun_from: int = 0
     begun_at: int = 0
     surroundings: Mapping[str, Any] | None = None
+    run: str = ""
 
     def taken_up(self, step: int, surroundings: Mapping[str, Any] | None) -> Mark:
         """Give the mark of a killed run that goes on: at `begun_at`, or its checkpoint if later.
@@ -51,15 +54,17 @@ class Mark:
         if is_same and (step >= self.begun_at or step == self.begun_from):
             return self
         spent = max(self.steps, step)
-        return Mark(self.data, spent, step, spent, surroundings)
+        return Mark(self.data, spent, step, spent, surroundings, self.run)
 
 
 def read_mark(directory: Path) -> Mark | None:
     """Read a run's ledger; None if there is none, or its first line is damaged."""
     try:
         head, *counts = (directory / LEDGER).read_text(errors="replace").split("\n")
-        mark = Mark(**json.loads(head))
+        mark = Mark(**parse_json(head))
     except (OSError, ValueError, TypeError):
+        return None
+    if not all(type(n) is int and n >= 0 for n in (mark.steps, mark.begun_from, mark.begun_at)):
         return None
     # What follows the last line's end was torn by a kill: its step had not begun.
     whole = [int(count) for count in counts[:-1] if count.isdigit()]
@@ -85,7 +90,8 @@ class Ledger:
         Raises:
             RecordError: if it cannot be written.
         """
-        self._path, self._data, self._is_durable = directory / LEDGER, mark.data, is_durable
+        self._path, self._is_durable = directory / LEDGER, is_durable
+        self._data, self._run = mark.data, mark.run
         self._begin(mark)
 
     def _begin(self, mark: Mark) -> None:
@@ -127,7 +133,7 @@ class Ledger:
             RecordError: if it cannot be written.
         """
         self.close()
-        self._begin(Mark(self._data, steps))
+        self._begin(Mark(self._data, steps, run=self._run))
 
     def close(self) -> None:
         """Close the file."""

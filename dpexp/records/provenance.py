@@ -131,5 +131,8 @@ def describe(
         "ranks": ranks.size,
         "versions": versions(),
         "data_fingerprint": task.fingerprint,
+        "input_shape": list(task.input_shape),
+        "num_classes": task.num_classes,
+        "longest": getattr(task.train, "longest", None),
         "git_commit": git_commit(),
     }

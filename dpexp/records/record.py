@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from dpexp.records.predictions import digest
+from dpexp.records.safely import Damaged, arrays_of, dict_of, parse_json, text_of
+
+METRICS = "metrics.jsonl"
 
 RESULT_NEUTRAL = frozenset(
     {"device", "ranks", "micro_batch", "data_root", "model_root", "results", "wandb", "checkpoint"}
@@ -64,39 +68,64 @@ class Record:
     metrics: list[dict[str, Any]]
 
 
-def load(path: Path, parse: Callable[[str], Any]) -> dict[str, Any] | None:
+def load(path: Path) -> dict[str, Any] | None:
     """Read a file that holds a dict; None if it cannot be read, or holds something else."""
     try:
-        value = parse(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError):
+        return dict_of(path)
+    except Damaged:
         return None
-    return value if isinstance(value, dict) else None
 
 
 def read(directory: str | Path) -> Record | None:
     """Read a finished run; None if it is not finished, or any of its files is damaged."""
+    try:
+        return _read(Path(directory))
+    except Damaged:
+        return None
+
+
+def damage(directory: str | Path) -> str:
+    """Say in a few words what keeps a run that has a result from being read; "" if nothing does."""
     directory = Path(directory)
-    config = load(directory / "config.yaml", yaml.safe_load)
-    result = load(directory / "result.json", json.loads)
-    privacy = load(directory / "privacy.json", json.loads)
-    if config is None or not result or not privacy:
-        return None
-    lines = lines_of(directory / "metrics.jsonl")
-    metrics = [line for line in lines if line is not None]
-    if not metrics or len(metrics) < len(lines):
-        return None
-    return Record(directory, config, result, privacy, metrics)
+    try:
+        if (directory / "result.json").exists():
+            _read(directory)
+    except Damaged as error:
+        return str(error)
+    except OSError as error:
+        return f"{directory.name} cannot be read ({error.strerror})"
+    return ""
+
+
+def _read(directory: Path) -> Record:
+    found: dict[str, Any] = {}
+    for name in ("config.yaml", "result.json", "privacy.json"):
+        try:
+            found[name] = dict_of(directory / name)
+        except Damaged as error:
+            raise Damaged(f"{name} {error}") from error
+        if not found[name] and name != "config.yaml":
+            raise Damaged(f"{name} is empty")
+    metrics = lines_of(directory / METRICS)
+    if not metrics or None in metrics:
+        raise Damaged(f"{METRICS} {'has a line that is torn' if metrics else 'has no line'}")
+    return Record(directory, *found.values(), metrics)
 
 
 def lines_of(path: Path) -> list[dict[str, Any] | None]:
     """Parse each line; None stands for one that a killed process left torn."""
-    if not path.exists():
-        return []
+    try:
+        with suppress(OSError):
+            if not path.exists():
+                return []
+        texts = text_of(path).splitlines()
+    except Damaged:
+        return [None]
     lines = []
-    for text in path.read_text(errors="replace").splitlines():
+    for text in texts:
         try:
-            value = json.loads(text)
-        except ValueError:
+            value = parse_json(text)
+        except Damaged:
             value = None
         lines.append(value if isinstance(value, dict) else None)
     return lines
@@ -111,3 +140,23 @@ def find(root: str | Path, config: Mapping[str, Any]) -> Record | None:
     """Look a finished run up, touching nothing."""
     record = read(locate(root, config))
     return record if record is not None and run_id(record.config) == run_id(config) else None
+
+
+def contents(directory: Path, name: str) -> str:
+    """Hash what one of a run's files says, however it is written down.
+
+    Raises:
+        Damaged: it cannot be read.
+    """
+    path = directory / name
+    if path.suffix == ".npz":
+        return digest(arrays_of(path))
+    if path.suffix == ".jsonl":
+        lines = [parse_json(line) for line in text_of(path).splitlines()]
+        return hash_of(lines)
+    return hash_of(dict_of(path))
+
+
+def hash_of(value: Any) -> str:
+    """Hash plain content, as `contents` does."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -16,7 +16,8 @@ import yaml
 
 from dpexp.records.files import TEMPORARY, RecordError, replace_file, write_atomically
 from dpexp.records.ledger import LEDGER
-from dpexp.records.record import lines_of, load, locate, read, run_id
+from dpexp.records.predictions import PREDICTIONS, packed
+from dpexp.records.record import METRICS, contents, lines_of, load, locate, read, run_id
 
 SCORES = "scores.npz"
 """What an attacked run's attacker saw, example by example."""
@@ -76,7 +77,7 @@ class Run:
     @property
     def metrics_path(self) -> Path:
         """Where the evaluations are written, one line each."""
-        return self.directory / "metrics.jsonl"
+        return self.directory / METRICS
 
     def _checkpoints(self) -> Iterable[Path]:
         return self.directory.glob("checkpoint*.pt")
@@ -91,7 +92,7 @@ class Run:
         present = {*os.listdir(self.directory)} - {LEDGER}
         if not present:
             return "fresh"
-        config = load(self.directory / "config.yaml", yaml.safe_load)
+        config = load(self.directory / "config.yaml")
         if config is None or run_id(config) != self.id:
             return "broken"
         if present == {"config.yaml"}:
@@ -160,8 +161,11 @@ class Run:
         Args:
             step: the checkpoint's; lines with a later "step" go.
         """
-        kept = [line for line in self.metrics() if line.get("step", 0) <= step]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
+        self.restore_metrics(line for line in self.metrics() if line.get("step", 0) <= step)
+
+    def restore_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Put lines in place of whatever metrics.jsonl holds."""
+        text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(self.metrics_path, text)
 
     def finish(
@@ -169,23 +173,35 @@ class Run:
         result: Mapping[str, Any],
         privacy: Mapping[str, Any],
         arrays: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+        right: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Write privacy.json, then result.json, whose presence means that the run is finished.
+
+        Both name the run, and result.json the others' contents by hash, so that files of two runs
+        cannot be mixed.
 
         Args:
             result: what came out.
             privacy: the certificate.
             arrays: written before both, by file and name; of a file without any, none.
+            right: which test examples the model got right, [n] bool, by metric; none, no file.
         """
-        for name, some in (arrays or {}).items():
-            if some:
-                replace_file(self.directory / name, partial(np.savez, **some))
-        for name, content in (("privacy.json", privacy), ("result.json", result)):
-            text = json.dumps(_plain(content), indent=2, allow_nan=False)
-            write_atomically(self.directory / name, text + "\n")
+        files = {**(arrays or {}), PREDICTIONS: packed(self.id, right or {})}
+        written = [name for name, some in files.items() if some]
+        for name in written:
+            replace_file(self.directory / name, partial(np.savez, **files[name]))
+        self._write("privacy.json", {**privacy, "run": self.id})
+        if self.metrics_path.exists():
+            written.append(METRICS)
+        hashes = {name: contents(self.directory, name) for name in ("privacy.json", *written)}
+        self._write("result.json", {**result, "run": self.id, "files": hashes})
         for checkpoint in self._checkpoints():
             checkpoint.unlink()
         self.status = "finished"
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        text = json.dumps(_plain(content), indent=2, allow_nan=False)
+        write_atomically(self.directory / name, text + "\n")
 
 
 def _plain(value: Any) -> Any:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
-import zipfile
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from dpexp.records.files import RecordError
+from dpexp.records.record import METRICS, lines_of
+from dpexp.records.safely import Damaged, arrays_of
 
 ANALYSIS = "analysis.npz"
 """What a run's analyses kept, by name; `step` and `epoch` have one entry an observation."""
-METRICS = "metrics.jsonl"
 
 
 class NoSeries(RecordError):
@@ -78,26 +78,21 @@ def names(directory: str | Path) -> list[str]:
 
 
 def _no_such(name: str, directory: Path) -> NoSeries:
-    near = difflib.get_close_matches(name, names(directory), n=1, cutoff=0.5)
+    plain = [other for other in names(directory) if re.fullmatch(r"[\w/.:+-]{1,80}", other)]
+    near = difflib.get_close_matches(name, plain, n=1, cutoff=0.5)
     return NoSeries(f"no such series: {name}" + (f" (did you mean {near[0]}?)" if near else ""))
 
 
 def _columns(path: Path) -> dict[str, list[float]]:
     """Read metrics.jsonl by column; NaN where a line lacks a number."""
-    lines = []
-    for text in path.read_text(errors="replace").splitlines() if path.is_file() else ():
-        try:
-            line = json.loads(text)
-        except ValueError:  # a killed process left it torn
-            continue
-        if isinstance(line, dict):
-            lines.append(line)
+    lines = [line for line in lines_of(path) if line is not None]  # a killed process tears one
     keys = dict.fromkeys(key for line in lines for key in line)
     return {key: [_number(line.get(key)) for line in lines] for key in keys}
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else math.nan
 
 
 def _arrays(path: Path, wanted: Iterable[str] | None = None) -> dict[str, np.ndarray]:
@@ -105,8 +100,10 @@ def _arrays(path: Path, wanted: Iterable[str] | None = None) -> dict[str, np.nda
     if not path.is_file():
         return {}
     try:
-        with np.load(path, allow_pickle=False) as file:
-            keys = file.files if wanted is None else [key for key in wanted if key in file.files]
-            return {key: file[key] for key in keys}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise NoSeries(f"{path} is damaged: {error}") from error
+        found = arrays_of(path, wanted)
+    except Damaged as error:
+        raise NoSeries(f"{path} {error}") from error
+    wrong = [name for name, array in found.items() if array.dtype.kind not in "biuf"]
+    if wrong and wanted is not None:
+        raise NoSeries(f"{path} holds no numbers as {wrong[0]}")
+    return {name: array for name, array in found.items() if name not in wrong}

@@ -113,6 +113,18 @@ def encode(
     )
 
 
+def files_of(encoder: str, model_root: str) -> list[Path]:
+    """Find the files whose bytes an encoder is: its weights, and of the hub's its settings.
+
+    Raises:
+        MissingData: it is nowhere to be found.
+    """
+    owner, _, architecture = encoder.partition("/")
+    if owner in RESNETS:
+        return [_weights(encoder, owner, architecture.partition(".")[0], model_root)]
+    return sorted(path for path in model_folder(model_root, encoder).iterdir() if path.is_file())
+
+
 def _features(
     module: Callable[[Tensor], Tensor],
     images: Tensor,
@@ -229,5 +241,4 @@ def _hub(
         last = out.last_hidden_state
         return last.mean(1) if last.dim() == 3 else last.mean((2, 3))
 
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    return Encoder(module, tuple(files))
+    return Encoder(module, tuple(files_of(encoder, model_root)))

@@ -199,12 +199,15 @@ class Lab:
         run = records.Run.open(self.results, config)
         self.executed.append(run.id)
         value = 40 + 5 * (eps or 10) + 2 * config["seed"] + (15 if method == "better" else 0)
+        certificate = privacy(config)
+        spent = certificate["epsilon"].get("prv")
         for epoch in range(5):
             accuracy = value - 10 * (4 - epoch)
-            run.log({"step": 5 * epoch, "epoch": epoch / 2, "test_accuracy": accuracy})
-        run.finish(result(config, value), privacy(config))
-        if self.analyses:
-            np.savez(run.directory / records.ANALYSIS, **arrays(config["seed"]))
+            step = steps(config) * epoch // 4
+            line = {"step": step, "epoch": epoch / 2, "epsilon": spent}
+            run.log({**line, "test_accuracy": accuracy})
+        kept = {records.ANALYSIS: arrays(config["seed"])} if self.analyses else {}
+        run.finish(result(config, value), certificate, kept)
         return run.directory
 
 
@@ -215,6 +218,7 @@ def result(config: dict, value: float) -> dict:
         "method": config["method"]["name"],
         "model": config["model"]["name"],
         "task": config["task"]["name"],
+        "profile": config["profile"]["name"],
         "seed": config["seed"],
         "eps": config["eps"],
         "delta": config["privacy"]["delta"],

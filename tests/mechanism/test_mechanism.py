@@ -10,6 +10,7 @@ import torch
 
 from dpexp.mechanism import PrivacyError, build, num_steps, verify
 from dpexp.mechanism import certificate as words
+from dpexp.mechanism.pld import Part, gaussian_epsilon
 from dpexp.seeds import new_secret
 from dpexp.types import ConfigError, Release
 
@@ -186,3 +187,29 @@ def test_what_is_accounted_as_poisson_is_drawn_by_coins():
     coins = 400 * 0.05 * 0.95  # variance of a binomial batch size; 0.25 is four standard errors
     assert 0.75 < float(sizes.var()) / coins < 1.25
     assert abs(float(sizes.mean()) - 20) < 4 * math.sqrt(coins / 500)
+
+
+def test_a_delta_of_one_in_n_or_more_is_a_deviation():
+    for delta, is_large in ((1 / 1437, True), (0.1, True), (0.99 / 1437, False)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            certificate = certify(make(delta=delta))
+        assert (words.LARGE_DELTA in certificate["deviations"]) == is_large, delta
+        verify(certificate)
+    assert words.LARGE_DELTA not in make(delta=0.1, noise=False, eps=None).deviations
+
+
+@pytest.mark.parametrize("delta", [1e-9, 1e-11, 1e-13, 1e-14, 1e-15, 1e-16, 1e-30])
+@pytest.mark.parametrize("num_steps", [1, 100, 20_000])
+def test_a_delta_that_verification_cannot_resolve_is_refused_at_the_start(delta, num_steps):
+    """Whatever is not refused verifies afterwards: by the very accountant that tables ask."""
+    sizes = SIZES | {"num_steps": num_steps}
+    try:
+        mechanism = make(delta=delta, sizes=sizes)
+    except ConfigError as error:
+        assert "two accountants can resolve" in str(error) and "\n" not in str(error)
+        assert delta < 1e-12
+        return
+    part = Part(64 / 1437, mechanism.noise_multiplier, num_steps)
+    assert gaussian_epsilon((part,), delta, 8.0) <= 8.0
+    assert not (delta <= 1e-15 and num_steps > 1)

@@ -199,6 +199,7 @@ def certificate(mechanism, asked=30, answered=12, **draws):
         draws=counted | draws,
         trainable={"head.weight": 3},
         frozen={},
+        public={"name": "test-half", "examples": 180},
         remarks=[],
     )
 

@@ -1,0 +1,160 @@
+"""Whether the files of one record belong together, and say the same of what came out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpexp.records.predictions import PREDICTIONS, unpacked
+from dpexp.records.record import METRICS, Record, contents, run_id
+from dpexp.records.run import SCORES
+from dpexp.records.safely import Damaged
+from dpexp.records.series import ANALYSIS
+
+OLDER = "an older record: its files do not name their run, nor result.json their contents"
+
+NAMED = ("privacy.json", METRICS)
+"""What result.json must name."""
+
+ARRAYS = (PREDICTIONS, ANALYSIS, SCORES)
+"""What it must name where it is there."""
+
+OF_A_LINE = ("step", "epoch", "epsilon", "train_loss", "clip_fraction", "nonfinite")
+"""Entries of a line of metrics.jsonl that are no metric."""
+
+CLOSE = 1e-9
+"""Relative; both sides were written from one number."""
+
+MEAN = "_mean"
+"""Ends the name of a mean over test sets."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a comparison of a record's files found.
+
+    Attributes:
+        findings: what differs, one sentence each.
+        unchecked: what could not be compared, in words.
+        tests: how many test examples were counted, by metric; empty without predictions.
+    """
+
+    findings: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    tests: Mapping[str, int]
+
+
+def bind(record: Record) -> Binding:
+    """Compare a record's files with each other; what is malformed may raise anything."""
+    findings: list[str] = []
+    unchecked: list[str] = []
+    if not {"run", "files"} & {*record.result, *record.privacy}:
+        unchecked.append(OLDER)
+    else:
+        _compare_names(record, findings)
+        _compare_contents(record, findings)
+    _compare_kinds(record, findings)
+    _compare_last(record, findings)
+    tests = _recount(record, findings, unchecked)
+    return Binding(tuple(findings), tuple(unchecked), tests)
+
+
+def _compare_names(record: Record, findings: list[str]) -> None:
+    name = run_id(record.config)
+    for file, said in (("result.json", record.result), ("privacy.json", record.privacy)):
+        if said.get("run") != name:
+            findings.append(f"{file} is of run {said.get('run')}; config.yaml of run {name}")
+
+
+def _compare_contents(record: Record, findings: list[str]) -> None:
+    """Hold every file to the hash that result.json has of it."""
+    files = record.result.get("files")
+    if not isinstance(files, dict):
+        findings.append("result.json files: expected the hashes of the record's other files")
+        return
+    there = {name for name in ARRAYS if (record.directory / name).exists()}
+    for name in sorted({*NAMED, *there} - {*files}):
+        findings.append(f"result.json files: expected {name} among them")
+    for name, expected in files.items():
+        if name not in (*NAMED, *ARRAYS):
+            findings.append(f"result.json files: {name} is no file of a record")
+            continue
+        try:
+            if contents(record.directory, name) != expected:
+                findings.append(f"{name} is not the one that result.json was written with")
+        except Damaged as error:
+            findings.append(f"{name} {error}")
+
+
+KINDS = {
+    **dict.fromkeys(("method", "model", "task", "profile", "metric", "device"), str),
+    **dict.fromkeys(("wall_s", "examples_per_s", "peak_memory_mb"), int | float),
+    "versions": dict,
+    "data_fingerprint": str,
+}
+"""Of entries of result.json that tables and plans read."""
+
+
+def _compare_kinds(record: Record, findings: list[str]) -> None:
+    for name, kind in KINDS.items():
+        value = record.result.get(name)
+        if name in record.result and (isinstance(value, bool) or not isinstance(value, kind)):
+            findings.append(f"result.json {name}: {value!r:.50} is of the wrong kind")
+    words = record.privacy["deviations"]
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        findings.append("privacy.json deviations: expected a list of words")
+
+
+def _compare_last(record: Record, findings: list[str]) -> None:
+    """Hold result.json to the last evaluation."""
+    result, last = record.result, record.metrics[-1]
+    metric = result["metric"]
+    if metric not in result or metric not in last:
+        findings.append(f"result.json metric: {metric} is not evaluated in {METRICS}")
+    shared = [key for key in last if key in result and key not in OF_A_LINE]
+    pairs = {key: (result[key], last[key]) for key in shared}
+    pairs["steps"] = result.get("steps"), last.get("step")
+    if "asked" in result:  # of a student, whose epochs are of what was answered
+        pairs["epochs"] = result.get("epochs"), last.get("epoch")
+    for name, (said, found) in pairs.items():
+        if not _is_same(said, found):
+            findings.append(f"result.json {name}: {METRICS} ends with {found}; got {said}")
+    stated = [v for v in record.privacy["epsilon"].values() if v is not None]
+    spent = last.get("epsilon")
+    if not (any(_is_same(spent, value) for value in stated) if stated else spent is None):
+        findings.append(f"{METRICS} ends with epsilon {spent}; privacy.json states {stated}")
+
+
+def _is_same(said: Any, found: Any) -> bool:
+    numbers = [v for v in (said, found) if isinstance(v, int | float) and not isinstance(v, bool)]
+    if len(numbers) < 2:
+        return said is None and found is None
+    return math.isclose(*numbers, rel_tol=CLOSE)
+
+
+def _recount(record: Record, findings: list[str], unchecked: list[str]) -> dict[str, int]:
+    """Count again what the model got right; give how many examples there were by metric."""
+    result, metric = record.result, record.result["metric"]
+    if not (record.directory / PREDICTIONS).exists():
+        unchecked.append(f"{metric} is held to {METRICS}, not recounted: no {PREDICTIONS}")
+        return {}
+    try:
+        run, right = unpacked(record.directory)
+    except Damaged as error:
+        findings.append(f"{PREDICTIONS} {error}")
+        return {}
+    if run != run_id(record.config):
+        findings.append(f"{PREDICTIONS} is of run {run}")
+    if metric not in right:
+        findings.append(f"{PREDICTIONS}: expected predictions of {metric}")
+    shares = {name: 100.0 * float(np.mean(each)) for name, each in right.items()}
+    if len(right) > 1 or f"{metric}{MEAN}" in result:
+        shares[f"{metric}{MEAN}"] = sum(shares.values()) / max(1, len(shares))
+    for name, share in shares.items():
+        if not _is_same(result.get(name), share):
+            findings.append(f"result.json {name}: {share:.6g} counted; got {result.get(name)}")
+    return {name: len(each) for name, each in right.items()}

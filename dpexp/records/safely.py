@@ -1,0 +1,196 @@
+"""Reading files that anyone may have written: what is no plain, whole, finite value is refused.
+
+A record may be damaged, or made to crash or hang whoever reads it: nested without end, full of
+aliases, swollen, of numbers that are none. Nothing here runs what a file holds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+DEEPEST, MOST_NODES, LONGEST = 40, 200_000, 20_000
+"""What a file's value may be: levels, entries, aliases counted as often as they are used, and
+characters of one text. The largest of our own has 5 levels and 2,000 entries."""
+
+LARGEST_WHOLE = 2**63
+"""Bound on whole numbers; beyond, not all that reads them can."""
+
+MOST_BYTES = {".yaml": 2**18, ".json": 2**24, ".jsonl": 2**27, ".npz": 2**31}
+"""Size of a file, of arrays unpacked. A parser of YAML reads 100 kB a second."""
+
+
+class Damaged(ValueError):
+    """A file is not what a run writes; one line says how."""
+
+
+def text_of(path: Path) -> str:
+    """Read a text file, UTF-8 and of a size that a run could have written.
+
+    Raises:
+        Damaged: it is missing, no file, too large or not UTF-8.
+    """
+    try:
+        if not path.is_file():  # a folder, a pipe, a loop of links
+            raise Damaged("is missing" if not path.exists() else "is no file")
+        with path.open("rb") as file:
+            most = MOST_BYTES[path.suffix]
+            data = file.read(most + 1)
+    except OSError as error:
+        raise Damaged(f"cannot be read ({error.strerror})") from error
+    if len(data) > most:
+        raise Damaged(f"is larger than {most:,} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise Damaged("is not UTF-8") from error
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON without keys given twice, numbers that are none, or nesting without end.
+
+    Raises:
+        Damaged: it is none, or has any of these.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise error if isinstance(error, Damaged) else Damaged("is no whole JSON") from error
+    return checked(value)
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML likewise; dates and other objects are refused.
+
+    Raises:
+        Damaged: it is none, or has any of these.
+    """
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+        raise error if isinstance(error, Damaged) else Damaged("is no whole YAML") from error
+    return checked(value)
+
+
+def checked(value: Any) -> Any:
+    """Give a value back if it is a plain one of dicts, lists and finite scalars, and no giant.
+
+    Raises:
+        Damaged: it is not.
+    """
+    waiting, seen = [(value, 0)], 0
+    while waiting:
+        item, depth = waiting.pop()
+        seen += 1
+        if depth > DEEPEST or seen > MOST_NODES:
+            raise Damaged("is nested too deeply" if depth > DEEPEST else "has too many entries")
+        if isinstance(item, dict):
+            waiting += [(inner, depth + 1) for pair in item.items() for inner in pair]
+        elif isinstance(item, list):
+            waiting += [(inner, depth + 1) for inner in item]
+        else:
+            _check_scalar(item)
+    return value
+
+
+def _check_scalar(item: Any) -> None:
+    if item is None or isinstance(item, bool):
+        return
+    if isinstance(item, str):
+        if len(item) > LONGEST:
+            raise Damaged(f"has a text of {len(item):,} characters")
+    elif isinstance(item, int):
+        if abs(item) >= LARGEST_WHOLE:
+            raise Damaged("has a whole number of more than 63 bits")
+    elif not isinstance(item, float):
+        raise Damaged(f"has a {type(item).__name__}, no plain value")
+    elif not math.isfinite(item):
+        raise Damaged("has a number that is not finite")
+
+
+def dict_of(path: Path) -> dict[str, Any]:
+    """Read a .json or .yaml file that holds a dict.
+
+    Raises:
+        Damaged: it cannot be read, or holds something else.
+    """
+    value = (parse_yaml if path.suffix == ".yaml" else parse_json)(text_of(path))
+    if not isinstance(value, dict):
+        raise Damaged("holds no dict")
+    return value
+
+
+def arrays_of(path: Path, wanted: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    """Read arrays of an .npz file: never objects, and none larger than the file says it is.
+
+    Args:
+        path: of the file.
+        wanted: names, of which those that it has are read; None: all.
+
+    Raises:
+        Damaged: it cannot be read, or unpacks to more than a run would write.
+    """
+    if not path.is_file():
+        raise Damaged("is missing" if not path.exists() else "is no file")
+    try:
+        with zipfile.ZipFile(path) as whole:
+            members = whole.infolist()
+            if len({member.filename for member in members}) < len(members):
+                raise Damaged("has an array twice")
+            if sum(member.file_size for member in members) > MOST_BYTES[".npz"]:
+                raise Damaged("unpacks to too many bytes")
+            for member in members:
+                _check_header(whole, member)
+        with np.load(path, allow_pickle=False) as file:
+            keys = file.files if wanted is None else [key for key in wanted if key in file.files]
+            return {key: file[key] for key in keys}
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError, MemoryError, RuntimeError) as error:
+        raise error if isinstance(error, Damaged) else Damaged("is no whole .npz file") from error
+    except (KeyError, NotImplementedError, SyntaxError, OverflowError) as error:
+        raise Damaged("is no whole .npz file") from error
+
+
+def _check_header(whole: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """Hold an array's declared shape to the bytes there are: it is allocated before they come."""
+    with whole.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
+            version, np.lib.format.read_array_header_2_0
+        )
+        shape, _, dtype = read(file)
+        if dtype.hasobject:
+            raise Damaged("has an array of objects")
+        if math.prod(shape) * dtype.itemsize != member.file_size - file.tell():
+            raise Damaged("has an array that is not of its declared shape")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise Damaged("has a key twice")
+    return found
+
+
+def _refuse(word: str) -> None:
+    raise Damaged(f"has {word}, which is no number")
+
+
+class _Loader(yaml.SafeLoader):
+    """Of plain values, each key once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Mapping[Any, Any]:
+        keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if len(set(keys)) < len(node.value):
+            raise Damaged("has a key twice, or one that is no word")
+        return super().construct_mapping(node, deep)
+
+
+Parse = Callable[[str], Any]
+"""`parse_json` or `parse_yaml`."""

@@ -1,0 +1,63 @@
+"""Whether a certificate's parameters are those of the model that its config builds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from dpexp.records import Record
+
+SHAPE = ("input_shape", "num_classes", "longest")
+"""What result.json says of a task for this; older ones do not."""
+
+
+def compare(record: Record) -> list[str] | None:
+    """Build a record's model without its numbers, and compare names and sizes.
+
+    Returns:
+        What differs, one sentence each; None where the model cannot be built from its record:
+        an older one, pretrained weights, or parts that are not dpexp's.
+    """
+    try:
+        expected = _parameters(record)
+    except Exception:  # whatever building what a hostile config says may raise
+        return None
+    if expected is None:
+        return None
+    said = []
+    for word, sizes in expected.items():
+        stated = record.privacy[word]
+        if stated != sizes:
+            wrong = sorted({*stated.items()} ^ {*sizes.items()})
+            names = list(dict.fromkeys(name for name, _ in wrong))
+            said.append(f"{word}: not those of the model that config.yaml builds ({names[0]})")
+    return said
+
+
+def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
+    import torch
+
+    import run
+    from dpexp.mechanism.statements import KNOWN, PATE, is_ours
+    from dpexp.train import named_parameters
+    from scripts.sources import PRETRAINED
+
+    config, result = record.config, record.result
+    target, method = config["model"]["_target_"], config["method"]["_target_"]
+    is_known = is_ours(target) and target.startswith("dpexp.models.") and method in (*KNOWN, PATE)
+    if not is_known or target == PRETRAINED or not all(key in result for key in SHAPE):
+        return None
+    task: Any = SimpleNamespace(
+        name=config["task"]["name"],
+        input_shape=tuple(result["input_shape"]),
+        num_classes=result["num_classes"],
+        train=SimpleNamespace(longest=result["longest"]),
+    )
+    with torch.device("meta"):
+        fit = run._fit(config["model"], task)
+        model = run._make(config["model"], without=("name", "head", "tokenizer"), **fit)
+    if method == PATE:
+        return {"trainable": {n: p.numel() for n, p in model.named_parameters()}, "frozen": {}}
+    made = run._make(config["method"], without=("name",))
+    return dict(zip(("trainable", "frozen"), named_parameters(model, made), strict=True))

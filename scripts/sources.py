@@ -1,0 +1,157 @@
+"""The bytes a run is made of: its data's fingerprint, and its pretrained weights by hash.
+
+They are recorded, and compared where a finished run is looked up: its config names them, but the
+files behind a name may be others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PRETRAINED = "dpexp.models.language.pretrained"
+
+SETTINGS, WEIGHTS, ELSE = ("config.json",), ("*.safetensors",), ("*.bin",)
+"""Files of a pretrained language model, of which the last are read where there are no others."""
+
+
+class Comparison(NamedTuple):
+    """How a finished run's bytes compare with those here.
+
+    Attributes:
+        other: what is another here, in words; "" where nothing is known to be.
+        unknown: what could not be compared, and why; "" where all was.
+    """
+
+    other: str
+    unknown: str
+
+
+def pretrained(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Hash the pretrained weights that a config names: SHA-256 by file, by model.
+
+    Raises:
+        MissingData: they are nowhere to be found.
+    """
+    found = {}
+    for name, files in _weights(config):
+        found[name] = {path.name: _sha256(path) for path in files}
+    return found
+
+
+def _weights(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
+    model, features = config["model"], config.get("features")
+    if model.get("_target_") == PRETRAINED:
+        from dpexp.snapshots import model_folder
+
+        folder = model_folder(model["model_root"], model["repo"])
+        weights = [path for one in WEIGHTS for path in sorted(folder.glob(one))]
+        weights = weights or [path for one in ELSE for path in sorted(folder.glob(one))]
+        yield model["repo"], [*(folder / name for name in SETTINGS), *weights]
+    if features:
+        from dpexp.tasks.features import files_of
+
+        yield features["encoder"], files_of(features["encoder"], features["model_root"])
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def compare(config: Mapping[str, Any], result: Mapping[str, Any]) -> Comparison:
+    """Compare what a finished run was made of with what its config would read here.
+
+    Data are read as a run would read them, but nothing is fetched.
+
+    Args:
+        config: of the run that is looked up.
+        result: of the finished run's result.json.
+    """
+    told = [_compare_data(config, result), _compare_weights(config, result)]
+    other, unknown = ("; ".join(filter(None, said)) for said in zip(*told, strict=True))
+    return Comparison(other, unknown)
+
+
+def _compare_data(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, str]:
+    name, recorded = config["task"]["name"], result.get("data_fingerprint")
+    if recorded is None:
+        return "", f"the record does not say of which data of {name} it is"
+    here, reason = _of_data(_deciding(config))
+    if not here:
+        return "", f"the data of {name} were not compared ({reason})"
+    if here != recorded:
+        return f"the data of {name} were {recorded[:12]}… and are {here[:12]}… here", ""
+    return "", ""
+
+
+def _compare_weights(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, str]:
+    recorded = result.get("pretrained_sha256")
+    names = [config["features"]["encoder"]] if config.get("features") else []
+    if config["model"].get("_target_") == PRETRAINED:
+        names.append(config["model"]["repo"])
+    if not names:
+        return "", ""
+    if recorded is None:
+        return "", f"the record is older and does not say which weights of {names[0]} it began with"
+    from dpexp.types import ConfigError, one_line
+
+    try:
+        with _offline():
+            here = pretrained(config)
+    except (ConfigError, OSError) as error:
+        return "", f"the weights of {names[0]} were not compared ({one_line(error)})"
+    changed = [
+        f"{file} of {name}"
+        for name in here
+        for file in here[name]
+        if recorded.get(name, {}).get(file) != here[name][file]
+    ]
+    return (f"here are others: {', '.join(changed)}" if changed else ""), ""
+
+
+def fingerprint_here(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Give the fingerprint of the data that a config reads here, or "" and why there is none."""
+    import torch
+
+    import run
+    from dpexp.types import ConfigError, one_line
+
+    try:
+        with _offline(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return run.build_task(dict(config), torch.device("cpu")).fingerprint, ""
+    except (ConfigError, OSError) as error:
+        return "", one_line(error)
+
+
+@cache
+def _of_data(text: str) -> tuple[str, str]:
+    """Ask once a process."""
+    return fingerprint_here(json.loads(text))
+
+
+def _deciding(config: Mapping[str, Any]) -> str:
+    """Name what decides a run's data: its task, the public set and what takes it, features."""
+    keys = ("task", "features")
+    if "public" in config:
+        keys += ("public", "method", "analysis", "warm_start")
+    return json.dumps({key: config[key] for key in keys if key in config}, sort_keys=True)
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Let nothing be fetched: looking up must not."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before

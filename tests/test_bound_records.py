@@ -1,0 +1,316 @@
+"""Records whose files were edited, swapped or lost: found, or among what is said not to be checked.
+
+Two editors. One changes a file and nothing else: the hashes in result.json tell. The other one
+mends those hashes too, and is met by what the files say.
+"""
+
+import copy
+import itertools
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+import run
+from dpexp import records
+from dpexp.mechanism.finished import recheck_record
+from dpexp.records.predictions import PREDICTIONS, packed, unpacked
+from dpexp.records.record import contents, hash_of
+from tests.runs import execute
+
+SMALL = ["task=digits", "profile=embedded", "device=cpu", "model=linear", "epochs=0.5", "eps=3"]
+PATE = ["method.teachers=8", "method.teacher_steps=2", "method.queries=50", "model=cnn"]
+PATE += ["method.student_steps=5", "method.threshold=0.3"]
+KINDS = {
+    "dpsgd": ["method=dpsgd", *SMALL],
+    "gep": ["method=gep", *SMALL, "method.m=20", "method.k=10", "method.groups=all"],
+    "pate": [*SMALL, "method=pate", *PATE],
+    "no noise": ["method=dpsgd", *SMALL, "noise=false", "eps=null"],
+    "another seed": ["method=dpsgd", *SMALL, "seed=1"],
+}
+FORMS = ("run", "files")
+"""Whose loss makes a record an older one, which is said."""
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    return {name: execute(root, *words) for name, words in KINDS.items()}
+
+
+@pytest.fixture
+def copy_of(directories, tmp_path):
+    numbers = itertools.count()
+
+    def copied(kind):
+        directory = directories[kind]
+        return shutil.copytree(directory, tmp_path / str(next(numbers)) / directory.name)
+
+    return copied
+
+
+def found_in(directory):
+    record = records.read(directory)
+    return None if record is None else recheck_record(record)
+
+
+def content(directory, name):
+    text = (directory / name).read_text()
+    return [json.loads(line) for line in text.splitlines()] if "jsonl" in name else json.loads(text)
+
+
+def write(directory, name, value):
+    lines = [json.dumps(line) for line in value] if "jsonl" in name else [json.dumps(value)]
+    (directory / name).write_text("\n".join(lines) + "\n")
+
+
+def mend(directory):
+    """Put the hashes of a changed record's files in place of the former ones."""
+    result = content(directory, "result.json")
+    result["files"] = {name: contents(directory, name) for name in result["files"]}
+    write(directory, "result.json", result)
+
+
+def edits(value, place=()):
+    """Give every single change of a plain value: entries lost, and scalars of other sizes."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in entries:
+        where = (*place, key)
+        yield where, None, "lost"
+        if isinstance(inner, dict | list):
+            yield from edits(inner, where)
+        elif isinstance(inner, bool):
+            yield where, not inner, "flipped"
+        elif isinstance(inner, int | float):
+            for other in (inner * 1.5 + 1, inner / 2 - 1e-3, -inner - 1, None, str(inner), True):
+                yield where, other, f"{other!r}"
+        elif inner is None:
+            yield where, 1.0, "1.0"
+        else:
+            yield where, f"{inner}?", "other words"
+
+
+def edited(value, where, other, how):
+    changed = copy.deepcopy(value)
+    *path, last = where
+    inner = changed
+    for key in path:
+        inner = inner[key]
+    if how == "lost":
+        del inner[last]
+    else:
+        inner[last] = other
+    return changed
+
+
+def is_said(found, file, where):
+    """Tell whether what is not checked names a place of a file."""
+    lists = [words for words in found.unchecked if words.startswith(f"{file} ")]
+    key = next(key for key in where if isinstance(key, str))
+    if "dimension" in where:
+        key = "dimensions"
+    if key == "epsilon" and len(where) > 1:
+        key = f"epsilon {where[1]}"
+    if key == "public":
+        key = "fingerprint" if "fingerprint" in where else "nothing"
+    return any(re.search(rf"\b{key}\b", words) for words in lists)
+
+
+@pytest.mark.parametrize("kind", ["dpsgd", "gep", "pate", "no noise"])
+def test_every_single_change_of_result_or_certificate_is_found_or_said(kind, copy_of):
+    """Even where the hashes are mended; only an entry that is said not to be checked may pass."""
+    directory = copy_of(kind)
+    whole = records.read(directory)
+    untouched = recheck_record(whole)
+    assert untouched.findings == ()
+    passed, tried = [], 0
+    for file in ("result.json", "privacy.json"):
+        before = content(directory, file)
+        for where, other, how in edits(before):
+            changed = edited(before, where, other, how)
+            result, privacy = copy.deepcopy(whole.result), copy.deepcopy(whole.privacy)
+            if file == "privacy.json":
+                privacy = changed
+                result["files"]["privacy.json"] = hash_of(changed)
+                write(directory, file, changed)
+            else:
+                result = changed
+            record = records.Record(directory, whole.config, result, privacy, whole.metrics)
+            found = recheck_record(record)
+            tried += 1
+            is_older = len(where) == 1 and where[0] in FORMS
+            is_told = is_said(found, file, where) or is_said(untouched, file, where)
+            if not found.findings and not is_told and not is_older:
+                passed.append((file, where, how))
+        write(directory, file, before)
+    assert tried > 200
+    assert passed == []
+
+
+@pytest.mark.parametrize("kind", ["dpsgd", "pate"])
+def test_every_change_of_the_last_evaluation_is_found(kind, copy_of):
+    directory = copy_of(kind)
+    before = content(directory, "metrics.jsonl")
+    for key in ("step", "epsilon", "test_accuracy"):
+        for other in (0, 12.5, None, "90", [90.0], True):
+            lines = copy.deepcopy(before)
+            lines[-1][key] = other
+            write(directory, "metrics.jsonl", lines)
+            mend(directory)
+            assert found_in(directory).findings, (key, other)
+    write(directory, "metrics.jsonl", before[:-1] or [{"step": 1}])
+    mend(directory)
+    assert found_in(directory).findings
+
+
+@pytest.mark.parametrize("file", ["privacy.json", "metrics.jsonl", PREDICTIONS])
+def test_who_changes_one_file_alone_is_found_whatever_is_changed(file, copy_of):
+    directory = copy_of("dpsgd")
+    if file == PREDICTIONS:
+        name, right = unpacked(directory)
+        np.savez(directory / file, **packed(name, {key: v[::-1] for key, v in right.items()}))
+    elif file == "metrics.jsonl":
+        lines = content(directory, file)
+        lines[0]["train_loss"] = 0.1
+        write(directory, file, lines)
+    else:
+        write(directory, file, content(directory, file) | {"frozen": {"stem.weight": 9}})
+    assert any(file in finding for finding in found_in(directory).findings)
+    (directory / file).unlink()
+    found = found_in(directory)
+    assert found is None or any(file in finding for finding in found.findings)
+
+
+def test_accuracy_is_recounted_from_the_predictions(copy_of):
+    """One more right than there was, and everything else in keeping with it."""
+    directory = copy_of("dpsgd")
+    result = content(directory, "result.json")
+    name, right = unpacked(directory)
+    each = right["test_accuracy"]
+    assert 100 * each.mean() == pytest.approx(result["test_accuracy"], rel=1e-12)
+    assert len(each) == 360 and name == directory.name
+    better = result["test_accuracy"] + 100 / 360
+    lines = content(directory, "metrics.jsonl")
+    lines[-1]["test_accuracy"] = better
+    write(directory, "metrics.jsonl", lines)
+    write(directory, "result.json", result | {"test_accuracy": better})
+    mend(directory)
+    (finding,) = found_in(directory).findings
+    assert "counted; got" in finding
+    each[np.flatnonzero(~each)[0]] = True
+    np.savez(directory / PREDICTIONS, **packed(name, right))
+    mend(directory)
+    assert found_in(directory).findings == ()
+
+
+def test_several_test_sets_are_recounted_each_and_their_mean(copy_of):
+    directory = copy_of("dpsgd")
+    name, right = unpacked(directory)
+    right["test_accuracy_mm"] = np.arange(7) < 5
+    np.savez(directory / PREDICTIONS, **packed(name, right))
+    first, second = (100 * each.mean() for each in right.values())
+    more = {"test_accuracy_mm": second, "test_accuracy_mean": (first + second) / 2}
+    lines = content(directory, "metrics.jsonl")
+    write(directory, "metrics.jsonl", [*lines[:-1], lines[-1] | more])
+    result = content(directory, "result.json")
+    for wrong in (None, *more):
+        change = {} if wrong is None else {wrong: more[wrong] + 1}
+        write(directory, "result.json", result | more | change)
+        mend(directory)
+        findings = found_in(directory).findings
+        assert bool(findings) == (wrong is not None)
+        assert wrong is None or any(f"{wrong}: " in finding for finding in findings)
+
+
+@pytest.mark.parametrize("file", ["result.json", "privacy.json", "metrics.jsonl", PREDICTIONS])
+@pytest.mark.parametrize("other", ["another seed", "gep", "no noise"])
+def test_a_file_of_another_run_is_found_even_where_the_hashes_are_mended(file, other, copy_of):
+    directory, foreign = copy_of("dpsgd"), copy_of(other)
+    shutil.copy(foreign / file, directory / file)
+    if file != "result.json":
+        mend(directory)
+    assert found_in(directory).findings
+
+
+def test_an_older_record_is_held_to_its_metrics_and_that_is_said(copy_of):
+    directory = copy_of("dpsgd")
+    (directory / PREDICTIONS).unlink()
+    for file in ("result.json", "privacy.json"):
+        plain = {k: v for k, v in content(directory, file).items() if k not in FORMS}
+        write(directory, file, plain)
+    found = found_in(directory)
+    assert found.findings == ()
+    said = "; ".join(found.unchecked)
+    assert "an older record" in said and "held to metrics.jsonl, not recounted" in said
+    write(directory, "result.json", content(directory, "result.json") | {"test_accuracy": 99.0})
+    assert any("ends with" in finding for finding in found_in(directory).findings)
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "said"),
+    [
+        ("method", {"_target_": "elsewhere.gep.GEP"}, "method elsewhere.gep.GEP is not known"),
+        ("method", {"_target_": "dpexp.methods.dpsgd.GEP"}, "dpexp.methods.dpsgd.GEP is not known"),
+        ("optimizer", {"_target_": "mine.SGD"}, "optimizer mine.SGD is not of dpexp"),
+        ("schedule", {"_target_": "dpexp.schedules.Steered"}, "schedule dpexp.schedules.Steered"),
+        ("task", {"_target_": "dpexp.evil.digits"}, "task dpexp.evil.digits is not of dpexp"),
+        (None, {"loop": "mine.loop"}, "loop mine.loop is not known"),
+    ],
+)
+def test_what_is_not_ours_is_taken_on_trust_and_never_for_ours(place, change, said, directories):
+    record = records.read(directories["dpsgd"])
+    assert recheck_record(record).trusted == ()
+    config = copy.deepcopy(record.config)
+    (config if place is None else config[place]).update(change)
+    other = records.Record(record.directory, config, record.result, record.privacy, record.metrics)
+    assert any(said in words for words in recheck_record(other).trusted)
+
+
+def test_every_part_that_conf_names_is_ours():
+    from dpexp.mechanism.statements import KNOWN, PATE, is_ours
+
+    texts = [path.read_text() for path in run.CONF.rglob("*.yaml")]
+    targets = {name for text in texts for name in re.findall(r"_target_: ([\w.]+)", text)}
+    ours = {name for name in targets if not name.startswith("hydra")}
+    assert len(ours) > 40 and all(map(is_ours, ours))
+    methods = {name for name in ours if name.startswith("dpexp.methods")}
+    assert methods == set(KNOWN) and PATE in ours
+
+
+def test_a_loop_is_the_methods_own(directories):
+    record = records.read(directories["dpsgd"])
+    config = record.config | {"loop": "dpexp.pate"}
+    other = records.Record(record.directory, config, record.result, record.privacy, record.metrics)
+    assert any("loop: " in finding for finding in recheck_record(other).findings)
+
+
+def test_pates_caps_are_those_of_config_and_public_set(copy_of):
+    directory = copy_of("pate")
+    privacy = content(directory, "privacy.json")
+    check, votes = privacy["releases"]
+    assert privacy["public"]["examples"] == 180 and (check["at_most"], votes["at_most"]) == (50, 50)
+    for release, count in ((check, privacy["steps"]), (votes, privacy["answers"])):
+        assert count <= release["at_most"]
+        for other in {count, count + 1, 51} - {50}:
+            before, release["at_most"] = release["at_most"], other
+            write(directory, "privacy.json", privacy)
+            mend(directory)
+            assert any("at_most: expected 50" in f for f in found_in(directory).findings), other
+            release["at_most"] = before
+
+
+@pytest.mark.parametrize("count", [10**12, 2**62])
+def test_absurd_counts_are_a_finding_and_nothing_is_computed(count, copy_of):
+    directory = copy_of("pate")
+    record = records.read(directory)
+    config = copy.deepcopy(record.config)
+    config["method"] |= {"queries": count, "answers": count}
+    config["task"]["test_size"] = 2 * count
+    privacy = copy.deepcopy(record.privacy)
+    privacy["public"]["examples"] = count
+    for release in privacy["releases"]:
+        release["at_most"] = count
+    other = records.Record(directory, config, record.result, privacy, record.metrics)
+    assert any("too many to be composed" in f for f in recheck_record(other).findings)

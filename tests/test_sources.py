@@ -1,0 +1,193 @@
+"""A run is its config and the bytes it was made of: a look-up compares them, or says so."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+import run
+from dpexp import records
+from dpexp.types import ConfigError
+from scripts import artifact, sources
+from tests.runs import execute
+
+IMAGES = ["method=dpsgd", "task=cifar10", "profile=embedded", "model=linear", "device=cpu"]
+IMAGES += ["task.dataset_size=40", "batch_size=20", "epochs=1", "privacy.delta=1e-3"]
+
+
+def write_images(root, seed):
+    """Write a tiny stand-in for CIFAR-10 as the hub lays it out."""
+    rng = np.random.default_rng(seed)
+    folder = Path(root) / "uoft-cs" / "cifar10" / "plain_text"
+    folder.mkdir(parents=True)
+    for split, count in (("train", 40), ("test", 10)):
+        pixels = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        encoded = []
+        for one in pixels:
+            stream = io.BytesIO()
+            Image.fromarray(one).save(stream, "png")
+            encoded.append({"bytes": stream.getvalue(), "path": None})
+        table = pyarrow.table({"img": encoded, "label": rng.permutation(np.arange(count) % 10)})
+        pyarrow.parquet.write_table(table, folder / f"{split}-00000-of-00001.parquet")
+    return str(root)
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory):
+    root = tmp_path_factory.mktemp("roots")
+    return {name: write_images(root / name, seed) for seed, name in enumerate(("a", "b"))}
+
+
+@pytest.fixture(scope="module")
+def done(roots, tmp_path_factory):
+    """Give the results folder of a run on folder a."""
+    results = tmp_path_factory.mktemp("results")
+    execute(results, *IMAGES, f"data_root={roots['a']}")
+    return results
+
+
+@pytest.fixture(autouse=True)
+def asked_anew():
+    """Another process would ask again."""
+    sources._of_data.cache_clear()
+
+
+def looked_up(results, root, *words):
+    return run._done_before(
+        run.compose([*IMAGES, *words, f"data_root={root}", f"results={results}"])
+    )
+
+
+def test_the_same_bytes_are_done_before_wherever_they_lie(done, roots, tmp_path):
+    moved = shutil.copytree(roots["a"], tmp_path / "moved")
+    for root in (roots["a"], moved):
+        line = looked_up(done, root)
+        assert line.startswith("done before: test_accuracy") and "Note" not in line
+
+
+def test_other_bytes_are_refused_in_one_line_that_says_what_differs(done, roots):
+    with pytest.raises(ConfigError) as caught:
+        looked_up(done, roots["b"])
+    line = str(caught.value)
+    assert "the data of cifar10 were" in line and "results=FOLDER" in line and "\n" not in line
+
+
+def test_other_bytes_of_the_same_name_size_and_time_are_seen(done, roots, tmp_path):
+    folder = shutil.copytree(roots["a"], tmp_path / "swapped")
+    assert "Note" not in looked_up(done, folder)
+    for path in Path(folder).rglob("test-*.parquet"):
+        stat = path.stat()
+        other = Path(roots["b"]) / path.relative_to(folder)
+        path.write_bytes(other.read_bytes())
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    sources._of_data.cache_clear()
+    with pytest.raises(ConfigError, match="were"):
+        looked_up(done, folder)
+
+
+def test_where_there_are_no_data_the_record_is_shown_and_that_is_said(done, tmp_path):
+    line = looked_up(done, tmp_path / "nowhere")
+    assert line.startswith("done before: ") and "\n" not in line
+    assert "Note: the data of cifar10 were not compared (Expected " in line
+
+
+def test_data_that_cannot_be_read_are_said_not_to_be_compared(done, roots, tmp_path):
+    folder = shutil.copytree(roots["a"], tmp_path / "torn")
+    for path in Path(folder).rglob("*.parquet"):
+        path.write_bytes(path.read_bytes()[:-100])
+    assert "were not compared" in looked_up(done, folder)
+
+
+def test_nothing_is_fetched_to_look_a_run_up(done, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: asked.append(a))
+    assert "not compared" in looked_up(done, tmp_path / "nowhere")
+    assert not asked and not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+# Pretrained weights
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """Give a config of a pretrained model, its folder and what its record would say."""
+    folder = tmp_path / "models" / "owner" / "name"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(1000))
+    (folder / "pytorch_model.bin").write_bytes(b"not read where there are safetensors")
+    node = {"_target_": sources.PRETRAINED, "repo": "owner/name"}
+    config = {"model": node | {"model_root": str(tmp_path / "models")}}
+    return config, folder, {"pretrained_sha256": sources.pretrained(config)}
+
+
+def test_pretrained_weights_are_named_by_the_hash_of_their_files(weights):
+    config, folder, said = weights
+    files = said["pretrained_sha256"]["owner/name"]
+    assert list(files) == ["config.json", "model.safetensors"]
+    assert files["model.safetensors"] == hashlib.sha256(bytes(1000)).hexdigest()
+    assert sources.pretrained({"model": {"_target_": "dpexp.models.linear.Linear"}}) == {}
+    (folder / "model.safetensors").unlink()
+    assert "pytorch_model.bin" in sources.pretrained(config)["owner/name"]
+
+
+def test_other_weights_are_named_by_file(weights):
+    config, folder, said = weights
+    assert sources._compare_weights(config, said) == ("", "")
+    (folder / "model.safetensors").write_bytes(b"\1" + bytes(999))
+    other, unknown = sources._compare_weights(config, said)
+    assert other == "here are others: model.safetensors of owner/name" and not unknown
+
+
+def test_a_file_that_is_gone_or_new_is_another(weights):
+    config, folder, said = weights
+    (folder / "model.safetensors").unlink()
+    assert "pytorch_model.bin" in sources._compare_weights(config, said)[0]
+
+
+def test_records_without_hashes_and_models_that_are_not_here_say_so(weights):
+    config, folder, said = weights
+    assert "the record is older" in sources._compare_weights(config, {})[1]
+    shutil.rmtree(folder)
+    assert "were not compared" in sources._compare_weights(config, said)[1]
+
+
+# Tables
+
+
+class One:
+    def __init__(self, config, result):
+        self.job = type("Job", (), {"config": config, "run_id": records.run_id(config)})
+        self.result = result
+
+
+def test_a_table_says_which_of_its_runs_are_of_other_bytes_and_mixes_none(done, roots, capsys):
+    config = run.compose([*IMAGES, f"data_root={roots['b']}", f"results={done}"])
+    outcome = One(config, records.find(done, config).result)
+    artifact._compare([outcome, outcome], [])
+    assert "note: 1 finished runs: the data of cifar10 were" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="Expected all runs of a table to read the same bytes"):
+        artifact._compare([outcome], [One(config, None).job])
+    same = run.compose([*IMAGES, f"data_root={roots['a']}", f"results={done}"])
+    artifact._compare([One(same, outcome.result)], [One(same, None).job])
+    assert not capsys.readouterr().err
+
+
+def test_a_committed_record_can_still_be_compared():
+    """Of an older record, by the fingerprint it has."""
+    root = Path(__file__).resolve().parents[1] / "results" / "embedded" / "runs"
+    words = ["method=rgp", "task=digits", "profile=embedded", "eps=8"]
+    config = run.compose(words)
+    path = root / records.run_id(config) / "result.json"
+    if not path.is_file():
+        pytest.skip("no such run is committed")
+    assert sources.compare(config, json.loads(path.read_text())) == ("", "")
