@@ -92,6 +92,7 @@ class PrivateGradient:
     Attributes:
         micro_batch: how many examples go through the model at once; halved on every rank as memory
             runs out on one.
+        trained: the parameters that the method updates, by name.
     """
 
     def __init__(
@@ -123,11 +124,11 @@ class PrivateGradient:
         self._ranks, self.micro_batch = ranks, micro_batch
         self._state: State = {}
         self._sum = ClippedSum({}, (), torch.empty(0))
-        trainable = method.trainable(model)
+        self.trained = method.trainable(model)
         named = model.named_parameters()
-        self._trained = {name: weight for name, weight in named if name in trainable}
+        self._trained = {name: weight for name, weight in named if name in self.trained}
         self._listener: Listener = self._take
-        self._tape = Tape(model, trainable, lambda layer, tap: self._listener(layer, tap))
+        self._tape = Tape(model, self.trained, lambda layer, tap: self._listener(layer, tap))
         self._pass = _Pass(model, loss, self._tape)
         self._public = None
         if public is not None:
