@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Ground floor first. A room may import what stands below it; rooms of one floor do not know each
 # other. The training floor has steps: the loop stands on what it calls.
 FLOORS = (
-    {"types", "chunks", "states", "seeds", "kernels"},
+    {"types", "freezing", "chunks", "states", "seeds", "kernels"},
     {"records", "linalg", "carriers", "schedules", "memory", "snapshots"},
     {"mechanism", "privatize", "methods", "taps", "models", "tasks"},
     {"ranks", "checkpoint", "tracking", "stopping", "passes"},

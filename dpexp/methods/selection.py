@@ -7,6 +7,7 @@ from math import prod
 
 from torch import nn
 
+from dpexp.freezing import trains
 from dpexp.types import ConfigError, Key, Release
 
 MATRIX_LAYERS = (nn.Linear, nn.Conv2d)
@@ -18,7 +19,7 @@ def all_parameters(model: nn.Module) -> tuple[str, ...]:
     Raises:
         ConfigError: if all are frozen.
     """
-    names = tuple(name for name, weight in model.named_parameters() if weight.requires_grad)
+    names = tuple(name for name, weight in model.named_parameters() if trains(weight))
     if not names:
         raise ConfigError(
             "Expected a model with parameters to train; all have requires_grad=False. Set model."
@@ -47,7 +48,7 @@ def head_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
         ConfigError: if the model has no parameter under that name, or all there are frozen.
     """
     names = tuple(
-        name for name in classifier(model, head) if model.get_parameter(name).requires_grad
+        name for name in classifier(model, head) if trains(model.get_parameter(name))
     )
     if not names:
         raise ConfigError(
@@ -67,7 +68,7 @@ def matrix_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
     return tuple(
         name
         for name, weight in model.named_parameters()
-        if weight.requires_grad and name.endswith(".weight") and name[: -len(".weight")] in layers
+        if trains(weight) and name.endswith(".weight") and name[: -len(".weight")] in layers
     )
 
 
@@ -85,7 +86,7 @@ def vector_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
     names = tuple(
         name
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad and parameter.ndim == 1 and not name.startswith(f"{head}.")
+        if trains(parameter) and parameter.ndim == 1 and not name.startswith(f"{head}.")
     )
     if not names:
         raise ConfigError(

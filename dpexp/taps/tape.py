@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpexp.freezing import freeze, thaw, trains
 from dpexp.taps.conv2d import Conv2dTap
 from dpexp.taps.embedding import EmbeddingTap
 from dpexp.taps.linear import LinearTap
@@ -107,8 +108,7 @@ class Tape:
 
     def attach(self) -> None:
         """Freeze the parameters and put the hooks on, as after a `detach`."""
-        for parameter in self._trained:
-            parameter.requires_grad_(False)
+        freeze(self._trained)
         self._hooks = [
             layer.register_forward_hook(partial(self._after_forward, name), with_kwargs=True)
             for name, layer in self._layers.items()
@@ -150,8 +150,7 @@ class Tape:
         """Remove the hooks and make the parameters trainable by autograd again."""
         for hook in self._hooks:
             hook.remove()
-        for parameter in self._trained:
-            parameter.requires_grad_(True)
+        thaw(self._trained)
 
     def __enter__(self) -> Tape:
         """Use as a context manager; leaving it detaches."""
@@ -250,7 +249,7 @@ def tapped_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, nn
                 f"{type(layer).__name__} {name} has none, as it makes the weight by a hook "
                 "(weight_norm, spectral_norm). Remove the hook, or freeze the layer."
             )
-        if not model.get_parameter(parameter).requires_grad:
+        if not trains(model.get_parameter(parameter)):
             raise ConfigError(
                 f"Expected the method to leave frozen what the model freezes; it trains "
                 f"{parameter!r}, whose requires_grad is False. Leave it out of `trainable`, or "
