@@ -14,6 +14,9 @@ from tqdm import tqdm
 from dpexp.types import ConfigError, require_word
 
 MODES = ("disabled", "offline", "online")
+QUIET = ("nonfinite", "nonfinite_outputs")
+"""Counts that are shown only where they are not zero."""
+
 NAMED = ("profile", "method", "model", "task")
 """Parts of a config whose names are tags."""
 
@@ -178,7 +181,7 @@ class Progress:
         self._words = {
             key: f"{value:.4g}"
             for key, value in shown.items()
-            if isinstance(value, int | float) and not (key == "nonfinite" and value == 0)
+            if isinstance(value, int | float) and not (key in QUIET and value == 0)
         }
         if self._bar.disable:
             words = " ".join(f"{key}={value}" for key, value in self._said().items())

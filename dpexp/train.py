@@ -19,14 +19,19 @@ from dpexp.mechanism import Mechanism, build, num_steps, verify
 from dpexp.micro_batch import AUTO, MicroBatch
 from dpexp.models.mode import in_mode
 from dpexp.observation import Analysis, Observers
+from dpexp.optimizers import check_optimizer
+from dpexp.probing import check_model
 from dpexp.ranks import Ranks
 from dpexp.records import ANALYSIS, SCORES
 from dpexp.taps.tape import tapped_layers
-from dpexp.tasks import Judge, percent_right
+from dpexp.tasks import Judge, are_finite, percent_right
 from dpexp.tasks.task import fingerprint
 from dpexp.types import ConfigError, Method, State
 
 JUDGED_ON_TRAINING = "the metric is of the training set, without noise: it is not covered"
+
+NONFINITE = "nonfinite_outputs"
+"""How many test examples' outputs were not finite, as result.json and metrics.jsonl name it."""
 
 EVAL_BATCH = 125  # ours; changes no result
 EMPTY = 1e-12  # a batch size at which draws are empty, to time a step without examples
@@ -127,12 +132,13 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     if attack is not None:
         parts = attack.stage(parts, config["seed"])
     model, method, task = parts.model, parts.method, parts.task
-    tapped_layers(model, method.trainable(model))  # what cannot be trained is said first
+    unchecked = first_look(parts, ranks.device)  # what cannot be trained is said first
     at = Position(state=method.start(model), data=task.fingerprint)
     mechanism = make_mechanism(config, task.dataset_size, method, at.state, ranks)
     trainable, frozen = named_parameters(model, method)
     weights = [parameter for name, parameter in model.named_parameters() if name in trainable]
     optimizer = parts.make_optimizer(weights)
+    check_optimizer(optimizer)
     rates = [group["lr"] for group in optimizer.param_groups]
     with Logbook(config, mechanism, model, optimizer, at, ranks) as book:
         book.announce(trainable, frozen)
@@ -170,7 +176,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             book.stop_if_asked()
             book.end_steps()
         deviations = [JUDGED_ON_TRAINING] if task.test is task.train else []
-        deviations += observers.deviations
+        deviations += [unchecked] * (unchecked is not None) + observers.deviations
         findings = Findings({}, {})
         if attack is not None:
             deviations.append(attack.deviation)
@@ -179,6 +185,22 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         numbers = {**findings.numbers, **observers.numbers(at), "micro_batch": at.micro_batch}
         files = {SCORES: findings.arrays, ANALYSIS: observers.arrays(at)}
         book.finish(task, certificate, numbers, files)
+
+
+def first_look(parts: Parts, device: torch.device) -> str | None:
+    """Look at a model before its first step, with made-up examples alone.
+
+    Returns:
+        What the certificate should say where the model cannot be tried; None where it was.
+
+    Raises:
+        ConfigError: naming the layer that cannot be trained, or the module that mixes examples.
+    """
+    trained = parts.method.trainable(parts.model)
+    tapped_layers(parts.model, trained)
+    unchecked = check_model(parts.model, trained, parts.task, device)
+    memory.reset_peak(device)  # what was tried is not what the run takes
+    return unchecked
 
 
 def certify(
@@ -323,30 +345,53 @@ def on_device(examples: Any, device: torch.device) -> Any:
 
 
 def judge(model: nn.Module, task: Any, device: torch.device) -> dict[str, float]:
-    """Give the task's metric, on every set it is tested on, and the mean where there are more."""
+    """Give the task's metric, on every set it is tested on, and the mean where there are more.
+
+    Beside them stands how many outputs were not finite, over all sets.
+    """
     tests = {task.metric: task.test, **task.also}
-    values = {name: evaluate(model, some, device, task.score) for name, some in tests.items()}
+    judged = {name: assess(model, some, device, task.score) for name, some in tests.items()}
+    values: dict[str, float] = {name: judgement.score for name, judgement in judged.items()}
     if task.also:
         values[f"{task.metric}_mean"] = sum(values.values()) / len(values)
-    return values
+    return values | {NONFINITE: sum(judgement.nonfinite for judgement in judged.values())}
 
 
-@torch.no_grad()
+class Judgement(NamedTuple):
+    """What a model made of some examples.
+
+    Attributes:
+        score: the mean.
+        nonfinite: how many outputs were not finite.
+    """
+
+    score: float
+    nonfinite: int
+
+
 def evaluate(
     model: nn.Module, examples: Any, device: torch.device, score: Judge = percent_right
 ) -> float:
     """Give the mean score over examples, in eval mode; by default the percentage right."""
+    return assess(model, examples, device, score).score
 
-    def summed(size: int) -> float:
-        total = 0.0
+
+@torch.no_grad()
+def assess(model: nn.Module, examples: Any, device: torch.device, score: Judge) -> Judgement:
+    """Give the mean score over examples, in eval mode, and how many outputs were not finite."""
+
+    def summed(size: int) -> tuple[float, int]:
+        total, nonfinite = 0.0, 0
         for indices in examples.micro_batches(torch.arange(len(examples)), size):
             batch = examples.batch(indices).to(device)
-            total += float(score(model(batch.inputs), batch.targets).sum())
-        return total
+            outputs = model(batch.inputs)
+            total += float(score(outputs, batch.targets).sum())
+            nonfinite += int((~are_finite(outputs)).sum())
+        return total, nonfinite
 
     with in_mode(model, is_training=False):
-        total, _ = memory.halving(summed, EVAL_BATCH, "examples judged at once")
-    return total / len(examples)
+        (total, nonfinite), _ = memory.halving(summed, EVAL_BATCH, "examples judged at once")
+    return Judgement(total / len(examples), nonfinite)
 
 
 def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:

@@ -11,9 +11,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # other. The training floor has steps: the loop stands on what it calls.
 FLOORS = (
     {"types", "freezing", "chunks", "states", "seeds", "kernels"},
-    {"records", "linalg", "carriers", "schedules", "memory", "snapshots"},
+    {"records", "linalg", "carriers", "schedules", "memory", "snapshots", "optimizers"},
     {"mechanism", "privatize", "methods", "taps", "models", "tasks"},
-    {"ranks", "checkpoint", "tracking", "stopping", "passes"},
+    {"ranks", "checkpoint", "tracking", "stopping", "passes", "probing"},
     {"processes"},
     {"gradient", "spent"},
     {"logbook", "micro_batch"},

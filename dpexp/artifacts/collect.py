@@ -35,6 +35,8 @@ SKIPPED = "not run here"
 WORDS = "words"
 """Of a cell of a column of words."""
 DONE = "done"
+DIVERGED = "training diverged: outputs that are not finite count as wrong"
+"""Of a run whose model gave such outputs on its test set."""
 _WORST_FIRST = (REFUSED, FAILED, NO_DATA, NOT_BUILT, NOT_RUN)
 
 
@@ -191,7 +193,12 @@ def _value(
         published=published,
         epsilon=_largest(epsilon(p) for p in privacy),
         noise_multiplier=_largest(p.get("noise_multiplier") for p in privacy),
-        deviations=_once(str(word) for p in privacy for word in p.get("deviations", [])),
+        deviations=_once(
+            [
+                *(str(word) for p in privacy for word in p.get("deviations", [])),
+                *(DIVERGED for item in done if (item.result or {}).get("nonfinite_outputs")),
+            ]
+        ),
         run_ids=tuple(item.job.run_id for item in done),
         readings=tuple(readings),
         results=tuple(item.result or {} for item in done),

@@ -47,9 +47,7 @@ def head_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
     Raises:
         ConfigError: if the model has no parameter under that name, or all there are frozen.
     """
-    names = tuple(
-        name for name in classifier(model, head) if trains(model.get_parameter(name))
-    )
+    names = tuple(name for name in classifier(model, head) if trains(model.get_parameter(name)))
     if not names:
         raise ConfigError(
             f"Expected the classifier {head!r} to train; all of its parameters have "

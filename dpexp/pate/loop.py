@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dpexp import checkpoint, memory
 from dpexp.mechanism import NoisyVotes, PrivacyError, build_votes, verify
+from dpexp.methods.selection import all_parameters
 from dpexp.pate.settings import PATE
 from dpexp.pate.stages import EVALUATIONS, Answers, ask, teach, vote
 from dpexp.ranks import Ranks
@@ -20,7 +21,7 @@ from dpexp.records import Ledger, Mark, Run, describe, read_mark
 from dpexp.seeds import generator
 from dpexp.spent import OTHER_DATA, difference, read_ledger, surroundings_of
 from dpexp.tracking import Progress, Tracker
-from dpexp.train import Parts, evaluate
+from dpexp.train import NONFINITE, Parts, evaluate
 from dpexp.types import ConfigError
 
 log = logging.getLogger("dpexp")
@@ -32,6 +33,8 @@ NOT_BEGUN = -1
 """Step before the student's first evaluation."""
 
 UNRELEASED = "teacher_accuracy is of votes without noise: it is no part of the guarantee"
+
+UNSAID = "unsaid_votes counts those of teachers that diverged: it is no part of the guarantee"
 
 TEST_HALF = "half of the test set is the student's public data; accuracy is of the other half"
 
@@ -56,7 +59,10 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     mechanism, queries, task = make_mechanism(config, parts, ranks)
     run = Run.open(config["results"], config)
     words = [config[group]["name"] for group in ("method", "model", "task")]
-    trainable = {name: weight.numel() for name, weight in parts.model.named_parameters()}
+    sizes = {name: weight.numel() for name, weight in parts.model.named_parameters()}
+    learnt = all_parameters(parts.model)
+    trainable = {name: sizes[name] for name in learnt}
+    frozen = {name: size for name, size in sizes.items() if name not in trainable}
     announce(mechanism, pate, trainable)
     with (
         Tracker(config, run.directory) as tracker,
@@ -74,6 +80,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             run, pate, mechanism, task, queries, surroundings, ranks, progress
         )
         lessons = replace(queries.take(answers.answered), targets=answers.labels)
+        unsaid = pate.teachers * len(votes) - int(votes.sum())
         log.info("%d queries asked, %d answered", answers.asked, len(lessons))
         parts = replace(parts, task=task)
         last = teach(parts, lessons, config["seed"], ranks.device, progress.advance, report)
@@ -82,19 +89,24 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             answered=votes[answers.answered].numpy(),
             draws=answers.draws,
             trainable=trainable,
-            frozen={},
-            remarks=[UNRELEASED, *([TEST_HALF] if pate.public == "test-half" else [])],
+            frozen=frozen,
+            remarks=[
+                UNRELEASED,
+                *([UNSAID] * (unsaid > 0)),
+                *([TEST_HALF] if pate.public == "test-half" else []),
+            ],
         )
         verify(certificate)
         wall = time.monotonic() - began
         examples = pate.teachers * pate.teacher_steps * pate.teacher_batch
         examples += last["step"] * pate.student_batch
         said = {
-            task.metric: last[task.metric],
+            **{name: last[name] for name in (task.metric, NONFINITE)},
             "epochs": last["epoch"],
             "steps": last["step"],
             "weights_sha256": checkpoint.digest(parts.model.state_dict()),
             **judged(votes, answers, queries.targets),
+            **({"unsaid_votes": unsaid} if unsaid else {}),
         }
         peak_mb = memory.peak_mb(ranks.device)
         result = describe(config, task, mechanism, ranks, said, wall, examples, peak_mb)
@@ -262,7 +274,7 @@ def judged(votes: Tensor, answers: Answers, truth: Tensor) -> dict[str, Any]:
     said = {"asked": answers.asked, "answered": len(answers.labels)}
     if (truth < 0).any():  # a public set without the task's labels
         return said
-    right = votes.gather(1, truth[:, None]).sum() / votes.sum()
+    right = votes.gather(1, truth[:, None]).sum() / votes.sum().clamp(min=1)
     said["teacher_accuracy"] = round(100 * float(right), 2)
     if len(answers.labels):
         answered = (answers.labels == truth[answers.answered]).double().mean()
