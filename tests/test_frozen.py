@@ -20,9 +20,8 @@ LEFT = ("conv2.weight", "conv1.bias", "head.bias")
 
 
 def parts_of(method, *frozen):
-    config = composed(
-        method, "model=linear" if method in ("linear", "compressive") else "model=cnn"
-    )
+    rank = ["method.rank=4"] if method.endswith("powersgd") else []
+    config = composed(method, "model=cnn", *rank)
     parts = run.build_parts(config, CPU)
     for name, weight in parts.model.named_parameters():
         weight.requires_grad_(name not in frozen)

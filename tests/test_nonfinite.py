@@ -51,7 +51,7 @@ def test_a_skewed_set_gives_a_diverged_model_nothing():
 
 
 def test_a_run_that_diverges_says_so_in_its_record(tmp_path):
-    words = ["method=nonprivate", *SHORT[1:], "optimizer.lr=1e38"]
+    words = ["method=nonprivate", *SHORT[1:], "optimizer.lr=1e37"]
     lines, result, _ = of(execute(tmp_path, *words))
     assert result["test_accuracy"] == 0.0
     assert result["nonfinite_outputs"] == lines[-1]["nonfinite_outputs"] == 360
