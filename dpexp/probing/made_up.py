@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dpexp.models.vocabulary import token_table
 from dpexp.seeds import generator
 from dpexp.types import Batch
 
@@ -33,7 +34,7 @@ def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtyp
 
     Args:
         task: its training set is asked for an empty batch, which tells shape and kind.
-        model: whose largest embedding says what token ids there are.
+        model: whose embedding says what token ids there are.
         device: the model's.
         dtype: of inputs and targets that are not whole numbers.
     """
@@ -68,8 +69,7 @@ def _numbers(count: int, like: Tensor, gen: torch.Generator) -> Tensor:
 
 def _texts(count: int, longest: int, model: nn.Module, gen: torch.Generator) -> tuple[Tensor, int]:
     """Draw texts [count, 3, t], the first shorter than the rest, and its length."""
-    tables = [layer for layer in model.modules() if isinstance(layer, nn.Embedding)]
-    table = max(tables, key=lambda layer: layer.num_embeddings, default=None)
+    table = token_table(model)
     rows = 2 if table is None else table.num_embeddings
     pad = 0 if table is None or table.padding_idx is None else table.padding_idx
     width = min(longest, WIDEST)

@@ -68,7 +68,7 @@ def glue(
             recipe,
             lambda: _encode(files[split], text_columns, label_column, words),
         )
-        return Texts(Encoded(*encoded), targets, max_length)
+        return Texts(Encoded(*encoded), targets, max_length, words.vocabulary)
 
     (metric, first), *rest = test_splits.items()
     return assemble(
