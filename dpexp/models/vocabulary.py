@@ -37,6 +37,6 @@ def require_vocabulary(model: nn.Module, examples: Any) -> None:
     if table is not None and wanted > table.num_embeddings:
         raise ConfigError(
             f"Expected an embedding of at least {wanted} tokens, as many as the tokenizer knows; "
-            f"the model's has {table.num_embeddings} rows. Set model.tokenizer to the model's own, or a "
-            "larger model.vocabulary."
+            f"the model's has {table.num_embeddings} rows. Set model.tokenizer to the model's own, "
+            "or a larger model.vocabulary."
         )

@@ -246,8 +246,8 @@ def tapped_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, nn
         if own not in CARRIED[type(layer)]:
             raise ConfigError(
                 f"Expected a rule for every parameter that trains; {parameter!r} of the "
-                f"{type(layer).__name__} {name} has none, as it makes the weight by a hook "
-                "(weight_norm, spectral_norm). Remove the hook, or freeze the layer."
+                f"{type(layer).__name__} {name} has none. Remove the hook that makes weights of it "
+                "(weight_norm, spectral_norm), or freeze it."
             )
         if not trains(model.get_parameter(parameter)):
             raise ConfigError(
