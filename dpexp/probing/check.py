@@ -62,7 +62,7 @@ class Trial:
     Attributes:
         outputs: the first example's.
         first: its gradient, by parameter.
-        total: all examples' gradient, as the tape takes it.
+        total: all examples' gradient, as the tape takes it; empty where it was not wanted.
         recorder: what was seen on the way.
         buffers: as they were left.
         attributes: likewise, of what modules hold beside them.
@@ -136,7 +136,10 @@ def _tried(
     """Say what is wrong beyond a tolerance; 0: beyond rounding, and beyond nothing for equals."""
     with staged(model, dtype, device), torch.enable_grad():
         examples = make_up(task, model, device, dtype)
-        one, other, alone = (_trial(model, parameters, task.loss, batch) for batch in examples)
+        one, other, alone = (
+            _trial(model, parameters, task.loss, batch, is_summed=batch is examples.one)
+            for batch in examples
+        )
         expected, sizes = _by_autograd(model, parameters, task.loss, examples.one)
         return (
             _gradients(one.total, expected, sizes, tolerance or CLEAR)
@@ -215,19 +218,22 @@ def _note(seen: list[float], dh: Tensor) -> None:
     seen[1] += float(dh.double().norm())
 
 
-def _trial(model: nn.Module, parameters: Sequence[str], loss: Judge, batch: Batch) -> Trial:
-    """Take a batch through model and tape."""
+def _trial(
+    model: nn.Module, parameters: Sequence[str], loss: Judge, batch: Batch, *, is_summed: bool
+) -> Trial:
+    """Take a batch through model and tape; all examples' gradient is summed where it is wanted."""
     total: dict[str, Tensor] = {}
     first: dict[str, Tensor] = {}
+    wanted = (total, first) if is_summed else (first,)
     is_first = torch.arange(len(batch), device=batch.inputs.device) == 0
     shapes = {name: model.get_parameter(name) for name in parameters}
 
     def take(layer: str, tap: Tap) -> None:
         for own in tap.parameters:
             name = f"{layer}.{own}"
-            for sums, some in ((total, None), (first, is_first)):
+            for sums in wanted:
                 carrier = tap.gradient(own)
-                carrier = carrier if some is None else carrier.keep(some)
+                carrier = carrier if sums is total else carrier.keep(is_first)
                 sums[name] = torch.zeros_like(
                     shapes[name], requires_grad=False, memory_format=torch.contiguous_format
                 )

@@ -20,6 +20,9 @@ from dpexp.seeds import generator, seed_default
 SHAKEN = 0.1
 """Of a layer's usual scale (ours): what starts at zero would hide what lies before it."""
 
+PERIOD = 65_537
+"""Numbers after which what moves a weight repeats (ours): a prime, so that no two rows do."""
+
 OF_ALL_MODULES = frozenset(vars(nn.Module()))
 """Attributes that are torch's own: parameters, buffers, hooks, the mode."""
 
@@ -104,8 +107,10 @@ def _tensors(model: nn.Module) -> list[Tensor]:
 
 def _noise(like: Tensor, gen: torch.Generator) -> Tensor:
     inputs = math.prod(like.shape[1:]) if like.ndim > 1 else 1
-    drawn = torch.randn(like.shape, generator=gen, dtype=torch.float32)
-    return (SHAKEN / math.sqrt(max(1, inputs)) * drawn).to(like)
+    drawn = torch.randn(min(like.numel(), PERIOD), generator=gen).to(like)
+    drawn *= SHAKEN / math.sqrt(max(1, inputs))
+    times = -(-like.numel() // max(1, len(drawn)))
+    return drawn.repeat(times)[: like.numel()].view(like.shape)
 
 
 def reseed() -> None:
