@@ -141,6 +141,7 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     """Instantiate task, model, method, optimizer and schedule; weights come from the seed."""
     import torch
 
+    from dpexp.models.vocabulary import require_vocabulary
     from dpexp.seeds import generator
     from dpexp.train import Parts
     from scripts import sources
@@ -152,6 +153,7 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     model = _make(
         config["model"], without=("name", "head", "tokenizer"), **_fit(config["model"], task)
     )
+    require_vocabulary(model, task.train)
     model = model.to(device)
     if "prompts" in config:
         _make({**config["prompts"], "_partial_": True})(model, task.num_classes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from dpexp.seeds import generator, seed_default
 from dpexp.states import mapped, new_tensors
 from dpexp.taps import Tape
 from dpexp.tasks import Judge, cross_entropy
-from dpexp.types import Batch, Key, Listener, Method, State, Tap
+from dpexp.types import Batch, ConfigError, Key, Listener, Method, State, Tap
 
 PREPARED_LESS = (
     "Set a smaller method.rank, method.k or method.m, a smaller model or another device."
@@ -92,6 +92,7 @@ class PrivateGradient:
     Attributes:
         micro_batch: how many examples go through the model at once; halved on every rank as memory
             runs out on one.
+        trained: the parameters that the method updates, by name.
     """
 
     def __init__(
@@ -125,11 +126,13 @@ class PrivateGradient:
         self._ranks, self.micro_batch = ranks, micro_batch
         self._state: State = {}
         self._sum = ClippedSum({}, (), torch.empty(0))
-        trainable = method.trainable(model)
+        self.trained = method.trainable(model)
         named = model.named_parameters()
-        self._trained = {name: weight for name, weight in named if name in trainable}
+        self._trained = {name: weight for name, weight in named if name in self.trained}
         self._listener: Listener = self._take
-        self._tape = Tape(model, trainable, lambda layer, tap: self._listener(layer, tap))
+        self._blocks: Collection[Key] = ()
+        self._awaited: set[Key] = set()  # blocks that a micro-batch has not given yet
+        self._tape = Tape(model, self.trained, lambda layer, tap: self._listener(layer, tap))
         self._pass = _Pass(model, loss, self._tape)
         self._public = None
         if public is not None:
@@ -268,6 +271,7 @@ class PrivateGradient:
         self._state = mapped(lambda leaf: leaf, prepared)  # `carry` adds to it, for one attempt
         like = next(self._model.parameters())
         blocks = self._method.blocks(self._state)
+        self._blocks = blocks.keys()
         mechanism = self._mechanism
         self._sum = ClippedSum(blocks, mechanism.releases, like, is_clipping=mechanism.clip)
 
@@ -277,7 +281,26 @@ class PrivateGradient:
         self._sum = ClippedSum({}, (), torch.empty(0))
 
     def _take(self, layer: str, tap: Tap) -> None:
-        self._sum.take(self._method.carry(self._state, layer, tap))
+        carried = self._method.carry(self._state, layer, tap)
+        if unknown := carried.keys() - self._blocks:
+            raise ConfigError(
+                f"Expected the method to carry the blocks that it declares; of layer {layer!r} it "
+                f"carries {_words(unknown)}. Declare them in `blocks`."
+            )
+        self._awaited -= carried.keys()
+        self._sum.take(carried)
+
+    def _check_carried(self) -> None:
+        """Refuse a micro-batch of which some declared block is not.
+
+        It would be noise alone, released and accounted as if it were of the examples.
+        """
+        if self._awaited:
+            raise ConfigError(
+                "Expected a gradient for every block that the method releases; "
+                f"{_words(self._awaited)} got none. Freeze those parameters, or let the method's "
+                "`carry` give their gradients."
+            )
 
     def _micro_batches(self, examples: Any, indices: Tensor, step: int, micro_batch: int) -> float:
         # Dropout's seed comes from the step, so that a resumed run draws what an unbroken one did,
@@ -289,7 +312,9 @@ class PrivateGradient:
         weights = self._method.forward_weights(self._state)
         for some in examples.micro_batches(indices, micro_batch):
             batch = examples.batch(some).to(self._ranks.device)
+            self._awaited = set(self._blocks)
             loss = self._backward(batch, self._take, weights)
+            self._check_carried()
             self._sum.close_micro_batch(len(batch))
             total += float(loss)
         return total
@@ -335,3 +360,12 @@ class PrivateGradient:
         for key, total in released.items():
             released[key] = total.div_(mechanism.batch_size).to(self._dtype)
         return released, int(bool(mechanism.noise))
+
+
+def _words(blocks: Collection[Key]) -> str:
+    """Name some blocks, three at most."""
+    names = sorted(
+        key.parameter + ("" if key.part == "full" else f" ({key.part})") for key in blocks
+    )
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -57,6 +57,11 @@ class View:
         return self.step * self.mechanism.sampling_prob
 
     @property
+    def trained(self) -> tuple[str, ...]:
+        """Name the parameters that the method updates."""
+        return self.gradient.trained
+
+    @property
     def is_first(self) -> bool:
         """Say whether no step was taken yet."""
         return self.step == 0
@@ -127,10 +132,9 @@ class View:
         Raises:
             ConfigError: naming the nearest one.
         """
-        known = self.method.trainable(self.model)
         for name in names:
-            if name not in known:
-                nearest = get_close_matches(name, known, 1, 0.0)[0]
+            if name not in self.trained:
+                nearest = get_close_matches(name, self.trained, 1, 0.0)[0]
                 raise ConfigError(
                     f"Expected {setting} to name parameters that the method trains; got {name}. "
                     f"Did you mean {nearest}?"

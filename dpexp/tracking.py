@@ -24,6 +24,12 @@ START, SEND, FINISH = 150.0, 60.0, dashboard.UPLOAD + 30.0
 REASON = 300
 """Characters of a failure that are told."""
 
+QUIET = ("nonfinite", "nonfinite_outputs")
+"""Counts that are shown only where they are not zero."""
+
+NAMED = ("profile", "method", "model", "task")
+"""Parts of a config whose names are tags."""
+
 
 class Tracker:
     """Sends a run's metrics to wandb, which is imported only if it is wanted.
@@ -195,7 +201,7 @@ class Progress:
         self._words = {
             key: f"{value:.4g}"
             for key, value in shown.items()
-            if isinstance(value, int | float) and not (key == "nonfinite" and value == 0)
+            if isinstance(value, int | float) and not (key in QUIET and value == 0)
         }
         if self._bar.disable:
             words = " ".join(f"{key}={value}" for key, value in self._said().items())

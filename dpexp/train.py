@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 from dpexp import memory
 from dpexp.gradient import PrivateGradient
+from dpexp.judging import judge
 from dpexp.logbook import Logbook, Position
 from dpexp.mechanism import Mechanism, build, num_steps, verify
 from dpexp.mechanism.certificate import JUDGED_ON_TRAINING
 from dpexp.micro_batch import AUTO, MicroBatch
-from dpexp.models.mode import in_mode
 from dpexp.observation import Analysis, Observers
+from dpexp.optimizers import check_optimizer
+from dpexp.probing import check_model
 from dpexp.ranks import Ranks
 from dpexp.records import ANALYSIS, SCORES
 from dpexp.taps.tape import tapped_layers
-from dpexp.tasks import Judge, percent_right
 from dpexp.tasks.task import fingerprint
 from dpexp.types import ConfigError, Method, State
 
-EVAL_BATCH = 125  # ours; changes no result
 EMPTY = 1e-12  # a batch size at which draws are empty, to time a step without examples
 
 POSITIVE: dict[str, type | tuple[type, ...]] = {
@@ -128,12 +128,13 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     if attack is not None:
         parts = attack.stage(parts, config["seed"])
     model, method, task = parts.model, parts.method, parts.task
-    tapped_layers(model, method.trainable(model))  # what cannot be trained is said first
+    unchecked = first_look(parts, ranks.device)  # what cannot be trained is said first
     at = Position(state=method.start(model), data=task.fingerprint)
     mechanism = make_mechanism(config, task.dataset_size, method, at.state, ranks)
     trainable, frozen = named_parameters(model, method)
     weights = [parameter for name, parameter in model.named_parameters() if name in trainable]
     optimizer = parts.make_optimizer(weights)
+    check_optimizer(optimizer)
     rates = [group["lr"] for group in optimizer.param_groups]
     with Logbook(config, mechanism, model, optimizer, at, ranks) as book:
         book.announce(trainable, frozen)
@@ -175,7 +176,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             book.stop_if_asked()
             book.end_steps()
         deviations = [JUDGED_ON_TRAINING] if task.test is task.train else []
-        deviations += observers.deviations
+        deviations += [unchecked] * (unchecked is not None) + observers.deviations
         findings = Findings({}, {})
         if attack is not None:
             deviations.append(attack.deviation)
@@ -185,6 +186,22 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         numbers |= {"pretrained_sha256": parts.pretrained} if parts.pretrained else {}
         files = {SCORES: findings.arrays, ANALYSIS: observers.arrays(at)}
         book.finish(task, certificate, numbers, files)
+
+
+def first_look(parts: Parts, device: torch.device) -> str | None:
+    """Look at a model before its first step, with made-up examples alone.
+
+    Returns:
+        What the certificate should say where the model cannot be tried; None where it was.
+
+    Raises:
+        ConfigError: naming the layer that cannot be trained, or the module that mixes examples.
+    """
+    trained = parts.method.trainable(parts.model)
+    tapped_layers(parts.model, trained)
+    unchecked = check_model(parts.model, trained, parts.task, device)
+    memory.reset_peak(device)  # what was tried is not what the run takes
+    return unchecked
 
 
 def certify(
@@ -326,53 +343,6 @@ def on_device(examples: Any, device: torch.device) -> Any:
         return examples
     free, _ = torch.cuda.mem_get_info(device)
     return examples.to(device) if examples.nbytes < free / 2 else examples
-
-
-def judge(
-    model: nn.Module, task: Any, device: torch.device
-) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Judge the model on every set it is tested on.
-
-    Returns:
-        The task's metric by name, and the mean where there are more sets than one; and by name
-        which examples are right, [n] bool: of a score that counts them, and of no training set.
-    """
-    tests = {task.metric: task.test, **task.also}
-    values, right = {}, {}
-    for name, some in tests.items():
-        each, values[name] = scores(model, some, device, task.score)
-        if task.score is percent_right and some is not task.train:
-            right[name] = each > 0
-    if task.also:
-        values[f"{task.metric}_mean"] = sum(values.values()) / len(values)
-    return values, right
-
-
-def evaluate(
-    model: nn.Module, examples: Any, device: torch.device, score: Judge = percent_right
-) -> float:
-    """Give the mean score over examples, in eval mode; by default the percentage right."""
-    return scores(model, examples, device, score)[1]
-
-
-@torch.no_grad()
-def scores(
-    model: nn.Module, examples: Any, device: torch.device, score: Judge
-) -> tuple[Tensor, float]:
-    """Give every example's score in eval mode, [n] on the CPU, and their mean."""
-
-    def judged(size: int) -> tuple[Tensor, float]:
-        each, total = torch.zeros(len(examples)), 0.0
-        for indices in examples.micro_batches(torch.arange(len(examples)), size):
-            batch = examples.batch(indices).to(device)
-            found = score(model(batch.inputs), batch.targets)
-            each[indices.cpu()] = found.to("cpu", each.dtype)
-            total += float(found.sum())
-        return each, total
-
-    with in_mode(model, is_training=False):
-        (each, total), _ = memory.halving(judged, EVAL_BATCH, "examples judged at once")
-    return each, total / len(examples)
 
 
 def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpexp.gradient import PrivateGradient
-from dpexp.train import evaluate
+from dpexp.judging import evaluate
 from dpexp.types import ConfigError
 from tests.runs import Watched
 from tests.steps import ALONE, CPU, Setting, composed, cramp, distance

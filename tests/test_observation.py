@@ -187,7 +187,7 @@ def test_gradients_are_those_of_autograd_and_of_single_examples(tmp_path, words)
 
     class Compared(Analysis):
         def observe(self, view, memory):
-            some, names = view.draw("batch", 30), view.method.trainable(view.model)
+            some, names = view.draw("batch", 30), view.trained
             mean = view.mean_gradients(view.examples, some, names)
             singles = list(view.per_example(view.examples).micro_batches(some, None))
             batch = view.examples.batch(some)

@@ -11,12 +11,12 @@ ROOT = Path(__file__).resolve().parents[1]
 # other. The training floor has steps: the loop stands on what it calls.
 FLOORS = (
     {"rounding"},
-    {"types", "chunks", "states", "seeds", "kernels"},
-    {"records", "linalg", "carriers", "schedules", "memory", "dashboard", "held"},
+    {"types", "freezing", "chunks", "states", "seeds", "kernels"},
+    {"records", "linalg", "carriers", "schedules", "memory", "dashboard", "held", "optimizers"},
     {"caches"},
     {"snapshots"},
     {"mechanism", "privatize", "methods", "taps", "models", "tasks"},
-    {"ranks", "checkpoint", "tracking", "stopping", "passes"},
+    {"ranks", "checkpoint", "tracking", "stopping", "passes", "judging", "probing"},
     {"processes"},
     {"gradient", "spent"},
     {"logbook", "micro_batch"},

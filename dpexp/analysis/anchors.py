@@ -58,9 +58,9 @@ class Anchors:
         Raises:
             ConfigError: if the method leaves some of them frozen.
         """
-        groups = parameter_groups(view.model, self._grouping)
-        trained = set(view.method.trainable(view.model))
-        frozen = [name for names in groups.values() for name in names if name not in trained]
+        shapes = {name: weight.shape for name, weight in view.model.named_parameters()}
+        groups = parameter_groups(shapes, self._grouping)
+        frozen = [name for name in shapes if name not in view.trained]
         if frozen:
             raise ConfigError(
                 f"Expected a method that trains every parameter for analysis={self._analysis}; "

@@ -59,8 +59,7 @@ class NoiseNorm(Analysis):
         sigma, _ = calibrate(
             mechanism.sampling_prob, steps, mechanism.delta, mechanism.target_epsilon
         )
-        names = view.method.trainable(view.model)
-        size = sum(view.model.get_parameter(name).numel() for name in names)
+        size = sum(view.model.get_parameter(name).numel() for name in view.trained)
         clip_norm = mechanism.releases[0].clip_norm
         noise = sigma * clip_norm * math.sqrt(size) / mechanism.batch_size
         gradient = self._clipped_mean(view, clip_norm)

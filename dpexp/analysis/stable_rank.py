@@ -48,8 +48,7 @@ class StableRank(Analysis):
 
     def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
         """Give the stable rank of the mean gradient of a fixed batch, layer by layer."""
-        trained = view.method.trainable(view.model)
-        matrices = [name for name in trained if view.model.get_parameter(name).ndim > 1]
+        matrices = [name for name in view.trained if view.model.get_parameter(name).ndim > 1]
         some = view.draw("batch", self._batch)
         gradients = view.mean_gradients(view.examples, some, matrices)
         return {name: stable_rank(gradients[name].flatten(1)) for name in matrices}

@@ -126,7 +126,7 @@ class Theorem1Bound(Analysis):
         if "best" not in memory:
             memory.update(best=torch.linalg.lstsq(x, y[:, None]).solution[:, 0], radius=0.0)
         best = memory["best"].cpu()
-        weights = [view.model.get_parameter(n) for n in view.method.trainable(view.model)]
+        weights = [view.model.get_parameter(n) for n in view.trained]
         theta = torch.cat([weight.flatten() for weight in weights]).double().cpu()
         memory["radius"] = max(memory["radius"], float((theta - best).norm()))
         least = float((y - x @ best).square().mean())

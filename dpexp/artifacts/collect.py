@@ -37,6 +37,8 @@ TRUSTED = "taken on trust: "
 WORDS = "words"
 """Of a cell of a column of words."""
 DONE = "done"
+DIVERGED = "training diverged: outputs that are not finite count as wrong"
+"""Of a run whose model gave such outputs on its test set."""
 _WORST_FIRST = (REFUSED, FAILED, NO_DATA, NOT_BUILT, NOT_RUN)
 
 
@@ -199,9 +201,14 @@ def _value(
         epsilon=_largest(epsilon(p) for p in privacy),
         noise_multiplier=_largest(p.get("noise_multiplier") for p in privacy),
         deviations=_once(
-            str(word)
-            for item in done
-            for word in (*(item.privacy or {}).get("deviations", []), *item.trusted)
+            [
+                *(
+                    str(word)
+                    for item in done
+                    for word in (*(item.privacy or {}).get("deviations", []), *item.trusted)
+                ),
+                *(DIVERGED for item in done if (item.result or {}).get("nonfinite_outputs")),
+            ]
         ),
         run_ids=tuple(item.job.run_id for item in done),
         readings=tuple(readings),

@@ -11,11 +11,12 @@ from sklearn.metrics import roc_curve
 from torch import Tensor, nn
 
 from dpexp import memory
+from dpexp.judging import EVAL_BATCH
 from dpexp.mechanism import Mechanism
 from dpexp.models.mode import in_mode
 from dpexp.seeds import generator
 from dpexp.tasks import cross_entropy
-from dpexp.train import EVAL_BATCH, Findings, Parts
+from dpexp.train import Findings, Parts
 from dpexp.types import ConfigError, State
 
 

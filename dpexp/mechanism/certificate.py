@@ -23,6 +23,7 @@ LARGE_DELTA = "delta is not below 1/N: such a guarantee allows one example to be
 JUDGED_ON_TRAINING = "the metric is of the training set, without noise: it is not covered"
 UNRELEASED = "teacher_accuracy is of votes without noise: it is no part of the guarantee"
 TEST_HALF = "half of the test set is the student's public data; accuracy is of the other half"
+UNSAID = "unsaid_votes counts those of teachers that diverged: it is no part of the guarantee"
 """What loops remark."""
 
 APART = "as if each release of a step had a subsample of its own: understates epsilon, no claim"
@@ -30,6 +31,10 @@ APART = "as if each release of a step had a subsample of its own: understates ep
 NEIGHBOURS = "add or remove one example"
 VOTING_NEIGHBOURS = "add or remove one example: one teacher's vote may change"
 """Which training sets a certificate holds for."""
+
+UNTRIED = "the model was not tried on made-up examples, and may mix them"
+OF_THE_RUN = (UNSAID, UNTRIED)
+"""What hangs on how a run went, and on no config: it may be said or not."""
 
 NOT_SAMPLED = "none: every example is one teacher's"
 

@@ -306,7 +306,12 @@ class _Check:
             is_new = word in (words.UNRELEASED, words.LARGE_DELTA)
             if is_due != (word in said) and not (is_new and self._is_older):
                 self.say(f"deviations: '{word}' is {'missing' if is_due else 'not so'}")
-        others = [word for word in said if word not in due]
+        others = [word for word in said if word not in due and word not in words.OF_THE_RUN]
+        self.unchecked.append(
+            "privacy.json deviations: whether a model was tried before its first step"
+            if not is_vote
+            else "privacy.json deviations: whether a teacher diverged"
+        )
         theirs = [word for word in others if str(word).startswith(words.OF_ATTACKS)]
         if attacked and not theirs:
             self.say("deviations: nothing is said of the attack or audit in config.yaml")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpexp.linalg import orthonormal_columns
 from dpexp.types import ConfigError, PublicGradients, require_word
@@ -17,18 +17,20 @@ Groups = Mapping[str, Sequence[str]]
 """The names of each group's parameters."""
 
 
-def parameter_groups(model: nn.Module, grouping: str) -> dict[str, tuple[str, ...]]:
-    """Split a model's parameters into groups, each in the model's order.
+def parameter_groups(
+    shapes: Mapping[str, Sequence[int]], grouping: str
+) -> dict[str, tuple[str, ...]]:
+    """Split parameters into groups, each in their order.
 
     Args:
-        model: owns the parameters.
+        shapes: of the parameters, by name, in the model's order.
         grouping: "stages" puts together what lies in one top-level module and has as many
             outputs: in a ResNet the first layer, every stage, and the classifier (gep, Section 4).
             "layers" makes each layer a group; "all" makes one.
     """
     groups: dict[str, list[str]] = {}
-    for name, parameter in model.named_parameters():
-        stage = f"{name.partition('.')[0]}:{next(iter(parameter.shape), 1)}"
+    for name, shape in shapes.items():
+        stage = f"{name.partition('.')[0]}:{next(iter(shape), 1)}"
         layer = name.rpartition(".")[0]
         key = {"stages": stage, "layers": layer, "all": "all"}[grouping]
         groups.setdefault(key, []).append(name)

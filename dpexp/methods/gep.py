@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from dpexp.carriers import Explicit
 from dpexp.linalg import power_iteration
 from dpexp.methods import anchor
-from dpexp.methods.selection import all_parameters, head_parameters, shapes_of
+from dpexp.methods.selection import all_parameters, classifier, shapes_of
 from dpexp.types import (
     Carrier,
     ConfigError,
@@ -100,7 +100,7 @@ class GEP(Method):
         self.public_size = m if basis == "anchor" else 0
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
-        """Name every parameter."""
+        """Name every parameter that is not frozen."""
         return all_parameters(model)
 
     def start(self, model: nn.Module) -> State:
@@ -110,7 +110,7 @@ class GEP(Method):
             ConfigError: if k is not enough for one a group, or more than there are parameters.
         """
         shapes = shapes_of(model, all_parameters(model))
-        groups = anchor.parameter_groups(model, self._grouping)
+        groups = anchor.parameter_groups(shapes, self._grouping)
         sizes = {group: sum(_sizes(shapes, names)) for group, names in groups.items()}
         return {"shapes": shapes, "groups": groups, "shares": anchor.shares(sizes, self._k)}
 
@@ -133,7 +133,7 @@ class GEP(Method):
         return {**state, "bases": bases, "held": {}}
 
     def _draw_labels(self, model: nn.Module, gen: torch.Generator) -> Tensor:
-        classes = len(model.get_parameter(head_parameters(model, self._head)[-1]))
+        classes = len(model.get_parameter(classifier(model, self._head)[-1]))
         return torch.randint(classes, (self._m,), generator=gen, device=gen.device)
 
     def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:

@@ -7,18 +7,28 @@ from math import prod
 
 from torch import nn
 
+from dpexp.freezing import trains
 from dpexp.types import ConfigError, Key, Release
 
 MATRIX_LAYERS = (nn.Linear, nn.Conv2d)
 
 
 def all_parameters(model: nn.Module) -> tuple[str, ...]:
-    """Name every parameter."""
-    return tuple(name for name, _ in model.named_parameters())
+    """Name every parameter but those that the model's author froze (`requires_grad=False`).
+
+    Raises:
+        ConfigError: if all are frozen.
+    """
+    names = tuple(name for name, weight in model.named_parameters() if trains(weight))
+    if not names:
+        raise ConfigError(
+            "Expected a model with parameters to train; all have requires_grad=False. Set model."
+        )
+    return names
 
 
-def head_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
-    """Name the classifier's parameters.
+def classifier(model: nn.Module, head: str) -> tuple[str, ...]:
+    """Name the classifier's parameters, frozen or not.
 
     Raises:
         ConfigError: if the model has no parameter under that name.
@@ -31,12 +41,32 @@ def head_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
     return names
 
 
+def head_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
+    """Name the classifier's parameters but those that the model's author froze.
+
+    Raises:
+        ConfigError: if the model has no parameter under that name, or all there are frozen.
+    """
+    names = tuple(name for name in classifier(model, head) if trains(model.get_parameter(name)))
+    if not names:
+        raise ConfigError(
+            f"Expected the classifier {head!r} to train; all of its parameters have "
+            "requires_grad=False. Set model, or model.head."
+        )
+    return names
+
+
 def matrix_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
-    """Name the weights of linear and convolution layers outside the classifier."""
-    return tuple(
-        f"{name}.weight"
+    """Name the weights of linear and convolution layers outside the classifier, frozen ones not."""
+    layers = {
+        name
         for name, module in model.named_modules()
         if isinstance(module, MATRIX_LAYERS) and name != head and not name.startswith(f"{head}.")
+    }
+    return tuple(
+        name
+        for name, weight in model.named_parameters()
+        if trains(weight) and name.endswith(".weight") and name[: -len(".weight")] in layers
     )
 
 
@@ -49,16 +79,17 @@ def vector_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
     """Name the biases and the scales of norms outside the classifier.
 
     Raises:
-        ConfigError: if the model has none there.
+        ConfigError: if the model has none there that trains.
     """
     names = tuple(
         name
         for name, parameter in model.named_parameters()
-        if parameter.ndim == 1 and not name.startswith(f"{head}.")
+        if trains(parameter) and parameter.ndim == 1 and not name.startswith(f"{head}.")
     )
     if not names:
         raise ConfigError(
-            "Expected a model with biases or scales of norms besides the classifier; it has none. "
+            "Expected a model with biases or scales of norms to train besides the classifier; it "
+            "has none. "
             "Set method.train=all."
         )
     return names

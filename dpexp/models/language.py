@@ -202,7 +202,8 @@ def pretrained(
             f"Expected task.max_length <= {room}, the positions that {repo} knows; got "
             f"{max_length}. Set task.max_length."
         )
-    encoder = _load(folder, config, attention)
+    needs_pooler = head_layers == 2 and config.model_type == "bert"
+    encoder = _load(folder, config, attention, needs_pooler)
     pooler, encoder.pooler = encoder.pooler, None
     model = TextClassifier(
         encoder,
@@ -220,7 +221,9 @@ def pretrained(
     return model
 
 
-def _load(folder: Path, config: transformers.PretrainedConfig, attention: str) -> nn.Module:
+def _load(
+    folder: Path, config: transformers.PretrainedConfig, attention: str, needs_pooler: bool
+) -> nn.Module:
     """Load an encoder whole, in float32, ready to train; say in one line where it cannot be."""
     # Its report of weights that it did not need, and its bar, would hide a mistake's one line.
     transformers.logging.set_verbosity_error()
@@ -232,17 +235,46 @@ def _load(folder: Path, config: transformers.PretrainedConfig, attention: str) -
             attn_implementation=attention,
             dtype=torch.float32,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # which are told below, by name
         )
     except Exception as error:  # a damaged file fails in as many ways as it can be damaged
         reason = one_line(error)
         raise ConfigError(f"Expected readable weights in {folder}; {reason}.") from error
-    lacking = sorted(n for n in found["missing_keys"] if not n.startswith("pooler."))
+    for name, held, wanted in sorted(found["mismatched_keys"]):
+        raise ConfigError(
+            f"Expected {name} of shape {tuple(wanted)}, as config.json has it, in {folder}; its "
+            f"weights have {tuple(held)}. Put config.json and weights of one model there."
+        )
+    dropped = sorted(name for name in found["unexpected_keys"] if _is_encoders(name, encoder))
+    if dropped:
+        raise ConfigError(
+            f"Expected no weights of the encoder beyond those that config.json in {folder} names; "
+            f"{len(dropped)} more are there, {dropped[0]} among them, and would be dropped. Put "
+            "config.json and weights of one model there (num_hidden_layers?)."
+        )
+    absent = sorted(found["missing_keys"])
+    if needs_pooler and any(name.startswith("pooler.") for name in absent):
+        warnings.warn(
+            f"The weights in {folder} lack BERT's pooler: the classifier's first layer begins with "
+            "random numbers. Set model.head_layers=1, or put weights with a pooler there.",
+            stacklevel=3,
+        )
+    lacking = [name for name in absent if not name.startswith("pooler.")]
     if lacking:
         raise ConfigError(
             f"Expected all weights of the encoder in {folder}; it lacks {len(lacking)}, "
             f"{lacking[0]} among them. Put the files of the whole model there."
         )
     return encoder.train()  # transformers gives it in eval mode, without dropout
+
+
+def _is_encoders(name: str, encoder: nn.Module) -> bool:
+    """Say whether a weight in a file is of the encoder itself, and no table of positions' numbers.
+
+    What lies on top, such as the head of masked language modelling, is not wanted.
+    """
+    own = name.removeprefix(f"{encoder.base_model_prefix}.")
+    return own.startswith(("encoder.", "embeddings.")) and not own.endswith("position_ids")
 
 
 def from_scratch(

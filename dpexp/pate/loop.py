@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from dpexp import checkpoint, memory
+from dpexp.judging import NONFINITE, evaluate, scores
 from dpexp.mechanism import NoisyVotes, PrivacyError, build_votes, verify
-from dpexp.mechanism.certificate import TEST_HALF, UNRELEASED
+from dpexp.mechanism.certificate import TEST_HALF, UNRELEASED, UNSAID
+from dpexp.methods.selection import all_parameters
 from dpexp.pate.settings import PATE
 from dpexp.pate.stages import EVALUATIONS, Answers, ask, teach, vote
 from dpexp.ranks import Ranks
@@ -22,7 +24,7 @@ from dpexp.seeds import generator
 from dpexp.spent import OTHER_DATA, difference, read_ledger, surroundings_of
 from dpexp.tasks.task import fingerprint
 from dpexp.tracking import Progress, Tracker
-from dpexp.train import Parts, evaluate, scores
+from dpexp.train import Parts
 from dpexp.types import ConfigError
 
 log = logging.getLogger("dpexp")
@@ -54,7 +56,10 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     mechanism, queries, task = make_mechanism(config, parts, ranks)
     run = Run.open(config["results"], config)
     words = [config[group]["name"] for group in ("method", "model", "task")]
-    trainable = {name: weight.numel() for name, weight in parts.model.named_parameters()}
+    sizes = {name: weight.numel() for name, weight in parts.model.named_parameters()}
+    learnt = all_parameters(parts.model)
+    trainable = {name: sizes[name] for name in learnt}
+    frozen = {name: size for name, size in sizes.items() if name not in trainable}
     announce(mechanism, pate, trainable)
     with (
         Tracker(config, run.directory) as tracker,
@@ -72,6 +77,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             run, pate, mechanism, task, queries, surroundings, ranks, progress
         )
         lessons = replace(queries.take(answers.answered), targets=answers.labels)
+        unsaid = pate.teachers * len(votes) - int(votes.sum())
         log.info("%d queries asked, %d answered", answers.asked, len(lessons))
         last = teach(
             replace(parts, task=task),
@@ -86,25 +92,30 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             answered=votes[answers.answered].numpy(),
             draws=answers.draws,
             trainable=trainable,
-            frozen={},
+            frozen=frozen,
             public=asked_of(config, parts),
-            remarks=[UNRELEASED, *([TEST_HALF] if pate.public == "test-half" else [])],
+            remarks=[
+                UNRELEASED,
+                *([UNSAID] * (unsaid > 0)),
+                *([TEST_HALF] if pate.public == "test-half" else []),
+            ],
         )
         verify(certificate)
         wall = time.monotonic() - began
         examples = pate.teachers * pate.teacher_steps * pate.teacher_batch
         examples += last["step"] * pate.student_batch
         said = {
-            task.metric: last[task.metric],
+            **{name: last[name] for name in (task.metric, NONFINITE)},
             "epochs": last["epoch"],
             "steps": last["step"],
             "weights_sha256": checkpoint.digest(parts.model.state_dict()),
             **judged(votes, answers, queries.targets),
             **({"pretrained_sha256": parts.pretrained} if parts.pretrained else {}),
+            **({"unsaid_votes": unsaid} if unsaid else {}),
         }
         peak_mb = memory.peak_mb(ranks.device)
         result = describe(config, task, mechanism, ranks, said, wall, examples, peak_mb)
-        each, _ = scores(parts.model, task.test, ranks.device, task.score)
+        each = scores(parts.model, task.test, ranks.device, task.score).each
         run.finish(result, certificate, right={task.metric: each.numpy() > 0})
         tracker.conclude(result)
 
@@ -283,7 +294,7 @@ def judged(votes: Tensor, answers: Answers, truth: Tensor) -> dict[str, Any]:
     said = {"asked": answers.asked, "answered": len(answers.labels)}
     if (truth < 0).any():  # a public set without the task's labels
         return said
-    right = votes.gather(1, truth[:, None]).sum() / votes.sum()
+    right = votes.gather(1, truth[:, None]).sum() / votes.sum().clamp(min=1)
     said["teacher_accuracy"] = round(100 * float(right), 2)
     if len(answers.labels):
         answered = (answers.labels == truth[answers.answered]).double().mean()

@@ -11,12 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from dpexp import memory
+from dpexp.freezing import trains
+from dpexp.judging import EVAL_BATCH, judge
 from dpexp.mechanism import NoisyVotes
 from dpexp.mechanism.votes import CHECK, VOTES
+from dpexp.optimizers import check_optimizer
 from dpexp.pate.settings import PATE
 from dpexp.privatize import add_noise_
 from dpexp.seeds import generator
-from dpexp.train import EVAL_BATCH, Parts, evaluate, set_rates
+from dpexp.tasks import are_finite
+from dpexp.train import Parts, set_rates
 from dpexp.types import Key
 
 EVALUATIONS = 5
@@ -60,6 +64,8 @@ def vote(
 ) -> Tensor:
     """Train one teacher after the other and count what they say, [queries, classes]; private.
 
+    A teacher that diverged says nothing, which moves a histogram by no more than another vote.
+
     Args:
         pate: the settings.
         mechanism: its root seeds what meets private data.
@@ -76,7 +82,8 @@ def vote(
         part = task.train.take(torch.nonzero(owner == number).flatten())
         teacher = train_teacher(pate, task, part, number, mechanism.root, device)
         said = predict(teacher, inputs).cpu()
-        votes[torch.arange(len(said)), said] += 1
+        speaks = said >= 0
+        votes[torch.nonzero(speaks).flatten(), said[speaks]] += 1
         advance(pate.teacher_steps * pate.teacher_batch)
     return votes
 
@@ -92,6 +99,7 @@ def train_teacher(
         device
     )
     optimizer = pate.teacher_optimizer(params=teacher.parameters())
+    check_optimizer(optimizer, "method.teacher_optimizer")
     for _ in range(pate.teacher_steps if len(part) else 0):
         some = torch.randint(len(part), (pate.teacher_batch,), generator=gen)
         batch = part.batch(some).to(device)
@@ -112,11 +120,14 @@ def descend(
 
 @torch.no_grad()
 def predict(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Give each input's class, [n], in eval mode."""
+    """Give each input's class, [n], in eval mode; -1 where the output is not finite."""
     model.eval()
 
+    def chosen(outputs: Tensor) -> Tensor:
+        return torch.where(are_finite(outputs), outputs.argmax(1), -1)
+
     def said(size: int) -> Tensor:
-        return torch.cat([model(some).argmax(1) for some in inputs.split(size)])
+        return torch.cat([chosen(model(some)) for some in inputs.split(size)])
 
     return memory.halving(said, EVAL_BATCH, "queries at once")[0]
 
@@ -174,7 +185,8 @@ def teach(
     """
     model, task, pate = parts.model, parts.task, parts.method
     torch.manual_seed(generator(seed, "student", 0).initial_seed())
-    optimizer = parts.make_optimizer(list(model.parameters()))
+    optimizer = parts.make_optimizer([weight for weight in model.parameters() if trains(weight)])
+    check_optimizer(optimizer)
     rates = [group["lr"] for group in optimizer.param_groups]
     steps = pate.student_steps if len(lessons) else 0
     due = {math.ceil(steps * k / evaluations) for k in range(1, evaluations + 1)}
@@ -186,7 +198,7 @@ def teach(
                 "step": step,
                 "epoch": step * pate.student_batch / max(1, len(lessons)),
                 "train_loss": sum(losses) / len(losses) if losses else None,
-                task.metric: evaluate(model, task.test, device, task.score),
+                **judge(model, task, device)[0],
             }
             losses = []
             report(line)

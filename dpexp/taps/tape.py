@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dpexp.freezing import freeze, thaw, trains
 from dpexp.taps.conv2d import Conv2dTap
 from dpexp.taps.embedding import EmbeddingTap
 from dpexp.taps.linear import LinearTap
@@ -22,6 +24,15 @@ RULES: dict[type[nn.Module], type] = {
     nn.LayerNorm: NormTap,
     nn.GroupNorm: NormTap,
 }
+
+CARRIED: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.Linear: ("weight", "bias"),
+    nn.Conv2d: ("weight", "bias"),
+    nn.Embedding: ("weight",),
+    nn.LayerNorm: ("weight", "bias"),
+    nn.GroupNorm: ("weight", "bias"),
+}
+"""A layer's own parameters that its rule knows; whatever else is registered on it has none."""
 
 MIXING = (nn.modules.batchnorm._BatchNorm,)
 
@@ -38,6 +49,24 @@ class _Kept(torch.autograd.Function):
         """Give an empty tensor whose node has the tensor; the anchor makes autograd want one."""
         ctx.save_for_backward(tensor)
         return torch.empty_like(anchor)
+
+
+class _Start(torch.autograd.Function):
+    """Starts a graph at a tensor that needs none yet, without a copy.
+
+    A leaf that requires gradients may not be changed in place, as ReLU(inplace=True) would do.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
+        """Give the tensor itself, as if it had been changed; the anchor makes autograd want it."""
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        """End here: nothing before it is trained."""
+        return None, None
 
 
 class Tape:
@@ -70,15 +99,18 @@ class Tape:
         self._anchor = torch.empty(0, requires_grad=True)
         self._is_backward = False
         self._layers = tapped_layers(model, parameters)
+        self._own: dict[str, tuple[str, ...]] = {}  # each layer's parameters that are trained
+        for parameter in parameters:
+            layer, _, own = parameter.rpartition(".")
+            self._own[layer] = (*self._own.get(layer, ()), own)
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self.attach()
 
     def attach(self) -> None:
         """Freeze the parameters and put the hooks on, as after a `detach`."""
-        for parameter in self._trained:
-            parameter.requires_grad_(False)
+        freeze(self._trained)
         self._hooks = [
-            layer.register_forward_hook(partial(self._after_forward, name))
+            layer.register_forward_hook(partial(self._after_forward, name), with_kwargs=True)
             for name, layer in self._layers.items()
         ]
 
@@ -118,8 +150,7 @@ class Tape:
         """Remove the hooks and make the parameters trainable by autograd again."""
         for hook in self._hooks:
             hook.remove()
-        for parameter in self._trained:
-            parameter.requires_grad_(True)
+        thaw(self._trained)
 
     def __enter__(self) -> Tape:
         """Use as a context manager; leaving it detaches."""
@@ -130,13 +161,19 @@ class Tape:
         self.detach()
 
     def _after_forward(
-        self, name: str, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor
+        self,
+        name: str,
+        layer: nn.Module,
+        args: tuple[Tensor, ...],
+        kwargs: Mapping[str, Tensor],
+        output: Tensor,
     ) -> None:
         if not torch.is_grad_enabled():
             return
+        x = args[0] if args else kwargs["input"]  # which all layers with a rule call it
         if self._is_backward:  # a checkpointed part, computed again: heard already, kept now
             self._start_graph(output)
-            self._keep(args[0])
+            self._keep(x)
             return
         if name in self._used:
             raise ConfigError(
@@ -146,12 +183,12 @@ class Tape:
         self._used.add(name)
         self._start_graph(output)
         # Kept here, not by the hook, which lives as long as the graph: the layer is done earlier.
-        self._inputs[name] = self._keep(args[0])
+        self._inputs[name] = self._keep(x)
         output.register_hook(partial(self._after_backward, name, layer))
 
     def _start_graph(self, output: Tensor) -> None:
-        if not output.requires_grad:
-            output.requires_grad_()  # nothing before it is trained: the graph starts here
+        if not output.requires_grad:  # nothing before it is trained: the graph starts here
+            _Start.apply(self._anchor, output)
 
     def _keep(self, x: Tensor) -> Tensor:
         # Not its node alone, which before torch 2.13 lets go of what it saved.
@@ -174,7 +211,9 @@ class Tape:
                 f"{len(x)} rows in and {len(dh)} out. The first axis must be the example."
             )
         self._awaited.discard(name)
-        self._on_tap(name, RULES[type(layer)].read(layer, *map(_single, (x, dh))))
+        tap = RULES[type(layer)].read(layer, *map(_single, (x, dh)))
+        own = tuple(each for each in tap.parameters if each in self._own[name])
+        self._on_tap(name, replace(tap, parameters=own))
 
 
 def _single(tensor: Tensor) -> Tensor:
@@ -183,7 +222,12 @@ def _single(tensor: Tensor) -> Tensor:
 
 
 def tapped_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, nn.Module]:
-    """Find the layers that own the named parameters, and check that each has a rule."""
+    """Find the layers that own the named parameters, and check that each has a rule.
+
+    Raises:
+        ConfigError: naming the layer that mixes examples or has no rule, a parameter that the rule
+            does not know, is in two places, or is frozen by the model's author.
+    """
     _refuse_mixing(model)
     _refuse_sharing(model)
     modules = dict(model.named_modules())
@@ -197,6 +241,19 @@ def tapped_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, nn
                 f"Expected a layer with a rule for per-example gradients ({known}); "
                 f"{name or 'the model itself'} is a {type(layer).__name__} that holds "
                 f"{parameter!r}. Freeze it, or add a rule to dpexp/taps."
+            )
+        own = parameter.removeprefix(f"{name}.")
+        if own not in CARRIED[type(layer)]:
+            raise ConfigError(
+                f"Expected a rule for every parameter that trains; {parameter!r} of the "
+                f"{type(layer).__name__} {name} has none. Remove the hook that makes weights of it "
+                "(weight_norm, spectral_norm), or freeze it."
+            )
+        if not trains(model.get_parameter(parameter)):
+            raise ConfigError(
+                f"Expected the method to leave frozen what the model freezes; it trains "
+                f"{parameter!r}, whose requires_grad is False. Leave it out of `trainable`, or "
+                "let the model train it."
             )
         layers[name] = layer
     return layers

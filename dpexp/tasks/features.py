@@ -138,6 +138,11 @@ def _features(
     images = F.interpolate(images, (size, size), mode="bilinear", antialias=True)
     shift, scale = (torch.tensor(list(of), device=device).view(1, 3, 1, 1) for of in (mean, std))
     raw = module((images - shift) / scale)
+    if not raw.isfinite().all():
+        raise ConfigError(
+            "Expected finite features of every image; the encoder gives some that are not. "
+            "Set features.encoder, or features.mean and features.std."
+        )
     return F.normalize(raw - raw.mean(1, keepdim=True), dim=1).cpu()
 
 
@@ -221,12 +226,22 @@ def _hub(
     from transformers import AutoModel
 
     try:
-        model = AutoModel.from_pretrained(folder, local_files_only=True).eval().to(device)
+        model, found = AutoModel.from_pretrained(
+            folder, local_files_only=True, output_loading_info=True
+        )
     except Exception as error:  # as many ways to be wrong as there are architectures
         reason = one_line(error)[:200]
         raise ConfigError(
             f"Expected a model that transformers can load in {folder}; it cannot ({reason})."
         ) from None
+    model = model.eval().to(device)
+    has_pooler = not any(name.startswith("pooler.") for name in found["missing_keys"])
+    lacking = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
+    if lacking:
+        raise ConfigError(
+            f"Expected all weights of the encoder in {folder}; it lacks {len(lacking)}, "
+            f"{lacking[0]} among them. Put the files of the whole model there."
+        )
     if model.main_input_name != "pixel_values":
         raise ConfigError(
             f"Expected features.encoder to be a model of images; {encoder} takes "
@@ -236,7 +251,7 @@ def _hub(
     def module(images: Tensor) -> Tensor:
         out = model(pixel_values=images)
         pooled = getattr(out, "pooler_output", None)
-        if pooled is not None:
+        if pooled is not None and has_pooler:  # else its numbers are random
             return pooled.flatten(1)
         last = out.last_hidden_state
         return last.mean(1) if last.dim() == 3 else last.mean((2, 3))

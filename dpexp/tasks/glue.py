@@ -78,7 +78,7 @@ def glue(
             recipe,
             lambda: _encode(files[split], columns, num_classes, words),
         )
-        return Texts(Encoded(*encoded), targets, max_length)
+        return Texts(Encoded(*encoded), targets, max_length, words.vocabulary)
 
     (metric, first), *rest = test_splits.items()
     return assemble(

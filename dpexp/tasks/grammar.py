@@ -123,6 +123,11 @@ class WordLevel:
 
     words: tuple[str, ...]
 
+    @property
+    def vocabulary(self) -> int:
+        """Give the number that all ids are below."""
+        return len(self.words)
+
     def encode(self, *columns: Sequence[str]) -> Encoded:
         """Turn texts, or pairs of texts, into ids."""
         ids = {word: index for index, word in enumerate(self.words)}
@@ -192,7 +197,7 @@ def generated(
                 f"Expected task.max_length >= {longest}, the longest text of {name}; got "
                 f"{max_length}. Set task.max_length."
             )
-        sets.append(Texts(encoded, torch.tensor(labels), max_length))
+        sets.append(Texts(encoded, torch.tensor(labels), max_length, words.vocabulary))
     test, train = sets
     return assemble(
         name,

@@ -110,8 +110,13 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def percent_right(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Give 100 where the largest logit is the target's, else 0, [n]."""
-    return 100.0 * (outputs.argmax(1) == targets)
+    """Give 100 where the largest logit is the target's, else 0, [n]; outputs must be finite."""
+    return 100.0 * ((outputs.argmax(1) == targets) & are_finite(outputs))
+
+
+def are_finite(outputs: Tensor) -> Tensor:
+    """Say which examples' outputs [n, c] are numbers all, [n]: a NaN is the largest of any."""
+    return outputs.isfinite().all(1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,11 +51,13 @@ class Texts:
         encoded: the tokens.
         targets: [n], class indices.
         longest: tokens a text may have; `micro_batches` counts in such texts.
+        vocabulary: all ids that whoever made the tokens can give are below it; 0: not known.
     """
 
     encoded: Encoded
     targets: Tensor
     longest: int
+    vocabulary: int = 0
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -167,7 +169,18 @@ class Tokenizer:
         except Exception as error:  # a damaged file fails in as many ways as it can be damaged
             reason = one_line(error)
             raise ConfigError(f"Expected a readable tokenizer in {folder}; {reason}.") from error
+        if tokenizer.pad_token_id is None:
+            raise ConfigError(
+                f"Expected a tokenizer with a padding token in {folder}; it has none. Name one as "
+                "pad_token in its tokenizer_config.json, such as the end-of-text token, or set "
+                "another model."
+            )
         return cls(tokenizer, files, max_length)
+
+    @property
+    def vocabulary(self) -> int:
+        """Give the number that all ids are below, added tokens' too."""
+        return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
 
     @property
     def recipe(self) -> str:

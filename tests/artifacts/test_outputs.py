@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpexp.artifacts import exports, markdown
+from dpexp.artifacts import collect, exports, markdown
 from dpexp.mechanism.certificate import SHUFFLED
 
 GOLDEN = Path(__file__).parent / "golden.md"
@@ -86,3 +86,16 @@ def test_tex_is_balanced_escaped_and_rectangular(made):
     body = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert {line.count(" & ") for line in body} == {3}
     assert "51.0 $\\pm$ 1.4 (50.0)" in text
+
+
+def test_a_cell_whose_model_diverged_is_marked(made, lab):
+    cell = ("plain", "eps2")
+    (number, *_) = made().values[cell].run_ids
+    directory = lab.results / "embedded" / "runs" / number
+    for name in ("result.json", "metrics.jsonl"):
+        path = directory / name
+        path.write_text(re.sub(r"}\s*$", ', "nonfinite_outputs": 3}\n', path.read_text()))
+    marked = {key for key, v in made().values.items() if collect.DIVERGED in v.deviations}
+    assert marked == {cell}
+    text = markdown.markdown(made())
+    assert f"] {collect.DIVERGED}" in text and "51.0 ± 1.4 (n=2) [1] [2]" in text

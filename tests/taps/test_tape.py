@@ -166,3 +166,67 @@ def test_inputs_are_kept_by_tensors_not_by_nodes_alone():
         tape.expect(3)
         model(torch.randn(3, 2))
         assert [kept.grad_fn is not None for kept in tape._inputs.values()] == [True, True]
+
+
+def taken(model, x, parameters=None):
+    """Sum every parameter's gradients, as the tape takes them."""
+    sums = {}
+
+    def take(layer, tap):
+        for name in tap.parameters:
+            sums[f"{layer}.{name}"] = tap.gradient(name).each().sum(0)
+
+    run(model, x, parameters, take)
+    return sums
+
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(4, 4), lambda: torch.randn(3, 4)),
+    "convolution": (lambda: nn.Conv2d(2, 4, 3), lambda: torch.randn(3, 2, 5, 5)),
+    "embedding": (lambda: nn.Embedding(7, 4), lambda: torch.randint(7, (3, 5))),
+    "layer norm": (lambda: nn.LayerNorm(4), lambda: torch.randn(3, 4)),
+    "group norm": (lambda: nn.GroupNorm(2, 4), lambda: torch.randn(3, 4, 5)),
+}
+
+
+class Called(nn.Module):
+    def __init__(self, layer, how):
+        super().__init__()
+        self.layer, self.how = layer, how
+
+    def forward(self, x):
+        return self.how(self.layer, x).square()
+
+
+HOW = {
+    "keywords": lambda layer, x: layer(input=x),
+    "in place after the first": lambda layer, x: F.relu_(layer(x)),
+    "scaled in place": lambda layer, x: layer(x).mul_(2).add_(1),
+    "through a view in place": lambda layer, x: layer(x).view(len(x), -1).clamp_(min=-0.1),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("how", HOW)
+def test_the_first_layer_may_be_called_by_keyword_and_changed_in_place(kind, how):
+    torch.manual_seed(0)
+    make, draw = LAYERS[kind]
+    model, x = Called(make(), HOW[how]), draw()
+    got = taken(model, x)
+    model(x).sum().backward()
+    assert set(got) == {name for name, _ in model.named_parameters()}
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(got[name], weight.grad)
+
+
+def test_a_tap_names_the_parameters_that_train_and_no_others():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
+    assert set(taken(model, torch.randn(5, 3), ["0.bias", "2.weight"])) == {"0.bias", "2.weight"}
+
+
+def test_a_parameter_that_the_rule_does_not_know_is_refused_by_name():
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2))
+    model[0].register_parameter("temperature", nn.Parameter(torch.ones(4)))
+    with pytest.raises(ConfigError, match=r"'0\.temperature' of the LayerNorm 0 has none"):
+        Tape(model, names(model), ignore)
+    Tape(model, ["1.weight"], ignore).detach()

@@ -11,10 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
+from dpexp.judging import evaluate
 from dpexp.tasks.lending_club import lending_club
 from dpexp.tasks.numerals import number
 from dpexp.tasks.regression import regression
-from dpexp.train import evaluate
 from dpexp.types import ConfigError, MissingData
 
 FINGERPRINT = "785e3aa067bd591e4b862817285fa528eebef22378f780d173dd0e19ee409e9d"

@@ -8,11 +8,11 @@ import torch
 
 import run
 from dpexp import records
+from dpexp.judging import evaluate
 from dpexp.models.warm_start import fit
 from dpexp.tasks import lexicon, reviews
 from dpexp.tasks.grammar import GRAMMARS
 from dpexp.tasks.public_texts import film_reviews, generated
-from dpexp.train import evaluate
 from dpexp.types import ConfigError
 
 CPU = torch.device("cpu")

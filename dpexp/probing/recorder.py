@@ -1,0 +1,106 @@
+"""What the first example of a batch meets on its way through a model and back, module by module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+
+@dataclass
+class Event:
+    """A tensor that entered or left a module, or a gradient at one.
+
+    Attributes:
+        module: the culprit where this is the first to differ: what it left, or around what it
+            entered.
+        kind: "output" or "gradient".
+        value: the first example's part.
+    """
+
+    module: str
+    kind: str
+    value: Tensor
+
+
+@dataclass
+class Recorder:
+    """Hooks on all modules.
+
+    Attributes:
+        count: examples in the batch.
+        events: forward's and then backward's, as they come.
+    """
+
+    count: int
+    events: list[Event] = field(default_factory=list)
+    _inside: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def on(self, model: nn.Module) -> Iterator[None]:
+        """Listen to a model meanwhile."""
+        hooks = []
+        for name, module in model.named_modules():
+            enter, leave = partial(self._enter, name), partial(self._leave, name)
+            hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            hooks.append(module.register_forward_hook(leave, with_kwargs=True))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        around = self._inside[-1] if self._inside else name
+        self._inside.append(name)
+        self._note([args, kwargs], around, name)
+
+    def _leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._inside.pop()
+        around = self._inside[-1] if self._inside else ""
+        self._note(output, name, around)
+
+    def _note(self, tensors: Any, module: str, of_gradient: str) -> None:
+        """Keep what passes, and who is to blame for it and for the gradient that comes back."""
+        for tensor in tree_leaves(tensors):
+            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                continue
+            self._keep(tensor, module, "output")
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._keep, module=of_gradient, kind="gradient"))
+
+    def _keep(self, tensor: Tensor, module: str, kind: str) -> None:
+        if tensor.dim() and len(tensor) and len(tensor) % self.count == 0:
+            mine = tensor.detach()[: len(tensor) // self.count].clone()
+            self.events.append(Event(module, kind, mine))
+
+
+def first_difference(one: Recorder, other: Recorder, most: float) -> Event | None:
+    """Find what differs first by more than some share, forward before backward."""
+    for kind in ("output", "gradient"):
+        pairs = zip(
+            (event for event in one.events if event.kind == kind),
+            (event for event in other.events if event.kind == kind),
+            strict=False,
+        )
+        for mine, theirs in pairs:
+            if mine.value.shape == theirs.value.shape and gap(mine.value, theirs.value) > most:
+                return mine
+    return None
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    """Give how far two tensors lie apart, relative to the larger; what is NaN in both is alike."""
+    one, other = one.double(), other.double()
+    if torch.equal(one.isnan(), other.isnan()):
+        one, other = one.nan_to_num(0.0), other.nan_to_num(0.0)
+    if torch.equal(one, other):
+        return 0.0
+    size = max(float(one.norm()), float(other.norm()))
+    return float((one - other).norm()) / size if size else 0.0

@@ -1,0 +1,95 @@
+"""Outputs that are not finite are wrong, wherever a model is judged, and are counted."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import run
+from dpexp.judging import evaluate, judge
+from dpexp.optimizers import check_optimizer
+from dpexp.pate.stages import predict
+from dpexp.tasks import Examples, percent_right
+from dpexp.train import train
+from dpexp.types import ConfigError
+from tests.runs import ALONE, SHORT, execute, of
+from tests.steps import CPU
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize("bad", [[NAN, 0.0], [0.0, NAN], [NAN, NAN], [INF, 0.0], [0.0, -INF]])
+@pytest.mark.parametrize("target", [0, 1])
+def test_no_class_is_right_of_an_output_that_is_not_finite(bad, target):
+    outputs = torch.tensor([bad, [1.0, 0.0]])
+    assert percent_right(outputs, torch.tensor([target, 0])).tolist() == [0.0, 100.0]
+
+
+class Diverged(nn.Module):
+    """Gives NaN for every example above zero, and class 0 for the rest."""
+
+    def forward(self, x):
+        return torch.where(x > 0, NAN, torch.tensor([1.0, 0.0]))
+
+
+def test_a_skewed_set_gives_a_diverged_model_nothing():
+    inputs = torch.tensor([[1.0]] * 90 + [[-1.0]] * 10)
+    examples = Examples(inputs, torch.zeros(100, dtype=torch.int64))
+    assert evaluate(Diverged(), examples, CPU) == 10.0
+    task = SimpleNamespace(
+        metric="test_accuracy",
+        train=None,
+        test=examples,
+        also={"other": examples},
+        score=percent_right,
+    )
+    values, right = judge(Diverged(), task, CPU)
+    assert values == {
+        "test_accuracy": 10.0,
+        "other": 10.0,
+        "test_accuracy_mean": 10.0,
+        "nonfinite_outputs": 180,
+    }
+    assert [int(each.sum()) for each in right.values()] == [10, 10]
+    assert predict(Diverged(), inputs).tolist() == [-1] * 90 + [0] * 10
+
+
+def test_a_run_that_diverges_says_so_in_its_record(tmp_path):
+    words = ["method=nonprivate", *SHORT[1:], "optimizer.lr=1e37"]
+    lines, result, _ = of(execute(tmp_path, *words))
+    assert result["test_accuracy"] == 0.0
+    assert result["nonfinite_outputs"] == lines[-1]["nonfinite_outputs"] == 360
+    assert lines[-1]["train_loss"] is None
+
+
+def test_a_run_that_does_not_counts_none(tmp_path):
+    lines, result, _ = of(execute(tmp_path, *SHORT))
+    assert result["nonfinite_outputs"] == lines[-1]["nonfinite_outputs"] == 0
+
+
+def test_a_teacher_that_diverged_has_no_vote(tmp_path):
+    words = ["method=pate", "task=digits", "profile=embedded", "method.teachers=4"]
+    words += ["method.teacher_optimizer.lr=1e38", "method.teacher_steps=2"]
+    words += ["method.student_steps=5", "device=cpu"]
+    _, result, privacy = of(execute(tmp_path, *words))
+    assert result["unsaid_votes"] > 0
+    assert any("unsaid_votes" in word for word in privacy["deviations"])
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "SparseAdam"])
+def test_an_optimizer_that_takes_no_given_gradient_is_refused_in_one_line(tmp_path, name):
+    config = run.compose([*SHORT, f"results={tmp_path}"])
+    parts = replace(run.build_parts(config, CPU), make_optimizer=getattr(torch.optim, name))
+    with pytest.raises(ConfigError, match=f"{name} does not .*Set optimizer") as refused:
+        train(config, parts, ALONE)
+    assert "\n" not in str(refused.value) and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adafactor", "NAdam", "Muon"])
+def test_others_are_taken(name):
+    weight = nn.Parameter(torch.zeros(2, 2))
+    check_optimizer(getattr(torch.optim, name)([weight], lr=0.1))
+    assert torch.equal(weight, torch.zeros(2, 2))
