@@ -1,5 +1,6 @@
 """One directory per run, named by its config's hash."""
 
+from dpexp.records.diagnostics import DIAGNOSTICS, without_diagnostics
 from dpexp.records.files import RecordError, replace_file, write_atomically
 from dpexp.records.ledger import LEDGER, Ledger, Mark, read_mark
 from dpexp.records.lock import Busy, held, is_held
@@ -17,6 +18,7 @@ from dpexp.records.series import ANALYSIS, NoSeries, picture, series
 __all__ = [
     "ANALYSIS",
     "Busy",
+    "DIAGNOSTICS",
     "LEDGER",
     "Ledger",
     "Mark",
@@ -41,5 +43,6 @@ __all__ = [
     "run_id",
     "series",
     "versions",
+    "without_diagnostics",
     "write_atomically",
 ]
