@@ -239,7 +239,7 @@ def _reach(
     parts: Any, clip_norm: float, seed: int, tries: int, climbs: int, findings: dict[str, None]
 ) -> Movement:
     bench = _Bench(parts, clip_norm)
-    gen = torch.Generator().manual_seed(seed)
+    gen = generator(seed, "neighbours", 0)
     base, more = _two_sets(parts.task.test)
     state, worst = bench.start(), Movement(0.0, "", "none")
     for step in range(STEPS):
