@@ -26,7 +26,7 @@ LOW_RANK = dict.fromkeys(
     ["dp_powersgd", "lsg", "powersgd", "rgp", "rgp_core", "rgp_public", "rgp_random"],
     ["method.rank=2"],
 )
-EIGHT = ["batch_size=360", "epochs=2", "eval_every=0.5", "checkpoint.steps=1", "optimizer.lr=0.1"]
+EIGHT = ["batch_size=360", "epochs=2", "eval_every=0.5", "checkpoint.steps=1", "optimizer.lr=2"]
 """Steps, an evaluation after every second one, and a checkpoint after each."""
 
 TEXTS = ["task=sentiment", "batch_size=400", "epochs=0.1", "checkpoint.steps=1"]
@@ -41,19 +41,29 @@ OTHERS = [  # other ways through the same loop
 ]
 
 
-def twins(config, tmp_path):
-    one, other = (trained(config, tmp_path / str(which), which) for which in (False, True))
-    assert one.pop("private") != other.pop("private")  # the examples do differ
-    return one, other
+def triplets(config, tmp_path):
+    """Train on the task's examples, on others, and on ones that the model learns as it goes."""
+    first = trained(config, tmp_path / "first", False)
+    other = trained(config, tmp_path / "other", True)
+    easy = trained(config, tmp_path / "easy", False, said_by=first["model"])
+    losses = [one.pop("private") for one in (first, other, easy)]
+    for one in (first, other, easy):
+        one.pop("model")
+    assert losses[0] != losses[1] and losses[0][-1] > losses[2][-1]
+    return first, other, easy
+
+
+def assert_equal(first, *others):
+    for other in others:
+        assert len(first["steps"]) == len(other["steps"])
+        assert first_difference(first, other) is None
 
 
 @pytest.mark.parametrize("words", [*([m] for m in METHODS), *OTHERS], ids=" ".join)
 def test_after_equal_releases_all_is_equal_but_the_declared_diagnostics(words, tmp_path):
     method, *more = words
     small = [] if method == "compressive" or more else SMALL + LOW_RANK.get(method, [])
-    one, other = twins(composed(method, *small, *EIGHT, *more), tmp_path)
-    assert len(one["steps"]) == len(other["steps"])
-    assert first_difference(one, other) is None
+    assert_equal(*triplets(composed(method, *small, *EIGHT, *more), tmp_path))
 
 
 def test_a_micro_batch_found_by_trials_changes_nothing_else(tmp_path, monkeypatch):
@@ -62,7 +72,7 @@ def test_a_micro_batch_found_by_trials_changes_nothing_else(tmp_path, monkeypatc
     for which in (False, True):
         monkeypatch.setenv("DPEXP_CACHE", str(tmp_path / "cache" / str(which)))  # both make trials
         told.append(trained(composed("dpsgd", *SMALL, *words), tmp_path / str(which), which))
-        told[-1].pop("private")
+        del told[-1]["private"], told[-1]["model"]
     assert first_difference(*told) is None
 
 
@@ -71,8 +81,7 @@ def test_a_micro_batch_found_by_trials_changes_nothing_else(tmp_path, monkeypatc
 )
 def test_so_it_is_where_texts_are_of_other_lengths(words, tmp_path):
     method, *more = words
-    one, other = twins(composed(method, *TEXTS, *more), tmp_path)
-    assert first_difference(one, other) is None
+    assert_equal(*triplets(composed(method, *TEXTS, *more), tmp_path))
 
 
 # Before the first step
