@@ -29,7 +29,8 @@ LOW_RANK = dict.fromkeys(
 EIGHT = ["batch_size=360", "epochs=2", "eval_every=0.5", "checkpoint.steps=1", "optimizer.lr=2"]
 """Steps, an evaluation after every second one, and a checkpoint after each."""
 
-TEXTS = ["task=sentiment", "batch_size=400", "epochs=0.1", "checkpoint.steps=1"]
+TEXTS = ["task=sentiment", "task.dataset_size=1600", "batch_size=400", "epochs=1"]
+TEXTS += ["checkpoint.steps=1"]
 WARM = ["warm_start=public", "public=texts", "warm_start.examples=128"]
 OTHERS = [  # other ways through the same loop
     ["rgp", *SMALL, "method.rank=2", "method.warm_up_steps=2"],
