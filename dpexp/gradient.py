@@ -20,11 +20,14 @@ from dpexp.seeds import generator, seed_default
 from dpexp.states import mapped, new_tensors
 from dpexp.taps import Tape
 from dpexp.tasks import Judge, cross_entropy
-from dpexp.types import Batch, Key, Listener, Method, State, Tap
+from dpexp.types import Batch, ConfigError, Key, Listener, Method, State, Tap
 
 PREPARED_LESS = (
     "Set a smaller method.rank, method.k or method.m, a smaller model or another device."
 )
+
+FULL = (torch.float32, torch.float64)
+"""Kinds of weights that noise may be drawn for."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,23 @@ class _Pass(nn.Module):
         return loss.detach()
 
 
+def require_full_precision(model: nn.Module) -> None:
+    """Refuse weights in half precision: sums and noise are made in the weights' own.
+
+    Noise on half precision's grid would leave the sums' low bits bare between its points.
+
+    Raises:
+        ConfigError: naming the first such weight.
+    """
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and weight.dtype not in FULL:
+            raise ConfigError(
+                f"Expected weights in float32 or float64; {name} is in {weight.dtype}, too coarse "
+                "for noise. Load the model in float32; autocast may still multiply in half "
+                "precision (model.precision=bfloat16)."
+            )
+
+
 class PrivateGradient:
     """Runs the stages from micro-batches to reconstructed gradients.
 
@@ -126,6 +146,7 @@ class PrivateGradient:
         trainable = method.trainable(model)
         named = model.named_parameters()
         self._trained = {name: weight for name, weight in named if name in trainable}
+        require_full_precision(model)
         self._listener: Listener = self._take
         self._tape = Tape(model, trainable, lambda layer, tap: self._listener(layer, tap))
         self._pass = _Pass(model, loss, self._tape)

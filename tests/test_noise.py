@@ -5,6 +5,7 @@ a coarser grid, such as half precision's, the sum's own low bits would show betw
 """
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from scipy.stats import kstest
 from dpexp.mechanism.votes import CHECK, VOTES
 from dpexp.privatize import _DRAWS, FAR, GRAIN, NOISE_AT_ONCE, add_noise_, with_tails_
 from dpexp.seeds import generator
-from dpexp.types import Key, Release
+from dpexp.types import ConfigError, Key, Release
+from tests.steps import Setting, composed
 from tests.test_pate import mechanism as votes
 
 KEY, SCALE = Key("gradient", "a"), 1.5
@@ -147,6 +149,20 @@ def test_votes_get_noise_of_the_declared_laws_with_all_their_bits():
         assert_full_resolution(numbers)
     firsts = np.stack([torch.stack(told[VOTES]).numpy()[:, 0], torch.cat(told[CHECK]).numpy()])
     assert abs(np.corrcoef(firsts)[0, 1]) < 0.08  # a query's two draws are apart
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("which", ["all", "a frozen one"])
+def test_weights_too_coarse_for_noise_are_refused_by_name(kind, which):
+    """Sums take their precision from the first weight, trained or not."""
+    setting = Setting(composed("linear", "model=cnn", "model.channels=[4,8]", "model.kernel=3"))
+    some = setting.model if which == "all" else next(setting.model.children())
+    name, _ = next(iter(setting.model.named_parameters()))
+    with torch.no_grad():
+        for weight in some.parameters():
+            weight.data = weight.data.to(kind)
+    with pytest.raises(ConfigError, match=rf"float32 or float64; {re.escape(name)} is in {kind}"):
+        setting.step()
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def twin(task, is_other, **_):
 def build(config, is_other):
     """Build a run's parts as `run` does, with either twin's private examples from the start."""
     task = {"_target_": f"{__name__}.twin", "is_other": is_other, "task": config["task"]}
-    return run.build_parts({**config, "task": task}, ALONE.device)
+    return run.build_parts({**config, "task": {**config["task"], **task}}, ALONE.device)
 
 
 class Recorded(Injected):

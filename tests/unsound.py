@@ -121,6 +121,27 @@ class LongerStep(OnHead):
         return {name: self.norm * each for name, each in gradients.items()}, state
 
 
+class Averaging(OnHead):
+    """Divides by how many examples there were."""
+
+    def carry(self, state, layer, tap):
+        carried = super().carry(state, layer, tap)
+        self.count = len(next(iter(carried.values())).squared_norms())
+        return carried
+
+    def reconstruct(self, state, noisy):
+        gradients, state = super().reconstruct(state, noisy)
+        return {name: each / self.count for name, each in gradients.items()}, state
+
+
+class Undeclared(OnHead):
+    """Releases more than it declares."""
+
+    def releases(self, state, clip_norm):
+        (release,) = super().releases(state, clip_norm)
+        return (type(release)(**{**vars(release), "dimension": release.dimension - 1}),)
+
+
 class Remembering(OnHead):
     """Keeps the exact sums in its state, for the next step."""
 
@@ -209,6 +230,8 @@ UNSOUND = {
     Rounded: REACH,
     DividedByZero: REACH,
     LongerStep: SECRECY,
+    Averaging: SECRECY,
+    Undeclared: MAKE,
     Remembering: SECRECY,
     Steering: SECRECY,
     Understated: REACH,

@@ -26,6 +26,10 @@ SIZES = (1e-3, 1.0, 30.0, 1000.0)
 TIE = 1e-6
 """Relative, by which entries of sums in a tie differ (ours)."""
 
+ADDED = ("spread", "one entry", "against", "along", "largest", "tipping", "hair")
+"""What the example adds: in directions of its own, against or along the sums, to their largest
+entry, less to the larger half of them and more to the rest, or hardly anything."""
+
 BEST = 4
 """Neighbours that the search climbs from (ours)."""
 
@@ -62,11 +66,18 @@ def movement(one: Blocks, other: Blocks, releases: Sequence[Release], words: str
         The release that moved farthest, less what rounding in the blocks' own precision explains.
 
     Raises:
-        Differs: if blocks, their order, shapes or precision are not the same.
+        Differs: if blocks, their order, shapes or precision are not the same, or not as declared.
     """
-    makes = [[(key, tuple(b.shape), b.dtype) for key, b in some.items()] for some in (one, other)]
-    if makes[0] != makes[1]:
-        raise Differs(f"blocks, their order, shapes or precision differ ({words})")
+    require_same_make(one, other, words)
+    declared = {release.name: release.dimension for release in releases}
+    sizes = dict.fromkeys(declared, 0)
+    for key, block in one.items():
+        if key.release not in declared:
+            raise Differs(f"block {key} belongs to no declared release")
+        sizes[key.release] += block.numel()
+    for name, size in sizes.items():  # a declared dimension is the largest of all steps'
+        if not 0 < size <= declared[name]:
+            raise Differs(f"release {name} has {size} numbers where {declared[name]} are declared")
     worst = Movement(0.0, releases[0].name, words)
     for release in releases:
         own = [key for key in one if key.release == release.name]
@@ -81,6 +92,17 @@ def movement(one: Blocks, other: Blocks, releases: Sequence[Release], words: str
             if math.isnan(ratio):
                 break
     return worst
+
+
+def require_same_make(one: Blocks, other: Blocks, words: str) -> None:
+    """Check that blocks, their order, shapes and precision are the same.
+
+    Raises:
+        Differs: if they are not; `words` say for which neighbours.
+    """
+    makes = [[(key, tuple(b.shape), b.dtype) for key, b in some.items()] for some in (one, other)]
+    if makes[0] != makes[1]:
+        raise Differs(f"blocks, their order, shapes or precision differ ({words})")
 
 
 class _Point:
@@ -112,6 +134,7 @@ class Search:
         """
         self._compress, self._shapes, self._like, self._gen = compress, dict(shapes), like, gen
         self._releases = {release.name: release for release in releases}
+        self._first: Blocks = {}
         self._sizes: dict[str, int] = {}
         for key, shape in self._shapes.items():
             size = self._sizes.get(key.release, 0)
@@ -142,6 +165,8 @@ class Search:
         one = self._compress(self._blocks(point.sums))
         after = {name: point.sums[name] + point.added[name] for name in point.sums}
         other = self._compress(self._blocks(after))
+        require_same_make(self._first or one, one, point.words)
+        self._first = self._first or one
         return movement(one, other, tuple(self._releases.values()), point.words)
 
     def _blocks(self, flat: Mapping[str, Tensor]) -> dict[Key, Tensor]:
@@ -160,9 +185,9 @@ class Search:
 
     def _starts(self) -> Iterator[_Point]:
         for size in (0.0, *SIZES):
-            for of_sums in ("spread", "tied", "tied in one sign", "few"):
+            for of_sums in ("spread", "tied", "tied in one sign", "few", "one block"):
                 sums = {name: size * self._sums(of_sums, name) for name in self._sizes}
-                for of_added in ("spread", "one entry", "against", "along", "largest", "hair"):
+                for of_added in ADDED:
                     added = {name: self._added(of_added, name, sums[name]) for name in sums}
                     yield _Point(sums, added, f"sums of {size:g} C, {of_sums}; added {of_added}")
 
@@ -177,7 +202,16 @@ class Search:
             kept = drawn.abs().topk(min(2, size)).indices
             drawn = torch.zeros_like(drawn).index_fill_(0, kept, 1.0) * (1 + TIE * drawn)
         by = math.inf if self._releases[name].clip == "coordinates" else 2
+        if kind == "one block":
+            drawn = drawn * self._some_block(name)
         return drawn / torch.linalg.vector_norm(drawn, by)
+
+    def _some_block(self, name: str) -> Tensor:
+        """Choose one of a release's blocks, as ones where it stands."""
+        sizes = [math.prod(shape) for key, shape in self._shapes.items() if key.release == name]
+        chosen = int(torch.randint(len(sizes), (), generator=self._gen))
+        ones = [self._like.new_full((num,), float(k == chosen)) for k, num in enumerate(sizes)]
+        return torch.cat(ones)
 
     def _added(self, kind: str, name: str, sums: Tensor) -> Tensor:
         size = len(sums)
@@ -188,6 +222,10 @@ class Search:
             if kind == "largest":
                 at = int(sums.abs().argmax())
             added = torch.zeros_like(sums).index_fill_(0, torch.tensor([at]), 1.0)
+        elif kind == "tipping":
+            is_large = sums.abs() > sums.abs().median()
+            added = torch.where(is_large, -1.0, 1.0) * torch.where(sums < 0, -1.0, 1.0)
+            added = added.to(sums)
         else:
             added = self._random(size)
         added = self._allowed(name, added)

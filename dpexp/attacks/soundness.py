@@ -32,8 +32,9 @@ from dpexp.types import Batch, ConfigError, Key, Method, State
 TOLERANCE = 1e-6
 """Relative, that a movement may exceed its bound by: the rounding that docs/privacy.md states."""
 
-NUM = 6
-"""Examples beside the one that is added (ours)."""
+NUM, MORE = 4, 8
+"""Examples beside the one that is added, and of another set; dividing by powers of two rounds
+nothing (ours)."""
 
 STEPS = 2
 """That are looked at, the second after an update of the weights (ours)."""
@@ -61,9 +62,9 @@ class Injected:
     Its own `compress` is called all the same, as what it remembers is what is to be found out.
     """
 
-    def __init__(self, method: Method, seed: int = 0) -> None:
-        """Take the method; the seed decides what is released."""
-        self.inner, self._seed, self._calls = method, seed, 0
+    def __init__(self, method: Method, seed: int = 0, scale: float = 1.0) -> None:
+        """Take the method; the seed and the scale decide what is released."""
+        self.inner, self._seed, self._scale, self._calls = method, seed, scale, 0
 
     def __getattr__(self, name: str) -> Any:
         """Leave all else to the method."""
@@ -72,12 +73,13 @@ class Injected:
         return getattr(self.inner, name)
 
     def compress(self, state: State, sums: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """Give standard normal numbers in place of what the method makes of the sums."""
+        """Give normal numbers in place of what the method makes of the sums."""
         gen = generator(self._seed, "injected", self._calls)
         self._calls += 1
         made = self.inner.compress(state, sums)
         return {
-            key: torch.randn(block.shape, generator=gen, dtype=torch.float64).to(block)
+            key: self._scale
+            * torch.randn(block.shape, generator=gen, dtype=torch.float64).to(block)
             for key, block in made.items()
         }
 
@@ -212,9 +214,9 @@ def check(
             "Expected a method that releases sums of gradients; "
             f"{type(parts.method).__name__} has a loop of its own. Set another method."
         )
-    if len(test) < 2 * NUM + 1:
+    if len(test) < NUM + MORE:
         raise ConfigError(
-            f"Expected {2 * NUM + 1} test examples or more; {parts.task.name} has {len(test)}. "
+            f"Expected {NUM + MORE} test examples or more; {parts.task.name} has {len(test)}. "
             "Set another task."
         )
     findings: dict[str, None] = {}
@@ -230,9 +232,9 @@ def check(
 
 
 def _two_sets(examples: Any) -> tuple[_Made, _Made]:
-    """Take the first examples and as many more; texts are padded to the longest of all."""
-    both = _Made.of(examples, torch.arange(2 * NUM))
-    return both.take(torch.arange(NUM)), both.take(torch.arange(NUM, 2 * NUM))
+    """Take the first examples and some more; texts are padded to the longest of all."""
+    both = _Made.of(examples, torch.arange(NUM + MORE))
+    return both.take(torch.arange(NUM)), both.take(torch.arange(NUM, NUM + MORE))
 
 
 def _reach(
@@ -327,13 +329,15 @@ def _adversarial(
 
 
 def _secrecy(parts: Any, clip_norm: float, findings: dict[str, None]) -> None:
-    """Release the same vectors over two sets of examples, and compare all that comes of them."""
+    """Release the same vectors over two sets of examples, of other sizes, and compare the rest."""
     ways, sets = [], _two_sets(parts.task.test)
     if sets[1].inputs.is_floating_point():
         sets[1].inputs[1].view(-1)[0] = float("nan")
     for examples in sets:
         bench, made = _Bench(parts, clip_norm), []
-        method, state = Injected(copy.deepcopy(parts.method)), bench.start()
+        # What is released is divided by how many examples there are.
+        method = Injected(copy.deepcopy(parts.method), scale=len(examples))
+        state = bench.start()
         for step in range(STEPS + 1):
             outcome, seen = bench.step(method, state, examples, step)
             state = outcome.state

@@ -52,7 +52,7 @@ def test_half_of_what_a_choice_of_entries_needs_is_too_little():
     config = composed("compressive", "method.psi=none")
     config["method"]["_target_"] = f"{HalfDeclared.__module__}.{HalfDeclared.__name__}"
     found = check(run.build_parts(config, CPU), 1.0, tries=2, climbs=5)
-    assert found.worst.ratio > 1.5 and "measurements" in found.findings[0]
+    assert found.worst.ratio > 1.3 and "measurements" in found.findings[0]
 
 
 TARGET = "method._target_=tests.unsound."
