@@ -221,7 +221,9 @@ class Search:
             at = int(torch.randint(size, (), generator=self._gen))
             if kind == "largest":
                 at = int(sums.abs().argmax())
-            added = torch.zeros_like(sums).index_fill_(0, torch.tensor([at]), 1.0)
+            added = torch.zeros_like(sums).index_fill_(
+                0, torch.tensor([at], device=sums.device), 1.0
+            )
         elif kind == "tipping":
             is_large = sums.abs() > sums.abs().median()
             added = torch.where(is_large, -1.0, 1.0) * torch.where(sums < 0, -1.0, 1.0)

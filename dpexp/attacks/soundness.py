@@ -249,22 +249,21 @@ def _reach(
         outcome, seen = bench.step(copy.deepcopy(parts.method), state, base, step)
         if seen.changes_sums:
             findings["compress changes the sums that it is given"] = None
-        for moved in (
-            _moved_by_examples(bench, parts, state, step, base, more, seen, tries, gen),
-            Search(
-                lambda sums, s=seen: copy.deepcopy(parts.method).compress(s.state, sums),
-                {key: tuple(total.shape) for key, total in seen.sums.items()},
-                releases,
-                next(iter(seen.sums.values())),
-                gen,
-            ).worst(climbs),
-        ):
-            worst = max(worst, moved, key=badness)
-            if not moved.ratio <= 1 + TOLERANCE:
-                findings[
-                    f"one example moves release {moved.release} by {moved.ratio:.4g} of its "
-                    f"declared sensitivity ({moved.neighbours}; step {step + 1})"
-                ] = None
+        by_examples = _moved_by_examples(bench, parts, state, step, base, more, seen, tries, gen)
+        search = Search(
+            lambda sums, at=seen.state: copy.deepcopy(parts.method).compress(at, sums),
+            {key: tuple(total.shape) for key, total in seen.sums.items()},
+            releases,
+            next(iter(seen.sums.values())),
+            gen,
+        )
+        moved = max(by_examples, search.worst(climbs), key=badness)
+        worst = max(worst, moved, key=badness)
+        if not moved.ratio <= 1 + TOLERANCE:
+            findings[
+                f"one example moves release {moved.release} by {moved.ratio:.4g} of its "
+                f"declared sensitivity ({moved.neighbours}; step {step + 1})"
+            ] = None
         state = outcome.state
         bench.update(outcome)
     return worst
