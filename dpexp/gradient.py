@@ -26,6 +26,9 @@ PREPARED_LESS = (
     "Set a smaller method.rank, method.k or method.m, a smaller model or another device."
 )
 
+FULL = (torch.float32, torch.float64)
+"""Kinds of weights that noise may be drawn for."""
+
 
 @dataclass(frozen=True)
 class StepOutcome:
@@ -82,6 +85,23 @@ class _Pass(nn.Module):
         return loss.detach()
 
 
+def require_full_precision(model: nn.Module) -> None:
+    """Refuse weights in half precision: sums and noise are made in the weights' own.
+
+    Noise on half precision's grid would leave the sums' low bits bare between its points.
+
+    Raises:
+        ConfigError: naming the first such weight.
+    """
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and weight.dtype not in FULL:
+            raise ConfigError(
+                f"Expected weights in float32 or float64; {name} is in {weight.dtype}, too coarse "
+                "for noise. Load the model in float32; autocast may still multiply in half "
+                "precision (model.precision=bfloat16)."
+            )
+
+
 class PrivateGradient:
     """Runs the stages from micro-batches to reconstructed gradients.
 
@@ -129,6 +149,7 @@ class PrivateGradient:
         self.trained = method.trainable(model)
         named = model.named_parameters()
         self._trained = {name: weight for name, weight in named if name in self.trained}
+        require_full_precision(model)
         self._listener: Listener = self._take
         self._blocks: Collection[Key] = ()
         self._awaited: set[Key] = set()  # blocks that a micro-batch has not given yet

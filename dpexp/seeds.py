@@ -11,6 +11,38 @@ import torch
 _WORDS = 624  # the Mersenne twister's state, in 32-bit words
 _STATE_OFFSET = 24  # bytes before those words in torch's saved state (each word takes eight bytes)
 
+AXES = {
+    "init": "run",
+    "sampling": "dpexp.mechanism.sampling",
+    "noise": "dpexp.mechanism.mechanism",
+    "noise/": "dpexp.mechanism.votes",
+    "spawned": "dpexp.seeds",
+    "method": "dpexp.gradient",
+    "public": "dpexp.gradient",
+    "forward/": "dpexp.gradient",
+    "teachers": "dpexp.pate.stages",
+    "teacher": "dpexp.pate.stages",
+    "student": "dpexp.pate.stages",
+    "queries": "dpexp.pate.loop",
+    "test-half": "dpexp.pate.loop",
+    "analysis/": "dpexp.observation",
+    "attack": "dpexp.attacks.membership",
+    "shadow": "dpexp.attacks.shadow",
+    "canary/coin": "dpexp.attacks.audit",
+    "canary/draw": "dpexp.attacks.canaries",
+    "canary/direction/": "dpexp.attacks.canaries",
+    "canary/label": "dpexp.attacks.mislabelled",
+    "canary/example": "dpexp.attacks.mislabelled",
+    "neighbours": "dpexp.attacks.soundness",
+    "injected": "dpexp.attacks.soundness",
+    "influence": "dpexp.attacks.influence",
+    "made-up": "dpexp.probing.made_up",
+    "probe": "dpexp.probing.stage",
+    "shaken": "dpexp.probing.stage",
+}
+"""Every axis, and the one module that draws from it; one that ends in "/" stands for all that begin
+with it. What data are made of or chosen by has a seed of its own, `data_seed` or `subset_seed`."""
+
 
 def new_secret() -> int:
     """Draw 63 bits from the operating system, for noise that nobody can replay."""
@@ -27,7 +59,7 @@ def generator(
 
     Args:
         seed: the run's seed, or its secret.
-        axis: what the numbers are for, e.g. "noise".
+        axis: what the numbers are for, one of `AXES`.
         index: which draw, e.g. the step.
         device: where the numbers are to be drawn.
     """

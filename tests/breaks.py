@@ -91,6 +91,59 @@ def same_noise_every_piece(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def half_precision_noise(patch: pytest.MonkeyPatch) -> None:
+    """Draw a large block's noise in half precision, as is faster on some processors."""
+    import torch
+
+    from dpexp.privatize import _DRAWS, GRAIN
+
+    whole = _DRAWS["gaussian"]
+
+    def coarse(like, gen, dtype):
+        if like.numel() < GRAIN:
+            return whole(like, gen, dtype)
+        return torch.randn(like.shape, generator=gen, dtype=torch.float16).to(dtype)
+
+    patch.setitem(_DRAWS, "gaussian", coarse)
+
+
+def noise_repeated_within_a_block(patch: pytest.MonkeyPatch) -> None:
+    """Draw half of a large block's noise, and use it twice, the second time turned round."""
+    import torch
+
+    from dpexp.privatize import _DRAWS, GRAIN
+
+    whole = _DRAWS["gaussian"]
+
+    def repeated(like, gen, dtype):
+        if like.numel() < GRAIN:
+            return whole(like, gen, dtype)
+        half = whole(like[: len(like) // 2], gen, dtype)
+        return torch.cat([half, -half.flip(0), whole(like[: len(like) % 2], gen, dtype)])
+
+    patch.setitem(_DRAWS, "gaussian", repeated)
+
+
+def sampler_draws_noise(patch: pytest.MonkeyPatch) -> None:
+    """Toss the coins with the generator of the step's noise."""
+    from dpexp.mechanism import sampling
+
+    own = sampling.generator
+    patch.setattr(sampling, "generator", lambda seed, axis, index: own(seed, "noise", index))
+
+
+def masks_draw_noise(patch: pytest.MonkeyPatch) -> None:
+    """Draw dropout's masks with the generator of the step's noise."""
+    import dpexp.gradient
+
+    own = dpexp.gradient.seed_default
+
+    def broken(seed, axis, index):
+        own(seed, "noise" if axis.startswith("forward/") else axis, index)
+
+    patch.setattr(dpexp.gradient, "seed_default", broken)
+
+
 # Clipping
 
 
@@ -154,6 +207,98 @@ def head_scaled_back_before_noise(patch: pytest.MonkeyPatch) -> None:
             self, state, scaled(self, state, noisy, self._head_scale)
         ),
     )
+
+
+def top_entries_of_exact_sums(patch: pytest.MonkeyPatch) -> None:
+    """Keep the top tenth of a sum's entries, chosen before the noise; declare what DP-SGD does."""
+    from dpexp.methods.dpsgd import DPSGD
+    from tests.unsound import TopEntries
+
+    patch.setattr(DPSGD, "compress", TopEntries.compress, raising=False)
+
+
+# What is made of the release
+
+BELOW = 2.0
+"""Mean loss at which a run might be called done; where nothing is learnt of ten classes, 2.3."""
+
+
+def rate_by_private_loss(patch: pytest.MonkeyPatch) -> None:
+    """Halve the learning rate whenever a step's training loss is larger than the last one's."""
+    import dpexp.train
+    from dpexp.logbook import Logbook
+
+    seen, after, rates = [], Logbook.after_step, dpexp.train.set_rates
+
+    def watching(self, outcome):
+        seen.append(outcome.loss / max(1, outcome.examples))
+        after(self, outcome)
+
+    def steered(optimizer, initial, multiplier):
+        rises = sum(later > earlier for earlier, later in zip(seen, seen[1:], strict=False))
+        rates(optimizer, initial, multiplier * 0.5**rises)
+
+    patch.setattr(Logbook, "after_step", watching)
+    patch.setattr(dpexp.train, "set_rates", steered)
+
+
+def stopped_by_private_loss(patch: pytest.MonkeyPatch) -> None:
+    """End the run at the first step whose training loss is small, and account for all steps."""
+    from dpexp.logbook import Logbook
+
+    after = Logbook.after_step
+
+    def broken(self, outcome):
+        after(self, outcome)
+        if outcome.loss < BELOW * outcome.examples:
+            self._at.step = self._at.noise_draws = self._mechanism.num_steps
+
+    patch.setattr(Logbook, "after_step", broken)
+
+
+def step_by_exact_norm(patch: pytest.MonkeyPatch) -> None:
+    """Divide the step by the norm of the sums before their noise."""
+    import torch
+
+    from dpexp.gradient import PrivateGradient
+
+    release = PrivateGradient._release
+
+    def broken(self, sums, step):
+        norm = float(torch.cat([total.flatten() for total in sums.values()]).norm())
+        released, draws = release(self, sums, step)
+        return {key: block / max(norm, 1.0) for key, block in released.items()}, draws
+
+    patch.setattr(PrivateGradient, "_release", broken)
+
+
+def fitted_at_evaluations(patch: pytest.MonkeyPatch) -> None:
+    """Fit the classifier's offset to training examples before every evaluation."""
+    import torch
+
+    import dpexp.train
+
+    judge = dpexp.train.judge
+
+    def broken(model, task, device):
+        with torch.no_grad():
+            some = task.train.batch(torch.arange(100))
+            model.head.bias.sub_(model(some.inputs).mean(0))
+        return judge(model, task, device)
+
+    patch.setattr(dpexp.train, "judge", broken)
+
+
+def warm_start_on_private(patch: pytest.MonkeyPatch) -> None:
+    """Learn from the private examples first, without noise, in place of the public ones."""
+    import dpexp.models.warm_start
+
+    fit = dpexp.models.warm_start.fit
+
+    def broken(model, task, **settings):
+        fit(model, replace(task, public=task.train), **settings)
+
+    patch.setattr(dpexp.models.warm_start, "fit", broken)
 
 
 # Sampling and averaging

@@ -42,7 +42,8 @@ class Break:
 
 
 GRADIENT, PRIVATIZE = "tests/test_gradient.py", "tests/test_privatize.py"
-INFLUENCE = "tests/test_influence.py"
+INFLUENCE, NOISE, SEEDS = "tests/test_influence.py", "tests/test_noise.py", "tests/test_seeds.py"
+TWINS, SOUNDNESS = "tests/test_twins.py", "tests/attacks/test_soundness.py"
 MECHANISM, GEP = "tests/mechanism/test_mechanism.py", "tests/methods/test_gep.py"
 
 NOISE_ON_ALL = (
@@ -50,6 +51,9 @@ NOISE_ON_ALL = (
     "[rgp]"
 )
 RANKS = f"{GRADIENT}::test_ranks_share_one_draw_of_noise_and_take_the_same_step"
+SIZED = f"{NOISE}::test_noise_has_its_law_and_all_its_bits_in_a_block_of_any_size"
+ONCE = f"{SEEDS}::test_no_state_of_any_generator_is_drawn_from_twice_in_a_run[dpsgd]"
+EQUAL = f"{TWINS}::test_after_equal_releases_all_is_equal_but_the_declared_diagnostics[dpsgd]"
 
 BREAKS = {
     "no-noise": Break(breaks.no_noise, NOISE_ON_ALL, r"assert 0 == \d+", math.inf),
@@ -75,6 +79,30 @@ BREAKS = {
         r"assert .*(1\.0|0\.99\d+).* < 0\.1\b",
         math.inf,
     ),
+    "noise-repeated-within-a-block": Break(
+        breaks.noise_repeated_within_a_block,
+        f"{SIZED}[524295-torch.float32-gaussian]",
+        r"assert \d+ >= \(",
+        math.inf,
+    ),
+    "half-precision-noise": Break(
+        breaks.half_precision_noise,
+        f"{SIZED}[524295-torch.float32-gaussian]",
+        r"assert \d+ >= \(",
+        math.inf,
+    ),
+    "sampler-draws-noise": Break(
+        breaks.sampler_draws_noise,
+        ONCE,
+        r"frozenset.*(sampling\.py:poisson.*_gaussian|_gaussian.*sampling\.py:poisson)",
+        None,
+    ),
+    "masks-draw-noise": Break(
+        breaks.masks_draw_noise,
+        ONCE,
+        r"frozenset.*(gradient\.py:forward.*_gaussian|_gaussian.*gradient\.py:forward)",
+        None,
+    ),
     "clip-micro-batches": Break(
         breaks.clip_micro_batches,
         f"{PRIVATIZE}::test_adding_one_example_moves_the_sum_by_at_most_the_clip_norm",
@@ -92,6 +120,31 @@ BREAKS = {
         f"{INFLUENCE}::test_an_example_that_moves_the_head_alone_moves_it_by_at_most_the_clip_norm",
         r"assert (100\.0\d*|99\.99\d+) <= ",
         10,
+    ),
+    "top-entries-of-exact-sums": Break(
+        breaks.top_entries_of_exact_sums,
+        f"{SOUNDNESS}::test_one_example_moves_a_release_by_no_more_than_is_declared_and_nothing"
+        "_else_is_known[dpsgd]",
+        r"one example moves release gradient by \d\d\d",
+        10,
+    ),
+    "rate-by-private-loss": Break(
+        breaks.rate_by_private_loss, EQUAL, r"assert 'steps\.\d\.rates and", math.inf
+    ),
+    "stopped-by-private-loss": Break(
+        breaks.stopped_by_private_loss, EQUAL, r"assert \d == \d", math.inf
+    ),
+    "step-by-exact-norm": Break(
+        breaks.step_by_exact_norm, EQUAL, r"assert 'steps\.0\.rates and", math.inf
+    ),
+    "fitted-at-evaluations": Break(
+        breaks.fitted_at_evaluations, EQUAL, r"assert 'steps\.\d\.", math.inf
+    ),
+    "warm-start-on-private": Break(
+        breaks.warm_start_on_private,
+        f"{TWINS}::test_a_model_begins_alike_whatever_the_private_texts[dpsgd-warm start]",
+        r"assert 'weights\.",
+        math.inf,
     ),
     "realised-batch-size": Break(
         breaks.realised_batch_size,

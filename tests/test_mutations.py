@@ -3,6 +3,7 @@
 import math
 import multiprocessing
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ def test_the_named_test_fails_under_its_break_by_its_own_assertion(name, process
     assert re.search(BREAKS[name].says, errors), errors
 
 
+@cache
 def delivered(excess):
     """Say in words what epsilon is, where 8 is claimed, if sensitivity exceeds its account."""
     if excess is None:

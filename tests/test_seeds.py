@@ -1,10 +1,19 @@
 """Generators that are independent and replayable."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
-from dpexp.seeds import generator, seed_default, spawned
+import run
+from dpexp.seeds import AXES, generator, seed_default, spawned
+from tests.draws import Draws
+from tests.runs import ALONE
+from tests.steps import PRIVATE
 
 
 @pytest.mark.parametrize("change", [{"seed": 6}, {"axis": "sampling"}, {"index": 8}])
@@ -68,3 +77,127 @@ def test_spawned_generators_hang_on_all_of_four_draws_of_63_bits():
     for k, one in enumerate(spawned(gen, 2)):
         assert torch.equal(one.get_state(), generator(key, "spawned", k).get_state())
     assert torch.equal(gen.get_state(), twin.get_state())
+
+
+# Axes
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = [ROOT / "run.py", *sorted((ROOT / "dpexp").rglob("*.py"))]
+
+OTHER_SEEDS = {
+    "torch.Generator": {"dpexp.analysis.anchors", "dpexp.seeds"},
+    "manual_seed": {"run", "dpexp.pate.stages", "dpexp.analysis.anchors"},
+    "default_rng": {"dpexp.tasks.public", "dpexp.tasks.regression", "dpexp.tasks.shapes"},
+    "random.Random": {"dpexp.tasks.lexicon", "dpexp.tasks.grammar"},
+}
+"""Who else seeds what draws: from a generator's own number, or to make or choose data."""
+OTHER_SEEDS["torch.Generator"] |= {"dpexp.tasks.task", "dpexp.tasks.public"}
+OTHER_SEEDS["manual_seed"] |= OTHER_SEEDS["torch.Generator"]
+
+
+def module_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def called(path):
+    """List a file's calls: what is called, dotted, and its arguments."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node.args
+
+
+def axis_of(node):
+    """Give an axis as it is written, what fills it in left out: "forward/" of f"forward/{rank}"."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return node.values[0].value
+    return None
+
+
+def test_every_axis_is_drawn_from_by_the_one_module_that_the_list_names():
+    found, elsewhere = {}, []
+    for path in FILES:
+        for name, arguments in called(path):
+            if name in ("generator", "seeds.generator", "seed_default"):
+                written = axis_of(arguments[1]) if len(arguments) > 1 else None
+                if written is None:
+                    elsewhere.append(module_of(path))
+                else:
+                    found.setdefault(written, set()).add(module_of(path))
+    # One names its axis a line above, the other hands on what it is given.
+    assert elsewhere == ["dpexp.gradient", "dpexp.seeds"]
+    found["forward/"] = {"dpexp.gradient"}
+    assert found == {axis: {module} for axis, module in AXES.items()}
+
+
+def test_nothing_else_is_seeded_than_what_is_known():
+    found = {name: set() for name in OTHER_SEEDS}
+    for path in FILES:
+        for name, _ in called(path):
+            for known in found:
+                if name == known or name.endswith(f".{known}"):
+                    found[known].add(module_of(path))
+    assert {k: v - OTHER_SEEDS[k] for k, v in found.items()} == dict.fromkeys(found, set())
+
+
+NAMES = st.tuples(st.integers(0, 2**63), st.sampled_from(sorted(AXES)), st.integers(0, 2**31))
+
+
+@given(NAMES, NAMES)
+def test_generators_of_two_names_never_meet(one, other):
+    def filled(name):  # a family's members, too
+        seed, axis, index = name
+        return seed, f"{axis}{index % 3}" if axis.endswith("/") else axis, index
+
+    states = [generator(*filled(name)).get_state() for name in (one, other)]
+    assert torch.equal(*states) == (filled(one) == filled(other))
+
+
+REPLAYED = {  # the same numbers for the same end, twice
+    frozenset({"dpexp/attacks/audit.py:toss"}),
+    frozenset({"dpexp/attacks/mislabelled.py:choose"}),
+    frozenset({"dpexp/pate/loop.py:split_public"}),
+    frozenset({"dpexp/probing/stage.py:__torch_dispatch__"}),
+}
+SMALL = ["model=cnn", "model.channels=[4,8]", "model.kernel=3"]
+BRIEF = ["batch_size=100", "epochs=0.3", "eval_every=0.1"]
+DRAWN = {
+    "init": "dpexp/models/cnn.py:__init__",
+    "sampling": "dpexp/mechanism/sampling.py:poisson",
+    "noise": "dpexp/privatize.py:_gaussian",
+}
+RUNS = {
+    "dpsgd": ["method=dpsgd", *SMALL],
+    "lsg": ["method=lsg", "method.rank=2", "method.mask=random", *SMALL],
+    "gep": ["method=gep", "method.m=20", "method.k=8", *SMALL],
+    "rgp_core": ["method=rgp_core", "method.rank=2", "method.public_examples=20", *SMALL],
+    "compressive": ["method=compressive"],
+    "canaries": ["method=dpsgd", "audit=one_run", "audit.m=8", "audit.guesses=0.5", *SMALL],
+    "mislabelled": ["method=dpsgd", "audit=one_run", "audit.m=8", "audit.guesses=0.5"],
+    "attacked": ["method=dpsgd", "attack=loss_threshold", *SMALL],
+    "shadow": ["method=dpsgd", "attack=shadow", *SMALL],
+    "pate": ["method=pate", "method.teachers=5", "method.teacher_steps=2", *SMALL],
+}
+RUNS["mislabelled"] += ["audit.canaries=mislabelled", *SMALL]
+RUNS["pate"] += ["method.student_steps=3", "method.queries=20", "method.answers=9"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_state_of_any_generator_is_drawn_from_twice_in_a_run(name, tmp_path):
+    """With a hook that draws where dropout does: in every forward pass of training."""
+    words = ["task=digits", "profile=embedded", "device=cpu", *PRIVATE, *BRIEF, *RUNS[name]]
+    config = run.compose([*words, f"results={tmp_path}"])
+    with Draws() as draws:
+        parts = run.build_parts(config, ALONE.device)
+
+        def drop(model, _):
+            if model.training:
+                torch.rand(3)
+
+        parts.model.register_forward_pre_hook(drop)
+        run._loop(config).train(config, parts, ALONE)
+    assert draws.shared - REPLAYED == set()
+    if name == "dpsgd":  # the test itself must hear
+        assert {*DRAWN.values(), "dpexp/gradient.py:forward"} <= draws.places.keys()
+        assert draws.places[DRAWN["noise"]] >= draws.places[DRAWN["sampling"]] == 5

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from dpexp.seeds import generator
+
 OTHERS = ("none", "random", "the same direction", "the same terms", "opposite")
 """Who shares the example's micro-batch."""
 
@@ -119,7 +121,7 @@ def climb(target: Target, seconds: float, seed: int, most: int | None = None) ->
         seed: of the search.
         most: examples to try at most; None: as many as time allows.
     """
-    gen = torch.Generator().manual_seed(seed)
+    gen = drawing(seed)
     best, calm, tried, until = None, 0.0, 0, time.monotonic() + seconds
     while True:
         of_example = int(torch.randint(2**31, (), generator=gen))
@@ -141,6 +143,11 @@ def climb(target: Target, seconds: float, seed: int, most: int | None = None) ->
                 since = 0
             if far >= here:
                 knobs, here = new, far
+
+
+def drawing(seed: int, index: int = 0) -> torch.Generator:
+    """Give the generator of a search, or of what an example and its neighbours are made of."""
+    return generator(seed, "influence", index)
 
 
 def _start(gen: torch.Generator) -> Knobs:

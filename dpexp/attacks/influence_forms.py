@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpexp.attacks.influence import OTHERS, Knobs, Moved
+from dpexp.attacks.influence import OTHERS, Knobs, Moved, drawing
 from dpexp.carriers import Explicit, Masked, Outer
 from dpexp.privatize import ClippedSum
 from dpexp.taps.conv2d import Conv2dTap, Conv2dWeight, Geometry
@@ -38,7 +38,7 @@ class Form:
 
     def moved(self, knobs: Knobs, seed: int) -> Moved:
         """Clip and sum an example beside its neighbours, and without it."""
-        gen = torch.Generator().manual_seed(seed)
+        gen = drawing(seed, 1)
         x, h = _example(self, knobs, gen)
         xs, hs = _neighbours(self, knobs, x, h, gen)
         if knobs.coarse > 0.5:
@@ -63,7 +63,7 @@ def _linear(d: int, p: int, t: int) -> Form:
 
 
 def _basis(size: int, rank: int) -> Tensor:
-    gen = torch.Generator().manual_seed(0)
+    gen = drawing(0, 2)
     return torch.linalg.qr(torch.randn(size, rank, generator=gen)).Q
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpexp.attacks.canaries_wrapped import Wrapped
-from dpexp.attacks.influence import OTHERS, Knobs, Moved
+from dpexp.attacks.influence import OTHERS, Knobs, Moved, drawing
 from dpexp.attacks.influence_forms import positions
 from dpexp.gradient import PrivateGradient
 from dpexp.mechanism import whole_batch
@@ -86,9 +86,9 @@ class Network:
 
     def moved(self, knobs: Knobs, seed: int) -> Moved:
         """Take a step with the example and one without it; `log_h` scales the classifier."""
-        gen = torch.Generator().manual_seed(seed)
+        gen = drawing(seed, 1)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.set_state(drawing(seed, 3).get_state())
             model = self.new_model()
         with torch.no_grad():
             model.head.weight *= 10.0 ** max(-30.0, min(15.0, knobs.log_h))

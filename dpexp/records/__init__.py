@@ -1,6 +1,7 @@
 """One directory per run, named by its config's hash."""
 
 from dpexp.records.binding import Binding, bind
+from dpexp.records.diagnostics import DIAGNOSTICS, without_diagnostics
 from dpexp.records.files import RecordError, at_home, replace_file, write_atomically
 from dpexp.records.ledger import LEDGER, Ledger, Mark, read_mark
 from dpexp.records.lock import Busy, held, is_held
@@ -21,6 +22,7 @@ __all__ = [
     "ANALYSIS",
     "Binding",
     "Busy",
+    "DIAGNOSTICS",
     "LEDGER",
     "Ledger",
     "Mark",
@@ -50,5 +52,6 @@ __all__ = [
     "run_id",
     "series",
     "versions",
+    "without_diagnostics",
     "write_atomically",
 ]

@@ -1,0 +1,388 @@
+"""Is a method's declaration true? Tests what is released, not what is declared.
+
+For any `Method`, ours or a user's, on a model and examples of its own:
+
+    reach      one example more, adversarial ones among them, moves the vector before the noise by
+               at most the declared sensitivity, in l2 or, under Laplace noise, l1
+    make       blocks, their order and shapes are the same whatever the examples
+    secrecy    with other examples and the same released vectors, gradients, state, bases and
+               weights are the same to the last bit: nothing is known but what was released
+
+What holds is no proof: the neighbours are the worst that a search finds (`dpexp.attacks.
+sensitivity`), at the first steps alone. What does not hold is a counterexample.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.attacks.sensitivity import Differs, Movement, Search, badness, movement
+from dpexp.gradient import PrivateGradient, StepOutcome
+from dpexp.mechanism import whole_batch
+from dpexp.ranks import Ranks
+from dpexp.seeds import generator
+from dpexp.types import Batch, ConfigError, Key, Method, State
+
+TOLERANCE = 1e-6
+"""Relative, that a movement may exceed its bound by: the rounding that docs/privacy.md states."""
+
+NUM, MORE = 4, 8
+"""Examples beside the one that is added, and of another set; dividing by powers of two rounds
+nothing (ours)."""
+
+STEPS = 2
+"""That are looked at, the second after an update of the weights (ours)."""
+
+RATE = 0.1
+"""Of that update (ours)."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found of a method.
+
+    Attributes:
+        findings: what does not hold, a sentence each; none, where all holds.
+        worst: the farthest that any example moved a release.
+    """
+
+    findings: tuple[str, ...]
+    worst: Movement
+
+
+class Injected:
+    """A method that releases the same made-up vectors whatever the sums.
+
+    Its own `compress` is called all the same, as what it remembers is what is to be found out.
+    """
+
+    def __init__(self, method: Method, seed: int = 0, scale: float = 1.0) -> None:
+        """Take the method; the seed and the scale decide what is released."""
+        self.inner, self._seed, self._scale, self._calls = method, seed, scale, 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Leave all else to the method."""
+        if name == "inner":  # asked for before it is there, as copying does
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def compress(self, state: State, sums: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """Give normal numbers in place of what the method makes of the sums."""
+        gen = generator(self._seed, "injected", self._calls)
+        self._calls += 1
+        made = self.inner.compress(state, sums)
+        return {
+            key: self._scale
+            * torch.randn(block.shape, generator=gen, dtype=torch.float64).to(block)
+            for key, block in made.items()
+        }
+
+
+class _Watching:
+    """A method that remembers what it was given to compress, and what it made of it."""
+
+    def __init__(self, method: Method) -> None:
+        self._method = method
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._method, name)
+
+    def compress(self, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
+        self.state, self.sums = state, {key: total.clone() for key, total in sums.items()}
+        made = dict(self._method.compress(state, sums))
+        self.changes_sums = any(not torch.equal(sums[k], v) for k, v in self.sums.items())
+        self.released = {key: block.clone() for key, block in made.items()}
+        return made
+
+    def reconstruct(
+        self, state: State, noisy: Mapping[Key, Tensor]
+    ) -> tuple[dict[str, Tensor], State]:
+        self.given = state
+        return self._method.reconstruct(state, noisy)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Examples as the model takes them, in float64 where they are numbers."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    @classmethod
+    def of(cls, examples: Any, indices: Tensor) -> _Made:
+        batch = examples.batch(indices)
+        is_number = batch.inputs.is_floating_point()
+        return cls(batch.inputs.double() if is_number else batch.inputs, batch.targets)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def batch(self, indices: Tensor) -> Batch:
+        return Batch(self.inputs[indices], self.targets[indices])
+
+    def micro_batches(self, indices: Tensor, size: int) -> Any:
+        return indices.split(size) if len(indices) else ()
+
+    def take(self, indices: Tensor) -> _Made:
+        return _Made(self.inputs[indices], self.targets[indices])
+
+    def with_one(self, inputs: Tensor, target: Tensor) -> _Made:
+        targets = torch.cat([self.targets, target.to(self.targets)[None]])
+        return _Made(torch.cat([self.inputs, inputs.to(self.inputs)[None]]), targets)
+
+
+class _Public:
+    """A public set in float64."""
+
+    def __init__(self, examples: Any) -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def batch(self, indices: Tensor) -> Batch:
+        made = _Made.of(self._examples, indices)
+        return Batch(made.inputs, made.targets)
+
+    def micro_batches(self, indices: Tensor, size: int) -> Any:
+        return self._examples.micro_batches(indices, size)
+
+
+class _Bench:
+    """Steps of a method without noise, on examples that are handed in, in float64."""
+
+    def __init__(self, parts: Any, clip_norm: float) -> None:
+        self.model: nn.Module = copy.deepcopy(parts.model).double()
+        for module in self.model.modules():  # one example more would give all others other masks
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.p = 0.0
+        self._method, self._loss = parts.method, parts.task.loss
+        self._public = None if parts.task.public is None else _Public(parts.task.public)
+        self._clip_norm = clip_norm
+        self._ranks = Ranks(0, 1, next(self.model.parameters()).device)
+
+    def start(self) -> State:
+        """Give the state before the first step."""
+        return copy.deepcopy(self._method).start(self.model)
+
+    def releases(self, state: State) -> tuple:
+        """Give what is declared."""
+        return self._method.releases(state, self._clip_norm)
+
+    def step(
+        self, method: Any, state: State, examples: _Made, step: int
+    ) -> tuple[StepOutcome, _Watching]:
+        """Take all the examples through a step; the weights stay."""
+        watching = _Watching(method)
+        mechanism = whole_batch(len(examples), self.releases(state))
+        with PrivateGradient(
+            self.model, watching, mechanism, self._ranks, len(examples), self._public, self._loss
+        ) as gradient:
+            return gradient(state, examples, step), watching
+
+    def update(self, outcome: StepOutcome) -> None:
+        """Move the weights along a gradient."""
+        with torch.no_grad():
+            for name, gradient in outcome.gradients.items():
+                self.model.get_parameter(name).sub_(RATE * gradient)
+
+
+def check(
+    parts: Any, clip_norm: float, *, seed: int = 0, tries: int = 20, climbs: int = 50
+) -> Verdict:
+    """Hold a method to what it declares.
+
+    Args:
+        parts: a run's (`dpexp.train.Parts`); of its task the test set and the public one are read.
+        clip_norm: the run's.
+        seed: decides the neighbours.
+        tries: examples that a climb tries from the worst that was found, >= 0.
+        climbs: steps from each of the best made-up sums, >= 0.
+
+    Raises:
+        ConfigError: for a method of another loop, or too few test examples.
+    """
+    test = parts.task.test
+    if not hasattr(parts.method, "compress"):
+        raise ConfigError(
+            "Expected a method that releases sums of gradients; "
+            f"{type(parts.method).__name__} has a loop of its own. Set another method."
+        )
+    if len(test) < NUM + MORE:
+        raise ConfigError(
+            f"Expected {NUM + MORE} test examples or more; {parts.task.name} has {len(test)}. "
+            "Set another task."
+        )
+    findings: dict[str, None] = {}
+    try:
+        worst = _reach(parts, clip_norm, seed, tries, climbs, findings)
+        _secrecy(parts, clip_norm, findings)
+    except Differs as error:
+        findings[f"what is released depends on the examples in more than its numbers: {error}"] = (
+            None
+        )
+        worst = Movement(float("nan"), "", str(error))
+    return Verdict(tuple(findings), worst)
+
+
+def _two_sets(examples: Any) -> tuple[_Made, _Made]:
+    """Take the first examples and some more; texts are padded to the longest of all."""
+    both = _Made.of(examples, torch.arange(NUM + MORE))
+    return both.take(torch.arange(NUM)), both.take(torch.arange(NUM, NUM + MORE))
+
+
+def _reach(
+    parts: Any, clip_norm: float, seed: int, tries: int, climbs: int, findings: dict[str, None]
+) -> Movement:
+    bench = _Bench(parts, clip_norm)
+    gen = generator(seed, "neighbours", 0)
+    base, more = _two_sets(parts.task.test)
+    state, worst = bench.start(), Movement(0.0, "", "none")
+    for step in range(STEPS):
+        releases = bench.releases(state)
+        outcome, seen = bench.step(copy.deepcopy(parts.method), state, base, step)
+        if seen.changes_sums:
+            findings["compress changes the sums that it is given"] = None
+        by_examples = _moved_by_examples(bench, parts, state, step, base, more, seen, tries, gen)
+        search = Search(
+            lambda sums, at=seen.state: copy.deepcopy(parts.method).compress(at, sums),
+            {key: tuple(total.shape) for key, total in seen.sums.items()},
+            releases,
+            next(iter(seen.sums.values())),
+            gen,
+        )
+        moved = max(by_examples, search.worst(climbs), key=badness)
+        worst = max(worst, moved, key=badness)
+        if not moved.ratio <= 1 + TOLERANCE:
+            findings[
+                f"one example moves release {moved.release} by {moved.ratio:.4g} of its "
+                f"declared sensitivity ({moved.neighbours}; step {step + 1})"
+            ] = None
+        state = outcome.state
+        bench.update(outcome)
+    return worst
+
+
+def _moved_by_examples(
+    bench: _Bench,
+    parts: Any,
+    state: State,
+    step: int,
+    base: _Made,
+    more: _Made,
+    seen: _Watching,
+    tries: int,
+    gen: torch.Generator,
+) -> Movement:
+    """Add one example to some, and climb from the one that moves most."""
+    releases = bench.releases(state)
+
+    def moved(words: str, inputs: Tensor, target: Tensor) -> Movement:
+        method = copy.deepcopy(parts.method)
+        _, one_more = bench.step(method, state, base.with_one(inputs, target), step)
+        return movement(seen.released, one_more.released, releases, words)
+
+    found = [
+        (moved(words, inputs, target), inputs, target)
+        for words, inputs, target in _adversarial(base, more, parts.task.num_classes)
+    ]
+    worst, inputs, target = max(found, key=lambda one: badness(one[0]))
+    for _ in range(tries if base.inputs.is_floating_point() else 0):
+        far = 10 ** float(torch.empty(()).uniform_(-3, 1, generator=gen))
+        drawn = torch.randn(inputs.shape, generator=gen, dtype=torch.float64).to(inputs)
+        nearby = inputs + far * inputs.abs().mean() * drawn
+        tried = moved(f"{worst.neighbours.removesuffix(', climbed')}, climbed", nearby, target)
+        if tried.ratio > worst.ratio:
+            worst, inputs = tried, nearby
+    return worst
+
+
+def _adversarial(
+    base: _Made, more: _Made, num_classes: int
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Give examples to add: like others, huge, tiny, cancelling, and not finite."""
+    inputs, target, first = more.inputs[0], more.targets[0], base.targets[0]
+    is_number = base.targets.is_floating_point()
+    other = -1e6 * (1 + first.abs()) if is_number else (first + 1) % max(2, num_classes)
+    yield "an example", inputs, target
+    yield "the first example again", base.inputs[0], first
+    yield "the first example with another target", base.inputs[0], other
+    if is_number:
+        yield "a target that is not a number", inputs, torch.full_like(target, float("nan"))
+    if not inputs.is_floating_point():  # tokens
+        yield "a text of one token", inputs[..., :1].expand_as(inputs), target
+        return
+    for factor in (-1.0, 0.0, 1e-8, 1e4, 1e8, 1e30):
+        yield f"an example times {factor:g}", factor * inputs, target
+        yield f"another target, times {factor:g}", factor * inputs, other
+    for bad in ("nan", "inf"):
+        spoilt = inputs.clone()
+        spoilt.view(-1)[0] = float(bad)
+        yield f"an example with {bad}", spoilt, target
+
+
+def _secrecy(parts: Any, clip_norm: float, findings: dict[str, None]) -> None:
+    """Release the same vectors over two sets of examples, of other sizes, and compare the rest."""
+    ways, sets = [], _two_sets(parts.task.test)
+    if sets[1].inputs.is_floating_point():
+        sets[1].inputs[1].view(-1)[0] = float("nan")
+    for examples in sets:
+        bench, made = _Bench(parts, clip_norm), []
+        # What is released is divided by how many examples there are.
+        method = Injected(copy.deepcopy(parts.method), scale=len(examples))
+        state = bench.start()
+        for step in range(STEPS + 1):
+            outcome, seen = bench.step(method, state, examples, step)
+            state = outcome.state
+            made += [("what is prepared", seen.given), ("the gradient", outcome.gradients)]
+            made += [("the state", state)]
+            bench.update(replace(outcome, gradients=dict(outcome.gradients)))
+        ways.append([*made, ("the model", dict(bench.model.state_dict()))])
+    for (name, one), (_, other) in zip(*ways, strict=True):
+        where = first_difference(one, other)
+        if where is not None:
+            findings[
+                f"{name} depends on the examples beyond what is released (at {where or 'once'})"
+            ] = None
+            return
+
+
+def first_difference(one: Any, other: Any, at: str = "") -> str | None:
+    """Compare two states to the last bit.
+
+    Args:
+        one: tensors, numbers, words, and mappings and lists of them.
+        other: likewise.
+        at: where they stand.
+
+    Returns:
+        Where they differ first, or None.
+    """
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        same = one.shape == other.shape and one.dtype == other.dtype
+        if same:
+            bytes_of = [t.detach().cpu().contiguous().view(-1) for t in (one, other)]
+            same = torch.equal(*(b.view(torch.uint8) if b.numel() else b for b in bytes_of))
+        return None if same else at
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        if list(one) != list(other):
+            return at
+        pairs = [(str(key), one[key], other[key]) for key in one]
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        if len(one) != len(other):
+            return at
+        pairs = [(str(k), a, b) for k, (a, b) in enumerate(zip(one, other, strict=True))]
+    else:
+        same = type(one) is type(other) and (one == other or (one != one and other != other))
+        return None if same else at
+    for key, a, b in pairs:
+        where = first_difference(a, b, f"{at}.{key}" if at else key)
+        if where is not None:
+            return where
+    return None

@@ -1,0 +1,243 @@
+"""Methods whose declaration is false, each in a way of its own."""
+
+import torch
+from torch import Tensor
+
+from dpexp.methods.compressive import Compressive
+from dpexp.methods.cosamp import keep_largest
+from dpexp.methods.dpsgd import DPSGD
+from dpexp.types import Carrier
+
+
+def like(sums, flat):
+    """Cut a flat vector into blocks as those of the sums."""
+    pieces = flat.split([total.numel() for total in sums.values()])
+    return {
+        key: piece.view(total.shape).clone()
+        for (key, total), piece in zip(sums.items(), pieces, strict=True)
+    }
+
+
+def flat(sums):
+    return torch.cat([total.flatten() for total in sums.values()])
+
+
+class OnHead(DPSGD):
+    """DP-SGD on the classifier, with what some of these remember."""
+
+    def __init__(self, train="head", head="head"):
+        super().__init__(train, head)
+
+
+class TopEntries(OnHead):
+    """Keeps the top tenth of the exact sums, and declares what DP-SGD does."""
+
+    def compress(self, state, sums):
+        vector = flat(sums)
+        return like(sums, keep_largest(vector, max(1, len(vector) // 10)))
+
+
+class TopPositions(OnHead):
+    """Releases top entries in the order of their sizes, and knows without noise where they go."""
+
+    def compress(self, state, sums):
+        order = flat(sums).abs().argsort(descending=True)
+        self.order = order
+        return like(sums, 0.1 * flat(sums)[order])
+
+    def reconstruct(self, state, noisy):
+        placed = torch.zeros_like(flat(noisy))
+        placed[self.order] = flat(noisy)
+        return super().reconstruct(state, like(noisy, placed))
+
+
+class Largest(OnHead):
+    """Releases a single block, which of them the exact sums say."""
+
+    def compress(self, state, sums):
+        return dict([max(sums.items(), key=lambda one: float(one[1].norm()))])
+
+
+class Sorted(OnHead):
+    """Puts blocks into an order that the sums decide."""
+
+    def compress(self, state, sums):
+        in_order = sorted(sums, key=lambda key: float(sums[key].sum()))
+        return {key: sums[key].clone() for key in in_order}
+
+
+class NonZero(OnHead):
+    """Leaves out what is zero: how many numbers are released the data say."""
+
+    def compress(self, state, sums):
+        return {key: total[total != 0] for key, total in sums.items()}
+
+
+class Thresholded(OnHead):
+    """Sets small entries of the exact sums to zero."""
+
+    def compress(self, state, sums):
+        return {key: total * (total.abs() > 0.2) for key, total in sums.items()}
+
+
+class Normalised(OnHead):
+    """Divides by the exact sums' norm, which a small batch does not have."""
+
+    def compress(self, state, sums):
+        norm = flat(sums).norm().clamp(min=1e-12)
+        return {key: total / norm for key, total in sums.items()}
+
+
+class Doubled(OnHead):
+    """Releases twice the sums."""
+
+    def compress(self, state, sums):
+        return {key: 2 * total for key, total in sums.items()}
+
+
+class Rounded(OnHead):
+    """Rounds the exact sums, in the hope that this hides something."""
+
+    def compress(self, state, sums):
+        return {key: total.round() for key, total in sums.items()}
+
+
+class DividedByZero(OnHead):
+    """Becomes a NaN for some sums."""
+
+    def compress(self, state, sums):
+        return {key: total * (total.sum() / total.sum()) for key, total in sums.items()}
+
+
+class LongerStep(OnHead):
+    """Makes the step as long as the exact sums."""
+
+    def compress(self, state, sums):
+        self.norm = float(flat(sums).norm())
+        return {key: total.clone() for key, total in sums.items()}
+
+    def reconstruct(self, state, noisy):
+        gradients, state = super().reconstruct(state, noisy)
+        return {name: self.norm * each for name, each in gradients.items()}, state
+
+
+class Averaging(OnHead):
+    """Divides by how many examples there were."""
+
+    def carry(self, state, layer, tap):
+        carried = super().carry(state, layer, tap)
+        self.count = len(next(iter(carried.values())).squared_norms())
+        return carried
+
+    def reconstruct(self, state, noisy):
+        gradients, state = super().reconstruct(state, noisy)
+        return {name: each / self.count for name, each in gradients.items()}, state
+
+
+class Undeclared(OnHead):
+    """Releases more than it declares."""
+
+    def releases(self, state, clip_norm):
+        (release,) = super().releases(state, clip_norm)
+        return (type(release)(**{**vars(release), "dimension": release.dimension - 1}),)
+
+
+class Remembering(OnHead):
+    """Keeps the exact sums in its state, for the next step."""
+
+    def compress(self, state, sums):
+        self.seen = {str(key): total.clone() for key, total in sums.items()}
+        return {key: total.clone() for key, total in sums.items()}
+
+    def reconstruct(self, state, noisy):
+        gradients, state = super().reconstruct(state, noisy)
+        return gradients, {**state, "seen": self.seen}
+
+
+class Steering(OnHead):
+    """Draws the next step's weights to the examples' own mean, past the mechanism."""
+
+    def prepare(self, model, state, public, gen):
+        with torch.no_grad():
+            for name, mean in getattr(self, "seen", {}).items():
+                model.get_parameter(name).add_(mean)
+        return state
+
+    def compress(self, state, sums):
+        self.seen = {key.parameter: -0.01 * total for key, total in sums.items()}
+        return {key: total.clone() for key, total in sums.items()}
+
+
+class Lying(Carrier):
+    """Says that its vectors are half as long as they are."""
+
+    def __init__(self, carrier):
+        self.carrier = carrier
+
+    def squared_norms(self) -> Tensor:
+        return self.carrier.squared_norms() / 4
+
+    def measured(self):
+        size, held = self.carrier.measured()
+        return size._replace(squares=size.squares / 4, energy=size.energy / 4), Lying(held)
+
+    def add_to(self, total, weights):
+        self.carrier.add_to(total, weights)
+
+    def each(self):
+        return self.carrier.each()
+
+    def keep(self, mask):
+        return Lying(self.carrier.keep(mask))
+
+    def widened(self):
+        return Lying(self.carrier.widened())
+
+
+class Understated(OnHead):
+    """Clips by norms that are too small."""
+
+    def carry(self, state, layer, tap):
+        return {key: Lying(carrier) for key, carrier in super().carry(state, layer, tap).items()}
+
+
+class ChangesSums(OnHead):
+    """Works in place."""
+
+    def compress(self, state, sums):
+        for total in sums.values():
+            total *= 0.5
+        return sums
+
+
+class HalfDeclared(Compressive):
+    """Compressive SGD with half of its sensitivity declared."""
+
+    def releases(self, state, clip_norm):
+        (release,) = super().releases(state, clip_norm)
+        return (type(release)(**{**vars(release), "sensitivity": release.sensitivity / 2}),)
+
+
+REACH = r"one example moves release \w+ by ([2-9]|\d\d+|1\.[1-9]|nan)"
+MAKE = r"depends on the examples in more than its numbers"
+SECRECY = r"depends on the examples beyond what is released"
+UNSOUND = {
+    TopEntries: REACH,
+    TopPositions: SECRECY,
+    Largest: MAKE,
+    Sorted: MAKE,
+    NonZero: MAKE,
+    Thresholded: REACH,
+    Normalised: REACH,
+    Doubled: REACH,
+    Rounded: REACH,
+    DividedByZero: REACH,
+    LongerStep: SECRECY,
+    Averaging: SECRECY,
+    Undeclared: MAKE,
+    Remembering: SECRECY,
+    Steering: SECRECY,
+    Understated: REACH,
+    ChangesSums: "compress changes the sums",
+}
+"""Each with what must be found of it."""
