@@ -11,6 +11,7 @@ import atexit
 import gc
 import importlib
 import json
+import logging
 import os
 import resource
 import runpy
@@ -197,6 +198,7 @@ def serve() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     for name in LIBRARIES:
         importlib.import_module(name)
+    logging.root.handlers.clear()  # Opacus adds one, and no program could then choose its own
     gc.collect()
     gc.freeze()  # a collection would touch all that the processes share
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for those that are started
