@@ -36,6 +36,9 @@ from scripts import settings
 KEPT = 4
 """Versions of what composes whose entries stay: those of a few checkouts or branches."""
 
+MOST = 5000
+"""Entries of one version; beyond, the older half goes. Words with a folder of their own add up."""
+
 ENVIRONMENT = re.compile(r"oc\.env:\s*(\w+)")
 
 
@@ -115,7 +118,9 @@ class Configs:
         digest.update(Path(__file__).read_bytes())
         digest.update("\0".join(sorted(self._groups)).encode())
         folder = cache_dir() / "configs" / digest.hexdigest()[:16]
-        if not folder.is_dir():
+        if folder.is_dir():
+            _thin_out(folder)
+        else:
             _forget(folder.parent)
         return folder
 
@@ -137,6 +142,15 @@ def _asked_for(conf: Path) -> Iterator[set[str]]:
         yield names
     finally:
         source.is_config = is_config
+
+
+def _thin_out(folder: Path) -> None:
+    """Leave the newer half of a folder's entries where there are too many."""
+    entries = list(folder.iterdir())
+    if len(entries) > MOST:
+        with suppress(OSError):  # another process is at it
+            for entry in sorted(entries, key=lambda path: path.stat().st_mtime)[: MOST // 2]:
+                entry.unlink(missing_ok=True)
 
 
 def _forget(root: Path) -> None:

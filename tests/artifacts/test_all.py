@@ -12,6 +12,7 @@ from dpexp import records
 from dpexp.artifacts import spec
 from dpexp.types import ConfigError
 from scripts import all as suite
+from scripts import configs
 from scripts.configs import Configs
 
 
@@ -144,8 +145,15 @@ def test_a_config_is_composed_once_and_again_where_what_decides_it_changes(
     assert again() and Configs(conf).compose(words) == {**first, "data_root": "elsewhere"}
 
 
+def test_configs_are_not_kept_without_end(cache, monkeypatch):
+    monkeypatch.setattr(configs, "MOST", 4)
+    for seed in range(7):
+        Configs().compose([*CHOSEN, f"seed={seed}"])
+    assert 2 < len(list(cache.rglob("*.json"))) <= 5
+
+
 def test_configs_that_share_their_choices_are_each_as_hydra_composes_them(cache):
-    configs = Configs()
+    shared = Configs()
     for words in (
         [*CHOSEN, "eps=3"],
         [*CHOSEN, "eps=null", "noise=false", "optimizer.lr=0.1"],
@@ -154,7 +162,7 @@ def test_configs_that_share_their_choices_are_each_as_hydra_composes_them(cache)
         ["task=sst2", "method=gep", "model=bert", "eps=8", "+analysis=[cost]", "public=texts"],
         CHOSEN,
     ):
-        assert json.dumps(configs.compose(words)) == json.dumps(run.compose(words)), words
+        assert json.dumps(shared.compose(words)) == json.dumps(run.compose(words)), words
 
 
 def test_what_does_not_compose_is_told_as_hydra_tells_it(cache):
