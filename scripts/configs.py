@@ -46,11 +46,18 @@ class Configs:
     """Composes configs as `run.compose` does, each once."""
 
     def __init__(self, conf: Path = run.CONF) -> None:
-        """Take the folder of config groups; what is in it may not change meanwhile."""
+        """Take the folder of config groups, whose files may not change meanwhile."""
         self._conf = conf
         self._groups = {path.name for path in conf.iterdir() if path.is_dir()}
         self._chosen: dict[tuple[str, ...], tuple[DictConfig, set[str]]] = {}
         self._known: dict[str, str | None] = {}
+
+    def compose_anew(self, words: Sequence[str]) -> dict[str, Any]:
+        """Give what `compose` gives, and neither take nor keep it."""
+        try:
+            return self._composed(words)[0]
+        except Exception:
+            return run.compose(words)  # which says what is wrong
 
     def compose(self, words: Sequence[str]) -> dict[str, Any]:
         """Give the plain config that these overrides compose to; raises as `run.compose` does."""

@@ -199,7 +199,7 @@ def command(results, *words):
 
 def long(results):
     """Say a run on two ranks that would take minutes, and starts soon."""
-    quick = ["method=dpsgd", "task=shapes", "profile=embedded", "device=cpu", "model=cnn"]
+    quick = ["method=nonprivate", "task=shapes", "profile=embedded", "device=cpu", "model=cnn"]
     quick += ["model.channels=[4,8]", "batch_size=72", "eval_every=0.1", "epochs=100", "ranks=2"]
     return ["run.py", *quick, f"results={results}"]
 

@@ -66,7 +66,7 @@ def test_ours_are_picked_by_name_also_where_no_paper_is_asked_for():
 
 
 def test_missing_runs_are_done_once_written_and_afterwards_looked_up(tmp_path, capsys):
-    words = ["paper=rgp", "only=*/table3", "seeds=0", "workers=2", f"results={tmp_path}"]
+    words = ["paper=compressive", "only=*/figure1", "seeds=0", "workers=2", f"results={tmp_path}"]
     words += ["epochs=0.1"]
     assert suite.main(words) == 0
     out = capsys.readouterr().out
@@ -74,8 +74,8 @@ def test_missing_runs_are_done_once_written_and_afterwards_looked_up(tmp_path, c
     assert f"0 of {shared} runs done, {shared} to do" in out and f"[{shared}/{shared}]" in out
     assert suite.main(words) == 0
     assert f"{shared} of {shared} runs done, 0 to do" in capsys.readouterr().out
-    assert (tmp_path / "embedded" / "rgp" / "table3.csv").is_file()
-    assert "rgp-table3" in (tmp_path / "embedded" / "index.html").read_text()
+    assert (tmp_path / "embedded" / "compressive" / "figure1.csv").is_file()
+    assert "compressive-figure1" in (tmp_path / "embedded" / "index.html").read_text()
 
 
 def test_what_was_written_before_stays_on_the_page(tmp_path, capsys):
