@@ -27,7 +27,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARIES = ("torch", "hydra", "hydra.core.plugins", "hypothesis", "pytest", "yaml")
+LIBRARIES = (
+    "torch",
+    "torch._dynamo",
+    "hydra",
+    "hydra.core.plugins",
+    "hypothesis",
+    "pytest",
+    "yaml",
+)
 LIBRARIES += ("sklearn.datasets", "sklearn.model_selection", "scipy.stats")
 LIBRARIES += ("opacus.accountants.analysis.prv", "dp_accounting.pld.privacy_loss_distribution")
 PATIENCE = 120  # seconds
