@@ -1,7 +1,8 @@
-"""Composed configs, kept between commands: composing one takes Hydra an eighth of a second.
+"""Composed configs, kept between commands: composing one takes Hydra a tenth of a second.
 
-An entry is named by all that decides it: the words, every file of conf but the artifacts', the
-environment that conf asks for, and the versions of what composes.
+An entry is named by its words. It holds beside the config what decided it: every file of conf that
+Hydra asked for, there or not, and the environment that those files ask for. What Hydra and this
+suite do with them decides too, and has a folder of entries for each of its versions.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,53 +22,114 @@ from typing import Any
 import hydra
 import omegaconf
 
+# Hydra tells nobody which files it asks for, nor composes half; pyproject.toml keeps it below 1.4.
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
 import run
 from dpexp.caches import cache_dir
 from dpexp.records import RecordError, write_atomically
-from scripts import settings
+from scripts import quotes, settings
 
 KEPT = 4
-"""Trees of conf whose entries stay: those of a few checkouts or branches."""
+"""Versions of what composes whose entries stay: those of a few checkouts or branches."""
+
+MOST = 5000
+"""Entries of one version; beyond, the older half goes. Words with a folder of their own add up."""
+
+ENVIRONMENT = re.compile(r"oc\.env:\s*(\w+)")
 
 
 class Configs:
     """Composes configs as `run.compose` does, each once."""
 
     def __init__(self, conf: Path = run.CONF) -> None:
-        """Take the folder of config groups."""
+        """Take the folder of config groups, whose files may not change meanwhile."""
         self._conf = conf
+        self._groups = {path.name for path in conf.iterdir() if path.is_dir()}
+        self._chosen: dict[tuple[str, ...], tuple[DictConfig, set[str]]] = {}
+        self._known: dict[str, str | None] = {}
+
+    def compose_anew(self, words: Sequence[str]) -> dict[str, Any]:
+        """Give what `compose` gives, and neither take nor keep it."""
+        try:
+            return self._composed(words)[0]
+        except Exception:
+            return run.compose(words)  # which says what is wrong
 
     def compose(self, words: Sequence[str]) -> dict[str, Any]:
         """Give the plain config that these overrides compose to; raises as `run.compose` does."""
         name = hashlib.sha256(os.fsencode("\0".join(map(_meant, words)))).hexdigest()[:32]
         entry = self._folder / f"{name}.json"
-        with suppress(OSError, ValueError):
-            return json.loads(entry.read_text(encoding="utf-8"))
-        config = run.compose(words)
-        text = json.dumps(config)
-        if json.loads(text) == config:
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            kept = json.loads(entry.read_text(encoding="utf-8"))
+            if kept["rests_on"] == self._state(kept["rests_on"]):
+                return kept["config"]
+        try:
+            config, files = self._composed(words)
+        except Exception:
+            return run.compose(words)  # which says what is wrong
+        text = json.dumps({"config": config, "rests_on": self._state(files)})
+        if json.loads(text)["config"] == config:
             # A folder that cannot be written costs time, not the run.
             with suppress(OSError, RecordError):
                 entry.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(entry, text)
         return config
 
+    def _composed(self, words: Sequence[str]) -> tuple[dict[str, Any], set[str]]:
+        """Compose, with the files asked for; configs that choose the same share most of the work.
+
+        Hydra merges the files of what is chosen first, and then sets values one by one.
+        """
+        readable = quotes.readable(words)
+        choices = tuple(word for word in readable if self._chooses(word))
+        if choices not in self._chosen:
+            with (
+                hydra.initialize_config_dir(str(self._conf), version_base="1.3"),
+                _asked_for(self._conf) as files,
+            ):
+                self._chosen[choices] = hydra.compose("config", list(choices)), files
+        chosen, files = self._chosen[choices]
+        config = deepcopy(chosen)
+        values = [word for word in readable if not self._chooses(word)]
+        parsed = OverridesParser.create().parse_overrides(values)
+        ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
+        return run.plain(config, words), files
+
+    def _chooses(self, word: str) -> bool:
+        """Tell whether a word chooses an option of a group, or takes a choice back."""
+        place = word.lstrip("+~").partition("=")[0]
+        return "." not in place and re.split("[/@]", place)[0] in self._groups
+
+    def _state(self, names: Sequence[str] | set[str]) -> dict[str, str | None]:
+        """Give what files of conf are like now, by their names; None for one that is not there."""
+        for name in set(names) - self._known.keys():
+            try:
+                content = (self._conf / f"{name}.yaml").read_bytes()
+            except OSError:
+                self._known[name] = None
+                continue
+            digest = hashlib.sha256(content)
+            for variable in ENVIRONMENT.findall(content.decode()):
+                found = _meant(f"{variable}={os.environ.get(variable)}")
+                digest.update(os.fsencode(f"\0{found}"))
+            self._known[name] = digest.hexdigest()[:16]
+        return {name: self._known[name] for name in sorted(names)}
+
     @cached_property
     def _folder(self) -> Path:
         digest = hashlib.sha256(f"{hydra.__version__} {omegaconf.__version__}".encode())
-        for module in (run, settings):
+        for module in (run, settings, quotes):
             digest.update(Path(module.__file__).read_bytes())
-        for path in sorted(self._conf.rglob("*.yaml")):
-            place = path.relative_to(self._conf)
-            if place.parts[0] == "artifact":
-                continue
-            content = path.read_bytes()
-            digest.update(f"\0{place.as_posix()}\0{len(content)}\0".encode() + content)
-            for variable in re.findall(r"oc\.env:\s*(\w+)", content.decode()):
-                found = _meant(f"{variable}={os.environ.get(variable)}")
-                digest.update(os.fsencode(f"\0{found}"))
+        digest.update(Path(__file__).read_bytes())
+        digest.update("\0".join(sorted(self._groups)).encode())
         folder = cache_dir() / "configs" / digest.hexdigest()[:16]
-        if not folder.is_dir():
+        if folder.is_dir():
+            _thin_out(folder)
+        else:
             _forget(folder.parent)
         return folder
 
@@ -78,8 +141,36 @@ def _meant(word: str) -> str:
     return word if known == value else f"{word}\0{known}"
 
 
+@contextmanager
+def _asked_for(conf: Path) -> Iterator[set[str]]:
+    """Note which files of conf Hydra asks for meanwhile, there or not: names without a suffix."""
+    names: set[str] = set()
+    source = SourcesRegistry.instance().resolve("file")
+    is_config = source.is_config
+
+    def noted(self: Any, config_path: str) -> bool:
+        if self.path == str(conf):
+            names.add(config_path.removesuffix(".yaml"))
+        return is_config(self, config_path)
+
+    source.is_config = noted
+    try:
+        yield names
+    finally:
+        source.is_config = is_config
+
+
+def _thin_out(folder: Path) -> None:
+    """Leave the newer half of a folder's entries where there are too many."""
+    entries = list(folder.iterdir())
+    if len(entries) > MOST:
+        with suppress(OSError):  # another process is at it
+            for entry in sorted(entries, key=lambda path: path.stat().st_mtime)[: MOST // 2]:
+                entry.unlink(missing_ok=True)
+
+
 def _forget(root: Path) -> None:
-    """Leave the entries of the trees of conf that were used last."""
+    """Leave the entries of the versions that were used last."""
     folders = [path for path in root.glob("*") if path.is_dir()]
     for folder in sorted(folders, key=lambda path: path.stat().st_mtime)[: -KEPT + 1]:
         shutil.rmtree(folder, ignore_errors=True)

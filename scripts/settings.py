@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import yaml
@@ -146,6 +147,7 @@ def _check_complete(config: Mapping[str, Any]) -> None:
             raise ConfigError(f"Expected {place} to have a value; it was taken out. Set {place}.")
 
 
+@cache
 def _defaults() -> tuple[dict[str, Any], list[str]]:
     """Give what conf/config.yaml sets, and the groups it chooses from."""
     tree = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))

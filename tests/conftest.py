@@ -41,3 +41,14 @@ def tiny_models(tmp_path_factory):
     for architecture in ("bert", "roberta"):
         save_model(root, architecture)
     return root
+
+
+@pytest.fixture(scope="session")
+def programs():
+    """Start Python programs, in processes of their own that need not import the libraries."""
+    from tests.programs import Programs
+
+    started = Programs()
+    started.run(["-c", ""])  # none waits for the libraries of all
+    yield started
+    started.close()

@@ -14,7 +14,9 @@ from dpexp.ranks import Ranks
 from dpexp.records import read_mark
 from dpexp.train import train
 from dpexp.types import Carrier
+from scripts.configs import Configs
 
+CONFIGS = Configs()
 ALONE = Ranks(0, 1, torch.device("cpu"))
 SHORT = ["method=dpsgd", "task=digits", "profile=embedded", "device=cpu", "model=linear"]
 SHORT += ["batch_size=360", "epochs=3", "eval_every=0.5"]  # 12 steps, six evaluations
@@ -31,7 +33,8 @@ def one_thread():
 
 
 def execute(results, *words):
-    return run.execute(run.compose([*words, f"results={results}"]))
+    """Do a run; configs that choose the same share most of what composing them takes."""
+    return run.execute(CONFIGS.compose_anew([*words, f"results={results}"]))
 
 
 def of(directory):

@@ -1,6 +1,8 @@
 """Single private steps that tests take: a composed setting's, or a small random network's."""
 
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -37,8 +39,14 @@ SMALLER = {
 
 
 def composed(method, *words):
+    """Give a config of one's own; a setting that many tests take is composed once for all."""
     base = ["task=digits", "profile=embedded", "batch_size=40", *PRIVATE]
-    return run.compose([f"method={method}", *base, *SMALLER.get(method, []), *words])
+    return deepcopy(_composed((f"method={method}", *base, *SMALLER.get(method, []), *words)))
+
+
+@cache
+def _composed(words):
+    return run.compose(words)
 
 
 class Wide:

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -104,11 +103,9 @@ except RecordError as error:
 """
 
 
-def test_a_full_disk_leaves_the_earlier_checkpoint(path):
+def test_a_full_disk_leaves_the_earlier_checkpoint(path, programs):
     checkpoint.save(path, state(1))
-    done = subprocess.run(
-        [sys.executable, "-c", FILL, str(path)], capture_output=True, text=True, cwd=ROOT
-    )
+    done = programs.run(["-c", FILL, str(path)])
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Cannot write ") and done.stdout.count("\n") == 1
     assert "File too large" in done.stdout
@@ -128,9 +125,9 @@ while True:
 """
 
 
-def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(path):
-    command = [sys.executable, "-c", SAVE_FOREVER, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(path, programs):
+    command = ["-c", SAVE_FOREVER, str(path)]
+    with programs.start(command, stdout=subprocess.PIPE) as process:
         for _ in range(20):
             process.stdout.readline()
         time.sleep(0.0123)

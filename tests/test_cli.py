@@ -2,9 +2,6 @@
 
 import json
 import os
-import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -25,10 +22,10 @@ METHODS = sorted(path.stem for path in (run.CONF / "method").glob("*.yaml"))
 
 
 @pytest.fixture
-def shell(tmp_path):
+def shell(tmp_path, programs):
     """Run `python run.py WORDS` away from the checkout, results and caches of its own."""
 
-    def call(*words, before=None, **environment):
+    def call(*words, limits=None, **environment):
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -36,15 +33,8 @@ def shell(tmp_path):
             "HF_ENDPOINT": "http://127.0.0.1:9",  # nobody answers there: no network
             **environment,
         }
-        return subprocess.run(
-            [sys.executable, str(ROOT / "run.py"), *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            preexec_fn=before,
-            timeout=120,
-        )
+        run_py = str(ROOT / "run.py")
+        return programs.run([run_py, *words], cwd=tmp_path, env=environment, limits=limits)
 
     return call
 
@@ -284,11 +274,8 @@ def test_missing_data_is_said_within_ten_seconds(shell, tmp_path, environment):
 
 
 def test_a_full_disk_is_one_line(shell):
-    def fill():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))  # less than a config
-
     words = ["method=dpsgd", *BRIEF, "noise=false"]
-    done = shell(*words, before=fill)
+    done = shell(*words, limits={"RLIMIT_FSIZE": 300})  # less than a config
     assert done.returncode == 2 and done.stdout == ""
     assert "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

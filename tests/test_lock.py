@@ -4,7 +4,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,8 @@ with records.held(sys.argv[1], {"profile": {"name": "embedded"}, "seed": 0}):
 
 
 @pytest.fixture
-def holder(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True,
-        cwd=Path(__file__).parents[1],
-    )  # fmt: skip
+def holder(tmp_path, programs):
+    process = programs.start(["-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
     assert process.stdout.readline() == "held\n"
     yield process
     process.kill()

@@ -199,20 +199,22 @@ def command(results, *words):
 
 def long(results):
     """Say a run on two ranks that would take minutes, and starts soon."""
-    quick = ["method=dpsgd", "task=shapes", "profile=embedded", "device=cpu", "model=cnn"]
+    quick = ["method=nonprivate", "task=shapes", "profile=embedded", "device=cpu", "model=cnn"]
     quick += ["model.channels=[4,8]", "batch_size=72", "eval_every=0.1", "epochs=100", "ranks=2"]
     return ["run.py", *quick, f"results={results}"]
 
 
-def struck(arguments, strike):
+def struck(programs, arguments, strike, ignored=()):
     """Start a run on two ranks, strike once it trains, and give how it ended.
+
+    As from a shell's foreground; what is put into the background ignores SIGINT.
 
     Returns:
         Exit code, what it said from then on, its ranks' process ids.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, *arguments], cwd=ROOT, env=environment, text=True, stderr=subprocess.PIPE
+    with programs.start(
+        arguments, env=environment, stderr=subprocess.PIPE, ignored=ignored
     ) as process:
         for line in process.stderr:
             if "step " in line:
@@ -221,7 +223,7 @@ def struck(arguments, strike):
         ranks = [int(child) for child in children if is_rank(child)]
         strike(process.pid, ranks)
         said = [line.rstrip() for line in process.stderr if "examples/s" not in line]
-    return process.returncode, said, ranks
+    return process.wait(), said, ranks
 
 
 def sent(number, whom):
@@ -246,8 +248,8 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 
 
 @needs_proc
-def test_a_killed_rank_ends_the_run_with_one_line_and_leaves_nobody(tmp_path):
-    code, said, ranks = struck(long(tmp_path), sent(signal.SIGKILL, "second"))
+def test_a_killed_rank_ends_the_run_with_one_line_and_leaves_nobody(tmp_path, programs):
+    code, said, ranks = struck(programs, long(tmp_path), sent(signal.SIGKILL, "second"))
     assert code == 2
     (line,) = said
     assert line.startswith("error: Rank 1 of 2 died, and the run with it: SIGKILL")
@@ -256,17 +258,8 @@ def test_a_killed_rank_ends_the_run_with_one_line_and_leaves_nobody(tmp_path):
     assert not any((tmp_path / "embedded" / "locks").glob("*"))
 
 
-HEARING = """
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.{})
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
-IN_THE_BACKGROUND = HEARING.format("SIG_IGN")  # as a shell has it for what ends in &
-IN_THE_FOREGROUND = HEARING.format("SIG_DFL")
-
-
 @needs_proc
-def test_ranks_do_not_outlive_the_process_that_started_them(tmp_path):
+def test_ranks_do_not_outlive_the_process_that_started_them(tmp_path, programs):
     left = []
 
     def strike(pid, ranks):
@@ -279,15 +272,15 @@ def test_ranks_do_not_outlive_the_process_that_started_them(tmp_path):
         for rank in left:
             os.kill(rank, signal.SIGKILL)
 
-    code, _, ranks = struck(["-c", IN_THE_BACKGROUND, *long(tmp_path)], strike)
+    code, _, ranks = struck(programs, long(tmp_path), strike, ignored=[signal.SIGINT])
     assert code == -signal.SIGKILL
     assert len(ranks) == 2 and left == []
 
 
 @needs_proc
-def test_ctrl_c_is_one_line(tmp_path):
-    terminals = ["-c", IN_THE_FOREGROUND, *long(tmp_path)]
-    code, said, ranks = struck(terminals, sent(signal.SIGINT, "all"))  # as a terminal does
+def test_ctrl_c_is_one_line(tmp_path, programs):
+    interrupt = sent(signal.SIGINT, "all")  # as a terminal does
+    code, said, ranks = struck(programs, long(tmp_path), interrupt)
     assert code == 128 + signal.SIGINT
     (line,) = said
     assert line.startswith("error: Interrupted. The same command goes on from the last checkpoint")
@@ -310,13 +303,13 @@ launch(train_smooth, json.loads(sys.argv[1]))
 
 
 @needs_proc
-def test_ranks_that_are_stopped_save_and_one_process_goes_on(tmp_path):
+def test_ranks_that_are_stopped_save_and_one_process_goes_on(tmp_path, programs):
     """By Slurm's signal at a time limit, which every process gets; the ranks hear SIGTERM."""
     there, other = (
         run.compose(command(tmp_path / name, "epochs=3", "ranks=2")) for name in ("there", "other")
     )
     stop = sent(signal.SIGUSR2, "all")
-    code, said, ranks = struck(["-c", SMOOTH, json.dumps(there)], stop)
+    code, said, ranks = struck(programs, ["-c", SMOOTH, json.dumps(there)], stop)
     assert code == 75
     assert re.fullmatch(r"stopped at step \d+; run it again to go on", said[-1]) and len(said) == 1
     assert not any(map(is_rank, ranks))

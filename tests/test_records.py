@@ -4,8 +4,6 @@ import json
 import math
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -195,16 +193,10 @@ except RecordError as error:
 """
 
 
-def test_a_full_disk_leaves_the_earlier_file(tmp_path):
+def test_a_full_disk_leaves_the_earlier_file(tmp_path, programs):
     path = tmp_path / "result.json"
     records.write_atomically(path, "old")
-    said = subprocess.run(
-        [sys.executable, "-c", FILL, str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).resolve().parents[1],
-    ).stdout
+    said = programs.run(["-c", FILL, str(path)]).stdout
     assert said.startswith(f"Cannot write {path}: ") and said.count("\n") == 1
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["result.json"]
 

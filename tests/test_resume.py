@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -37,28 +36,15 @@ LONG = ["method=rgp", *DIGITS, "epochs=6", "eval_every=0.25", "method.warm_up_st
 PATIENCE = 300  # seconds
 
 
-def in_a_process(program, *words):
-    return subprocess.run(
-        [sys.executable, "-c", program, *words],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-
-
 # Killed
 
 
-def test_runs_killed_twenty_times_at_random_moments_end_as_if_never_killed(tmp_path):
+def test_runs_killed_twenty_times_at_random_moments_end_as_if_never_killed(tmp_path, programs):
     """Weights (by their hash), metrics and certificates of methods that keep a state."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed of the moments: {seed}")  # pytest shows it where the test fails
-    command = [sys.executable, "-m", "tests.killed", str(tmp_path), str(seed), "20"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
-    )
+    command = ["-m", "tests.killed", str(tmp_path), str(seed), "20"]
+    done = programs.run(command, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     unbroken, kills = {}, []
     for line in done.stdout.splitlines():
@@ -80,15 +66,13 @@ def unbroken(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
+def stopped(tmp_path_factory, programs):
     """A run that SIGTERM stopped halfway: its directory, exit code and words."""
     results = tmp_path_factory.mktemp("stopped")
-    command = [sys.executable, "run.py", *LONG, f"results={results}", "checkpoint.steps=1"]
+    command = ["run.py", *LONG, f"results={results}", "checkpoint.steps=1"]
     directory = records.locate(results, run.compose(LONG))
     metrics = directory / "metrics.jsonl"
-    with subprocess.Popen(
-        command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with programs.start(command, stderr=subprocess.PIPE) as process:
         try:
             for _ in range(24_000):  # two minutes at least
                 is_halfway = metrics.exists() and len(metrics.read_text().splitlines()) >= 10
@@ -208,10 +192,10 @@ run.execute(run.compose([*sys.argv[1:], "checkpoint.steps=1"]))
 
 
 @pytest.fixture(scope="module")
-def all_but_finished(tmp_path_factory):
+def all_but_finished(tmp_path_factory, programs):
     """A run killed between its last step and its record."""
     results = tmp_path_factory.mktemp("all_but_finished")
-    done = in_a_process(KILLED_AT_THE_END, *SHORT, f"results={results}")
+    done = programs.run(["-c", KILLED_AT_THE_END, *SHORT, f"results={results}"])
     assert done.returncode == -signal.SIGKILL, done.stderr
     return records.locate(results, run.compose(SHORT))
 
@@ -311,10 +295,10 @@ for size in (5000, 800, 300):
 """
 
 
-def test_a_disk_that_fills_up_costs_a_checkpoint_or_ends_the_run_in_one_line(tmp_path):
-    """Files may not grow beyond a size: of a checkpoint's, of a record's, of a ledger's."""
+def test_a_disk_that_fills_up_costs_a_checkpoint_or_ends_the_run_in_one_line(tmp_path, programs):
+    """Files may not grow beyond a size: of a checkpoint's, of a certificate's, of a ledger's."""
     words = [*SHORT, "eval_every=3"]  # or the metrics would be the first to fail
-    done = in_a_process(FILLED, str(tmp_path), *words)
+    done = programs.run(["-c", FILLED, str(tmp_path), *words], timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     checkpoints, at_the_end, at_once = map(json.loads, done.stdout.splitlines())
     expected = of(execute(tmp_path / "unbroken", *words))

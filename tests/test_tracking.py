@@ -6,10 +6,7 @@ import json
 import os
 import signal
 import struct
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -82,13 +79,14 @@ def by_key(items):
     return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
-def test_a_disabled_dashboard_is_never_imported(tmp_path):
+def test_a_disabled_dashboard_is_never_imported(tmp_path, programs):
     code = (
         "import sys; from dpexp.tracking import Tracker\n"
         f"with Tracker({config()!r}, {str(tmp_path)!r}) as tracker: tracker.log({LINE!r})\n"
         "assert 'wandb' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+    done = programs.run(["-c", code])
+    assert done.returncode == 0, done.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -126,7 +126,7 @@ def test_a_second_call_looks_the_run_up_and_writes_nothing(tmp_path):
     ids=["nonprivate", "rgp"],
 )
 def test_a_model_learns(tmp_path, words, at_least):
-    _, result, _ = of(execute(tmp_path, *DEFAULT, *words, "epochs=20", "eval_every=20"))
+    _, result, _ = of(execute(tmp_path, *DEFAULT, *words, "epochs=12", "eval_every=12"))
     assert result["test_accuracy"] > at_least  # chance is 10
 
 

@@ -1,10 +1,7 @@
 """The command that checks certificates: its lines, its exit codes, and that it runs as said."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -96,14 +93,8 @@ def test_a_certificate_that_differs_outweighs_a_path_that_is_no_run(run_dir, tmp
 
 
 @pytest.mark.parametrize("how", [["scripts/verify.py"], ["-m", "scripts.verify"]])
-def test_it_runs_as_it_says(run_dir, how):
-    done = subprocess.run(
-        [sys.executable, *how, str(run_dir)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+def test_it_runs_as_it_says(run_dir, how, programs):
+    done = programs.run([*how, str(run_dir)])
     assert done.returncode == 0 and ": pass: epsilon" in done.stdout and not done.stderr
 
 

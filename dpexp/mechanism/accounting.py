@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,6 +37,9 @@ MAX_GRID = 2**22
 MAX_RELATIVE_ERROR = 2e-2
 """Beyond this share of epsilon PRV is no better than RDP, and given up (ours)."""
 
+SLACK = 1e-9
+"""Share by which rounding may make RDP fall where the order rises (ours)."""
+
 MAX_MISSING_MASS = 0.1
 """Share of delta that rounding may take before PRV is given up (ours)."""
 
@@ -52,20 +56,17 @@ class PRVFailed(RuntimeError):
     """PRV has no trustworthy answer for these numbers; RDP must do."""
 
 
-@lru_cache(maxsize=256)
-def _rdp_per_step(q: float, sigma: float) -> np.ndarray:
+@lru_cache(maxsize=2**14)
+def _rdp_per_step(q: float, sigma: float, order: float) -> float:
     # Opacus takes seconds to import and most runs of the suite's commands never need it.
     from opacus.accountants.analysis.rdp import compute_rdp
 
-    def one(order: float) -> float:
+    with np.errstate(all="ignore"):
         try:
             value = float(compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=float(order)))
         except (OverflowError, ValueError, ZeroDivisionError):
             return math.inf  # fractional orders overflow at small sigma: the order is not used
-        return value if value >= 0 else math.inf
-
-    with np.errstate(all="ignore"):
-        return np.array([one(order) for order in ORDERS])
+    return value if value >= 0 else math.inf
 
 
 def rdp_epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
@@ -81,7 +82,31 @@ def rdp_epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
         return 0.0
     if sigma <= 0:
         return math.inf
-    return _from_rdp(_rdp_per_step(q, sigma) * steps, delta)
+    costs, best = _costs(delta), math.inf
+    finite: list[tuple[float, float]] = []  # orders and their RDP, both ascending
+
+    def is_hopeless(index: int) -> bool:
+        """Tell that an order cannot be the best: RDP falls nowhere as the order rises."""
+        below = bisect_right(finite, (ORDERS[index], math.inf))
+        least = finite[below - 1][1] if below else 0.0
+        return _epsilon(least * steps, costs[index]) > best * (1 + SLACK)
+
+    # An order costs milliseconds where it is fractional, so whole ones go first; and those beside
+    # the best of them before the others, which are hopeless then.
+    whole = [index for index, order in enumerate(ORDERS) if float(order).is_integer()]
+    rest = [index for index, order in enumerate(ORDERS) if not float(order).is_integer()]
+    best_order = ORDERS[whole[0]]
+    for indices in (whole, rest):
+        for index in sorted(indices, key=lambda index: abs(ORDERS[index] - best_order)):
+            if is_hopeless(index):
+                continue
+            rdp = _rdp_per_step(q, sigma, ORDERS[index])
+            if rdp < math.inf:
+                insort(finite, (ORDERS[index], rdp))
+            epsilon = _epsilon(rdp * steps, costs[index])
+            if epsilon < best:
+                best, best_order = epsilon, ORDERS[index]
+    return max(0.0, best)
 
 
 def rdp_epsilon_apart(q: float, sigmas: Sequence[float], steps: int, delta: float) -> float:
@@ -96,13 +121,21 @@ def rdp_epsilon_apart(q: float, sigmas: Sequence[float], steps: int, delta: floa
         steps: how many steps compose, >= 1.
         delta: in (0, 1).
     """
-    return _from_rdp(sum(_rdp_per_step(q, sigma) for sigma in sigmas) * steps, delta)
+    per_step = [sum(_rdp_per_step(q, sigma, order) for sigma in sigmas) for order in ORDERS]
+    pairs = zip(per_step, _costs(delta), strict=True)
+    return max(0.0, min(_epsilon(rdp * steps, cost) for rdp, cost in pairs))
 
 
-def _from_rdp(rdp: np.ndarray, delta: float) -> float:
+@lru_cache(maxsize=16)
+def _costs(delta: float) -> tuple[tuple[float, float], ...]:
+    """Give what delta adds to the RDP of every order, in the two terms that turn it to epsilon."""
     orders = np.array(ORDERS)
-    epsilon = rdp - np.log(delta * orders) / (orders - 1) + np.log1p(-1 / orders)
-    return max(0.0, float(np.min(epsilon)))
+    terms = np.log(delta * orders) / (orders - 1), np.log1p(-1 / orders)
+    return tuple(zip(*(term.tolist() for term in terms), strict=True))
+
+
+def _epsilon(rdp: float, costs: tuple[float, float]) -> float:
+    return rdp - costs[0] + costs[1]
 
 
 @dataclass(frozen=True)
@@ -122,7 +155,7 @@ def _loss(q: float, sigma: float, max_steps: int, delta: float) -> _Loss:
     rough = rdp_epsilon(q, sigma, max_steps, delta)
     law = prv.PoissonSubsampledGaussianPRV(q, sigma)
     error = RELATIVE_ERROR * rough
-    half_width = float(prv.compute_safe_domain_size([law], [max_steps], error, delta_error))
+    half_width = _half_width(q, sigma, max_steps, error, delta_error)
     # Theorem 5.5 of the PRV paper: the mesh that keeps the error of `max_steps` compositions.
     mesh_per_error = 1 / math.sqrt(max_steps * math.log(12 / delta_error) / 2)
     error = max(error, 2 * half_width / mesh_per_error / MAX_GRID)
@@ -131,6 +164,25 @@ def _loss(q: float, sigma: float, max_steps: int, delta: float) -> _Loss:
     domain = prv.Domain.create_aligned(-half_width, half_width, error * mesh_per_error)
     truncated = prv.TruncatedPrivacyRandomVariable(law, domain.t_min, domain.t_max)
     return _Loss(prv.discretize(truncated, domain), error, delta_error)
+
+
+def _half_width(q: float, sigma: float, max_steps: int, error: float, delta_error: float) -> float:
+    """Bound the loss of `max_steps`, and of one: Opacus's `compute_safe_domain_size`.
+
+    That computes the same RDP once for all steps and once for one, which takes longer than all the
+    rest of PRV.
+    """
+    from opacus.accountants import RDPAccountant
+    from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
+
+    orders = RDPAccountant.DEFAULT_ALPHAS
+    rdp = compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=orders)
+    parts = ((max_steps, delta_error / 4), (1, delta_error / (8 * max_steps)))
+    bounds = (
+        float(get_privacy_spent(orders=orders, rdp=rdp * steps, delta=delta)[0])
+        for steps, delta in parts
+    )
+    return max(*bounds, error) + 3
 
 
 @lru_cache(maxsize=256)

@@ -1,6 +1,8 @@
 """The whole suite's command line: what it picks, runs once, writes and tells."""
 
 import json
+import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,7 @@ from dpexp import records
 from dpexp.artifacts import spec
 from dpexp.types import ConfigError
 from scripts import all as suite
+from scripts import configs
 from scripts.configs import Configs
 
 
@@ -63,7 +66,7 @@ def test_ours_are_picked_by_name_also_where_no_paper_is_asked_for():
 
 
 def test_missing_runs_are_done_once_written_and_afterwards_looked_up(tmp_path, capsys):
-    words = ["paper=rgp", "only=*/table3", "seeds=0", "workers=2", f"results={tmp_path}"]
+    words = ["paper=compressive", "only=*/figure1", "seeds=0", "workers=2", f"results={tmp_path}"]
     words += ["epochs=0.1"]
     assert suite.main(words) == 0
     out = capsys.readouterr().out
@@ -71,8 +74,8 @@ def test_missing_runs_are_done_once_written_and_afterwards_looked_up(tmp_path, c
     assert f"0 of {shared} runs done, {shared} to do" in out and f"[{shared}/{shared}]" in out
     assert suite.main(words) == 0
     assert f"{shared} of {shared} runs done, 0 to do" in capsys.readouterr().out
-    assert (tmp_path / "embedded" / "rgp" / "table3.csv").is_file()
-    assert "rgp-table3" in (tmp_path / "embedded" / "index.html").read_text()
+    assert (tmp_path / "embedded" / "compressive" / "figure1.csv").is_file()
+    assert "compressive-figure1" in (tmp_path / "embedded" / "index.html").read_text()
 
 
 def test_what_was_written_before_stays_on_the_page(tmp_path, capsys):
@@ -90,17 +93,90 @@ def test_a_run_that_measures_time_is_kept_from_those_side_by_side(tmp_path):
     assert first == [] and len({job.run_id for job in alone}) == len(alone) > 0
 
 
-def test_a_config_is_composed_once_and_again_when_conf_changes(tmp_path, monkeypatch):
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("DPEXP_CACHE", str(tmp_path / "cache"))
-    words = ["method=rgp", "task=digits", "profile=embedded"]
-    first = Configs().compose(words)
-    assert json.dumps(Configs().compose(words)) == json.dumps(run.compose(words))
-    assert records.run_id(first) == records.run_id(Configs().compose(words))
-    (entry,) = (tmp_path / "cache" / "configs").rglob("*.json")
-    entry.write_text(json.dumps({"composed": "before"}))
-    assert Configs().compose(words) == {"composed": "before"}
+    return tmp_path / "cache" / "configs"
+
+
+def marked(cache):
+    """Mark the one config that is kept, and give what it is marked with."""
+    (entry,) = cache.rglob("*.json")
+    kept = json.loads(entry.read_text())
+    entry.write_text(json.dumps(kept | {"config": {"composed": "before"}}))
+    return {"composed": "before"}
+
+
+CHOSEN = ["method=rgp", "task=digits", "profile=embedded"]
+
+
+def test_a_config_is_composed_once_and_again_where_what_decides_it_changes(
+    tmp_path, cache, monkeypatch
+):
+    conf = tmp_path / "conf"
+    shutil.copytree(run.CONF, conf)
+    words = [*CHOSEN, "eps=3"]
+    first = Configs(conf).compose(words)
+    assert json.dumps(Configs(conf).compose(words)) == json.dumps(first)
+    assert json.dumps(first) == json.dumps(run.compose(words))
+    assert records.run_id(first) == records.run_id(Configs(conf).compose(words))
+
+    def again():
+        """Tell whether it is composed again, as it was when nothing has changed."""
+        before = marked(cache)
+        return Configs(conf).compose(words) != before
+
+    (conf / "method" / "another.yaml").write_text("name: another")
+    (conf / "recipe" / "cnn" / "another.yaml").write_text("# @package _global_")
+    (conf / "artifact" / "rgp" / "table3.yaml").write_text("")
+    assert not again()
+    path = conf / "method" / "rgp.yaml"
+    text = path.read_text()
+    path.write_text(text + "more: 1\n")
+    assert again() and Configs(conf).compose(words)["method"]["more"] == 1
+    path.write_text(text)
+    assert again() and Configs(conf).compose(words) == first
+    # A file that was looked for and not there decides too.
+    (conf / "scale" / "embedded" / "rgp.yaml").write_text("# @package _global_\nepochs: 2\n")
+    assert again() and Configs(conf).compose(words)["epochs"] == 2
+    (conf / "scale" / "embedded" / "rgp.yaml").unlink()
+    assert again()
     monkeypatch.setenv("DPEXP_DATA_ROOT", "elsewhere")
-    assert Configs().compose(words) == {**first, "data_root": "elsewhere"}
+    assert again() and Configs(conf).compose(words) == {**first, "data_root": "elsewhere"}
+
+
+def test_configs_are_not_kept_without_end(cache, monkeypatch):
+    monkeypatch.setattr(configs, "MOST", 4)
+    for seed in range(7):
+        Configs().compose([*CHOSEN, f"seed={seed}"])
+    assert 2 < len(list(cache.rglob("*.json"))) <= 5
+
+
+def test_configs_that_share_their_choices_are_each_as_hydra_composes_them(cache):
+    shared = Configs()
+    for words in (
+        [*CHOSEN, "eps=3"],
+        [*CHOSEN, "eps=null", "noise=false", "optimizer.lr=0.1"],
+        ["eps=3", *CHOSEN, "++seed=2", "+optimizer.nesterov=true", "~task.std"],
+        ["task=sst2", "method=gep", "model=bert", "eps=1", "+analysis=[cost]", "public=texts"],
+        ["task=sst2", "method=gep", "model=bert", "eps=8", "+analysis=[cost]", "public=texts"],
+        CHOSEN,
+    ):
+        assert json.dumps(shared.compose(words)) == json.dumps(run.compose(words)), words
+
+
+def test_what_does_not_compose_is_told_as_hydra_tells_it(cache):
+    for words in (
+        ["method=rpg"],
+        [*CHOSEN, "epohcs=3"],
+        [*CHOSEN, "eps=1,2"],
+        [*CHOSEN, "seed=-1"],
+    ):
+        with pytest.raises(Exception) as said:
+            run.compose(words)
+        with pytest.raises(type(said.value), match=re.escape(str(said.value).split("\n")[0])):
+            Configs().compose(words)
+    assert not any(cache.rglob("*.json"))
 
 
 def test_a_mistaken_override_names_the_artifact():

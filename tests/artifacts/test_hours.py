@@ -88,7 +88,7 @@ def test_texts_cost_by_their_tokens(tmp_path):
 @pytest.mark.parametrize("method", ["rgp_public", "rgp_core"])
 def test_public_texts_cost_by_their_number(tmp_path, method):
     def fixed(num):
-        words = ["task=sst2", "model=minilm", "model.head_std=0.1", f"method={method}"]
+        words = ["task=sst2", "model=bert_tiny", "model.vocabulary=1000", f"method={method}"]
         words += ["eps=8", f"method.public_examples={num}"]
         return hours._measure(config(tmp_path, *words), CPU, 1).fixed.flops
 

@@ -1,7 +1,5 @@
 """The command line: its own words, overrides, and mistakes in one line with exit code 2."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -101,12 +99,13 @@ def test_overrides_that_change_numbers_are_told_from_those_that_do_not(override,
     assert (not changing([override])) is neutral
 
 
-def test_a_launcher_does_the_same_runs_as_this_process(tmp_path, capsys):
+def test_a_launcher_does_the_same_runs_as_this_process(tmp_path, capsys, programs):
     words = ["table3", "rows=svhn-*", "columns=eps2", "seeds=0", "epochs=0.2"]
     words.append(f"results={tmp_path}")
     # In a process of its own: a launcher sets up logging for the whole process.
-    command = [sys.executable, "-m", "scripts.artifact", *words, "rows=svhn-rgp", "launcher=basic"]
-    launched = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    command = ["-m", "scripts.artifact", *words, "rows=svhn-rgp", "launcher=basic"]
+    launched = programs.run(command)
+    assert launched.returncode == 0, launched.stderr
     assert "0 of 1 runs done, 1 to do" in launched.stdout
     assert artifact.main(words) == 0
     out = capsys.readouterr().out

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -94,14 +93,9 @@ build.run_missing(jobs, execute, Path(sys.argv[1]))
 """
 
 
-def test_two_builds_of_one_table_share_its_runs(tmp_path):
-    builds = [
-        subprocess.Popen(
-            [sys.executable, "-c", SHARE, str(tmp_path), name], cwd=Path(__file__).parents[2],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        for name in "AB"
-    ]  # fmt: skip
+def test_two_builds_of_one_table_share_its_runs(tmp_path, programs):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    builds = [programs.start(["-c", SHARE, str(tmp_path), name], **pipes) for name in "AB"]
     assert [each.stdout.readline() for each in builds] == ["ready\n"] * 2
     for each in builds:
         each.stdin.write("go\n")

@@ -2,14 +2,22 @@
 
 import math
 import time
+import warnings
 
+import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from opacus.accountants.analysis import prv
+from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
 
 from dpexp.mechanism.accounting import (
+    ORDERS,
     TOLERANCE,
     PRVFailed,
+    _half_width,
     calibrate,
     prv_epsilon,
     rdp_epsilon,
@@ -32,7 +40,7 @@ PAPERS = {
 
 def pld_epsilon(q, sigma, steps, delta):
     loss = privacy_loss_distribution.from_gaussian_mechanism(
-        sigma, sampling_prob=q, use_connect_dots=True, value_discretization_interval=1e-4
+        sigma, sampling_prob=q, use_connect_dots=True, value_discretization_interval=3e-4
     )
     return loss.self_compose(steps).get_epsilon_for_delta(delta)
 
@@ -98,6 +106,42 @@ def test_epsilon_rises_with_steps_and_falls_with_noise():
 def test_steps_of_one_run_share_a_grid_without_changing_the_answer():
     alone = prv_epsilon(0.04, 1.0, 50, 1e-5)
     assert prv_epsilon(0.04, 1.0, 50, 1e-5, 500) == pytest.approx(alone, rel=0.01)
+
+
+def powers(low, high):
+    """Draw what is spread evenly over its powers of ten."""
+    return st.floats(low, high).map(lambda power: 10**power)
+
+
+@settings(max_examples=12)
+@example(q=1.0, sigma=3.0, steps=50, delta=1e-5)
+@example(q=0.25, sigma=0.06, steps=1, delta=1e-5)  # at whose fractional orders RDP overflows
+@given(
+    q=powers(-4, -0.01),
+    sigma=powers(-0.5, 1.5),
+    steps=st.integers(1, 100_000),
+    delta=powers(-12, -2),
+)
+def test_orders_that_are_left_out_cannot_be_the_best(q, sigma, steps, delta):
+    def at(order):
+        try:
+            rdp = compute_rdp(q=q, noise_multiplier=sigma, steps=steps, orders=float(order))
+            return float(get_privacy_spent(orders=float(order), rdp=rdp, delta=delta)[0])
+        except (OverflowError, ValueError):
+            return math.inf
+
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        least = min(value for value in map(at, ORDERS) if not math.isnan(value))
+    assert rdp_epsilon(q, sigma, steps, delta) == pytest.approx(max(0.0, least), rel=1e-12)
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.02, 1.4, 10_000), (0.25, 0.8, 12)])
+def test_a_grid_is_as_wide_as_opacus_has_it(q, sigma, steps):
+    law = prv.PoissonSubsampledGaussianPRV(q, sigma)
+    for error in (0.01, 100.0):
+        theirs = prv.compute_safe_domain_size([law], [steps], error, 1e-8)
+        assert _half_width(q, sigma, steps, error, 1e-8) == theirs
 
 
 def test_where_prv_fails_rdp_calibrates_and_says_so():

@@ -1,0 +1,315 @@
+"""Python programs in processes of their own, forked from one that has the libraries imported.
+
+What `python ARGUMENTS` would run runs as the whole work of a process, to the interpreter's end: its
+own words, folder, environment, streams, signals and exit code. Left out is what takes seconds each
+time and is the same: importing libraries. Nothing of dpexp is imported before the fork.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import logging
+import os
+import resource
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARIES = (
+    "torch",
+    "torch._dynamo",
+    "hydra",
+    "hydra.core.plugins",
+    "hypothesis",
+    "pytest",
+    "yaml",
+)
+LIBRARIES += ("sklearn.datasets", "sklearn.model_selection", "scipy.stats")
+LIBRARIES += ("opacus.accountants.analysis.prv", "dp_accounting.pld.privacy_loss_distribution")
+PATIENCE = 120  # seconds
+LONGEST = 1 << 20
+"""Bytes of a request, of which the environment is the most."""
+
+
+class Program:
+    """One that was started. Like subprocess.Popen, with text streams; nobody need wait for it.
+
+    Attributes:
+        pid: its process.
+        stdin, stdout, stderr: our ends of the pipes that were asked for, else None.
+        returncode: its exit code, or minus the signal that ended it; None while it is not known.
+    """
+
+    def __init__(self, status: int, streams: Mapping[str, int | None]) -> None:
+        """Take the pipe that tells of the process, and our ends of its streams."""
+        self._status = os.fdopen(status)
+        self.pid = int(self._status.readline())
+        self.returncode: int | None = None
+        self.stdin = self.stdout = self.stderr = None
+        for name, end in streams.items():
+            if end is not None:
+                mode = "w" if name == "stdin" else "r"
+                setattr(self, name, os.fdopen(end, mode, encoding="utf-8"))
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+        self.wait()
+
+    def poll(self) -> int | None:
+        """Give the exit code if the process has ended."""
+        return self._await(0)
+
+    def wait(self, timeout: float = PATIENCE) -> int:
+        """Wait for the process to end; give its exit code."""
+        code = self._await(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        return code
+
+    def communicate(self, timeout: float = PATIENCE) -> tuple[str | None, str | None]:
+        """Read stdout or stderr, of which no more than one may be a pipe, to its end; and wait."""
+        if self.stdin is not None:
+            self.stdin.close()
+        said = [None if stream is None else stream.read() for stream in (self.stdout, self.stderr)]
+        self.wait(timeout)
+        return said[0], said[1]
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def _await(self, seconds: float) -> int | None:
+        if self.returncode is None:
+            with selectors.DefaultSelector() as ready:
+                ready.register(self._status, selectors.EVENT_READ)
+                if ready.select(seconds):
+                    with self._status:
+                        self.returncode = os.waitstatus_to_exitcode(int(self._status.readline()))
+        return self.returncode
+
+
+class Programs:
+    """Starts programs; one process imports the libraries for all of them."""
+
+    def __init__(self) -> None:
+        """Start that process, which ends when this object is closed, or its owner dies."""
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = "from tests.programs import serve; serve()"
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-c", code, str(theirs.fileno())],
+                cwd=ROOT,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            self._channel.setsockopt(socket.SOL_SOCKET, option, LONGEST)
+
+    def close(self) -> None:
+        """Let no more be started."""
+        self._channel.close()
+        self._server.wait()
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        *,
+        cwd: Path = ROOT,
+        env: Mapping[str, str] | None = None,
+        limits: Mapping[str, int] | None = None,
+        ignored: Sequence[int] = (),
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> Program:
+        """Start what `python ARGUMENTS` would.
+
+        Args:
+            arguments: a script and its words, or -c, or -m.
+            cwd: the folder it starts in.
+            env: its whole environment; None: this process's.
+            limits: soft and hard limits by the name of the resource, such as RLIMIT_FSIZE.
+            ignored: signals it does not hear, as what a shell put into the background does not hear
+                SIGINT. Of all others it has Python's own handlers, whatever this process has.
+            stdin: a file descriptor, or subprocess.PIPE; None: nothing.
+            stdout: likewise; None: this process's.
+            stderr: likewise.
+        """
+        request = {
+            "arguments": list(map(str, arguments)),
+            "cwd": str(cwd),
+            "environment": dict(os.environ if env is None else env),
+            "limits": dict(limits or {}),
+            "ignored": list(map(int, ignored)),
+        }
+        asked = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
+        ours, theirs, opened = dict.fromkeys(asked), [], []
+        for number, (name, wanted) in enumerate(asked.items()):
+            if wanted == subprocess.PIPE:
+                reading, writing = os.pipe()
+                ours[name], wanted = (writing, reading) if number == 0 else (reading, writing)
+                opened.append(wanted)
+            elif wanted == subprocess.DEVNULL or (wanted is None and number == 0):
+                wanted = os.open(os.devnull, os.O_RDWR)
+                opened.append(wanted)
+            theirs.append(number if wanted is None else wanted)
+        status, told = os.pipe()
+        data = json.dumps(request).encode()
+        socket.send_fds(self._channel, [data], [*theirs, told])
+        for end in (*opened, told):
+            os.close(end)
+        return Program(status, ours)
+
+    def run(
+        self, arguments: Sequence[str], *, timeout: float = PATIENCE, **options
+    ) -> subprocess.CompletedProcess:
+        """Run what `python ARGUMENTS` would to its end, with what it prints; see `start`."""
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            streams = {"stdout": out.fileno(), "stderr": err.fileno(), **options}
+            program = self.start(arguments, **streams)
+            try:
+                code = program.wait(timeout)
+            except subprocess.TimeoutExpired:
+                program.kill()
+                raise
+            said = []
+            for stream in (out, err):
+                stream.seek(0)
+                said.append(stream.read().decode())
+        return subprocess.CompletedProcess(list(arguments), code, *said)
+
+
+def serve() -> None:
+    """Import the libraries, then fork a process for each request until nobody is left to ask."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    logging.root.handlers.clear()  # Opacus adds one, and no program could then choose its own
+    gc.collect()
+    gc.freeze()  # a collection would touch all that the processes share
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for those that are started
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    ends, waking = os.pipe()
+    for end in (ends, waking):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+    told: dict[int, int] = {}
+    with selectors.DefaultSelector() as ready:
+        for source in (channel, ends):
+            ready.register(source, selectors.EVENT_READ)
+        while True:
+            sources = [key.fileobj for key, _ in ready.select()]
+            if ends in sources:
+                os.read(ends, LONGEST)
+                _tell(told)
+            if channel not in sources:
+                continue
+            data, streams, _, _ = socket.recv_fds(channel, LONGEST, 4)
+            if not data:
+                return
+            *streams, teller = streams
+            pid = os.fork()
+            if not pid:
+                break
+            os.write(teller, f"{pid}\n".encode())
+            told[pid] = teller
+            for stream in streams:
+                os.close(stream)
+    signal.set_wakeup_fd(-1)
+    channel.close()
+    for end in (ends, waking, teller, *told.values()):
+        os.close(end)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    _end(lambda: become(json.loads(data)))
+
+
+def _tell(told: dict[int, int]) -> None:
+    """Tell of the processes that have ended, each to whoever started it."""
+    while told:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        end = told.pop(pid)
+        try:
+            os.write(end, f"{status}\n".encode())
+        except BrokenPipeError:  # nobody waits for it
+            pass
+        os.close(end)
+
+
+def _end(program) -> None:
+    """Run a program to what is its interpreter's end, but for taking the libraries apart."""
+    code = 0
+    try:
+        program()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = code or 120  # as Python itself has it
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def become(request: dict) -> None:
+    """Turn this process into the program that is asked for, and run it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    for name, size in request["limits"].items():
+        resource.setrlimit(getattr(resource, name), (size, size))
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["cwd"])
+    first, *words = request["arguments"]
+    main = types.ModuleType("__main__")
+    if first == "-m":
+        module, *words = words
+        sys.argv, sys.path[0] = [module, *words], os.getcwd()
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return
+    sys.modules["__main__"] = main
+    if first == "-c":
+        code, *words = words
+        sys.argv, sys.path[0] = ["-c", *words], ""
+        exec(compile(code, "<string>", "exec"), main.__dict__)
+        return
+    sys.argv, sys.path[0] = [first, *words], str(Path(first).resolve().parent)
+    main.__file__ = first
+    exec(compile(Path(first).read_bytes(), first, "exec"), main.__dict__)
