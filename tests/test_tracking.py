@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import struct
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
