@@ -15,7 +15,7 @@ from dpexp.snapshots import parquet_files
 from dpexp.tasks import parquet
 from dpexp.tasks.cache import decoded
 from dpexp.tasks.labels import check_names, class_indices
-from dpexp.tasks.task import Task, assemble, subset
+from dpexp.tasks.task import Task, assemble, check_splits, subset
 from dpexp.tasks.text import Encoded, Texts, Tokenizer
 
 SET_COLUMNS = "Set task.text_columns and task.label_column."
@@ -64,6 +64,7 @@ def glue(
         ConfigError: data or tokenizer missing, corrupt, or not what was declared.
     """
     words = Tokenizer.load(tokenizer, model_root, max_length, name)
+    check_splits([train_split], list(test_splits.values()))
     files = parquet_files(data_root, repo, config, [train_split, *test_splits.values()])
     columns = [*text_columns, label_column]
     for path in (path for paths in files.values() for path in paths):

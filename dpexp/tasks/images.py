@@ -15,7 +15,7 @@ from dpexp.tasks import parquet
 from dpexp.tasks.cache import decoded
 from dpexp.tasks.labels import check_names, class_indices
 from dpexp.tasks.pixels import pixels
-from dpexp.tasks.task import Examples, Task, assemble, subset
+from dpexp.tasks.task import Examples, Task, assemble, check_splits, subset
 from dpexp.types import ConfigError
 
 SET_COLUMNS = "Set task.image_column and task.label_column."
@@ -69,6 +69,7 @@ def hub_images(
             f"Expected task.input_shape to be channels (1 or 3), height, width; got {list(shape)}. "
             "Set task.input_shape."
         )
+    check_splits(train_splits, test_splits)
     files = parquet_files(data_root, repo, config, [*train_splits, *test_splits])
     columns = image_column, label_column
     for path in (path for paths in files.values() for path in paths):

@@ -251,6 +251,26 @@ def with_public(task: Task, public: Examples) -> Task:
     return replace(task, public=public, fingerprint=both.hexdigest())
 
 
+def check_splits(train: Sequence[str], tests: Sequence[str]) -> None:
+    """Refuse splits that would hold an example twice, or test on what was trained on.
+
+    An example that is there twice moves a sum by twice the clip norm.
+
+    Raises:
+        ConfigError: naming the split.
+    """
+    for splits, kind in ((train, "train"), (tests, "test")):
+        if not splits or len(set(splits)) < len(splits):
+            raise ConfigError(
+                f"Expected each {kind} split once; got {list(splits)}. Set task.{kind}_splits."
+            )
+    if both := sorted(set(train) & set(tests)):
+        raise ConfigError(
+            f"Expected no split to be trained and tested on; {both[0]!r} is both. "
+            "Set task.test_splits."
+        )
+
+
 def subset(examples: Examples, size: int | None, seed: int) -> Examples:
     """Take the first `size` examples of a permutation drawn from `seed`; None takes all.
 
