@@ -73,7 +73,9 @@ class Size(NamedTuple):
     def is_exact_enough(self, clip_norm: float) -> Tensor:
         """Say where the model's precision will do: finite, little cancels, nothing underflows."""
         is_calm = self.energy <= CANCELLED**2 * self.squares
-        return self.squares.isfinite() & is_calm & (self.floor <= UNDERFLOW * clip_norm)
+        # A weight below the least normal number is off itself, times all that it is a weight of.
+        floor = self.floor + eta(torch.float32) * self.energy.sqrt()
+        return self.squares.isfinite() & is_calm & (floor <= UNDERFLOW * clip_norm)
 
 
 def unit(dtype: torch.dtype) -> float:
@@ -143,7 +145,8 @@ class Terms(NamedTuple):
     Attributes:
         energy: at least (sum_s |x_s| |h_s|)^2.
         floor: as in `Size`.
-        unseen: at least what underflow takes from the sum of the products of two Gram matrices.
+        unseen: at least what underflow takes from the sum of the products of two Gram matrices, or
+            from the squares of a gradient that is formed.
     """
 
     energy: Tensor
@@ -151,22 +154,29 @@ class Terms(NamedTuple):
     unseen: Tensor
 
 
-def terms_of(inputs: Tensor, outputs: Tensor, dims: tuple[int, int], dtype: torch.dtype) -> Terms:
+def terms_of(
+    inputs: Tensor,
+    outputs: Tensor,
+    dims: tuple[int, int],
+    dtype: torch.dtype,
+    roundings: int | None = None,
+) -> Terms:
     """Give the size of the terms from norms at every position.
 
     Args:
         inputs: [n, t], the squared norms of x_s, as computed.
         outputs: [n, t], those of h_s.
-        dims: (d, p), how many roundings are in each of the two.
+        dims: (d, p), how many products are in each of the two.
         dtype: in which they were computed.
+        roundings: how often one number of each was rounded, both together; None: d + p.
     """
     (d, p), t, least = dims, inputs.shape[1], eta(dtype)
     x, h = ((each.double() + 2 * least * size).sqrt() for each, size in ((inputs, d), (outputs, p)))
     sum_x, sum_h = x.sum(1), h.sum(1)
     return Terms(
-        energy=(x * h).sum(1).square() * (1 + raised(d + p, dtype)),
+        energy=(x * h).sum(1).square() * (1 + raised(roundings or d + p, dtype)),
         floor=least * math.sqrt(p) * (sum_x + t * d),
-        unseen=4 * least * (d * sum_h.square() + p * sum_x.square() + t * t),
+        unseen=4 * least * (d * sum_h.square() + p * sum_x.square() + t * t + d * p),
     )
 
 
@@ -181,7 +191,8 @@ def size_by_gram(product: Tensor, terms: Terms, roundings: int) -> Size:
         terms: how large they are.
         roundings: k of both inner products together.
     """
-    squares = product.sum((1, 2), dtype=torch.float64).clamp(min=0)
+    squares = product.sum((1, 2), dtype=torch.float64)
+    squares = squares.masked_fill(squares.isinf(), math.inf).clamp(min=0)  # below it overflows too
     squares = squares + raised(roundings, product.dtype) * terms.energy + terms.unseen
     return Size(squares, terms.energy, terms.floor)
 

@@ -53,13 +53,13 @@ class Knobs:
 
 
 LIMITS = Knobs(
-    log_x=(-25, 20),
-    log_h=(-30, 15),
+    log_x=(-37, 37),
+    log_h=(-37, 37),
     log_gap=(-8, 0),
     pairing=(0, 1),
     constant=(0, 1),
     log_active=(-4, 0),
-    log_clip=(-2, 1),
+    log_clip=(-46, 1),
     others=(-0.49, len(OTHERS) - 0.51),
     log_many=(0, 2.1),
     log_loud=(-2, 2),
@@ -151,14 +151,15 @@ def drawing(seed: int, index: int = 0) -> torch.Generator:
 
 
 def _start(gen: torch.Generator) -> Knobs:
-    """Draw from all that is allowed, but sizes mostly from what networks have."""
+    """Draw from all that is allowed, but sizes and clip norms mostly from what networks have."""
     where = torch.rand(len(astuple(LIMITS)), generator=gen).tolist()
     limits = zip(where, astuple(LIMITS), strict=True)
     knobs = Knobs(*(low + at * (high - low) for at, (low, high) in limits))
     if float(torch.rand((), generator=gen)) < 0.2:
         return knobs
     log_x, log_h = (4 * torch.randn(2, generator=gen).clamp(-2, 2)).tolist()
-    return replace(knobs, log_x=log_x / 2, log_h=log_h / 2)
+    log_clip = 3 * float(torch.rand((), generator=gen)) - 2
+    return replace(knobs, log_x=log_x / 2, log_h=log_h / 2, log_clip=log_clip)
 
 
 def _step(knobs: Knobs, gen: torch.Generator) -> Knobs:

@@ -75,16 +75,18 @@ def _linear_carriers(d: int, p: int, t: int, rank: int, side: str) -> Form:
     return Form((t, d), (t, p), carrier, (p, rank) if side == "left" else (rank, d))
 
 
-def _images(d: int, p: int, size: int, kernel: int, groups: int = 1, last: bool = False) -> Form:
-    at = Geometry((kernel, kernel), (1, 1), (kernel // 2, kernel // 2), (1, 1), groups)
+def _images(
+    d: int, p: int, size: int, kernel: int, groups: int = 1, last: bool = False, stride: int = 1
+) -> Form:
+    at = Geometry((kernel, kernel), (stride, stride), (kernel // 2, kernel // 2), (1, 1), groups)
     layout = torch.channels_last if last else torch.contiguous_format
 
     def carrier(x: Tensor, h: Tensor) -> Carrier:
         both = (each.contiguous(memory_format=layout) for each in (x, h))
         return Outer(Conv2dWeight(at), *both)
 
-    block = (p, d // groups, kernel, kernel)
-    return Form((d, size, size), (p, size, size), carrier, block)
+    block, outputs = (p, d // groups, kernel, kernel), -(-size // stride)
+    return Form((d, size, size), (p, outputs, outputs), carrier, block)
 
 
 def _image_carriers(d: int, p: int, size: int, rank: int, side: str, last: bool = False) -> Form:
@@ -100,14 +102,13 @@ def _image_carriers(d: int, p: int, size: int, rank: int, side: str, last: bool 
     return Form((d, size, size), (p, size, size), carrier, block)
 
 
-def _masked(d: int, p: int, t: int) -> Form:
-    kept = torch.arange(0, p * d, 2)
-    return Form(
-        (t, d),
-        (t, p),
-        lambda x, h: Masked(Outer(LinearWeight(), x, h), kept, (p, d)),
-        (len(kept),),
-    )
+def _masked(whole: Form, every: int = 2) -> Form:
+    kept = torch.arange(0, math.prod(whole.block), every)
+
+    def carrier(x: Tensor, h: Tensor) -> Carrier:
+        return Masked(whole.carrier(x, h), kept, whole.block)
+
+    return Form(whole.x, whole.h, carrier, (len(kept),))
 
 
 def _embedding(rows: int, d: int, t: int) -> Form:
@@ -145,7 +146,10 @@ FORMS: Mapping[str, Form] = {
     "left carrier, convolution 64 to 64": _image_carriers(64, 64, 6, 4, "left"),
     "right carrier, convolution 640": _image_carriers(640, 640, 4, 4, "right"),
     "right carrier, channels last": _image_carriers(64, 64, 6, 16, "right", last=True),
-    "masked, linear 512 to 256": _masked(512, 256, 4),
+    "convolution 16 to 24, stride 2": _images(16, 24, 9, 3, stride=2),
+    "convolution 2 to 3, 96 x 96": _images(2, 3, 96, 3),
+    "masked, linear 512 to 256": _masked(_linear(512, 256, 4)),
+    "masked, convolution 16 to 16": _masked(_images(16, 16, 6, 3), 50),
     "embedding 20 x 768": _embedding(20, 768, 16),
     "held, 300,000 numbers": _held(2, 300_000),
     "held, 5 numbers": _held(3, 5),
@@ -164,10 +168,9 @@ def _summed(form: Form, carrier: Carrier, clip_norm: float) -> Tensor:
 def _example(form: Form, knobs: Knobs, gen: torch.Generator) -> tuple[Tensor, Tensor]:
     """Make up x and h, of which some positions come in pairs that cancel."""
     x, h = (positions(shape, knobs, gen) for shape in (form.x, form.h))
-    num = len(x)
-    paired = 2 * int(knobs.pairing * (num // 2) + 0.5)
-    first, second = slice(0, paired, 2), slice(1, paired, 2)
     for each, sign in ((x, 1.0), (h, -1.0)):
+        paired = 2 * int(knobs.pairing * (len(each) // 2) + 0.5)
+        first, second = slice(0, paired, 2), slice(1, paired, 2)
         near = torch.randn(each[second].shape, generator=gen) * 10.0**knobs.log_gap
         each[second] = sign * each[first] * (1 + near)
     scaled = (x.double() * 10.0**knobs.log_x).float(), (h.double() * 10.0**knobs.log_h).float()

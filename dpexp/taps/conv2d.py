@@ -241,9 +241,8 @@ class Conv2dWeight:
         flat = positions(dh)
         patches, of_dh = patch_gram(x, self.at, *dh.shape[2:]), torch.bmm(flat.mT, flat)
         squares = (gram.diagonal(dim1=1, dim2=2) for gram in (patches, of_dh))
-        dims = self._roundings(x, dh)
-        terms = self._rated(terms_of(*squares, dims, dh.dtype), dh)
-        return size_by_gram(patches * of_dh, terms, sum(dims))
+        terms = self._terms_of(*squares, x, dh)
+        return size_by_gram(patches * of_dh, terms, self._roundings(x, dh))
 
     def _by_forming(self, x: Tensor, dh: Tensor) -> Size:
         formed = size_of_held(kernel_gradients(x, dh, self.at).flatten(1))
@@ -257,14 +256,16 @@ class Conv2dWeight:
         )
         ones = of_x.new_ones(1, 1, *at.kernel)
         patches = F.conv2d(of_x, ones, None, at.stride, at.padding, at.dilation)
-        norms = patches.flatten(1), of_dh.flatten(1)
-        return self._rated(terms_of(*norms, self._roundings(x, dh), dh.dtype), dh)
+        return self._terms_of(patches.flatten(1), of_dh.flatten(1), x, dh)
 
-    def _roundings(self, x: Tensor, dh: Tensor) -> tuple[int, int]:
-        return x.shape[1] + len(self.at.shifts()), dh.shape[1]
+    def _roundings(self, x: Tensor, dh: Tensor) -> int:
+        """Count what both inner products may round: a patch's adds one of channels a shift."""
+        return x.shape[1] + len(self.at.shifts()) + dh.shape[1]
 
-    def _rated(self, terms: Terms, dh: Tensor) -> Terms:
+    def _terms_of(self, of_x: Tensor, of_dh: Tensor, x: Tensor, dh: Tensor) -> Terms:
         """Rate the terms of a large image higher: the library adds all its positions in a row."""
+        dims = (x.shape[1] * len(self.at.shifts()), dh.shape[1])
+        terms = terms_of(of_x, of_dh, dims, dh.dtype, self._roundings(x, dh))
         share = max(1.0, self.num_positions(dh) / (4 * TERMS))
         return terms._replace(energy=terms.energy * share**2)
 

@@ -79,6 +79,14 @@ def test_squares_that_underflow_or_overflow_weaken_no_clip(name, sizes):
     assert FORMS[name].moved(knobs, seed=2).distance <= ALLOWED
 
 
+@pytest.mark.parametrize("size", [14.5, 19, 36])
+@pytest.mark.parametrize("name", [name for name in FORMS if not is_large(name)])
+def test_weights_that_underflow_weaken_no_clip(name, size):
+    for log_clip in (-45.2, -45.0, -44.8, -44.5, -44.2, -38.5):
+        knobs = cancelling(-1.0, log_x=float(44 - size), log_h=float(size), log_clip=log_clip)
+        assert FORMS[name].moved(knobs, seed=2).distance <= ALLOWED
+
+
 # The search itself: what it must find
 
 
