@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -80,7 +80,13 @@ def _weighted_sum(values: Tensor, weights: Tensor, is_transposed: bool) -> Tenso
 
 
 class OuterRule(Protocol):
-    """How one layer type turns (input, output gradient) into a parameter's gradient."""
+    """How one layer type turns (input, output gradient) into a parameter's gradient.
+
+    Attributes:
+        is_padded: whether how many positions an example has hangs on its neighbours, as texts' do.
+    """
+
+    is_padded: ClassVar[bool]
 
     def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
         """Form every example's gradient where it is smaller than x and dh together, else None."""
@@ -186,12 +192,14 @@ class Masked:
         held: Explicit | Masked = self
         if len(self.entries) < self._held():
             held = Explicit(self.each())
+            if not rule.is_padded:  # what is held is what is added: no terms meet in the sum
+                return rule.size_of_formed(held.values, x, dh), held
             formed = over_chunks(size_of_held, (held.values,), max(1, len(self.entries)))
         else:  # zeros for what is left out cost less than picking the rest (ours, on CPUs)
             is_kept = self.whole.dh.new_zeros(prod(self.shape)).index_fill_(0, self.entries, 1)
             sizes = [size_of_held(piece.mul_(is_kept)) for piece in self._pieces()]
             formed = Size(*map(torch.cat, zip(*sizes, strict=True)))
-        # Either way the same: which is smaller hangs on padding, and so on an example's neighbours.
+        # Of texts either way the same: which is smaller hangs on padding, and so on neighbours.
         return size_of_formed(formed, rule.terms(x, dh), rule.num_positions(dh), dh.dtype), held
 
     def squared_norms(self) -> Tensor:

@@ -116,6 +116,18 @@ def test_long_vectors_are_squared_a_few_at_a_time(num, lies):
     assert squares.shape == (num,) and 8 * largest.numbers <= BUDGET_BYTES["cpu"]
 
 
+@pytest.mark.parametrize("every", [2, 50])
+def test_kept_entries_of_images_that_are_held_bring_no_terms_into_the_sum(every):
+    """Else most examples of a sparse method would be summed in float64."""
+    gen = torch.Generator().manual_seed(0)
+    x, dh = torch.randn(4, 16, 16, 16, generator=gen), torch.randn(4, 8, 16, 16, generator=gen)
+    whole = Outer(Conv2dMatrix(Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)), x, dh)
+    size, held = Masked(whole, torch.arange(0, 8 * 144, every), (8, 144)).measured()
+    assert type(held) is Explicit
+    assert (size.energy == size.squares).all()
+    assert (size.squares >= held.values.double().square().sum(1)).all()
+
+
 # A text's neighbours decide how far it is padded.
 
 

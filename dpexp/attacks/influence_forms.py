@@ -19,6 +19,9 @@ from dpexp.types import Carrier, Key, Release
 
 KEY = Key("gradient", "weight")
 
+LARGEST = 1e30
+"""Clip norm that is tried: sums of many times as much are beyond float32."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -47,7 +50,7 @@ class Form:
         alone = whole.keep(torch.arange(len(xs)) == len(xs) - 1)
         size, _ = alone.measured()
         clip_norm = float(size.squares.sqrt()) * 10.0**knobs.log_clip
-        if not 0 < clip_norm < math.inf:
+        if not 0 < clip_norm < LARGEST:
             clip_norm = 10.0**knobs.log_clip
         with_it = _summed(self, self.carrier(xs, hs), clip_norm)
         without = 0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -188,6 +189,7 @@ class Conv2dWeight:
     """dW_i for x [n, groups * d, h, w] and dh [n, groups * p, h', w']."""
 
     at: Geometry
+    is_padded: ClassVar[bool] = False
 
     def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
         """Form the gradients [n, groups * p, d, k, k] where they are the smaller thing to hold."""

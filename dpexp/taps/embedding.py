@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ class EmbeddingWeight:
     """
 
     rows: int
+    is_padded: ClassVar[bool] = True
 
     def formed(self, x: Tensor, dh: Tensor) -> None:
         """Form nothing: a vocabulary per example is never the smaller thing to hold."""

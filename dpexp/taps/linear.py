@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,8 @@ from dpexp.rounding import (
 @dataclass(frozen=True)
 class LinearWeight:
     """dW_i = dh_i^T x_i for x [n, t, d] and dh [n, t, p]."""
+
+    is_padded: ClassVar[bool] = True
 
     def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
         """Form the gradients [n, p, d] where they are the smaller thing to hold."""
