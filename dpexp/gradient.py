@@ -86,19 +86,26 @@ class _Pass(nn.Module):
 
 
 def require_full_precision(model: nn.Module) -> None:
-    """Refuse weights in half precision: sums and noise are made in the weights' own.
+    """Refuse weights in half precision, or in two: what is released is in the weights' own.
 
-    Noise on half precision's grid would leave the sums' low bits bare between its points.
+    Noise on half precision's grid would leave the sums' low bits bare between its points, and what
+    rounding may take is known of one precision.
 
     Raises:
         ConfigError: naming the first such weight.
     """
-    for name, weight in model.named_parameters():
-        if weight.is_floating_point() and weight.dtype not in FULL:
+    floating = [each for each in model.named_parameters() if each[1].is_floating_point()]
+    for name, weight in floating:
+        if weight.dtype not in FULL:
             raise ConfigError(
                 f"Expected weights in float32 or float64; {name} is in {weight.dtype}, too coarse "
                 "for noise. Load the model in float32; autocast may still multiply in half "
                 "precision (model.precision=bfloat16)."
+            )
+        if weight.dtype != floating[0][1].dtype:
+            raise ConfigError(
+                f"Expected weights of one precision; {name} is in {weight.dtype}, the first one in "
+                f"{floating[0][1].dtype}. Load the whole model in float32."
             )
 
 

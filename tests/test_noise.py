@@ -151,6 +151,13 @@ def test_votes_get_noise_of_the_declared_laws_with_all_their_bits():
     assert abs(np.corrcoef(firsts)[0, 1]) < 0.08  # a query's two draws are apart
 
 
+def test_weights_of_two_precisions_are_refused_by_name():
+    setting = Setting(composed("linear", "model=cnn", "model.channels=[4,8]", "model.kernel=3"))
+    setting.model.head.double()
+    with pytest.raises(ConfigError, match=r"one precision; head\.weight is in torch\.float64"):
+        setting.step()
+
+
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("which", ["all", "a frozen one"])
 def test_weights_too_coarse_for_noise_are_refused_by_name(kind, which):
