@@ -1,13 +1,55 @@
-"""The last moment at which all that a checkpoint holds agreed."""
+"""How far a run has come, and the last moment at which all that a checkpoint holds agreed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from dpexp.states import copied, mapped, marks
+from dpexp.types import State
+
+
+@dataclass
+class Position:
+    """How far a run has come: what a checkpoint holds besides weights and optimizer.
+
+    Attributes:
+        state: the method's.
+        data: fingerprint of the task's examples.
+        step: steps taken, or lost.
+        lost_steps: how many of them a killed process may have released, and are not in the weights.
+        noise_draws: at how many of them noise was drawn.
+        examples: how many examples have gone through the model.
+        wall_s: seconds, over all the times the run was taken up.
+        drawn, clipped, nonfinite, loss: sums since the last evaluation.
+        micro_batch: examples at once, on the first rank (`dpexp.micro_batch`).
+        judged_at: step of the last evaluation.
+        last: what it gave, metric to value.
+        right: and which test examples were got right, [n] bool, by metric.
+        traces: what analyses have seen, one entry an observation (`dpexp.observation`).
+        memories: what each analysis keeps for itself.
+    """
+
+    state: State
+    data: str
+    step: int = 0
+    lost_steps: int = 0
+    noise_draws: int = 0
+    examples: int = 0
+    wall_s: float = 0.0
+    drawn: int = 0
+    clipped: int = 0
+    nonfinite: int = 0
+    loss: float = 0.0
+    micro_batch: int = 0
+    judged_at: int = 0
+    last: dict[str, float] = field(default_factory=dict)
+    right: dict[str, Tensor] = field(default_factory=dict)
+    traces: dict[str, list[Tensor]] = field(default_factory=dict)
+    memories: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class Held:
@@ -18,7 +60,7 @@ class Held:
     attack that fails, is told by their marks.
     """
 
-    def __init__(self, position: Any, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, position: Position, tensors: Sequence[Tensor]) -> None:
         """Take the position, whose fields change as the run goes on, and the model's tensors."""
         self._at, self._tensors = position, list(tensors)
         self._fields: dict[str, Any] | None = None

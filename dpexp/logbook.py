@@ -7,7 +7,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from dpexp import checkpoint, memory
 from dpexp.gradient import StepOutcome
-from dpexp.held import Held
+from dpexp.held import Held, Position
 from dpexp.mechanism import Mechanism
 from dpexp.ranks import RankLost, Ranks
 from dpexp.records import Ledger, RecordError, Run, describe
@@ -24,52 +23,12 @@ from dpexp.spent import OTHER_DATA, surroundings_of, take_up
 from dpexp.states import mapped
 from dpexp.stopping import Stopping
 from dpexp.tracking import Progress, Tracker
-from dpexp.types import ConfigError, State
+from dpexp.types import ConfigError
 
 log = logging.getLogger("dpexp")
 
 ENDED = (Exception, KeyboardInterrupt, SystemExit)
 """By what a run may end that is still to save what it has done."""
-
-
-@dataclass
-class Position:
-    """How far a run has come: what a checkpoint holds besides weights and optimizer.
-
-    Attributes:
-        state: the method's.
-        data: fingerprint of the task's examples.
-        step: steps taken, or lost.
-        lost_steps: how many of them a killed process may have released, and are not in the weights.
-        noise_draws: at how many of them noise was drawn.
-        examples: how many examples have gone through the model.
-        wall_s: seconds, over all the times the run was taken up.
-        drawn, clipped, nonfinite, loss: sums since the last evaluation.
-        micro_batch: examples at once, on the first rank (`dpexp.micro_batch`).
-        judged_at: step of the last evaluation.
-        last: what it gave, metric to value.
-        right: and which test examples were got right, [n] bool, by metric.
-        traces: what analyses have seen, one entry an observation (`dpexp.observation`).
-        memories: what each analysis keeps for itself.
-    """
-
-    state: State
-    data: str
-    step: int = 0
-    lost_steps: int = 0
-    noise_draws: int = 0
-    examples: int = 0
-    wall_s: float = 0.0
-    drawn: int = 0
-    clipped: int = 0
-    nonfinite: int = 0
-    loss: float = 0.0
-    micro_batch: int = 0
-    judged_at: int = 0
-    last: dict[str, float] = field(default_factory=dict)
-    right: dict[str, Tensor] = field(default_factory=dict)
-    traces: dict[str, list[Tensor]] = field(default_factory=dict)
-    memories: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class Logbook:

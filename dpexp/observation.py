@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.gradient import PrivateGradient
-from dpexp.logbook import Position
+from dpexp.held import Position
 from dpexp.mechanism import ANALYSED, Mechanism
 from dpexp.models.mode import in_mode
 from dpexp.passes import PUBLIC_BATCH, Passes

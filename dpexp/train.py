@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from dpexp import memory
 from dpexp.gradient import PrivateGradient
+from dpexp.held import Position
 from dpexp.judging import judge
-from dpexp.logbook import Logbook, Position
+from dpexp.logbook import Logbook
 from dpexp.mechanism import Mechanism, build, num_steps, verify
 from dpexp.mechanism.certificate import JUDGED_ON_TRAINING
 from dpexp.micro_batch import AUTO, MicroBatch

@@ -17,6 +17,25 @@ from typing import Any
 
 import torch
 
+from dpexp.tasks.sayings import (
+    ADDITION,
+    CLOSERS,
+    CONTRADICTION,
+    CONTRAST,
+    COUNTS,
+    ENTAILMENT,
+    FILM_KINDS,
+    FILM_NEGATORS,
+    FILM_PARTS,
+    INTENSIFIERS,
+    LOOKS,
+    NEUTRAL,
+    OPENERS,
+    OPINIONS,
+    REASONS,
+    SCENE_NEGATORS,
+    WIDER,
+)
 from dpexp.tasks.task import Task, assemble
 from dpexp.tasks.text import Encoded, Texts, Tokenizer, pack
 from dpexp.types import ConfigError, require_word
@@ -34,66 +53,6 @@ def _words(*phrases: str) -> set[str]:
 
 def _vocabulary(*phrases: str) -> tuple[str, ...]:
     return (*SPECIALS, *sorted(_words(*phrases)))
-
-
-# What a film is said to be. In the order of the labels.
-OPINIONS = (
-    "awful boring clumsy dull empty lifeless shallow tedious".split(),
-    "brilliant charming clever funny gripping lovely moving superb".split(),
-)
-FILM_PARTS = "story acting script cast music ending".split()
-FILM_KINDS = "film comedy drama".split()
-INTENSIFIERS = "very really truly rather".split()
-FILM_NEGATORS = "not hardly never".split()
-OPENERS = ("in short", "for me")
-CLOSERS = ("from start to finish", "in every scene", "for two hours")
-CONTRAST, ADDITION = "but", "and"
-
-# What a scene shows: each word's next wider one, up to the question that it answers.
-WIDER = {
-    "boys": "children",
-    "girls": "children",
-    "men": "adults",
-    "women": "adults",
-    "children": "people",
-    "adults": "people",
-    "dogs": "animals",
-    "horses": "animals",
-    "people": "who",
-    "animals": "who",
-    "run": "moving",
-    "dance": "moving",
-    "jump": "moving",
-    "climb": "moving",
-    "sit": "resting",
-    "sleep": "resting",
-    "lie": "resting",
-    "wait": "resting",
-    "moving": "doing",
-    "resting": "doing",
-    "park": "outside",
-    "garden": "outside",
-    "meadow": "outside",
-    "forest": "outside",
-    "kitchen": "inside",
-    "hall": "inside",
-    "classroom": "inside",
-    "garage": "inside",
-    "outside": "where",
-    "inside": "where",
-}
-COUNTS = "two three four several many".split()
-LOOKS = "young old tall quiet".split()
-REASONS = (
-    "because they are happy",
-    "after a long day",
-    "before the rain comes",
-    "to win a prize",
-    "for the first time",
-)
-SCENE_NEGATORS = ("not", "nobody")
-ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
-"""Labels, in GLUE's order."""
 
 
 @dataclass(frozen=True)
