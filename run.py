@@ -148,11 +148,10 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
 
     method, analyses = _takers(config)
     task = build_task(config, device, method, analyses)
+    fitted = _fit(config["model"], task)  # whether it is of the task's kind is said first
     weights = sources.pretrained(config)
     torch.manual_seed(generator(config["seed"], "init", 0).initial_seed())
-    model = _make(
-        config["model"], without=("name", "head", "tokenizer"), **_fit(config["model"], task)
-    )
+    model = _make(config["model"], without=("name", "head", "tokenizer"), **fitted)
     require_vocabulary(model, task.train)
     model = model.to(device)
     if "prompts" in config:

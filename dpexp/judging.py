@@ -9,10 +9,8 @@ from torch import Tensor, nn
 
 from dpexp import memory
 from dpexp.models.mode import in_mode
+from dpexp.records import NONFINITE
 from dpexp.tasks import Judge, are_finite, percent_right
-
-NONFINITE = "nonfinite_outputs"
-"""How many test examples' outputs were not finite, as result.json and metrics.jsonl name it."""
 
 EVAL_BATCH = 125  # ours; changes no result
 

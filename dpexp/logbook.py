@@ -56,6 +56,7 @@ class Logbook:
         """
         self._config, self._mechanism, self._ranks = config, mechanism, ranks
         self._model, self._optimizer, self._at = model, optimizer, at
+        self._lines: list[dict[str, Any]] = []  # of metrics.jsonl
         self._run = Run.open(config["results"], config) if ranks.is_first else None
         self._taken_up = self._saved = time.monotonic()
         self._ledger: Ledger | None = None
@@ -133,7 +134,8 @@ class Logbook:
             self._at.state = _moved(self._at.state, self._ranks.device)
             self._at.memories = _moved(self._at.memories, self._ranks.device)
             if self._run is not None:
-                self._run.restore_metrics(saved["metrics"])
+                self._lines = list(saved["metrics"])
+                self._run.restore_metrics(self._lines)
                 log.info("resumed at step %d", self._at.step)
         self._at.micro_batch = micro_batch
         lost = next_step - self._at.step
@@ -247,6 +249,7 @@ class Logbook:
         at.loss = 0.0
         at.judged_at, at.last = at.step, values
         if self._run is not None:
+            self._lines.append(line)
             self._run.log(line)
             self._tracker.log(line)
             self._progress.report(line)
@@ -286,14 +289,13 @@ class Logbook:
 
     def _save(self) -> None:
         self._at.wall_s = time.monotonic() - self._taken_up
-        lines = self._run.metrics()
         state = {
             "of": self._identity(),
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "position": vars(self._at),
             # One more may be there, of an evaluation that an error cut short.
-            "metrics": [line for line in lines if line.get("step", 0) <= self._at.judged_at],
+            "metrics": [line for line in self._lines if line["step"] <= self._at.judged_at],
         }
         checkpoint.save(self._run.checkpoint_path, state)
         self._on_disk = self._place()

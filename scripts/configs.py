@@ -51,6 +51,7 @@ class Configs:
         self._groups = {path.name for path in conf.iterdir() if path.is_dir()}
         self._chosen: dict[tuple[str, ...], tuple[DictConfig, set[str]]] = {}
         self._known: dict[str, str | None] = {}
+        self._loaded: dict[str, Any] = {}
 
     def compose_anew(self, words: Sequence[str]) -> dict[str, Any]:
         """Give what `compose` gives, and neither take nor keep it."""
@@ -89,7 +90,7 @@ class Configs:
         if choices not in self._chosen:
             with (
                 hydra.initialize_config_dir(str(self._conf), version_base="1.3"),
-                _asked_for(self._conf) as files,
+                _asked_for(self._conf, self._loaded) as files,
             ):
                 self._chosen[choices] = hydra.compose("config", list(choices)), files
         chosen, files = self._chosen[choices]
@@ -142,22 +143,34 @@ def _meant(word: str) -> str:
 
 
 @contextmanager
-def _asked_for(conf: Path) -> Iterator[set[str]]:
-    """Note which files of conf Hydra asks for meanwhile, there or not: names without a suffix."""
+def _asked_for(conf: Path, loaded: dict[str, Any]) -> Iterator[set[str]]:
+    """Note which files of conf Hydra asks for meanwhile, there or not: names without a suffix.
+
+    Args:
+        conf: the folder.
+        loaded: what was read of it, which is not read again; Hydra changes its copies.
+    """
     names: set[str] = set()
     source = SourcesRegistry.instance().resolve("file")
-    is_config = source.is_config
+    is_config, load_config = source.is_config, source.load_config
 
     def noted(self: Any, config_path: str) -> bool:
         if self.path == str(conf):
             names.add(config_path.removesuffix(".yaml"))
         return is_config(self, config_path)
 
-    source.is_config = noted
+    def read_once(self: Any, config_path: str) -> Any:
+        if self.path != str(conf):
+            return load_config(self, config_path)
+        if config_path not in loaded:
+            loaded[config_path] = load_config(self, config_path)
+        return deepcopy(loaded[config_path])
+
+    source.is_config, source.load_config = noted, read_once
     try:
         yield names
     finally:
-        source.is_config = is_config
+        source.is_config, source.load_config = is_config, load_config
 
 
 def _thin_out(folder: Path) -> None:

@@ -25,8 +25,8 @@ def half_noise(patch: pytest.MonkeyPatch) -> None:
 
     whole = dpexp.gradient.add_noise_
 
-    def half(sums, releases, noise_multiplier, gen):
-        whole(sums, releases, noise_multiplier / 2, gen)
+    def half(sums, releases, noise_multiplier, gen, dtype=None):
+        whole(sums, releases, noise_multiplier / 2, gen, dtype)
 
     patch.setattr(dpexp.gradient, "add_noise_", half)
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from dpexp import checkpoint, memory
-from dpexp.judging import NONFINITE, evaluate, scores
+from dpexp.judging import evaluate, scores
 from dpexp.mechanism import NoisyVotes, PrivacyError, build_votes, verify
 from dpexp.mechanism.certificate import TEST_HALF, UNRELEASED, UNSAID
 from dpexp.methods.selection import all_parameters
 from dpexp.pate.settings import PATE
 from dpexp.pate.stages import EVALUATIONS, Answers, ask, teach, vote
 from dpexp.ranks import Ranks
-from dpexp.records import Ledger, Mark, Run, describe, read_mark
+from dpexp.records import NONFINITE, Ledger, Mark, Run, describe, read_mark
 from dpexp.seeds import generator
 from dpexp.spent import OTHER_DATA, difference, read_ledger, surroundings_of
 from dpexp.tasks.task import fingerprint

@@ -13,7 +13,16 @@ from dpexp.records.provenance import (
     git_commit,
     versions,
 )
-from dpexp.records.record import RESULT_NEUTRAL, Record, damage, find, locate, read, run_id
+from dpexp.records.record import (
+    NONFINITE,
+    RESULT_NEUTRAL,
+    Record,
+    damage,
+    find,
+    locate,
+    read,
+    run_id,
+)
 from dpexp.records.run import SCORES, Run
 from dpexp.records.safely import arrays_of
 from dpexp.records.series import ANALYSIS, NoSeries, picture, series
@@ -26,6 +35,7 @@ __all__ = [
     "LEDGER",
     "Ledger",
     "Mark",
+    "NONFINITE",
     "NoSeries",
     "PREDICTIONS",
     "RESULT_NEUTRAL",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpexp.records.predictions import PREDICTIONS, unpacked
-from dpexp.records.record import METRICS, Record, contents, run_id
+from dpexp.records.record import METRICS, NONFINITE, Record, contents, run_id
 from dpexp.records.run import SCORES
 from dpexp.records.safely import Damaged
 from dpexp.records.series import ANALYSIS
@@ -118,6 +118,8 @@ def _compare_last(record: Record, findings: list[str]) -> None:
     shared = [key for key in last if key in result and key not in OF_A_LINE]
     pairs = {key: (result[key], last[key]) for key in shared}
     pairs["steps"] = result.get("steps"), last.get("step")
+    if NONFINITE in last:
+        pairs[NONFINITE] = result.get(NONFINITE), last[NONFINITE]
     if "asked" in result:  # of a student, whose epochs are of what was answered
         pairs["epochs"] = result.get("epochs"), last.get("epoch")
     for name, (said, found) in pairs.items():

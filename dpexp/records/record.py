@@ -13,6 +13,9 @@ from typing import Any
 from dpexp.records.predictions import digest
 from dpexp.records.safely import Damaged, arrays_of, dict_of, parse_json, text_of
 
+NONFINITE = "nonfinite_outputs"
+"""How many test examples' outputs were not finite, as result.json and metrics.jsonl name it."""
+
 METRICS = "metrics.jsonl"
 
 RESULT_NEUTRAL = frozenset(

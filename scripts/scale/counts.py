@@ -140,7 +140,8 @@ def of_micro_batch(net: Network, method: str, n: int, half: float = 2) -> Iterat
         yield Work("float32", 2 * n * sum(p for p, _ in net.head), 0)
     else:
         t = net.tokens
-        yield from len(net.tables) * [Work("float32", 2 * n * t * t * w, 12 * n * t * w)]
+        # One product more for which positions share a token.
+        yield from len(net.tables) * [Work("float32", 2 * n * t * t * (w + 1), 12 * n * t * w)]
         yield Work("float32", 2 * n * sum(net.vectors), 0)
 
 
