@@ -18,6 +18,7 @@ from typing import Any
 
 from dpexp.mechanism import certificate as words
 from dpexp.mechanism.calibration import num_steps
+from dpexp.mechanism.epsilons import ROUNDING, differences
 from dpexp.mechanism.pld import Part, gaussian_epsilon, laplace_epsilon, points
 from dpexp.mechanism.statements import (
     OF_BOTH,
@@ -35,19 +36,6 @@ from dpexp.mechanism.statements import (
     trusted,
 )
 from dpexp.types import one_line
-
-TOLERANCE = 0.01
-"""Share by which a stated PRV epsilon may differ from ours: PRV states its upper bound, which on 12
-settings (epsilon 0.05 to 100, 1 to 14,652 steps) was 0.2 to 0.4 % above."""
-
-UNDER_TARGET = 2e-3
-"""Share by which a calibrated epsilon may lie below its target; calibration promises half of it."""
-
-ROUNDING = 1e-6
-"""Of what both sides compute by one formula, in floating point."""
-
-ACCOUNTANTS = ("prv", "rdp", "pure", "pld")
-"""Whose epsilon a certificate may state."""
 
 CHECK, VOTES = 1.0, math.sqrt(2)
 """What one teacher's vote moves: the largest entry of a histogram, and all of it in l2."""
@@ -353,21 +341,8 @@ class _Check:
             else gaussian_epsilon(parts, delta, target)
         )
         self.epsilon = ours
-        if not ours <= target * (1 + ROUNDING):
-            self.say(f"epsilon: recomputed {ours:.6g}, above the target {target:g}")
-        if not target * (1 - UNDER_TARGET) <= stated[by] <= target:
-            self.say(
-                f"epsilon: {by} states {stated[by]:.6g}; calibration would give "
-                f"{target * (1 - UNDER_TARGET):.6g} to {target:g}"
-            )
-        for accountant, value in stated.items():
-            if isinstance(value, bool) or accountant not in ACCOUNTANTS:
-                self.say(f"epsilon: {accountant} states {value}, which nothing here computes")
-                continue
-            # RDP is looser by design; the others compute what we do.
-            share = {"rdp": math.inf, "prv": TOLERANCE}.get(accountant, ROUNDING)
-            if not ours * (1 - min(share, TOLERANCE)) <= value <= ours * (1 + share):
-                self.say(f"epsilon: {accountant} states {value:.6g}; recomputed {ours:.6g}")
+        for finding in differences(stated, by, target, ours):
+            self.say(finding)
 
     def _accountants(self, wanted: Mapping[str, Any], is_vote: bool) -> None:
         """Compare whose epsilons are stated."""
