@@ -233,7 +233,8 @@ def model_of(is_channels_last):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_network_has_the_gradients_of_channels_first(method, monkeypatch):
-    x, y = torch.randn(4, 3, 16, 16), torch.arange(4)
+    gen = torch.Generator().manual_seed(0)  # of 60 draws one puts a ReLU's input at its kink
+    x, y = torch.randn(4, 3, 16, 16, generator=gen), torch.arange(4)
     taken = []
     run = kernels.kernel_gradients
     monkeypatch.setattr(kernels, "kernel_gradients", lambda *a: taken.append(a) or run(*a))
