@@ -301,7 +301,13 @@ class PrivateGradient:
         blocks = self._method.blocks(self._state)
         self._blocks = blocks.keys()
         mechanism = self._mechanism
-        self._sum = ClippedSum(blocks, mechanism.releases, like, is_clipping=mechanism.clip)
+        self._sum = ClippedSum(
+            blocks,
+            mechanism.releases,
+            like,
+            is_clipping=mechanism.clip,
+            is_wide=self._ranks.size > 1,
+        )
 
     def _forget(self) -> None:
         """Let go of a step's sums and inputs, also of one that ran out of memory half made."""

@@ -17,6 +17,10 @@ from dpexp.types import Carrier, Key, Release
 
 Blocks = dict[Key, Tensor]
 
+NARROW = 256
+"""Examples that a step's first micro-batch may sum in the model's precision: so few numbers that
+all push the same way lose 10^-5 clip norms in float32, which the weights leave room for."""
+
 
 @dataclass
 class ClipCounts:
@@ -50,20 +54,24 @@ class ClippedSum:
         like: Tensor,
         *,
         is_clipping: bool = True,
+        is_wide: bool = False,
     ) -> None:
         """Start from zeros.
 
         Args:
             shapes: of the blocks, the only ones that may be taken.
             releases: their clip norms.
-            like: a tensor with the examples' device and precision; sums are float64.
+            like: a tensor with the examples' device and precision.
             is_clipping: False sums the vectors as they are.
+            is_wide: True keeps every sum in float64 from the start, as where ranks are to add
+                theirs; else the first `NARROW` examples are summed in the model's precision, and
+                all are in float64 once there are more.
         """
         self.counts = ClipCounts()
         self._shapes, self._like = shapes, like
         self._sums: Blocks = {}
         self._releases = {release.name: release for release in releases}
-        self._is_clipping = is_clipping
+        self._is_clipping, self._is_wide = is_clipping, is_wide
         self._held: dict[Key, Carrier] = {}
         self._sizes: dict[str, Size] = {}
         self._largest: dict[str, Tensor] = {}  # coordinates
@@ -71,12 +79,19 @@ class ClippedSum:
     @property
     def sums(self) -> Blocks:
         """Every block's sum so far, in the order of the shapes."""
-        return {key: self._sum(key) for key in self._shapes}
+        return {
+            key: self._sums[key] if key in self._sums else self._sum(key) for key in self._shapes
+        }
 
     def _sum(self, key: Key) -> Tensor:
+        """Give a block's sum to add to; where it is to be wide and is not, it is widened first."""
+        is_wide = self._is_wide or self._releases[key.release].clip == "coordinates"
+        dtype = torch.float64 if is_wide else self._like.dtype
         # Only once there is something to add: before that, activations want the memory.
         if key not in self._sums:
-            self._sums[key] = self._like.new_zeros(self._shapes[key], dtype=torch.float64)
+            self._sums[key] = self._like.new_zeros(self._shapes[key], dtype=dtype)
+        elif is_wide and self._sums[key].dtype != dtype:
+            self._sums[key] = self._sums[key].to(dtype)
         return self._sums[key]
 
     def take(self, carriers: Mapping[Key, Carrier]) -> None:
@@ -98,7 +113,10 @@ class ClippedSum:
     def close_micro_batch(self, num_examples: int) -> None:
         """Clip every example jointly over its release's blocks, and add them to the sums."""
         self.counts.examples += num_examples
-        if not self._is_clipping or not self._held:
+        if not self._is_clipping:
+            self._is_wide = True  # from the second micro-batch on
+            return
+        if not self._held:
             return
         enough = [
             size.is_exact_enough(self._releases[name].clip_norm)
@@ -109,8 +127,11 @@ class ClippedSum:
         held, self._held = self._held, {}
         sizes, largest = self._sizes, self._largest
         self._sizes, self._largest = {}, {}
-        if bool(is_exact.all()):
+        is_all_exact = bool(is_exact.all())
+        self._is_wide |= len(is_exact) > NARROW or not is_all_exact
+        if is_all_exact:
             self._add(held, sizes, largest, slack_of(self._like.dtype))
+            self._is_wide = True  # from the second micro-batch on
             return
         # In the model's precision they could not be measured, or would cost others their digits.
         others = {key: carrier.keep(~is_exact).widened() for key, carrier in held.items()}

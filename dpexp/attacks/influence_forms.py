@@ -165,7 +165,7 @@ def _summed(form: Form, carrier: Carrier, clip_norm: float) -> Tensor:
     total = ClippedSum({KEY: form.block}, (release,), torch.empty(0))
     total.take({KEY: carrier})
     total.close_micro_batch(0)
-    return total.sums[KEY]
+    return total.sums[KEY].double()
 
 
 def _example(form: Form, knobs: Knobs, gen: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,7 @@ class _Caught(Wrapped):
 
     def compress(self, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
         """Keep the sums."""
-        self.sums = torch.cat([block.flatten() for block in sums.values()])
+        self.sums = torch.cat([block.flatten() for block in sums.values()]).double()
         return super().compress(state, sums)
 
 

@@ -43,12 +43,15 @@ class EmbeddingWeight:
         return _terms(same, torch.linalg.vector_norm(dh, dim=2).double().square(), dh)
 
     def num_positions(self, dh: Tensor) -> int:
-        """Say one: terms are added in the total's precision, one by one."""
+        """Say one: terms are added in float64, one by one."""
         return 1
 
     def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
         """Add the batch gradient to total [rows, d], in the rows that were looked up alone."""
-        total.index_add_(0, x.flatten(), dh.flatten(0, 1).to(total.dtype))
+        tokens, places = x.unique(return_inverse=True)
+        rows = dh.new_zeros(len(tokens), dh.shape[2], dtype=torch.float64)
+        rows.index_add_(0, places.flatten(), dh.flatten(0, 1).double())
+        total.index_add_(0, tokens, rows.to(total.dtype))
 
     def each(self, x: Tensor, dh: Tensor) -> Tensor:
         """Form the gradients, [n, rows, d]."""

@@ -76,7 +76,10 @@ class LinearWeight:
         """Add the batch gradient to total [p, d], `TERMS` positions at a time."""
         slices = (each.flatten(0, 1).split(TERMS) for each in (dh, x))
         for of_dh, of_x in zip(*slices, strict=True):
-            add_(total, of_dh.T @ of_x)
+            if total.dtype == of_x.dtype:
+                total.addmm_(of_dh.T, of_x)
+            else:
+                add_(total, of_dh.T @ of_x)
 
     def _by_forming(self, x: Tensor, dh: Tensor) -> Size:
         formed = size_of_held(self.each(x, dh).flatten(1))
