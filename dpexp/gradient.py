@@ -14,7 +14,7 @@ from torch.func import functional_call
 from dpexp import memory
 from dpexp.mechanism import Mechanism
 from dpexp.passes import Passes
-from dpexp.privatize import ClippedSum, add_noise_
+from dpexp.privatize import ClippedSum, add_noise_, require_full_precision
 from dpexp.ranks import Ranks
 from dpexp.seeds import generator, seed_default
 from dpexp.states import mapped, new_tensors
@@ -25,9 +25,6 @@ from dpexp.types import Batch, ConfigError, Key, Listener, Method, State, Tap
 PREPARED_LESS = (
     "Set a smaller method.rank, method.k or method.m, a smaller model or another device."
 )
-
-FULL = (torch.float32, torch.float64)
-"""Kinds of weights that noise may be drawn for."""
 
 
 @dataclass(frozen=True)
@@ -83,30 +80,6 @@ class _Pass(nn.Module):
         loss = self._loss(self.model(batch.inputs), batch.targets)
         self._tape.backward(loss)
         return loss.detach()
-
-
-def require_full_precision(model: nn.Module) -> None:
-    """Refuse weights in half precision, or in two: what is released is in the weights' own.
-
-    Noise on half precision's grid would leave the sums' low bits bare between its points, and what
-    rounding may take is known of one precision.
-
-    Raises:
-        ConfigError: naming the first such weight.
-    """
-    floating = [each for each in model.named_parameters() if each[1].is_floating_point()]
-    for name, weight in floating:
-        if weight.dtype not in FULL:
-            raise ConfigError(
-                f"Expected weights in float32 or float64; {name} is in {weight.dtype}, too coarse "
-                "for noise. Load the model in float32; autocast may still multiply in half "
-                "precision (model.precision=bfloat16)."
-            )
-        if weight.dtype != floating[0][1].dtype:
-            raise ConfigError(
-                f"Expected weights of one precision; {name} is in {weight.dtype}, the first one in "
-                f"{floating[0][1].dtype}. Load the whole model in float32."
-            )
 
 
 class PrivateGradient:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpexp.carriers import Explicit
 from dpexp.rounding import Size, slack_of
 from dpexp.seeds import spawned
-from dpexp.types import Carrier, Key, Release
+from dpexp.types import Carrier, ConfigError, Key, Release
 
 Blocks = dict[Key, Tensor]
 
@@ -194,6 +194,34 @@ def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, Explicit]:
     """
     clamped = values.double().clamp(-bound, bound)  # to be added without rounding
     return values.flatten(1).abs().amax(1), Explicit(clamped)
+
+
+FULL = (torch.float32, torch.float64)
+"""Kinds of weights that noise may be drawn for."""
+
+
+def require_full_precision(model: nn.Module) -> None:
+    """Refuse weights in half precision, or in two: what is released is in the weights' own.
+
+    Noise on half precision's grid would leave the sums' low bits bare between its points, and what
+    rounding may take is known of one precision.
+
+    Raises:
+        ConfigError: naming the first such weight.
+    """
+    floating = [each for each in model.named_parameters() if each[1].is_floating_point()]
+    for name, weight in floating:
+        if weight.dtype not in FULL:
+            raise ConfigError(
+                f"Expected weights in float32 or float64; {name} is in {weight.dtype}, too coarse "
+                "for noise. Load the model in float32; autocast may still multiply in half "
+                "precision (model.precision=bfloat16)."
+            )
+        if weight.dtype != floating[0][1].dtype:
+            raise ConfigError(
+                f"Expected weights of one precision; {name} is in {weight.dtype}, the first one in "
+                f"{floating[0][1].dtype}. Load the whole model in float32."
+            )
 
 
 NOISE_AT_ONCE = {"cpu": 2**18, "gpu": 2**22}

@@ -320,6 +320,17 @@ def test_a_ledger_torn_anywhere_says_what_was_noted_before(tmp_path, is_durable)
     assert read_mark(tmp_path) is None
 
 
+@pytest.mark.parametrize("line", [b"", b"1O", b"\x00\x00", b"-1", b"\xc2\xb2", b"9" * 5000, b"{}"])
+def test_a_ledger_with_a_line_that_is_no_number_gives_no_step_back(tmp_path, line):
+    """The line may have been the one that counted furthest."""
+    ledger = Ledger(tmp_path, mark(7, 3, 7, ONE), is_durable=False)
+    ledger.note(8)
+    ledger.close()
+    with (tmp_path / records.LEDGER).open("ab") as file:
+        file.write(line + b"\n")
+    assert read_mark(tmp_path) is None
+
+
 @pytest.mark.filterwarnings("ignore:eps=8 has no effect")
 def test_a_run_without_noise_keeps_no_ledger(tmp_path):
     directory = execute(tmp_path, *SHORT, "noise=false")

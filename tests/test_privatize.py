@@ -55,6 +55,16 @@ def test_adding_one_example_moves_the_sum_by_at_most_the_clip_norm(n, seed, log_
     torch.testing.assert_close(moved, own.clamp(max=2.0))
 
 
+def test_what_is_not_finite_leaves_out_no_other_example_that_float64_sums():
+    """Both are taken apart from the rest, where norms in float32 say nothing."""
+    values = torch.tensor([[math.nan, 0, 0], [0, 1e30, 0], [0, 0, 1e25], [0.5, 0, 0]])
+    sums = ClippedSum({A: (3,)}, RELEASES, torch.empty(0))
+    sums.take({A: Explicit(values)})
+    sums.close_micro_batch(4)
+    torch.testing.assert_close(sums.sums[A], torch.tensor([0.5, 2.0, 2.0]).double())
+    assert (sums.counts.nonfinite, sums.counts.clipped) == (1, 2)
+
+
 def test_clipping_is_joint_over_the_blocks_of_a_release():
     a = torch.tensor([[3.0, 0, 0]], dtype=torch.float64)
     b = torch.tensor([[[4.0, 0], [0, 0]]], dtype=torch.float64)

@@ -1,8 +1,10 @@
 """Before the first step: what made-up examples show of a model, and what they leave alone."""
 
+import random
 import types
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -100,6 +102,18 @@ def gated_by_others(self, h):
     return self.layer(h) * torch.sigmoid(h.max(0).values)
 
 
+def scaled_by_largest(self, h):
+    return self.layer(h / h.detach().abs().max())  # as quantising does
+
+
+def scaled_by_smallest(self, h):
+    return self.layer(h / h.detach().abs().min())
+
+
+def sometimes(is_so):
+    return lambda self, h: self.layer(h + h.mean(0) if is_so() else h)
+
+
 def in_only_some(self, h):
     return self.layer(h) + (0 if self.training is False else 1e-3 * h.mean(0))
 
@@ -120,6 +134,13 @@ ZERO = torch.zeros(WIDTH)
 MIXING = {
     "statistics of the batch": (middle(forward=lambda s, h: s.layer(h - h.mean(0))), "mixed"),
     "a thousandth of the mean": (middle(forward=in_only_some), "mixed"),
+    "the scale of the batch's largest": (middle(forward=scaled_by_largest), "mixed"),
+    "the scale of its smallest": (middle(forward=scaled_by_smallest), "mixed"),
+    "its mean, one time in ten": (middle(forward=sometimes(lambda: torch.rand(()) < 0.1)), "mixed"),
+    "nine in ten": (middle(forward=sometimes(lambda: torch.rand(()) > 0.9)), "mixed"),
+    "by a coin": (middle(forward=sometimes(lambda: not torch.empty(()).bernoulli_(0.9))), "mixed"),
+    "by Python's": (middle(forward=sometimes(lambda: random.random() < 0.1)), "mixed"),
+    "by numpy's": (middle(forward=sometimes(lambda: np.random.rand() > 0.9)), "mixed"),
     "the largest of the batch": (middle(forward=gated_by_others), "mixed"),
     "the next one's": (middle(forward=lambda s, h: s.layer(h + h.roll(1, 0))), "mixed"),
     "mixup": (middle(forward=lambda s, h: s.layer(h + h[torch.randperm(len(h))])), "mixed"),
@@ -221,6 +242,9 @@ SOUND = {
     "dropout of all kinds": lambda: nn.Sequential(
         nn.Dropout(0.5), nn.AlphaDropout(0.2), nn.RReLU(), nn.Linear(WIDTH, WIDTH)
     ),
+    "noise by numpy": lambda: middle(
+        forward=lambda s, h: s.layer(h * (1 + np.random.rand() * random.random()))
+    ),
     "noise on the input": lambda: middle(forward=lambda s, h: s.layer(h + torch.randn_like(h))),
     "keywords": lambda: middle(forward=lambda s, h: s.layer(input=h)),
     "a norm of each": lambda: middle(forward=lambda s, h: s.layer(F.normalize(h, dim=1))),
@@ -235,7 +259,9 @@ def test_what_is_sound_passes_and_is_left_as_it_was(name):
     before = {key: (value, value.clone()) for key, value in model.state_dict().items()}
     attributes = {key: repr(vars(module)) for key, module in model.named_modules()}
     chance = torch.get_rng_state()
+    others = random.getstate(), np.random.get_state()[1].tobytes()
     assert check(model) is None
+    assert others == (random.getstate(), np.random.get_state()[1].tobytes())
     for key, value in model.state_dict().items():
         held, copy = before[key]
         assert value.data_ptr() == held.data_ptr() and torch.equal(value, copy)

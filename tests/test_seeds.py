@@ -1,6 +1,8 @@
 """Generators that are independent and replayable."""
 
 import ast
+import operator
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import run
-from dpexp.seeds import AXES, generator, seed_default, spawned
+from dpexp.mechanism import whole_batch
+from dpexp.seeds import AXES, generator, new_secret, seed_default, spawned
+from dpexp.types import Release
 from tests.draws import Draws
 from tests.runs import ALONE
 from tests.steps import PRIVATE
@@ -31,6 +35,27 @@ def test_a_generators_whole_state_comes_from_its_name():
     assert not torch.equal(torch.rand(8, generator=ours), torch.rand(8, generator=theirs))
     drawn = torch.randn(100_000, generator=generator(5, "noise", 7), dtype=torch.float64)
     assert stats.kstest(drawn.numpy(), "norm").pvalue > 1e-4
+
+
+MANY = sorted(
+    {*range(1100), *(10**k + d for k in range(3, 13) for d in (-1, 0, 1))}
+    | {2**k + d for k in range(10, 41) for d in (-1, 0, 1)}
+)
+
+
+def test_steps_and_pieces_share_no_noise_however_far_apart():
+    """Nor is there a count after which draws begin again."""
+    mechanism = whole_batch(4, (Release("gradient", 1, 1.0),))
+    of_steps = [mechanism.noise_generator(step) for step in MANY]
+    of_pieces = spawned(generator(5, "noise", 7), 1100)
+    for gens in (of_steps, of_pieces):
+        assert len({gen.get_state().numpy().tobytes() for gen in gens}) == len(gens)
+
+
+def test_a_secret_has_all_its_bits():
+    drawn = [new_secret() for _ in range(200)]
+    assert len(set(drawn)) == 200
+    assert reduce(operator.or_, drawn) == 2**63 - 1 and reduce(operator.and_, drawn) == 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

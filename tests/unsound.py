@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from dpexp.carriers import Explicit
 from dpexp.methods.compressive import Compressive
 from dpexp.methods.cosamp import keep_largest
 from dpexp.methods.dpsgd import DPSGD
@@ -168,6 +169,58 @@ class Steering(OnHead):
         return {key: total.clone() for key, total in sums.items()}
 
 
+class Foreseeing(OnHead):
+    """Runs the next step with weights that the exact sums moved."""
+
+    def prepare(self, model, state, public, gen):
+        self.weights = {name: model.get_parameter(name).detach() for name in state["shapes"]}
+        return state
+
+    def compress(self, state, sums):
+        self.seen = {key.parameter: total.clone() for key, total in sums.items()}
+        return sums
+
+    def forward_weights(self, state):
+        return {
+            name: self.weights[name] - total.to(self.weights[name])
+            for name, total in getattr(self, "seen", {}).items()
+        }
+
+
+class Masking(OnHead):
+    """Carries only where the last step's exact sums were positive."""
+
+    def compress(self, state, sums):
+        self.seen = {key: total > 0 for key, total in sums.items()}
+        return sums
+
+    def carry(self, state, layer, tap):
+        carried = super().carry(state, layer, tap)
+        if not hasattr(self, "seen"):
+            return carried
+        return {key: Explicit(each.each() * self.seen[key]) for key, each in carried.items()}
+
+
+class Echoing(OnHead):
+    """Adds the last step's exact sums as a made-up example, clipped as any."""
+
+    def compress(self, state, sums):
+        self.seen = {key: Explicit(total[None].clone()) for key, total in sums.items()}
+        return sums
+
+    def crafted(self, state):
+        return (1, self.seen) if hasattr(self, "seen") else (0, {})
+
+
+class Scaling(OnHead):
+    """Scales by the inputs' size that the micro-batch before had."""
+
+    def carry(self, state, layer, tap):
+        before, self.seen = getattr(self, "seen", 1.0), float(tap.x.nan_to_num().abs().mean())
+        carried = super().carry(state, layer, tap)
+        return {key: Explicit(1e-3 * before * each.each()) for key, each in carried.items()}
+
+
 class Lying(Carrier):
     """Says that its vectors are half as long as they are."""
 
@@ -237,6 +290,9 @@ UNSOUND = {
     Undeclared: MAKE,
     Remembering: SECRECY,
     Steering: SECRECY,
+    **dict.fromkeys(
+        [Foreseeing, Masking, Echoing, Scaling], "carried next depends on the examples"
+    ),
     Understated: REACH,
     ChangesSums: "compress changes the sums",
 }

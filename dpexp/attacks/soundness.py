@@ -6,7 +6,8 @@ For any `Method`, ours or a user's, on a model and examples of its own:
                at most the declared sensitivity, in l2 or, under Laplace noise, l1
     make       blocks, their order and shapes are the same whatever the examples
     secrecy    with other examples and the same released vectors, gradients, state, bases and
-               weights are the same to the last bit: nothing is known but what was released
+               weights are the same to the last bit, and so is what the next step then makes of
+               one and the same set: nothing is known but what was released
 
 What holds is no proof: the neighbours are the worst that a search finds (`dpexp.attacks.
 sensitivity`), at the first steps alone. What does not hold is a counterexample.
@@ -343,6 +344,9 @@ def _secrecy(parts: Any, clip_norm: float, findings: dict[str, None]) -> None:
             made += [("what is prepared", seen.given), ("the gradient", outcome.gradients)]
             made += [("the state", state)]
             bench.update(replace(outcome, gradients=dict(outcome.gradients)))
+            # Whatever a method keeps beside its state, its carriers must not know of it.
+            _, after = bench.step(copy.deepcopy(method), state, sets[0], step + 1)
+            made += [("what is carried next", after.sums)]
         ways.append([*made, ("the model", dict(bench.model.state_dict()))])
     for (name, one), (_, other) in zip(*ways, strict=True):
         where = first_difference(one, other)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,14 +24,16 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.mechanism.certificate import UNTRIED
-from dpexp.probing.made_up import make_up
+from dpexp.probing.made_up import MadeUp, make_up
 from dpexp.probing.recorder import Recorder, first_difference, gap
 from dpexp.probing.stage import (
+    EDGES,
+    MIDDLE,
     Attributes,
+    Chance,
     FixedDraws,
     attributes_of,
     buffers_of,
-    reseed,
     set_attributes,
     staged,
     state_kept,
@@ -59,22 +62,22 @@ class Trial:
     """What a batch came to.
 
     Attributes:
-        outputs: the first example's.
-        first: its gradient, by parameter.
+        outputs: every example's.
+        each: the first examples' gradients, by parameter.
         total: all examples' gradient, as the tape takes it; empty where it was not wanted.
         recorder: what was seen on the way.
         buffers: as they were left.
         attributes: likewise, of what modules hold beside them.
-        is_opaque: whether some draw could not be fixed.
+        draws: what chance had to do with it.
     """
 
     outputs: Tensor
-    first: dict[str, Tensor]
+    each: list[dict[str, Tensor]]
     total: dict[str, Tensor]
     recorder: Recorder
     buffers: dict[str, Tensor]
     attributes: Attributes
-    is_opaque: bool
+    draws: FixedDraws
 
 
 def check_model(
@@ -135,17 +138,36 @@ def _tried(
     """Say what is wrong beyond a tolerance; 0: beyond rounding, and beyond nothing for equals."""
     with staged(model, dtype, device), torch.enable_grad():
         examples = make_up(task, model, device, dtype)
-        one, other, alone = (
-            _trial(model, parameters, task.loss, batch, is_summed=batch is examples.one)
-            for batch in examples
-        )
-        expected, sizes = _by_autograd(model, parameters, task.loss, examples.one)
-        return (
-            _gradients(one.total, expected, sizes, tolerance or CLEAR)
-            or _mixing(model, one, other, tolerance, "with the others in its batch")
-            or _mixing(model, one, alone, tolerance or CLEAR, "with how many are in its batch")
-            or _attributes(model, one, other, examples.alone, tolerance)
-        )
+        wrong, may_differ = _compared(model, parameters, task.loss, examples, tolerance, MIDDLE)
+        for chance in EDGES if may_differ and wrong is None else ():
+            with suppress(ConfigError):  # a layer that chance leaves out; a step will say so
+                wrong = (
+                    wrong or _compared(model, parameters, task.loss, examples, tolerance, chance)[0]
+                )
+        return wrong
+
+
+def _compared(
+    model: nn.Module,
+    parameters: Sequence[str],
+    loss: Judge,
+    examples: MadeUp,
+    tolerance: float,
+    chance: Chance,
+) -> tuple[str | None, bool]:
+    """Say what is wrong where chance gives some numbers, and whether others may lead elsewhere."""
+    one, other, alone = (
+        _trial(model, parameters, loss, batch, chance, is_whole=batch is examples.one)
+        for batch in examples
+    )
+    expected, sizes = _by_autograd(model, parameters, loss, examples.one, chance)
+    wrong = (
+        _gradients(one.total, expected, sizes, tolerance or CLEAR)
+        or _mixing(model, one, other, 0, tolerance, "with the others in its batch")
+        or _mixing(model, one, alone, 1, tolerance or CLEAR, "with how many are in its batch")
+        or _attributes(model, one, other, examples.alone, tolerance, chance)
+    )
+    return wrong, one.draws.has_drawn
 
 
 def _gradients(
@@ -171,7 +193,7 @@ def _gradients(
 
 
 def _by_autograd(
-    model: nn.Module, parameters: Sequence[str], loss: Judge, batch: Batch
+    model: nn.Module, parameters: Sequence[str], loss: Judge, batch: Batch, chance: Chance
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Give the gradients, and for each how large its terms are: what their rounding scales with."""
     weights = {name: model.get_parameter(name) for name in parameters}
@@ -197,8 +219,7 @@ def _by_autograd(
             parameter.requires_grad_(False)
         for weight in weights.values():
             weight.requires_grad_(True)
-        with state_kept(model), FixedDraws():
-            reseed()
+        with state_kept(model), FixedDraws(chance):
             total = loss(model(batch.inputs), batch.targets)
             found = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
     finally:
@@ -222,64 +243,83 @@ def _note(seen: list[float], dh: Tensor) -> None:
 
 
 def _trial(
-    model: nn.Module, parameters: Sequence[str], loss: Judge, batch: Batch, *, is_summed: bool
+    model: nn.Module,
+    parameters: Sequence[str],
+    loss: Judge,
+    batch: Batch,
+    chance: Chance,
+    *,
+    is_whole: bool,
 ) -> Trial:
-    """Take a batch through model and tape; all examples' gradient is summed where it is wanted."""
+    """Take a batch through model and tape.
+
+    Of a whole one every example's gradient is kept, and their sum as the tape takes it; of another
+    the first example's.
+    """
     total: dict[str, Tensor] = {}
-    first: dict[str, Tensor] = {}
-    wanted = (total, first) if is_summed else (first,)
-    is_first = torch.arange(len(batch), device=batch.inputs.device) == 0
+    each: list[dict[str, Tensor]] = [{} for _ in range(len(batch) if is_whole else 1)]
+    rows = torch.arange(len(batch), device=batch.inputs.device)
     shapes = {name: model.get_parameter(name) for name in parameters}
 
     def take(layer: str, tap: Tap) -> None:
         for own in tap.parameters:
             name = f"{layer}.{own}"
-            for sums in wanted:
+            for row, sums in [*enumerate(each), *([(None, total)] if is_whole else [])]:
                 carrier = tap.gradient(own)
-                carrier = carrier if sums is total else carrier.keep(is_first)
+                carrier = carrier if row is None else carrier.keep(rows == row)
                 sums[name] = torch.zeros_like(
                     shapes[name], requires_grad=False, memory_format=torch.contiguous_format
                 )
                 with torch.no_grad():
                     carrier.add_to(sums[name], None)
 
-    recorder, draws = Recorder(len(batch)), FixedDraws()
+    recorder, draws = Recorder(len(batch)), FixedDraws(chance)
     with state_kept(model):
         with recorder.on(model), Tape(model, parameters, take) as tape, draws:
-            reseed()
             tape.expect(len(batch))
             outputs = model(batch.inputs)
             tape.backward(loss(outputs, batch.targets))
         return Trial(
-            outputs.detach()[0].clone(),
-            first,
+            outputs.detach().clone(),
+            each,
             total,
             recorder,
             buffers_of(model),
             attributes_of(model),
-            draws.is_opaque,
+            draws,
         )
 
 
-def _mixing(model: nn.Module, one: Trial, other: Trial, most: float, how: str) -> str | None:
-    """Compare what the first example comes to, and the buffers, in two companies."""
-    if one.is_opaque and one.recorder.count != other.recorder.count:
+def _mixing(
+    model: nn.Module, one: Trial, other: Trial, row: int, most: float, how: str
+) -> str | None:
+    """Compare what an example comes to in two companies, and the buffers.
+
+    Args:
+        model: of both.
+        one: a trial.
+        other: another one, where the example is the first.
+        row: the example in the first trial.
+        most: as a share, what may differ.
+        how: what of the company is another.
+    """
+    if one.draws.is_opaque and one.recorder.count != other.recorder.count:
         return None  # dropout of another shape
     if (wrong := _buffers(model, one.buffers, other.buffers)) is not None:
         return wrong
-    if not _differ(one, other, most):
+    if not _differ(one, other, row, most):
         return None
-    return _said(model, first_difference(one.recorder, other.recorder, most), how)
+    return _said(model, first_difference(one.recorder, other.recorder, row, most), how)
 
 
-def _differ(one: Trial, other: Trial, most: float) -> bool:
-    if gap(one.outputs, other.outputs) > most:
+def _differ(one: Trial, other: Trial, row: int, most: float) -> bool:
+    if gap(one.outputs[row], other.outputs[0]) > most:
         return True
-    sizes = {name: _norm(each) for name, each in one.first.items()}
+    sizes = {name: _norm(each) for name, each in one.each[row].items()}
     largest = max(sizes.values())
-    for name, mine in one.first.items():
+    for name, mine in one.each[row].items():
         # What cancels to nothing, as the bias before a norm, is rounding beside the others.
-        apart = _norm(mine - other.first[name])
+        apart = _norm(mine - other.each[0][name])
         if apart > most * max(sizes[name], BESIDE * largest):
             return True
     return False
@@ -319,7 +359,7 @@ def _buffers(
 
 
 def _attributes(
-    model: nn.Module, one: Trial, other: Trial, alone: Batch, tolerance: float
+    model: nn.Module, one: Trial, other: Trial, alone: Batch, tolerance: float, chance: Chance
 ) -> str | None:
     """Refuse what modules remember of examples beside buffers, where outputs come to depend on it.
 
@@ -331,8 +371,7 @@ def _attributes(
         return None
     outputs = []
     for attributes in (kept, others):
-        with state_kept(model), torch.no_grad(), FixedDraws():
-            reseed()
+        with state_kept(model), torch.no_grad(), FixedDraws(chance):
             set_attributes(model, attributes)
             outputs.append(model(alone.inputs))
     if gap(*outputs) <= tolerance:

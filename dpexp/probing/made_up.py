@@ -16,12 +16,12 @@ WIDEST = 11
 
 
 class MadeUp(NamedTuple):
-    """One example in three companies; it comes first in each.
+    """Two examples in three companies: what one of them outweighs shows in the other.
 
     Attributes:
-        one: beside a second example.
-        other: beside a third in place of the second.
-        alone: by itself; of texts, without the padding that the longer neighbour asks for.
+        one: both; of texts, the second is shorter.
+        other: the first beside a third.
+        alone: the second by itself, without the padding that its longer neighbour asks for.
     """
 
     one: Batch
@@ -57,7 +57,7 @@ def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtyp
         tensors = [chosen.inputs.to(device), chosen.targets.to(device)]
         return Batch(*(t.to(dtype) if t.is_floating_point() else t for t in tensors))
 
-    return MadeUp(batch(inputs[[0, 1]], [0, 1]), batch(inputs[[0, 2]], [0, 2]), batch(alone, [0]))
+    return MadeUp(batch(inputs[[1, 0]], [1, 0]), batch(inputs[[1, 2]], [1, 2]), batch(alone, [0]))
 
 
 def _numbers(count: int, like: Tensor, gen: torch.Generator) -> Tensor:

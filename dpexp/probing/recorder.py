@@ -1,4 +1,4 @@
-"""What the first example of a batch meets on its way through a model and back, module by module."""
+"""What the examples of a batch meet on their way through a model and back, module by module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Event:
         module: the culprit where this is the first to differ: what it left, or around what it
             entered.
         kind: "output" or "gradient".
-        value: the first example's part.
+        value: of every example, side by side.
     """
 
     module: str
@@ -77,12 +77,19 @@ class Recorder:
 
     def _keep(self, tensor: Tensor, module: str, kind: str) -> None:
         if tensor.dim() and len(tensor) and len(tensor) % self.count == 0:
-            mine = tensor.detach()[: len(tensor) // self.count].clone()
-            self.events.append(Event(module, kind, mine))
+            each = tensor.detach().clone().unflatten(0, (self.count, -1))
+            self.events.append(Event(module, kind, each))
 
 
-def first_difference(one: Recorder, other: Recorder, most: float) -> Event | None:
-    """Find what differs first by more than some share, forward before backward."""
+def first_difference(one: Recorder, other: Recorder, row: int, most: float) -> Event | None:
+    """Find what differs first by more than some share, forward before backward.
+
+    Args:
+        one: a batch's.
+        other: another one's, of whose examples the first is held to `row` of this.
+        row: in the first batch.
+        most: the share.
+    """
     for kind in ("output", "gradient"):
         pairs = zip(
             (event for event in one.events if event.kind == kind),
@@ -90,7 +97,8 @@ def first_difference(one: Recorder, other: Recorder, most: float) -> Event | Non
             strict=False,
         )
         for mine, theirs in pairs:
-            if mine.value.shape == theirs.value.shape and gap(mine.value, theirs.value) > most:
+            own, its = mine.value[row], theirs.value[0]
+            if own.shape == its.shape and gap(own, its) > most:
                 return mine
     return None
 

@@ -7,8 +7,9 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,22 +28,53 @@ OF_ALL_MODULES = frozenset(vars(nn.Module()))
 """Attributes that are torch's own: parameters, buffers, hooks, the mode."""
 
 HALF = 0.5
+
+
+class Chance(NamedTuple):
+    """What chance gives.
+
+    Attributes:
+        number: every number that a model draws with torch.
+        seed: of Python's and numpy's generators, whose first two numbers are alike.
+    """
+
+    number: float
+    seed: int
+
+
+MIDDLE = Chance(HALF, 0)
+EDGES = (Chance(0.01, 39_608), Chance(0.99, 1_470))
+"""For what is done with a small or a large probability, such as mixing some batches."""
+
 FILLED = ("bernoulli_", "uniform_", "normal_", "exponential_", "rand", "rand_like", "randn",
           "randn_like")  # fmt: skip
 """Operations that fill a tensor whatever it holds, by name."""
 
 
 class FixedDraws(TorchDispatchMode):
-    """Fixes what a model draws, whatever the batch's size: dropout keeps all, numbers are 1/2.
+    """Fixes what a model draws, whatever the batch's size: dropout keeps all, numbers are one.
 
     Attributes:
         is_opaque: whether some draw could not be fixed, as within a fused attention with dropout.
+        has_drawn: whether other numbers could have led elsewhere; masks, as of dropout, aside.
     """
 
-    def __init__(self) -> None:
-        """Begin with nothing seen."""
+    def __init__(self, chance: Chance = MIDDLE) -> None:
+        """Say what is drawn, and begin with nothing seen."""
         super().__init__()
-        self.is_opaque = False
+        self.is_opaque = self.has_drawn = False
+        self._chance, self._before = chance, None
+
+    def __enter__(self) -> FixedDraws:
+        """Begin to fix draws; Python's and numpy's begin anew."""
+        reseed(self._chance)
+        self._before = _of_others()
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        """End."""
+        super().__exit__(*error)
+        self.has_drawn |= self._before != _of_others()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do an operation, without chance."""
@@ -59,8 +91,12 @@ class FixedDraws(TorchDispatchMode):
             return out.copy_(torch.arange(len(out) - 1, -1, -1))  # what is shuffled changes place
         if name.startswith("randint"):
             return out.fill_(out.min() if out.numel() else 0).zero_()
+        if name == "bernoulli_" and out.numel() > 1:
+            return out.fill_(1)
         if name in FILLED:
-            return out.fill_(1 if name == "bernoulli_" else HALF)
+            self.has_drawn = True
+            number = self._chance.number
+            return out.fill_(float(number >= HALF) if name == "bernoulli_" else number)
         self.is_opaque |= _draws(func, args, kwargs or {})
         return out
 
@@ -81,7 +117,7 @@ def staged(model: nn.Module, dtype: torch.dtype, device: torch.device) -> Iterat
     """
     kept = [(tensor, tensor.data) for tensor in _tensors(model)]
     cuda = [device] if device.type == "cuda" else []
-    chance = random.getstate()
+    chance, of_numpy = random.getstate(), np.random.get_state()
     gen = generator(0, "shaken", 0)
     with torch.random.fork_rng(cuda), in_mode(model, is_training=True), state_kept(model):
         try:
@@ -98,6 +134,7 @@ def staged(model: nn.Module, dtype: torch.dtype, device: torch.device) -> Iterat
             for tensor, data in kept:
                 tensor.data = data
             random.setstate(chance)
+            np.random.set_state(of_numpy)
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
@@ -113,10 +150,17 @@ def _noise(like: Tensor, gen: torch.Generator) -> Tensor:
     return drawn.repeat(times)[: like.numel()].view(like.shape)
 
 
-def reseed() -> None:
+def reseed(chance: Chance) -> None:
     """Begin all draws anew."""
     seed_default(0, "probe", 0)
-    random.seed(0)
+    random.seed(chance.seed)
+    np.random.seed(chance.seed)
+
+
+def _of_others() -> tuple[Any, ...]:
+    """Tell how far draws without torch have come."""
+    _, words, place, *rest = np.random.get_state()
+    return random.getstate(), words.tobytes(), place, *rest
 
 
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from dpexp.records.safely import parse_json
 LEDGER = "released.jsonl"
 """Its name in a run's directory: a line that says where the steps it counts began, then their
 number, once a step."""
+
+COUNT = r"[0-9]{1,18}"
+"""A number of steps, as a whole line has it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,10 @@ class Mark:
 
 
 def read_mark(directory: Path) -> Mark | None:
-    """Read a run's ledger; None if there is none, or its first line is damaged."""
+    """Read a run's ledger; None if there is none, or any whole line of it is damaged.
+
+    A line that cannot be read may have been the one that counted furthest.
+    """
     try:
         head, *counts = (directory / LEDGER).read_text(errors="replace").split("\n")
         mark = Mark(**parse_json(head))
@@ -67,8 +74,10 @@ def read_mark(directory: Path) -> Mark | None:
     if not all(type(n) is int and n >= 0 for n in (mark.steps, mark.begun_from, mark.begun_at)):
         return None
     # What follows the last line's end was torn by a kill: its step had not begun.
-    whole = [int(count) for count in counts[:-1] if count.isdigit()]
-    return Mark(**vars(mark) | {"steps": max([mark.steps, *whole])})
+    whole = counts[:-1]
+    if not all(re.fullmatch(COUNT, count) for count in whole):
+        return None
+    return Mark(**vars(mark) | {"steps": max([mark.steps, *map(int, whole)])})
 
 
 class Ledger:

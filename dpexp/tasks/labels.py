@@ -59,14 +59,15 @@ def class_indices(
             is_class = (numbers >= 0) & (numbers < num_classes) & (numbers % 1 == 0)
         if is_class.all():
             return numbers.astype(np.int64)
-    for row, value in enumerate(values.to_pylist(), first):
+    found = values.to_pylist()  # of a dictionary's entries, too, as categories are written
+    for row, value in enumerate(found, first):
         reason = _what_is_wrong(value, num_classes)
         if reason is not None:
             raise ConfigError(
                 f"Expected class indices in [0, {num_classes}) in column {column} of {path}; "
                 f"row {row} holds {reprlib.repr(value)}{reason}"
             )
-    return np.empty(0, np.int64)  # of a type that says nothing, and no row
+    return np.array(found, np.int64)
 
 
 def _what_is_wrong(value: object, num_classes: int) -> str | None:

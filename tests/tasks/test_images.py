@@ -37,6 +37,10 @@ def test_every_set_loads_pixel_for_pixel_from_files_laid_out_like_the_hub(
     assert task.train.inputs.dtype == torch.uint8
     assert np.array_equal(task.train.inputs.numpy(), images)
     assert np.array_equal(task.train.targets.numpy(), labels)
+    # Constants of the config move and scale them, never the private images' own.
+    given = task.train.batch(torch.arange(len(images))).inputs
+    mean, std = (torch.tensor(settings[key]).view(-1, 1, 1) for key in ("mean", "std"))
+    torch.testing.assert_close(given, (torch.from_numpy(images) / 255 - mean) / std)
     assert np.array_equal(task.test.inputs.numpy(), written["test"][0])
     assert list(task.input_shape) == settings["input_shape"]
     assert (task.name, task.dataset_size, task.metric) == (name, 30, "test_accuracy")

@@ -37,6 +37,11 @@ def test_whole_numbers_are_taken_in_any_type(labels, kind):
     assert found.dtype == np.int64 and found.tolist() == labels
 
 
+def test_whole_numbers_are_taken_as_categories_too():
+    column = pa.array([2, 0, 2]).dictionary_encode()
+    assert class_indices(column, 3, column="label", path="a file", first=0).tolist() == [2, 0, 2]
+
+
 @given(
     before=st.lists(st.integers(0, 2), max_size=5),
     odd=st.one_of(
