@@ -178,10 +178,10 @@ def _gradients(
 ) -> str | None:
     """Compare the tape's summed gradients with autograd's."""
     for name, mine in taken.items():
-        apart = float((mine.double() - expected[name].double()).norm())
+        apart = _norm(mine - expected[name])
         if apart > tolerance * sizes[name]:
             layer, _, own = name.rpartition(".")
-            size = float(expected[name].double().norm())
+            size = _norm(expected[name])
             much = f"{apart / size:.2g} of its size" if size else "all of it"
             return (
                 f"Expected layer {layer!r} to be used by nothing but its own forward pass; on "
@@ -234,8 +234,12 @@ def _by_autograd(
     return gradients, {name: math.prod(seen[name.rpartition(".")[0]]) for name in parameters}
 
 
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor))
+
+
 def _note(seen: list[float], dh: Tensor) -> None:
-    seen[1] += float(dh.double().norm())
+    seen[1] += _norm(dh)
 
 
 def _trial(
@@ -311,11 +315,12 @@ def _mixing(
 def _differ(one: Trial, other: Trial, row: int, most: float) -> bool:
     if gap(one.outputs[row], other.outputs[0]) > most:
         return True
-    largest = max(float(each.double().norm()) for each in one.each[row].values())
+    sizes = {name: _norm(each) for name, each in one.each[row].items()}
+    largest = max(sizes.values())
     for name, mine in one.each[row].items():
         # What cancels to nothing, as the bias before a norm, is rounding beside the others.
-        apart = float((mine.double() - other.each[0][name].double()).norm())
-        if apart > most * max(float(mine.double().norm()), BESIDE * largest):
+        apart = _norm(mine - other.each[0][name])
+        if apart > most * max(sizes[name], BESIDE * largest):
             return True
     return False
 
