@@ -17,7 +17,8 @@ def compare(record: Record) -> list[str] | None:
 
     Returns:
         What differs, one sentence each; None where the model cannot be built from its record:
-        an older one, pretrained weights, or parts that are not dpexp's.
+        an older one, pretrained weights, or parts that are not dpexp's. Those are never called:
+        a record may come from anyone.
     """
     try:
         expected = _parameters(record)
@@ -46,6 +47,8 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
     config, result = record.config, record.result
     target, method = config["model"]["_target_"], config["method"]["_target_"]
     is_known = is_ours(target) and target.startswith("dpexp.models.") and method in (*KNOWN, PATE)
+    built = ("model",) if method == PATE else ("model", "method")
+    is_known = is_known and all(_is_plain(config[part]) for part in built)
     if not is_known or target == PRETRAINED or not all(key in result for key in SHAPE):
         return None
     task: Any = SimpleNamespace(
@@ -61,3 +64,21 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
         return {"trainable": {n: p.numel() for n, p in model.named_parameters()}, "frozen": {}}
     made = run._make(config["method"], without=("name",))
     return dict(zip(("trainable", "frozen"), named_parameters(model, made), strict=True))
+
+
+def _is_plain(node: Mapping[str, Any]) -> bool:
+    """Say whether Hydra would call nothing for settings but what their own `_target_` names."""
+    waiting: list[Any] = [value for key, value in node.items() if key != "_target_"]
+    if any(str(key).startswith("_") for key in {*node} - {"_target_"}):
+        return False
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            if any(str(key).startswith("_") for key in value):
+                return False
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif isinstance(value, str) and "${" in value:
+            return False
+    return True

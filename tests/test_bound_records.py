@@ -18,6 +18,7 @@ from dpexp import records
 from dpexp.mechanism.finished import recheck_record
 from dpexp.records.predictions import PREDICTIONS, packed, unpacked
 from dpexp.records.record import contents, hash_of
+from scripts import names
 from tests.runs import execute
 
 SMALL = ["task=digits", "profile=embedded", "device=cpu", "model=linear", "epochs=0.5", "eps=3"]
@@ -314,3 +315,22 @@ def test_absurd_counts_are_a_finding_and_nothing_is_computed(count, copy_of):
         release["at_most"] = count
     other = records.Record(directory, config, record.result, privacy, record.metrics)
     assert any("too many to be composed" in f for f in recheck_record(other).findings)
+
+
+@pytest.mark.parametrize("part", ["model", "method"])
+@pytest.mark.parametrize("place", ["deep", "list", "arguments", "partial"])
+def test_nothing_that_a_record_names_is_called(part, place, directories, tmp_path):
+    """Checking a record builds its model, and Hydra calls whatever a value names."""
+    record, written = records.read(directories["dpsgd"]), tmp_path / "written"
+    assert names.compare(record) == []
+    call = {"_target_": "torch.save", "obj": 1, "f": str(written)}
+    more = {
+        "deep": {"more": {"inner": call}},
+        "list": {"more": [1, call]},
+        "arguments": {"_args_": [call]},
+        "partial": {"_partial_": True, "more": call},
+    }[place]
+    config = record.config | {part: record.config[part] | more}
+    other = records.Record(record.directory, config, record.result, record.privacy, record.metrics)
+    assert names.compare(other) is None
+    assert not written.exists()
