@@ -272,7 +272,8 @@ def _refuse_mixing(model: nn.Module) -> None:
 def _refuse_sharing(model: nn.Module) -> None:
     owners: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        first = owners.setdefault(id(parameter), name)
+        # By what they hold: two parameters may lie in one place. An empty one lies nowhere.
+        first = owners.setdefault(parameter.data_ptr() or id(parameter), name)
         if first != name:
             raise ConfigError(
                 f"Expected every parameter in one place; {name!r} is {first!r} again. "

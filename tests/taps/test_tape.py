@@ -230,3 +230,10 @@ def test_a_parameter_that_the_rule_does_not_know_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"'0\.temperature' of the LayerNorm 0 has none"):
         Tape(model, names(model), ignore)
     Tape(model, ["1.weight"], ignore).detach()
+
+
+def test_two_parameters_that_lie_in_one_place_are_refused_by_name():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = nn.Parameter(model[0].weight.data)
+    with pytest.raises(ConfigError, match=r"'1\.weight' is '0\.weight' again"):
+        Tape(model, ["0.weight"], lambda *_: None)
