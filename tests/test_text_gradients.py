@@ -306,7 +306,8 @@ def test_a_layer_that_serves_twice_is_refused_by_name():
 
 def test_a_head_tied_to_the_embeddings_is_refused_by_name():
     model = tiny("bert")
-    model.head = Head(SHAPE["width"], len(model.encoder.embeddings.word_embeddings.weight), 1, 0.0)
+    rows = len(model.encoder.embeddings.word_embeddings.weight)
+    model.head = Head(SHAPE["width"], rows, 1, 0.0).double()
     model.head.out.weight = model.encoder.embeddings.word_embeddings.weight
     with pytest.raises(
         ConfigError, match=r"'head\.out\.weight' is .*word_embeddings\.weight' again"
