@@ -130,18 +130,17 @@ class ClippedSum:
         is_all_exact = bool(is_exact.all())
         self._is_wide |= len(is_exact) > NARROW or not is_all_exact
         if is_all_exact:
-            self._add(held, sizes, largest, slack_of(self._like.dtype))
+            self._add(held, sizes, largest)
             self._is_wide = True  # from the second micro-batch on
             return
         # In the model's precision they could not be measured, or would cost others their digits.
         others = {key: carrier.keep(~is_exact).widened() for key, carrier in held.items()}
         of_others = {name: each[~is_exact] for name, each in largest.items()}
-        slack = slack_of(self._like.dtype, is_widened=True)
-        self._add(others, self._measured(others), of_others, slack)
+        self._add(others, self._measured(others), of_others, is_widened=True)
         held = {key: carrier.keep(is_exact) for key, carrier in held.items()}
         sizes = {name: size.keep(is_exact) for name, size in sizes.items()}
         largest = {name: each[is_exact] for name, each in largest.items()}
-        self._add(held, sizes, largest, slack_of(self._like.dtype))
+        self._add(held, sizes, largest)
 
     def _measured(self, held: dict[Key, Carrier]) -> dict[str, Size]:
         """Measure anew what is clipped by its norm; carriers are replaced by what to hold."""
@@ -158,11 +157,14 @@ class ClippedSum:
         held: dict[Key, Carrier],
         sizes: Mapping[str, Size],
         largest: Mapping[str, Tensor],
-        slack: float,
+        *,
+        is_widened: bool = False,
     ) -> None:
         """Clip some examples and add them to the sums; what is held is let go meanwhile."""
+        is_widened &= self._like.dtype != torch.float64
+        slack = slack_of(self._like.dtype, is_widened=is_widened)
         clip_norms = {name: release.clip_norm for name, release in self._releases.items()}
-        bounds = {name: size.bound(slack) for name, size in sizes.items()}
+        bounds = {name: size.bound(slack, is_widened=is_widened) for name, size in sizes.items()}
         finite = torch.stack([each.isfinite() for each in (*bounds.values(), *largest.values())])
         above = [size.squares.sqrt() > clip_norms[name] for name, size in sizes.items()]
         above += [each > clip_norms[name] for name, each in largest.items()]

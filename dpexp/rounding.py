@@ -62,13 +62,16 @@ class Size(NamedTuple):
         """Drop the examples where mask [n] is False."""
         return Size(*(each[mask] for each in self))
 
-    def bound(self, slack: float) -> Tensor:
+    def bound(self, slack: float, *, is_widened: bool = False) -> Tensor:
         """Bound what an example adds to the sum, in l2 and with what rounding adds, [n].
 
         Args:
             slack: share of the energy that is left to rounding, as `slack_of` gives it.
+            is_widened: whether it is summed in float64 beside others that are not: their sum is
+                rounded otherwise where it joins, and its norm leaves room for that.
         """
-        return self.squares.sqrt() + slack * self.energy.sqrt()
+        room = 1 + ROUNDINGS * unit(torch.float32) if is_widened else 1.0  # others may be narrow
+        return room * self.squares.sqrt() + slack * self.energy.sqrt()
 
     def is_exact_enough(self, clip_norm: float) -> Tensor:
         """Say where the model's precision will do: finite, little cancels, nothing underflows."""
