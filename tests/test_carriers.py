@@ -154,3 +154,29 @@ def test_padding_moves_no_weight(kind, lengths):
     (alone, form), (padded, another) = bound(short), bound(long)
     torch.testing.assert_close(padded, alone, rtol=2e-6, atol=0)
     assert kind != "linear" or (form is not another) == (short < 48 <= long)
+
+
+@pytest.mark.parametrize("scale", [1e30, 5.0, 1e-30, math.nan])
+@pytest.mark.parametrize("more", ["beside the others", "in a second micro-batch", "beyond 256"])
+def test_one_that_widens_a_sum_moves_it_by_no_more_than_the_clip_norm(scale, more):
+    """What it changes in the others' rounding included, who all push one way."""
+    gen = torch.Generator().manual_seed(0)
+    for trial in range(25):
+        num = 256 if more == "beyond 256" else int(torch.randint(1, 200, (), generator=gen))
+        others = 3 * torch.rand(num, 5, generator=gen)
+        others[:, 1:] *= trial % 2
+        one = scale * others[:1] / others[0].norm()
+        apart = more == "in a second micro-batch"
+        batches = [others, one] if apart else [torch.cat([others, one])]
+        moved = added(*batches) - added(others)
+        assert float(torch.linalg.vector_norm(moved)) <= 1 + 1e-6
+
+
+def added(*micro_batches):
+    """Clip and sum vectors at 1, a micro-batch after the other."""
+    key = Key("gradient", "weight")
+    sums = ClippedSum({key: (5,)}, (Release("gradient", 5, 1.0),), torch.empty(0))
+    for values in micro_batches:
+        sums.take({key: Explicit(values)})
+        sums.close_micro_batch(len(values))
+    return sums.sums[key].double()
