@@ -365,7 +365,7 @@ class PrivateGradient:
             add_noise_(released, mechanism.releases, sigma, gen, self._dtype)
         # Rounded to the model's precision only now: a sum's last digits would tell of an example.
         for key, total in released.items():
-            released[key] = total.div_(mechanism.batch_size).to(self._dtype)
+            released[key] = total.to(self._dtype).div_(mechanism.batch_size)
         return released, int(bool(mechanism.noise))
 
 

@@ -243,6 +243,9 @@ def add_noise_(
 ) -> None:
     """Add independent noise to every coordinate of every release, in place.
 
+    They are added in float64 and rounded once, so that what comes out does not tell in which
+    precision the sums were held.
+
     Args:
         sums: the clipped sums over the whole logical batch (all ranks), or what a method made of
             them; contiguous. After an error some hold noise and some do not.
@@ -261,7 +264,10 @@ def add_noise_(
 
     def add(piece: Tensor, release: Release, gen: torch.Generator) -> None:
         noise = _DRAWS[release.noise](piece, gen, dtype or piece.dtype)
-        piece.add_(noise, alpha=noise_multiplier * release.clip_norm)
+        wide = piece.double()  # the sums themselves where they are in float64
+        wide.add_(noise, alpha=noise_multiplier * release.clip_norm)
+        if wide is not piece:
+            piece.copy_(wide)
 
     @torch.no_grad()  # which holds for the thread that says it
     def add_by_grains(piece: Tensor, release: Release, gen: torch.Generator) -> None:

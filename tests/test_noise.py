@@ -132,6 +132,20 @@ def test_noise_on_sums_leaves_none_of_their_grid():
     assert (ones_of_low_bits(sums[KEY]) - 0.5).abs().max() < 5 * 0.5 / math.sqrt(AT_ONCE)
 
 
+@pytest.mark.parametrize("noise", LAWS)
+@pytest.mark.parametrize("size", [3, AT_ONCE + 9])
+def test_what_comes_out_does_not_tell_in_which_precision_sums_were_held(size, noise):
+    """One example that float32 cannot measure widens all sums: the draw decides on that."""
+    narrow = torch.randn(size, generator=generator(0, "sums", 0))
+    given = []
+    for total in (narrow, narrow.double()):
+        sums = {KEY: total.clone()}
+        gen = generator(0, "noise", 0)
+        add_noise_(sums, (release(noise, size),), 7.3, gen, torch.float32)
+        given.append(sums[KEY].float())
+    assert torch.equal(*given) and not torch.equal(given[0], narrow)
+
+
 def test_votes_get_noise_of_the_declared_laws_with_all_their_bits():
     """PATE's blocks of one number and of a class each, from a generator a query, in float64."""
     mechanism = votes(num_classes=10)

@@ -79,8 +79,7 @@ class Injected:
         self._calls += 1
         made = self.inner.compress(state, sums)
         return {
-            key: self._scale
-            * torch.randn(block.shape, generator=gen, dtype=torch.float64).to(block)
+            key: (self._scale * torch.randn(block.shape, generator=gen)).to(block)
             for key, block in made.items()
         }
 
