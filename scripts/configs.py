@@ -8,10 +8,8 @@ suite do with them decides too, and has a folder of entries for each of its vers
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -29,15 +27,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 import run
-from dpexp.caches import cache_dir
-from dpexp.records import RecordError, write_atomically
+from dpexp.caches import Kept
 from scripts import quotes, settings
-
-KEPT = 4
-"""Versions of what composes whose entries stay: those of a few checkouts or branches."""
-
-MOST = 5000
-"""Entries of one version; beyond, the older half goes. Words with a folder of their own add up."""
 
 ENVIRONMENT = re.compile(r"oc\.env:\s*(\w+)")
 
@@ -62,22 +53,16 @@ class Configs:
 
     def compose(self, words: Sequence[str]) -> dict[str, Any]:
         """Give the plain config that these overrides compose to; raises as `run.compose` does."""
-        name = hashlib.sha256(os.fsencode("\0".join(map(_meant, words)))).hexdigest()[:32]
-        entry = self._folder / f"{name}.json"
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            kept = json.loads(entry.read_text(encoding="utf-8"))
+        name = "\0".join(map(_meant, words))
+        with suppress(KeyError, TypeError, AttributeError):
+            kept = self._kept.get(name)
             if kept["rests_on"] == self._state(kept["rests_on"]):
                 return kept["config"]
         try:
             config, files = self._composed(words)
         except Exception:
             return run.compose(words)  # which says what is wrong
-        text = json.dumps({"config": config, "rests_on": self._state(files)})
-        if json.loads(text)["config"] == config:
-            # A folder that cannot be written costs time, not the run.
-            with suppress(OSError, RecordError):
-                entry.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(entry, text)
+        self._kept.put(name, {"config": config, "rests_on": self._state(files)})
         return config
 
     def _composed(self, words: Sequence[str]) -> tuple[dict[str, Any], set[str]]:
@@ -121,18 +106,12 @@ class Configs:
         return {name: self._known[name] for name in sorted(names)}
 
     @cached_property
-    def _folder(self) -> Path:
-        digest = hashlib.sha256(f"{hydra.__version__} {omegaconf.__version__}".encode())
-        for module in (run, settings, quotes):
-            digest.update(Path(module.__file__).read_bytes())
-        digest.update(Path(__file__).read_bytes())
-        digest.update("\0".join(sorted(self._groups)).encode())
-        folder = cache_dir() / "configs" / digest.hexdigest()[:16]
-        if folder.is_dir():
-            _thin_out(folder)
-        else:
-            _forget(folder.parent)
-        return folder
+    def _kept(self) -> Kept:
+        """What was composed by this version of all that does it, but for the files of conf."""
+        version = [f"{hydra.__version__} {omegaconf.__version__}", *sorted(self._groups)]
+        sources = [Path(str(m.__file__)).read_bytes() for m in (run, settings, quotes)]
+        sources.append(Path(__file__).read_bytes())
+        return Kept("configs", b"\0".join([*map(str.encode, version), *sources]))
 
 
 def _meant(word: str) -> str:
@@ -171,19 +150,3 @@ def _asked_for(conf: Path, loaded: dict[str, Any]) -> Iterator[set[str]]:
         yield names
     finally:
         source.is_config, source.load_config = is_config, load_config
-
-
-def _thin_out(folder: Path) -> None:
-    """Leave the newer half of a folder's entries where there are too many."""
-    entries = list(folder.iterdir())
-    if len(entries) > MOST:
-        with suppress(OSError):  # another process is at it
-            for entry in sorted(entries, key=lambda path: path.stat().st_mtime)[: MOST // 2]:
-                entry.unlink(missing_ok=True)
-
-
-def _forget(root: Path) -> None:
-    """Leave the entries of the versions that were used last."""
-    folders = [path for path in root.glob("*") if path.is_dir()]
-    for folder in sorted(folders, key=lambda path: path.stat().st_mtime)[: -KEPT + 1]:
-        shutil.rmtree(folder, ignore_errors=True)

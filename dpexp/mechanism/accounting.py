@@ -17,12 +17,16 @@ import math
 import warnings
 from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dpexp.caches import Kept
 from dpexp.types import ConfigError
 
 RELATIVE_ERROR = 2e-3
@@ -228,6 +232,9 @@ def prv_epsilon(q: float, sigma: float, steps: int, delta: float, max_steps: int
 def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float, str]:
     """Find the least effective multiplier whose epsilon fits the target.
 
+    What was found is kept between runs; it is measured again before it is believed, which takes one
+    evaluation in place of some ten.
+
     Args:
         q: sampling probability in (0, 1].
         steps: how many steps compose, >= 1.
@@ -243,27 +250,38 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
     Guarantees:
         (1 - TOLERANCE) * target <= epsilon(sigma) <= target under the named accountant.
     """
-
-    def by_rdp(sigma: float) -> float:
-        return rdp_epsilon(q, sigma, steps, delta)
-
-    def by_prv(sigma: float) -> float:
-        return prv_epsilon(q, sigma, steps, delta, steps)
-
+    by = {
+        "prv": lambda sigma: prv_epsilon(q, sigma, steps, delta, steps),
+        "rdp": lambda sigma: rdp_epsilon(q, sigma, steps, delta),
+    }
+    kept, name = Kept("multipliers", _version()), f"{q!r} {steps} {delta!r} {target!r}"
+    with suppress(PRVFailed, ArithmeticError, TypeError, ValueError, KeyError):
+        sigma, accountant = kept.get(name)
+        if 0 < sigma and target * (1 - TOLERANCE) <= by[accountant](sigma) <= target:
+            return sigma, accountant
     start = math.sqrt(steps) * q / target + 0.5  # right within a small factor for common settings
     try:
-        by_rdp_sigma = _least(by_rdp, target, start)
+        by_rdp = _least(by["rdp"], target, start)
     except ArithmeticError:
-        by_rdp_sigma = None
+        by_rdp = None
     try:
-        return _least(by_prv, target, by_rdp_sigma or start), "prv"
+        found = _least(by["prv"], target, by_rdp or start), "prv"
     except (PRVFailed, ArithmeticError):
-        if by_rdp_sigma is None:
+        if by_rdp is None:
             raise ConfigError(
                 f"No noise gives epsilon {target:g} at delta {delta:g} over {steps} steps of "
                 f"sampling probability {q:.3g}; ask for a larger eps or fewer epochs."
             ) from None
-        return by_rdp_sigma, "rdp"
+        found = by_rdp, "rdp"
+    kept.put(name, list(found))
+    return found
+
+
+@lru_cache(maxsize=1)
+def _version() -> bytes:
+    """Name what decides on a multiplier beside its budget."""
+    versions = [f"{each} {version(each)}" for each in ("opacus", "numpy", "scipy")]
+    return "\n".join(versions).encode() + Path(__file__).read_bytes()
 
 
 def _least(epsilon: Callable[[float], float], target: float, sigma: float) -> float:

@@ -23,12 +23,16 @@ class RecordError(RuntimeError):
     """A record could not be written; one line, and what was there before is still there."""
 
 
-def replace_file(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+def replace_file(
+    path: Path, write: Callable[[IO[bytes]], None], *, is_lasting: bool = True
+) -> None:
     """Write a file so that a reader sees the old one or the new one, whole.
 
     Args:
         path: where it will be; its folder exists.
         write: fills the open temporary file beside it.
+        is_lasting: whether to wait for the disk, so that the file outlives a loss of power; what is
+            made again where it is lost need not.
 
     Raises:
         RecordError: if it cannot be written, e.g. on a full disk; the old file survives.
@@ -37,8 +41,9 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     try:
         with temporary.open("wb") as file:
             write(file)
-            file.flush()
-            os.fsync(file.fileno())
+            if is_lasting:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
         with suppress(OSError):
@@ -73,10 +78,10 @@ def at_home(setting: str, path: str) -> str:
     return known
 
 
-def write_atomically(path: str | Path, text: str) -> None:
+def write_atomically(path: str | Path, text: str, *, is_lasting: bool = True) -> None:
     """Replace a text file as a whole; see `replace_file`."""
 
     def write(file: IO[bytes]) -> None:
         file.write(text.encode())
 
-    replace_file(Path(path), write)
+    replace_file(Path(path), write, is_lasting=is_lasting)

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 import run
-from dpexp import records
+from dpexp import caches, records
 from dpexp.artifacts import spec
 from dpexp.types import ConfigError
 from scripts import all as suite
-from scripts import configs
 from scripts.configs import Configs
 
 
@@ -146,7 +145,7 @@ def test_a_config_is_composed_once_and_again_where_what_decides_it_changes(
 
 
 def test_configs_are_not_kept_without_end(cache, monkeypatch):
-    monkeypatch.setattr(configs, "MOST", 4)
+    monkeypatch.setattr(caches, "MOST", 4)
     for seed in range(7):
         Configs().compose([*CHOSEN, f"seed={seed}"])
     assert 2 < len(list(cache.rglob("*.json"))) <= 5

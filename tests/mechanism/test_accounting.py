@@ -1,5 +1,6 @@
 """The accountant against an independent one, and the calibration against its promise."""
 
+import json
 import math
 import time
 import warnings
@@ -13,6 +14,7 @@ from opacus.accountants.analysis import prv
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
 
+from dpexp.mechanism import accounting
 from dpexp.mechanism.accounting import (
     ORDERS,
     TOLERANCE,
@@ -36,6 +38,14 @@ PAPERS = {
     "rgp-svhn-8": (73_257, 1000, 14_652, 1e-6, 8.0),
     "digits": (1437, 64, 225, 1e-4, 8.0),
 }
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """What was found before is found again, for once."""
+    monkeypatch.setenv("DPEXP_CACHE", str(tmp_path / "cache"))
+    calibrate.cache_clear()
+    return tmp_path / "cache" / "multipliers"
 
 
 def pld_epsilon(q, sigma, steps, delta):
@@ -156,6 +166,55 @@ def test_where_prv_fails_rdp_calibrates_and_says_so():
 def test_a_budget_that_no_noise_fits_is_the_users_error():
     with pytest.raises(ConfigError, match="No noise gives epsilon 1e-07"):
         calibrate(0.02, 10_000, 1e-5, 1e-7)
+
+
+@pytest.fixture
+def evaluations(monkeypatch):
+    """Count how often either accountant is asked."""
+    asked = []
+    for name in ("prv_epsilon", "rdp_epsilon"):
+        whole = getattr(accounting, name)
+
+        def counted(q, sigma, *rest, whole=whole, name=name):
+            asked.append((name, sigma))
+            return whole(q, sigma, *rest)
+
+        monkeypatch.setattr(accounting, name, counted)
+    return asked
+
+
+@pytest.mark.parametrize(
+    "setting", [(0.05, 100, 1e-5, 3.0), (1e-4, 1_000_000, 1e-8, 1.0)], ids=["prv", "rdp"]
+)
+def test_another_process_measures_what_was_found_once(setting, own_cache, evaluations):
+    first = calibrate(*setting)
+    calibrate.cache_clear()
+    prv_epsilon.cache_clear()
+    evaluations.clear()
+    assert calibrate(*setting) == first
+    accountant = f"{first[1]}_epsilon"
+    assert [sigma for name, sigma in evaluations if name == accountant] == [first[0]]
+
+
+KEPT = [[0.9, "prv"], [3.0, "prv"], [0.0, "prv"], ["1.1", "prv"], [1.1, "none"], [1.1], {}, None]
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=str)
+def test_a_kept_multiplier_that_is_not_the_least_that_fits_is_found_anew(kept, own_cache):
+    setting = (0.05, 100, 1e-5, 3.0)
+    first = calibrate(*setting)
+    (entry,) = own_cache.rglob("*.json")
+    entry.write_text(json.dumps(kept))
+    calibrate.cache_clear()
+    assert calibrate(*setting) == first
+    assert json.loads(entry.read_text()) == list(first)
+
+
+def test_where_nothing_can_be_kept_noise_is_found_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("DPEXP_CACHE", str(tmp_path / "a file"))
+    sigma, _ = calibrate(0.05, 100, 1e-5, 3.0)
+    assert 3 * (1 - TOLERANCE) <= prv_epsilon(0.05, sigma, 100, 1e-5, 100) <= 3
 
 
 def test_many_seeds_share_one_calibration():
