@@ -1,4 +1,4 @@
-"""Ways to break dpexp's privacy, each a change to it, given pytest's MonkeyPatch.
+"""Ways to break dpexp's privacy but for its noise, each a change to it, given pytest's MonkeyPatch.
 
 Nothing of dpexp is imported before one is applied: modules keep what they import from one another.
 """
@@ -8,141 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-# Noise
-
-
-def no_noise(patch: pytest.MonkeyPatch) -> None:
-    """Draw none, but count a draw."""
-    import dpexp.gradient
-
-    patch.setattr(dpexp.gradient, "add_noise_", lambda *_: None)
-
-
-def half_noise(patch: pytest.MonkeyPatch) -> None:
-    """Add half of what the certificate states."""
-    import dpexp.gradient
-
-    whole = dpexp.gradient.add_noise_
-
-    def half(sums, releases, noise_multiplier, gen, dtype=None):
-        whole(sums, releases, noise_multiplier / 2, gen, dtype)
-
-    patch.setattr(dpexp.gradient, "add_noise_", half)
-
-
-def noise_on_the_first_rank(patch: pytest.MonkeyPatch) -> None:
-    """Give every rank the sums first, and add noise on one of them then."""
-    from dpexp.gradient import PrivateGradient
-    from dpexp.privatize import add_noise_
-
-    release = PrivateGradient._release
-
-    def broken(self, sums, step):
-        mechanism, ranks = self._mechanism, self._ranks
-        self._mechanism = replace(mechanism, noise=False)
-        released, _ = release(self, sums, step)
-        self._mechanism = mechanism
-        ranks.as_first(released.values())
-        if ranks.is_first:
-            multiplier = mechanism.noise_multiplier / mechanism.batch_size
-            add_noise_(released, mechanism.releases, multiplier, mechanism.noise_generator(step))
-        share = ranks.as_first
-        vars(ranks)["as_first"] = lambda tensors: share([*tensors][-1:])  # the counts alone
-        return released, 1
-
-    patch.setattr(PrivateGradient, "_release", broken)
-
-
-def same_noise_every_step(patch: pytest.MonkeyPatch) -> None:
-    """Forget to move the generator on between steps."""
-    from dpexp.mechanism import Mechanism
-
-    generator = Mechanism.noise_generator
-    patch.setattr(
-        Mechanism, "noise_generator", lambda self, step, device="cpu": generator(self, 0, device)
-    )
-
-
-def same_noise_every_block(patch: pytest.MonkeyPatch) -> None:
-    """Draw every block's noise from the same state of the generator."""
-    import dpexp.privatize
-
-    whole = dpexp.privatize.add_noise_
-
-    def broken(sums, releases, noise_multiplier, gen):
-        releases, state = tuple(releases), gen.get_state()
-        for key, total in sums.items():
-            gen.set_state(state)
-            whole({key: total}, releases, noise_multiplier, gen)
-
-    patch.setattr(dpexp.privatize, "add_noise_", broken)
-
-
-def same_noise_every_piece(patch: pytest.MonkeyPatch) -> None:
-    """Spawn the generators of a large block's pieces from a seed and not from draws."""
-    import dpexp.privatize
-    from dpexp.seeds import generator
-
-    patch.setattr(
-        dpexp.privatize,
-        "spawned",
-        lambda gen, count: [generator(gen.initial_seed(), "spawned", 0) for _ in range(count)],
-    )
-
-
-def half_precision_noise(patch: pytest.MonkeyPatch) -> None:
-    """Draw a large block's noise in half precision, as is faster on some processors."""
-    import torch
-
-    from dpexp.privatize import _DRAWS, GRAIN
-
-    whole = _DRAWS["gaussian"]
-
-    def coarse(like, gen, dtype):
-        if like.numel() < GRAIN:
-            return whole(like, gen, dtype)
-        return torch.randn(like.shape, generator=gen, dtype=torch.float16).to(dtype)
-
-    patch.setitem(_DRAWS, "gaussian", coarse)
-
-
-def noise_repeated_within_a_block(patch: pytest.MonkeyPatch) -> None:
-    """Draw half of a large block's noise, and use it twice, the second time turned round."""
-    import torch
-
-    from dpexp.privatize import _DRAWS, GRAIN
-
-    whole = _DRAWS["gaussian"]
-
-    def repeated(like, gen, dtype):
-        if like.numel() < GRAIN:
-            return whole(like, gen, dtype)
-        half = whole(like[: len(like) // 2], gen, dtype)
-        return torch.cat([half, -half.flip(0), whole(like[: len(like) % 2], gen, dtype)])
-
-    patch.setitem(_DRAWS, "gaussian", repeated)
-
-
-def sampler_draws_noise(patch: pytest.MonkeyPatch) -> None:
-    """Toss the coins with the generator of the step's noise."""
-    from dpexp.mechanism import sampling
-
-    own = sampling.generator
-    patch.setattr(sampling, "generator", lambda seed, axis, index: own(seed, "noise", index))
-
-
-def masks_draw_noise(patch: pytest.MonkeyPatch) -> None:
-    """Draw dropout's masks with the generator of the step's noise."""
-    import dpexp.gradient
-
-    own = dpexp.gradient.seed_default
-
-    def broken(seed, axis, index):
-        own(seed, "noise" if axis.startswith("forward/") else axis, index)
-
-    patch.setattr(dpexp.gradient, "seed_default", broken)
-
 
 # Clipping
 
@@ -183,6 +48,22 @@ def clip_layers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClippedSum, "close_micro_batch", broken)
 
 
+def whole_micro_batch_dropped(patch: pytest.MonkeyPatch) -> None:
+    """Leave a micro-batch out where one of its examples has a NaN, as training loops often do."""
+    from dpexp.privatize import ClippedSum
+
+    whole = ClippedSum.close_micro_batch
+
+    def broken(self, num_examples):
+        seen = [size.squares for size in self._sizes.values()] + [*self._largest.values()]
+        if any(each.isnan().any() for each in seen):
+            self._held, self._sizes, self._largest = {}, {}, {}
+            self._is_wide = True  # as after any micro-batch
+        whole(self, num_examples)
+
+    patch.setattr(ClippedSum, "close_micro_batch", broken)
+
+
 def head_scaled_back_before_noise(patch: pytest.MonkeyPatch) -> None:
     """Undo RGP's scaling of the head between clipping and noise."""
     from dpexp.methods.rgp import RGP
@@ -215,6 +96,44 @@ def top_entries_of_exact_sums(patch: pytest.MonkeyPatch) -> None:
     from tests.unsound import TopEntries
 
     patch.setattr(DPSGD, "compress", TopEntries.compress, raising=False)
+
+
+def kept_beside_the_state(patch: pytest.MonkeyPatch) -> None:
+    """Carry only where the last step's exact sums were positive."""
+    from dpexp.carriers import Explicit
+    from dpexp.methods.dpsgd import DPSGD
+
+    carry = DPSGD.carry
+
+    def watching(self, state, sums):
+        self.seen = {key: total > 0 for key, total in sums.items()}
+        return sums
+
+    def broken(self, state, layer, tap):
+        carried = carry(self, state, layer, tap)
+        seen = getattr(self, "seen", None)
+        if seen is None:
+            return carried
+        return {key: Explicit(each.each() * seen[key]) for key, each in carried.items()}
+
+    patch.setattr(DPSGD, "compress", watching, raising=False)
+    patch.setattr(DPSGD, "carry", broken)
+
+
+# What goes in
+
+
+def images_by_their_own_mean(patch: pytest.MonkeyPatch) -> None:
+    """Move images by the private set's mean in place of the config's constant."""
+    from dpexp.tasks import images
+
+    assemble = images.assemble
+
+    def broken(name, train, test, **settings):
+        mean = (train.inputs.double() / 255).mean((0, 2, 3)).tolist()
+        return assemble(name, replace(train, mean=mean), replace(test, mean=mean), **settings)
+
+    patch.setattr(images, "assemble", broken)
 
 
 # What is made of the release

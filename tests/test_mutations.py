@@ -1,7 +1,6 @@
 """Broken on purpose, the mechanism fails the tests of its privacy; docs/privacy.md says how far."""
 
 import math
-import multiprocessing
 import re
 from functools import cache
 from pathlib import Path
@@ -10,32 +9,22 @@ import pytest
 
 from dpexp.mechanism.accounting import calibrate
 from dpexp.mechanism.pld import Part, gaussian_epsilon
-from tests.mutations import BREAKS, run_broken
+from tests.mutations import BREAKS
 
 ROOT = Path(__file__).resolve().parents[1]
+PLAIN = ("--disable-plugin-autoload", "-p", "no:cacheprovider")
 # The papers' setting on CIFAR10 (rgp, Section 5.1).
 Q, STEPS, DELTA, TARGET = 1000 / 50_000, 10_000, 1e-5, 8.0
 
 
-@pytest.fixture(scope="module")
-def processes():
-    """Processes that begin with the libraries imported and nothing of dpexp."""
-    context = multiprocessing.get_context("forkserver")
-    libraries = ("hydra", "hypothesis", "opacus.accountants.analysis.prv", "scipy.stats", "torch")
-    context.set_forkserver_preload([*libraries, "tests.mutations"])
-    return context
-
-
 @pytest.mark.parametrize("name", BREAKS)
-def test_the_named_test_fails_under_its_break_by_its_own_assertion(name, processes, tmp_path):
+def test_the_named_test_fails_under_its_break_by_its_own_assertion(name, programs):
     """That it passes otherwise the rest of the suite shows."""
-    path = tmp_path / "said.txt"
-    process = processes.Process(target=run_broken, args=(name, path))
-    process.start()
-    process.join()
-    said = path.read_text()
+    broken = ["-p", "tests.mutations", "--break", name, BREAKS[name].test]
+    ended = programs.run(["-m", "pytest", "-q", "--tb=short", *PLAIN, *broken])
+    said = ended.stdout + ended.stderr
     errors = "\n".join(re.findall(r"^E +(.*)$", said, re.M))
-    assert process.exitcode == 1 and re.search(r"^1 failed\b.* in ", said, re.M), said
+    assert ended.returncode == 1 and re.search(r"^1 failed\b.* in ", said, re.M), said
     assert re.search(BREAKS[name].says, errors), errors
 
 
