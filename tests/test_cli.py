@@ -390,7 +390,8 @@ def test_the_shell_can_complete(shell, line, offered):
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
 def test_an_estimate_needs_no_run(tmp_path, sampling):
-    config = run.compose(["method=rgp", *DIGITS, f"results={tmp_path}", f"sampling={sampling}"])
+    words = ["method=rgp", *DIGITS, "epochs=5", f"results={tmp_path}", f"sampling={sampling}"]
+    config = run.compose(words)
     seconds, megabytes = run.estimate(config)
     assert os.listdir(tmp_path) == []
     result = json.loads((run.execute(config) / "result.json").read_text())

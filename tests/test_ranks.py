@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from operator import ne
@@ -24,7 +23,7 @@ from dpexp.ranks import RankLost, Ranks, buckets
 from dpexp.spent import surroundings_of
 from dpexp.train import make_mechanism, train
 from dpexp.types import ConfigError
-from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
+from tests.runs import CONFIGS, execute, of, one_thread  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -74,7 +73,8 @@ def parts_of(name, job):
 
 
 def composed(name, results):
-    return run.compose([f"method={re.split('[ ,]', name)[0]}", *WORDS[name], f"results={results}"])
+    words = [f"method={re.split('[ ,]', name)[0]}", *WORDS[name], f"results={results}"]
+    return CONFIGS.compose_anew(words)
 
 
 def place(folder, name):
@@ -86,13 +86,12 @@ def train_all(ranks, config):
     """Do every run of WORDS on these ranks; the first writes the weights."""
     torch.set_num_threads(1)
     folder = Path(config["folder"])
-    for name in WORDS:
-        job = composed(name, place(folder, name))
+    for name, job in config["jobs"].items():
         parts = parts_of(name, job)
         train(job, parts, ranks)
         if ranks.is_first:
             torch.save(parts.model.state_dict(), folder / f"{name}.pt")
-    torch.save(halved(ranks), folder / f"halved by {ranks.rank}.pt")
+    torch.save(halved(ranks, config["jobs"]["dpsgd"]), folder / f"halved by {ranks.rank}.pt")
     alike, other = (
         surroundings_of({"model": {}}, data, nn.Linear(1, 1), ranks)["other_ranks"]
         for data in ("data", f"data of {ranks.rank}")
@@ -113,14 +112,13 @@ def train_all(ranks, config):
         assert all(map(torch.equal, given, varied(0)))
 
 
-def halved(ranks):
+def halved(ranks, config):
     """Take a step for which the second rank alone has too little memory; give the size after it."""
 
     def run_out(_, __, output):
         if len(output) > 5:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GB. GPU 0")
 
-    config = composed("dpsgd", "nowhere")
     parts = parts_of("dpsgd", config)
     if ranks.rank == 1:
         parts.model.head.register_forward_hook(run_out)
@@ -158,7 +156,9 @@ def test_three_ranks_train_the_weights_that_one_process_does(tmp_path):
     folders = {size: tmp_path / str(size) for size in (1, 3)}
     for size, folder in folders.items():
         folder.mkdir()
-        launch(train_all, {"device": "cpu", "ranks": size, "folder": str(folder)})
+        jobs = {name: composed(name, place(folder, name)) for name in WORDS}
+        asked = {"device": "cpu", "ranks": size, "folder": str(folder), "jobs": jobs}
+        launch(train_all, asked)
     for name in WORDS:
         alone, shared = (torch.load(folder / f"{name}.pt") for folder in folders.values())
         assert distance(alone, shared) <= BOUNDS[name], name
@@ -342,11 +342,13 @@ def test_a_mistake_under_several_processes_is_still_one_line(tmp_path):
         execute(tmp_path, "method=rgp", *DIGITS, "method.rank=500", "ranks=2")
 
 
-def test_under_torchrun_the_first_rank_names_the_directory_and_the_run_is_the_same(tmp_path):
+def test_under_torchrun_the_first_rank_names_the_directory_and_the_run_is_the_same(
+    tmp_path, programs
+):
     words = ["epochs=1", "optimizer.lr=0.02"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "run.py"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "run.py"]
     shared = command(tmp_path / "two", *words)
-    done = subprocess.run([*torchrun, *shared], cwd=ROOT, capture_output=True, text=True)
+    done = programs.run([*torchrun, *shared])
     assert done.returncode == 0, done.stderr
     directory = records.locate(tmp_path / "two", run.compose(shared))
     assert done.stdout == f"{directory}\n"
