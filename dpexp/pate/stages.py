@@ -18,7 +18,7 @@ from dpexp.mechanism.votes import CHECK, VOTES
 from dpexp.optimizers import check_optimizer
 from dpexp.pate.settings import PATE
 from dpexp.privatize import add_noise_
-from dpexp.seeds import generator
+from dpexp.seeds import generator, seed_default
 from dpexp.tasks import are_finite
 from dpexp.train import Parts, set_rates
 from dpexp.types import Key
@@ -92,14 +92,14 @@ def train_teacher(
     pate: PATE, task: Any, part: Any, number: int, root: int, device: torch.device
 ) -> nn.Module:
     """Train one teacher on its part alone; without examples it stays as it was made."""
-    gen = generator(root, "teacher", number)
-    torch.manual_seed(gen.initial_seed())
+    seed_default(root, "teacher/weights", number)  # and masks
     channels, *size = task.input_shape
     teacher = pate.teacher(in_channels=channels, num_classes=task.num_classes, image_size=size).to(
         device
     )
     optimizer = pate.teacher_optimizer(params=teacher.parameters())
     check_optimizer(optimizer, "method.teacher_optimizer")
+    gen = generator(root, "teacher", number)
     for _ in range(pate.teacher_steps if len(part) else 0):
         some = torch.randint(len(part), (pate.teacher_batch,), generator=gen)
         batch = part.batch(some).to(device)
@@ -184,7 +184,7 @@ def teach(
         evaluations: how many, evenly spread.
     """
     model, task, pate = parts.model, parts.task, parts.method
-    torch.manual_seed(generator(seed, "student", 0).initial_seed())
+    seed_default(seed, "student/masks", 0)
     optimizer = parts.make_optimizer([weight for weight in model.parameters() if trains(weight)])
     check_optimizer(optimizer)
     rates = [group["lr"] for group in optimizer.param_groups]
