@@ -17,6 +17,7 @@ from dpexp import seeds
 from dpexp.mechanism import whole_batch
 from dpexp.seeds import AXES, generator, new_secret, seed_default, spawned
 from dpexp.types import Release
+from scripts.targets import loop_of
 from tests.draws import Draws, place
 from tests.runs import ALONE
 from tests.steps import PRIVATE
@@ -246,7 +247,7 @@ def test_no_state_of_any_generator_is_drawn_from_twice_in_a_run(name, tmp_path, 
                 torch.rand(3)
 
         parts.model.register_forward_pre_hook(drop)
-        run._loop(config).train(config, parts, ALONE)
+        loop_of(config).train(config, parts, ALONE)
     assert draws.shared - REPLAYED == set()
     assert named.twice - REPLAYED == set()  # also where a generator's number seeds another
     if name == "dpsgd":  # the test itself must hear

@@ -21,7 +21,7 @@ from dpexp.privatize import add_noise_
 from dpexp.seeds import generator, seed_default
 from dpexp.tasks import are_finite
 from dpexp.train import Parts, set_rates
-from dpexp.types import Key
+from dpexp.types import ConfigError, Key, one_line
 
 EVALUATIONS = 5
 """Of the student, evenly spread (ours)."""
@@ -94,10 +94,10 @@ def train_teacher(
     """Train one teacher on its part alone; without examples it stays as it was made."""
     seed_default(root, "teacher/weights", number)  # and masks
     channels, *size = task.input_shape
-    teacher = pate.teacher(in_channels=channels, num_classes=task.num_classes, image_size=size).to(
-        device
-    )
-    optimizer = pate.teacher_optimizer(params=teacher.parameters())
+    fitted = {"in_channels": channels, "num_classes": task.num_classes, "image_size": size}
+    teacher = _made("teacher", pate.teacher, nn.Module, **fitted).to(device)
+    of = torch.optim.Optimizer
+    optimizer = _made("teacher_optimizer", pate.teacher_optimizer, of, params=teacher.parameters())
     check_optimizer(optimizer, "method.teacher_optimizer")
     gen = generator(root, "teacher", number)
     for _ in range(pate.teacher_steps if len(part) else 0):
@@ -105,6 +105,27 @@ def train_teacher(
         batch = part.batch(some).to(device)
         descend(teacher, optimizer, task.loss, batch.inputs, batch.targets)
     return teacher
+
+
+def _made(setting: str, maker: Any, kind: type, **given: Any) -> Any:
+    """Make a teacher's part; what its settings are refused with is the user's to mend.
+
+    Raises:
+        ConfigError: if they are refused, or it is of another kind.
+    """
+    try:
+        made = maker(**given)
+    except (Exception, SystemExit) as error:  # as many ways as there are networks and optimizers
+        if isinstance(error, ConfigError) or memory.ran_out(error):
+            raise
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ConfigError(f"method.{setting} refuses its settings: {reason}") from error
+    if not isinstance(made, kind):
+        raise ConfigError(
+            f"Expected method.{setting} to make a torch {kind.__name__}; it makes one of "
+            f"type {type(made).__name__}. Set method.{setting}._target_."
+        )
+    return made
 
 
 def descend(
