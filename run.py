@@ -114,7 +114,6 @@ def _done_before(config: dict[str, Any]) -> str:
         ConfigError: if it was made of other bytes, of data or pretrained weights, than are here.
     """
     from dpexp import records
-    from dpexp.types import ConfigError
     from scripts import sources
 
     found = records.find(config["results"], config)
@@ -124,11 +123,7 @@ def _done_before(config: dict[str, Any]) -> str:
     value = "no number" if result.get(metric) is None else f"{result[metric]:.4g}"
     spent = "" if result["eps"] is None else f", eps {result['eps']:g}"
     bytes_here = sources.compare(config, result)
-    if bytes_here.other:
-        raise ConfigError(
-            f"Expected the bytes that the finished run {found.directory} was made of; "
-            f"{bytes_here.other}. Set results=FOLDER to run on these, or put the former back."
-        )
+    sources.refuse_other(found.directory, bytes_here)
     line = (
         f"done before: {metric} {value}{spent}, on {result['device']}; results=FOLDER runs it anew"
     )
