@@ -37,7 +37,7 @@ import torch
 import run
 from dpexp import ranks, records
 from dpexp.attacks import worlds
-from dpexp.mechanism import build, build_votes
+from dpexp.mechanism import build, build_votes, require_room
 from dpexp.types import ConfigError, require_word
 from scripts import sources, verify
 from scripts.words import changing, exit_code_of, listed, split, whole
@@ -212,6 +212,7 @@ def _of_steps(config: dict[str, Any], trials: int, steps: int) -> tuple:
         releases=parts.method.releases(state, config["privacy"]["clip_norm"]),
         seed=config["seed"],
     )
+    require_room(mechanism, next(parts.model.parameters()).dtype, config)
     without, within = worlds.of_steps(parts, mechanism, trials)
     return without, within, mechanism.epsilon(steps), mechanism.delta, not mechanism.is_laplace
 

@@ -18,6 +18,7 @@ from dpexp.mechanism.votes import CHECK, VOTES
 from dpexp.optimizers import check_optimizer
 from dpexp.pate.settings import PATE
 from dpexp.privatize import add_noise_
+from dpexp.schedules import require_rates
 from dpexp.seeds import generator, seed_default
 from dpexp.tasks import are_finite
 from dpexp.train import Parts, set_rates
@@ -210,6 +211,7 @@ def teach(
     check_optimizer(optimizer)
     rates = [group["lr"] for group in optimizer.param_groups]
     steps = pate.student_steps if len(lessons) else 0
+    require_rates(rates, parts.schedule, steps)
     due = {math.ceil(steps * k / evaluations) for k in range(1, evaluations + 1)}
     line: dict[str, Any] = {}
     losses: list[float] = []
