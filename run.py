@@ -5,25 +5,23 @@ python run.py method=rgp task=cifar10 eps=8
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import os
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from scripts import mistakes
 from scripts.mistakes import CONF
 from scripts.quotes import readable
+from scripts.targets import loop_of, make, parameters, said
 
 
 def up_to(value: Any, *choices: Any) -> Any:
@@ -116,7 +114,6 @@ def _done_before(config: dict[str, Any]) -> str:
         ConfigError: if it was made of other bytes, of data or pretrained weights, than are here.
     """
     from dpexp import records
-    from dpexp.types import ConfigError
     from scripts import sources
 
     found = records.find(config["results"], config)
@@ -126,11 +123,7 @@ def _done_before(config: dict[str, Any]) -> str:
     value = "no number" if result.get(metric) is None else f"{result[metric]:.4g}"
     spent = "" if result["eps"] is None else f", eps {result['eps']:g}"
     bytes_here = sources.compare(config, result)
-    if bytes_here.other:
-        raise ConfigError(
-            f"Expected the bytes that the finished run {found.directory} was made of; "
-            f"{bytes_here.other}. Set results=FOLDER to run on these, or put the former back."
-        )
+    sources.refuse_other(found.directory, bytes_here)
     line = (
         f"done before: {metric} {value}{spent}, on {result['device']}; results=FOLDER runs it anew"
     )
@@ -151,17 +144,17 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     fitted = _fit(config["model"], task)  # whether it is of the task's kind is said first
     weights = sources.pretrained(config)
     torch.manual_seed(generator(config["seed"], "init", 0).initial_seed())
-    model = _make(config["model"], without=("name", "head", "tokenizer"), **fitted)
+    model = make("model", config["model"], without=("name", "head", "tokenizer"), **fitted)
     require_vocabulary(model, task.train)
     model = model.to(device)
     if "prompts" in config:
-        _make({**config["prompts"], "_partial_": True})(model, task.num_classes)
+        make("prompts", config["prompts"], given=(model, task.num_classes))
     if warm_start := config.get("warm_start"):
-        _make({**warm_start, "_partial_": True})(model, task)
-    schedule = _make(_said(config["schedule"]))
+        make("warm_start", warm_start, given=(model, task))
+    schedule = make("schedule", said(config["schedule"]))
 
     def make_optimizer(weights: list[Any]) -> Any:
-        return _make(_said(config["optimizer"]), params=weights)
+        return make("optimizer", said(config["optimizer"]), params=weights)
 
     return Parts(task, model, method, make_optimizer, schedule, _attack(config), analyses, weights)
 
@@ -182,16 +175,18 @@ def build_task(
     public_size = 0 if method is None else max(t.public_size for t in (method, *analyses.values()))
     if config.get("warm_start"):
         public_size = max(public_size, config["warm_start"]["examples"])
-    task = _with_public(_make(config["task"]), public_size, config)
+    task = _with_public(make("task", config["task"]), public_size, config)
     if "features" in config:
-        task = _make({**config["features"], "_partial_": True})(task, device)
+        task = make("features", config["features"], given=(task, device))
     return task
 
 
 def _takers(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Instantiate what may take public examples: the method, and analyses by name."""
-    analyses = {name: _make(node) for name, node in config.get("analysis", {}).items()}
-    return _make(config["method"], without=("name",)), analyses
+    chosen = config.get("analysis", {})
+    analyses = {name: make(f"analysis.{name}", node) for name, node in chosen.items()}
+    kind = "method of a loop" if "loop" in config else "method"
+    return make("method", config["method"], without=("name",), kind=kind), analyses
 
 
 def _attack(config: dict[str, Any]) -> Any:
@@ -201,7 +196,7 @@ def _attack(config: dict[str, Any]) -> Any:
     chosen = [group for group in ("attack", "audit") if group in config]
     if len(chosen) > 1:
         raise ConfigError("Expected an attack or an audit; got both. Leave one out.")
-    return _make(config[chosen[0]], without=("name",)) if chosen else None
+    return make(chosen[0], config[chosen[0]], without=("name",)) if chosen else None
 
 
 def estimate(config: dict[str, Any]) -> tuple[float, float]:
@@ -210,7 +205,7 @@ def estimate(config: dict[str, Any]) -> tuple[float, float]:
 
     device = ranks.choose_device(config["device"])
     parts = build_parts(config, device)
-    return _loop(config).estimate(config, parts, ranks.Ranks(0, 1, device))
+    return loop_of(config).estimate(config, parts, ranks.Ranks(0, 1, device))
 
 
 def _work_as_first_says(ranks: Any, config: dict[str, Any]) -> None:
@@ -243,19 +238,7 @@ def _work(ranks: Any, config: dict[str, Any]) -> None:
                 f"method={config['method']['name']} takes no public examples as it is set.",
                 stacklevel=2,
             )
-        _loop(config).train(config, parts, ranks)
-
-
-def _loop(config: dict[str, Any]) -> Any:
-    """Import the module whose `train` and `estimate` do the work; a method names its own."""
-    from dpexp.types import ConfigError
-
-    name = config.get("loop", "dpexp.train")
-    with suppress(ImportError, ValueError, AttributeError):
-        loop = importlib.import_module(name)
-        if hasattr(loop, "train") and hasattr(loop, "estimate"):
-            return loop
-    raise ConfigError(f"Expected loop to be a module with train and estimate; got loop={name}.")
+        loop_of(config).train(config, parts, ranks)
 
 
 def _with_public(task: Any, size: int, config: dict[str, Any]) -> Any:
@@ -265,7 +248,7 @@ def _with_public(task: Any, size: int, config: dict[str, Any]) -> Any:
     from dpexp.tasks.public import require  # two seconds, which other runs can do without
 
     if "public" in config:
-        task = _make({**config["public"], "_partial_": True})(task)
+        task = make("public", config["public"], given=(task,))
     require(task, size)
     return task
 
@@ -274,7 +257,7 @@ def _fit(node: dict[str, Any], task: Any) -> dict[str, Any]:
     """Give what a model asks for of the task's shape."""
     from dpexp.types import ConfigError
 
-    takes = inspect.signature(_target(node)).parameters
+    takes = parameters("model", node)
     channels, *size = task.input_shape
     longest = getattr(task.train, "longest", None)
     if ("max_length" in takes) != (longest is not None):
@@ -297,59 +280,6 @@ def _fit(node: dict[str, Any], task: Any) -> dict[str, Any]:
         "task": task.name,
     }
     return {name: value for name, value in known.items() if name in takes}
-
-
-def _said(node: Any) -> Any:
-    """Leave out what is null: settings of the default that this recipe's choice does not take."""
-    return {k: v for k, v in node.items() if v is not None} if isinstance(node, dict) else node
-
-
-def _make(node: dict[str, Any], without: Sequence[str] = (), **more: Any) -> Any:
-    from dpexp.types import ConfigError, one_line
-
-    if not isinstance(node, dict) or "_target_" not in node:
-        raise ConfigError(f"Expected settings with a _target_; got {node}. Set what is below it.")
-    arguments = {key: value for key, value in node.items() if key not in without}
-    try:
-        _check_kinds(_target(node), arguments)
-        return hydra.utils.instantiate(arguments, **more)
-    except InstantiationException as error:
-        cause = error.__cause__ or error
-        # What a constructor refuses came from the config: a learning rate below zero, a word for
-        # a number.
-        if isinstance(cause, TypeError | ValueError) and not isinstance(cause, ConfigError):
-            reason = one_line(cause)
-            raise ConfigError(f"{node['_target_']} refuses its settings: {reason}") from cause
-        raise cause from None
-
-
-def _target(node: dict[str, Any]) -> Any:
-    from dpexp.types import ConfigError, one_line
-
-    module, _, name = str(node["_target_"]).rpartition(".")
-    try:  # Hydra's own way prints before it raises
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        reason = one_line(error)
-        raise ConfigError(
-            f"Expected a _target_ that can be imported; got {node['_target_']} ({reason})."
-        ) from error
-    if not callable(found):
-        raise ConfigError(f"Expected a _target_ that can be called; got {node['_target_']}.")
-    return found
-
-
-def _check_kinds(target: Any, arguments: dict[str, Any]) -> None:
-    from dpexp.types import ConfigError
-
-    accepted = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
-    hints = get_type_hints(target.__init__ if isinstance(target, type) else target)
-    for name, value in arguments.items():
-        kind = hints.get(name)
-        if kind in accepted and type(value) not in accepted[kind]:
-            raise ConfigError(
-                f"Expected {name} of {target.__name__} to be {kind.__name__}; got {name}={value}."
-            )
 
 
 @hydra.main(config_path="conf", config_name="config", version_base="1.3")

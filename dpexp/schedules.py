@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, one_line
+
+LARGEST = 2.0**100
+"""Of a learning rate, and one over the least but zero: in float32, whose numbers end at 2^-126 and
+2^128, a step along gradients of usual sizes then neither vanishes nor overflows."""
 
 
 @dataclass(frozen=True)
@@ -57,3 +61,40 @@ class InverseRoot:
     def __call__(self, step: int, num_steps: int) -> float:
         """Give the multiplier at a step, from 0."""
         return 1 / math.sqrt(step + 1)
+
+
+def require_rates(
+    rates: Sequence[float], schedule: Callable[[int, int], float], num_steps: int
+) -> None:
+    """Refuse a schedule that gives no learning rate at some step, or none at any.
+
+    Args:
+        rates: the optimizer's first ones, one a group.
+        schedule: maps a step, from 0, and how many there are to a multiplier.
+        num_steps: how many, >= 0.
+
+    Raises:
+        ConfigError: naming the first such step.
+    """
+    largest = 0.0
+    for step in range(num_steps):
+        try:
+            told = [float(rate) * float(schedule(step, num_steps)) for rate in rates]
+        except Exception as error:  # as many ways as there are schedules
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            raise ConfigError(
+                f"Expected schedule to give a number at every step; at step {step} of {num_steps} "
+                f"it fails ({reason}). Set schedule."
+            ) from error
+        if not all(rate == 0 or 1 / LARGEST <= rate <= LARGEST for rate in told):
+            raise ConfigError(
+                f"Expected learning rates that are 0 or lie between {1 / LARGEST:.2g} and "
+                f"{LARGEST:.2g}; at step {step} of {num_steps} optimizer.lr and schedule give "
+                f"{told[0]:.3g}. Set one of them."
+            )
+        largest = max(largest, *told)
+    if num_steps and largest == 0:
+        raise ConfigError(
+            "Expected a learning rate above 0 at some step; optimizer.lr and schedule give 0 at "
+            "all. Set one of them."
+        )

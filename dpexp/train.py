@@ -17,7 +17,7 @@ from dpexp.gradient import PrivateGradient
 from dpexp.held import Position
 from dpexp.judging import judge
 from dpexp.logbook import Logbook
-from dpexp.mechanism import Mechanism, build, num_steps, verify
+from dpexp.mechanism import Mechanism, build, num_steps, require_room, verify
 from dpexp.mechanism.certificate import JUDGED_ON_TRAINING
 from dpexp.micro_batch import AUTO, MicroBatch
 from dpexp.observation import Analysis, Observers
@@ -25,6 +25,7 @@ from dpexp.optimizers import check_optimizer
 from dpexp.probing import check_model
 from dpexp.ranks import Ranks
 from dpexp.records import ANALYSIS, SCORES
+from dpexp.schedules import require_rates
 from dpexp.taps.tape import tapped_layers
 from dpexp.tasks.task import fingerprint
 from dpexp.types import ConfigError, Method, State
@@ -132,11 +133,13 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     unchecked = first_look(parts, ranks.device)  # what cannot be trained is said first
     at = Position(state=method.start(model), data=task.fingerprint)
     mechanism = make_mechanism(config, task.dataset_size, method, at.state, ranks)
+    require_room(mechanism, next(model.parameters()).dtype, config)
     trainable, frozen = named_parameters(model, method)
     weights = [parameter for name, parameter in model.named_parameters() if name in trainable]
     optimizer = parts.make_optimizer(weights)
     check_optimizer(optimizer)
     rates = [group["lr"] for group in optimizer.param_groups]
+    require_rates(rates, parts.schedule, mechanism.num_steps)
     with Logbook(config, mechanism, model, optimizer, at, ranks) as book:
         book.announce(trainable, frozen)
         examples = on_device(task.train, ranks.device)
@@ -359,6 +362,7 @@ def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
     model, method, task = parts.model, parts.method, parts.task
     state = method.start(model)
     mechanism = make_mechanism(config, task.dataset_size, method, state, ranks)
+    require_room(mechanism, next(model.parameters()).dtype, config)
     size, examples = mechanism.dataset_size, on_device(task.train, ranks.device)
     micro_batch = MicroBatch(config, parts, state, mechanism, ranks).settle(0, examples)
 

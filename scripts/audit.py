@@ -7,7 +7,8 @@ Each method is audited twice at 95 % confidence, and the lower bounds on epsilon
 epsilon its accountant states, in <results>/<profile>/audit.md and audit.csv:
 
     one run     a run of `audit=one_run` on the embedded profile: canaries join by coins, the coins
-                are guessed (PATE, which has no step gradients, is audited in two worlds alone)
+                are guessed (PATE, which has no step gradients, is audited in two worlds alone). A
+                finished one is looked up, and held to the data and weights that are here
     two worlds  many short runs of the same pipeline, on a small model, with and without one canary
 
 Its own words, each WORD=VALUE; any other is a Hydra override and goes to every run:
@@ -36,9 +37,9 @@ import torch
 import run
 from dpexp import ranks, records
 from dpexp.attacks import worlds
-from dpexp.mechanism import build, build_votes
+from dpexp.mechanism import build, build_votes, require_room
 from dpexp.types import ConfigError, require_word
-from scripts import verify
+from scripts import sources, verify
 from scripts.words import changing, exit_code_of, listed, split, whole
 
 COMMON = ("task=digits", "profile=embedded")
@@ -141,18 +142,38 @@ class Row:
         return any(lower is not None and lower > most for lower, most in pairs)
 
 
-def audit(subject: Subject, user: Sequence[str], trials: int, steps: int) -> Row:
-    """Audit one method both ways."""
+def _own(subject: Subject) -> list[str]:
+    """Give the words of all of a method's runs."""
+    # Methods whose releases are of one size would share every random number.
+    return [*COMMON, f"seed={SUBJECTS.index(subject)}", *subject.method]
+
+
+def of_one_run(subject: Subject, user: Sequence[str]) -> dict[str, Any] | None:
+    """Compose the one run of a method's audit; None where there is none."""
+    if subject.one_run is None:
+        return None
+    return run.compose([*_own(subject), "audit=one_run", *subject.one_run, *user])
+
+
+def audit(
+    subject: Subject, one_run: dict[str, Any] | None, user: Sequence[str], trials: int, steps: int
+) -> Row:
+    """Audit one method both ways.
+
+    Args:
+        subject: the method.
+        one_run: its one run, composed; None: there is none.
+        user: overrides.
+        trials: in either of two worlds.
+        steps: of each of them.
+    """
     told: dict[str, Any] = {}
     directory = None
-    # Methods whose releases are of one size would share every random number.
-    own = (*COMMON, f"seed={SUBJECTS.index(subject)}", *subject.method)
-    if subject.one_run is not None:
-        words = (*own, "audit=one_run", *subject.one_run, *user)
-        directory = run.execute(run.compose(words))
+    if one_run is not None:
+        directory = run.execute(one_run)
         told = verify.require(directory).result
     elsewhere = [word for word in user if not word.startswith("audit")]
-    config = run.compose([*own, *subject.small, *elsewhere])
+    config = run.compose([*_own(subject), *subject.small, *elsewhere])
     without, within, accounted, delta, is_gaussian = (
         _of_votes(config, trials) if "loop" in config else _of_steps(config, trials, steps)
     )
@@ -191,6 +212,7 @@ def _of_steps(config: dict[str, Any], trials: int, steps: int) -> tuple:
         releases=parts.method.releases(state, config["privacy"]["clip_norm"]),
         seed=config["seed"],
     )
+    require_room(mechanism, next(parts.model.parameters()).dtype, config)
     without, within = worlds.of_steps(parts, mechanism, trials)
     return without, within, mechanism.epsilon(steps), mechanism.delta, not mechanism.is_laplace
 
@@ -321,9 +343,11 @@ def _main(words: Sequence[str]) -> int:
     config = run.compose([*COMMON, *SUBJECTS[0].method, "audit=one_run", *user])
     if not (config["privacy"]["noise"] and config["privacy"]["clip"]):
         raise ConfigError("Expected noise and clipping in what is audited. Leave them on.")
+    runs = [of_one_run(subject, user) for subject in subjects]
+    sources.require_here(one for one in runs if one is not None)
     rows = []
-    for subject in subjects:
-        rows.append(audit(subject, user, trials, steps))
+    for subject, one_run in zip(subjects, runs, strict=True):
+        rows.append(audit(subject, one_run, user, trials, steps))
         print(_line(rows[-1]), flush=True)
     some = [] if subjects == list(SUBJECTS) else [subject.name for subject in subjects]
     stem = Path(config["results"]) / config["profile"]["name"] / "-".join(["audit", *some])

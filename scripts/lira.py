@@ -4,8 +4,8 @@
     python -m scripts.lira task=sentiment methods=nonprivate,rgp shadows=32 eps=2 epochs=6
 
 Trains `shadows` models a method, each on its own random half of the training set (seeds 0, 1, ...;
-finished runs are looked up), then attacks each with the others as its shadows. Its own words, each
-WORD=VALUE:
+finished runs are looked up, and held to the data and weights that are here), then attacks each with
+the others as its shadows. Its own words, each WORD=VALUE:
 
     methods=A,B       of conf/method; nonprivate,rgp if left out
     shadows=16        models a method, the target among them
@@ -42,7 +42,7 @@ from dpexp.attacks import lira
 from dpexp.attacks.roc import Roc, roc
 from dpexp.mechanism.calibration import check_privacy
 from dpexp.types import ConfigError
-from scripts import verify
+from scripts import sources, verify
 from scripts.words import changing, exit_code_of, listed, split, text, whole
 
 RATES = (0.001, 0.01)
@@ -136,11 +136,16 @@ def compose(request: Request, method: str) -> dict[str, Any]:
     return config
 
 
+def of_seeds(config: dict[str, Any], num: int) -> list[dict[str, Any]]:
+    """Give the configs of a method's models, of which only the seeds differ."""
+    return [{**config, "seed": seed} for seed in range(num)]
+
+
 def shadows(config: dict[str, Any], num: int) -> Attacked:
     """Train or look up a method's models and attack each with the others."""
     accuracies, masks, values = [], [], []
-    for seed in range(num):
-        directory = run.execute({**config, "seed": seed})
+    for one in of_seeds(config, num):
+        directory = run.execute(one)
         result = verify.require(directory).result
         arrays = records.arrays_of(directory / records.SCORES)
         masks.append(arrays["is_member"])
@@ -299,6 +304,7 @@ def _main(words: Sequence[str]) -> int:
         if config["privacy"]["noise"]:  # before hours are spent on the first method
             with warnings.catch_warnings(action="ignore"):  # each run says them
                 check_privacy(config["privacy"], config["task"]["dataset_size"])
+    sources.require_here(each for one in configs for each in of_seeds(one, request.shadows))
     attacked = [shadows(config, request.shadows) for config in configs]
     print(*write(request, configs, attacked), sep="\n")
     return 0

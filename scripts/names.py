@@ -43,6 +43,7 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
     from dpexp.mechanism.statements import KNOWN, PATE, is_ours
     from dpexp.train import named_parameters
     from scripts.sources import PRETRAINED
+    from scripts.targets import make
 
     config, result = record.config, record.result
     target, method = config["model"]["_target_"], config["method"]["_target_"]
@@ -59,10 +60,10 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
     )
     with torch.device("meta"):
         fit = run._fit(config["model"], task)
-        model = run._make(config["model"], without=("name", "head", "tokenizer"), **fit)
+        model = make("model", config["model"], without=("name", "head", "tokenizer"), **fit)
     if method == PATE:
         return {"trainable": {n: p.numel() for n, p in model.named_parameters()}, "frozen": {}}
-    made = run._make(config["method"], without=("name",))
+    made = make("method", config["method"], without=("name",))
     return dict(zip(("trainable", "frozen"), named_parameters(model, made), strict=True))
 
 

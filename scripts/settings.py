@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -34,6 +34,23 @@ CLOSED = {"privacy": ("budget",), "checkpoint": (), "wandb": (), "profile": ("na
 
 NAMED = ("method", "model", "task", "profile", "public", "attack", "audit")
 """Groups whose settings hold the name of the option that was chosen."""
+
+OPTIMIZERS = ("optimizer", "method.teacher_optimizer")
+
+LEAST, LARGEST = 2.0**-100, 2.0**100
+"""Of what numbers in float32 are multiplied by: its own range ends at 2^-126 and 2^128."""
+
+SCALES = {
+    "method.head_scale": (2.0**-24, 2.0**24),  # what is released of the head is divided by it
+    "method.xi": (LEAST, LARGEST),
+    "warm_start.lr": (LEAST, LARGEST),
+    "warm_start.head_lr": (LEAST, LARGEST),
+    "prompts.scale": (LEAST, LARGEST),
+    "model.feature_norm": (LEAST, LARGEST),
+    "model.head_std": (LEAST, LARGEST),
+}
+"""Factors, each with the least and the largest that it may be. A head's scale spans the bits that
+the range of releases leaves on either side (`dpexp.mechanism.room`)."""
 
 MANY = 2e6
 """Examples, each counted once an epoch, that take more than minutes on two cores (ours)."""
@@ -179,19 +196,72 @@ def _check_words(config: Mapping[str, Any]) -> None:
 
 
 def _check_numbers(config: Mapping[str, Any]) -> None:
-    """Refuse a seed or an optimizer's numbers; others are looked at by who reads them."""
+    """Refuse a seed, what is not finite, and what the model's precision cannot multiply with.
+
+    All else is looked at by who reads it.
+    """
     seed = config.get("seed")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(
             f"Expected seed to be a whole number >= 0; {_found(config, 'seed')}. Set seed."
         )
-    for name, value in config["optimizer"].items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"Expected optimizer.{name} to be finite; got {value}.")
-    rate = config["optimizer"].get("lr")
-    if "lr" in config["optimizer"] and (rate is None or isinstance(rate, str | bool)):
+    for place, value in _numbers("", config):
+        if not abs(value) <= sys.float_info.max:  # nor is a whole number that no float can hold
+            told = value if isinstance(value, float) else "a whole number above all of them"
+            raise ConfigError(f"Expected {place} to be finite; got {told}. Set {place}.")
+    for group in OPTIMIZERS:
+        node = _at(config, group)
+        if isinstance(node, Mapping):
+            _check_optimizer(group, node)
+    for place, (least, largest) in SCALES.items():
+        value = _at(config, place)
+        if place == "method.xi" and value == _at(config, "privacy.clip_norm"):
+            continue  # which it follows, and which is named where it is out of reach
+        # What is not above zero is refused by who reads it.
+        if isinstance(value, int | float) and value > 0 and not least <= value <= largest:
+            raise ConfigError(_outside(place, value, least, largest))
+
+
+def _check_optimizer(group: str, node: Mapping[str, Any]) -> None:
+    rate = node.get("lr")
+    if "lr" in node and (rate is None or isinstance(rate, str | bool)):
         found = "null" if rate is None else rate
-        raise ConfigError(f"Expected optimizer.lr to be a number; got {found}. Set optimizer.lr.")
+        raise ConfigError(f"Expected {group}.lr to be a number; got {found}. Set {group}.lr.")
+    for name, value in node.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        is_zero = value == 0 and name == "lr"  # what is negative is refused by who reads it
+        is_small = 0 < value < LEAST and name == "lr"
+        if is_zero or is_small or abs(value) > LARGEST:
+            raise ConfigError(_outside(f"{group}.{name}", value, LEAST, LARGEST))
+
+
+def _outside(place: str, value: float, least: float, largest: float) -> str:
+    return (
+        f"Expected {place} to lie between {least:.2g} and {largest:.2g}, so that float32 keeps the "
+        f"bits of what it multiplies; got {value:g}. Set {place}."
+    )
+
+
+def _at(config: Mapping[str, Any], place: str) -> Any:
+    value: Any = config
+    for key in place.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _numbers(place: str, node: Any) -> Iterator[tuple[str, float]]:
+    """Give every number of a config with its place, but for what is none of ours."""
+    if isinstance(node, int | float):
+        yield place, node
+    elif isinstance(node, Mapping):
+        if not str(node.get("_target_", "dpexp.")).startswith(("dpexp.", "torch.")):
+            return
+        for key, value in node.items():
+            yield from _numbers(f"{place}.{key}" if place else str(key), value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _numbers(place, value)
 
 
 def _found(config: Mapping[str, Any], name: str) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -77,6 +79,47 @@ def compare(config: Mapping[str, Any], result: Mapping[str, Any]) -> Comparison:
     told = [_compare_data(config, result), _compare_weights(config, result)]
     other, unknown = ("; ".join(filter(None, said)) for said in zip(*told, strict=True))
     return Comparison(other, unknown)
+
+
+def refuse_other(directory: Path, found: Comparison) -> None:
+    """Refuse a finished run in place of one on what is here, where the bytes differ.
+
+    Args:
+        directory: the finished run's.
+        found: how its bytes compare.
+
+    Raises:
+        ConfigError: if something is known to be another.
+    """
+    from dpexp.types import ConfigError
+
+    if found.other:
+        raise ConfigError(
+            f"Expected the bytes that the finished run {directory} was made of; "
+            f"{found.other}. Set results=FOLDER to run on these, or put the former back."
+        )
+
+
+def require_here(configs: Iterable[Mapping[str, Any]]) -> None:
+    """Hold those of some runs that are done to the bytes here, before others are done beside them.
+
+    What could not be compared is said on stderr, once.
+
+    Raises:
+        ConfigError: if one was made of other bytes, of data or pretrained weights.
+    """
+    from dpexp import records
+
+    unknown: Counter[str] = Counter()
+    for config in configs:
+        done = records.find(config["results"], config)
+        if done is None:
+            continue
+        found = compare(config, done.result)
+        refuse_other(done.directory, found)
+        unknown.update([found.unknown] * bool(found.unknown))
+    for words, count in unknown.items():
+        print(f"note: {count} finished runs: {words}", file=sys.stderr)
 
 
 def _compare_data(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, str]:

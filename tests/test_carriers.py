@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp.carriers import Explicit, Masked, Outer
@@ -12,7 +13,7 @@ from dpexp.privatize import ClippedSum
 from dpexp.rounding import slack_of
 from dpexp.taps.conv2d import Conv2dMatrix, Geometry
 from dpexp.taps.embedding import EmbeddingWeight
-from dpexp.taps.linear import LinearWeight
+from dpexp.taps.linear import LinearTap, LinearWeight
 from dpexp.types import Key, Release
 
 
@@ -131,7 +132,7 @@ def test_kept_entries_of_images_that_are_held_bring_no_terms_into_the_sum(every)
 # A text's neighbours decide how far it is padded.
 
 
-@pytest.mark.parametrize("lengths", [(30, 31), (30, 70), (60, 200)])
+@pytest.mark.parametrize("lengths", [(1, 2), (1, 70), (30, 31), (30, 70), (60, 200)])
 @pytest.mark.parametrize("kind", ["linear", "masked", "embedding"])
 def test_padding_moves_no_weight(kind, lengths):
     """Also where another form of the norm is smaller then: 96 x 96 is formed from 48 positions."""
@@ -145,7 +146,8 @@ def test_padding_moves_no_weight(kind, lengths):
         if kind == "embedding":
             carrier = Outer(EmbeddingWeight(40), ids[:, :t], dh[:, :t])
         else:
-            carrier = Outer(LinearWeight(), x[:, :t], dh[:, :t])
+            tap = LinearTap.read(nn.Linear(96, 96), x[:, :t], dh[:, :t])
+            carrier = tap.gradient("weight")
         if kind == "masked":
             carrier = Masked(carrier, torch.arange(0, 96 * 96, 2), (96, 96))
         size, held = carrier.measured()

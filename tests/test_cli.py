@@ -83,6 +83,7 @@ def the_error(done):
         (["method=rgp", *DIGITS, "~eval_every"], "Expected eval_every to have a value"),
         (["method=rgp", *DIGITS, "optimizer.lr=null"], "optimizer.lr to be a number; got null"),
         (["method=rgp", *DIGITS, "+loop=os"], "loop to be a module with train and estimate"),
+        (["method=rgp", *DIGITS, "optimizer._target_=os.system"], "Hydra refuses it"),
         (["method=rgp", *DIGITS, "--resolve"], "The --resolve flag can only be used"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -1,6 +1,7 @@
 """Generators that are independent and replayable."""
 
 import ast
+import hashlib
 import operator
 from functools import reduce
 from pathlib import Path
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import run
+from dpexp import seeds
 from dpexp.mechanism import whole_batch
 from dpexp.seeds import AXES, generator, new_secret, seed_default, spawned
 from dpexp.types import Release
-from tests.draws import Draws
+from scripts.targets import loop_of
+from tests.draws import Draws, place
 from tests.runs import ALONE
 from tests.steps import PRIVATE
 
@@ -111,7 +114,7 @@ FILES = [ROOT / "run.py", *sorted((ROOT / "dpexp").rglob("*.py"))]
 
 OTHER_SEEDS = {
     "torch.Generator": {"dpexp.analysis.anchors", "dpexp.seeds"},
-    "manual_seed": {"run", "dpexp.pate.stages", "dpexp.analysis.anchors"},
+    "manual_seed": {"run", "dpexp.analysis.anchors"},
     "default_rng": {"dpexp.tasks.public", "dpexp.tasks.regression", "dpexp.tasks.shapes"},
     "random.Random": {"dpexp.tasks.lexicon", "dpexp.tasks.grammar"},
 }
@@ -179,11 +182,32 @@ def test_generators_of_two_names_never_meet(one, other):
     assert torch.equal(*states) == (filled(one) == filled(other))
 
 
+class Named:
+    """Stands for `hashlib` in dpexp.seeds and notes every name that a generator is made of.
+
+    Attributes:
+        places: functions of ours that had a generator of a name made, each time one was.
+    """
+
+    def __init__(self):
+        self.places = {}
+
+    def shake_256(self, name):
+        self.places.setdefault(name.decode(), []).append(place(but="dpexp/seeds.py"))
+        return hashlib.shake_256(name)
+
+    @property
+    def twice(self):
+        """Give who made a generator of a name that had been made, over all names."""
+        return {frozenset(places) for places in self.places.values() if len(places) > 1}
+
+
 REPLAYED = {  # the same numbers for the same end, twice
     frozenset({"dpexp/attacks/audit.py:toss"}),
     frozenset({"dpexp/attacks/mislabelled.py:choose"}),
     frozenset({"dpexp/pate/loop.py:split_public"}),
     frozenset({"dpexp/probing/stage.py:__torch_dispatch__"}),
+    frozenset({"dpexp/probing/stage.py:reseed"}),
 }
 SMALL = ["model=cnn", "model.channels=[4,8]", "model.kernel=3"]
 BRIEF = ["batch_size=100", "epochs=0.3", "eval_every=0.1"]
@@ -209,10 +233,12 @@ RUNS["pate"] += ["method.student_steps=3", "method.queries=20", "method.answers=
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_no_state_of_any_generator_is_drawn_from_twice_in_a_run(name, tmp_path):
+def test_no_state_of_any_generator_is_drawn_from_twice_in_a_run(name, tmp_path, monkeypatch):
     """With a hook that draws where dropout does: in every forward pass of training."""
     words = ["task=digits", "profile=embedded", "device=cpu", *PRIVATE, *BRIEF, *RUNS[name]]
     config = run.compose([*words, f"results={tmp_path}"])
+    named = Named()
+    monkeypatch.setattr(seeds, "hashlib", named)
     with Draws() as draws:
         parts = run.build_parts(config, ALONE.device)
 
@@ -221,8 +247,9 @@ def test_no_state_of_any_generator_is_drawn_from_twice_in_a_run(name, tmp_path):
                 torch.rand(3)
 
         parts.model.register_forward_pre_hook(drop)
-        run._loop(config).train(config, parts, ALONE)
+        loop_of(config).train(config, parts, ALONE)
     assert draws.shared - REPLAYED == set()
+    assert named.twice - REPLAYED == set()  # also where a generator's number seeds another
     if name == "dpsgd":  # the test itself must hear
         assert {*DRAWN.values(), "dpexp/gradient.py:forward"} <= draws.places.keys()
         assert draws.places[DRAWN["noise"]] >= draws.places[DRAWN["sampling"]] == 5

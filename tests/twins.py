@@ -11,6 +11,7 @@ import run
 from dpexp import checkpoint, records
 from dpexp.attacks.soundness import Injected
 from dpexp.records import without_diagnostics
+from scripts.targets import loop_of
 from tests.runs import ALONE
 
 
@@ -113,7 +114,7 @@ def trained(config, results, is_other, said_by=None):
         optimizer.register_step_post_hook(note)
         return optimizer
 
-    run._loop(config).train(
+    loop_of(config).train(
         config, replace(parts, method=method, make_optimizer=make_optimizer), ALONE
     )
     prepared = method.prepared[-len(told["steps"]) :]  # trials of a micro-batch come before

@@ -61,8 +61,8 @@ class Form:
         return Moved(math.inf if math.isnan(distance) else distance, is_calm)
 
 
-def _linear(d: int, p: int, t: int) -> Form:
-    return Form((t, d), (t, p), lambda x, h: Outer(LinearWeight(), x, h), (p, d))
+def _linear(d: int, p: int, t: int, *, is_plain: bool = False) -> Form:
+    return Form((t, d), (t, p), lambda x, h: Outer(LinearWeight(is_plain), x, h), (p, d))
 
 
 def _basis(size: int, rank: int) -> Tensor:
@@ -137,7 +137,8 @@ FORMS: Mapping[str, Form] = {
     "linear 768 to 768, 128 positions": _linear(768, 768, 128),
     "linear 200,000 to 4, 3 positions": _linear(200_000, 4, 3),
     "linear 64 to 32, 1 position": _linear(64, 32, 1),
-    "linear 2 to 3, 1 position": _linear(2, 3, 1),
+    "linear 64 to 32, vectors": _linear(64, 32, 1, is_plain=True),
+    "linear 2 to 3, vectors": _linear(2, 3, 1, is_plain=True),
     "linear 6 to 4, 16 positions, formed": _linear(6, 4, 16),
     "left carrier, linear 768 to 768": _linear_carriers(768, 768, 8, 4, "left"),
     "right carrier, linear 768 to 768": _linear_carriers(768, 768, 8, 4, "right"),

@@ -16,6 +16,9 @@ from dpexp.types import ConfigError, Release, is_laplace, joint_sensitivity, req
 
 SAMPLINGS = ("poisson", "shuffle")
 
+MOST = 1e12
+"""Steps that no run takes (ours); counts below it are exact in floating point."""
+
 SURE = 1e-8
 """Delta from which on both accountants resolve any run of ours (up to a million steps)."""
 
@@ -30,10 +33,15 @@ def num_steps(epochs: float, dataset_size: int, batch_size: int, sampling: str =
     whole permutations whose last batch may be short.
 
     Raises:
-        ConfigError: if a number is not positive, or the batch larger than the data.
+        ConfigError: if a number is not positive, the batch larger than the data, or the steps more
+            than anyone takes.
     """
     _require(epochs > 0, f"Expected epochs > 0; got {epochs}. Set epochs.")
     _check_sizes(dataset_size, batch_size)
+    _require(
+        epochs * dataset_size / batch_size < MOST,
+        f"Expected fewer than {MOST:.0e} steps; got epochs={epochs:g}. Set epochs.",
+    )
     if sampling == "shuffle":
         return math.ceil(epochs * math.ceil(dataset_size / batch_size))
     return math.ceil(round(epochs * dataset_size / batch_size, 9))

@@ -199,6 +199,11 @@ def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes
         ConfigError: for what PATE cannot do, or a size that does not fit.
     """
     pate, privacy = parts.method, config["privacy"]
+    if not isinstance(pate, PATE):
+        raise ConfigError(
+            f"Expected method=pate with loop=dpexp.pate; got method={config['method']['name']}. "
+            "Leave loop out, or set method."
+        )
     if parts.attack is not None:
         raise ConfigError(
             "Expected no attack or audit with method=pate, which releases votes and no gradients; "

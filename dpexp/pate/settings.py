@@ -11,6 +11,10 @@ from torch import nn
 
 from dpexp.types import ConfigError, require_word
 
+FARTHEST = 2.0**20
+"""Of the check's noise from the answers', either way: farther apart, one of both is a million times
+what it need be, or none that counts (ours)."""
+
 
 @dataclass(frozen=True)
 class PATE:
@@ -23,7 +27,7 @@ class PATE:
         teacher_steps: of each teacher's training, >= 1.
         teacher_batch: examples a step, >= 1.
         threshold: what the noisy largest vote must reach, as a share of the teachers, in [0, 1].
-        check_ratio: sigma_1 over sigma_2, > 0.
+        check_ratio: sigma_1 over sigma_2, in [2^-20, 2^20].
         queries: at most so many public inputs are asked, >= 1.
         answers: at most so many are answered, >= 1.
         public: "test-half" (the student's inputs are half of the test set, as in the papers) or
@@ -65,4 +69,9 @@ class PATE:
             raise ConfigError(
                 "Expected method.threshold in [0, 1] and method.check_ratio > 0; got "
                 f"{self.threshold} and {self.check_ratio}."
+            )
+        if not 1 / FARTHEST <= self.check_ratio <= FARTHEST:
+            raise ConfigError(
+                f"Expected method.check_ratio between {1 / FARTHEST:.2g} and {FARTHEST:.2g}; got "
+                f"{self.check_ratio:g}. Set method.check_ratio."
             )

@@ -18,10 +18,11 @@ from dpexp.mechanism.votes import CHECK, VOTES
 from dpexp.optimizers import check_optimizer
 from dpexp.pate.settings import PATE
 from dpexp.privatize import add_noise_
-from dpexp.seeds import generator
+from dpexp.schedules import require_rates
+from dpexp.seeds import generator, seed_default
 from dpexp.tasks import are_finite
 from dpexp.train import Parts, set_rates
-from dpexp.types import Key
+from dpexp.types import ConfigError, Key, one_line
 
 EVALUATIONS = 5
 """Of the student, evenly spread (ours)."""
@@ -92,19 +93,40 @@ def train_teacher(
     pate: PATE, task: Any, part: Any, number: int, root: int, device: torch.device
 ) -> nn.Module:
     """Train one teacher on its part alone; without examples it stays as it was made."""
-    gen = generator(root, "teacher", number)
-    torch.manual_seed(gen.initial_seed())
+    seed_default(root, "teacher/weights", number)  # and masks
     channels, *size = task.input_shape
-    teacher = pate.teacher(in_channels=channels, num_classes=task.num_classes, image_size=size).to(
-        device
-    )
-    optimizer = pate.teacher_optimizer(params=teacher.parameters())
+    fitted = {"in_channels": channels, "num_classes": task.num_classes, "image_size": size}
+    teacher = _made("teacher", pate.teacher, nn.Module, **fitted).to(device)
+    of = torch.optim.Optimizer
+    optimizer = _made("teacher_optimizer", pate.teacher_optimizer, of, params=teacher.parameters())
     check_optimizer(optimizer, "method.teacher_optimizer")
+    gen = generator(root, "teacher", number)
     for _ in range(pate.teacher_steps if len(part) else 0):
         some = torch.randint(len(part), (pate.teacher_batch,), generator=gen)
         batch = part.batch(some).to(device)
         descend(teacher, optimizer, task.loss, batch.inputs, batch.targets)
     return teacher
+
+
+def _made(setting: str, maker: Any, kind: type, **given: Any) -> Any:
+    """Make a teacher's part; what its settings are refused with is the user's to mend.
+
+    Raises:
+        ConfigError: if they are refused, or it is of another kind.
+    """
+    try:
+        made = maker(**given)
+    except (Exception, SystemExit) as error:  # as many ways as there are networks and optimizers
+        if isinstance(error, ConfigError) or memory.ran_out(error):
+            raise
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ConfigError(f"method.{setting} refuses its settings: {reason}") from error
+    if not isinstance(made, kind):
+        raise ConfigError(
+            f"Expected method.{setting} to make a torch {kind.__name__}; it makes one of "
+            f"type {type(made).__name__}. Set method.{setting}._target_."
+        )
+    return made
 
 
 def descend(
@@ -184,11 +206,12 @@ def teach(
         evaluations: how many, evenly spread.
     """
     model, task, pate = parts.model, parts.task, parts.method
-    torch.manual_seed(generator(seed, "student", 0).initial_seed())
+    seed_default(seed, "student/masks", 0)
     optimizer = parts.make_optimizer([weight for weight in model.parameters() if trains(weight)])
     check_optimizer(optimizer)
     rates = [group["lr"] for group in optimizer.param_groups]
     steps = pate.student_steps if len(lessons) else 0
+    require_rates(rates, parts.schedule, steps)
     due = {math.ceil(steps * k / evaluations) for k in range(1, evaluations + 1)}
     line: dict[str, Any] = {}
     losses: list[float] = []

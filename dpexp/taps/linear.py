@@ -28,8 +28,14 @@ from dpexp.rounding import (
 
 @dataclass(frozen=True)
 class LinearWeight:
-    """dW_i = dh_i^T x_i for x [n, t, d] and dh [n, t, p]."""
+    """dW_i = dh_i^T x_i for x [n, t, d] and dh [n, t, p].
 
+    Attributes:
+        is_plain: whether the layer saw vectors, which are one position whatever stands beside them.
+            A text of one position would have more beside a longer one.
+    """
+
+    is_plain: bool = False
     is_padded: ClassVar[bool] = True
 
     def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
@@ -44,9 +50,9 @@ class LinearWeight:
     def size(self, x: Tensor, dh: Tensor) -> Size:
         """Use the Gram form or the direct one, whichever multiplies less."""
         t, d, p = x.shape[1], x.shape[2], dh.shape[2]
-        if t == 1:
+        if self.is_plain:
             return size_of_products(x[:, 0], dh[:, 0])
-        if t * (p + d) <= p * d:
+        if t == 1 or t * (p + d) <= p * d:
             return over_chunks(_by_gram, (x, dh), numbers=2 * t * t)
         return over_chunks(self._by_forming, (x, dh), numbers=p * d)
 
@@ -56,7 +62,7 @@ class LinearWeight:
         Which form is taken hangs on how far texts are padded, and so on an example's neighbours,
         who may not change its weight.
         """
-        if x.shape[1] == 1:
+        if self.is_plain:
             return size_of_products(x[:, 0], dh[:, 0])
         terms = self.terms(x, dh)
         squares = squares_of(formed.flatten(1))
@@ -116,19 +122,21 @@ class LinearTap:
     x: Tensor
     dh: Tensor
     parameters: tuple[str, ...]
+    is_plain: bool = False
 
     @classmethod
     def read(cls, layer: nn.Linear, x: Tensor, dh: Tensor) -> LinearTap:
         """Bring inputs of any rank to [n, t, d]."""
         names = ("weight",) if layer.bias is None else ("weight", "bias")
         n = len(x)
-        return cls(x.reshape(n, -1, x.shape[-1]), dh.reshape(n, -1, dh.shape[-1]), names)
+        is_plain = x.ndim == 2
+        return cls(x.reshape(n, -1, x.shape[-1]), dh.reshape(n, -1, dh.shape[-1]), names, is_plain)
 
     def gradient(self, name: str) -> Outer | Explicit:
         """Carry dW_i [n, p, d] or the bias's dh_i summed over positions [n, p]."""
         if name == "bias":
             return Explicit(self.dh.sum(1))
-        return Outer(LinearWeight(), self.x, self.dh)
+        return Outer(LinearWeight(self.is_plain), self.x, self.dh)
 
     def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Explicit:
         """Carry dL_i = dh_i^T (x_i R^T), [n, p, r], or its rows [p'] alone."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from dpexp.tasks.task import Examples, Task, assemble
+from dpexp.types import ConfigError
 
 # Every outline takes coordinates [n, h, w] turned with the shape and in units of its radius, and
 # gives a distance-like value: negative inside, positive outside.
@@ -116,7 +117,13 @@ def shapes(
 def draw(
     count: int, image_size: int, noise: float, rng: np.random.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw images, uint8 [count, 3, image_size, image_size], and classes [count]."""
+    """Draw images, uint8 [count, 3, image_size, image_size], and classes [count].
+
+    Raises:
+        ConfigError: for noise below 0.
+    """
+    if not noise >= 0:
+        raise ConfigError(f"Expected noise >= 0; got {noise}. Set task.noise, or public.noise.")
     targets = rng.permutation(np.arange(count) % len(OUTLINES))
     radius = rng.uniform(0.24, 0.36, count) * image_size
     centre = rng.uniform(0.38, 0.62, (2, count)) * image_size

@@ -244,8 +244,16 @@ def test_the_script_writes_its_table_and_fails_where_more_leaks_than_is_accounte
     result["audit_epsilon_lower"] = 8.5
     (directory / "result.json").write_text(json.dumps(result))
     assert audit.main([*words, "audit.m=50"]) == 1
-    assert "more leaks than is accounted for: dpsgd" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "more leaks than is accounted for: dpsgd" in said and "note" not in said
     assert "for: dpsgd." in paths[0].read_text()
+
+    # Nor may one that was made of other bytes.
+    (directory / "result.json").write_text(json.dumps(result | {"data_fingerprint": "0" * 64}))
+    assert audit.main([*words, "audit.m=50"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: Expected the bytes that the finished run {directory} was made")
+    assert "the data of digits were 000000000000… and are" in line and "results=FOLDER" in line
 
 
 def test_every_private_method_is_a_subject_that_composes():

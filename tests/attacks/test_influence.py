@@ -128,7 +128,7 @@ def test_the_search_tells_a_norm_that_is_one_percent_short(share, is_found):
 
 
 def test_what_was_found_is_found_again_from_its_knobs_and_seed():
-    form = FORMS["linear 2 to 3, 1 position"]
+    form = FORMS["linear 2 to 3, vectors"]
     found = climb(form, math.inf, seed=3, most=30)
     assert form.moved(found.knobs, found.seed).distance == found.moved
 

@@ -1,5 +1,6 @@
 """The likelihood ratio attack: against closed forms, a literal version and real runs."""
 
+import json
 import math
 
 import numpy as np
@@ -210,6 +211,24 @@ def test_a_shadow_trains_on_its_half_and_is_accounted_for_it(tmp_path):
 # The script
 
 
+def runs_of(results):
+    return list((results / "embedded" / "runs").iterdir())
+
+
+def write(directory, result):
+    (directory / "result.json").write_text(json.dumps(result))
+
+
+def without(directories, entry):
+    """Take an entry out of some results; give what is left, by directory."""
+    left = {}
+    for directory in directories:
+        result = json.loads((directory / "result.json").read_text())
+        left[directory] = {key: value for key, value in result.items() if key != entry}
+        write(directory, left[directory])
+    return left
+
+
 def test_the_script_attacks_every_method_and_writes_its_files(tmp_path, capsys):
     words = [*DIGITS, "methods=nonprivate,dpsgd", "shadows=4", "eps=3", "epochs=1"]
     words += [f"results={tmp_path}", "name=few"]
@@ -229,6 +248,19 @@ def test_the_script_attacks_every_method_and_writes_its_files(tmp_path, capsys):
     runs = [of(path) for path in (tmp_path / "embedded" / "runs").iterdir()]
     assert len(runs) == 8
     assert {privacy["target_epsilon"] for _, _, privacy in runs} == {None, 3.0}
+
+    # What is looked up is held to the bytes here, before anything is trained beside it.
+    assert script.main(words) == 0 and "note" not in capsys.readouterr().err
+    of_data = without(runs_of(tmp_path), "data_fingerprint")
+    assert script.main(words) == 0
+    assert "note: 8 finished runs: the record does not say of which" in capsys.readouterr().err
+    last = max(of_data)
+    write(last, {**of_data[last], "data_fingerprint": "0" * 64})
+    assert script.main([*words, "shadows=5"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: Expected the bytes that the finished run {last} was made of")
+    assert "the data of digits were 000000000000… and are" in line and "results=FOLDER" in line
+    assert len(runs_of(tmp_path)) == 8
 
 
 @pytest.mark.parametrize(

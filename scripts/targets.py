@@ -1,0 +1,252 @@
+"""What a config's `_target_`s name: found, called with their settings, and held to their kind.
+
+Whatever is wrong with one is a mistake in what was asked, told in one line; but an error that is no
+refusal of settings, in what dpexp itself brings, is ours, and keeps its trace.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import hydra
+from hydra.errors import InstantiationException
+
+
+class Kind(NamedTuple):
+    """What a group's `_target_` must give.
+
+    Attributes:
+        words: for the user.
+        has: attributes without which it is something else.
+    """
+
+    words: str
+    has: tuple[str, ...]
+
+
+ATTACK = Kind("an attack (dpexp.train.Attack)", ("stage", "report", "deviation"))
+STEPS = ("trainable", "start", "prepare", "carry", "blocks", "compress", "releases", "reconstruct")
+DATA = ("train", "test", "public", "input_shape", "num_classes", "fingerprint", "loss", "metric")
+TASK = Kind("a task (dpexp.tasks.Task)", DATA)
+KINDS = {
+    "task": TASK,
+    "public": TASK,
+    "features": TASK,
+    "model": Kind("a torch.nn.Module", ("forward", "named_parameters", "named_modules")),
+    "method": Kind("a method (dpexp.types.Method)", ("public_size", *STEPS)),
+    "method of a loop": Kind("a method that says what it needs", ("public_size",)),
+    "optimizer": Kind("a torch.optim.Optimizer", ("param_groups", "step", "state_dict")),
+    "schedule": Kind("a schedule (dpexp.schedules)", ("__call__",)),
+    "attack": ATTACK,
+    "audit": ATTACK,
+    "analysis": Kind("an analysis (dpexp.observation.Analysis)", ("observe", "public_size")),
+}
+
+
+def make(
+    place: str,
+    node: Any,
+    without: Sequence[str] = (),
+    *,
+    kind: str = "",
+    given: Sequence[Any] = (),
+    **more: Any,
+) -> Any:
+    """Call what a node of the config names, with its settings.
+
+    Args:
+        place: of the node, e.g. "analysis.cost".
+        node: settings, with a `_target_`.
+        without: settings that are not for it.
+        kind: one of `KINDS`; "": the group's, or none where it gives nothing.
+        given: what it takes before its settings.
+        more: further settings.
+
+    Raises:
+        ConfigError: for what cannot be found or called, refuses its settings, fails, or gives
+            something of another kind.
+    """
+    from dpexp.types import ConfigError
+
+    if not isinstance(node, dict) or "_target_" not in node:
+        raise ConfigError(f"Expected settings with a _target_; got {node}. Set what is below it.")
+    arguments = {key: value for key, value in node.items() if key not in without}
+    for where, target in _named(place, arguments):
+        find(where, target)
+    _check_kinds(find(place, node["_target_"]), arguments)
+    with _in_one_line(place, str(node["_target_"])):
+        if given:
+            made = hydra.utils.instantiate({**arguments, "_partial_": True})(*given, **more)
+        else:
+            made = hydra.utils.instantiate(arguments, **more)
+    wanted = KINDS.get(kind or place.partition(".")[0])
+    if wanted and not all(hasattr(made, name) for name in wanted.has):
+        raise ConfigError(
+            f"Expected {place}._target_ to give {wanted.words}; {node['_target_']} gives one of "
+            f"type {type(made).__name__}. Set {place}._target_."
+        )
+    return made
+
+
+def find(place: str, target: Any) -> Callable[..., Any]:
+    """Give what a `_target_` names.
+
+    Args:
+        place: of the node that it is in.
+        target: a dotted name.
+
+    Raises:
+        ConfigError: if it cannot be imported or called.
+    """
+    from dpexp.types import ConfigError
+
+    module, _, name = str(target).rpartition(".")
+    try:  # Hydra's own way prints before it raises
+        found = getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:  # a module of the user's may fail in any way
+        known = isinstance(error, ImportError | AttributeError | ValueError | TypeError)
+        if _is_ours(target) and not known:
+            raise
+        reason = _reason(error) if known else _named_reason(error)
+        raise ConfigError(
+            f"Expected a _target_ that can be imported; got {target} ({reason}). Set "
+            f"{place}._target_."
+        ) from error
+    if not callable(found):
+        raise ConfigError(
+            f"Expected a _target_ that can be called; got {target}. Set {place}._target_."
+        )
+    return found
+
+
+def parameters(place: str, node: Mapping[str, Any]) -> Mapping[str, inspect.Parameter]:
+    """Name what a node's `_target_` takes.
+
+    Raises:
+        ConfigError: if that cannot be told.
+    """
+    from dpexp.types import ConfigError
+
+    found = find(place, node["_target_"])
+    try:
+        return inspect.signature(found).parameters
+    except ValueError as error:
+        raise ConfigError(
+            f"Expected a _target_ that says what it takes; got {node['_target_']} "
+            f"({_reason(error)}). Set {place}._target_."
+        ) from error
+
+
+def loop_of(config: Mapping[str, Any]) -> Any:
+    """Import the module whose `train` and `estimate` do the work; a method names its own.
+
+    Raises:
+        ConfigError: if it cannot be imported, or lacks one of them.
+    """
+    from dpexp.types import ConfigError
+
+    name = config.get("loop", "dpexp.train")
+    reason = ""
+    try:
+        loop = importlib.import_module(str(name))
+        if hasattr(loop, "train") and hasattr(loop, "estimate"):
+            return loop
+    except (Exception, SystemExit) as error:
+        if _is_ours(name) and not isinstance(error, ImportError):
+            raise
+        reason = f" ({_named_reason(error)})"
+    raise ConfigError(
+        f"Expected loop to be a module with train and estimate; got loop={name}{reason}."
+    )
+
+
+def said(node: Any) -> Any:
+    """Leave out what is null: settings of the default that this recipe's choice does not take."""
+    return {k: v for k, v in node.items() if v is not None} if isinstance(node, dict) else node
+
+
+def _named(place: str, node: Any) -> Iterator[tuple[str, Any]]:
+    """Give every `_target_` within a node, its own included, with its place."""
+    children = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, value in children:
+        if key == "_target_":
+            yield place, value
+        elif isinstance(value, dict | list):
+            yield from _named(f"{place}.{key}", value)
+
+
+@contextmanager
+def _in_one_line(place: str, target: str) -> Iterator[None]:
+    """Tell of what Hydra refuses to call, and of what the call fails with."""
+    from dpexp.types import ConfigError
+
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        cause: BaseException = error
+        while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, InstantiationException):
+            reason = _reason(cause).partition(". ")[0].rstrip(".")
+            raise ConfigError(
+                f"Expected {place} to name what a config may have called; Hydra refuses it "
+                f"({reason}). Set what is below {place}."
+            ) from error
+        raise _told(target, cause) from cause.__cause__
+
+
+def _told(target: str, error: BaseException) -> BaseException:
+    """Give what a call's error is to be told as: itself where it is told already, or ours."""
+    from dpexp.memory import ran_out
+    from dpexp.records import RecordError
+    from dpexp.types import ConfigError
+
+    if isinstance(error, ConfigError | RecordError) or ran_out(error):
+        return error
+    # What a constructor refuses came from the config: a learning rate below zero, a word for a
+    # number.
+    if isinstance(error, TypeError | ValueError):
+        return ConfigError(f"{target} refuses its settings: {_reason(error)}")
+    if _is_ours(target):
+        return error
+    *_, last = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(last.filename).name}, line {last.lineno}"
+    return ConfigError(
+        f"{target} fails when it is called with its settings ({_named_reason(error)}; {where})."
+    )
+
+
+def _is_ours(target: Any) -> bool:
+    return str(target).startswith("dpexp.")
+
+
+def _named_reason(error: BaseException) -> str:
+    name, reason = type(error).__name__, _reason(error)
+    return name if reason == name else f"{name}: {reason}"
+
+
+def _reason(error: BaseException) -> str:
+    from dpexp.types import one_line
+
+    return one_line(error) or type(error).__name__
+
+
+def _check_kinds(target: Any, arguments: Mapping[str, Any]) -> None:
+    from dpexp.types import ConfigError
+
+    accepted = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
+    hints: dict[str, Any] = {}
+    with suppress(Exception):  # names that a user's module imports for a type checker alone
+        hints = get_type_hints(target.__init__ if isinstance(target, type) else target)
+    for name, value in arguments.items():
+        kind = hints.get(name)
+        if kind in accepted and type(value) not in accepted[kind]:
+            raise ConfigError(
+                f"Expected {name} of {target.__name__} to be {kind.__name__}; got {name}={value}."
+            )

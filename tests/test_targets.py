@@ -1,0 +1,136 @@
+"""What a config's `_target_`s name: whatever is wrong with one is told in one line."""
+
+import sys
+
+import pytest
+
+import run
+from dpexp.types import ConfigError
+from scripts import mistakes, targets
+
+DIGITS = ["task=digits", "profile=embedded", "epochs=0.2"]
+RGP, GEP = ["method=rgp", *DIGITS], ["method=gep", "method.m=20", "method.k=8", *DIGITS]
+PATE = ["method=pate", *DIGITS]
+HERE = "tests.test_targets"
+
+PLACES = {
+    "model": RGP,
+    "method": RGP,
+    "task": RGP,
+    "optimizer": RGP,
+    "schedule": RGP,
+    "public": GEP,
+    "attack": [*RGP, "attack=shadow"],
+    "audit": [*RGP, "audit=one_run"],
+    "analysis.cost": [*RGP, "analysis=cost"],
+    "features": [*RGP, "features=hub", "features.encoder=a/b"],
+    "prompts": [*RGP, "prompts=film_reviews", "prompts.tokenizer=x"],
+    "warm_start": [*RGP, "warm_start=public", "warm_start.examples=64"],
+    "method.teacher": PATE,
+    "method.teacher_optimizer": PATE,
+}
+GIVES_NOTHING = ("prompts", "warm_start")
+
+
+def breaks(*args, **settings):
+    """Fail as no constructor of dpexp's does."""
+    raise RuntimeError("it\nbroke")
+
+
+def leaves(*args, **settings):
+    """Leave the program."""
+    raise SystemExit(3)
+
+
+def odd(*args, **settings):
+    """Give what is none of what a run is made of."""
+    return "odd"
+
+
+def told(words, tmp_path, *more):
+    with pytest.raises(ConfigError) as caught:
+        run.execute(run.compose([*words, *more, f"results={tmp_path}"]))
+    line = str(caught.value)
+    assert "\n" not in line and mistakes.mistake(caught.value) == line
+    assert not any(tmp_path.rglob("metrics.jsonl"))
+    return line
+
+
+SAID = {
+    "os.system": "Hydra refuses it",
+    "os.nothing": "can be imported; got os.nothing (module 'os' has no attribute 'nothing')",
+    "nowhere.Thing": "can be imported; got nowhere.Thing (No module named 'nowhere')",
+    "..": "can be imported; got .. (the 'package' argument",
+    "os.path": "that can be called; got os.path",
+    f"{HERE}.breaks": "broke",
+    f"{HERE}.leaves": "SystemExit: 3",
+}
+
+
+@pytest.mark.parametrize("target", SAID)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_target_that_cannot_be_called_or_fails_is_told_in_one_line(place, target, tmp_path):
+    line = told(PLACES[place], tmp_path, f"{place}._target_={target}")
+    assert SAID[target] in line
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place not in GIVES_NOTHING])
+def test_a_target_that_gives_something_else_is_told_of(place, tmp_path):
+    assert "one of type str" in told(PLACES[place], tmp_path, f"{place}._target_={HERE}.odd")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def (", "invalid syntax"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("raise SystemExit(4)", "Exit: 4"),
+    ],
+)
+def test_a_module_that_fails_as_it_is_imported_is_told_of(source, said, tmp_path, monkeypatch):
+    (tmp_path / "of_the_user.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    for words in (["optimizer._target_=of_the_user.X"], ["+loop=of_the_user"]):
+        assert said in told(RGP, tmp_path / "results", *words)
+        assert "of_the_user" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["+loop=.."], "Expected loop to be a module"),
+        (["+loop=5"], "Expected loop to be a module"),
+        (["+loop=dpexp.pate"], "Expected method=pate with loop=dpexp.pate"),
+        (["optimizer.lr=-1"], "torch.optim.SGD refuses its settings: Invalid learning rate"),
+        (["+optimizer._args_=5"], "Hydra refuses it"),
+        (["+optimizer._partial_=true"], "to give a torch.optim.Optimizer"),
+        (["+optimizer.more={_target_: os.system}"], "Hydra refuses it"),
+        (["+optimizer.more={_target_: nowhere.X}"], "Set optimizer.more._target_"),
+        (["model._target_=builtins.dict"], "that says what it takes; got builtins.dict"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_stands_beside_a_target_is_told_of_too(words, said, tmp_path):
+    assert said in told(RGP, tmp_path, *words)
+
+
+def test_pates_settings_without_its_loop_are_told_of(tmp_path):
+    assert "to give a method (dpexp.types.Method)" in told(PATE, tmp_path, "~loop")
+
+
+def test_an_error_of_ours_that_refuses_nothing_keeps_its_trace(monkeypatch):
+    monkeypatch.setattr("dpexp.schedules.LinearDecay.__init__", breaks)
+    with pytest.raises(RuntimeError) as caught:
+        targets.make("schedule", {"_target_": "dpexp.schedules.LinearDecay"})
+    assert mistakes.mistake(caught.value) is None
+
+
+class Hinted:
+    """Something whose annotation only a type checker can resolve."""
+
+    def __init__(self, size: "Unknown"):  # noqa: F821
+        self.size = size
+
+
+def test_an_annotation_that_cannot_be_resolved_is_none_of_ours():
+    assert targets.make("prompts", {"_target_": f"{HERE}.Hinted", "size": 3}).size == 3
