@@ -28,6 +28,7 @@ from omegaconf import DictConfig
 
 import run
 from dpexp.caches import Kept
+from dpexp.types import ConfigError
 from scripts import quotes, settings
 
 ENVIRONMENT = re.compile(r"oc\.env:\s*(\w+)")
@@ -48,6 +49,8 @@ class Configs:
         """Give what `compose` gives, and neither take nor keep it."""
         try:
             return self._composed(words)[0]
+        except ConfigError:  # of what is composed, which is looked at by the same means
+            raise
         except Exception:
             return run.compose(words)  # which says what is wrong
 
@@ -60,6 +63,8 @@ class Configs:
                 return kept["config"]
         try:
             config, files = self._composed(words)
+        except ConfigError:
+            raise
         except Exception:
             return run.compose(words)  # which says what is wrong
         self._kept.put(name, {"config": config, "rests_on": self._state(files)})

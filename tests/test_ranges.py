@@ -11,6 +11,7 @@ from dpexp.privatize import add_noise_
 from dpexp.schedules import LARGEST, require_rates
 from dpexp.seeds import generator
 from dpexp.types import ConfigError, Key, Release
+from tests.runs import CONFIGS, execute
 
 DIGITS = ["task=digits", "profile=embedded", "epochs=0.2"]
 SMALL = ["model=cnn", "model.channels=[4,8]", "model.kernel=3"]
@@ -29,7 +30,7 @@ METHODS["pate"] += ["method.answers=3", "method.student_steps=2"]
 
 
 def ran(name, tmp_path, *words):
-    return run.execute(run.compose([*DIGITS, *METHODS[name], f"results={tmp_path}", *words]))
+    return execute(tmp_path, *DIGITS, *METHODS[name], *words)
 
 
 # What is released
@@ -155,9 +156,9 @@ def test_a_number_that_no_run_can_mean_is_refused_in_one_line(name, words, tmp_p
 def test_factors_of_language_models_are_looked_at_before_anything_is_loaded(place, value):
     words = ["method=dpsgd", "task=sentiment", "profile=embedded", "warm_start=public"]
     words += ["prompts=film_reviews", "prompts.tokenizer=x", "model.feature_norm=8"]
-    run.compose(words)
+    CONFIGS.compose_anew(words)
     with pytest.raises(ConfigError, match=f"Expected {place} to "):
-        run.compose([*words, f"{place}={value}"])
+        CONFIGS.compose_anew([*words, f"{place}={value}"])
 
 
 @pytest.mark.parametrize("place", ["privacy.clip_norm", "method.residual_clip", "epochs", "seed"])

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-import run
 from dpexp.types import ConfigError
 from scripts import mistakes, targets
+from tests.runs import execute
 
 DIGITS = ["task=digits", "profile=embedded", "epochs=0.2"]
 RGP, GEP = ["method=rgp", *DIGITS], ["method=gep", "method.m=20", "method.k=8", *DIGITS]
@@ -49,7 +49,7 @@ def odd(*args, **settings):
 
 def told(words, tmp_path, *more):
     with pytest.raises(ConfigError) as caught:
-        run.execute(run.compose([*words, *more, f"results={tmp_path}"]))
+        execute(tmp_path, *words, *more)
     line = str(caught.value)
     assert "\n" not in line and mistakes.mistake(caught.value) == line
     assert not any(tmp_path.rglob("metrics.jsonl"))
