@@ -47,7 +47,7 @@ class Kept:
 
     def get(self, name: str) -> Any:
         """Give what was kept by that name; None where nothing was, or nothing that is JSON."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             return json.loads(self._path(name).read_text(encoding="utf-8"))
         return None
 

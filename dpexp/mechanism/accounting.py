@@ -44,6 +44,9 @@ MAX_RELATIVE_ERROR = 2e-2
 SLACK = 1e-9
 """Share by which rounding may make RDP fall where the order rises (ours)."""
 
+MOST_NOISE = 1e6
+"""No larger multiplier is looked for (ours)."""
+
 MAX_MISSING_MASS = 0.1
 """Share of delta that rounding may take before PRV is given up (ours)."""
 
@@ -257,7 +260,12 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
     kept, name = Kept("multipliers", _version()), f"{q!r} {steps} {delta!r} {target!r}"
     with suppress(PRVFailed, ArithmeticError, TypeError, ValueError, KeyError):
         sigma, accountant = kept.get(name)
-        if 0 < sigma and target * (1 - TOLERANCE) <= by[accountant](sigma) <= target:
+        # Noise by RDP is looked for anew: PRV may have failed for want of memory.
+        if (
+            accountant == "prv"
+            and 0 < sigma <= MOST_NOISE
+            and target * (1 - TOLERANCE) <= by[accountant](sigma) <= target
+        ):
             return sigma, accountant
     start = math.sqrt(steps) * q / target + 0.5  # right within a small factor for common settings
     try:
@@ -273,7 +281,8 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
                 f"sampling probability {q:.3g}; ask for a larger eps or fewer epochs."
             ) from None
         found = by_rdp, "rdp"
-    kept.put(name, list(found))
+    if found[1] == "prv":
+        kept.put(name, list(found))
     return found
 
 
@@ -310,7 +319,7 @@ def _least(epsilon: Callable[[float], float], target: float, sigma: float) -> fl
                 if 0 < too_little and enough < math.inf
                 else too_little * 2 or enough / 2
             )
-        if sigma > 1e6:
+        if sigma > MOST_NOISE:
             break
     raise ArithmeticError(f"no noise multiplier reaches epsilon {target:g}")
 
