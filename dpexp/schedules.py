@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from dpexp.types import ConfigError, one_line
 
 LARGEST = 2.0**100
-"""Of a learning rate, and one over the least but zero: in float32, whose numbers end at 2^-126 and
-2^128, a step along gradients of usual sizes then neither vanishes nor overflows."""
+"""Of a learning rate, and one over the least that the largest of a run may be: in float32, whose
+numbers end at 2^-126 and 2^128, some step along gradients of usual sizes then does not vanish, and
+none overflows."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +87,15 @@ def require_rates(
                 f"Expected schedule to give a number at every step; at step {step} of {num_steps} "
                 f"it fails ({reason}). Set schedule."
             ) from error
-        if not all(rate == 0 or 1 / LARGEST <= rate <= LARGEST for rate in told):
+        wrong = [rate for rate in told if not 0 <= rate <= LARGEST]
+        if wrong:
             raise ConfigError(
-                f"Expected learning rates that are 0 or lie between {1 / LARGEST:.2g} and "
-                f"{LARGEST:.2g}; at step {step} of {num_steps} optimizer.lr and schedule give "
-                f"{told[0]:.3g}. Set one of them."
+                f"Expected learning rates between 0 and {LARGEST:.2g}; at step {step} of "
+                f"{num_steps} optimizer.lr and schedule give {wrong[0]:.3g}. Set one of them."
             )
         largest = max(largest, *told)
-    if num_steps and largest == 0:
+    if num_steps and largest < 1 / LARGEST:
         raise ConfigError(
-            "Expected a learning rate above 0 at some step; optimizer.lr and schedule give 0 at "
-            "all. Set one of them."
+            f"Expected a learning rate above {1 / LARGEST:.2g} at some step; optimizer.lr and "
+            f"schedule give {largest:.3g} at most. Set one of them."
         )

@@ -183,8 +183,8 @@ def test_numbers_of_a_target_of_the_users_are_the_users():
         (lambda step, steps: -1.0 * (step == 3), "at step 3 of 5"),
         (lambda step, steps: float("nan"), "at step 0 of 5"),
         (lambda step, steps: 2 * LARGEST, "at step 0 of 5"),
-        (lambda step, steps: 0.5 / LARGEST, "at step 0 of 5"),
-        (lambda step, steps: 0.0, "above 0 at some step"),
+        (lambda step, steps: 0.5 / LARGEST, "at some step.* give 3.94e-31 at most"),
+        (lambda step, steps: 0.0, "at some step.* give 0 at most"),
         (lambda step: 1.0, "it fails .TypeError"),
         (lambda step, steps: None, "it fails .TypeError"),
     ],
@@ -197,3 +197,7 @@ def test_a_schedule_that_gives_no_rate_is_refused(schedule, said):
 def test_a_schedule_may_begin_and_end_at_zero():
     require_rates([1.0, 0.0], lambda step, steps: step * (steps - 1 - step), 5)
     require_rates([1.0], lambda step, steps: 0.0, 0)
+
+
+def test_a_schedule_may_fall_below_what_any_step_shows():
+    require_rates([0.1], lambda step, steps: 0.9**step, 1000)
