@@ -58,7 +58,13 @@ def test_a_skewed_set_gives_a_diverged_model_nothing():
 
 
 def test_a_run_that_diverges_says_so_in_its_record(tmp_path):
-    words = ["method=nonprivate", *SHORT[1:], "optimizer.lr=1e37"]
+    words = [
+        "method=nonprivate",
+        *SHORT[1:],
+        "optimizer._target_=torch.optim.SGD",
+        "optimizer.lr=1e30",
+    ]
+    words += ["+optimizer.momentum=1e30"]
     lines, result, _ = of(execute(tmp_path, *words))
     assert result["test_accuracy"] == 0.0
     assert result["nonfinite_outputs"] == lines[-1]["nonfinite_outputs"] == 360
@@ -72,7 +78,7 @@ def test_a_run_that_does_not_counts_none(tmp_path):
 
 def test_a_teacher_that_diverged_has_no_vote(tmp_path):
     words = ["method=pate", "task=digits", "profile=embedded", "method.teachers=4"]
-    words += ["method.teacher_optimizer.lr=1e38", "method.teacher_steps=2"]
+    words += ["method.teacher_optimizer.lr=1e30", "method.teacher_steps=2"]
     words += ["method.student_steps=5", "device=cpu"]
     _, result, privacy = of(execute(tmp_path, *words))
     assert result["unsaid_votes"] > 0

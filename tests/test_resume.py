@@ -266,6 +266,7 @@ FILLED = """
 import json, resource, sys, warnings
 from dataclasses import replace
 import torch, run
+from dpexp import records
 from dpexp.ranks import Ranks
 from dpexp.records import RecordError
 from dpexp.train import train
@@ -277,9 +278,10 @@ root, *words = sys.argv[1:]
 for size in (5000, 800, 300):
     config = run.compose([*words, f"results={root}/{size}", "checkpoint.steps=4"])
     parts = run.build_parts(config, torch.device("cpu"))
+    saved = records.locate(config["results"], config) / "checkpoint.pt"
 
     def schedule(step, num_steps):
-        if step == 5:
+        if step == 5 and saved.exists():  # it is asked of all steps before the first, too
             limit(size)
         return parts.schedule(step, num_steps)
 

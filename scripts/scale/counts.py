@@ -132,8 +132,8 @@ def of_micro_batch(net: Network, method: str, n: int, half: float = 2) -> Iterat
             yield Work("float32", flops, 8 * both + 4 * n * (r * (p + d) + 2 * kept))
         elif p * d < t * (p + d):  # formed once, and held
             yield Work("float32", 2 * n * (t + 1) * p * d, 4 * (both + 3 * n * p * d))
-        else:  # Gram matrices (of one token its norm), then one weighted product into the sum
-            yield Work("float32", 2 * t * both if t > 1 else 0, 4 * (both + 2 * n * t * t))
+        else:  # Gram matrices, then one weighted product into the sum
+            yield Work("float32", 2 * t * both, 4 * (both + 2 * n * t * t))
             yield Work("float32", 2 * n * t * p * d, 4 * (both + 2 * n * t * p + 2 * p * d))
     yield from [Work("float32", 2 * n * p * d, 12 * p * d) for p, d in net.head]
     if is_low_rank:
