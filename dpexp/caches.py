@@ -38,7 +38,8 @@ class Kept:
     """Values of JSON that take longer to make than to read, a file each.
 
     They are named by whoever makes them, and have a folder for each version of what makes them. A
-    folder that cannot be read or written costs time and nothing else.
+    folder that cannot be read or written costs time and nothing else; a DPEXP_CACHE that names none
+    is a ConfigError, as everywhere.
     """
 
     def __init__(self, kind: str, version: bytes) -> None:
@@ -47,8 +48,9 @@ class Kept:
 
     def get(self, name: str) -> Any:
         """Give what was kept by that name; None where nothing was, or nothing that is JSON."""
+        path = self._path(name)
         with suppress(OSError, ValueError, RecursionError):
-            return json.loads(self._path(name).read_text(encoding="utf-8"))
+            return json.loads(path.read_text(encoding="utf-8"))
         return None
 
     def put(self, name: str, value: Any) -> None:
@@ -67,6 +69,8 @@ class Kept:
     def _folder(self) -> Path:
         folder = cache_dir() / self._kind / self._version
         if folder.is_dir():
+            with suppress(OSError):
+                os.utime(folder)  # reading alone would not say that it is in use
             _thin_out(folder)
         else:
             _forget(folder.parent)

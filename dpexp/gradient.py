@@ -189,7 +189,7 @@ class PrivateGradient:
         prepared = self._state
 
         def summed(micro_batch: int) -> float:
-            with self._attempt(prepared):
+            with self._attempt(prepared, micro_batch):
                 return self._micro_batches(examples, indices, step, micro_batch)
 
         # Each rank for itself: nothing here waits for another.
@@ -239,7 +239,7 @@ class PrivateGradient:
         prepared = self._state
 
         def rehearse(indices: Tensor) -> None:
-            with self._attempt(prepared):
+            with self._attempt(prepared, len(indices)):
                 self._micro_batches(examples, indices, 0, len(indices))
             self._forget()
 
@@ -257,9 +257,9 @@ class PrivateGradient:
             self._state = self._method.prepare(self._model, state, self._public, gen)
 
     @contextmanager
-    def _attempt(self, prepared: State) -> Iterator[None]:
+    def _attempt(self, prepared: State, micro_batch: int) -> Iterator[None]:
         """Begin a sum; where that fails nothing is held, so that its memory can be given back."""
-        self._start_sum(prepared)
+        self._start_sum(prepared, micro_batch)
         try:
             yield
         except BaseException:
@@ -267,7 +267,7 @@ class PrivateGradient:
             self._state = prepared
             raise
 
-    def _start_sum(self, prepared: State) -> None:
+    def _start_sum(self, prepared: State, micro_batch: int) -> None:
         self._forget()
         self._state = mapped(lambda leaf: leaf, prepared)  # `carry` adds to it, for one attempt
         like = next(self._model.parameters())
@@ -280,6 +280,7 @@ class PrivateGradient:
             like,
             is_clipping=mechanism.clip,
             is_wide=self._ranks.size > 1,
+            micro_batch=micro_batch,
         )
 
     def _forget(self) -> None:

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.carriers import Explicit
-from dpexp.rounding import Size, slack_of
+from dpexp.rounding import Size, add_, slack_of
 from dpexp.seeds import spawned
 from dpexp.types import Carrier, ConfigError, Key, Release
 
 Blocks = dict[Key, Tensor]
 
 NARROW = 256
-"""Examples that a step's first micro-batch may sum in the model's precision: so few numbers that
-all push the same way lose 10^-5 clip norms in float32, which the weights leave room for."""
+"""Examples that may be summed in the model's precision: so few numbers that all push the same way
+lose 10^-5 clip norms in float32, which the weights leave room for."""
 
 
 @dataclass
@@ -55,6 +55,7 @@ class ClippedSum:
         *,
         is_clipping: bool = True,
         is_wide: bool = False,
+        micro_batch: int = NARROW,
     ) -> None:
         """Start from zeros.
 
@@ -64,12 +65,17 @@ class ClippedSum:
             like: a tensor with the examples' device and precision.
             is_clipping: False sums the vectors as they are.
             is_wide: True keeps every sum in float64 from the start, as where ranks are to add
-                theirs; else the first `NARROW` examples are summed in the model's precision, and
-                all are in float64 once there are more.
+                theirs; else the first micro-batch is summed in the model's precision, if it has no
+                more than `NARROW` examples, and all are in float64 once there are more.
+            micro_batch: how many examples come at once. Where two such fit `NARROW`, so many are
+                gathered in the model's precision before they are added to float64, which costs
+                more than a small micro-batch's products do.
         """
         self.counts = ClipCounts()
         self._shapes, self._like = shapes, like
-        self._sums: Blocks = {}
+        self._narrow: Blocks = {}  # in the model's precision, and not in `_wide` yet
+        self._wide: Blocks = {}
+        self._gathers, self._gathered = 2 * micro_batch <= NARROW, 0
         self._releases = {release.name: release for release in releases}
         self._is_clipping, self._is_wide = is_clipping, is_wide
         self._held: dict[Key, Carrier] = {}
@@ -79,20 +85,28 @@ class ClippedSum:
     @property
     def sums(self) -> Blocks:
         """Every block's sum so far, in the order of the shapes."""
-        return {
-            key: self._sums[key] if key in self._sums else self._sum(key) for key in self._shapes
-        }
+        wide = {key: self._widened(key) for key in self._shapes if key in self._wide}
+        return {key: wide[key] if key in wide else self._sum(key) for key in self._shapes}
 
     def _sum(self, key: Key) -> Tensor:
         """Give a block's sum to add to; where it is to be wide and is not, it is widened first."""
-        is_wide = self._is_wide or self._releases[key.release].clip == "coordinates"
-        dtype = torch.float64 if is_wide else self._like.dtype
+        if self._is_wide or self._releases[key.release].clip == "coordinates":
+            return self._widened(key)
         # Only once there is something to add: before that, activations want the memory.
-        if key not in self._sums:
-            self._sums[key] = self._like.new_zeros(self._shapes[key], dtype=dtype)
-        elif is_wide and self._sums[key].dtype != dtype:
-            self._sums[key] = self._sums[key].to(dtype)
-        return self._sums[key]
+        if key not in self._narrow:
+            self._narrow[key] = self._like.new_zeros(self._shapes[key])
+        return self._narrow[key]
+
+    def _widened(self, key: Key) -> Tensor:
+        """Give a block's sum in float64, with what was gathered for it."""
+        gathered = self._narrow.pop(key, None)
+        if key not in self._wide:
+            if gathered is None:
+                gathered = self._like.new_zeros(self._shapes[key], dtype=torch.float64)
+            self._wide[key] = gathered.double()
+        elif gathered is not None:
+            add_(self._wide[key], gathered)
+        return self._wide[key]
 
     def take(self, carriers: Mapping[Key, Carrier]) -> None:
         """Take one layer's carriers of the current micro-batch."""
@@ -129,9 +143,14 @@ class ClippedSum:
         self._sizes, self._largest = {}, {}
         is_all_exact = bool(is_exact.all())
         self._is_wide |= len(is_exact) > NARROW or not is_all_exact
+        if self._gathered + len(is_exact) > NARROW:
+            for key in [*self._narrow]:
+                self._widened(key)
+            self._gathered = 0
+        self._gathered += len(is_exact)
         if is_all_exact:
             self._add(held, sizes, largest)
-            self._is_wide = True  # from the second micro-batch on
+            self._is_wide |= not self._gathers  # from the second micro-batch on
             return
         # In the model's precision they could not be measured, or would cost others their digits.
         others = {key: carrier.keep(~is_exact).widened() for key, carrier in held.items()}

@@ -17,18 +17,18 @@ from dpexp.gradient import PrivateGradient
 from dpexp.held import Position
 from dpexp.judging import judge
 from dpexp.logbook import Logbook
-from dpexp.mechanism import Mechanism, build, num_steps, require_room, verify
+from dpexp.mechanism import Mechanism, build, num_steps, require_room, size_of_release, verify
 from dpexp.mechanism.certificate import JUDGED_ON_TRAINING
 from dpexp.micro_batch import AUTO, MicroBatch
 from dpexp.observation import Analysis, Observers
-from dpexp.optimizers import check_optimizer
+from dpexp.optimizers import check_optimizer, check_size
 from dpexp.probing import check_model
 from dpexp.ranks import Ranks
 from dpexp.records import ANALYSIS, SCORES
 from dpexp.schedules import require_rates
 from dpexp.taps.tape import tapped_layers
 from dpexp.tasks.task import fingerprint
-from dpexp.types import ConfigError, Method, State
+from dpexp.types import ConfigError, Method, State, setting_at
 
 EMPTY = 1e-12  # a batch size at which draws are empty, to time a step without examples
 
@@ -138,6 +138,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     weights = [parameter for name, parameter in model.named_parameters() if name in trainable]
     optimizer = parts.make_optimizer(weights)
     check_optimizer(optimizer)
+    check_size(optimizer, size_of_release(mechanism), next(model.parameters()).dtype)
     rates = [group["lr"] for group in optimizer.param_groups]
     require_rates(rates, parts.schedule, mechanism.num_steps)
     with Logbook(config, mechanism, model, optimizer, at, ranks) as book:
@@ -277,9 +278,7 @@ def check_numbers(config: dict) -> None:
         ConfigError: naming the first such setting.
     """
     for place, kind in POSITIVE.items():
-        value: Any = config
-        for key in place.split("."):
-            value = value[key]
+        value = setting_at(config, place)
         words = ", or auto" if place == "micro_batch" else ""
         if words and value == AUTO:
             continue

@@ -36,6 +36,14 @@ def require_word(setting: str, word: str, words: Sequence[str]) -> None:
         )
 
 
+def setting_at(config: Mapping[str, Any], place: str) -> Any:
+    """Give the setting at a place such as "privacy.clip_norm"; None where there is none."""
+    value: Any = config
+    for key in place.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
 def one_line(error: BaseException) -> str:
     """Give an error's words on one line."""
     return " ".join(str(error).split())

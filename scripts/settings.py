@@ -12,7 +12,7 @@ import yaml
 
 from dpexp import records
 from dpexp.tracking import MODES
-from dpexp.types import ConfigError, require_word
+from dpexp.types import ConfigError, require_word, setting_at
 from scripts.mistakes import CONF, unknown_key
 from scripts.quotes import FOLDERS
 
@@ -210,12 +210,12 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
             told = value if isinstance(value, float) else "a whole number above all of them"
             raise ConfigError(f"Expected {place} to be finite; got {told}. Set {place}.")
     for group in OPTIMIZERS:
-        node = _at(config, group)
+        node = setting_at(config, group)
         if isinstance(node, Mapping):
             _check_optimizer(group, node)
     for place, (least, largest) in SCALES.items():
-        value = _at(config, place)
-        if place == "method.xi" and value == _at(config, "privacy.clip_norm"):
+        value = setting_at(config, place)
+        if place == "method.xi" and value == setting_at(config, "privacy.clip_norm"):
             continue  # which it follows, and which is named where it is out of reach
         # What is not above zero is refused by who reads it.
         if isinstance(value, int | float) and value > 0 and not least <= value <= largest:
@@ -230,10 +230,16 @@ def _check_optimizer(group: str, node: Mapping[str, Any]) -> None:
     for name, value in node.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
-        is_zero = value == 0 and name == "lr"  # what is negative is refused by who reads it
-        is_small = 0 < value < LEAST and name == "lr"
-        if is_zero or is_small or abs(value) > LARGEST:
-            raise ConfigError(_outside(f"{group}.{name}", value, LEAST, LARGEST))
+        if name == "lr" and 0 <= value < LEAST:  # what is negative is refused by who reads it
+            raise ConfigError(
+                f"Expected {group}.lr to be at least {LEAST:.2g}, or no step would move a weight; "
+                f"got {value:g}. Set {group}.lr."
+            )
+        if abs(value) > LARGEST:
+            raise ConfigError(
+                f"Expected {group}.{name} to be at most {LARGEST:.2g}, so that float32 holds what "
+                f"it multiplies; got {value:g}. Set {group}.{name}."
+            )
 
 
 def _outside(place: str, value: float, least: float, largest: float) -> str:
@@ -241,13 +247,6 @@ def _outside(place: str, value: float, least: float, largest: float) -> str:
         f"Expected {place} to lie between {least:.2g} and {largest:.2g}, so that float32 keeps the "
         f"bits of what it multiplies; got {value:g}. Set {place}."
     )
-
-
-def _at(config: Mapping[str, Any], place: str) -> Any:
-    value: Any = config
-    for key in place.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
 
 
 def _numbers(place: str, node: Any) -> Iterator[tuple[str, float]]:

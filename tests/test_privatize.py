@@ -13,6 +13,7 @@ from dpexp.carriers import Explicit, Outer
 from dpexp.privatize import (
     FAR,
     GRAIN,
+    NARROW,
     NOISE_AT_ONCE,
     ClippedSum,
     add_noise_,
@@ -65,6 +66,38 @@ def test_what_is_not_finite_leaves_out_no_other_example_that_float64_sums():
     expected = torch.tensor([0.5, *[2.0 / (1 + 2**-10)] * 2], dtype=torch.float64)
     torch.testing.assert_close(sums.sums[A], expected, rtol=1e-6, atol=0)
     assert (sums.counts.nonfinite, sums.counts.clipped) == (1, 2)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 5, 100, 128, 129, 300])
+def test_sums_over_many_micro_batches_lose_what_a_few_hundred_examples_lose(micro_batch):
+    """All push the same way, which float32 alone would lose far more of over so many."""
+    num, value = 20_000, 0.1
+    sums = ClippedSum(SHAPES, RELEASES, torch.empty(0), micro_batch=micro_batch)
+    some = torch.full((micro_batch, 3), value), torch.zeros(micro_batch, 2, 2)
+    taken = 0
+    while taken < num:
+        sums.take({A: Explicit(some[0]), B: Explicit(some[1])})
+        sums.close_micro_batch(micro_batch)
+        taken += micro_batch
+        if taken == micro_batch * 7:  # looking at them on the way changes nothing
+            assert sums.sums[A].double() == pytest.approx(taken * 0.1, rel=1e-4)
+    lost = (sums.sums[A].double() - taken * float(torch.tensor(value))).abs().max()
+    gathers = taken / (NARROW // micro_batch * micro_batch or micro_batch)
+    most = gathers * 2.0**-24 * value * NARROW**2 / 2 + 2.0**-23 * value * taken
+    assert lost <= most
+    assert sums.sums[A].dtype == torch.float64 and sums.counts.examples == taken
+
+
+def test_an_example_that_float32_cannot_measure_widens_what_was_gathered():
+    sums = ClippedSum(SHAPES, RELEASES, torch.empty(0), micro_batch=2)
+    expected = torch.zeros(3, dtype=torch.float64)
+    for a in ([[0.1, 0, 0], [0.2, 0, 0]], [[0, 1e30, 0], [0, 0, 0.3]], [[0, 0, 0.7], [0, 0.4, 0]]):
+        values = torch.tensor(a)
+        sums.take({A: Explicit(values), B: Explicit(torch.zeros(2, 2, 2))})
+        sums.close_micro_batch(2)
+        norms = torch.linalg.vector_norm(values.double(), dim=1, keepdim=True)
+        expected += (values.double() * (2 / norms).clamp(max=1)).sum(0)
+    torch.testing.assert_close(sums.sums[A], expected, rtol=2e-3, atol=0)
 
 
 def test_clipping_is_joint_over_the_blocks_of_a_release():

@@ -7,6 +7,7 @@ import torch
 
 import run
 from dpexp.mechanism.room import reach, setting_of
+from dpexp.optimizers import check_size
 from dpexp.privatize import add_noise_
 from dpexp.schedules import LARGEST, require_rates
 from dpexp.seeds import generator
@@ -22,6 +23,7 @@ METHODS = {
     "lsg": ["method=lsg", "method.rank=2", *SMALL],
     "gep": ["method=gep", "method.m=20", "method.k=8", *SMALL],
     "compressive": ["method=compressive"],
+    "linear": ["method=dpsgd", "model=linear"],
     "pate": ["method=pate", "method.teachers=3", "method.teacher_steps=2", "method.queries=5"],
     "shapes": ["method=dpsgd", "task=shapes", *SMALL],
     "cost": ["method=dpsgd", "analysis=noise_norm", *SMALL],
@@ -98,9 +100,38 @@ def test_what_is_divided_by_the_batch_and_the_noise_count_too(words, said, tmp_p
         ran("dpsgd", tmp_path, *words)
 
 
+SGD = ["optimizer._target_=torch.optim.SGD"]
+
+
 @pytest.mark.parametrize("words", [["privacy.clip_norm=1e-25"], ["privacy.clip_norm=1e25"]])
 def test_within_the_ends_a_run_works(words, tmp_path):
-    assert (ran("dpsgd", tmp_path, *words) / "result.json").exists()
+    assert (ran("dpsgd", tmp_path, *words, *SGD) / "result.json").exists()
+
+
+SQUARED = ["Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta"]
+
+
+@pytest.mark.parametrize(("size", "what"), [(1e22, "not finite"), (1e-26, "zero")])
+@pytest.mark.parametrize("name", SQUARED)
+def test_a_size_that_an_optimizer_cannot_square_is_refused(name, size, what):
+    optimizer = getattr(torch.optim, name)([torch.nn.Parameter(torch.zeros(2))])
+    with pytest.raises(ConfigError, match=f"{name} can square.* is {what}. Set privacy.clip_norm"):
+        check_size(optimizer, size, torch.float32)
+    check_size(optimizer, size, torch.float64)
+    for usual in (1e-12, 1.0, 1e12):
+        check_size(optimizer, usual, torch.float32)
+
+
+def test_sgd_takes_all_sizes_that_a_release_may_have():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], momentum=0.9, lr=0.1)
+    for size in reach(torch.float32):
+        check_size(optimizer, size, torch.float32)
+
+
+@pytest.mark.parametrize("clip_norm", ["1e-25", "1e25"])
+def test_a_run_whose_adam_would_learn_nothing_is_refused(clip_norm, tmp_path):
+    with pytest.raises(ConfigError, match="Adam can square"):
+        ran("linear", tmp_path, f"privacy.clip_norm={clip_norm}")
 
 
 def test_without_clipping_and_noise_its_norm_is_not_looked_at(tmp_path):

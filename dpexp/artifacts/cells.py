@@ -10,6 +10,7 @@ from typing import Any
 
 from dpexp import records
 from dpexp.artifacts.words import Artifact, Key, Line, Profile, unknown
+from dpexp.types import setting_at
 
 Compose = Callable[[list[str]], dict[str, Any]]
 """Turns Hydra overrides into a plain, resolved config; raises ConfigError for a wrong one."""
@@ -184,9 +185,7 @@ def _contradiction(
 
 def _at(config: dict[str, Any], key: str) -> Any:
     """Give a setting, of a group what was chosen; None where there is none."""
-    value: Any = config
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+    value = setting_at(config, key)
     return value.get("name", sorted(value)) if isinstance(value, dict) else value
 
 

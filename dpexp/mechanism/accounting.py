@@ -253,37 +253,35 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
     Guarantees:
         (1 - TOLERANCE) * target <= epsilon(sigma) <= target under the named accountant.
     """
-    by = {
-        "prv": lambda sigma: prv_epsilon(q, sigma, steps, delta, steps),
-        "rdp": lambda sigma: rdp_epsilon(q, sigma, steps, delta),
-    }
+
+    def by_rdp(sigma: float) -> float:
+        return rdp_epsilon(q, sigma, steps, delta)
+
+    def by_prv(sigma: float) -> float:
+        return prv_epsilon(q, sigma, steps, delta, steps)
+
     kept, name = Kept("multipliers", _version()), f"{q!r} {steps} {delta!r} {target!r}"
-    with suppress(PRVFailed, ArithmeticError, TypeError, ValueError, KeyError):
-        sigma, accountant = kept.get(name)
-        # Noise by RDP is looked for anew: PRV may have failed for want of memory.
-        if (
-            accountant == "prv"
-            and 0 < sigma <= MOST_NOISE
-            and target * (1 - TOLERANCE) <= by[accountant](sigma) <= target
-        ):
-            return sigma, accountant
+    found = kept.get(name)
+    with suppress(PRVFailed, ArithmeticError, TypeError, ValueError):
+        sigma = float(found)
+        if 0 < sigma <= MOST_NOISE and target * (1 - TOLERANCE) <= by_prv(sigma) <= target:
+            return sigma, "prv"
     start = math.sqrt(steps) * q / target + 0.5  # right within a small factor for common settings
     try:
-        by_rdp = _least(by["rdp"], target, start)
+        by_rdp_sigma = _least(by_rdp, target, start)
     except ArithmeticError:
-        by_rdp = None
+        by_rdp_sigma = None
     try:
-        found = _least(by["prv"], target, by_rdp or start), "prv"
+        sigma = _least(by_prv, target, by_rdp_sigma or start)
     except (PRVFailed, ArithmeticError):
-        if by_rdp is None:
+        if by_rdp_sigma is None:
             raise ConfigError(
                 f"No noise gives epsilon {target:g} at delta {delta:g} over {steps} steps of "
                 f"sampling probability {q:.3g}; ask for a larger eps or fewer epochs."
             ) from None
-        found = by_rdp, "rdp"
-    if found[1] == "prv":
-        kept.put(name, list(found))
-    return found
+        return by_rdp_sigma, "rdp"  # not kept: PRV may have failed for want of memory
+    kept.put(name, sigma)
+    return sigma, "prv"
 
 
 @lru_cache(maxsize=1)

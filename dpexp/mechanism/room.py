@@ -66,6 +66,17 @@ def require_room(mechanism: Mechanism, dtype: torch.dtype, config: Mapping[str, 
                 )
 
 
+def size_of_release(mechanism: Mechanism) -> float:
+    """Give the size of one number of what a step releases: its noise, or else the clip norm.
+
+    It is divided by the batch size; 1 without either, where nobody knows.
+    """
+    largest = max(release.clip_norm for release in mechanism.releases)
+    if mechanism.noise:
+        return mechanism.noise_multiplier * largest / mechanism.batch_size
+    return largest / mechanism.batch_size if mechanism.clip else 1.0
+
+
 def setting_of(clip_norm: float, config: Mapping[str, Any]) -> str:
     """Name the setting that a release's clip norm comes from.
 

@@ -194,18 +194,7 @@ def test_another_process_measures_what_was_found_once(own_cache, evaluations):
     assert [sigma for name, sigma in evaluations if name == "prv_epsilon"] == [first[0]]
 
 
-KEPT = [
-    [math.inf, "prv"],
-    [0.9, "prv"],
-    [1.2, "rdp"],
-    [3.0, "prv"],
-    [0.0, "prv"],
-    ["1.1", "prv"],
-    [1.1, "none"],
-    [1.1],
-    {},
-    None,
-]
+KEPT = [math.inf, math.nan, 0.9, 3.0, 0.0, -1.1, 1e6, 10**400, "word", [1.1], {}, None]
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=str)
@@ -216,7 +205,24 @@ def test_a_kept_multiplier_that_is_not_the_least_that_fits_is_found_anew(kept, o
     entry.write_text(json.dumps(kept))
     calibrate.cache_clear()
     assert calibrate(*setting) == first
-    assert json.loads(entry.read_text()) == list(first)
+    assert [json.loads(entry.read_text()), "prv"] == list(first)
+
+
+def test_what_rdp_found_is_not_kept_as_prv_may_have_failed_for_want_of_memory(
+    own_cache, monkeypatch
+):
+    setting = (0.05, 100, 1e-5, 3.0)
+
+    def runs_out(*_):
+        raise MemoryError
+
+    prv_epsilon.cache_clear()
+    accounting._loss.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(prv, "discretize", runs_out)
+        assert calibrate(*setting)[1] == "rdp"
+    calibrate.cache_clear()
+    assert calibrate(*setting)[1] == "prv"
 
 
 def test_where_nothing_can_be_kept_noise_is_found_all_the_same(tmp_path, monkeypatch):
