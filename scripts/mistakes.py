@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
@@ -164,6 +165,7 @@ def guarded(program: Any) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing
     sys.argv[1:] = readable(sys.argv[1:], is_sweep=bool(SWEEP & set(sys.argv)))
     hear()
+    argparse.ArgumentParser.error = _unknown_option
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         program()
@@ -180,6 +182,13 @@ def guarded(program: Any) -> None:
         if line is None:
             raise
         sys.exit(fail(line))
+
+
+def _unknown_option(_: argparse.ArgumentParser, message: str) -> NoReturn:
+    """Tell in one line what argparse would print with all of its options."""
+    from dpexp.types import ConfigError
+
+    raise ConfigError(f"{message}. Settings are words such as method=rgp; --help tells of options.")
 
 
 def for_help(words: Sequence[str]) -> list[str]:

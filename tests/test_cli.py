@@ -84,6 +84,12 @@ def the_error(done):
         (["method=rgp", *DIGITS, "optimizer.lr=null"], "optimizer.lr to be a number; got null"),
         (["method=rgp", *DIGITS, "+loop=os"], "loop to be a module with train and estimate"),
         (["method=rgp", *DIGITS, "optimizer._target_=os.system"], "Hydra refuses it"),
+        (
+            ["--method", "rgp", *DIGITS],
+            "arguments: --method. Settings are words such as method=rgp",
+        ),
+        (["--method=rgp", *DIGITS], "arguments: --method=rgp. Settings are words"),
+        (["method=rgp", *DIGITS, "-c"], "expected one argument. Settings are words"),
         (["method=rgp", *DIGITS, "--resolve"], "The --resolve flag can only be used"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
