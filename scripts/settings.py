@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from dpexp import records
+from dpexp.schedules import LARGEST
 from dpexp.tracking import MODES
 from dpexp.types import ConfigError, require_word, setting_at
 from scripts.mistakes import CONF, unknown_key
@@ -37,8 +38,8 @@ NAMED = ("method", "model", "task", "profile", "public", "attack", "audit")
 
 OPTIMIZERS = ("optimizer", "method.teacher_optimizer")
 
-LEAST, LARGEST = 2.0**-100, 2.0**100
-"""Of what numbers in float32 are multiplied by: its own range ends at 2^-126 and 2^128."""
+LEAST = 1 / LARGEST
+"""Of what numbers in float32 are multiplied by, as learning rates are."""
 
 SCALES = {
     "method.head_scale": (2.0**-24, 2.0**24),  # what is released of the head is divided by it
