@@ -75,7 +75,7 @@ def hub_images(
     for path in (path for paths in files.values() for path in paths):
         parquet.count(path, columns, SET_COLUMNS)
     check_names(name, files, label_column, num_classes)
-    recipe = f"images 2 {columns} {num_classes} {shape} pillow {PIL.__version__}"
+    recipe = f"images 3 {columns} {num_classes} {shape} pillow {PIL.__version__}"
 
     def part(split: str) -> tuple[Tensor, ...]:
         some = files[split]

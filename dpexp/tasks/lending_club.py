@@ -15,7 +15,18 @@ import torch
 from torch import Tensor
 
 from dpexp.tasks.cache import decoded
-from dpexp.tasks.numerals import MISSING, number
+from dpexp.tasks.numerals import (
+    ANY,
+    DATE,
+    MISSING,
+    MONTHS,
+    NUMBER,
+    PER_CENT,
+    YEARS,
+    ZIP,
+    Forms,
+    number,
+)
 from dpexp.tasks.regression import regress
 from dpexp.tasks.task import Examples, Task, subset
 from dpexp.types import ConfigError, MissingData, one_line, require_word
@@ -25,11 +36,18 @@ EXTRACT = ("lending-club", "loan_data.csv")
 
 UNITS = {"fraction": 1.0, "percent": 100.0}
 
-PER_CENT = ("revol_util", "dti", "dti_joint")
-"""Columns in which a number may have a per cent sign."""
+FORMS = {
+    "revol_util": (PER_CENT, "a percentage such as 83.7%"),
+    "dti": (PER_CENT, "a percentage such as 27.65"),
+    "dti_joint": (PER_CENT, "a percentage such as 27.65"),
+    "term": (MONTHS, "months such as 36 months"),
+    "emp_length": (YEARS, "years such as 3 years, < 1 year or 10+ years"),
+    "zip_code": (ZIP, "three digits of a zip code such as 860xx"),
+}
+"""How cells of a column may be written, and how messages say so. Others are dates or numbers."""
 
-FIRST_YEAR = 1900
-"""A range that begins here or later is of years (ours)."""
+OF_DATES = ("_d", "_date", "earliest_cr_line")
+"""How names of columns of dates end."""
 
 Range = Sequence[float] | Sequence[str]
 """Lowest and highest number, or a category's words in the order of their integers."""
@@ -53,7 +71,8 @@ def lending_club(
     Categories become integers (compressive, Section 4). The paper says nothing of scales; ranges
     are declared, not read off, because the data are private. What is outside a range is clamped to
     it, what is missing becomes 0, and a word of no list goes with the last one. A cell that is
-    neither a number nor missing is refused: one row may not be read by what others look like.
+    neither missing nor written as its column may be is refused: one row may not be read by what
+    others look like, nor months as years.
 
     Args:
         name: as in conf/task.
@@ -81,7 +100,7 @@ def lending_club(
             "set task.csv to it, or data_root to the folder that holds lending-club/loan_data.csv."
         )
     recipe = (
-        f"loans 3 {target} {target_unit} {json.dumps({key: list(columns[key]) for key in columns})}"
+        f"loans 4 {target} {target_unit} {json.dumps({key: list(columns[key]) for key in columns})}"
     )
     inputs, targets = decoded([path], recipe, lambda: _decode(path, target, target_unit, columns))
     loans = subset(Examples(inputs, targets), train_size, subset_seed)
@@ -94,8 +113,8 @@ def _decode(
     """Give columns [n, d] in [0, 1] and rates [n]."""
     records = _records(path)
     place = _places(path, next(records, (1, []))[1], target, columns)
-    rate = _reader(path, target, None, has_sign=unit == "percent")
-    readers = {name: _reader(path, name, columns[name]) for name in place if name != target}
+    rate = _reader(path, target, None, unit)
+    readers = {name: _reader(path, name, columns[name], unit) for name in place if name != target}
     rates, numbers = array("d"), {name: array("d") for name in readers}
     for line, cells in records:
         try:
@@ -144,7 +163,7 @@ def _is_remark(cells: list[str]) -> bool:
     if any(cells[1:]):
         return False
     try:
-        return not cells or math.isnan(number(cells[0]))
+        return not cells or math.isnan(number(cells[0], ANY))
     except ValueError:
         return True
 
@@ -175,9 +194,18 @@ def _name(column: str) -> str:
     return column.strip().replace(".", "_")
 
 
-def _reader(
-    path: Path, column: str, of: Range | None, has_sign: bool | None = None
-) -> Callable[[str, int], float]:
+def _forms(column: str, is_target: bool, unit: str) -> tuple[Forms, str]:
+    """Tell how a column's cells may be written, and how to say so."""
+    if is_target and unit == "percent":
+        return PER_CENT, "a percentage such as 11.89 or 11.89%"
+    if not is_target and column in FORMS:
+        return FORMS[column]
+    if not is_target and column.endswith(OF_DATES):
+        return DATE, "a date such as Dec-2011 or 2011-12-01"
+    return NUMBER, "a number, such as 28854 or 0.1189,"
+
+
+def _reader(path: Path, column: str, of: Range | None, unit: str) -> Callable[[str, int], float]:
     """Make what reads a column's cells, given their line: numbers, or the places of words.
 
     A cell says alone what it is: no other one, and so no other loan, decides how it is read.
@@ -186,7 +214,7 @@ def _reader(
         path: the file, for messages.
         column: its name.
         of: its range; None: of the target.
-        has_sign: whether a number may have a per cent sign; None: if the column is one of them.
+        unit: of the target.
     """
     known: dict[str, float] = {}
     if of is not None and isinstance(of[0], str):
@@ -194,32 +222,30 @@ def _reader(
         for nothing in MISSING - words.keys():
             words[nothing] = math.nan
         return lambda cell, line: words.get(cell.strip(), len(of) - 1.0)
-    if has_sign is None:
-        has_sign = column in PER_CENT
-    is_year = of is not None and of[0] >= FIRST_YEAR
+    forms, said = _forms(column, of is None, unit)
 
     def read(cell: str, line: int) -> float:
         value = known.get(cell)
         if value is None:
-            if "%" in cell and not has_sign:
+            if "%" in cell and forms is not PER_CENT:
                 raise ConfigError(
                     f"Expected numbers without a per cent sign in column {column} of {path}; line "
                     f"{line} holds {cell[:40]!r}. Set task.target_unit=percent if it is the rate, "
                     "or take the sign away."
                 )
             try:
-                value = known[cell] = number(cell, is_year=is_year)
+                value = known[cell] = number(cell, forms)
             except ValueError:
-                raise _unreadable(path, column, cell, line) from None
+                raise _unreadable(path, column, cell, line, said) from None
         return value
 
     return read
 
 
-def _unreadable(path: Path, column: str, cell: str, line: int) -> ConfigError:
+def _unreadable(path: Path, column: str, cell: str, line: int, said: str) -> ConfigError:
     return ConfigError(
-        f"Expected a number, such as 28854 or 0.1189, in column {column} of {path}; line {line} "
-        f"holds {cell[:40]!r}. Write it with a point, without separators and signs, or leave it "
+        f"Expected {said} in column {column} of {path}; line {line} holds {cell[:40]!r}. Write "
+        "it so, numbers with a point, without separators and signs, and below 1e38, or leave it "
         "empty."
     )
 

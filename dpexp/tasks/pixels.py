@@ -26,8 +26,8 @@ PLAIN = ("1", "L", "P", "RGB")
 
 WITH_ALPHA = ("LA", "PA", "RGBA")
 
-BITS_PER_SAMPLE, SAMPLE_FORMAT = 258, 339
-"""TIFF's tags (Adobe 1992, Section 8 and 19)."""
+WIDTH, HEIGHT, BITS_PER_SAMPLE, COLOURS, SAMPLE_FORMAT = 256, 257, 258, 320, 339
+"""TIFF's tags (Adobe 1992, Sections 5, 8 and 19)."""
 
 UNSIGNED = 1
 
@@ -60,7 +60,10 @@ def picture(value: Any, where: str) -> Image.Image:
             found = Image.open(io.BytesIO(encoded), formats=FORMATS)
             reason = _unfit(found)
             if reason is None:
+                colours = len(found.palette.palette) // 3 if found.mode == "P" else None
                 found.load()
+                reason = _made_up(encoded, found, colours)
+            if reason is None:
                 found, reason = _opaque(found)
             if reason is None:
                 if found.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT:
@@ -140,6 +143,12 @@ def _unfit(found: Image.Image) -> str | None:
         return "has no pixels"
     if _bits(found) > 8:
         return "has more than 8 bits a channel"
+    if found.format == "TIFF" and found.mode in ("P", "PA"):
+        table = np.array(found.tag_v2[COLOURS])
+        if (table % 257).any() and (table % 256).any():  # both ways to widen 8 bits are in use
+            return "has a palette of more than 8 bits a channel"
+    if found.mode == "P" and found.palette is None:
+        return "has no palette"
     if found.mode not in (*PLAIN, *WITH_ALPHA):
         return f"has pixels of mode {found.mode}"
     if getattr(found, "n_frames", 1) > 1:
@@ -147,6 +156,25 @@ def _unfit(found: Image.Image) -> str | None:
     if found.format == "GIF" and any(t.extents != (0, 0, *found.size) for t in found.tile):
         return TRANSPARENT  # beside the frame
     return None
+
+
+def _made_up(encoded: bytes, loaded: Image.Image, colours: int | None) -> str | None:
+    """Say which pixels the file does not give: Pillow fills them in without a word.
+
+    PNG and TIFF may be sound and short. Decoded on a white canvas in place of a black one, what
+    they leave out comes out otherwise.
+    """
+    if colours is not None and np.asarray(loaded).max() >= colours:
+        return f"has pixels beyond its palette of {colours} colours"
+    if loaded.format not in ("PNG", "TIFF"):
+        return None
+    again = Image.open(io.BytesIO(encoded), formats=(loaded.format,))
+    size, bands = again.size, len(again.getbands())
+    if again.format == "TIFF":  # as stored, before it is turned
+        size = again.tag_v2[WIDTH], again.tag_v2[HEIGHT]
+    again.im = Image.new(again.mode, size, 255 if bands == 1 else (255,) * bands).im
+    again.load()
+    return None if again.tobytes() == loaded.tobytes() else "lacks some of its pixels"
 
 
 def _bits(found: Image.Image) -> int:

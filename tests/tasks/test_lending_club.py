@@ -1,19 +1,13 @@
 """The two regressions: what is read from loans of both formats, and how both are judged."""
 
-import math
-import re
-
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from torch import nn
 
 from dpexp.judging import evaluate
 from dpexp.tasks.lending_club import lending_club
-from dpexp.tasks.numerals import number
 from dpexp.tasks.regression import regression
 from dpexp.types import ConfigError, MissingData
 
@@ -151,61 +145,52 @@ def test_the_loss_is_relative_to_that_of_the_best_linear_model(loans):
     assert task.metric == "relative_loss" and task.test is task.train
 
 
-# How numbers are written
+# How cells are written
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_number_written_with_a_point_is_that_number(value):
-    for text in (str(value), f" {value!r} ", f"{value:.17e}", f"{value:+}"):
-        assert number(text) == float(text)
+BOUND = [
+    ("emp_length", "6 months", "years such as 3 years"),
+    ("emp_length", "860xx", "years such as"),
+    ("term", "3 years", "months such as 36 months"),
+    ("term", "36.5", "months such as"),
+    ("annual_inc", "123xx", "a number, such as"),
+    ("annual_inc", "36 months", "a number, such as"),
+    ("annual_inc", "1e39", "a number, .*below 1e38"),
+    ("loan_amnt", "Dec-2011", "a number, such as"),
+    ("int_rate", "5 years", "a percentage such as"),
+    ("int_rate", "1e308", "a percentage such as"),
+    ("zip_code", "86001", "three digits of a zip code"),
+    ("zip_code", "36 months", "three digits of a zip code"),
+    ("revol_util", "10+ years", "a percentage such as"),
+    ("issue_d", "2011-13", "a date such as"),
+    ("issue_d", "Xyz-2011", "a date such as"),
+    ("issue_d", "201112", "a date such as"),
+    ("issue_d", "11", "a date such as"),
+]
 
 
-def read_strictly(text):
-    """Read a number as every country does, or not at all: a reader that knows no forms."""
-    kept = text.strip(" \t")
-    if not kept.isascii() or any(c not in "0123456789.eE+-" for c in kept):
-        return None
-    try:
-        return float(kept)
-    except ValueError:
-        return None
+@pytest.mark.parametrize(("column", "text", "expected"), BOUND)
+def test_a_form_of_another_column_is_refused_by_line_and_column(column, text, expected, loans):
+    columns = {**KAGGLE, column: [KAGGLE[column][0], text, KAGGLE[column][2]]}
+    with pytest.raises(ConfigError, match=f"{expected}") as raised:
+        loans(columns, target_unit="percent")
+    said = str(raised.value)
+    assert f"in column {column} of" in said and f"line 3 holds {text!r}" in said
 
 
-@given(st.text("0123456789.,'_ +-eE%\u00a0\u0663xX$€()/", min_size=1, max_size=8))
-def test_a_text_is_its_number_whole_or_refused(text):
-    expected = read_strictly(text.strip(" \t").removesuffix("%").removesuffix(" "))
-    assume(not re.fullmatch(r"\d{3}xx", text.strip(" \t")))  # a zip code
-    if not text.strip(" \t"):
-        assert math.isnan(number(text))
-    elif expected is not None and math.isfinite(expected):
-        assert number(text) == expected
-    else:
-        with pytest.raises(ValueError):
-            number(text)
+@pytest.mark.parametrize("text", ["1e308", "1e39", "5 years", "Dec-2011", "123xx"])
+def test_a_rate_under_fraction_is_a_number_that_float32_holds(text, loans):
+    with pytest.raises(ConfigError, match=f"column int_rate .*line 3 holds '{text}'"):
+        loans({**EXTRACT, "int.rate": [0.1, text, 0.2]})
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("1e3", 1000),
-        (".1189", 0.1189),
-        ("5.", 5),
-        ("-1e2", -100),
-        ("12.5%", 12.5),
-        ("12.5 %", 12.5),
-        (" 36 months", 36),
-        ("10+ years", 10),
-        ("< 1 year", 1),
-        ("Dec-2011", 2011),
-        ("2011-12-01", 2011),
-        ("860xx", 860),
-    ],
-)
-def test_the_forms_that_loans_are_written_in(text, expected):
-    assert number(text, is_year=True) == expected
-    if expected in range(1900, 2100):
-        with pytest.raises(ValueError):
-            number(text)
+def test_a_range_that_begins_late_does_not_make_dates_of_numbers(conf, tmp_path):
+    columns, settings = {**EXTRACT, "annual_inc": [2000, 3000, 12000]}, conf("lending_club")
+    path = tmp_path / "loans.csv"
+    pd.DataFrame(columns).to_csv(path, index=False)
+    settings |= {"csv": str(path), "dataset_size": 3, "columns": {"annual_inc": [2000, 12000]}}
+    task = lending_club(**settings)
+    assert task.train.inputs[:, 0].tolist() == pytest.approx([0, 0.1, 1])
 
 
 AMBIGUOUS = """28,854|0,1189|1,234,567|1.234.567|1.234,5|28 854|28\u00a0854|28\u202f854|28'854|1_000

@@ -55,6 +55,24 @@ def png(depth, colour, width, height, rows, *more):
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
 
 
+def tiff(bits, photometric, strips, **more):
+    """Write a TIFF file of strips (Adobe 1992, Section 2)."""
+    offsets = np.cumsum([8, *map(len, strips)]).tolist()
+    at = offsets.pop()
+    tags = {256: [6], 257: [4], 258: bits, 259: [1], 262: [photometric], 273: offsets}
+    tags |= {277: [len(bits)], 278: [4], 279: [len(strip) for strip in strips]}
+    tags |= {int(tag[1:]): values for tag, values in more.items()}
+    body, behind = b"", b""
+    start = at + 2 + 12 * len(tags) + 4
+    for tag, values in sorted(tags.items()):
+        raw = struct.pack(f"<{len(values)}H", *values)
+        if len(raw) > 4:
+            raw, behind = struct.pack("<I", start + len(behind)), behind + raw
+        body += struct.pack("<HHI4s", tag, 3, len(values), raw)
+    head = b"II*\0" + struct.pack("<I", at)
+    return head + b"".join(strips) + struct.pack("<H", len(tags)) + body + bytes(4) + behind
+
+
 def sixteen(colour, channels):
     rows = RNG.integers(0, 256, (4, 6 * channels * 2), dtype=np.uint8)
     return png(16, colour, 6, 4, [row.tobytes() for row in rows])
@@ -97,7 +115,14 @@ def test_sixteen_bits_of_grey_are_refused_whatever_they_are(image, form):
         read(encoded(image, form))
 
 
+PLANES = [plane.tobytes() for plane in COLOUR.transpose(2, 0, 1)]
+RAMP = [value for _ in range(3) for value in range(256)]  # a palette of greys
+THREE = np.dstack([GREY] * 3)
+FOUR = [(row % 4).tobytes() for row in GREY]
 EXACT = {
+    "TIFF in three planes": (tiff([8] * 3, 2, PLANES, t284=[2]), COLOUR),
+    "TIFF, palette by 257": (tiff([8], 3, [GREY.tobytes()], t320=[257 * v for v in RAMP]), THREE),
+    "TIFF, palette by 256": (tiff([8], 3, [GREY.tobytes()], t320=[256 * v for v in RAMP]), THREE),
     "one bit": (png(1, 0, 4, 2, [b"\x50", b"\xa0"]), [[0, 255, 0, 255], [255, 0, 255, 0]]),
     "two bits": (png(2, 0, 4, 1, [b"\x1b"]), [[0, 85, 170, 255]]),
     "four bits": (png(4, 0, 4, 1, [b"\x01\x2f"]), [[0, 17, 34, 255]]),
@@ -151,7 +176,13 @@ WIDE = {"save_all": True, "append_images": [Image.fromarray(OTHER)]}
 BEHIND = "transparent pixels"
 DEEP = "more than 8 bits"
 DAMAGED = "cannot be decoded .*Fetch the file again"
+LACKS = "lacks some of its pixels"
 REFUSED = {
+    "PNG of too few rows": (png(8, 0, 6, 4, [row.tobytes() for row in GREY[:2]]), LACKS),
+    "PNG of too few colours": (png(8, 3, 6, 4, FOUR, (b"PLTE", bytes(9))), "palette of 3 colours"),
+    "PNG without its palette": (png(8, 3, 6, 4, FOUR), "no palette|palette of|cannot be decoded"),
+    "TIFF without two planes": (tiff([8] * 3, 2, PLANES[:1], t284=[2]), LACKS),
+    "TIFF, palette of 16 bits": (tiff([8], 3, [GREY.tobytes()], t320=RAMP), DEEP),
     "grey of 16 bits, big-endian": (
         encoded(Image.fromarray(GREY.astype(np.uint16)).convert("I;16B"), "TIFF"),
         DEEP,
