@@ -24,7 +24,7 @@ def wrong_kinds(result: Mapping[str, Any]) -> list[str]:
     """
     wanted: dict[str, Any] = {**KINDS}
     if isinstance(metric := result.get("metric"), str):
-        wanted.setdefault(metric, int | float | None)
+        wanted[metric] = int | float | None
     said = [
         f"result.json {name}: {result[name]!r:.50} is of the wrong kind"
         for name, kind in wanted.items()
