@@ -12,6 +12,7 @@ from dpexp import records
 from dpexp.records.predictions import packed, unpacked
 from dpexp.records.record import contents
 from scripts.verify import main
+from tests.edited import mend
 from tests.runs import execute
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -165,6 +166,7 @@ def test_no_word_of_a_record_is_printed_raw(run_dir, tmp_path, capsys, file, cha
     """Neither a terminal's commands nor a line of its own, that would look like this program's."""
     forged = copied(run_dir, tmp_path)
     edit(forged / file, **change)
+    mend(forged)
     main([str(forged)])
     out, err = capsys.readouterr()
     assert "owned" in out + err
