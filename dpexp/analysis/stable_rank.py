@@ -14,10 +14,9 @@ from dpexp.types import ConfigError
 
 
 def stable_rank(matrix: Tensor) -> float:
-    """Give |A|_F^2 / |A|_2^2 of a matrix [p, d]: in [1, min(p, d)]; NaN of zeros, and of
-    what is not finite.
+    """Give |A|_F^2 / |A|_2^2 of a matrix [p, d]: in [1, min(p, d)]; NaN of zeros.
 
-    From the eigenvalues of the smaller Gram matrix in float64, which is faster than singular
+    NaN too of what is not finite. From the eigenvalues of the smaller Gram matrix in float64, which is faster than singular
     values and exact enough: the largest one is the best conditioned.
     """
     matrix = matrix.double()
