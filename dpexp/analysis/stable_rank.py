@@ -16,8 +16,8 @@ from dpexp.types import ConfigError
 def stable_rank(matrix: Tensor) -> float:
     """Give |A|_F^2 / |A|_2^2 of a matrix [p, d]: in [1, min(p, d)]; NaN of zeros.
 
-    NaN too of what is not finite. From the eigenvalues of the smaller Gram matrix in float64, which is faster than singular
-    values and exact enough: the largest one is the best conditioned.
+    Of what is not finite it is NaN too. From the eigenvalues of the smaller Gram matrix in float64,
+    which is faster than singular values and exact enough: the largest one is the best conditioned.
     """
     matrix = matrix.double()
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
