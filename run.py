@@ -111,22 +111,24 @@ def _done_before(config: dict[str, Any]) -> str:
     """Say what is looked up, where the run is done; "" where it is not.
 
     Raises:
-        ConfigError: if it was made of other bytes, of data or pretrained weights, than are here.
+        ConfigError: if it was made of other bytes, of data, weights or a tokenizer, than are here.
+        RecordError: if its result is none that a run writes.
     """
     from dpexp import records
+    from dpexp.artifacts.plain import clean
     from scripts import sources
 
     found = records.find(config["results"], config)
     if found is None:
         return ""
-    result, metric = found.result, found.result["metric"]
-    value = "no number" if result.get(metric) is None else f"{result[metric]:.4g}"
-    spent = "" if result["eps"] is None else f", eps {result['eps']:g}"
+    result = found.result
     bytes_here = sources.compare(config, result)
     sources.refuse_other(found.directory, bytes_here)
-    line = (
-        f"done before: {metric} {value}{spent}, on {result['device']}; results=FOLDER runs it anew"
-    )
+    metric = result.get("metric", "an accuracy that is not named")
+    value = "no number" if result.get(metric) is None else f"{result[metric]:.4g}"
+    spent = "" if result.get("eps") is None else f", eps {result['eps']:g}"
+    where = clean(result.get("device", "a device that is not named"))
+    line = f"done before: {clean(metric)} {value}{spent}, on {where}; results=FOLDER runs it anew"
     return f"{line}. Note: {bytes_here.unknown}" if bytes_here.unknown else line
 
 

@@ -19,10 +19,29 @@ from dpexp.models.mode import in_mode
 from dpexp.passes import PUBLIC_BATCH, Passes
 from dpexp.ranks import Ranks
 from dpexp.seeds import generator
-from dpexp.types import ConfigError, Method, State, Tap
+from dpexp.types import ConfigError, Method, State, Tap, one_line
+
+NONFINITE = "nonfinite"
+"""Under which an analysis's memory counts the observations that found what is not finite."""
 
 WHEN = ("step", "epoch")
 """When an observation was made: one number each in analysis.npz."""
+
+
+def is_finite(memory: dict[str, Any], *tensors: Tensor) -> bool:
+    """Say whether all that is to be decomposed is finite; count the observation where it is not.
+
+    A run that diverged goes on being looked at: an analysis gives NaN then, and result.json has
+    how many of its observations did, as NAME_nonfinite.
+
+    Args:
+        memory: the analysis's own.
+        tensors: of one observation.
+    """
+    is_whole = all(bool(tensor.isfinite().all()) for tensor in tensors)
+    if not is_whole:
+        memory[NONFINITE] = memory.get(NONFINITE, 0) + 1
+    return is_whole
 
 
 @dataclass(frozen=True)
@@ -210,6 +229,7 @@ class Observers:
         left on the model: between steps it has none.
 
         Raises:
+            ConfigError: an analysis met numbers that cannot be decomposed.
             ValueError: an analysis gave a name neither always nor once, or in another shape.
         """
         if not self._analyses or not self._is_first_rank:
@@ -230,7 +250,14 @@ class Observers:
         mode = in_mode(self._model, is_training=False)
         with mode, torch.random.fork_rng(cuda), torch.no_grad():
             for name, analysis in self._analyses.items():
-                given = analysis.observe(view, at.memories.setdefault(name, {}))
+                memory = at.memories.setdefault(name, {})
+                try:
+                    given = analysis.observe(view, memory)
+                except torch.linalg.LinAlgError as error:
+                    raise ConfigError(
+                        f"Expected numbers that analysis={name} can decompose at step {at.step}; "
+                        f"{one_line(error)} Leave the analysis out, or lower optimizer.lr."
+                    ) from error
                 seen |= {f"{name}/{what}": value for what, value in given.items()}
         self._model.zero_grad()
         _keep(at.traces, seen)
@@ -244,13 +271,18 @@ class Observers:
         }
 
     def numbers(self, at: Position) -> dict[str, float]:
-        """Give the analyses' numbers for result.json, each under NAME_number."""
+        """Give the analyses' numbers for result.json, each under NAME_number.
+
+        NAME_nonfinite is how many observations found what is not finite, where any did.
+        """
         arrays = self.arrays(at)
         numbers: dict[str, float] = {}
         for name, analysis in self._analyses.items() if arrays else ():
             own = {w: arrays[w] for w in WHEN}
             prefix = f"{name}/"
             own |= {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+            if count := at.memories.get(name, {}).get(NONFINITE, 0):
+                numbers[f"{name}_{NONFINITE}"] = count
             numbers |= {f"{name}_{what}": x for what, x in analysis.numbers(own).items()}
         return numbers
 

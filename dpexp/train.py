@@ -99,7 +99,7 @@ class Parts:
         schedule: maps a step, from 0, and how many there are to a multiplier of the learning rate.
         attack: what is done to the run to measure what it gives away; None: nothing.
         analyses: what looks at its gradients as it goes, by name.
-        pretrained: SHA-256 of the files of weights that it begins with, by model and file.
+        pretrained: SHA-256 of the files of weights and tokenizers that it reads, by model and file.
     """
 
     task: Any

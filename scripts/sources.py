@@ -1,4 +1,4 @@
-"""The bytes a run is made of: its data's fingerprint, and its pretrained weights by hash.
+"""The bytes a run is made of: its data's fingerprint; weights and tokenizers it reads, by hash.
 
 They are recorded, and compared where a finished run is looked up: its config names them, but the
 files behind a name may be others.
@@ -17,10 +17,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dpexp.artifacts.plain import clean
+
 PRETRAINED = "dpexp.models.language.pretrained"
 
 SETTINGS, WEIGHTS, ELSE = ("config.json",), ("*.safetensors",), ("*.bin",)
 """Files of a pretrained language model, of which the last are read where there are no others."""
+
+
+READ_BY = ("task", "public", "prompts")
+"""Groups of a config whose `tokenizer` is read; a model's own is what these take by default."""
 
 
 class Comparison(NamedTuple):
@@ -36,14 +42,14 @@ class Comparison(NamedTuple):
 
 
 def pretrained(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Hash the pretrained weights that a config names: SHA-256 by file, by model.
+    """Hash the pretrained weights and tokenizers that a config names: SHA-256 by file, by model.
 
     Raises:
         MissingData: they are nowhere to be found.
     """
-    found = {}
-    for name, files in _weights(config):
-        found[name] = {path.name: _sha256(path) for path in files}
+    found: dict[str, dict[str, str]] = {}
+    for name, files in (*_weights(config), *_tokenizers(config)):
+        found.setdefault(name, {}).update({path.name: _sha256(path) for path in files})
     return found
 
 
@@ -62,6 +68,22 @@ def _weights(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
         yield features["encoder"], files_of(features["encoder"], features["model_root"])
 
 
+def _tokenizers(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
+    """Give the files of every tokenizer that a config's texts or prompts go through."""
+    for name, root in _tokenizers_named(config).items():
+        from dpexp.snapshots import model_folder
+        from dpexp.tasks.text import FILES
+
+        folder = model_folder(root, name)
+        yield name, [path for one in (*SETTINGS, *FILES) if (path := folder / one).is_file()]
+
+
+def _tokenizers_named(config: Mapping[str, Any]) -> dict[str, str]:
+    """Name the models whose tokenizers are read, and the root below which each lies."""
+    nodes = [config[group] for group in READ_BY if isinstance(config.get(group), Mapping)]
+    return {node["tokenizer"]: node["model_root"] for node in nodes if node.get("tokenizer")}
+
+
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -74,9 +96,19 @@ def compare(config: Mapping[str, Any], result: Mapping[str, Any]) -> Comparison:
 
     Args:
         config: of the run that is looked up.
-        result: of the finished run's result.json.
+        result: of the finished run's result.json, which anyone may have written.
+
+    Raises:
+        RecordError: if an entry of the result is of another kind than a run writes.
     """
-    told = [_compare_data(config, result), _compare_weights(config, result)]
+    from dpexp.records import RecordError, wrong_kinds
+
+    if wrong := wrong_kinds(result):
+        raise RecordError(
+            f"Expected a finished run as one is written; {clean(wrong[0])}. Set results=FOLDER to "
+            "run it anew, or remove the record."
+        )
+    told = [_compare_data(config, result), _compare_pretrained(config, result)]
     other, unknown = ("; ".join(filter(None, said)) for said in zip(*told, strict=True))
     return Comparison(other, unknown)
 
@@ -106,7 +138,7 @@ def require_here(configs: Iterable[Mapping[str, Any]]) -> None:
     What could not be compared is said on stderr, once.
 
     Raises:
-        ConfigError: if one was made of other bytes, of data or pretrained weights.
+        ConfigError: if one was made of other bytes, of data, weights or a tokenizer.
     """
     from dpexp import records
 
@@ -130,33 +162,43 @@ def _compare_data(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple
     if not here:
         return "", f"the data of {name} were not compared ({reason})"
     if here != recorded:
-        return f"the data of {name} were {recorded[:12]}… and are {here[:12]}… here", ""
+        return f"the data of {name} were {clean(recorded[:12])}… and are {here[:12]}… here", ""
     return "", ""
 
 
-def _compare_weights(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, str]:
+def _compare_pretrained(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, str]:
     recorded = result.get("pretrained_sha256")
     names = [config["features"]["encoder"]] if config.get("features") else []
     if config["model"].get("_target_") == PRETRAINED:
         names.append(config["model"]["repo"])
-    if not names:
+    tokenizers = list(_tokenizers_named(config))
+    if not names and not tokenizers:
         return "", ""
+    older = "the record is older and does not say which"
     if recorded is None:
-        return "", f"the record is older and does not say which weights of {names[0]} it began with"
+        of_weights = [f"weights of {names[0]} it began with"] if names else []
+        of_words = [f"tokenizer of {name} it read" for name in tokenizers]
+        return "", f"{older} {', nor which '.join(of_weights + of_words)}"
+    from dpexp.tasks.text import FILES
     from dpexp.types import ConfigError, one_line
 
     try:
         with _offline():
             here = pretrained(config)
     except (ConfigError, OSError) as error:
-        return "", f"the weights of {names[0]} were not compared ({one_line(error)})"
-    changed = [
-        f"{file} of {name}"
-        for name in here
-        for file in here[name]
-        if recorded.get(name, {}).get(file) != here[name][file]
-    ]
-    return (f"here are others: {', '.join(changed)}" if changed else ""), ""
+        what = f"weights of {names[0]}" if names else f"tokenizer of {tokenizers[0]}"
+        return "", f"the {what} were not compared ({one_line(error)})"
+    changed, unsaid = [], []
+    for name, files in here.items():
+        told = recorded.get(name, {})
+        if name in tokenizers and not {*FILES} & {*told}:
+            unsaid.append(f"tokenizer of {name} it read")
+            files = {file: digest for file, digest in files.items() if file not in FILES}
+        # One that is gone counts as one that came.
+        both = [*files, *(file for file in FILES if file in told and file not in files)]
+        changed += [f"{file} of {name}" for file in both if told.get(file) != files.get(file)]
+    unknown = f"{older} {', nor which '.join(unsaid)}" if unsaid else ""
+    return (f"here are others: {', '.join(changed)}" if changed else ""), unknown
 
 
 def fingerprint_here(config: Mapping[str, Any]) -> tuple[str, str]:

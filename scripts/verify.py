@@ -18,8 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpexp import records
+from dpexp.artifacts.plain import clean
 from dpexp.mechanism.finished import recheck_record
 from dpexp.mechanism.recheck import NAMES
+
+LONGEST_LINE = 4000
+"""Characters of a line that is printed of a record, which may list many entries (ours)."""
 
 HOLDS, DIFFERS, NO_RUN = 0, 1, 2
 
@@ -60,10 +64,13 @@ def require(directory: Path) -> records.Record:
     record = records.read(directory)
     if record is None:
         why = records.damage(directory) or "it holds no finished run"
-        raise records.RecordError(f"Expected a finished run in {directory}; {why}. Set results.")
+        raise records.RecordError(
+            f"Expected a finished run in {directory}; {clean(why)}. Set results."
+        )
     if findings := recheck_record(record).findings:
         raise records.RecordError(
-            f"Expected the record {directory} to hold; {findings[0]}. Set results to another one."
+            f"Expected the record {directory} to hold; {clean(findings[0])}. Set results to "
+            "another one."
         )
     return record
 
@@ -86,7 +93,7 @@ def main(words: Sequence[str]) -> int:
     for word in words:
         code, lines = verify(Path(word))
         codes.append(code)
-        for line in lines:
+        for line in (clean(each, LONGEST_LINE) for each in lines):
             if code == NO_RUN:
                 print(f"error: {line}", file=sys.stderr)
             else:

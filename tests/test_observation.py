@@ -222,3 +222,41 @@ def test_an_analysis_draws_the_same_examples_every_time_and_other_noise(tmp_path
     trained(tmp_path, DIGITS, {"drawing": Drawing()})
     assert len(drawn) == 5 and all(some == drawn[0] for some in drawn)
     assert len({tuple(some) for some in noise}) == 5
+
+
+DIVERGED = ["method=nonprivate", "task=digits", "profile=embedded", "model=linear", "device=cpu"]
+DIVERGED += ["epochs=2", "eval_every=0.5", "optimizer._target_=torch.optim.SGD"]
+DIVERGED += ["optimizer.lr=1e30", "+optimizer.momentum=1e30"]
+PICTURE = ["analysis.intensity.parameter=head.weight", "analysis.intensity.when=end"]
+OF_PUBLIC = ["public=shapes", "eval_every=1"]
+LOOKS = {
+    "stable_rank": [],
+    "residual": ["analysis.residual.parameter=head.weight"],
+    "intensity": PICTURE,
+    "gradient_rank": [*OF_PUBLIC, "analysis.gradient_rank.m=8", "analysis.gradient_rank.k=2"],
+    "projection": [*OF_PUBLIC, "analysis.projection.m=8"],
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_run_that_diverged_is_looked_at_and_says_how_often_it_was_not_finite(tmp_path, name):
+    directory = execute(tmp_path, *DIVERGED, f"analysis={name}", *LOOKS[name])
+    record, seen = records.read(directory), arrays(directory)
+    own = {key: each for key, each in seen.items() if key.startswith(f"{name}/")}
+    diverged = record.result[f"{name}_nonfinite"]
+    assert 1 <= diverged <= len(seen["step"])
+    for each in own.values():
+        assert np.isnan(each[-1] if len(each.shape) else each).all()
+        if each.shape == seen["step"].shape and name != "residual":
+            assert np.isnan(each).sum() == diverged
+    whole = execute(tmp_path / "whole", *DIVERGED[:6], f"analysis={name}", *LOOKS[name])
+    assert f"{name}_nonfinite" not in records.read(whole).result
+
+
+def test_an_analysis_that_cannot_decompose_is_one_line_with_its_cause(tmp_path):
+    def give(seen):
+        return {"value": torch.linalg.svdvals(torch.full((2, 2), torch.nan))[0]}
+
+    with pytest.raises(ConfigError, match="analysis=own can decompose at step 0; linalg") as caught:
+        trained(tmp_path, DIGITS, {"own": Given(give)})
+    assert "\n" not in str(caught.value)

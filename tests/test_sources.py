@@ -142,23 +142,137 @@ def test_pretrained_weights_are_named_by_the_hash_of_their_files(weights):
 
 def test_other_weights_are_named_by_file(weights):
     config, folder, said = weights
-    assert sources._compare_weights(config, said) == ("", "")
+    assert sources._compare_pretrained(config, said) == ("", "")
     (folder / "model.safetensors").write_bytes(b"\1" + bytes(999))
-    other, unknown = sources._compare_weights(config, said)
+    other, unknown = sources._compare_pretrained(config, said)
     assert other == "here are others: model.safetensors of owner/name" and not unknown
 
 
 def test_a_file_that_is_gone_or_new_is_another(weights):
     config, folder, said = weights
     (folder / "model.safetensors").unlink()
-    assert "pytorch_model.bin" in sources._compare_weights(config, said)[0]
+    assert "pytorch_model.bin" in sources._compare_pretrained(config, said)[0]
 
 
 def test_records_without_hashes_and_models_that_are_not_here_say_so(weights):
     config, folder, said = weights
-    assert "the record is older" in sources._compare_weights(config, {})[1]
+    assert "the record is older" in sources._compare_pretrained(config, {})[1]
     shutil.rmtree(folder)
-    assert "were not compared" in sources._compare_weights(config, said)[1]
+    assert "were not compared" in sources._compare_pretrained(config, said)[1]
+
+
+# Tokenizers
+
+
+@pytest.fixture
+def words(weights):
+    """Give a config whose prompts alone read a tokenizer, its folder and what its record says."""
+    config, folder, _ = weights
+    (folder / "tokenizer.json").write_text('{"good": 1, "bad": 2}')
+    (folder / "added_tokens.json").write_text("{}")
+    node = {"tokenizer": "owner/name", "model_root": config["model"]["model_root"]}
+    config |= {"prompts": node, "task": {"name": "digits", "tokenizer": None}}
+    return config, folder, {"pretrained_sha256": sources.pretrained(config)}
+
+
+def test_a_tokenizer_is_named_by_the_hash_of_its_files(words):
+    config, folder, said = words
+    files = said["pretrained_sha256"]["owner/name"]
+    assert files["tokenizer.json"] == sources._sha256(folder / "tokenizer.json")
+    assert {"added_tokens.json", "model.safetensors"} <= {*files}
+    alone = {"model": {"_target_": "dpexp.models.linear.Linear"}, "task": config["prompts"]}
+    assert [*sources.pretrained(alone)["owner/name"]] == [
+        *("config.json", "tokenizer.json", "added_tokens.json")
+    ]
+
+
+@pytest.mark.parametrize("group", ["prompts", "task", "public"])
+def test_another_tokenizer_of_the_same_size_and_time_is_another(words, group):
+    config, folder, said = words
+    config = {"model": config["model"], group: config["prompts"]}
+    assert sources._compare_pretrained(config, said) == ("", "")
+    file = folder / "tokenizer.json"
+    stat, before = file.stat(), file.read_text()
+    file.write_text('{"bad": 1, "good": 2}')
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert file.stat().st_size == stat.st_size
+    other = sources._compare_pretrained(config, said)
+    assert other == ("here are others: tokenizer.json of owner/name", "")
+    file.write_text(before)
+    (folder / "added_tokens.json").unlink()
+    (folder / "merges.txt").write_text("b a")
+    said_now = sources._compare_pretrained(config, said)[0]
+    assert "merges.txt of owner/name" in said_now and "added_tokens.json of owner/name" in said_now
+
+
+def test_a_record_that_names_weights_and_no_tokenizer_says_so_and_weights_are_compared(words):
+    config, folder, said = words
+    files = said["pretrained_sha256"]["owner/name"]
+    older = {name: files[name] for name in ("config.json", "model.safetensors")}
+    older = {"pretrained_sha256": {"owner/name": older}}
+    other, unknown = sources._compare_pretrained(config, older)
+    assert other == ""
+    assert unknown == "the record is older and does not say which tokenizer of owner/name it read"
+    (folder / "model.safetensors").write_bytes(b"\1" + bytes(999))
+    other, _ = sources._compare_pretrained(config, older)
+    assert other == "here are others: model.safetensors of owner/name"
+    unknown = sources._compare_pretrained(config, {})[1]
+    assert "weights of owner/name" in unknown and "tokenizer of owner/name" in unknown
+
+
+# Words of a record that anyone may have written
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\nerror: pass: epsilon 0.1"
+
+
+def rewritten(done, roots, tmp_path, **change):
+    """Give a results folder whose one record says something else in result.json."""
+    results = shutil.copytree(done, tmp_path / "results")
+    (path,) = Path(results).rglob("result.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    return results
+
+
+@pytest.mark.parametrize(
+    "change", [{"device": EVIL}, {"metric": EVIL, EVIL: 99.0}], ids=["device", "metric"]
+)
+def test_a_look_up_prints_no_word_of_a_record_raw(change, done, roots, tmp_path):
+    line = looked_up(rewritten(done, roots, tmp_path, **change), roots["a"])
+    assert line.startswith("done before: ") and line.isprintable() and "owned" in line
+
+
+def test_a_fingerprint_is_not_printed_raw_either(done, roots, tmp_path):
+    results = rewritten(done, roots, tmp_path, data_fingerprint=EVIL)
+    with pytest.raises(ConfigError) as caught:
+        looked_up(results, roots["a"])
+    assert str(caught.value).isprintable() and "owned" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"test_accuracy": [99.0]},
+        {"test_accuracy": "99"},
+        {"test_accuracy": True},
+        {"eps": "x"},
+        {"eps": EVIL},
+        {"metric": ["test_accuracy"]},
+        {"metric": "versions"},
+        {"device": {"a": 1}},
+        {"data_fingerprint": 3},
+        {"pretrained_sha256": [1]},
+        {"pretrained_sha256": {"owner/name": 1}},
+    ],
+    ids=str,
+)
+def test_what_is_of_another_kind_is_one_line_and_no_traceback(change, done, roots, tmp_path):
+    results = rewritten(done, roots, tmp_path, **change)
+    with pytest.raises(records.RecordError) as caught:
+        looked_up(results, roots["a"])
+    line = str(caught.value)
+    assert line.isprintable() and f"result.json {next(iter(change))}" in line.replace(
+        "result.json versions", "result.json metric"
+    )
 
 
 # Tables

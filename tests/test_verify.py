@@ -12,6 +12,7 @@ from dpexp import records
 from dpexp.records.predictions import packed, unpacked
 from dpexp.records.record import contents
 from scripts.verify import main
+from tests.edited import mend
 from tests.runs import execute
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -145,3 +146,29 @@ def test_a_method_that_is_not_ours_holds_on_trust_and_says_so(run_dir, tmp_path,
     out = capsys.readouterr().out
     assert f"{other}: holds on trust: epsilon 3.9" in out and ": pass" not in out
     assert "taken on trust: method mine.methods.DPSGD is not known here" in out
+
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\n/elsewhere: pass: epsilon 0.1"
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("privacy.json", {"deviations": [EVIL]}),
+        ("privacy.json", {"trainable": {EVIL: 640}}),
+        ("result.json", {"metric": EVIL, EVIL: 99.0}),
+        ("result.json", {EVIL: 1}),
+        ("privacy.json", {EVIL: 1}),
+    ],
+    ids=["deviations", "trainable", "metric", "an entry", "an entry of privacy.json"],
+)
+def test_no_word_of_a_record_is_printed_raw(run_dir, tmp_path, capsys, file, change):
+    """Neither a terminal's commands nor a line of its own, that would look like this program's."""
+    forged = copied(run_dir, tmp_path)
+    edit(forged / file, **change)
+    mend(forged)
+    main([str(forged)])
+    out, err = capsys.readouterr()
+    assert "owned" in out + err
+    for line in (out + err).splitlines():
+        assert line.isprintable() and line.startswith(str(forged))

@@ -10,7 +10,7 @@ import numpy as np
 from dpexp.analysis.anchors import Anchors, residual, shares_of
 from dpexp.analysis.stable_rank import stable_rank
 from dpexp.methods.anchor import anchor_gradients
-from dpexp.observation import Analysis, View
+from dpexp.observation import Analysis, View, is_finite
 from dpexp.types import ConfigError
 
 
@@ -64,6 +64,7 @@ class GradientRank(Analysis):
         share = shares_of(anchors, self._k, "analysis.gradient_rank.k")
         batch = view.examples.take(view.draw("batch", self._batch))
         gradients = anchor_gradients(view.per_example(batch), len(batch), None, groups)
+        is_finite(memory, *gradients.values(), *anchors.values())
         ranks = {}
         for group, matrix in gradients.items():
             basis = self._anchors.basis(view, anchors.pop(group), share[group])

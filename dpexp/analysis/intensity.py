@@ -9,7 +9,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpexp.observation import Analysis, View
+from dpexp.observation import Analysis, View, is_finite
 from dpexp.types import ConfigError, require_word
 
 TENTH = 0.1
@@ -87,6 +87,7 @@ class Intensity(Analysis):
         some = view.draw("batch", self._batch)
         gradient = view.mean_gradients(view.examples, some, [self._parameter])[self._parameter]
         weight = view.model.get_parameter(self._parameter)
+        is_finite(memory, weight, gradient)
         found: dict[str, Any] = {}
         for name, tensor in (("weight", weight), ("gradient", gradient)):
             matrix = tensor.flatten(1) if tensor.ndim > 1 else tensor[None]

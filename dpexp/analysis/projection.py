@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dpexp.analysis.anchors import Anchors, projection_error, random_rows, shares_of
-from dpexp.observation import Analysis, View
+from dpexp.observation import Analysis, View, is_finite
 from dpexp.types import ConfigError
 
 
@@ -63,6 +63,7 @@ class Projection(Analysis):
         names = [name for names in groups.values() for name in names]
         some = view.draw("batch", self._batch)
         gradients = view.mean_gradients(view.examples, some, names)
+        is_finite(memory, *gradients.values(), *anchors.values())
         errors = {}
         for name, k in self._shares.items():
             share = shares_of(anchors, k, "analysis.projection.shares")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpexp.observation import Analysis, View
+from dpexp.observation import Analysis, View, is_finite
 from dpexp.types import ConfigError
 
 
@@ -38,7 +38,8 @@ class ProjectionResidual(Analysis):
 
     Section 4.2, Eqs. (5) and (6), Figure 3: the same batch's gradient at every observation, its
     principal subspace now and at the observation before. Gives `historical` and `self`, both NaN
-    at the first observation, so that their means are over the same ones.
+    at the first observation, so that their means are over the same ones, and where the gradient is
+    not finite, or was not at the observation before.
 
     Difference from the paper: "an epoch before" is an evaluation before (`eval_every`).
     """
@@ -76,6 +77,9 @@ class ProjectionResidual(Analysis):
                 f"Expected analysis.residual.rank below {min(matrix.shape)}, the smaller side of "
                 f"{self._parameter}; got {self._rank}. Set it."
             )
+        if not is_finite(memory, matrix):
+            memory.pop("principal", None)  # nor is there an earlier subspace at the next one
+            return {"historical": math.nan, "self": math.nan}
         now, before = principal(matrix, self._rank), memory.get("principal")
         memory["principal"] = list(now)
         if before is None:

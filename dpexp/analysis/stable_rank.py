@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpexp.observation import Analysis, View
+from dpexp.observation import Analysis, View, is_finite
 from dpexp.types import ConfigError
 
 
 def stable_rank(matrix: Tensor) -> float:
     """Give |A|_F^2 / |A|_2^2 of a matrix [p, d]: in [1, min(p, d)]; NaN of zeros.
 
-    From the eigenvalues of the smaller Gram matrix in float64, which is faster than singular
-    values and exact enough: the largest one is the best conditioned.
+    Of what is not finite it is NaN too. From the eigenvalues of the smaller Gram matrix in float64,
+    which is faster than singular values and exact enough: the largest one is the best conditioned.
     """
     matrix = matrix.double()
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     gram = wide @ wide.T
+    if not gram.isfinite().all():
+        return math.nan
     return float(gram.trace() / torch.linalg.eigvalsh(gram)[-1])
 
 
@@ -51,4 +54,5 @@ class StableRank(Analysis):
         matrices = [name for name in view.trained if view.model.get_parameter(name).ndim > 1]
         some = view.draw("batch", self._batch)
         gradients = view.mean_gradients(view.examples, some, matrices)
+        is_finite(memory, *gradients.values())
         return {name: stable_rank(gradients[name].flatten(1)) for name in matrices}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpexp.observation import Analysis, View
+from dpexp.observation import Analysis, View, is_finite
 from dpexp.types import ConfigError, joint_sensitivity
 
 RECOVERY = 20.0
@@ -128,12 +128,14 @@ class Theorem1Bound(Analysis):
         best = memory["best"].cpu()
         weights = [view.model.get_parameter(n) for n in view.trained]
         theta = torch.cat([weight.flatten() for weight in weights]).double().cpu()
-        memory["radius"] = max(memory["radius"], float((theta - best).norm()))
+        if theta.isfinite().all():
+            memory["radius"] = max(memory["radius"], float((theta - best).norm()))
         least = float((y - x @ best).square().mean())
         seen = {"loss": float((y - x @ theta).square().mean()) / least - 1}
         norms = view.state["column_norms"]
         names = ("bound", "bound_at_c", "diameter", "noise", "gradient", "rate")
-        if not norms:
+        # No ball holds an iterate that is not finite.
+        if not is_finite(memory, theta) or not norms:
             return seen | dict.fromkeys(names, math.nan)
         mechanism = view.mechanism
         of_step = joint_sensitivity(mechanism.releases) / mechanism.noise_multiplier

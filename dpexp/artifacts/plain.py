@@ -11,11 +11,16 @@ FORMULA = ("=", "+", "-", "@")
 """How a cell begins that spreadsheets compute."""
 
 
-def clean(text: str) -> str:
-    """Give a text on one line, of printable characters and of a length that a page can take."""
+def clean(text: str, longest: int = LONGEST) -> str:
+    """Give a text on one line, of printable characters and of a length that a page can take.
+
+    Args:
+        text: of a record.
+        longest: characters that are kept.
+    """
     line = "".join(letter if letter.isprintable() else " " for letter in text)
     line = " ".join(line.split())
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
+    return line if len(line) <= longest else f"{line[:longest]}…"
 
 
 def for_markdown(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dpexp.mechanism.evaluations import recheck_lines
 from dpexp.mechanism.recheck import Recheck, recheck
 from dpexp.records import Binding, Record, bind
 from dpexp.types import one_line
@@ -25,9 +26,13 @@ def recheck_record(record: Record) -> Recheck:
     except Exception as error:
         bound = Binding((f"malformed or incomplete: {one_line(error)[:200]}",), (), {})
     found = recheck(record.config, record.result, record.privacy, bound.tests)
+    try:
+        said, unread = recheck_lines(record, is_certified=not found.findings)
+    except Exception as error:
+        said, unread = [f"metrics.jsonl: malformed or incomplete: {one_line(error)[:200]}"], []
     compared = {key for line in record.metrics[-1:] for key in line} | OF_RESULTS
     rest = sorted(str(key) for key in record.result.keys() - compared)
-    told = [*found.unchecked, *bound.unchecked]
+    told = [*found.unchecked, *bound.unchecked, *unread]
     told += [f"result.json {', '.join(rest)}"] if rest else []
-    findings = tuple(dict.fromkeys((*found.findings, *bound.findings)))
+    findings = tuple(dict.fromkeys((*found.findings, *bound.findings, *said)))
     return replace(found, findings=findings, unchecked=tuple(told))

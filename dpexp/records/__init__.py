@@ -1,8 +1,9 @@
 """One directory per run, named by its config's hash."""
 
-from dpexp.records.binding import Binding, bind
+from dpexp.records.binding import OF_A_LINE, Binding, bind
 from dpexp.records.diagnostics import DIAGNOSTICS, without_diagnostics
 from dpexp.records.files import RecordError, at_home, replace_file, write_atomically
+from dpexp.records.kinds import wrong_kinds
 from dpexp.records.ledger import LEDGER, Ledger, Mark, read_mark
 from dpexp.records.lock import Busy, held, is_held
 from dpexp.records.predictions import PREDICTIONS
@@ -37,6 +38,7 @@ __all__ = [
     "Mark",
     "NONFINITE",
     "NoSeries",
+    "OF_A_LINE",
     "PREDICTIONS",
     "RESULT_NEUTRAL",
     "Record",
@@ -64,4 +66,5 @@ __all__ = [
     "versions",
     "without_diagnostics",
     "write_atomically",
+    "wrong_kinds",
 ]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dpexp.records.kinds import wrong_kinds
 from dpexp.records.predictions import PREDICTIONS, unpacked
 from dpexp.records.record import METRICS, NONFINITE, Record, contents, run_id
 from dpexp.records.run import SCORES
@@ -60,6 +61,11 @@ def bind(record: Record) -> Binding:
     _compare_kinds(record, findings)
     _compare_last(record, findings)
     tests = _recount(record, findings, unchecked)
+    alike = [key for key in record.metrics[-1] if key not in {*OF_A_LINE, *tests}]
+    if alike := [key for key in alike if key != record.result["metric"] and MEAN not in key]:
+        unchecked.append(f"{', '.join(alike)}: alike in result.json and {METRICS}, not recounted")
+    there = [name for name in ARRAYS if name != PREDICTIONS and (record.directory / name).exists()]
+    unchecked += [f"{name}: what it holds" for name in there]
     return Binding(tuple(findings), tuple(unchecked), tests)
 
 
@@ -90,20 +96,8 @@ def _compare_contents(record: Record, findings: list[str]) -> None:
             findings.append(f"{name} {error}")
 
 
-KINDS = {
-    **dict.fromkeys(("method", "model", "task", "profile", "metric", "device"), str),
-    **dict.fromkeys(("wall_s", "examples_per_s", "peak_memory_mb"), int | float),
-    "versions": dict,
-    "data_fingerprint": str,
-}
-"""Of entries of result.json that tables and plans read."""
-
-
 def _compare_kinds(record: Record, findings: list[str]) -> None:
-    for name, kind in KINDS.items():
-        value = record.result.get(name)
-        if name in record.result and (isinstance(value, bool) or not isinstance(value, kind)):
-            findings.append(f"result.json {name}: {value!r:.50} is of the wrong kind")
+    findings += wrong_kinds(record.result)
     words = record.privacy["deviations"]
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         findings.append("privacy.json deviations: expected a list of words")
@@ -115,11 +109,13 @@ def _compare_last(record: Record, findings: list[str]) -> None:
     metric = result["metric"]
     if metric not in result or metric not in last:
         findings.append(f"result.json metric: {metric} is not evaluated in {METRICS}")
+    if others := [key for key in last if key not in {*result, *OF_A_LINE}]:
+        findings.append(f"{METRICS} ends with {others[0]}, which result.json lacks")
     shared = [key for key in last if key in result and key not in OF_A_LINE]
     pairs = {key: (result[key], last[key]) for key in shared}
     pairs["steps"] = result.get("steps"), last.get("step")
-    if NONFINITE in last:
-        pairs[NONFINITE] = result.get(NONFINITE), last[NONFINITE]
+    if NONFINITE in {*last, *result}:
+        pairs[NONFINITE] = result.get(NONFINITE), last.get(NONFINITE)
     if "asked" in result:  # of a student, whose epochs are of what was answered
         pairs["epochs"] = result.get("epochs"), last.get("epoch")
     for name, (said, found) in pairs.items():
@@ -156,6 +152,10 @@ def _recount(record: Record, findings: list[str], unchecked: list[str]) -> dict[
     shares = {name: 100.0 * float(np.mean(each)) for name, each in right.items()}
     if len(right) > 1 or f"{metric}{MEAN}" in result:
         shares[f"{metric}{MEAN}"] = sum(shares.values()) / max(1, len(shares))
+    for name in right:
+        if name not in record.metrics[-1]:
+            findings.append(f"{METRICS} ends without {name}, which {PREDICTIONS} counts")
+    unchecked.append(f"{PREDICTIONS}: which examples are right, at their number")
     for name, share in shares.items():
         if not _is_same(result.get(name), share):
             findings.append(f"result.json {name}: {share:.6g} counted; got {result.get(name)}")
