@@ -393,14 +393,3 @@ def test_the_shell_can_complete(shell, line, offered):
     words = f"python run.py {line}"
     done = shell("-sc", "query=bash", COMP_LINE=words, COMP_POINT=str(len(words)))
     assert (done.returncode, done.stdout.strip()) == (0, offered), done.stderr
-
-
-@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
-def test_an_estimate_needs_no_run(tmp_path, sampling):
-    words = ["method=rgp", *DIGITS, "epochs=5", f"results={tmp_path}", f"sampling={sampling}"]
-    config = run.compose(words)
-    seconds, megabytes = run.estimate(config)
-    assert os.listdir(tmp_path) == []
-    result = json.loads((run.execute(config) / "result.json").read_text())
-    assert result["wall_s"] / 10 < seconds < 10 * result["wall_s"]
-    assert result["peak_memory_mb"] / 3 < megabytes < 3 * result["peak_memory_mb"]

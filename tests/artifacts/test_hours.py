@@ -1,5 +1,8 @@
 """The plan in hours: counted FLOPs, and neither data nor weights."""
 
+import json
+import os
+
 import pytest
 import torch
 
@@ -108,3 +111,21 @@ def test_gpu_hours_are_left_out_where_torch_counts_few_of_the_operations(tmp_pat
     one = config(tmp_path, "method=compressive", "task=lending_club", "eps=1")
     (line,) = [row for row in hours.plan("Cell", {"a": [one]}, CPU, 1e12) if row.startswith("| a")]
     assert line.endswith("| – |")
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_an_estimate_needs_no_run(tmp_path, sampling):
+    words = [
+        "method=rgp",
+        "task=digits",
+        "profile=embedded",
+        "epochs=5",
+        f"results={tmp_path}",
+        f"sampling={sampling}",
+    ]
+    config = run.compose(words)
+    seconds, megabytes = run.estimate(config)
+    assert os.listdir(tmp_path) == []
+    result = json.loads((run.execute(config) / "result.json").read_text())
+    assert result["wall_s"] / 10 < seconds < 10 * result["wall_s"]
+    assert result["peak_memory_mb"] / 3 < megabytes < 3 * result["peak_memory_mb"]
