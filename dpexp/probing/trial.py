@@ -123,9 +123,9 @@ class Subject:
             )
 
     def outputs(self, batch: Batch, chance: Chance) -> Tensor:
-        """Give a batch's outputs alone."""
-        with state_kept(self.model), torch.no_grad(), FixedDraws(chance):
-            return self.model(batch.inputs).clone()
+        """Give a batch's outputs alone; autograd sees them, as a model's own hooks may ask for."""
+        with state_kept(self.model), FixedDraws(chance):
+            return self.model(batch.inputs).detach().clone()
 
     def _moved(self) -> str | None:
         now = dict(self.model.named_parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -44,11 +45,14 @@ def mixing(
 def differ(one: Mapping[str, Tensor], other: Mapping[str, Tensor], most: float) -> bool:
     """Say whether an example's gradients differ by more than a share."""
     sizes = {name: size_of(each) for name, each in one.items()}
-    largest = max(sizes.values())
+    largest = max(filter(math.isfinite, sizes.values()), default=0.0)
     for name, mine in one.items():
-        # What cancels to nothing, as the bias before a norm, is rounding beside the others.
         apart = size_of(mine - other[name])
-        if apart > most * max(sizes[name], BESIDE * largest):
+        if not math.isfinite(apart):
+            if gap(mine, other[name]) > most:
+                return True
+        # What cancels to nothing, as the bias before a norm, is rounding beside the others.
+        elif apart > most * max(sizes[name], BESIDE * largest):
             return True
     return False
 
