@@ -132,10 +132,20 @@ def ranked_backward(self, h):
     return self.layer(h.detach() + weighed - weighed.detach())
 
 
+class Lost(torch.autograd.Function):
+    """Loses gradients in all batches but the smallest."""
+
+    @staticmethod
+    def forward(ctx, h):
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (torch.nan if len(gradient) > 2 else 1)
+
+
 def lost_backward(self, h):
-    out = self.layer(h)
-    out.register_hook(lambda gradient: gradient * (torch.nan if len(h) > 2 else 1))
-    return out
+    return self.layer(Lost.apply(h))
 
 
 def of_more_than_two(self, h):
