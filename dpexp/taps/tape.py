@@ -276,16 +276,20 @@ def _refuse_sharing(model: nn.Module) -> None:
         span = (start, start + _extent(parameter)) if start else (-id(parameter),) * 2
         places.append((*span, order, name, parameter))
     near: list[tuple[int, int, int, str, nn.Parameter]] = []
+    found: list[tuple[int, int, str, str]] = []
     for place in sorted(places, key=lambda place: place[:3]):
         near = [other for other in near if other[1] > place[0] or other[4] is place[4]]
         for other in near:
             if other[4] is place[4] or _overlap(other[4], place[4]):
                 first, second = sorted([place, other], key=lambda place: place[2])
-                raise ConfigError(
-                    f"Expected every parameter in one place; {second[3]!r} is {first[3]!r} again, "
-                    "or a part of it. Untie the weights."
-                )
+                found.append((second[2], first[2], second[3], first[3]))
         near.append(place)
+    if found:  # the first in the model's order, wherever memory lies
+        _, _, again, first_of_it = min(found)
+        raise ConfigError(
+            f"Expected every parameter in one place; {again!r} is {first_of_it!r} again, or a part "
+            "of it. Untie the weights."
+        )
 
 
 def _extent(tensor: Tensor) -> int:
