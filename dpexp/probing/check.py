@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,24 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.mechanism.certificate import UNTRIED
-from dpexp.probing.made_up import MadeUp, make_up
-from dpexp.probing.recorder import Recorder, first_difference, gap
-from dpexp.probing.stage import (
-    EDGES,
-    MIDDLE,
-    Attributes,
-    Chance,
-    FixedDraws,
-    attributes_of,
-    buffers_of,
-    set_attributes,
-    staged,
-    state_kept,
-)
-from dpexp.taps import Tape
-from dpexp.types import Batch, ConfigError, Tap, one_line
-
-Judge = Callable[[Tensor, Tensor], Tensor]
+from dpexp.probing import verdict
+from dpexp.probing.made_up import FIRST, SECOND, MadeUp, make_up
+from dpexp.probing.recorder import gap
+from dpexp.probing.stage import EDGES, MIDDLE, OTHERS, Chance, FixedDraws, staged, state_kept
+from dpexp.probing.trial import Subject, Trial
+from dpexp.probing.verdict import size_of
+from dpexp.types import Batch, ConfigError, one_line
 
 CLEAR = 1e-5
 """In the model's own precision, smaller differences are rounding, and larger ones are looked at in
@@ -53,31 +41,7 @@ SHARP = 1e-9
 COARSE = 1e-2
 """Where float64 cannot be had; what a batch's statistics mix is a good part of an example."""
 
-BESIDE = 0.1
-"""A parameter's gradient is held to its own size, or to this share of the largest one's (ours)."""
-
-
-@dataclass
-class Trial:
-    """What a batch came to.
-
-    Attributes:
-        outputs: every example's.
-        each: the first examples' gradients, by parameter.
-        total: all examples' gradient, as the tape takes it; empty where it was not wanted.
-        recorder: what was seen on the way.
-        buffers: as they were left.
-        attributes: likewise, of what modules hold beside them.
-        draws: what chance had to do with it.
-    """
-
-    outputs: Tensor
-    each: list[dict[str, Tensor]]
-    total: dict[str, Tensor]
-    recorder: Recorder
-    buffers: dict[str, Tensor]
-    attributes: Attributes
-    draws: FixedDraws
+MANY = "with how many are in its batch"
 
 
 def check_model(
@@ -138,36 +102,71 @@ def _tried(
     """Say what is wrong beyond a tolerance; 0: beyond rounding, and beyond nothing for equals."""
     with staged(model, dtype, device), torch.enable_grad():
         examples = make_up(task, model, device, dtype)
-        wrong, may_differ = _compared(model, parameters, task.loss, examples, tolerance, MIDDLE)
-        for chance in EDGES if may_differ and wrong is None else ():
+        subject = Subject(model, parameters, task.loss)
+        wrong, draws = _compared(subject, examples, tolerance, MIDDLE)
+        chances = [*(EDGES if draws.has_drawn else ()), *OTHERS[: draws.choices]]
+        for chance in chances:
             with suppress(ConfigError):  # a layer that chance leaves out; a step will say so
-                wrong = (
-                    wrong or _compared(model, parameters, task.loss, examples, tolerance, chance)[0]
-                )
+                wrong = wrong or _compared(subject, examples, tolerance, chance)[0]
         return wrong
 
 
 def _compared(
-    model: nn.Module,
-    parameters: Sequence[str],
-    loss: Judge,
-    examples: MadeUp,
-    tolerance: float,
-    chance: Chance,
-) -> tuple[str | None, bool]:
-    """Say what is wrong where chance gives some numbers, and whether others may lead elsewhere."""
-    one, other, alone = (
-        _trial(model, parameters, loss, batch, chance, is_whole=batch is examples.one)
-        for batch in examples
-    )
-    expected, sizes = _by_autograd(model, parameters, loss, examples.one, chance)
+    subject: Subject, examples: MadeUp, tolerance: float, chance: Chance
+) -> tuple[str | None, FixedDraws]:
+    """Say what is wrong where chance gives some numbers, and what it was asked for."""
+    model, most = subject.model, tolerance or CLEAR
+    one = subject.trial(examples.one, chance, (0, 1), is_whole=True)
+    other = subject.trial(examples.other, chance, (0,))
+    alone = subject.trial(examples.alone, chance, (0,))
+    crowd = subject.trial(examples.crowd, chance, (FIRST, SECOND), is_heard=False)
     wrong = (
-        _gradients(one.total, expected, sizes, tolerance or CLEAR)
-        or _mixing(model, one, other, 0, tolerance, "with the others in its batch")
-        or _mixing(model, one, alone, 1, tolerance or CLEAR, "with how many are in its batch")
-        or _attributes(model, one, other, examples.alone, tolerance, chance)
+        verdict.moved(model, [one, other, alone, crowd])
+        or _gradients(one.total, *_by_autograd(subject, examples.one, chance), most)
+        or verdict.mixing(model, one, other, 0, tolerance, "with the others in its batch")
+        or verdict.mixing(model, one, alone, 1, most, MANY)
+        or verdict.buffers(model, one, crowd)
+        or _crowded(subject, examples, crowd, one, alone, most, chance)
+        or verdict.attributes(model, one, other, examples.alone, tolerance, chance)
+        or verdict.attributes(model, one, crowd, examples.alone, most, chance)
     )
-    return wrong, one.draws.has_drawn
+    return wrong, one.draws
+
+
+def _crowded(
+    subject: Subject,
+    examples: MadeUp,
+    crowd: Trial,
+    one: Trial,
+    alone: Trial,
+    most: float,
+    chance: Chance,
+) -> str | None:
+    """Compare what examples come to in a crowd with what they come to by themselves.
+
+    Whatever a module orders examples by, not all of nine can have the place that one alone has.
+    """
+    if crowd.draws.is_opaque:
+        return None  # dropout of another shape
+    singles = {FIRST: examples.alone, **examples.singles}
+    differing = [
+        at
+        for at, single in singles.items()
+        if gap(
+            crowd.outputs[at],
+            (alone.outputs if at == FIRST else subject.outputs(single, chance))[0],
+        )
+        > most
+    ]
+    if verdict.differ(alone.each[0], crowd.each[FIRST], most):
+        differing.append(FIRST)
+    if verdict.differ(one.each[0], crowd.each[SECOND], most):
+        differing.append(SECOND)
+    if not differing:
+        return None
+    row = differing[0]
+    heard = [subject.trial(batch, chance) for batch in (examples.crowd, singles[row])]
+    return verdict.said(subject.model, *heard, row, most, MANY)
 
 
 def _gradients(
@@ -178,10 +177,10 @@ def _gradients(
 ) -> str | None:
     """Compare the tape's summed gradients with autograd's."""
     for name, mine in taken.items():
-        apart = _norm(mine - expected[name])
+        apart = size_of(mine - expected[name])
         if apart > tolerance * sizes[name]:
             layer, _, own = name.rpartition(".")
-            size = _norm(expected[name])
+            size = size_of(expected[name])
             much = f"{apart / size:.2g} of its size" if size else "all of it"
             return (
                 f"Expected layer {layer!r} to be used by nothing but its own forward pass; on "
@@ -193,9 +192,10 @@ def _gradients(
 
 
 def _by_autograd(
-    model: nn.Module, parameters: Sequence[str], loss: Judge, batch: Batch, chance: Chance
+    subject: Subject, batch: Batch, chance: Chance
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Give the gradients, and for each how large its terms are: what their rounding scales with."""
+    model, parameters = subject.model, subject.parameters
     weights = {name: model.get_parameter(name) for name in parameters}
     flags = [(p, p.requires_grad) for p in model.parameters()]
     layers = {name.rpartition(".")[0] for name in parameters}
@@ -220,7 +220,7 @@ def _by_autograd(
         for weight in weights.values():
             weight.requires_grad_(True)
         with state_kept(model), FixedDraws(chance):
-            total = loss(model(batch.inputs), batch.targets)
+            total = subject.loss(model(batch.inputs), batch.targets)
             found = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
     finally:
         for parameter, flag in flags:
@@ -234,160 +234,5 @@ def _by_autograd(
     return gradients, {name: math.prod(seen[name.rpartition(".")[0]]) for name in parameters}
 
 
-def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor))
-
-
 def _note(seen: list[float], dh: Tensor) -> None:
-    seen[1] += _norm(dh)
-
-
-def _trial(
-    model: nn.Module,
-    parameters: Sequence[str],
-    loss: Judge,
-    batch: Batch,
-    chance: Chance,
-    *,
-    is_whole: bool,
-) -> Trial:
-    """Take a batch through model and tape.
-
-    Of a whole one every example's gradient is kept, and their sum as the tape takes it; of another
-    the first example's.
-    """
-    total: dict[str, Tensor] = {}
-    each: list[dict[str, Tensor]] = [{} for _ in range(len(batch) if is_whole else 1)]
-    rows = torch.arange(len(batch), device=batch.inputs.device)
-    shapes = {name: model.get_parameter(name) for name in parameters}
-
-    def take(layer: str, tap: Tap) -> None:
-        for own in tap.parameters:
-            name = f"{layer}.{own}"
-            for row, sums in [*enumerate(each), *([(None, total)] if is_whole else [])]:
-                carrier = tap.gradient(own)
-                carrier = carrier if row is None else carrier.keep(rows == row)
-                sums[name] = torch.zeros_like(
-                    shapes[name], requires_grad=False, memory_format=torch.contiguous_format
-                )
-                with torch.no_grad():
-                    carrier.add_to(sums[name], None)
-
-    recorder, draws = Recorder(len(batch)), FixedDraws(chance)
-    with state_kept(model):
-        with recorder.on(model), Tape(model, parameters, take) as tape, draws:
-            tape.expect(len(batch))
-            outputs = model(batch.inputs)
-            tape.backward(loss(outputs, batch.targets))
-        return Trial(
-            outputs.detach().clone(),
-            each,
-            total,
-            recorder,
-            buffers_of(model),
-            attributes_of(model),
-            draws,
-        )
-
-
-def _mixing(
-    model: nn.Module, one: Trial, other: Trial, row: int, most: float, how: str
-) -> str | None:
-    """Compare what an example comes to in two companies, and the buffers.
-
-    Args:
-        model: of both.
-        one: a trial.
-        other: another one, where the example is the first.
-        row: the example in the first trial.
-        most: as a share, what may differ.
-        how: what of the company is another.
-    """
-    if one.draws.is_opaque and one.recorder.count != other.recorder.count:
-        return None  # dropout of another shape
-    if (wrong := _buffers(model, one.buffers, other.buffers)) is not None:
-        return wrong
-    if not _differ(one, other, row, most):
-        return None
-    return _said(model, first_difference(one.recorder, other.recorder, row, most), how)
-
-
-def _differ(one: Trial, other: Trial, row: int, most: float) -> bool:
-    if gap(one.outputs[row], other.outputs[0]) > most:
-        return True
-    sizes = {name: _norm(each) for name, each in one.each[row].items()}
-    largest = max(sizes.values())
-    for name, mine in one.each[row].items():
-        # What cancels to nothing, as the bias before a norm, is rounding beside the others.
-        apart = _norm(mine - other.each[0][name])
-        if apart > most * max(sizes[name], BESIDE * largest):
-            return True
-    return False
-
-
-def _said(model: nn.Module, event: Any, how: str) -> str:
-    if event is None or (event.module == "" and event.kind == "gradient"):
-        where = "the loss, or the model itself"
-    else:
-        where = _named(model, event.module)
-    what = "output" if event is None or event.kind == "output" else "gradient"
-    return (
-        f"Expected the model to keep examples apart in training mode; by {where} the {what} of a "
-        f"made-up example changes {how}, so no one example's influence is bounded. Use what looks "
-        "at each example by itself, such as nn.GroupNorm."
-    )
-
-
-def _named(model: nn.Module, name: str) -> str:
-    kind = type(model.get_submodule(name)).__name__
-    return f"{name!r}, a {kind}," if name else f"the model itself, a {kind},"
-
-
-def _buffers(
-    model: nn.Module, one: Mapping[str, Tensor], other: Mapping[str, Tensor]
-) -> str | None:
-    for name, mine in one.items():
-        theirs = other.get(name)
-        if theirs is None or mine.shape != theirs.shape or gap(mine, theirs) > 0:
-            owner, _, own = name.rpartition(".")
-            return (
-                f"Expected buffers that no example changes; {own!r} of {_named(model, owner)} does "
-                "in training mode, and leaves with the weights without noise. Remove it, or hold "
-                "it fixed."
-            )
-    return None
-
-
-def _attributes(
-    model: nn.Module, one: Trial, other: Trial, alone: Batch, tolerance: float, chance: Chance
-) -> str | None:
-    """Refuse what modules remember of examples beside buffers, where outputs come to depend on it.
-
-    What is only kept to be looked at, such as a map of attention, does no harm.
-    """
-    kept, others = one.attributes, other.attributes
-    differing = [at for at, value in kept.items() if not _alike(value, others.get(at))]
-    if not differing:
-        return None
-    outputs = []
-    for attributes in (kept, others):
-        with state_kept(model), torch.no_grad(), FixedDraws(chance):
-            set_attributes(model, attributes)
-            outputs.append(model(alone.inputs))
-    if gap(*outputs) <= tolerance:
-        return None
-    module, own = differing[0]
-    return (
-        f"Expected nothing that a model remembers to depend on examples; {own!r} of "
-        f"{_named(model, module)} does in training mode, and later outputs on it. Remove it."
-    )
-
-
-def _alike(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and gap(one, other) == 0
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_alike(one[k], other[k]) for k in one)
-    if isinstance(one, Sequence) and isinstance(other, Sequence):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    return one is other or one == other or (one != one and other != other)
+    seen[1] += size_of(dh)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -104,11 +105,17 @@ def first_difference(one: Recorder, other: Recorder, row: int, most: float) -> E
 
 
 def gap(one: Tensor, other: Tensor) -> float:
-    """Give how far two tensors lie apart, relative to the larger; what is NaN in both is alike."""
+    """Give how far two tensors lie apart, relative to the larger.
+
+    What is not finite in both alike is no difference; in one alone it is an infinite one.
+    """
     one, other = one.double(), other.double()
-    if torch.equal(one.isnan(), other.isnan()):
-        one, other = one.nan_to_num(0.0), other.nan_to_num(0.0)
     if torch.equal(one, other):
         return 0.0
+    odd = ~(one.isfinite() & other.isfinite())
+    if odd.any():
+        if not torch.equal(one[odd].nan_to_num(), other[odd].nan_to_num()):
+            return math.inf
+        one, other = one.masked_fill(odd, 0.0), other.masked_fill(odd, 0.0)
     size = max(float(one.norm()), float(other.norm()))
     return float((one - other).norm()) / size if size else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -34,17 +34,30 @@ class Chance(NamedTuple):
     """What chance gives.
 
     Attributes:
-        number: every number that a model draws with torch.
+        number: every number that a model draws with torch, if it is not whole.
         seed: of Python's and numpy's generators, whose first two numbers are alike.
+        which: of the whole numbers that a draw may give, in the order of `_WHOLE`.
     """
 
     number: float
     seed: int
+    which: int = 0
 
 
 MIDDLE = Chance(HALF, 0)
 EDGES = (Chance(0.01, 39_608), Chance(0.99, 1_470))
 """For what is done with a small or a large probability, such as mixing some batches."""
+
+SMALL = 16
+"""Ranges of at most so many whole numbers are tried wholly (ours)."""
+
+SEEDS = (1590, 3332, 1246, 375, 730, 1091, 3298, 2866, 2876, 6532, 3306, 5293, 1640, 2170, 70,
+         16_642)  # fmt: skip
+"""Of Python's and numpy's generators: the i-th gives i sixteenths at first, or i below 16; below
+any lesser number they give all."""
+
+OTHERS = tuple(Chance(HALF, seed, which) for which, seed in enumerate(SEEDS))
+"""For what is done where a whole number is drawn."""
 
 FILLED = ("bernoulli_", "uniform_", "normal_", "exponential_", "rand", "rand_like", "randn",
           "randn_like")  # fmt: skip
@@ -57,12 +70,14 @@ class FixedDraws(TorchDispatchMode):
     Attributes:
         is_opaque: whether some draw could not be fixed, as within a fused attention with dropout.
         has_drawn: whether other numbers could have led elsewhere; masks, as of dropout, aside.
+        choices: how many of `OTHERS` are to be tried for whole numbers that were drawn.
     """
 
     def __init__(self, chance: Chance = MIDDLE) -> None:
         """Say what is drawn, and begin with nothing seen."""
         super().__init__()
         self.is_opaque = self.has_drawn = False
+        self.choices = 0
         self._chance, self._before = chance, None
 
     def __enter__(self) -> FixedDraws:
@@ -74,7 +89,8 @@ class FixedDraws(TorchDispatchMode):
     def __exit__(self, *error: object) -> None:
         """End."""
         super().__exit__(*error)
-        self.has_drawn |= self._before != _of_others()
+        if self._before != _of_others():
+            self.has_drawn, self.choices = True, SMALL
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do an operation, without chance."""
@@ -86,26 +102,87 @@ class FixedDraws(TorchDispatchMode):
             x, p, train = args
             return (x / (1 - p) if train and p < 1 else x.clone()), torch.ones_like(out[1])
         if name == "bernoulli":
-            return out.copy_(args[0] >= HALF) if isinstance(args[0], Tensor) else out
+            if not isinstance(args[0], Tensor):
+                return out
+            is_one = out.dim() == 0  # for all the batch; others are masks
+            self.has_drawn |= is_one
+            return out.copy_(args[0] >= (self._chance.number if is_one else HALF))
         if name == "randperm":
             return out.copy_(torch.arange(len(out) - 1, -1, -1))  # what is shuffled changes place
-        if name.startswith("randint"):
-            return out.fill_(out.min() if out.numel() else 0).zero_()
+        if name in WHOLE:
+            given = _given(func, args, kwargs or {})
+            values = WHOLE[name](out, given) if out.numel() else [out]
+            self.choices = max(self.choices, min(len(values), SMALL))
+            return out.copy_(torch.as_tensor(values[self._chance.which % len(values)]))
         if name == "bernoulli_" and out.numel() > 1:
             return out.fill_(1)
         if name in FILLED:
             self.has_drawn = True
             number = self._chance.number
             return out.fill_(float(number >= HALF) if name == "bernoulli_" else number)
-        self.is_opaque |= _draws(func, args, kwargs or {})
+        self.is_opaque |= _given(func, args, kwargs or {}).get("dropout_p", 1.0) != 0
         return out
 
 
-def _draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Say whether an operation that may draw does: a fused attention only with dropout."""
+def _given(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Give an operation's arguments by name."""
     names = [argument.name for argument in func._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    return given.get("dropout_p", 1.0) != 0
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _of_range(out: Tensor, given: Any) -> Sequence[Any]:
+    """Give the least and the greatest whole number, and some between; of few, all."""
+    low, high = (given.get(a, given.get(b)) for a, b in (("low", "from"), ("high", "to")))
+    low = 0 if low is None else int(low)
+    if high is None:
+        kind = out.dtype
+        high = (
+            int(2 / torch.finfo(kind).eps)
+            if kind.is_floating_point
+            else 2
+            if kind == torch.bool
+            else torch.iinfo(kind).max
+        )
+    size = int(high) - low
+    if size <= SMALL:
+        return range(low, int(high))
+    some = {0, 1, 2, size - 2, size - 1, *(size * eighth // 8 for eighth in range(1, 8))}
+    return [low + each for each in sorted(some)]
+
+
+def _of_poisson(out: Tensor, given: Any) -> Sequence[Any]:
+    rate = given["self"]
+    few = [torch.full_like(rate, each) for each in (0, 1, 2, 3)]
+    return [rate.round(), *few, (rate + 6 * rate.sqrt() + 6).ceil()]
+
+
+def _of_binomial(out: Tensor, given: Any) -> Sequence[Any]:
+    count, share = given["count"], given["prob"]
+    return [(count * share).round(), torch.zeros_like(out), count, count.clamp(max=1)]
+
+
+def _of_waiting(out: Tensor, given: Any) -> Sequence[Any]:
+    return [1, 2, 3, math.ceil(10 / given["p"])]
+
+
+def _of_kinds(out: Tensor, given: Any) -> Sequence[Any]:
+    """Give kinds by how likely they are; those of no weight are left out."""
+    order = given["self"].argsort(dim=-1, descending=True, stable=True)
+    some = max(1, int((given["self"] > 0).sum(-1).min()))
+    at = torch.arange(out.shape[-1], device=out.device)
+    return [order[..., (at + first) % some] for first in range(min(some, SMALL))]
+
+
+WHOLE = {
+    "randint": _of_range,
+    "randint_like": _of_range,
+    "random_": _of_range,
+    "poisson": _of_poisson,
+    "binomial": _of_binomial,
+    "geometric_": _of_waiting,
+    "multinomial": _of_kinds,
+}
+"""Operations that draw whole numbers: what each may give, of which `Chance.which` is taken."""
 
 
 @contextmanager
@@ -220,8 +297,8 @@ def _copied(value: Any) -> Any:
 
 @contextmanager
 def state_kept(model: nn.Module) -> Iterator[None]:
-    """Put back which buffers and plain attributes modules hold, and what is in them."""
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    """Put back which tensors and plain attributes modules hold, and all but parameters' values."""
+    held_by = [(m, dict(m._buffers), dict(m._parameters)) for m in model.modules()]
     values = [(held, held.detach().clone()) for held in model.buffers()]
     originals = {
         (name, key): value
@@ -234,8 +311,9 @@ def state_kept(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         modules = dict(model.named_modules())
-        for module, some in buffers:
-            module._buffers.update(some)
+        for module, buffers, parameters in held_by:
+            module._buffers.update(buffers)
+            module._parameters.update(parameters)
         with torch.no_grad():
             for buffer, value in values:
                 if buffer.dtype == value.dtype:

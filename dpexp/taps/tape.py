@@ -270,12 +270,45 @@ def _refuse_mixing(model: nn.Module) -> None:
 
 
 def _refuse_sharing(model: nn.Module) -> None:
-    owners: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        # By what they hold: two parameters may lie in one place. An empty one lies nowhere.
-        first = owners.setdefault(parameter.data_ptr() or id(parameter), name)
-        if first != name:
-            raise ConfigError(
-                f"Expected every parameter in one place; {name!r} is {first!r} again. "
-                "Untie the weights."
-            )
+    places: list[tuple[int, int, int, str, nn.Parameter]] = []
+    for order, (name, parameter) in enumerate(model.named_parameters(remove_duplicate=False)):
+        start = parameter.data_ptr()  # by what they hold: an empty one lies nowhere, or on meta
+        span = (start, start + _extent(parameter)) if start else (-id(parameter),) * 2
+        places.append((*span, order, name, parameter))
+    near: list[tuple[int, int, int, str, nn.Parameter]] = []
+    found: list[tuple[int, int, str, str]] = []
+    for place in sorted(places, key=lambda place: place[:3]):
+        near = [other for other in near if other[1] > place[0] or other[4] is place[4]]
+        for other in near:
+            if other[4] is place[4] or _overlap(other[4], place[4]):
+                first, second = sorted([place, other], key=lambda place: place[2])
+                found.append((second[2], first[2], second[3], first[3]))
+        near.append(place)
+    if found:  # the first in the model's order, wherever memory lies
+        _, _, again, first_of_it = min(found)
+        raise ConfigError(
+            f"Expected every parameter in one place; {again!r} is {first_of_it!r} again, or a part "
+            "of it. Untie the weights."
+        )
+
+
+def _extent(tensor: Tensor) -> int:
+    """Count the bytes from a tensor's first to its last."""
+    steps = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Say whether two tensors share a byte; columns of one matrix lie between each other's."""
+    start = min(one.data_ptr(), other.data_ptr())
+    end = max(tensor.data_ptr() + _extent(tensor) for tensor in (one, other))
+    seen = torch.zeros(end - start, dtype=torch.uint8)
+
+    def of(tensor: Tensor) -> Tensor:
+        size = tensor.element_size()
+        strides = [size * stride for stride in tensor.stride()]
+        at = tensor.data_ptr() - start
+        return seen.as_strided((*tensor.shape, size), (*strides, 1), at)
+
+    of(one).fill_(1)
+    return bool(of(other).any())

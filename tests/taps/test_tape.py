@@ -237,3 +237,35 @@ def test_two_parameters_that_lie_in_one_place_are_refused_by_name():
     model[1].weight = nn.Parameter(model[0].weight.data)
     with pytest.raises(ConfigError, match=r"'1\.weight' is '0\.weight' again"):
         Tape(model, ["0.weight"], lambda *_: None)
+
+
+def whole(model, table):
+    model[0].weight = nn.Parameter(table[1:4])
+    model[1].weight = nn.Parameter(table[:3])
+
+
+def turned(model, table):
+    model[0].weight = nn.Parameter(table[:3])
+    model[1].weight = nn.Parameter(table[:3].T, requires_grad=False)
+
+
+def within(model, table):
+    model[0].weight = nn.Parameter(table[:3])
+    model[1].bias = nn.Parameter(table[1])
+
+
+@pytest.mark.parametrize("place", [whole, turned, within])
+def test_parameters_that_lie_partly_in_one_place_are_refused_by_name(place):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    place(model, torch.randn(4, 3))
+    with pytest.raises(ConfigError, match=r"'1\.\w+' is '0\.weight' again, or a part of it"):
+        Tape(model, ["0.weight"], ignore)
+
+
+def test_parameters_that_lie_side_by_side_in_one_storage_pass():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    table = torch.randn(6, 6)
+    model[0].weight = nn.Parameter(table[:3, :3])
+    model[1].weight = nn.Parameter(table[:3, 3:])  # columns, between those of the first
+    model[2].weight = nn.Parameter(table[3:, :3])
+    Tape(model, names(model), ignore).detach()
