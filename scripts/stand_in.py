@@ -56,7 +56,10 @@ def stand_in(given: dict[str, Any], shrink: int) -> dict[str, Any]:
         sizes = {key: max(LEAST, method[key]) for key in ("m", "k") if method.get(key)}
         method |= {key: size // shrink for key, size in sizes.items()}
     if "repo" in task or "csv" in task:
-        task["_target_"] = "scripts.stand_in.examples"
+        task |= {
+            "_target_": "scripts.stand_in.examples",
+            "tokenizer": None,
+        }  # which none goes through
     if "features" in given:
         task["input_shape"] = [FEATURES]
     if model.get("repo"):
