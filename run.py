@@ -144,7 +144,6 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     method, analyses = _takers(config)
     task = build_task(config, device, method, analyses)
     fitted = _fit(config["model"], task)  # whether it is of the task's kind is said first
-    weights = sources.pretrained(config)
     torch.manual_seed(generator(config["seed"], "init", 0).initial_seed())
     model = make("model", config["model"], without=("name", "head", "tokenizer"), **fitted)
     require_vocabulary(model, task.train)
@@ -158,7 +157,8 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     def make_optimizer(weights: list[Any]) -> Any:
         return make("optimizer", said(config["optimizer"]), params=weights)
 
-    return Parts(task, model, method, make_optimizer, schedule, _attack(config), analyses, weights)
+    attack, weights = _attack(config), sources.pretrained(config)
+    return Parts(task, model, method, make_optimizer, schedule, attack, analyses, weights)
 
 
 def build_task(

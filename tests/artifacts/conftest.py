@@ -8,11 +8,14 @@ import pytest
 
 from dpexp import records
 from dpexp.artifacts import build, cells, collect, spec, table
+from dpexp.mechanism import Mechanism, num_steps
 from dpexp.mechanism import build as build_mechanism
-from dpexp.mechanism import num_steps
 from dpexp.types import ConfigError, MissingData, Release
 
 DEVICE = "abacus, 2 threads"
+
+EVERY = 5
+"""Steps between the evaluations of a run, half an epoch."""
 
 DEMO = """
 title: "Two methods as ε grows"
@@ -175,6 +178,7 @@ class Lab:
             "eps": eps,
             "seed": int(words["seed"]),
             "epochs": float(words.get("epochs", 2)),
+            "eval_every": 0.5,
             "batch_size": 100,
             "privacy": {
                 "eps": eps,
@@ -199,15 +203,21 @@ class Lab:
         run = records.Run.open(self.results, config)
         self.executed.append(run.id)
         value = 40 + 5 * (eps or 10) + 2 * config["seed"] + (15 if method == "better" else 0)
-        certificate = privacy(config)
-        spent = certificate["epsilon"].get("prv")
-        for epoch in range(5):
-            accuracy = value - 10 * (4 - epoch)
-            step = steps(config) * epoch // 4
-            line = {"step": step, "epoch": epoch / 2, "epsilon": spent}
-            run.log({**line, "test_accuracy": accuracy})
+        mechanism, last = mechanism_of(config), steps(config)
+        for step in range(EVERY, last + 1, EVERY):
+            run.log(
+                {
+                    "step": step,
+                    "epoch": step / 10,
+                    "train_loss": 1 / step,
+                    "clip_fraction": 0.5,
+                    "nonfinite": 0,
+                    "epsilon": mechanism.epsilon(step),
+                    "test_accuracy": value - 10 * (last - step) // EVERY,
+                }
+            )
         kept = {records.ANALYSIS: arrays(config["seed"])} if self.analyses else {}
-        run.finish(result(config, value), certificate, kept)
+        run.finish(result(config, value), privacy(config), kept)
         return run.directory
 
 
@@ -250,8 +260,8 @@ def steps(config: dict) -> int:
     return num_steps(config["epochs"], 1000, 100, config["privacy"]["sampling"])
 
 
-def privacy(config: dict) -> dict:
-    mechanism = build_mechanism(
+def mechanism_of(config: dict) -> Mechanism:
+    return build_mechanism(
         config["privacy"],
         dataset_size=1000,
         batch_size=100,
@@ -259,8 +269,11 @@ def privacy(config: dict) -> dict:
         releases=(Release("gradient", 10, 1.0),),
         seed=config["seed"],
     )
+
+
+def privacy(config: dict) -> dict:
     draws = steps(config) if config["privacy"]["noise"] else 0
-    return mechanism.certificate(
+    return mechanism_of(config).certificate(
         steps=steps(config), noise_draws=draws, trainable={"head.weight": 10}, frozen={}
     )
 

@@ -94,13 +94,12 @@ def test_a_cell_whose_model_diverged_is_marked(made, lab):
     cell = ("plain", "eps2")
     (number, *_) = made().values[cell].run_ids
     directory = lab.results / "embedded" / "runs" / number
-    for name in ("result.json", "metrics.jsonl"):
-        path = directory / name
-        path.write_text(re.sub(r"}\s*$", ', "nonfinite_outputs": 3}\n', path.read_text()))
-    result = json.loads((directory / "result.json").read_text())
-    if "files" in result:  # as the run would have written it
-        result["files"]["metrics.jsonl"] = contents(directory, "metrics.jsonl")
-        (directory / "result.json").write_text(json.dumps(result))
+    metrics, more = directory / "metrics.jsonl", {"nonfinite_outputs": 3}
+    lines = [json.loads(line) | more for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = json.loads((directory / "result.json").read_text()) | more
+    result["files"]["metrics.jsonl"] = contents(directory, "metrics.jsonl")  # as a run writes it
+    (directory / "result.json").write_text(json.dumps(result))
     marked = {key for key, v in made().values.items() if collect.DIVERGED in v.deviations}
     assert marked == {cell}
     text = markdown.markdown(made())
