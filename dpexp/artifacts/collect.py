@@ -27,6 +27,7 @@ from dpexp.artifacts.readings import (
 )
 from dpexp.artifacts.words import CURVES, MAPS, Artifact, Key, Line
 from dpexp.mechanism.finished import recheck_record
+from dpexp.mechanism.papers import papers_multiplier
 
 NOT_RUN, NOT_BUILT, NO_DATA, FAILED = "not run", "not built", "no data", "failed"
 REFUSED = "refused"
@@ -79,6 +80,7 @@ class Value:
         published: the paper's value, or None.
         epsilon, noise_multiplier: the largest over the seeds; None where nothing private was
             released.
+        papers_multiplier: what the paper's own accountant asks for where that multiplier is ours.
         deviations: what the certificates admit, and what is taken on trust, each once.
         run_ids: of the runs done.
         curve: of a figure of curves, over the seeds done.
@@ -97,6 +99,7 @@ class Value:
     published: float | None = None
     epsilon: float | None = None
     noise_multiplier: float | None = None
+    papers_multiplier: float | None = None
     deviations: tuple[str, ...] = ()
     run_ids: tuple[str, ...] = ()
     curve: Curve | None = None
@@ -200,6 +203,7 @@ def _value(
         published=published,
         epsilon=_largest(epsilon(p) for p in privacy),
         noise_multiplier=_largest(p.get("noise_multiplier") for p in privacy),
+        papers_multiplier=_largest(papers_multiplier(artifact.paper, p) for p in privacy),
         deviations=_once(
             [
                 *(
