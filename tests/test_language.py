@@ -182,6 +182,14 @@ def test_a_result_names_the_weights_that_it_began_with(words, hub, tmp_path):
 # What is refused
 
 
+def test_linear_on_bert_trains_the_classification_layer_and_not_its_pooler(words):
+    config = run.compose(words("sst2", "method=linear"))
+    parts = run.build_parts(config, torch.device("cpu"))
+    head = {name for name, _ in parts.model.head.named_parameters()}
+    assert head == {"dense.weight", "dense.bias", "out.weight", "out.bias"}
+    assert set(parts.method.trainable(parts.model)) == {"head.out.weight", "head.out.bias"}
+
+
 def test_texts_longer_than_the_models_positions_are_refused(words):
     for model, repo, room in (("bert", "tiny/bert", 24), ("roberta", "tiny/roberta", 24)):
         more = (f"model.repo={repo}", "method=rgp")
