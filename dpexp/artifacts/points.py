@@ -9,13 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from dpexp.artifacts.cells import relabel
-from dpexp.artifacts.style import COLOURS, DASHED, GREY, HOLLOW, MARKERS, above
+from dpexp.artifacts.style import COLOURS, DASHED, GREY, HOLLOW, MARKERS, STROKES, above
 from dpexp.artifacts.table import Table
 from dpexp.artifacts.words import Line
 
 
 def _looks(table: Table) -> list[tuple[Line, dict[str, str]]]:
-    """Give the rows that the profile runs, each with its colour and marker; level lines are grey.
+    """Give the rows that the profile runs, each with its look; level lines are grey.
 
     A row that is skipped takes its colour with it: a method looks the same under every profile.
     """
@@ -24,15 +24,18 @@ def _looks(table: Table) -> list[tuple[Line, dict[str, str]]]:
         row.key: {"color": COLOURS[n % len(COLOURS)], "marker": MARKERS[n % len(MARKERS)]}
         for n, row in enumerate(curves)
     }
-    level = {"color": GREY, "marker": ""}
-    return [(row, looks.get(row.key, level)) for row in table.shown_rows()]
+    levels = [row for row in table.artifact.rows if row.regardless_of]
+    for n, row in enumerate(levels):
+        stroke = STROKES[n % len(STROKES)]
+        looks[row.key] = {"color": GREY, "marker": "", "linestyle": stroke}
+    return [(row, looks[row.key]) for row in table.shown_rows()]
 
 
 def panel(axes: Axes, table: Table, columns: Sequence[Line]) -> None:
     """Draw one panel: published marks first, so that measured ones lie on top."""
     for row, look in _looks(table):
         if row.regardless_of:
-            _level(axes, table, row, columns[0], look["color"])
+            _level(axes, table, row, columns[0], look)
             continue
         cells = sorted(
             ((column.x, table.values[row.key, column.key]) for column in columns),
@@ -51,13 +54,13 @@ def panel(axes: Axes, table: Table, columns: Sequence[Line]) -> None:
     _dress(axes, table, columns)
 
 
-def _level(axes: Axes, table: Table, row: Line, column: Line, color: str) -> None:
+def _level(axes: Axes, table: Table, row: Line, column: Line, look: dict[str, str]) -> None:
     """Draw what does not depend on x, its standard deviation as a band."""
-    value = table.values[row.key, column.key]
+    value, color = table.values[row.key, column.key], look["color"]
     if value.published is not None:
         axes.axhline(value.published, color=color, **DASHED, zorder=1)
     if value.mean is not None:
-        axes.axhline(value.mean, color=color, linewidth=1.4, zorder=1.5)
+        axes.axhline(value.mean, **look, linewidth=1.4, zorder=1.5)
         spread = value.std or 0.0
         axes.axhspan(value.mean - spread, value.mean + spread, color=color, alpha=0.12, lw=0)
 
