@@ -25,7 +25,7 @@ from dpexp.artifacts.readings import (
     pictures_mean,
     read,
 )
-from dpexp.artifacts.words import CURVES, MAPS, Artifact, Key, Line
+from dpexp.artifacts.words import CURVES, MAPS, Artifact, Key, Line, Published
 from dpexp.mechanism.finished import recheck_record
 from dpexp.mechanism.papers import papers_multiplier
 
@@ -78,6 +78,7 @@ class Value:
         num_seeds: how many are done.
         asked: how many there should be.
         published: the paper's value, or None.
+        published_std: the standard deviation that the paper prints beside it, or None.
         epsilon, noise_multiplier: the largest over the seeds; None where nothing private was
             released.
         papers_multiplier: what the paper's own accountant asks for where that multiplier is ours.
@@ -97,6 +98,7 @@ class Value:
     num_seeds: int = 0
     asked: int = 0
     published: float | None = None
+    published_std: float | None = None
     epsilon: float | None = None
     noise_multiplier: float | None = None
     papers_multiplier: float | None = None
@@ -163,8 +165,8 @@ def collect(artifact: Artifact, outcomes: Iterable[Outcome]) -> dict[Key, Value]
                 values[cell] = Value(cell, WORDS, text=column.words.get(row.key, ""))
                 continue
             published = artifact.published.get(cell) or artifact.published.get(shown)
-            number = published.value if published else None
-            values[cell] = _value(artifact, row, column, by_cell.get(shown, []), number)
+            value = _value(artifact, row, column, by_cell.get(shown, []))
+            values[cell] = _beside(value, published)
         if artifact.average is not None:
             cell = (row.key, artifact.average.key)
             cells = [by_cell.get((row.key, c.key), []) for c in artifact.measured_columns]
@@ -177,11 +179,10 @@ def _value(
     row: Line,
     column: Line,
     items: Sequence[Outcome],
-    published: float | None,
 ) -> Value:
     cell = (row.key, column.key)
     if not items:
-        return Value(cell, SKIPPED, published=published)
+        return Value(cell, SKIPPED)
     done, readings, rest = [], [], [item for item in items if item.status != DONE]
     for item in items:
         if item.status == DONE:
@@ -200,7 +201,6 @@ def _value(
         details=_once(f"{i.status}: {_detail(i)}" for i in rest if i.detail),
         num_seeds=len(done),
         asked=len(items),
-        published=published,
         epsilon=_largest(epsilon(p) for p in privacy),
         noise_multiplier=_largest(p.get("noise_multiplier") for p in privacy),
         papers_multiplier=_largest(papers_multiplier(artifact.paper, p) for p in privacy),
@@ -219,6 +219,13 @@ def _value(
         results=tuple(item.result or {} for item in done),
     )
     return _summed_up(value, artifact.kind) if readings else value
+
+
+def _beside(value: Value, published: Published | None) -> Value:
+    """Put what the paper prints beside what was measured."""
+    if published is None:
+        return value
+    return replace(value, published=published.value, published_std=published.std)
 
 
 def _summed_up(value: Value, kind: str) -> Value:
@@ -255,17 +262,16 @@ def _average(artifact: Artifact, cell: Key, cells: Sequence[Sequence[Outcome]]) 
                 found = [numbers(item.result or {}, item.job.metric) for item in items]
                 means.append(statistics.fmean(number for some in found for number in some))
     mean, std = mean_and_std(means)
-    published = artifact.published.get(cell)
-    return Value(
+    value = Value(
         cell=cell,
         status=DONE if means else NOT_RUN,
         mean=mean,
         std=std,
         num_seeds=len(means),
         asked=len(by_seed),
-        published=published.value if published else None,
         readings=tuple(means),
     )
+    return _beside(value, artifact.published.get(cell))
 
 
 def _detail(item: Outcome) -> str:

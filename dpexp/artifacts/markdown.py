@@ -91,7 +91,8 @@ def _md_cell(value: Value, decimals: int, notes: Sequence[str]) -> str:
     paper = ""
     if value.published is not None:
         change = "" if value.difference is None else f" ({value.difference:+.{decimals}f})"
-        paper = f"<br>paper {value.published:.{decimals}f}{change}"
+        spread = "" if value.published_std is None else f" ± {value.published_std:g}"
+        paper = f"<br>paper {value.published:.{decimals}f}{spread}{change}"
     return measured(value, decimals) + marks + paper
 
 

@@ -153,7 +153,9 @@ def _cell(table: Table, row: Line, column: Line, value: Value) -> str:
         parts.append(f"<b>{value.mean:.{decimals}f}</b>{spread}{count}")
     below = []
     if value.published is not None:
-        below.append(f'<span class="published">paper {value.published:.{decimals}f}</span>')
+        spread = "" if value.published_std is None else f" ± {value.published_std:g}"
+        paper = f"paper {value.published:.{decimals}f}{spread}"
+        below.append(f'<span class="published">{paper}</span>')
     if value.difference is not None:
         below.append(_difference(value.difference, decimals))
     parts += [" ".join(below)] if below else []

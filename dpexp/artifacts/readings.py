@@ -98,12 +98,14 @@ def pictures_mean(pictures: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def reduced(reading: Reading, how: str) -> float:
-    """Give the number that stands for a reading: its last, mean, least or largest value."""
+    """Give the number that stands for a reading: its last, first, mean, least or largest."""
     if isinstance(reading, float):
         return reading
     values = np.asarray(reading[1] if isinstance(reading, tuple) else reading)
     if how == "last":
         return float(values.flat[-1])
+    if how == "first":
+        return float(values.flat[0])
     values = values[np.isfinite(values)]
     return float({"mean": np.mean, "min": np.min, "max": np.max}[how](values))
 

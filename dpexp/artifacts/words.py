@@ -18,15 +18,22 @@ Key = tuple[str, str]
 """A cell's row key and column key."""
 
 POINTS, CURVES, MAPS = "points", "curves", "maps"
-REDUCTIONS = ("last", "mean", "min", "max")
+REDUCTIONS = ("last", "first", "mean", "min", "max")
 
 
 @dataclass(frozen=True)
 class Published:
-    """A value the paper prints, and where it prints it; of a curve, its end."""
+    """A value the paper prints, and where it prints it; of a curve, its end.
+
+    Attributes:
+        value: in the metric's unit.
+        place: the table, figure or section, and the row and column in it.
+        std: the standard deviation that the paper prints beside it, in the same unit; None if none.
+    """
 
     value: float
     place: str
+    std: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,8 +98,8 @@ class Claim:
         columns: column keys; empty means all.
         rows: row keys; empty means that rows are what is compared.
         margin: what the difference has to exceed, in the metric's unit.
-        reduce: which number of a curve or picture is compared: the last, the mean, the least or
-            the largest.
+        reduce: which number of a curve or picture is compared: the last, the first, the mean, the
+            least or the largest.
         metric: a number of result.json that is compared in place of the cells' own.
     """
 
