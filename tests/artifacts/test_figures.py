@@ -65,6 +65,17 @@ def test_points_and_bars_lie_where_the_values_are(made):
     assert levels == {91.0, 95.0}
 
 
+def test_level_lines_are_told_apart_by_their_stroke(conf, made):
+    row = "  - {key: plain, labels: [Plain], overrides: [method=plain]}"
+    other = (
+        "  - {key: low, labels: [Low], overrides: [method=better], regardless_of: [eps, epochs]}"
+    )
+    edit(conf, "figure4", (row, f"{other}\n{row}"))
+    panel = drawn(made())["small (for Big)"]
+    strokes = [line.get_linestyle() for line in panel.lines if line.get_linewidth() == 1.4]
+    assert len(strokes) == len(set(strokes)) == 2
+
+
 def test_a_missing_point_is_left_out_and_named(made, lab):
     lab.broken = {("better", 2.0)}
     shown = made()

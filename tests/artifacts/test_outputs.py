@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from dpexp.artifacts import collect, exports, markdown
 from dpexp.mechanism.certificate import SHUFFLED
 from dpexp.records.record import contents
+from tests.artifacts.shown import edit
 
 GOLDEN = Path(__file__).parent / "golden.md"
 
@@ -42,6 +44,25 @@ def test_links_lead_from_the_table_to_the_runs(made, lab):
     assert len(targets) == 16
     for target in targets:
         assert (paths[0].parent / target).exists()
+
+
+def test_a_published_spread_stands_beside_its_value(conf, made):
+    edit(conf, "table9", ("{value: 50.0, place", "{value: 50.0, std: 0.25, place"))
+    assert "paper 50.0 ± 0.25 (+1.0)" in markdown.markdown(made())
+
+
+def test_the_papers_multiplier_stands_beside_ours(made):
+    shown = made()
+    assert markdown.BY_PAPER not in markdown.markdown(shown)  # the demo paper's is not known
+    values = {
+        key: replace(value, papers_multiplier=1.75 if key[1] == "eps2" else None)
+        for key, value in shown.values.items()
+    }
+    text = markdown.markdown(replace(shown, values=values))
+    assert markdown.BY_PAPER in text and markdown.BESIDE in text
+    rows = [line.split("|") for line in text.splitlines() if "privacy.json" in line]
+    assert {row[4].strip() for row in rows if "ε = 2" in row[1]} == {"1.750"}
+    assert {row[4].strip() for row in rows if "ε = 4" in row[1]} == {"–"}
 
 
 def test_files_are_where_the_contract_says(made, lab):

@@ -311,6 +311,17 @@ def test_a_run_states_the_noise_it_drew_and_what_the_papers_would_have_cost(tmp_
     assert paper["epsilon"] == pytest.approx(80 * norms["mean"] / paper["column_norm"])
 
 
+def test_weights_of_zero_are_a_row_whose_loss_is_that_of_no_prediction(tmp_path):
+    words = ["method=nonprivate", "optimizer.lr=1e-30", "task=regression", "epochs=2"]
+    config = run.compose([*words, "profile=embedded", "device=cpu", f"results={tmp_path}"])
+    result = json.loads((run.execute(config) / "result.json").read_text())
+    task = run.build_task(config, "cpu")
+    x, y = (part.double().numpy() for part in (task.train.inputs, task.train.targets))
+    least = np.mean((y - x @ np.linalg.lstsq(x, y)[0]) ** 2)
+    assert result["relative_loss"] == pytest.approx(np.mean(y**2) / least - 1, rel=1e-5)
+    assert result["relative_loss"] == pytest.approx(25.81, abs=0.005)
+
+
 def test_classifying_digits_runs_too_on_a_linear_model(tmp_path):
     result, privacy = execute(tmp_path, "task=digits", "epochs=1", "eval_every=1")
     assert (result["model"], result["metric"]) == ("linear", "test_accuracy")
