@@ -12,6 +12,7 @@ from dpexp.artifacts import verdict
 from dpexp.artifacts.cells import relabel
 from dpexp.artifacts.claims import FAILS, HOLDS, NOT_RUN, SO_FAR, UNCLEAR
 from dpexp.artifacts.collect import Value
+from dpexp.artifacts.markdown import BY_PAPER
 from dpexp.artifacts.table import Table
 from dpexp.artifacts.words import CURVES, MAPS, Line
 
@@ -212,16 +213,24 @@ def _runs(table: Table) -> str:
     cells = [(row, column, v) for row, column, v in table.distinct() if v.run_ids]
     if not cells:
         return ""
+    beside = any(value.papers_multiplier is not None for _, _, value in cells)
+
+    def theirs(value: Value) -> str:
+        told = "–" if value.papers_multiplier is None else _number(value.papers_multiplier)
+        return f"<td>{told}</td>" if beside else ""
+
     lines = "".join(
         f"<tr><td>{escape(table.name(row, column))}</td><td>{_number(value.epsilon)}</td>"
-        f"<td>{_number(value.noise_multiplier)}</td><td>{_links(value.run_ids)}</td></tr>"
+        f"<td>{_number(value.noise_multiplier)}</td>{theirs(value)}"
+        f"<td>{_links(value.run_ids)}</td></tr>"
         for row, column, value in cells
     )
+    by_paper = f"<th>{escape(BY_PAPER)}</th>" if beside else ""
     count = len({i for _, _, value in cells for i in value.run_ids})
     return (
         f"<details><summary>Runs, configs and certificates ({count})</summary>"
         '<div class="scroll" tabindex="0"><table class="runs"><thead><tr><th>Cell</th>'
-        "<th>Certified ε</th><th>Noise multiplier</th><th>Runs</th></tr></thead>"
+        f"<th>Certified ε</th><th>Noise multiplier</th>{by_paper}<th>Runs</th></tr></thead>"
         f"<tbody>{lines}</tbody></table></div></details>"
     )
 

@@ -1,9 +1,11 @@
 """The page: every artifact, its values, claims and links, and no word from elsewhere."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 from dpexp.artifacts import exports, page
+from tests.artifacts.shown import edit
 
 VOID = {"meta", "br", "img", "input"}
 
@@ -48,6 +50,18 @@ def test_every_link_leads_to_a_file_beside_the_page_and_none_elsewhere(make, lab
         else:
             assert (path.parent / link).exists(), link
     assert not re.search(r"https?:|//cdn", path.read_text())
+
+
+def test_the_papers_multiplier_and_spread_stand_beside_ours(make, conf, lab):
+    edit(conf, "table9", ("{value: 50.0, place", "{value: 50.0, std: 0.25, place"))
+    shown = make(name="table9")
+    values = {key: replace(value, papers_multiplier=1.75) for key, value in shown.values.items()}
+    exports.write(shown, lab.results)
+    entries = [page.Entry(replace(shown, values=values), ("plain", "better"), ("small",))]
+    text = page.write(entries, lab.results, "embedded").read_text(encoding="utf-8")
+    assert "<th>Noise multiplier</th><th>By the paper&#x27;s accountant</th>" in text
+    assert "<td>1.750</td>" in text
+    assert '<span class="published">paper 50.0 ± 0.25</span>' in text
 
 
 def test_cells_show_measured_published_and_their_difference_by_size(make, lab):
