@@ -22,6 +22,9 @@ PAIRED, UNPAIRED, ONE_SIDED, SEEDS = "paired", "unpaired", "one cell", "seeds al
 """What an error rests on: the same examples on both sides, other ones or unknown ones, those of one
 cell beside a number, or no examples."""
 
+LEVEL = 0.025
+"""Of each one-sided bound: both together are a 95 % interval."""
+
 EXTRA = 2.0
 """Examples of either side that are taken to stray from its mean by 100 besides those that do, as
 Agresti and Coull's "plus four" has it: equal predictions are no certainty."""
@@ -127,7 +130,8 @@ def estimate(above: Side, below: Side) -> Estimate:
     """Estimate above minus below and its error.
 
     Args:
-        above, below: not both a number.
+        above: the side that is to exceed the other.
+        below: the other; not both are a number.
     """
     kind, examples = _examples(above, below)
     counts = [sum(side.sizes) if examples else 0 for side in (above, below)]

@@ -151,8 +151,11 @@ def _claims(table: Table, judged: verdict.Judgement) -> list[str]:
         return []
     lines = [f"- {v.claim.says}: {v.sentence()}" for v in judged.judged]
     explained = (
-        "Unclear: zero, or what is to be exceeded, lies in the 95 % interval of the difference "
-        "(Welch's t over the seeds), where there are several seeds."
+        "In brackets the interval of the difference, by seeds and test examples: 95 %, its upper "
+        "end corrected for the number of comparisons. A comparison holds where the interval lies "
+        "above 0, or what is to be exceeded, does not where it lies below, and is unclear "
+        "elsewhere. Paired: on the same examples. With a single seed it is of these models, and "
+        "says nothing of other seeds."
     )
     heading = "## The paper's claims" if table.artifact.published else "## Claims"
     return [heading, "\n".join(lines), explained]
