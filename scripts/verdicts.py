@@ -1,6 +1,6 @@
 """How often a verdict of two cells is wrong, and how often it finds a difference: simulated.
 
-    python -m scripts.verdicts              # 4,000 draws a setting
+    python -m scripts.verdicts              # 2,000 draws a setting
     python -m scripts.verdicts draws=500    # quicker, and rougher
     python -m scripts.verdicts others=true  # beside other intervals: one t, and a bootstrap
 
@@ -12,6 +12,7 @@ is said to be above the second. Without a difference that should be at most 5 %.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -115,15 +116,19 @@ def one_t(above: errors.Side, below: errors.Side) -> bool:
 
 def bootstrap(above: errors.Side, below: errors.Side, times: int = 400) -> bool:
     """Say it by the percentile of a bootstrap that draws seeds of either side and examples."""
-    random = np.random.default_rng(0)
-    n = above.sizes[0]
-    weights = random.multinomial(n, np.full(n, 1 / n), times).T / n
+    weights, random = _drawn(above.sizes[0], times), np.random.default_rng(0)
     of_sides = []
     for side in (above, below):
         of_seeds = side.right[0] @ weights  # [S, times]
         drawn = random.integers(side.num_seeds, size=of_seeds.shape)
         of_sides.append(np.take_along_axis(of_seeds, drawn, axis=0).mean(axis=0))
     return float(np.quantile(of_sides[0] - of_sides[1], LEVEL)) > 0
+
+
+@functools.cache
+def _drawn(n: int, times: int) -> np.ndarray:
+    """Give what share each of n examples has of each draw, [n, times]."""
+    return np.random.default_rng(1).multinomial(n, np.full(n, 1 / n), times).T / n
 
 
 def share(setting: Setting, draws: int, says: Says = ours, seed: int = 0) -> float:
@@ -166,7 +171,7 @@ def main(words: Sequence[str]) -> int:
 
 def _main(words: Sequence[str]) -> int:
     given = only(words, {"draws": whole(1), "others": truth})
-    draws = given.get("draws", 4000)
+    draws = given.get("draws", 2000)
     rules = {"ours": ours}
     if given.get("others"):
         rules |= {"one t": one_t, "bootstrap": bootstrap}
