@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -153,7 +153,7 @@ NULLS = tuple(
 """No difference, over few examples."""
 
 FOUND = tuple(
-    Setting(seeds, 10_000, spread, own=own, points=2.0)
+    replace(Setting(seeds, spread=spread, own=own), examples=10_000, points=2.0)
     for own in (0.5, 1.5)
     for seeds in (1, 2, 3, 5)
     for spread in ((0.0,) if seeds == 1 else (0.1, 0.3, 0.5))
