@@ -21,6 +21,14 @@ from dpexp.artifacts.words import Artifact, Claim, Key
 HOLDS, FAILS, UNCLEAR, NOT_RUN = "holds", "does not hold", "unclear", "not run"
 SO_FAR = " so far"
 """After the verdict on a claim of which some comparisons are not run."""
+EXPLAINED = (
+    "In brackets: the 95 % interval of the difference, by seeds and test examples, its upper end "
+    "corrected for the number of comparisons. A comparison holds where the interval lies above "
+    "what is to be exceeded, 0 unless it is said. It does not where the interval lies below, and "
+    "is unclear elsewhere. Paired: both sides on the same examples. A single seed's verdict is of "
+    "its model, and says nothing of other seeds."
+)
+"""For the reader of sentences."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dpexp.artifacts import verdict
 from dpexp.artifacts.cells import relabel
-from dpexp.artifacts.claims import FAILS
+from dpexp.artifacts.claims import EXPLAINED, FAILS
 from dpexp.artifacts.collect import WORDS, Value
 from dpexp.artifacts.plain import for_markdown
 from dpexp.artifacts.table import Table
@@ -150,15 +150,8 @@ def _claims(table: Table, judged: verdict.Judgement) -> list[str]:
     if not judged.judged:
         return []
     lines = [f"- {v.claim.says}: {v.sentence()}" for v in judged.judged]
-    explained = (
-        "In brackets the interval of the difference, by seeds and test examples: 95 %, its upper "
-        "end corrected for the number of comparisons. A comparison holds where the interval lies "
-        "above 0, or what is to be exceeded, does not where it lies below, and is unclear "
-        "elsewhere. Paired: on the same examples. With a single seed it is of these models, and "
-        "says nothing of other seeds."
-    )
     heading = "## The paper's claims" if table.artifact.published else "## Claims"
-    return [heading, "\n".join(lines), explained]
+    return [heading, "\n".join(lines), EXPLAINED]
 
 
 def _certificates(table: Table) -> list[str]:
