@@ -1,21 +1,34 @@
-"""Judges a paper's sentences by the measured cells and the spread of their seeds."""
+"""Judges a paper's sentences by the measured cells and the errors of their differences.
+
+A comparison holds if the lower bound of above minus below exceeds the claim's margin, and is
+refuted if the upper bound lies below it; else it is unclear. Each is one-sided, at 2.5 %. A claim
+holds only if every comparison does, which needs no correction. It does not hold if any comparison
+is refuted: the more there are the likelier by chance, so the upper bounds are at 2.5 % over their
+number (Bonferroni).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from scipy.special import stdtrit
-
-from dpexp import records
+from dpexp.artifacts import errors, sides
 from dpexp.artifacts.collect import Value
-from dpexp.artifacts.readings import mean_and_std, numbers, reduced
+from dpexp.artifacts.errors import LEVEL, Estimate, Side
 from dpexp.artifacts.words import Artifact, Claim, Key
 
 HOLDS, FAILS, UNCLEAR, NOT_RUN = "holds", "does not hold", "unclear", "not run"
 SO_FAR = " so far"
 """After the verdict on a claim of which some comparisons are not run."""
+EXPLAINED = (
+    "In brackets: the 95 % interval of the difference, by seeds and test examples, its upper end "
+    "corrected for the number of comparisons. A comparison holds where the interval lies above "
+    "what is to be exceeded, 0 unless it is said. It does not where the interval lies below, and "
+    "is unclear elsewhere. Paired: both sides on the same examples. A single seed's verdict is of "
+    "its model, and says nothing of other seeds."
+)
+"""For the reader of sentences."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +37,55 @@ class Comparison:
 
     Attributes:
         above, below: the two sides, by the cell's keys or as the number.
-        difference: above minus below; None if either isn't there.
-        error: standard error of the difference; None if a side has a single seed.
+        found: above minus below, and what its error rests on; None if either isn't there.
+        low, high: the bounds of the difference; infinite where its error is not known.
         verdict: one of the four above.
     """
 
     above: Key | float
     below: Key | float
-    difference: float | None
-    error: float | None
+    found: Estimate | None
+    low: float
+    high: float
     verdict: str
+
+    @property
+    def difference(self) -> float | None:
+        """Give above minus below; None if either isn't there."""
+        return None if self.found is None else self.found.difference
+
+    @property
+    def error(self) -> float | None:
+        """Give the standard error of the difference; None if it is not known."""
+        return None if self.found is None else self.found.error
+
+    def words(self, decimals: int) -> str:
+        """Word the estimate, its interval, and how many seeds and examples it rests on."""
+        if self.found is None:
+            return NOT_RUN
+        told = f"{self.found.difference:+.{decimals}f}"
+        if self.found.error is not None:
+            told += f" ({self.low:+.{decimals}f} to {self.high:+.{decimals}f})"
+        return f"{told}, {_basis(self.found)}"
+
+
+def _basis(found: Estimate) -> str:
+    seeds = [str(n) for n in found.num_seeds if n]
+    parts = [f"{' and '.join(seeds)} seed{'' if seeds == ['1'] else 's'}"]
+    counts = [f"{n:,}" for n in found.num_examples if n]
+    if found.kind == errors.PAIRED:
+        parts.insert(0, f"paired on {counts[0]} examples")
+    elif counts:
+        unpaired = "unpaired " if found.kind == errors.UNPAIRED else ""
+        parts.insert(0, f"{unpaired}on {' and '.join(counts)} examples")
+    elif found.error is not None:
+        parts[0] = f"by {parts[0]} alone"
+    if found.error is None:
+        why = "a single seed" if found.lacks_seeds else "the seeds are equal"
+        parts.append(f"no error is known: {why}")
+    elif found.lacks_seeds:
+        parts.append("the spread of seeds is unknown")
+    return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -43,7 +95,7 @@ class Verdict:
     Attributes:
         claim: as the YAML says it.
         verdict: the worst of the comparisons'.
-        comparisons: one a pair.
+        comparisons: one a pair; two where a pair is to be alike.
         decimals: how many the differences are printed with: the most of the cells compared.
     """
 
@@ -59,26 +111,25 @@ class Verdict:
         return f"{self.verdict}{SO_FAR}" if 0 < done < len(self.comparisons) else self.verdict
 
     def sentence(self) -> str:
-        """Word it: the verdict, how many comparisons say so, and the smallest difference."""
-        done = [c for c in self.comparisons if c.difference is not None]
+        """Word it: the verdict, how many comparisons say so, and the one that decides.
+
+        That is, of those that came out worst, the one whose difference is smallest.
+        """
+        done = [c for c in self.comparisons if c.found is not None]
         if not done:
             return NOT_RUN
         count = sum(c.verdict == HOLDS for c in done)
-        least = min(done, key=lambda c: c.difference or 0.0)
+        least = min(
+            (c for c in done if c.verdict == self.verdict), key=lambda c: c.found.difference
+        )
         parts = [f"it holds in {count} of {len(self.comparisons)} comparisons"]
         if len(done) < len(self.comparisons):
             parts.append(f"{len(self.comparisons) - len(done)} not run")
-        spread = _spread(least, self.decimals)
-        parts.append(f"smallest difference {least.difference:+.{self.decimals}f} {spread}")
-        if self.claim.margin:
-            parts.append(f"which has to exceed {self.claim.margin:g}")
-        return f"**{self.word}**: " + ", ".join(parts)
-
-
-def _spread(comparison: Comparison, decimals: int) -> str:
-    if comparison.error is None:
-        return "(spread unknown: a single seed)"
-    return f"(standard error {comparison.error:.{decimals + 1}f})"
+        words = least.words(self.decimals)
+        if self.claim.exceeds:
+            head, comma, basis = words.partition(", ")
+            words = f"{head}, which has to exceed {self.claim.exceeds:g}{comma}{basis}"
+        return f"**{self.word}**: " + "; ".join([", ".join(parts), f"smallest difference {words}"])
 
 
 def judge(artifact: Artifact, values: Mapping[Key, Value]) -> list[Verdict]:
@@ -87,10 +138,25 @@ def judge(artifact: Artifact, values: Mapping[Key, Value]) -> list[Verdict]:
 
 
 def _judge(claim: Claim, artifact: Artifact, values: Mapping[Key, Value]) -> Verdict:
-    pairs = claim.pairs(column.key for column in artifact.measured_columns)
+    rows = {row.key: row for row in artifact.rows}
+    columns = {column.key: column for column in artifact.measured_columns}
+    pairs = claim.pairs(columns)
+    read: dict[Key, Side | None] = {}
+
+    def side(given: Key | float) -> Side | None:
+        if isinstance(given, float):
+            return errors.number(given)
+        if given not in read:
+            row, column = given
+            shown = artifact.metric_of(rows[row], columns[column]) if column in columns else ()
+            read[given] = sides.side(claim, values[given], shown)
+        return read[given]
+
+    both = [(side(above), side(below)) for above, below in pairs]
+    found = [errors.estimate(*two) if None not in two else None for two in both]
+    known = sum(each is not None and each.error is not None for each in found)
     comparisons = tuple(
-        compare(_side(claim, above, values), _side(claim, below, values), claim.margin)
-        for above, below in pairs
+        compare(*pair, each, claim.exceeds, known) for pair, each in zip(pairs, found, strict=True)
     )
     verdicts = {comparison.verdict for comparison in comparisons}
     worst_first = (FAILS, UNCLEAR, HOLDS, NOT_RUN)
@@ -108,57 +174,21 @@ def _decimals(artifact: Artifact, pairs: Sequence[tuple[Key | float, Key | float
     )
 
 
-def _side(claim: Claim, given: Key | float, values: Mapping[Key, Value]) -> Value | float:
-    """Give what a claim compares of a cell: every seed's number, then their mean and spread."""
-    if isinstance(given, float):
-        return given
-    value = values[given]
-    if not value.readings:
-        return value
-    try:
-        if claim.metric:
-            of_seeds = [numbers(result, [claim.metric])[0] for result in value.results]
-        else:
-            of_seeds = [reduced(reading, claim.reduce) for reading in value.readings]
-    except records.NoSeries:
-        of_seeds = []
-    mean, std = mean_and_std(of_seeds)
-    return replace(value, mean=mean, std=std, num_seeds=len(of_seeds))
+def compare(
+    above: Key | float, below: Key | float, found: Estimate | None, margin: float, number: int = 1
+) -> Comparison:
+    """Judge one difference.
 
-
-def compare(above: Value | float, below: Value | float, margin: float) -> Comparison:
-    """Compare two cells, or a cell and a number: clear outside Welch's 95 % interval, else unclear.
-
-    With a single seed on either side there is no spread to go by, and the sign decides. A number
-    has no spread.
+    Args:
+        above: the side that is to exceed the other, by the cell's keys or as the number.
+        below: the other.
+        found: above minus below; None if either isn't there.
+        margin: what the difference has to exceed.
+        number: how many comparisons of the claim may refute it, >= 1.
     """
-    sides = [_place(side) for side in (above, below)]
-    means = [side if isinstance(side, float) else side.mean for side in (above, below)]
-    if None in means or not all(map(math.isfinite, means)):
-        return Comparison(*sides, None, None, NOT_RUN)
-    difference = means[0] - means[1]
-    errors = [_error(side) for side in (above, below)]
-    error = None if None in errors else math.hypot(*errors)
-    verdict = HOLDS if difference > margin else FAILS
-    if error and abs(difference - margin) <= _quantile(above, below) * error:
-        verdict = UNCLEAR
-    return Comparison(*sides, difference, error, verdict)
-
-
-def _place(side: Value | float) -> Key | float:
-    return side if isinstance(side, float) else side.cell
-
-
-def _quantile(above: Value | float, below: Value | float) -> float:
-    """Give the 97.5 % quantile of Student's t at Welch and Satterthwaite's degrees of freedom."""
-    variances = [(_error(side) ** 2, side.num_seeds - 1) for side in (above, below)
-                 if not isinstance(side, float)]  # fmt: skip
-    total = sum(variance for variance, _ in variances)
-    return float(stdtrit(total**2 / sum(v**2 / freedom for v, freedom in variances), 0.975))
-
-
-def _error(side: Value | float) -> float | None:
-    """Give the standard error of a side's mean; None if nothing is known of it."""
-    if isinstance(side, float):
-        return 0.0
-    return None if side.std is None else side.std / math.sqrt(side.num_seeds)
+    if found is None:
+        return Comparison(above, below, None, -math.inf, math.inf, NOT_RUN)
+    low = found.difference - found.half_width(LEVEL)
+    high = found.difference + found.half_width(LEVEL / max(1, number))
+    verdict = HOLDS if low > margin else FAILS if high < margin else UNCLEAR
+    return Comparison(above, below, found, low, high, verdict)

@@ -88,6 +88,7 @@ class Value:
         picture: of a figure of maps, [rows, columns], the mean over the seeds done.
         text: of a column of words.
         readings, results: what each seed done shows, and its result.json; claims compare these.
+        directories, tasks: where each seed's record lies, and its config's task.
     """
 
     cell: Key
@@ -109,6 +110,8 @@ class Value:
     text: str = ""
     readings: tuple[Reading, ...] = ()
     results: tuple[Mapping[str, Any], ...] = ()
+    directories: tuple[Path, ...] = ()
+    tasks: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def is_there(self) -> bool:
@@ -217,6 +220,8 @@ def _value(
         run_ids=tuple(item.job.run_id for item in done),
         readings=tuple(readings),
         results=tuple(item.result or {} for item in done),
+        directories=tuple(item.directory or Path() for item in done),
+        tasks=tuple((item.job.config or {}).get("task", {}) for item in done),
     )
     return _summed_up(value, artifact.kind) if readings else value
 

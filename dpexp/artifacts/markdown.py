@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dpexp.artifacts import verdict
 from dpexp.artifacts.cells import relabel
-from dpexp.artifacts.claims import FAILS
+from dpexp.artifacts.claims import EXPLAINED, FAILS
 from dpexp.artifacts.collect import WORDS, Value
 from dpexp.artifacts.plain import for_markdown
 from dpexp.artifacts.table import Table
@@ -158,12 +158,8 @@ def _claims(table: Table, judged: verdict.Judgement) -> list[str]:
     if not judged.judged:
         return []
     lines = [f"- {v.claim.says}: {v.sentence()}" for v in judged.judged]
-    explained = (
-        "Unclear: zero, or what is to be exceeded, lies in the 95 % interval of the difference "
-        "(Welch's t over the seeds), where there are several seeds."
-    )
     heading = "## The paper's claims" if table.artifact.published else "## Claims"
-    return [heading, "\n".join(lines), explained]
+    return [heading, "\n".join(lines), EXPLAINED]
 
 
 def _certificates(table: Table) -> list[str]:

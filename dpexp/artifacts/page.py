@@ -12,6 +12,7 @@ from html import escape
 from pathlib import Path
 
 from dpexp.artifacts import build, verdict
+from dpexp.artifacts.claims import EXPLAINED
 from dpexp.artifacts.page_article import Entry, article, badge, short_name
 from dpexp.artifacts.page_look import SCRIPT, STYLE
 
@@ -73,6 +74,8 @@ def _summary(entries: Sequence[Entry], profile: str) -> str:
         f"<p><b>{len(entries)}</b> artifacts from <b>{len(runs)}</b> runs. "
         f"Claims: {told or 'none'}.</p>"
     ]
+    if claims:
+        lines.append(f'<p class="legend">{escape(EXPLAINED)}</p>')
     if profile == "paper":
         words = {verdict.WITHIN_1: "within 1 point of the published value",
                  verdict.WITHIN_3: "more within 3", verdict.BEYOND: "beyond",

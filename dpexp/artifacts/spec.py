@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -71,12 +72,39 @@ def _artifact(paper: str, name: str, tree: Any) -> Artifact:
         tree["metric"] = [tree["metric"]]
     tree["row_head"] = tuple(map(str, _list(tree, "row_head")))
     tree["published"] = _published(tree.get("published", {}))
-    tree["claims"] = tuple(_build(Claim, c, "a claim") for c in tree.get("claims", []))
+    tree["claims"] = tuple(_claim(c) for c in tree.get("claims", []))
     profiles = _mapping(tree.get("profiles"), "profiles")
     tree["profiles"] = {key: _build(Profile, p, f"profile {key}") for key, p in profiles.items()}
     artifact = _build(Artifact, {"paper": paper, "name": name, **tree}, "the file")
     _check(artifact)
     return artifact
+
+
+def _claim(tree: Any) -> Claim:
+    tree = dict(_mapping(tree, "a claim"))
+    where = f"Claim '{tree.get('says')}'"
+    if ("of" in tree) != ("within" in tree):
+        raise ConfigError(f"{where}: expected 'of' and 'within' together.")
+    if "of" in tree:
+        if mixed := [word for word in ("above", "below", "margin") if word in tree]:
+            raise ConfigError(f"{where}: expected no '{mixed[0]}' beside 'of' and 'within'.")
+        pairs = _list(tree, "of")
+        if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            raise ConfigError(f"{where}: expected pairs under 'of'; got {pairs!r}.")
+        tree["of"] = tuple(map(tuple, pairs))
+        within = tree["within"]
+        if not _is_number(within) or not 0 < within < math.inf:
+            raise ConfigError(f"{where}: expected a number above 0 as 'within'; got {within!r}.")
+    else:
+        for word in ("above", "below"):
+            _list(tree, word)
+        if not _is_number(tree.get("margin", 0.0)):
+            raise ConfigError(f"{where}: expected a number as margin; got {tree['margin']!r}.")
+    return _build(Claim, tree, "a claim")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _axes(tree: Any) -> Axes:
@@ -202,7 +230,7 @@ def _pairs(claim: Claim, artifact: Artifact, columns: list[str]) -> list[tuple[A
         raise ConfigError(f"Claim '{claim.says}': a cell is a number; expected no 'reduce'.")
     if claim.rows and claim.columns:
         raise ConfigError(f"Claim '{claim.says}': expected columns or rows, not both.")
-    for above, below in zip(claim.above, claim.below, strict=True):
+    for above, below in (*zip(claim.above, claim.below, strict=True), *claim.of):
         if not isinstance(above, str) and not isinstance(below, str):
             raise ConfigError(f"Claim '{claim.says}': expected a key on one side of {above}.")
     return claim.pairs(columns)

@@ -45,9 +45,9 @@ class Judgement:
 
     @property
     def has_single_seeds(self) -> bool:
-        """Tell whether the sign alone decides some comparison, for want of a second seed."""
+        """Tell whether some comparison is of single models, for want of a second seed."""
         return any(
-            c.difference is not None and c.error is None
+            c.found is not None and c.found.lacks_seeds
             for one in self.judged for c in one.comparisons
         )  # fmt: skip
 
@@ -63,8 +63,8 @@ class Judgement:
             )
         if self.judged:
             found = ", ".join(f"{n} {_plural(word, n)}" for word, n in self.claims.items() if n)
-            by_sign = " (where there is one seed, by its sign)" if self.has_single_seeds else ""
-            parts.append(f"of {_count(len(self.judged), 'claim')}, {found}{by_sign}")
+            single = " (where there is one seed, of its model)" if self.has_single_seeds else ""
+            parts.append(f"of {_count(len(self.judged), 'claim')}, {found}{single}")
         sentence = "; ".join(parts)
         return f"{sentence[0].upper()}{sentence[1:]}." if parts else ""
 

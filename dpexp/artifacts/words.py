@@ -91,29 +91,41 @@ class Axes:
 class Claim:
     """Something the paper says in words: each `above` exceeds its `below` by `margin`.
 
+    Or both of each pair are alike: they differ by less than `within`, whichever is larger.
+
     Attributes:
         says: the sentence.
         above, below: row keys or numbers, compared in pairs in every one of `columns`; where
             `rows` are given, column keys or numbers, compared in every one of these.
         columns: column keys; empty means all.
         rows: row keys; empty means that rows are what is compared.
-        margin: what the difference has to exceed, in the metric's unit.
+        margin: what the difference has to exceed, in the metric's unit; below 0, how far at most
+            `above` may lie below.
+        of, within: in place of above, below and margin: pairs of keys, or of a key and a number,
+            and by how much they may differ, > 0.
         reduce: which number of a curve or picture is compared: the last, the first, the mean, the
             least or the largest.
         metric: a number of result.json that is compared in place of the cells' own.
     """
 
     says: str
-    above: tuple[str | float, ...]
-    below: tuple[str | float, ...]
+    above: tuple[str | float, ...] = ()
+    below: tuple[str | float, ...] = ()
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     margin: float = 0.0
     reduce: str = "last"
     metric: str = ""
+    of: tuple[tuple[str | float, str | float], ...] = ()
+    within: float = 0.0
+
+    @property
+    def exceeds(self) -> float:
+        """Give what every difference has to exceed."""
+        return -self.within if self.of else self.margin
 
     def pairs(self, columns: Iterable[str]) -> list[tuple[Key | float, Key | float]]:
-        """List what is compared with what: cells, or a cell and a number.
+        """List what is compared with what: cells, or a cell and a number; of `of`, both ways.
 
         Args:
             columns: the keys of the columns that are compared where the claim names none.
@@ -125,11 +137,9 @@ class Claim:
                 return float(given)
             return (at, given) if self.rows else (given, at)
 
-        return [
-            (side(above, at), side(below, at))
-            for above, below in zip(self.above, self.below, strict=True)
-            for at in fixed
-        ]
+        named = [*zip(self.above, self.below, strict=True)]
+        named += [both for one, other in self.of for both in ((one, other), (other, one))]
+        return [(side(above, at), side(below, at)) for above, below in named for at in fixed]
 
 
 @dataclass(frozen=True)

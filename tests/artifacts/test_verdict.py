@@ -26,7 +26,11 @@ def shown(conf, profile, means):
             mean = means.get(cell)
             status = "not run" if mean is None else "done"
             values[cell] = collect.Value(
-                cell, status, mean=mean, published=published.value if published else None
+                cell,
+                status,
+                mean=mean,
+                published=published.value if published else None,
+                readings=() if mean is None else (mean,),
             )
     return Table(artifact, profile, values)
 
@@ -44,14 +48,15 @@ def test_published_cells_are_counted_by_size_under_the_paper_profile(conf):
     means = {("plain", "eps2"): 50.9, ("plain", "eps4"): 57.5, ("better", "eps2"): 80.0}
     found = verdict.of(shown(conf, "paper", means))
     assert found.cells == {"within 1": 1, "within 3": 1, "beyond": 1, "not run": 0}
-    assert {word: n for word, n in found.claims.items() if n} == {"holds so far": 1}
+    assert {word: n for word, n in found.claims.items() if n} == {"unclear so far": 1}
     assert found.sentence == (
         "Of 3 published cells, 1 within 1 point, 1 more within 3, 1 beyond, 0 not run; "
-        "of 1 claim, 1 holds so far (where there is one seed, by its sign)."
+        "of 1 claim, 1 unclear so far (where there is one seed, of its model)."
     )
     elsewhere = verdict.of(shown(conf, "embedded", means))
     assert (
-        elsewhere.sentence == "Of 1 claim, 1 holds so far (where there is one seed, by its sign)."
+        elsewhere.sentence
+        == "Of 1 claim, 1 unclear so far (where there is one seed, of its model)."
     )
     assert not elsewhere.is_comparable
 
