@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -107,6 +108,8 @@ def reduced(reading: Reading, how: str) -> float:
     if how == "first":
         return float(values.flat[0])
     values = values[np.isfinite(values)]
+    if not values.size:  # such as a run that diverged before it was looked at
+        return math.nan
     return float({"mean": np.mean, "min": np.min, "max": np.max}[how](values))
 
 

@@ -245,3 +245,10 @@ def test_reductions(how, expected):
     curve = (np.arange(4.0), np.array([7.0, np.nan, 3.0, 2.0]))
     assert readings.reduced(curve, how) == expected
     assert readings.reduced(7.0, how) == 7.0
+
+
+@pytest.mark.parametrize("how", ["last", "mean", "min", "max"])
+def test_a_curve_or_a_picture_without_a_finite_number_gives_none(how):
+    nothing = np.full(3, np.nan)
+    assert np.isnan(readings.reduced((np.arange(3.0), nothing), how))
+    assert np.isnan(readings.reduced(nothing.reshape(1, 3), how))
