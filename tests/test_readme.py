@@ -123,6 +123,12 @@ def test_the_claims_are_counted_as_on_the_page():
     assert [tuple(map(int, counts)) for counts in re.findall(told, README)] == [
         (sum(of.values()), *of.values())
     ]
+    pages = (ROOT / "results" / "embedded").glob("*/*.md")
+    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    decided = [line for line in lines if re.match(r"- .*: \*\*(holds|does not hold)", line)]
+    single = [line for line in decided if line.endswith("the spread of seeds is unknown")]
+    told = re.findall(r"Of the (\d+) decided ones (\d+) rest on a single seed a side", README)
+    assert told == [(str(len(decided)), str(len(single)))]
 
 
 def test_decisions_are_numbered_as_a_reader_sees_them():

@@ -88,7 +88,7 @@ class Value:
         picture: of a figure of maps, [rows, columns], the mean over the seeds done.
         text: of a column of words.
         readings, results: what each seed done shows, and its result.json; claims compare these.
-        directories, tasks: where each seed's record lies, and its config's task.
+        directories, configs: where each seed's record lies, and its config.
     """
 
     cell: Key
@@ -111,7 +111,7 @@ class Value:
     readings: tuple[Reading, ...] = ()
     results: tuple[Mapping[str, Any], ...] = ()
     directories: tuple[Path, ...] = ()
-    tasks: tuple[Mapping[str, Any], ...] = ()
+    configs: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def is_there(self) -> bool:
@@ -221,7 +221,7 @@ def _value(
         readings=tuple(readings),
         results=tuple(item.result or {} for item in done),
         directories=tuple(item.directory or Path() for item in done),
-        tasks=tuple((item.job.config or {}).get("task", {}) for item in done),
+        configs=tuple(item.job.config or {} for item in done),
     )
     return _summed_up(value, artifact.kind) if readings else value
 

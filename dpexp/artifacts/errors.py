@@ -95,7 +95,7 @@ class Estimate:
         With a single seed and no examples nothing does, and seeds that came out equal to the digit
         measure no spread.
         """
-        if self.examples is None and (1 in self.num_seeds or self.seeds is None):
+        if self.examples is None and self.seeds is None:
             return None
         error = self._combined(1.0, 1.0)
         return error if error > 0 else None
@@ -114,12 +114,13 @@ class Estimate:
         if self.examples is None:
             return math.sqrt(seeds)
         both = seeds + max(0.0, self.examples[0] - self.shared) * of_examples**2
-        return math.sqrt(max(both, self.examples[0] * of_examples**2))
+        least = max(self.examples[0], self.shared)  # the interaction is in either term
+        return math.sqrt(max(both, least * of_examples**2))
 
     @property
     def lacks_seeds(self) -> bool:
-        """Tell whether a side has a single seed, so that the spread of seeds is not in it."""
-        return 1 in self.num_seeds
+        """Tell whether no side has two seeds, so that the spread of seeds is not in it."""
+        return self.seeds is None
 
 
 def _quantile(term: tuple[float, float] | None, level: float) -> float:
@@ -147,14 +148,19 @@ def estimate(above: Side, below: Side) -> Estimate:
 
 
 def _seeds(sides: Sequence[Side]) -> tuple[float, float] | None:
-    """Give the seeds' variance and Welch and Satterthwaite's degrees of freedom."""
-    terms = [
-        (float(np.var(side.values, ddof=1)) / side.num_seeds, side.num_seeds - 1)
-        for side in sides
-        if side.num_seeds > 1
+    """Give the seeds' variance and Welch and Satterthwaite's degrees of freedom.
+
+    A single seed beside several is taken to stray from its method's mean as these do from theirs.
+    """
+    spreads = [
+        (float(np.var(side.values, ddof=1)), side.num_seeds) for side in sides if side.num_seeds > 1
     ]
-    if not terms:
+    if not spreads:
         return None
+    if any(side.num_seeds == 1 for side in sides):
+        ((spread, count),) = spreads
+        return spread * (1 / count + 1), float(count - 1)
+    terms = [(spread / count, count - 1) for spread, count in spreads]
     total = sum(variance for variance, _ in terms)
     if total == 0:
         return 0.0, float(min(freedom for _, freedom in terms))

@@ -17,7 +17,8 @@ BY_PAPER = "By the paper's accountant"
 BESIDE = (
     "Noise multiplier: each release's noise over its own sensitivity, as it is here, and what the "
     "paper's accountant asks for at the same q, steps, δ and target ε. What lies between the two "
-    "is accounting alone, and no method's merit; docs/noise.md has both at the published settings."
+    "is accounting alone, and no method's merit; docs/noise.md has both at the published settings, "
+    "and says what of gep's is its released code's."
 )
 
 

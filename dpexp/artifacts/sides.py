@@ -72,6 +72,9 @@ def _kept(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | None
     if len(shapes) > 1 or len(prints) > 1:
         return None
     right = tuple(100.0 * np.stack(of_set) for of_set in zip(*seeds, strict=True))
+    due = _sizes(value, metrics)
+    if due and due != next(iter(shapes)):  # such as examples that stand there several times
+        return None
     counted = np.mean([each.mean(axis=1) for each in right], axis=0)
     if not np.allclose(counted, values, rtol=0, atol=CLOSE):  # such as a curve's best
         return None
@@ -95,9 +98,8 @@ def _sized(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | Non
             if metrics]  # fmt: skip
     if len(ends) != len(values) or not np.allclose(ends, values, rtol=0, atol=CLOSE):
         return None
-    sizes = {tuple(_size(task, name) for name in metrics) for task in value.tasks}
-    known = next(iter(sizes)) if len(sizes) == 1 else ()
-    return Side(values, sizes=known) if known and all(known) else None
+    known = _sizes(value, metrics)
+    return Side(values, sizes=known) if known else None
 
 
 def _metrics(value: Value, names: Sequence[str]) -> list[str]:
@@ -108,9 +110,25 @@ def _metrics(value: Value, names: Sequence[str]) -> list[str]:
     return has[0] if all(some == has[0] for some in has) else []
 
 
-def _size(task: Mapping[str, Any], metric: str) -> int:
-    """Give how many examples a test set has; 0 where the config does not tell."""
-    declared = task.get("test_size")
-    if isinstance(declared, int) and not isinstance(declared, bool):
-        return declared
-    return TEST_SIZES.get(str(task.get("name")), {}).get(metric, 0)
+def _sizes(value: Value, metrics: Sequence[str]) -> tuple[int, ...]:
+    """Give how many examples each test set has; empty where the configs do not tell."""
+    sizes = {tuple(_size(config, name) for name in metrics) for config in value.configs}
+    known = next(iter(sizes)) if len(sizes) == 1 else ()
+    return known if all(known) else ()
+
+
+def _size(config: Mapping[str, Any], metric: str) -> int:
+    """Give how many examples a run is judged on; 0 where its config does not tell.
+
+    PATE's student may have had half of a test set, and public images may be taken out of it.
+    """
+    task, public = config.get("task", {}), config.get("public", {})
+    name = task.get("name")
+    size = task.get("test_size") or TEST_SIZES.get(str(name), {}).get(metric, 0)
+    if not size:
+        return 0
+    if config.get("method", {}).get("public") == "test-half":
+        size -= size // 2
+    if public.get("of_task") and public.get("of_task") == name:
+        size -= public["size"]
+    return int(size)

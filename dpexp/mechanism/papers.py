@@ -32,7 +32,7 @@ ORDERS = np.arange(2, 513)
 PRECISION = 1e-4
 """Share by which a multiplier may lie above the least one (ours)."""
 
-MOST, LEAST = 1e4, 0.1
+MOST, LEAST = 1e6, 0.01
 """Between these a multiplier is looked for (ours)."""
 
 
@@ -96,10 +96,10 @@ def moments_multiplier(
 
     Returns:
         Each release's noise over its own sensitivity, which is what a certificate calls
-        noise_multiplier; at most `PRECISION` above the least. Infinity if no order reaches the
-        budget.
+        noise_multiplier; at most `PRECISION` above the least, and never below `LEAST`. Infinity if
+        `MOST` does not reach the budget.
     """
-    if math.log(1 / delta) / (ORDERS[-1] - 1) >= epsilon:
+    if moments_epsilon(q, MOST, steps, delta, num_releases=num_releases) > epsilon:
         return math.inf
     low, high = LEAST, MOST
     while high > low * (1 + PRECISION):

@@ -94,15 +94,52 @@ def test_predictions_that_do_not_give_the_number_are_not_taken(make, spoil):
 def test_accuracies_without_predictions_have_the_size_of_their_test_set(make):
     made = make(name="table9")
     for value in made.values.values():
-        for task in value.tasks:
-            task["test_size"] = 872
+        for config in value.configs:
+            config["task"]["test_size"] = 872
     (found,) = claims.judge(made.artifact, made.values)
     assert found.sentence().endswith(", unpaired on 872 and 872 examples, 2 and 2 seeds")
     for value in made.values.values():
-        for task in value.tasks:
-            task |= {"test_size": None, "name": "sst2"}
+        for config in value.configs:
+            config["task"] |= {"test_size": None, "name": "sst2"}
     (again,) = claims.judge(made.artifact, made.values)
     assert again.sentence() == found.sentence()
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({}, 10_000),
+        ({"method": {"public": "test-half"}}, 5_000),
+        ({"method": {"public": "task"}}, 10_000),
+        ({"public": {"of_task": "cifar10", "size": 2_000}}, 8_000),
+        ({"public": {"of_task": "mnist", "size": 2_000}}, 10_000),
+        ({"task": {"name": "cifar10", "test_size": 7}, "method": {"public": "test-half"}}, 4),
+        ({"task": {"name": "a user's"}}, None),
+    ],
+    ids=str,
+)
+def test_what_others_had_of_a_test_set_is_not_counted(make, changes, size):
+    made = make(name="table9")
+    for value in made.values.values():
+        for config in value.configs:
+            config |= {"task": {"name": "cifar10"}, "method": {}, "public": {}} | changes
+    (found,) = claims.judge(made.artifact, made.values)
+    counts = {comparison.found.num_examples for comparison in found.comparisons}
+    assert counts == {(size or 0, size or 0)}
+
+
+def test_predictions_of_more_examples_than_the_test_set_has_are_not_taken(make):
+    made = make(name="table9")
+    keep(made, lambda number, result: np.tile(first_right(number, result), 4))
+    for value in made.values.values():
+        fingerprint(value, "data")
+    (found,) = claims.judge(made.artifact, made.values)
+    assert {comparison.found.kind for comparison in found.comparisons} == {errors.PAIRED}
+    for value in made.values.values():
+        for config in value.configs:
+            config["task"]["test_size"] = 100
+    (found,) = claims.judge(made.artifact, made.values)
+    assert {comparison.found.kind for comparison in found.comparisons} == {errors.UNPAIRED}
 
 
 def test_a_single_seed_says_so_and_without_an_error_nothing_is_clear(make):

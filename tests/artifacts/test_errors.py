@@ -97,6 +97,21 @@ def test_seeds_and_examples_both_count_and_their_interaction_once():
     assert max(seeds, examples) <= found.error**2 < seeds + examples
 
 
+def test_an_error_is_no_smaller_than_the_interaction_in_it():
+    one = np.tile([0.0, 100.0], 50)
+    right = np.stack([one, 100.0 - one])  # two seeds that agree on nothing, and are equally good
+    found = errors.estimate(errors.Side(right.mean(axis=1), (right,), (100,)), errors.number(50.0))
+    assert found.seeds[0] == 0 and found.shared == pytest.approx(100**2 / 4 / 99 / 2 * 100 / 50)
+    assert found.error == pytest.approx(np.sqrt(found.shared))
+
+
+def test_a_single_seed_beside_several_strays_as_they_do():
+    several, one = errors.Side(np.array([1.0, 2.0, 3.0])), errors.Side(np.array([9.0]))
+    found = errors.estimate(several, one)
+    assert found.seeds == pytest.approx((1 / 3 + 1, 2.0)) and not found.lacks_seeds
+    assert errors.estimate(one, several).seeds == found.seeds
+
+
 def test_equal_predictions_and_equal_seeds_are_no_certainty():
     right = 100.0 * np.ones((2, 50))
     same = errors.Side(right.mean(axis=1), (right,), (50,), ("t",))
@@ -108,7 +123,8 @@ def test_equal_predictions_and_equal_seeds_are_no_certainty():
     assert errors.estimate(alike, errors.Side(np.array([4.0, 4.0]))).error is None
     assert judged(alike, errors.number(1.0)) == claims.UNCLEAR
     one, several = errors.Side(np.array([9.0])), errors.Side(np.array([1.0, 1.1, 1.2]))
-    assert judged(one, several) == judged(several, one) == claims.UNCLEAR
+    assert judged(one, errors.Side(np.array([1.0]))) == claims.UNCLEAR
+    assert (judged(one, several), judged(several, one)) == (claims.HOLDS, claims.FAILS)
 
 
 def test_a_mean_of_two_test_sets_has_the_error_of_each():
@@ -122,7 +138,9 @@ def test_a_mean_of_two_test_sets_has_the_error_of_each():
 
 NULL = [Setting(1, examples=300), Setting(2, examples=300, spread=3.0),
         Setting(3, examples=300, spread=1.0), Setting(3, examples=300, spread=3.0, other=0.0),
-        Setting(2, examples=300, spread=2.0, paired=False)]  # fmt: skip
+        Setting(2, examples=300, spread=2.0, paired=False),
+        Setting(1, examples=1000, spread=2.0, others=5),
+        Setting(3, examples=1000, spread=2.0, others=1)]  # fmt: skip
 
 
 @pytest.mark.parametrize("setting", NULL, ids=str)

@@ -44,8 +44,15 @@ def test_noise_on_cifar10_by_both_accountants(releases, steps, epsilon, ours, th
     assert sigma * releases**0.5 == pytest.approx(ours, abs=0.005)
 
 
-def test_a_budget_below_what_delta_alone_costs_has_no_noise():
-    assert moments_multiplier(0.02, 10, 1e-5, 0.01) == float("inf")
+@pytest.mark.parametrize(("q", "steps", "epsilon"), [(0.02, 10, 0.01), (1.0, 10**12, 0.03)])
+def test_a_budget_that_no_noise_reaches_has_none(q, steps, epsilon):
+    assert moments_multiplier(q, steps, 1e-5, epsilon) == float("inf")
+
+
+def test_noise_beyond_any_that_is_used_is_found():
+    found = moments_multiplier(1.0, 10**6, 1e-5, 0.03)
+    assert 1e4 < found < 1e6 and moments_epsilon(1.0, found, 10**6, 1e-5) <= 0.03
+    assert moments_multiplier(1e-5, 1, 1e-5, 1e4) < 0.1
 
 
 def lines():
