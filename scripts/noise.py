@@ -8,7 +8,7 @@ A minute or two where no multiplier is kept yet. Exit code 0, or 2 where a word 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from dpexp.mechanism import num_steps
 from dpexp.mechanism.accounting import calibrate
 from dpexp.mechanism.papers import BY_MOMENTS, moments_multiplier
 from scripts.configs import Configs
+from scripts.words import exit_code_of, only
 
 HEAD = """# How much noise, by our accountant and by the papers'
 Printed by `python -m scripts.noise`. A multiplier is each release's noise over its own \
@@ -120,11 +121,13 @@ def line(setting: Setting, where: list[str]) -> str:
     )
 
 
-def main(words: list[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """Print the page; give the exit code."""
-    if words:
-        print(__doc__, file=sys.stderr)
-        return 2
+    return exit_code_of(_main, words, __doc__)
+
+
+def _main(words: Sequence[str]) -> int:
+    only(words, {})
     print(HEAD)
     for setting, where in table().items():
         print(line(setting, where), flush=True)

@@ -26,7 +26,7 @@ EXPLAINED = (
     "corrected for the number of comparisons. A comparison holds where the interval lies above "
     "what is to be exceeded, 0 unless it is said. It does not where the interval lies below, and "
     "is unclear elsewhere. Paired: both sides on the same examples. A single seed's verdict is of "
-    "its model, and says nothing of other seeds."
+    "its model, and says nothing of other seeds; beside several it is taken to stray as they do."
 )
 """For the reader of sentences."""
 

@@ -103,13 +103,14 @@ def reduced(reading: Reading, how: str) -> float:
     if isinstance(reading, float):
         return reading
     values = np.asarray(reading[1] if isinstance(reading, tuple) else reading)
+    if how in ("mean", "min", "max"):
+        values = values[np.isfinite(values)]
+    if not values.size:  # such as a run that diverged before it was looked at
+        return math.nan
     if how == "last":
         return float(values.flat[-1])
     if how == "first":
         return float(values.flat[0])
-    values = values[np.isfinite(values)]
-    if not values.size:  # such as a run that diverged before it was looked at
-        return math.nan
     return float({"mean": np.mean, "min": np.min, "max": np.max}[how](values))
 
 

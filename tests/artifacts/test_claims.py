@@ -75,6 +75,10 @@ def test_runs_that_kept_predictions_of_the_same_data_are_paired(make):
     kinds = [comparison.found.kind for comparison in found.comparisons]
     assert kinds == [errors.UNPAIRED, errors.PAIRED]
     assert ", unpaired on 100 and 100 examples, 2 and 2 seeds" in found.sentence()
+    fingerprint(made.values["plain", "eps2"], "data")
+    made.values["plain", "eps2"].results[1]["data_fingerprint"] = "other data"  # of one seed
+    (found,) = claims.judge(made.artifact, made.values)
+    assert found.comparisons[0].found.kind in (errors.UNPAIRED, errors.SEEDS)
 
 
 @pytest.mark.parametrize(

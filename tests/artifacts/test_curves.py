@@ -7,6 +7,8 @@ import pytest
 
 from dpexp.artifacts import claims, exports, figure, markdown, readings, spec
 from dpexp.types import ConfigError
+from tests.artifacts import conftest
+from tests.artifacts.conftest import arrays
 from tests.artifacts.shown import csv_lines, drawn, edit
 
 
@@ -247,8 +249,34 @@ def test_reductions(how, expected):
     assert readings.reduced(7.0, how) == 7.0
 
 
-@pytest.mark.parametrize("how", ["last", "mean", "min", "max"])
-def test_a_curve_or_a_picture_without_a_finite_number_gives_none(how):
-    nothing = np.full(3, np.nan)
-    assert np.isnan(readings.reduced((np.arange(3.0), nothing), how))
-    assert np.isnan(readings.reduced(nothing.reshape(1, 3), how))
+@pytest.mark.parametrize("how", ["last", "first", "mean", "min", "max"])
+@pytest.mark.parametrize("nothing", [np.full(3, np.nan), np.zeros(0)], ids=["nan", "empty"])
+def test_a_curve_or_a_picture_without_a_finite_number_gives_none(how, nothing):
+    assert np.isnan(readings.reduced((np.arange(float(len(nothing))), nothing), how))
+    assert np.isnan(readings.reduced(nothing.reshape(1, -1), how))
+
+
+ODD = {
+    "nan": lambda values: np.full_like(values, np.nan),
+    "inf": lambda values: np.full_like(values, np.inf),
+    "every other nan": lambda values: np.where(np.indices(values.shape).sum(0) % 2, values, np.nan),
+    "tiny": lambda values: np.full_like(values, 1e-300),
+    "empty": lambda values: values[:0],
+}
+
+
+@pytest.mark.parametrize("name", ["figure5", "figure6"])
+@pytest.mark.parametrize("odd", ODD)
+def test_whatever_an_analysis_kept_is_shown_and_judged(make, monkeypatch, name, odd):
+    def kept(seed):
+        return {
+            key: ODD[odd](np.asarray(array, float)) if "/" in key else array
+            for key, array in arrays(seed).items()
+        }
+
+    monkeypatch.setattr(conftest, "arrays", kept)
+    shown = make(name=name)
+    for judged in claims.judge(shown.artifact, shown.values):
+        assert "\n" not in judged.sentence()
+    assert markdown.markdown(shown) and csv_lines(shown) is not None
+    figure.draw(shown).canvas.draw()
