@@ -78,8 +78,8 @@ def test_sizes_that_make_no_network_are_refused(options, said):
     "method",
     [
         DPSGD("all", "head"),
-        RGP(4, "both", 1, 0, residual=True, head_scale=1.0, head="head"),
-        RGP(4, "left", 1, 0, residual=True, head_scale=1.0, head="head"),
+        RGP(4, "both", 1, 0, residual=True, head_factor=1.0, head="head"),
+        RGP(4, "left", 1, 0, residual=True, head_factor=1.0, head="head"),
         SparseDPSGD(0.5, "importance", "all", "head"),
     ],
     ids=["dpsgd", "rgp", "rgp-left", "sparse"],

@@ -8,8 +8,8 @@ Algorithm 1, for each weight matrix W [p, d] (a kernel flattened to [p, d k k], 
     clip (dL_i, dR_i) of all layers jointly, sum, add noise    lines 10-13
     dW       <- dL R + L dR - L L^T dL R                       Eq. (3)
 
-The classifier is not reparametrized; its gradient, scaled by `head_scale`, is part of the clipped
-vector and is scaled back after the noise.
+The classifier is not reparametrized; its gradient, times `head_factor`, is part of the clipped
+vector, and what is released of it is used as it is: as in the authors' code.
 
 Differences from the paper:
  1. Carrier gradients come from the layer's input and output gradient, so the forward pass is the
@@ -54,7 +54,7 @@ CARRIERS = "carriers"
 
 
 class RGP(Method):
-    """Releases one vector a step: every layer's carrier gradients and the scaled head."""
+    """Releases one vector a step: every layer's carrier gradients and the classifier's."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class RGP(Method):
         power_iterations: int,
         warm_up_steps: int,
         residual: bool,
-        head_scale: float,
+        head_factor: float,
         head: str,
     ) -> None:
         """Set the options.
@@ -75,24 +75,24 @@ class RGP(Method):
             power_iterations: K >= 1 of Algorithm 2.
             warm_up_steps: T_warm-up >= 0.
             residual: False runs the forward pass with L R in place of W (Appendix C.2).
-            head_scale: constant factor on the classifier's gradient before clipping.
+            head_factor: > 0, on the classifier's gradient before clipping; it stays.
             head: the classifier's name in the model.
 
         Raises:
             ConfigError: for a value outside its range.
         """
         require_word("method.carriers", carriers, ("both", "left", "random"))
-        if power_iterations < 1 or warm_up_steps < 0 or not head_scale > 0:
+        if power_iterations < 1 or warm_up_steps < 0 or not head_factor > 0:
             raise ConfigError(
                 "Expected method.power_iterations >= 1, method.warm_up_steps >= 0 and "
-                f"method.head_scale > 0; got {power_iterations}, {warm_up_steps} and {head_scale}."
+                f"method.head_factor > 0; got {power_iterations}, {warm_up_steps} and {head_factor}."
             )
         self._rank = rank
         self._carriers = carriers
         self._power_iterations = power_iterations
         self._warm_up_steps = warm_up_steps
         self._residual = residual
-        self._head_scale = head_scale
+        self._head_factor = head_factor
         self._head = head
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ class RGP(Method):
             if self._carriers != "left":
                 carried[Key(CARRIERS, weight, "right")] = tap.right(state["left"][weight])
             return carried
-        return head_carriers(CARRIERS, layer, tap, self._head_scale)
+        return head_carriers(CARRIERS, layer, tap, self._head_factor)
 
     def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
         """Give [p, r] and [r, d] for every layer, and the classifier's shapes."""
@@ -189,8 +189,8 @@ class RGP(Method):
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
-        """Project back to full matrices (Eq. 3) and scale the classifier back."""
-        gradients = head_gradients(CARRIERS, noisy, state["head"], self._head_scale)
+        """Project back to full matrices (Eq. 3); the classifier's part is used as it is."""
+        gradients = head_gradients(CARRIERS, noisy, state["head"])
         for name, shape in state["shapes"].items():
             left, right = state["left"][name], state["right"][name]
             d_left = noisy[Key(CARRIERS, name, "left")]

@@ -48,7 +48,7 @@ def make_rgp(**options):
         "power_iterations": 1,
         "warm_up_steps": 0,
         "residual": True,
-        "head_scale": 0.1,
+        "head_factor": 0.1,
         "head": "head",
     }
     return RGP(**defaults | options)
@@ -168,7 +168,7 @@ def test_without_residual_the_forward_pass_uses_the_carriers_alone():
             weight = twin.get_parameter(name)
             weight.copy_((left @ got.state["right"][name]).view_as(weight))
     nn.functional.cross_entropy(twin(x), y).backward()
-    torch.testing.assert_close(got.gradients["head.weight"], twin.head.weight.grad, **CLOSE)
+    torch.testing.assert_close(got.gradients["head.weight"], 0.1 * twin.head.weight.grad, **CLOSE)
     left, right = got.state["left"]["conv1.weight"], got.state["right"]["conv1.weight"]
     full = twin.conv1.weight.grad.flatten(1)
     projected = (
