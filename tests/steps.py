@@ -135,6 +135,7 @@ class RandomNet(nn.Module):
 
 def rgp(rank, **options):
     defaults = {"carriers": "both", "power_iterations": 1, "warm_up_steps": 0, "residual": True}
+    defaults["decompose"] = "update"
     return RGP(rank, **{**defaults, "head_factor": 0.01, "head": "head", **options})
 
 

@@ -33,7 +33,7 @@ CLOSE = {"rtol": 1e-8, "atol": 1e-12}
 
 def make(name):
     shape = {"rank": 3, "power_iterations": 1, "head_factor": HEAD_FACTOR, "head": "head"}
-    rgp = {"warm_up_steps": 1, "residual": True}
+    rgp = {"warm_up_steps": 1, "decompose": "update", "residual": True}
     size = {"dataset_size": len(LENGTHS), "batch_size": len(LENGTHS)}
     return {
         "dpsgd": lambda: DPSGD("all", "head"),

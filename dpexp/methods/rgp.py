@@ -18,6 +18,8 @@ Differences from the paper:
  3. With no warm-up, the very first step still decomposes W: there is no update yet.
  4. `carriers=left` trains dW = dL R alone, as the authors' released vision code does.
  5. Layers smaller than the rank use min(rank, p, d).
+ 6. `decompose` names two more of what line 5 may take after warm-up, both from that code: W_t
+    itself, its default, and W_t / |W_t| - W_0 / |W_0|, what its switch turns on.
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ class RGP(Method):
         carriers: str,
         power_iterations: int,
         warm_up_steps: int,
+        decompose: str,
         residual: bool,
         head_factor: float,
         head: str,
@@ -74,6 +77,8 @@ class RGP(Method):
                 sides, drawn afresh every step: RGP-random).
             power_iterations: K >= 1 of Algorithm 2.
             warm_up_steps: T_warm-up >= 0.
+            decompose: after them, "update" (the paper), "directions" (the difference of the weights
+                divided by their norms) or "weight".
             residual: False runs the forward pass with L R in place of W (Appendix C.2).
             head_factor: > 0, on the classifier's gradient before clipping; it stays.
             head: the classifier's name in the model.
@@ -82,15 +87,17 @@ class RGP(Method):
             ConfigError: for a value outside its range.
         """
         require_word("method.carriers", carriers, ("both", "left", "random"))
+        require_word("method.decompose", decompose, ("update", "directions", "weight"))
         if power_iterations < 1 or warm_up_steps < 0 or not head_factor > 0:
             raise ConfigError(
-                "Expected method.power_iterations >= 1, method.warm_up_steps >= 0 and "
-                f"method.head_factor > 0; got {power_iterations}, {warm_up_steps} and {head_factor}."
+                "Expected method.power_iterations >= 1, method.warm_up_steps >= 0 and method."
+                f"head_factor > 0; got {power_iterations}, {warm_up_steps} and {head_factor}."
             )
         self._rank = rank
         self._carriers = carriers
         self._power_iterations = power_iterations
         self._warm_up_steps = warm_up_steps
+        self._decompose = decompose
         self._residual = residual
         self._head_factor = head_factor
         self._head = head
@@ -121,8 +128,8 @@ class RGP(Method):
 
     @property
     def _uses_history(self) -> bool:
-        """Whether some step decomposes W_t - W_0."""
-        return self._carriers != "random"
+        """Whether some step decomposes a difference from W_0."""
+        return self._carriers != "random" and self._decompose != "weight"
 
     def prepare(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
@@ -147,10 +154,15 @@ class RGP(Method):
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> Iterator[tuple[str, Tensor]]:
         """Give each layer's Delta_t in turn, in its weight's shape: from nothing private."""
-        use_history = state["step"] >= max(self._warm_up_steps, 1)
+        has_warmed_up = state["step"] >= max(self._warm_up_steps, 1)
         for name in state["shapes"]:
             weight = model.get_parameter(name).detach()
-            yield name, weight - state["initial"][name] if use_history else weight
+            if has_warmed_up and self._uses_history:
+                initial = state["initial"][name]
+                if self._decompose == "directions":
+                    weight, initial = _direction(weight), _direction(initial)
+                weight = weight - initial
+            yield name, weight
 
     def forward_weights(self, state: State) -> Mapping[str, Tensor]:
         """Give L R for every layer where the residual weight is dropped (Eq. 12)."""
@@ -201,3 +213,8 @@ class RGP(Method):
                 update = reparametrized_update(left, right, d_left, d_right)
             gradients[name] = update.view(shape)
         return gradients, state
+
+
+def _direction(weight: Tensor) -> Tensor:
+    """Divide by the norm; zeros stay."""
+    return weight / weight.norm().clamp_min(torch.finfo(weight.dtype).tiny)

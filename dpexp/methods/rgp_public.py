@@ -50,6 +50,7 @@ class PublicRGP(RGP):
             "both",
             power_iterations,
             warm_up_steps=0,
+            decompose="weight",
             residual=True,
             head_factor=head_factor,
             head=head,
@@ -69,7 +70,3 @@ class PublicRGP(RGP):
         total = public.total(indices, labels)
         for name in state["shapes"]:
             yield name, total[name]
-
-    @property
-    def _uses_history(self) -> bool:
-        return False

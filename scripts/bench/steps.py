@@ -100,6 +100,7 @@ def rgp(carriers: str, rank: int = 16, head_factor: float = 0.01) -> RGP:
         carriers=carriers,
         power_iterations=1,
         warm_up_steps=0,
+        decompose="update",
         residual=True,
         head_factor=head_factor,
         head="head",

@@ -194,7 +194,7 @@ def test_with_nothing_frozen_it_is_rgp_before_its_switch():
     """Figure 5: p = 0 is RGP."""
     model, (x, y) = TinyNet(), data()
     method, state, twin = make(0.0), None, None
-    rgp = RGP(RANK, "both", 1, 10**9, residual=True, head_factor=HEAD_FACTOR, head="head")
+    rgp = RGP(RANK, "both", 1, 10**9, "update", residual=True, head_factor=HEAD_FACTOR, head="head")
     for _ in range(2):
         got, expected = (
             step(model, one, x, y, state=before) for one, before in ((method, state), (rgp, twin))
