@@ -42,7 +42,8 @@ LEAST = 1 / LARGEST
 """Of what numbers in float32 are multiplied by, as learning rates are."""
 
 SCALES = {
-    "method.head_scale": (2.0**-24, 2.0**24),  # what is released of the head is divided by it
+    "method.head_factor": (2.0**-24, 2.0**24),
+    "method.head_scale": (2.0**-24, 2.0**24),  # what a core releases of the head is divided by it
     "method.xi": (LEAST, LARGEST),
     "warm_start.lr": (LEAST, LARGEST),
     "warm_start.head_lr": (LEAST, LARGEST),

@@ -65,7 +65,7 @@ def whole_micro_batch_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def head_scaled_back_before_noise(patch: pytest.MonkeyPatch) -> None:
-    """Undo RGP's scaling of the head between clipping and noise."""
+    """Undo RGP's factor on the head between clipping and noise, and put it on after."""
     from dpexp.methods.rgp import RGP
 
     compress, reconstruct = RGP.compress, RGP.reconstruct
@@ -78,14 +78,14 @@ def head_scaled_back_before_noise(patch: pytest.MonkeyPatch) -> None:
         RGP,
         "compress",
         lambda self, state, sums: scaled(
-            self, state, compress(self, state, sums), 1 / self._head_scale
+            self, state, compress(self, state, sums), 1 / self._head_factor
         ),
     )
     patch.setattr(
         RGP,
         "reconstruct",
         lambda self, state, noisy: reconstruct(
-            self, state, scaled(self, state, noisy, self._head_scale)
+            self, state, scaled(self, state, noisy, self._head_factor)
         ),
     )
 

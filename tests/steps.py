@@ -135,7 +135,8 @@ class RandomNet(nn.Module):
 
 def rgp(rank, **options):
     defaults = {"carriers": "both", "power_iterations": 1, "warm_up_steps": 0, "residual": True}
-    return RGP(rank, **{**defaults, "head_scale": 0.01, "head": "head", **options})
+    defaults["decompose"] = "update"
+    return RGP(rank, **{**defaults, "head_factor": 0.01, "head": "head", **options})
 
 
 def sums_of(model, method, x, y, clip_norm, micro_batch, public=None):

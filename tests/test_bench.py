@@ -62,7 +62,7 @@ def test_a_private_step_that_is_timed_decomposes_an_update_and_no_weight():
         return nn.Sequential(OrderedDict(hidden=nn.Linear(5, 4), head=nn.Linear(4, 3)))
 
     examples = Examples(torch.randn(6, 5), torch.randint(3, (6,)))
-    method = Noting(2, "both", 1, 0, residual=True, head_scale=1.0, head="head")
+    method = Noting(2, "both", 1, 0, "update", residual=True, head_factor=1.0, head="head")
     step = steps.private_step(method, examples, new_net, torch.device("cpu"))
     step.run()  # the first, which bench does not time
     assert method.noted == pytest.approx(1.0)

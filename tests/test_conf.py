@@ -181,6 +181,18 @@ def test_table_3_in_the_paper_profile_is_the_published_setting():
     assert {job.config["eps"] for job in jobs} == {2, 4, 6}
 
 
+def test_rgp_on_wrn28_10_is_the_released_code_s_and_on_wrn28_4_the_paper_s():
+    code, paper = (
+        CONFIGS.compose(["method=rgp", "task=cifar10", f"model={model}", "eps=8"])
+        for model in ("wrn28_10", "wrn28_4")
+    )
+    chosen = ("rank", "carriers", "decompose", "head_factor")
+    assert [code["method"][name] for name in chosen] == [16, "left", "weight", 0.01]
+    assert [paper["method"][name] for name in chosen] == [16, "both", "update", 0.01]
+    assert (code["epochs"], code["optimizer"]["lr"], code["batch_size"]) == (400, 0.5, 1000)
+    assert code["schedule"] == paper["schedule"] and code["privacy"] == paper["privacy"]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

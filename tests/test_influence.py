@@ -68,6 +68,6 @@ def test_an_example_that_moves_the_head_alone_moves_it_by_at_most_the_clip_norm(
         model.head.weight.zero_()  # so that no gradient reaches what is below
         model.hidden.bias.fill_(1e4)  # the head sees something large
     x, y = torch.randn(1, 2, 4, 4), torch.tensor([1])
-    sums, outcome = sums_of(model, rgp(1, head_scale=0.01), x, y, 1.0, micro_batch=1)
+    sums, outcome = sums_of(model, rgp(1, head_factor=0.01), x, y, 1.0, micro_batch=1)
     assert outcome.clipped == 1
     assert float(torch.linalg.vector_norm(flat(sums))) <= 1 + 1e-9

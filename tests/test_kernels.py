@@ -220,8 +220,8 @@ def test_a_norm_with_parameters_trains_them():
 
 METHODS = {
     "dpsgd": lambda: DPSGD("all", "head"),
-    "rgp": lambda: RGP(4, "both", 1, 0, residual=True, head_scale=1.0, head="head"),
-    "left": lambda: RGP(4, "left", 1, 0, residual=True, head_scale=1.0, head="head"),
+    "rgp": lambda: RGP(4, "both", 1, 0, "update", residual=True, head_factor=1.0, head="head"),
+    "left": lambda: RGP(4, "left", 1, 0, "update", residual=True, head_factor=1.0, head="head"),
     "lsg": lambda: LSG(4, 0.5, "importance", 0, 1, 1.0, "head", dataset_size=1, batch_size=1),
 }
 

@@ -9,7 +9,7 @@ from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.rgp import RGP
 from dpexp.methods.sparse_dpsgd import SparseDPSGD
 from dpexp.models.cnn import CNN
-from dpexp.models.wrn import WideResNet
+from dpexp.models.wrn import NormedShortcutWRN, WideResNet, group_norm
 from dpexp.types import ConfigError
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, step
@@ -78,8 +78,8 @@ def test_sizes_that_make_no_network_are_refused(options, said):
     "method",
     [
         DPSGD("all", "head"),
-        RGP(4, "both", 1, 0, residual=True, head_scale=1.0, head="head"),
-        RGP(4, "left", 1, 0, residual=True, head_scale=1.0, head="head"),
+        RGP(4, "both", 1, 0, "update", residual=True, head_factor=1.0, head="head"),
+        RGP(4, "left", 1, 0, "update", residual=True, head_factor=1.0, head="head"),
         SparseDPSGD(0.5, "importance", "all", "head"),
     ],
     ids=["dpsgd", "rgp", "rgp-left", "sparse"],
@@ -115,3 +115,23 @@ def test_auto_lays_channels_last_where_kernels_want_it():
 def test_another_word_for_a_memory_format_is_refused():
     with pytest.raises(ConfigError, match="true, false or auto; got first"):
         WideResNet(10, 1, 1, "first", in_channels=3, num_classes=10)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_authors_shortcut_picks_normalises_and_appends_zeros(channels_last):
+    torch.manual_seed(0)
+    model = NormedShortcutWRN(10, 2, 1, channels_last, in_channels=3, num_classes=10)
+    plain = WideResNet(10, 2, 1, channels_last, in_channels=3, num_classes=10)
+    plain.load_state_dict(model.state_dict())  # it has no parameters of its own
+    images = torch.randn(4, 3, 16, 16)
+    assert not torch.allclose(model(images), plain(images), atol=1e-3)
+    kept, strided = model.blocks[0], model.blocks[1]
+    features = 3 + 2 * torch.randn(4, 32, 8, 8)
+    with torch.no_grad():
+        for block in (kept, strided):
+            block.conv2.weight.zero_()  # so that the shortcut alone is left
+        torch.testing.assert_close(kept(features), features)
+        picked = group_norm(32)(features[:, :, ::2, ::2])
+        got = strided(features)
+    torch.testing.assert_close(got[:, :32], picked)
+    assert got.shape == (4, 64, 4, 4) and not got[:, 32:].any()

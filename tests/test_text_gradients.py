@@ -27,13 +27,13 @@ from tests.texts import KINDS, SHAPE, from_hub, texts, tiny
 ALONE = Ranks(0, 1, torch.device("cpu"))
 LENGTHS = (9, 4, 7, 2, 5, 9)
 EVERY = torch.arange(len(LENGTHS))
-CLIP_NORM = 0.1
+CLIP_NORM, HEAD_FACTOR = 0.1, 0.1
 CLOSE = {"rtol": 1e-8, "atol": 1e-12}
 
 
 def make(name):
-    shape = {"rank": 3, "power_iterations": 1, "head_scale": 0.1, "head": "head"}
-    rgp = {"warm_up_steps": 1, "residual": True}
+    shape = {"rank": 3, "power_iterations": 1, "head_factor": HEAD_FACTOR, "head": "head"}
+    rgp = {"warm_up_steps": 1, "decompose": "update", "residual": True}
     size = {"dataset_size": len(LENGTHS), "batch_size": len(LENGTHS)}
     return {
         "dpsgd": lambda: DPSGD("all", "head"),
@@ -208,7 +208,8 @@ def test_rgps_update_is_the_projection_of_the_gradient(kind, method):
         torch.testing.assert_close(got.gradients[name], expected, **CLOSE)
         assert not torch.allclose(expected, full[name] / len(examples), rtol=0.01)
     for name in heads(model):
-        torch.testing.assert_close(got.gradients[name], full[name] / len(examples), **CLOSE)
+        expected = HEAD_FACTOR * full[name] / len(examples)
+        torch.testing.assert_close(got.gradients[name], expected, **CLOSE)
 
 
 @pytest.mark.parametrize("kind", KINDS)

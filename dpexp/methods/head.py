@@ -1,6 +1,8 @@
-"""The classifier beside reparametrized layers: whole, and scaled by a constant while it is clipped.
+"""The classifier beside reparametrized layers: whole, its gradient multiplied by a constant.
 
-It joins the one clipped vector of `rgp`, `lsg` and their kin, as rgp's authors do it.
+It joins the one clipped vector of `rgp`, `lsg` and their kin. What is released of it is what the
+optimizer takes, as in rgp's authors' code: nothing is divided by the constant after the noise, so
+that under plain steps it is a factor on the classifier's learning rate too.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ def head_blocks(release: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[Key
 
 
 def head_gradients(
-    release: str, noisy: Mapping[Key, Tensor], names: Iterable[str], scale: float
+    release: str, noisy: Mapping[Key, Tensor], names: Iterable[str]
 ) -> dict[str, Tensor]:
-    """Scale what was released of the classifier back."""
-    return {name: noisy[Key(release, name)] / scale for name in names}
+    """Take what was released of the classifier as it is."""
+    return {name: noisy[Key(release, name)] for name in names}

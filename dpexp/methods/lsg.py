@@ -17,7 +17,7 @@ Differences from the paper:
     all layers are clipped together, so that the sensitivity is the clip norm.
  3. Lines 9-10 call the top (1 - p) unimportant; the text keeps them, and so does this.
  4. The number kept is rounded up: a layer with a single input channel keeps it.
- 5. The classifier is handled as in RGP (`dpexp.methods.rgp`): whole, scaled by `head_scale`.
+ 5. The classifier is handled as in RGP (`dpexp.methods.rgp`): whole, times `head_factor`.
  6. Line 11 decomposes the weight at every step; RGP, past its warm-up, the update. With p = 0 this
     is RGP that never leaves its warm-up, which is what the paper compares with.
  7. Householder QR, and min(rank, p, d) in small layers, as in RGP.
@@ -68,7 +68,7 @@ class LSG(Method):
         mask: str,
         start_epoch: float,
         power_iterations: int,
-        head_scale: float,
+        head_factor: float,
         head: str,
         dataset_size: int,
         batch_size: int,
@@ -84,7 +84,7 @@ class LSG(Method):
                 entries with the largest |W| are used).
             start_epoch: epochs before anything is frozen, >= 0.
             power_iterations: K >= 1 of Algorithm 2.
-            head_scale: constant factor on the classifier's gradient before clipping.
+            head_factor: > 0, on the classifier's gradient before clipping; it stays.
             head: the classifier's name in the model.
             dataset_size: training examples; an epoch is dataset_size / batch_size steps.
             batch_size: expected examples a step.
@@ -94,15 +94,15 @@ class LSG(Method):
         """
         require_word("method.mask", mask, MASKS)
         require_fraction(p)
-        if power_iterations < 1 or not start_epoch >= 0 or not head_scale > 0:
+        if power_iterations < 1 or not start_epoch >= 0 or not head_factor > 0:
             raise ConfigError(
                 "Expected method.power_iterations >= 1, method.start_epoch >= 0 and "
-                f"method.head_scale > 0; got {power_iterations}, {start_epoch} and {head_scale}. "
+                f"method.head_factor > 0; got {power_iterations}, {start_epoch} and {head_factor}. "
                 "Set them."
             )
         self._rank, self._p, self._mask = rank, p, mask
         self._power_iterations = power_iterations
-        self._head_scale, self._head = head_scale, head
+        self._head_factor, self._head = head_factor, head
         self._dense_examples, self._batch_size = start_epoch * dataset_size, batch_size
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
@@ -168,7 +168,7 @@ class LSG(Method):
                 Key(CARRIERS, weight, "left"): tap.left(state["right"][weight], rows),
                 Key(CARRIERS, weight, "right"): tap.right(state["left"][weight], columns),
             }
-        return head_carriers(CARRIERS, layer, tap, self._head_scale)
+        return head_carriers(CARRIERS, layer, tap, self._head_factor)
 
     def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
         """Give [p', r] and [r, c' k k] of what is kept, and the classifier's shapes."""
@@ -190,8 +190,8 @@ class LSG(Method):
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
-        """Put zeros where it is frozen, project back (Eq. 3), and scale the classifier back."""
-        gradients = head_gradients(CARRIERS, noisy, state["head"], self._head_scale)
+        """Put zeros where it is frozen, and project back (Eq. 3)."""
+        gradients = head_gradients(CARRIERS, noisy, state["head"])
         for name, shape in state["shapes"].items():
             left, right = state["left"][name], state["right"][name]
             d_left, d_right = (noisy[Key(CARRIERS, name, side)] for side in ("left", "right"))

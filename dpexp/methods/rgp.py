@@ -8,8 +8,8 @@ Algorithm 1, for each weight matrix W [p, d] (a kernel flattened to [p, d k k], 
     clip (dL_i, dR_i) of all layers jointly, sum, add noise    lines 10-13
     dW       <- dL R + L dR - L L^T dL R                       Eq. (3)
 
-The classifier is not reparametrized; its gradient, scaled by `head_scale`, is part of the clipped
-vector and is scaled back after the noise.
+The classifier is not reparametrized; its gradient, times `head_factor`, is part of the clipped
+vector, and what is released of it is used as it is: as in the authors' code.
 
 Differences from the paper:
  1. Carrier gradients come from the layer's input and output gradient, so the forward pass is the
@@ -18,6 +18,8 @@ Differences from the paper:
  3. With no warm-up, the very first step still decomposes W: there is no update yet.
  4. `carriers=left` trains dW = dL R alone, as the authors' released vision code does.
  5. Layers smaller than the rank use min(rank, p, d).
+ 6. `decompose` names two more of what line 5 may take after warm-up, both from that code: W_t
+    itself, its default, and W_t / |W_t| - W_0 / |W_0|, what its switch turns on.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ CARRIERS = "carriers"
 
 
 class RGP(Method):
-    """Releases one vector a step: every layer's carrier gradients and the scaled head."""
+    """Releases one vector a step: every layer's carrier gradients and the classifier's."""
 
     def __init__(
         self,
@@ -62,8 +64,9 @@ class RGP(Method):
         carriers: str,
         power_iterations: int,
         warm_up_steps: int,
+        decompose: str,
         residual: bool,
-        head_scale: float,
+        head_factor: float,
         head: str,
     ) -> None:
         """Set the options.
@@ -74,25 +77,29 @@ class RGP(Method):
                 sides, drawn afresh every step: RGP-random).
             power_iterations: K >= 1 of Algorithm 2.
             warm_up_steps: T_warm-up >= 0.
+            decompose: after them, "update" (the paper), "directions" (the difference of the weights
+                divided by their norms) or "weight".
             residual: False runs the forward pass with L R in place of W (Appendix C.2).
-            head_scale: constant factor on the classifier's gradient before clipping.
+            head_factor: > 0, on the classifier's gradient before clipping; it stays.
             head: the classifier's name in the model.
 
         Raises:
             ConfigError: for a value outside its range.
         """
         require_word("method.carriers", carriers, ("both", "left", "random"))
-        if power_iterations < 1 or warm_up_steps < 0 or not head_scale > 0:
+        require_word("method.decompose", decompose, ("update", "directions", "weight"))
+        if power_iterations < 1 or warm_up_steps < 0 or not head_factor > 0:
             raise ConfigError(
-                "Expected method.power_iterations >= 1, method.warm_up_steps >= 0 and "
-                f"method.head_scale > 0; got {power_iterations}, {warm_up_steps} and {head_scale}."
+                "Expected method.power_iterations >= 1, method.warm_up_steps >= 0 and method."
+                f"head_factor > 0; got {power_iterations}, {warm_up_steps} and {head_factor}."
             )
         self._rank = rank
         self._carriers = carriers
         self._power_iterations = power_iterations
         self._warm_up_steps = warm_up_steps
+        self._decompose = decompose
         self._residual = residual
-        self._head_scale = head_scale
+        self._head_factor = head_factor
         self._head = head
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
@@ -121,8 +128,8 @@ class RGP(Method):
 
     @property
     def _uses_history(self) -> bool:
-        """Whether some step decomposes W_t - W_0."""
-        return self._carriers != "random"
+        """Whether some step decomposes a difference from W_0."""
+        return self._carriers != "random" and self._decompose != "weight"
 
     def prepare(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
@@ -147,10 +154,15 @@ class RGP(Method):
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> Iterator[tuple[str, Tensor]]:
         """Give each layer's Delta_t in turn, in its weight's shape: from nothing private."""
-        use_history = state["step"] >= max(self._warm_up_steps, 1)
+        has_warmed_up = state["step"] >= max(self._warm_up_steps, 1)
         for name in state["shapes"]:
             weight = model.get_parameter(name).detach()
-            yield name, weight - state["initial"][name] if use_history else weight
+            if has_warmed_up and self._uses_history:
+                initial = state["initial"][name]
+                if self._decompose == "directions":
+                    weight, initial = _direction(weight), _direction(initial)
+                weight = weight - initial
+            yield name, weight
 
     def forward_weights(self, state: State) -> Mapping[str, Tensor]:
         """Give L R for every layer where the residual weight is dropped (Eq. 12)."""
@@ -169,7 +181,7 @@ class RGP(Method):
             if self._carriers != "left":
                 carried[Key(CARRIERS, weight, "right")] = tap.right(state["left"][weight])
             return carried
-        return head_carriers(CARRIERS, layer, tap, self._head_scale)
+        return head_carriers(CARRIERS, layer, tap, self._head_factor)
 
     def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
         """Give [p, r] and [r, d] for every layer, and the classifier's shapes."""
@@ -189,8 +201,8 @@ class RGP(Method):
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
-        """Project back to full matrices (Eq. 3) and scale the classifier back."""
-        gradients = head_gradients(CARRIERS, noisy, state["head"], self._head_scale)
+        """Project back to full matrices (Eq. 3); the classifier's part is used as it is."""
+        gradients = head_gradients(CARRIERS, noisy, state["head"])
         for name, shape in state["shapes"].items():
             left, right = state["left"][name], state["right"][name]
             d_left = noisy[Key(CARRIERS, name, "left")]
@@ -201,3 +213,8 @@ class RGP(Method):
                 update = reparametrized_update(left, right, d_left, d_right)
             gradients[name] = update.view(shape)
         return gradients, state
+
+
+def _direction(weight: Tensor) -> Tensor:
+    """Divide by the norm; zeros stay."""
+    return weight / weight.norm().clamp_min(torch.finfo(weight.dtype).tiny)

@@ -27,7 +27,7 @@ class PublicRGP(RGP):
         self,
         rank: int,
         power_iterations: int,
-        head_scale: float,
+        head_factor: float,
         head: str,
         public_examples: int,
         public_labels: str | bool,
@@ -37,7 +37,7 @@ class PublicRGP(RGP):
         Args:
             rank: r >= 1, at most the smaller side of the largest layer.
             power_iterations: K >= 1 of Algorithm 2.
-            head_scale: constant factor on the classifier's gradient before clipping.
+            head_factor: > 0, on the classifier's gradient before clipping; it stays.
             head: the classifier's name in the model.
             public_examples: m >= 1.
             public_labels: "random", drawn at every step, or "true", the public set's own.
@@ -50,8 +50,9 @@ class PublicRGP(RGP):
             "both",
             power_iterations,
             warm_up_steps=0,
+            decompose="weight",
             residual=True,
-            head_scale=head_scale,
+            head_factor=head_factor,
             head=head,
         )
         if public_examples < 1:
@@ -69,7 +70,3 @@ class PublicRGP(RGP):
         total = public.total(indices, labels)
         for name in state["shapes"]:
             yield name, total[name]
-
-    @property
-    def _uses_history(self) -> bool:
-        return False

@@ -19,22 +19,25 @@ def group_norm(channels: int) -> nn.GroupNorm:
 class PreActivationBlock(nn.Module):
     """Norm, ReLU, convolution, twice; plus a shortcut without parameters."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        """Set channels and stride."""
+    def __init__(self, inputs: int, outputs: int, stride: int, has_norm: bool) -> None:
+        """Set channels and stride, and whether what a shortcut picks is normalised."""
         super().__init__()
         self.stride, self.channels = stride, outputs
         self.norm1, self.conv1 = group_norm(inputs), conv3x3(inputs, outputs, stride)
         self.norm2, self.conv2 = group_norm(outputs), conv3x3(outputs, outputs)
+        self.norm = group_norm(inputs) if has_norm and stride > 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [n, inputs, h, w] to [n, outputs, h / stride, w / stride]."""
         h = self.conv1(norm_relu(self.norm1, x))
         h = self.conv2(norm_relu(self.norm2, h))
-        return h + shortcut(x, self.channels, self.stride)
+        return h + shortcut(x, self.channels, self.stride, self.norm)
 
 
 class WideResNet(nn.Module):
     """WRN-depth-width: three stages of pre-activation blocks, widths 16, 32, 64 times `width`."""
+
+    has_shortcut_norms = False
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class WideResNet(nn.Module):
         for stage, outputs in enumerate(channels):
             for block in range(blocks):
                 stride = 2 if stage > 0 and block == 0 else 1
-                stages.append(PreActivationBlock(inputs, outputs, stride))
+                stages.append(PreActivationBlock(inputs, outputs, stride, self.has_shortcut_norms))
                 inputs = outputs
         self.blocks = nn.Sequential(*stages)
         self.norm = group_norm(inputs)
@@ -94,3 +97,9 @@ class WideResNet(nn.Module):
         x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
         h = norm_relu(self.norm, self.blocks(self.stem(x)))
         return self.head(h.mean((2, 3)))
+
+
+class NormedShortcutWRN(WideResNet):
+    """As in rgp's released code: what a strided shortcut picks goes through a GroupNorm."""
+
+    has_shortcut_norms = True

@@ -89,7 +89,7 @@ def steps(num: int, device: torch.device) -> dict[str, Callable[[], Step]]:
     """Name every step, with a function that builds it."""
     texts, ours = random_texts(num, device), partial(new_model, device)
     plain, frozen = (partial(plain_model, device, is_frozen) for is_frozen in (False, True))
-    low_rank = {"rank": 8, "head_scale": 0.1}
+    low_rank = {"rank": 8, "head_factor": 0.1}
     return {
         UNIT: lambda: nonprivate_step(texts, plain),
         "non-private, last layer at the first token": lambda: nonprivate_step(texts, ours),

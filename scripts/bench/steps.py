@@ -93,15 +93,16 @@ def private_step(
     return Step(step, lambda: empty(state, examples, 0))
 
 
-def rgp(carriers: str, rank: int = 16, head_scale: float = 0.01) -> RGP:
+def rgp(carriers: str, rank: int = 16, head_factor: float = 0.01) -> RGP:
     """Give RGP as in Table 3's setting."""
     return RGP(
         rank=rank,
         carriers=carriers,
         power_iterations=1,
         warm_up_steps=0,
+        decompose="update",
         residual=True,
-        head_scale=head_scale,
+        head_factor=head_factor,
         head="head",
     )
 
@@ -111,7 +112,7 @@ def core(rank: int = 16) -> CoreRGP:
     return CoreRGP(rank, 0.5, 0.1, "head", public_examples=8, public_labels="random")
 
 
-def lsg(rank: int = 16, head_scale: float = 0.01) -> LSG:
+def lsg(rank: int = 16, head_factor: float = 0.01) -> LSG:
     """Give LSG at RGP's rank, half of it frozen."""
     return LSG(
         rank=rank,
@@ -119,7 +120,7 @@ def lsg(rank: int = 16, head_scale: float = 0.01) -> LSG:
         mask="importance",
         start_epoch=0,
         power_iterations=1,
-        head_scale=head_scale,
+        head_factor=head_factor,
         head="head",
         dataset_size=1,
         batch_size=1,

@@ -47,7 +47,7 @@ def rgp_carriers(delta, first_right, iterations):
     return left, gram_schmidt(right.T).T
 
 
-def rgp(model, bases, x, y, c, batch_size, head, head_scale, sides):
+def rgp(model, bases, x, y, c, batch_size, head, head_factor, sides):
     """rgp, Algorithm 1 lines 8 to 14, without noise.
 
     `bases` maps a weight's name to (L, R); dL and dR come from the explicit gradient by
@@ -62,7 +62,7 @@ def rgp(model, bases, x, y, c, batch_size, head, head_scale, sides):
             vectors[name, "right"] = left.T @ rows
     for name in each:
         if name.startswith(head):
-            vectors[name, "full"] = head_scale * each[name]
+            vectors[name, "full"] = head_factor * each[name]
     sums = {key: v.sum(0) / batch_size for key, v in clip(vectors, c).items()}
     update = {}
     for name, (left, right) in bases.items():
@@ -73,5 +73,5 @@ def rgp(model, bases, x, y, c, batch_size, head, head_scale, sides):
         update[name] = full.view(each[name].shape[1:])
     for name in each:
         if name.startswith(head):
-            update[name] = sums[name, "full"] / head_scale
+            update[name] = sums[name, "full"]
     return update

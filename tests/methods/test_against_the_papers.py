@@ -47,8 +47,9 @@ def make_rgp(**options):
         "carriers": "both",
         "power_iterations": 1,
         "warm_up_steps": 0,
+        "decompose": "update",
         "residual": True,
-        "head_scale": 0.1,
+        "head_factor": 0.1,
         "head": "head",
     }
     return RGP(**defaults | options)
@@ -158,6 +159,35 @@ def test_carriers_come_from_the_weight_in_warm_up_and_from_the_update_after():
         torch.testing.assert_close(state["left"]["hidden.weight"], left, **CLOSE)
 
 
+@pytest.mark.parametrize("decompose", ["directions", "weight"])
+def test_what_the_authors_code_decomposes_after_warm_up(decompose):
+    model, method = TinyNet(), make_rgp(warm_up_steps=1, decompose=decompose)
+    state = method.start(model)
+    first = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    with torch.no_grad():
+        model.hidden.weight += torch.randn(7, 36, dtype=torch.float64)
+        model.conv1.weight.mul_(3)  # the same direction
+    for step_number in range(2):
+        found = dict(method.deltas(model, {**state, "step": step_number}, None, torch.Generator()))
+        for name, delta in found.items():
+            weight = model.get_parameter(name)
+            expected = weight
+            if step_number == 1 and decompose == "directions":
+                expected = weight / weight.norm() - first[name] / first[name].norm()
+            torch.testing.assert_close(delta, expected.detach(), **CLOSE)
+    moved = float(found["conv1.weight"].norm())
+    assert moved < 1e-12 if decompose == "directions" else moved > 1
+    assert bool(state["initial"]) == (decompose == "directions")  # no copy that nothing reads
+
+
+def test_the_direction_of_zeros_is_zero():
+    model, method = TinyNet(), make_rgp(decompose="directions")
+    with torch.no_grad():
+        model.conv1.weight.zero_()
+    state = {**method.start(model), "step": 1}
+    assert not dict(method.deltas(model, state, None, torch.Generator()))["conv1.weight"].any()
+
+
 def test_without_residual_the_forward_pass_uses_the_carriers_alone():
     """Appendix C.2, Eq. (12)."""
     model, (x, y) = TinyNet(), data()
@@ -168,7 +198,7 @@ def test_without_residual_the_forward_pass_uses_the_carriers_alone():
             weight = twin.get_parameter(name)
             weight.copy_((left @ got.state["right"][name]).view_as(weight))
     nn.functional.cross_entropy(twin(x), y).backward()
-    torch.testing.assert_close(got.gradients["head.weight"], twin.head.weight.grad, **CLOSE)
+    torch.testing.assert_close(got.gradients["head.weight"], 0.1 * twin.head.weight.grad, **CLOSE)
     left, right = got.state["left"]["conv1.weight"], got.state["right"]["conv1.weight"]
     full = twin.conv1.weight.grad.flatten(1)
     projected = (
@@ -222,5 +252,7 @@ def test_float32_results_do_not_depend_on_the_micro_batch():
 def test_a_misspelt_option_is_refused_with_the_nearest_word():
     with pytest.raises(ConfigError, match=r"method\.carriers=lft\. Did you mean left\?"):
         make_rgp(carriers="lft")
+    with pytest.raises(ConfigError, match=r"method\.decompose=wight\. Did you mean weight\?"):
+        make_rgp(decompose="wight")
     with pytest.raises(ConfigError, match=r"method\.train=hed\. Did you mean head\?"):
         DPSGD("hed", "head")

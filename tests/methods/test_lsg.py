@@ -12,7 +12,7 @@ from dpexp.types import ConfigError
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data, step
 
-RANK, HEAD_SCALE = 3, 0.1
+RANK, HEAD_FACTOR = 3, 0.1
 LAYERS = ("conv1.weight", "conv2.weight", "hidden.weight")
 
 
@@ -30,7 +30,7 @@ def make(p=0.5, **options):
         "mask": "importance",
         "start_epoch": 0,
         "power_iterations": 1,
-        "head_scale": HEAD_SCALE,
+        "head_factor": HEAD_FACTOR,
         "head": "head",
         "dataset_size": NUM,
         "batch_size": NUM,
@@ -83,7 +83,7 @@ def algorithm_1(model, bases, frozen, x, y):
             kernels[:, :, column, :] = 0
         vectors[name, "left"], vectors[name, "right"] = d_left, d_right
     for name in ("head.weight", "head.bias"):
-        vectors[name, "full"] = HEAD_SCALE * each[name]
+        vectors[name, "full"] = HEAD_FACTOR * each[name]
     sums = {key: v.sum(0) / NUM for key, v in literal.clip(vectors, CLIP_NORM).items()}
     update = {}
     for name, (left, right) in bases.items():
@@ -91,7 +91,7 @@ def algorithm_1(model, bases, frozen, x, y):
         full = d_left @ right + left @ d_right - left @ left.T @ d_left @ right
         update[name] = full.view(each[name].shape[1:])
     for name in ("head.weight", "head.bias"):
-        update[name] = sums[name, "full"] / HEAD_SCALE
+        update[name] = sums[name, "full"]
     return update
 
 
@@ -194,7 +194,7 @@ def test_with_nothing_frozen_it_is_rgp_before_its_switch():
     """Figure 5: p = 0 is RGP."""
     model, (x, y) = TinyNet(), data()
     method, state, twin = make(0.0), None, None
-    rgp = RGP(RANK, "both", 1, 10**9, residual=True, head_scale=HEAD_SCALE, head="head")
+    rgp = RGP(RANK, "both", 1, 10**9, "update", residual=True, head_factor=HEAD_FACTOR, head="head")
     for _ in range(2):
         got, expected = (
             step(model, one, x, y, state=before) for one, before in ((method, state), (rgp, twin))
@@ -266,7 +266,7 @@ def test_a_grouped_convolution_is_refused_where_some_of_it_would_be_frozen():
         ({"mask": "importanse"}, r"method\.mask=importanse\. Did you mean importance\?"),
         ({"start_epoch": -1}, r"method\.start_epoch >= 0"),
         ({"power_iterations": 0}, r"method\.power_iterations >= 1"),
-        ({"head_scale": 0.0}, r"method\.head_scale > 0"),
+        ({"head_factor": 0.0}, r"method\.head_factor > 0"),
     ],
     ids=str,
 )

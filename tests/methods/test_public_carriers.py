@@ -34,7 +34,7 @@ def make(**options):
     defaults = {
         "rank": 2,
         "power_iterations": 1,
-        "head_scale": 0.1,
+        "head_factor": 0.1,
         "head": "head",
         "public_examples": PUBLIC,
         "public_labels": "random",

@@ -1,0 +1,62 @@
+"""Settings are tried on training examples that were held out, and on nothing else."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import run
+from scripts import search
+from tests.runs import one_thread  # noqa: F401
+
+SHORT = ["profile=embedded", "method=dpsgd", "task=digits", "model=linear", "epochs=2"]
+SHORT += ["batch_size=360", "device=cpu"]
+
+
+def task():
+    return run.build_task(run.compose(SHORT), torch.device("cpu"))
+
+
+def test_what_is_held_out_is_a_fifth_of_the_training_set_and_none_of_it_is_trained_on():
+    whole = task()
+    got, again = search.held_out(whole), search.held_out(whole)
+    assert (len(got.train), len(got.test), got.dataset_size) == (1150, 287, 1150)
+    rows = [tuple(image.flatten().tolist()) for image in whole.train.inputs]
+    kept, judged = (
+        [tuple(image.flatten().tolist()) for image in examples.inputs]
+        for examples in (got.train, got.test)
+    )
+    assert sorted(kept + judged) == sorted(rows)
+    assert torch.equal(got.test.inputs, again.test.inputs)
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "lsg"])
+def test_the_test_set_is_not_looked_at(method, monkeypatch):
+    words = ["profile=embedded", "task=digits", "epochs=1", "device=cpu", f"method={method}"]
+    before = search.attempt(words)
+    whole, build = task(), run.build_parts
+
+    def without_test(config, device):
+        parts = build(config, device)
+        wrong = replace(whole.test, targets=(whole.test.targets + 1) % 10)
+        return replace(parts, task=replace(parts.task, test=wrong))
+
+    monkeypatch.setattr(run, "build_parts", without_test)
+    assert search.attempt(words) == before
+    assert 0 < before <= 100
+
+
+def test_values_with_commas_are_tried_in_all_combinations(capsys):
+    words = ["a=1,2", "b=x", "c=[1,2]", "~d"]
+    assert search.combinations(words) == [
+        ("a=1", "b=x", "c=[1,2]", "~d"),
+        ("a=2", "b=x", "c=[1,2]", "~d"),
+    ]
+    assert search.main([*SHORT, "optimizer.lr=0.1,1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert ["optimizer.lr=0.1" in line for line in lines] == [True, False]
+
+
+def test_a_mistake_is_one_line(capsys):
+    assert search.main([*SHORT, "method=dpsdg"]) == 2
+    assert "dpsgd" in capsys.readouterr().err
