@@ -38,7 +38,7 @@ from typing import Any
 
 import run
 from dpexp import ranks, records
-from dpexp.artifacts import build, cells, collect, exports, plan, spec, table
+from dpexp.artifacts import build, cells, collect, exports, plan, spec, table, tuned
 from dpexp.types import ConfigError
 from scripts import hours, sources
 from scripts.configs import Configs
@@ -167,6 +167,7 @@ def _main(words: Sequence[str]) -> int:
         collect.collect(artifact, outcomes),
         table.settings([o.job.config for o in outcomes if o.job.config and o.result]),
         changing(request.overrides),
+        tuned.notes(artifact, request.profile, tuned.load(run.CONF, artifact, request.profile)),
     )
     for path in exports.write(shown, results):
         print(path)

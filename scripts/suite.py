@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 import run
-from dpexp.artifacts import build, cells, collect, page, spec, table
+from dpexp.artifacts import build, cells, collect, page, spec, table, tuned
 from dpexp.types import ConfigError
 from scripts import mistakes
 from scripts.configs import Configs
@@ -150,6 +150,7 @@ class Suite:
             collect.collect(artifact, outcomes),
             table.settings([o.job.config for o in outcomes if o.job.config and o.result]),
             changing(self.overrides),
+            tuned.notes(artifact, self.profile, tuned.load(run.CONF, artifact, self.profile)),
         )
         methods, tasks = (
             tuple(sorted({config[group]["name"] for config in configs}))

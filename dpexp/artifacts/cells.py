@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpexp import records
+from dpexp.artifacts import tuned
 from dpexp.artifacts.words import Artifact, Key, Line, Profile, unknown
 from dpexp.types import setting_at
 
@@ -100,8 +101,9 @@ def expand(
     changes = profile_of(artifact, profile)
     compose = _once(compose)
     seeds = tuple(seeds if seeds is not None else changes.seeds)
+    choices = tuned.load(conf, artifact, profile)
     cells = [
-        _jobs(artifact, profile, row, column, seeds, compose, conf, user)
+        _jobs(artifact, profile, row, column, seeds, compose, conf, user, choices)
         for row in artifact.rows
         for column in artifact.measured_columns
         if column is artifact.run_column(row, column)
@@ -131,13 +133,13 @@ def _jobs(
     compose: Compose,
     conf: Path,
     user: Sequence[str],
+    choices: Mapping[Key, tuned.Choice],
 ) -> list[Job]:
     """Give one cell's runs; composed once, since seeds differ in the config's `seed` alone."""
     changes = artifact.profiles[profile]
-    of_column = [w for w in column.overrides if w.partition("=")[0] not in row.regardless_of]
-    replaced = [changes.in_place_of(word) for word in (*row.overrides, *of_column)]
-    chosen = [word for words in replaced for word in words]
     key = (row.key, column.key)
+    chosen = said_of(row, column, changes)
+    chosen += choices[key].overrides if key in choices else ()
     name = cell_name(row, column, changes)
     own = [*chosen, *changes.overrides]
     metric = artifact.metric_of(row, column)
@@ -158,6 +160,13 @@ def _jobs(
         Job(key, name, metric, seed, overrides, config, records.run_id(config), "", contradicts)
         for seed, overrides, config in zip(seeds, words, configs, strict=True)
     ]
+
+
+def said_of(row: Line, column: Line, profile: Profile) -> list[str]:
+    """Give the overrides that a row and a column have, as this profile words them."""
+    of_column = [w for w in column.overrides if w.partition("=")[0] not in row.regardless_of]
+    replaced = [profile.in_place_of(word) for word in (*row.overrides, *of_column)]
+    return [word for words in replaced for word in words]
 
 
 def _contradiction(

@@ -40,14 +40,14 @@ class Side:
             [S, n]; the number is the mean over these sets. Empty where nothing was kept.
         sizes: how many examples each test set has; empty where the number is no accuracy, or
             where nobody knows.
-        tests: what names the test sets and their data; sides are paired where it is the same.
+        tests: names of the test sets' data; sides that share one are paired.
         is_number: whether it is exact, given by whoever claims.
     """
 
     values: np.ndarray
     right: tuple[np.ndarray, ...] = ()
     sizes: tuple[int, ...] = ()
-    tests: tuple[str, ...] = ()
+    tests: frozenset[str] = frozenset()
     is_number: bool = False
 
     @property
@@ -178,7 +178,7 @@ def _examples(above: Side, below: Side) -> tuple[str, tuple[float, float] | None
     variance = sum(map(_variance, cells))
     if len(cells) < 2:
         return ONE_SIDED, (variance, freedom)
-    if not (above.right and below.right and above.tests and above.tests == below.tests):
+    if not (above.right and below.right and above.tests & below.tests):
         return UNPAIRED, (variance, freedom)
     sets = zip(above.right, below.right, strict=True)
     means = [(a.mean(axis=0), b.mean(axis=0)) for a, b in sets]

@@ -122,7 +122,8 @@ def _footnotes(table: Table, judged: verdict.Judgement) -> list[str]:
             f"{for_markdown(status)}: {'; '.join(names)}"
             for status, names in table.absent().items()
         ]
-    notes += table.skipped() + _troubles(table) + _orderings(table, judged)
+    notes += [*map(for_markdown, table.chosen), *table.skipped(), *_troubles(table)]
+    notes += _orderings(table, judged)
     return [" ".join(filter(None, [legend, artifact.published_note.strip()])),
             *(["\n".join(f"- {note}" for note in notes)] if notes else [])]  # fmt: skip
 

@@ -179,6 +179,7 @@ def _notes(table: Table) -> str:
         table.artifact.published_note,
         f"Certificates admit: {'; '.join(admitted)}." if admitted else "",
         *(f"{status}: {_count(names)}" for status, names in table.absent().items()),
+        *table.chosen,
         *table.skipped(),
     ]
     details = dict.fromkeys(d for value in table.values.values() for d in value.details)

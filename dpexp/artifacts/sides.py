@@ -68,8 +68,11 @@ def _kept(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | None
     except (Damaged, KeyError, OSError):
         return None
     shapes = {tuple(len(right) for right in of_seed) for of_seed in seeds}
-    prints = {str(result.get("data_fingerprint", "")) for result in value.results}
-    if len(shapes) > 1 or len(prints) > 1:
+    prints = [
+        {str(result.get(name, "")) for result in value.results}
+        for name in ("data_fingerprint", "test_fingerprint")
+    ]
+    if len(shapes) > 1 or len(prints[0]) > 1:
         return None
     right = tuple(100.0 * np.stack(of_set) for of_set in zip(*seeds, strict=True))
     due = _sizes(value, metrics)
@@ -78,9 +81,9 @@ def _kept(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | None
     counted = np.mean([each.mean(axis=1) for each in right], axis=0)
     if not np.allclose(counted, values, rtol=0, atol=CLOSE):  # such as a curve's best
         return None
-    (data,) = prints
     sizes = next(iter(shapes))  # PATE is judged on a part of the test set
-    tests = (data, *metrics, *map(str, sizes)) if data else ()
+    named = [each for of_seeds in prints if len(of_seeds) == 1 for each in of_seeds if each]
+    tests = frozenset(" ".join([data, *metrics, *map(str, sizes)]) for data in named)
     return Side(values, right, sizes, tests)
 
 

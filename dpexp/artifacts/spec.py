@@ -134,7 +134,21 @@ def _line(tree: Any, label: str) -> Line:
     if tree.get("words"):
         words = _mapping(tree["words"], f"words of {where}")
         tree["words"] = {str(key): str(text) for key, text in words.items()}
+    if "grid" in tree:
+        tree["grid"] = _grid(tree, where)
     return _build(Line, {**tree, "labels": labels}, where)
+
+
+def _grid(tree: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], ...]:
+    axes = _list(tree, "grid")
+    for axis in axes:
+        words = [word for point in axis for word in str(point).split()] if axis else []
+        if not isinstance(axis, list) or not words or not all("=" in word for word in words):
+            raise ConfigError(
+                f"Expected lists of overrides, such as [epochs=1, epochs=2], under 'grid' in "
+                f"{where}; got {axes!r}."
+            )
+    return tuple(tuple(map(str, axis)) for axis in axes)
 
 
 def _column(tree: Any, axes: Axes) -> Line:
@@ -209,6 +223,9 @@ def _check(artifact: Artifact) -> None:
             raise unknown("row", row, rows)
         if column not in valued:
             raise unknown("column", column, valued)
+    for line in artifact.columns:
+        if line.grid:
+            raise ConfigError(f"Column {line.key}: 'grid' is a row's.")
     for line in artifact.rows:
         if len(line.labels) != len(artifact.row_head):
             raise ConfigError(f"Row {line.key}: expected labels for {artifact.row_head}.")

@@ -20,6 +20,7 @@ class Table:
         values: every cell.
         settings: lines on what was really run (task, model, examples, batch, epochs).
         overridden: the user's overrides that change the numbers.
+        chosen: lines on which point of a row's grid each cell takes.
     """
 
     artifact: Artifact
@@ -27,6 +28,7 @@ class Table:
     values: Mapping[Key, Value]
     settings: Sequence[str] = ()
     overridden: Sequence[str] = ()
+    chosen: Sequence[str] = ()
 
     @property
     def changes(self) -> Profile:

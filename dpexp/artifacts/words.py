@@ -51,6 +51,8 @@ class Line:
             such as eps. Among points it is then one run a panel, and drawn as a level line.
         metric, decimals, value_label: in place of the artifact's; a column's go before a row's.
         words: a table's columns alone: row key -> text. Such a column has no runs.
+        grid: a row's alone: axes of settings that the paper chose from, each a list of overrides
+            (several joined by spaces), of which `dpexp.artifacts.tuned` has one point for a cell.
     """
 
     key: str
@@ -63,6 +65,7 @@ class Line:
     decimals: int | None = None
     value_label: str = ""
     words: Mapping[str, str] = field(default_factory=dict)
+    grid: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ KINDS = {
     "eps": int | float | None,
     "versions": dict,
     "data_fingerprint": str,
+    "test_fingerprint": str,
     "pretrained_sha256": dict,
 }
 """Of entries of result.json that are read elsewhere; its metric is a number or null."""

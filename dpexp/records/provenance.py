@@ -131,6 +131,7 @@ def describe(
         "ranks": ranks.size,
         "versions": versions(),
         "data_fingerprint": task.fingerprint,
+        "test_fingerprint": task.test_fingerprint,
         "input_shape": list(task.input_shape),
         "num_classes": task.num_classes,
         "longest": getattr(task.train, "longest", None),

@@ -81,6 +81,21 @@ def test_runs_that_kept_predictions_of_the_same_data_are_paired(make):
     assert found.comparisons[0].found.kind in (errors.UNPAIRED, errors.SEEDS)
 
 
+def test_runs_that_trained_on_other_data_are_paired_if_their_tests_are_the_same(make):
+    made = make(name="table9")
+    keep(made, first_right)
+    for number, value in enumerate(made.values.values()):
+        fingerprint(value, f"with public examples {number}")
+        for result in value.results:
+            result["test_fingerprint"] = "tests"
+    (found,) = claims.judge(made.artifact, made.values)
+    assert [one.found.kind for one in found.comparisons] == [errors.PAIRED] * 2
+    for result in made.values["plain", "eps2"].results:
+        result["test_fingerprint"] = "other tests"
+    (found,) = claims.judge(made.artifact, made.values)
+    assert [one.found.kind for one in found.comparisons] == [errors.UNPAIRED, errors.PAIRED]
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -65,7 +65,9 @@ def test_pairs_are_never_wider_than_the_same_unpaired(seeds):
         means = [side.right[0].mean(axis=0) for side in (above, below)]
         assert np.corrcoef(*means)[0, 1] > 0
         paired = errors.estimate(above, below)
-        apart = errors.estimate(above, errors.Side(below.values, below.right, below.sizes, ("y",)))
+        apart = errors.estimate(
+            above, errors.Side(below.values, below.right, below.sizes, frozenset({"y"}))
+        )
         bare = [errors.Side(side.values, (), side.sizes) for side in (above, below)]
         assert (paired.kind, apart.kind) == (errors.PAIRED, errors.UNPAIRED)
         for level in (0.025, 0.001):
@@ -78,7 +80,7 @@ def test_one_seed_is_judged_by_the_examples_alone():
         100.0 * np.array([[1] * 60 + [0] * 40]),
         100.0 * np.array([[0] * 20 + [1] * 60 + [0] * 20]),
     ]
-    sides = [errors.Side(each.mean(axis=1), (each,), (100,), ("t",)) for each in right]
+    sides = [errors.Side(each.mean(axis=1), (each,), (100,), frozenset({"t"})) for each in right]
     found = errors.estimate(*sides)
     # 20 examples either way and four more, over 100.
     assert found.error == pytest.approx(np.sqrt(44) / 100 * 100)
@@ -114,7 +116,7 @@ def test_a_single_seed_beside_several_strays_as_they_do():
 
 def test_equal_predictions_and_equal_seeds_are_no_certainty():
     right = 100.0 * np.ones((2, 50))
-    same = errors.Side(right.mean(axis=1), (right,), (50,), ("t",))
+    same = errors.Side(right.mean(axis=1), (right,), (50,), frozenset({"t"}))
     found = errors.estimate(same, same)
     assert found.difference == 0 and found.error == pytest.approx(100 * 2 / 50)
     assert judged(same, same, -1.0) == claims.UNCLEAR
@@ -129,7 +131,7 @@ def test_equal_predictions_and_equal_seeds_are_no_certainty():
 
 def test_a_mean_of_two_test_sets_has_the_error_of_each():
     above, below = drawn(seeds=2)
-    twice = [errors.Side(side.values, side.right * 2, side.sizes * 2, ("a", "b"))
+    twice = [errors.Side(side.values, side.right * 2, side.sizes * 2, frozenset({"a b"}))
              for side in (above, below)]  # fmt: skip
     one, two = errors.estimate(above, below), errors.estimate(*twice)
     assert two.examples[0] == pytest.approx(one.examples[0] / 2)

@@ -41,6 +41,7 @@ def test_every_replaced_override_and_label_is_one_that_occurs(path):
     artifact = spec.load(CONF, path.parent.name, path.stem)
     lines = [*artifact.rows, *artifact.columns]
     overrides = {word for line in lines for word in line.overrides}
+    overrides |= {w for row in artifact.rows for axis in row.grid for p in axis for w in p.split()}
     labels = {label for line in lines for label in line.labels}
     for profile in artifact.profiles.values():
         assert set(profile.replace) <= overrides
