@@ -89,6 +89,8 @@ class Value:
         text: of a column of words.
         readings, results: what each seed done shows, and its result.json; claims compare these.
         directories, configs: where each seed's record lies, and its config.
+        metric: which numbers of result.json it is the mean of.
+        parts: of a mean of several cells: these, over the seeds that all of them have.
     """
 
     cell: Key
@@ -112,6 +114,8 @@ class Value:
     results: tuple[Mapping[str, Any], ...] = ()
     directories: tuple[Path, ...] = ()
     configs: tuple[Mapping[str, Any], ...] = ()
+    metric: tuple[str, ...] = ()
+    parts: tuple[Value, ...] = ()
 
     @property
     def is_there(self) -> bool:
@@ -172,8 +176,8 @@ def collect(artifact: Artifact, outcomes: Iterable[Outcome]) -> dict[Key, Value]
             values[cell] = _beside(value, published)
         if artifact.average is not None:
             cell = (row.key, artifact.average.key)
-            cells = [by_cell.get((row.key, c.key), []) for c in artifact.measured_columns]
-            values[cell] = _average(artifact, cell, cells)
+            cells = [(c, by_cell.get((row.key, c.key), [])) for c in artifact.measured_columns]
+            values[cell] = _average(artifact, row, cells)
     return values
 
 
@@ -222,6 +226,7 @@ def _value(
         results=tuple(item.result or {} for item in done),
         directories=tuple(item.directory or Path() for item in done),
         configs=tuple(item.job.config or {} for item in done),
+        metric=artifact.metric_of(row, column),
     )
     return _summed_up(value, artifact.kind) if readings else value
 
@@ -255,18 +260,21 @@ def _worst(statuses: Iterable[str]) -> str:
     return (lacks or [status for status in _WORST_FIRST if status in statuses])[0]
 
 
-def _average(artifact: Artifact, cell: Key, cells: Sequence[Sequence[Outcome]]) -> Value:
+def _average(
+    artifact: Artifact, row: Line, cells: Sequence[tuple[Line, Sequence[Outcome]]]
+) -> Value:
     """Average a row over the seeds that all of its cells have, every number of a record apart."""
     by_seed: dict[int, list[Outcome]] = {}
-    for item in (item for items in cells for item in items):
+    for item in (item for _, items in cells for item in items):
         by_seed.setdefault(item.job.seed, []).append(item)
-    means = []
-    for items in by_seed.values():
+    means = {}
+    for seed, items in by_seed.items():
         if len(items) == len(cells) and all(item.status == DONE for item in items):
             with suppress(records.NoSeries):
                 found = [numbers(item.result or {}, item.job.metric) for item in items]
-                means.append(statistics.fmean(number for some in found for number in some))
-    mean, std = mean_and_std(means)
+                means[seed] = statistics.fmean(number for some in found for number in some)
+    mean, std = mean_and_std(list(means.values()))
+    cell = (row.key, artifact.average.key if artifact.average else "")
     value = Value(
         cell=cell,
         status=DONE if means else NOT_RUN,
@@ -274,7 +282,11 @@ def _average(artifact: Artifact, cell: Key, cells: Sequence[Sequence[Outcome]]) 
         std=std,
         num_seeds=len(means),
         asked=len(by_seed),
-        readings=tuple(means),
+        readings=tuple(means.values()),
+        parts=tuple(
+            _value(artifact, row, column, [item for item in items if item.job.seed in means])
+            for column, items in cells
+        ),
     )
     return _beside(value, artifact.published.get(cell))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,26 @@ def side(claim: Claim, value: Value, metric: Sequence[str]) -> Side | None:
     values = np.array(of_seeds, dtype=float)
     if not values.size or not np.isfinite(values).all():
         return None
+    if value.parts:
+        return _together(claim, value, values) or Side(values)
     return _kept(value, values, names) or _sized(value, values, names) or Side(values)
+
+
+def _together(claim: Claim, value: Value, values: np.ndarray) -> Side | None:
+    """Give the side of a mean of several cells, whose test sets it has side by side.
+
+    Every number counts once, so that a cell that is itself a mean of two counts as two.
+    """
+    parts = [side(claim, part, part.metric) for part in value.parts]
+    if not all(part is not None and part.sizes for part in parts):
+        return None
+    found = [part for part in parts if part is not None]
+    sizes = tuple(size for part in found for size in part.sizes)
+    if not all(part.right and part.tests for part in found):
+        return Side(values, sizes=sizes)
+    right = tuple(each for part in found for each in part.right)
+    names = product(*(sorted(part.tests) for part in found))
+    return Side(values, right, sizes, frozenset(map(" and ".join, names)))
 
 
 def _kept(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | None:

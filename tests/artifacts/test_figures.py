@@ -2,12 +2,16 @@
 
 import csv
 import math
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from dpexp.artifacts import exports, figure, markdown, spec
+from dpexp.artifacts import claims, errors, exports, figure, markdown, spec
+from dpexp.artifacts.words import Claim
+from dpexp.records.predictions import PREDICTIONS, packed
 from dpexp.types import ConfigError
 from scripts import artifact as script
 from tests.artifacts.shown import csv_lines, drawn, edit
@@ -223,6 +227,32 @@ def test_a_cell_of_two_numbers_is_their_mean_and_an_average_counts_each(made, co
     assert average.std == pytest.approx(math.sqrt(2))
     assert (average.published, average.difference) == (55.0, pytest.approx(average.mean - 55))
     assert shown.head()[-2:] == ["Pairs", "Avg."]
+
+
+def test_an_average_is_judged_on_the_test_examples_of_all_its_cells(made, conf):
+    edit(conf, "table9", *TASKS)
+    shown = made(name="table9")
+    claim = Claim("better on average", ("better",), ("plain",), columns=("avg",))
+    artifact = replace(shown.artifact, claims=(claim,))
+    (alone,) = claims.judge(artifact, shown.values)
+    assert alone.comparisons[0].found.kind == errors.SEEDS
+    for row in ("plain", "better"):
+        for column in ("eps2", "eps4"):
+            value = shown.values[row, column]
+            for directory, result in zip(value.directories, value.results, strict=True):
+                names = [name for name in result if name in ("test_accuracy", "test_accuracy_mm")]
+                right = {name: np.arange(100) < result[name] for name in names}
+                np.savez(directory / PREDICTIONS, **packed("", right))
+                result["data_fingerprint"] = column
+    (found,) = claims.judge(artifact, shown.values)
+    (one,) = found.comparisons
+    assert one.found.kind == errors.PAIRED
+    assert one.found.num_examples == (300, 300)
+    assert one.found.difference == pytest.approx(alone.comparisons[0].found.difference)
+    shown.values["better", "eps4"].results[0].pop("data_fingerprint")
+    shown.values["better", "eps4"].results[1].pop("data_fingerprint")
+    (apart,) = claims.judge(artifact, shown.values)
+    assert apart.comparisons[0].found.kind == errors.UNPAIRED
 
 
 def test_an_average_is_there_only_where_all_cells_are(made, lab, conf):
