@@ -60,6 +60,15 @@ def test_a_record_of_first_names_is_found_and_read_with_present_ones():
     assert found.config == present_names(config_of(older)) != config_of(older)
 
 
+def test_a_run_begun_under_first_names_is_gone_on_with(tmp_path):
+    config = run.compose(["method=dpsgd", "task=digits", "profile=embedded"])
+    begun = records.Run.open(tmp_path, first_names(config))
+    begun.log({"step": 1})
+    begun.checkpoint_path.write_bytes(b"")
+    again = records.Run.open(tmp_path, config)
+    assert (again.status, again.directory) == ("resume", begun.directory)
+
+
 @pytest.mark.parametrize("schedule", ["dpexp.schedules", "dpexp.training.schedules"])
 def test_a_name_may_be_given_by_either(schedule):
     words = ["method=dpsgd", "task=digits", "profile=embedded"]
