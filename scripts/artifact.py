@@ -168,7 +168,7 @@ def _main(words: Sequence[str]) -> int:
         collect.collect(artifact, outcomes),
         table.settings([o.job.config for o in outcomes if o.job.config and o.result]),
         changing(request.overrides),
-        tuned.notes(artifact, request.profile, tuned.load(run.CONF, artifact, request.profile)),
+        tuned.notes(artifact, request.profile, cells.choices_of(jobs)),
     )
     for path in exports.write(shown, results):
         print(path)

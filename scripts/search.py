@@ -13,6 +13,7 @@ nothing is recorded, and a line a run is printed. As hyperparameters they are no
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from dpexp import records
 from dpexp.data import Task
 from dpexp.distributed.ranks import Ranks, choose_device
 from dpexp.training.train import train
+from dpexp.types import ConfigError
 from scripts.words import exit_code_of, split
 
 COMMON = ("profile=embedded",)
@@ -39,12 +41,22 @@ def held_out(task: Task) -> Task:
     count = round(SHARE * len(task.train))
     order = torch.randperm(len(task.train), generator=torch.Generator().manual_seed(SEED))
     judged, kept = task.train.take(order[:count]), task.train.take(order[count:])
-    return replace(task, train=kept, test=judged, dataset_size=len(kept))
+    return replace(task, train=kept, test=judged, dataset_size=len(kept), also={})
 
 
 def attempt(words: Sequence[str]) -> float:
-    """Train once by these overrides; give the metric on what was held out."""
+    """Train once by these overrides; give the metric on what was held out, NaN if there is none.
+
+    Raises:
+        ConfigError: for a wrong config, and for a method with a loop of its own, as PATE, whose
+            students learn from a part of the test set.
+    """
     config = run.compose(words)
+    if "loop" in config:
+        raise ConfigError(
+            f"Expected a method of the one training loop; method={config['method']['name']} has "
+            "its own, which learns from a part of the test set. Set another method."
+        )
     device = choose_device(config["device"])
     size, method = config["task"]["dataset_size"], config["method"]
     kept = size - round(SHARE * size)
@@ -59,7 +71,8 @@ def attempt(words: Sequence[str]) -> float:
         config["results"] = folder
         train(config, parts, Ranks(0, 1, device))
         result: dict[str, Any] = records.find(folder, config).result
-    return float(result[result["metric"]])
+    found = result[result["metric"]]
+    return math.nan if found is None else float(found)
 
 
 def combinations(words: Sequence[str]) -> list[tuple[str, ...]]:

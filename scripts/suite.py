@@ -150,7 +150,7 @@ class Suite:
             collect.collect(artifact, outcomes),
             table.settings([o.job.config for o in outcomes if o.job.config and o.result]),
             changing(self.overrides),
-            tuned.notes(artifact, self.profile, tuned.load(run.CONF, artifact, self.profile)),
+            tuned.notes(artifact, self.profile, cells.choices_of(self._jobs[id(artifact)])),
         )
         methods, tasks = (
             tuple(sorted({config[group]["name"] for config in configs}))

@@ -77,7 +77,7 @@ def stepped(method, checkpointing, dropout, precision="float32"):
 
 
 def without_residual():
-    return RGP(3, "both", 1, 1, False, 0.1, "head")
+    return RGP(3, "both", 1, 1, "update", False, 0.1, "head")
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

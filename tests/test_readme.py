@@ -3,13 +3,15 @@
 import csv
 import json
 import re
+import statistics
 import subprocess
 
 import pytest
-import yaml
 
 import run
 from dpexp import records
+from dpexp.types import ConfigError
+from scripts import readme
 
 ROOT = run.CONF.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -21,15 +23,6 @@ def cells_of(profile, table, row="row", column="column", **only):
     with path.open(encoding="utf-8", newline="") as file:
         cells = [cell for cell in csv.DictReader(file) if only.items() <= cell.items()]
     return {(cell[row], cell[column]): cell for cell in cells}
-
-
-def artifact_rows(table):
-    return yaml.safe_load((run.CONF / "artifact" / f"{table}.yaml").read_text("utf-8"))["rows"]
-
-
-def shown(cell):
-    std = f" ± {float(cell['std']):.1f}" if cell["std"] else ""
-    return f"{float(cell['mean']):.1f}{std}"
 
 
 MADE = [*ROOT.glob("results/*/*/*.md"), *ROOT.glob("results/*/index.html")]
@@ -54,61 +47,31 @@ def test_no_committed_record_lost_steps_to_a_kill():
     assert certificates and not any(each.get("lost_steps") for each in certificates)
 
 
-def rows_under(heading):
-    """Give the cells of the README's table with this heading, row by row."""
-    (table,) = re.findall(rf"^{re.escape(heading)}.*\n\|[- :|]*\n((?:\|.*\n)*)", README, re.M)
-    return [line.strip("| ").split(" | ") for line in table.splitlines()]
+def test_its_tables_and_counts_are_those_that_were_made():
+    assert readme.written_anew(README) == README
 
 
-def begins_alike(told, label):
-    """Tell whether a row of the README, perhaps with settings, speaks of that method."""
-    return told.split(",")[0].split(" (")[0] == label.split(",")[0].split(" (")[0]
+@pytest.mark.parametrize("name", readme.BLOCKS)
+def test_a_block_that_says_something_else_is_made_again(name):
+    (block,) = (b for b in readme.BLOCK.finditer(README) if b["name"] == name)
+    number = re.search(r"\d+\.\d|\d+", block["text"].split("---:|\n")[-1].split("--- |\n")[-1])
+    other = block["text"].replace(number[0], "99.9")
+    assert other != block["text"]
+    assert readme.written_anew(README.replace(block["text"], other)) == README
+    with pytest.raises(ConfigError, match="blocks once"):
+        readme.written_anew(README.replace(f"<!-- {name} -->", ""))
 
 
-TABLE3 = r"\| (?:\w+ \(for )?(SVHN|CIFAR10)\)? \| (RGP|DP-SGD) \| (.*) \|\n"
-
-
-@pytest.mark.parametrize("profile", ["quick", "embedded"])
-def test_table_3_is_the_one_that_was_made(profile):
-    cells = cells_of(profile, "rgp/table3")
-    told = re.findall(TABLE3, README)
-    for row in {row for (row, _), cell in cells.items() if cell["status"] == "done"}:
-        of_row = [cells[row, f"eps{eps}"] for eps in (2, 4, 6)]
-        published = " / ".join(cell["published"] for cell in of_row)
-        data, method = row.split("-")
-        name = {"rgp": "RGP", "dpsgd": "DP-SGD"}[method]
-        assert (data.upper(), name, " | ".join([*map(shown, of_row), published])) in told
-
-
-def test_the_table_of_every_method_is_the_one_that_was_made():
-    told = rows_under("| method | CIFAR10 (`quick`)")
-    quick, embedded = (cells_of(name, "dpexp/table1").values() for name in ("quick", "embedded"))
-    assert [row[1:] for row in told] == [
-        [shown(a), shown(b)] for a, b in zip(quick, embedded, strict=True)
-    ]
-    labels = [row["labels"][0] for row in artifact_rows("dpexp/table1")]
-    assert all(map(begins_alike, (row[0] for row in told), labels))
-
-
-def test_the_figure_of_lsg_is_the_one_that_was_made():
-    cells = cells_of("quick", "lsg/figure4", "line", "x", panel="SST-2")
-    labels = {row["key"]: row["labels"][0] for row in artifact_rows("lsg/figure4")}
-    told = rows_under("| method | ε = 1.2 |")
-    for name, *values, _ in told:
-        (row,) = (key for key, label in labels.items() if begins_alike(name, label))
-        of_row = [cells[row, eps] for eps in ("1.2", "1.6", "3.3", "6.5")]
-        assert values == [shown(cell) if cell["mean"] else "not run" for cell in of_row]
-    assert len(told) == 4
-
-
-def test_the_table_of_language_methods_is_the_one_that_was_made():
-    cells = cells_of("quick", "rgp/table4", column="column")
-    labels = {row["key"]: row["labels"][0] for row in artifact_rows("rgp/table4")}
-    told = rows_under("| method | SST-2 | published |")
-    rows = ("full-np", "rgp-np", "linear-np", "dpsgd", "rgp-random", "rgp")
-    for (name, *values), row in zip(told, rows, strict=True):
-        cell = cells[row, "sst2"]
-        assert values == [shown(cell), cell["published"]] and begins_alike(name, labels[row])
+def test_numbers_are_those_of_the_records_and_labels_those_of_the_artifact():
+    """By another way than the README's: from result.json, of one cell of each kind."""
+    cells = cells_of("quick", "rgp/table3")
+    cell = cells["cifar10-dpsgd", "eps4"]
+    runs = [ROOT / "results/quick/runs" / name / "result.json" for name in cell["runs"].split()]
+    found = [json.loads(path.read_text("utf-8"))["test_accuracy"] for path in runs]
+    mean, std = statistics.fmean(found), statistics.stdev(found)
+    (line,) = re.findall(r"\| CIFAR10 \| DP-SGD \| .* \|", README)
+    assert line.split(" | ")[3] == f"{mean:.1f} ± {std:.1f}"
+    assert line.endswith("37.4 / 46.9 / 51.7 |")
 
 
 def test_the_claims_are_counted_as_on_the_page():
@@ -118,17 +81,13 @@ def test_the_claims_are_counted_as_on_the_page():
         kind: sum(map(int, re.findall(rf'(\d+) <span class="badge {kind}"', line)))
         for kind in ("holds", "fails", "unclear")
     }
-    told = r"of (\d+) claims judged there (\d+) hold in every comparison that was run, "
-    told += r"(\d+) do not and (\d+) are"
+    told = (
+        r"Of (\d+) claims judged in the embedded profile (\d+) hold in every comparison that was "
+    )
+    told += r"run, (\d+) do not and (\d+) are"
     assert [tuple(map(int, counts)) for counts in re.findall(told, README)] == [
         (sum(of.values()), *of.values())
     ]
-    pages = (ROOT / "results" / "embedded").glob("*/*.md")
-    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
-    decided = [line for line in lines if re.match(r"- .*: \*\*(holds|does not hold)", line)]
-    single = [line for line in decided if line.endswith("the spread of seeds is unknown")]
-    told = re.findall(r"Of the (\d+) decided ones (\d+) rest on a single seed a side", README)
-    assert told == [(str(len(decided)), str(len(single)))]
 
 
 def test_decisions_are_numbered_as_a_reader_sees_them():
@@ -136,6 +95,12 @@ def test_decisions_are_numbered_as_a_reader_sees_them():
     text = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
     numbers = [int(number) for number in re.findall(r"^(\d+)\. ", text, re.M)]
     assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 80
+
+
+def rows_under(heading):
+    """Give the cells of the README's table with this heading, row by row."""
+    (table,) = re.findall(rf"^{re.escape(heading)}.*\n\|[- :|]*\n((?:\|.*\n)*)", README, re.M)
+    return [line.strip("| ").split(" | ") for line in table.splitlines()]
 
 
 def test_the_audits_are_those_that_were_made():
@@ -151,18 +116,6 @@ def test_the_audits_are_those_that_were_made():
     shares = [float(row["two_worlds_gaussian"]) / 8 for row in audits if row["method"] not in votes]
     (told,) = re.findall(r"the Gaussian bound recovers (\d+) to (\d+) %", README)
     assert told == (f"{min(shares):.0%}"[:-1], f"{max(shares):.0%}"[:-1])
-
-
-def test_the_table_after_a_warm_start_is_the_one_that_was_made():
-    made = cells_of("quick", "dpexp/table2")
-    told = rows_under("| method | epochs | SST-2 |")
-    values = [value.strip("*") for *_, value in told]
-    assert values == [shown(cell) for cell in made.values()]
-    first = [ROOT / "results/quick/runs" / cell["runs"].split()[0] for cell in made.values()]
-    epochs = [str(records.read(run).config["epochs"]) for run in first]
-    assert [row[1] for row in told] == epochs
-    labels = [row["labels"][0] for row in artifact_rows("dpexp/table2")]
-    assert all(begins_alike(row[0], label) for row, label in zip(told, labels, strict=True))
 
 
 def test_the_records_that_the_readme_links_are_those_its_commands_find():

@@ -60,3 +60,15 @@ def test_values_with_commas_are_tried_in_all_combinations(capsys):
 def test_a_mistake_is_one_line(capsys):
     assert search.main([*SHORT, "method=dpsdg"]) == 2
     assert "dpsgd" in capsys.readouterr().err
+
+
+def test_a_loop_of_its_own_is_refused_in_one_line(capsys):
+    assert search.main(["method=pate", "task=digits"]) == 2
+    err = capsys.readouterr().err
+    assert "method=pate has its own" in err and err.count("\n") == 1
+
+
+def test_no_other_test_set_is_looked_at_either():
+    whole = task()
+    got = search.held_out(replace(whole, also={"test_accuracy_mm": whole.test}))
+    assert not got.also

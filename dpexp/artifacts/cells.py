@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class Job:
         run_id: names its run directory; "" without a config.
         not_built: what it needs that the suite doesn't have, such as "method=powersgd".
         contradicts: how the user's overrides contradict the cell's row or column; "" if they don't.
+        choice: which point of its row's grid was chosen for it; None: none was.
     """
 
     cell: Key
@@ -42,6 +43,7 @@ class Job:
     run_id: str = ""
     not_built: str = ""
     contradicts: str = ""
+    choice: tuned.Choice | None = None
 
 
 def profile_of(artifact: Artifact, name: str) -> Profile:
@@ -138,16 +140,17 @@ def _jobs(
     """Give one cell's runs; composed once, since seeds differ in the config's `seed` alone."""
     changes = artifact.profiles[profile]
     key = (row.key, column.key)
-    chosen = said_of(row, column, changes)
-    chosen += choices[key].overrides if key in choices else ()
+    choice = choices.get(key)
+    point = choice.overrides if choice else ()
+    chosen = [*said_of(row, column, changes), *point]
     name = cell_name(row, column, changes)
-    own = [*chosen, *changes.overrides]
+    own = words_of(row, column, changes, point)
     metric = artifact.metric_of(row, column)
     words = [(f"profile={profile}", *own, f"seed={seed}", *user) for seed in seeds]
     absent = next((word for word in own if _is_absent(word, conf)), "")
     if absent:
         return [
-            Job(key, name, metric, seed, overrides, not_built=absent)
+            Job(key, name, metric, seed, overrides, not_built=absent, choice=choice)
             for seed, overrides in zip(seeds, words, strict=True)
         ]
     composed = compose(list(words[0]))
@@ -157,7 +160,18 @@ def _jobs(
         contradicts = _contradiction(name, chosen, composed, without)
     configs = [{**composed, "seed": seed} for seed in seeds]
     return [
-        Job(key, name, metric, seed, overrides, config, records.run_id(config), "", contradicts)
+        Job(
+            key,
+            name,
+            metric,
+            seed,
+            overrides,
+            config,
+            records.run_id(config),
+            "",
+            contradicts,
+            choice,
+        )
         for seed, overrides, config in zip(seeds, words, configs, strict=True)
     ]
 
@@ -167,6 +181,16 @@ def said_of(row: Line, column: Line, profile: Profile) -> list[str]:
     of_column = [w for w in column.overrides if w.partition("=")[0] not in row.regardless_of]
     replaced = [profile.in_place_of(word) for word in (*row.overrides, *of_column)]
     return [word for words in replaced for word in words]
+
+
+def words_of(row: Line, column: Line, profile: Profile, point: Sequence[str] = ()) -> list[str]:
+    """Give all overrides of a cell, those of a point of its row's grid last."""
+    return [*said_of(row, column, profile), *profile.overrides, *point]
+
+
+def choices_of(jobs: Iterable[Job]) -> dict[Key, tuned.Choice]:
+    """Give what was chosen for the cells that these runs are of."""
+    return {job.cell: job.choice for job in jobs if job.choice}
 
 
 def _contradiction(

@@ -1,30 +1,21 @@
-"""An artifact's part of the page: picture or table, verdict, notes, claims, runs."""
+"""What the page shows of an artifact: picture or table, verdict, notes, claims, runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpexp.artifacts import verdict
 from dpexp.artifacts.cells import relabel
-from dpexp.artifacts.claims import FAILS, HOLDS, NOT_RUN, SO_FAR, UNCLEAR
 from dpexp.artifacts.collect import Value
 from dpexp.artifacts.markdown import BY_PAPER
 from dpexp.artifacts.table import Table
 from dpexp.artifacts.words import CURVES, MAPS, Line
 
-BADGES = {HOLDS: ("holds", "✓"), FAILS: ("fails", "✗"), UNCLEAR: ("unclear", "?"),
-          NOT_RUN: ("absent", "–")}  # fmt: skip
-"""A verdict's class and sign: neither it nor a difference is told by colour alone."""
-
 FEW = 3
 """How many cells without a value are named."""
-
-RECORD = {"config": "config.yaml", "certificate": "privacy.json", "result": "result.json"}
-"""What of a run is linked, and its file."""
 
 
 @dataclass(frozen=True)
@@ -40,140 +31,165 @@ class Entry:
     methods: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
 
-    @property
-    def key(self) -> str:
-        """Name it within the page."""
-        return f"{self.table.artifact.paper}-{self.table.artifact.name}"
+
+@dataclass(frozen=True)
+class Shown:
+    """A cell in words: a text, or what was measured, its spread, the paper's and the difference.
+
+    Attributes:
+        words: of a cell of words; all else is then empty.
+        measured, spread, seeds: the mean, its deviation, and over how many seeds if several.
+        status: why nothing was measured.
+        paper, difference: what is published, and measured minus that.
+        sign, size: how the difference is coloured.
+    """
+
+    words: str = ""
+    measured: str = ""
+    spread: str = ""
+    seeds: str = ""
+    status: str = ""
+    paper: str = ""
+    difference: str = ""
+    sign: str = ""
+    size: str = ""
 
 
-def short_name(name: str) -> str:
-    """Word an artifact's name: table3 as Table 3."""
-    stem = name.rstrip("0123456789")
-    return escape(f"{stem.capitalize()} {name[len(stem) :]}".strip())
+@dataclass(frozen=True)
+class Runs:
+    """The runs of a cell: its name, their numbers in words, and their ids."""
+
+    name: str
+    numbers: tuple[str, ...]
+    ids: tuple[str, ...]
 
 
-def article(entry: Entry, folder: Path) -> str:
-    """Give an artifact's part of the page; pictures and files that `folder` lacks are left out."""
+@dataclass(frozen=True)
+class Article:
+    """An artifact's part of the page, in words. See `page_files/index.html.j2`."""
+
+    key: str
+    paper: str
+    short_name: str
+    title: str
+    place: str
+    verdict: str
+    stem: str
+    methods: str
+    tasks: str
+    text: str
+    scaled: str
+    overridden: str
+    downloads: tuple[str, ...]
+    picture: str
+    has_values: bool
+    is_folded: bool
+    of_curves: str
+    head: tuple[str, ...]
+    num_labels: int
+    rows: tuple[tuple[tuple[str, ...], tuple[Shown, ...]], ...]
+    notes: tuple[str, ...]
+    claims: tuple[tuple[str, str, str], ...]
+    by_paper: str = ""
+    num_runs: int = 0
+    runs: tuple[Runs, ...] = field(default=())
+
+
+def article(entry: Entry, folder: Path) -> Article:
+    """Gather what is shown; pictures and files that `folder` lacks are left out."""
     table, artifact = entry.table, entry.table.artifact
     found = verdict.of(table)
-    text = " ".join([artifact.paper, artifact.name, short_name(artifact.name), artifact.title,
+    stem = f"{artifact.paper}/{artifact.name}"
+    name = _short_name(artifact.name)
+    text = " ".join([artifact.paper, artifact.name, name, artifact.title,
                      *table.head(), *(" ".join(relabel(r, table.changes)) for r in artifact.rows),
                      *(" ".join(relabel(c, table.changes)) for c in artifact.columns),
                      *(claim.says for claim in artifact.claims)])  # fmt: skip
-    parts = [
-        f"<h2><small>{escape(artifact.paper)} {short_name(artifact.name)}</small> "
-        f"{escape(artifact.title)}</h2>",
-        f'<p class="place">{escape(artifact.place)}. {_downloads(table, folder)}</p>',
-        f'<p class="verdict">{escape(found.sentence)}</p>',
-        _scaled(table),
-        _picture(table, folder) if artifact.figure else _values(table),
-        _notes(table),
-        _claims(found),
-        _runs(table),
-    ]
-    data = {"papers": [artifact.paper], "methods": entry.methods, "tasks": entry.tasks}
-    attributes = "".join(f' data-{k}="{escape(" ".join(v))}"' for k, v in data.items())
-    return (
-        f'<article id="{entry.key}"{attributes} data-text="{escape(text.lower())}">\n'
-        + "\n".join(part for part in parts if part)
-        + "\n</article>"
-    )
-
-
-def _downloads(table: Table, folder: Path) -> str:
-    stem = f"{table.artifact.paper}/{table.artifact.name}"
-    suffixes = ("md", "csv", "svg", "png") if table.artifact.figure else ("md", "csv", "tex")
-    return " ".join(
-        f'<a href="{stem}.{suffix}">{suffix}</a>'
-        for suffix in suffixes
-        if (folder / f"{stem}.{suffix}").is_file()
-    )
-
-
-def _scaled(table: Table) -> str:
-    lines = []
-    if table.profile != "paper" and table.changes.scaled:
-        lines.append(f'<p class="scaled">{escape(table.changes.scaled.strip())}</p>')
-    if table.overridden:
-        lines.append(f'<p class="warning">Overridden: {escape(", ".join(table.overridden))}</p>')
-    return "".join(lines)
-
-
-def _picture(table: Table, folder: Path) -> str:
-    """Link the figure; what it is of stands below as numbers, but pictures are not."""
-    stem = f"{table.artifact.paper}/{table.artifact.name}"
-    source = next(
-        (
-            f"{stem}.{suffix}"
-            for suffix in ("svg", "png")
-            if (folder / f"{stem}.{suffix}").is_file()
+    cells = [(row, column, v) for row, column, v in table.distinct() if v.run_ids]
+    beside = any(value.papers_multiplier is not None for _, _, value in cells)
+    return Article(
+        key=f"{artifact.paper}-{artifact.name}",
+        paper=artifact.paper,
+        short_name=name,
+        title=artifact.title,
+        place=artifact.place,
+        verdict=found.sentence,
+        stem=stem,
+        methods=" ".join(entry.methods),
+        tasks=" ".join(entry.tasks),
+        text=text.lower(),
+        scaled="" if table.profile == "paper" else table.changes.scaled.strip(),
+        overridden=", ".join(table.overridden),
+        downloads=_there(stem, ("md", "csv", *(("svg", "png") if artifact.figure else ("tex",))),
+                         folder),
+        picture=_picture(stem, folder) if artifact.figure else "",
+        has_values=artifact.kind != MAPS,
+        is_folded=bool(artifact.figure) and artifact.kind != MAPS,
+        of_curves=", of each curve's end" if artifact.kind == CURVES else "",
+        head=tuple(table.head()),
+        num_labels=len(artifact.row_head),
+        rows=tuple(
+            (
+                tuple(relabel(row, table.changes)),
+                tuple(_shown(table, row, column, value) for column, value in values),
+            )
+            for row, values in table.grid()
         ),
-        "",
-    )
-    picture = (
-        f'<a class="picture" href="{source}"><img loading="lazy" src="{source}" '
-        f'alt="{escape(table.artifact.title)}"></a>'
-        if source
-        else ""
-    )
-    if table.artifact.kind == MAPS:
-        return picture
-    of_curves = ", of each curve's end" if table.artifact.kind == CURVES else ""
-    return f"{picture}<details><summary>Numbers{of_curves}</summary>{_values(table)}</details>"
+        notes=_notes(table),
+        claims=tuple(
+            (v.word, v.claim.says, v.sentence().partition("**: ")[2]) for v in found.judged
+        ),
+        by_paper=BY_PAPER if beside else "",
+        num_runs=len({i for _, _, value in cells for i in value.run_ids}),
+        runs=tuple(
+            Runs(table.name(row, column), _numbers(value, beside), tuple(value.run_ids))
+            for row, column, value in cells
+        ),
+    )  # fmt: skip
 
 
-def _values(table: Table) -> str:
-    """Set the cells: measured and its spread, the published value, and the difference."""
-    head = "".join(
-        f'<th scope="col"{" class=label" * (n < len(table.artifact.row_head))}>{escape(word)}</th>'
-        for n, word in enumerate(table.head())
-    )
-    rows = []
-    for row, cells in table.grid():
-        labels = "".join(
-            f'<th scope="row">{escape(word)}</th>' for word in relabel(row, table.changes)
-        )
-        values = "".join(f"<td>{_cell(table, row, column, value)}</td>" for column, value in cells)
-        rows.append(f"<tr>{labels}{values}</tr>")
-    return (
-        f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+def _short_name(name: str) -> str:
+    """Word an artifact's name: table3 as Table 3."""
+    stem = name.rstrip("0123456789")
+    return f"{stem.capitalize()} {name[len(stem) :]}".strip()
 
 
-def _cell(table: Table, row: Line, column: Line, value: Value) -> str:
+def _there(stem: str, suffixes: Sequence[str], folder: Path) -> tuple[str, ...]:
+    return tuple(suffix for suffix in suffixes if (folder / f"{stem}.{suffix}").is_file())
+
+
+def _picture(stem: str, folder: Path) -> str:
+    """Give where the figure lies; what it is of stands below as numbers, but maps are not."""
+    return next((f"{stem}.{suffix}" for suffix in _there(stem, ("svg", "png"), folder)), "")
+
+
+def _shown(table: Table, row: Line, column: Line, value: Value) -> Shown:
+    """Word a cell: measured and its spread, the published value, and the difference."""
     decimals = table.artifact.decimals_of(row, column)
     if value.text:
-        return f'<span class="words">{escape(value.text)}</span>'
-    parts = []
-    if value.mean is None:
-        parts.append(f'<span class="no">{escape(value.status)}</span>')
-    else:
-        spread = "" if value.std is None else f" ± {value.std:.{decimals}f}"
-        count = f' <i title="seeds">n={value.num_seeds}</i>' if value.num_seeds > 1 else ""
-        parts.append(f"<b>{value.mean:.{decimals}f}</b>{spread}{count}")
-    below = []
+        return Shown(words=value.text)
+    paper = difference = sign = size = ""
     if value.published is not None:
         spread = "" if value.published_std is None else f" ± {value.published_std:g}"
         paper = f"paper {value.published:.{decimals}f}{spread}"
-        below.append(f'<span class="published">{paper}</span>')
-    if value.difference is not None:
-        below.append(_difference(value.difference, decimals))
-    parts += [" ".join(below)] if below else []
-    return "<br>".join(parts)
+    if value.difference is not None and math.isfinite(value.difference):
+        difference = f"{value.difference:+.{decimals}f}".replace("-", "−")
+        far = verdict.size(value.difference)
+        sign = "close" if far == verdict.WITHIN_1 else "above" if value.difference > 0 else "below"
+        size = {verdict.WITHIN_1: "", verdict.WITHIN_3: "mid"}.get(far, "far")
+    return Shown(
+        measured="" if value.mean is None else f"{value.mean:.{decimals}f}",
+        spread="" if value.std is None else f" ± {value.std:.{decimals}f}",
+        seeds=str(value.num_seeds) if value.num_seeds > 1 else "",
+        status=value.status,
+        paper=paper,
+        difference=difference,
+        sign=sign,
+        size=size,
+    )
 
 
-def _difference(difference: float, decimals: int) -> str:
-    if not math.isfinite(difference):
-        return ""
-    size = verdict.size(difference)
-    sign = "close" if size == verdict.WITHIN_1 else "above" if difference > 0 else "below"
-    strength = {verdict.WITHIN_1: "", verdict.WITHIN_3: "mid"}.get(size, "far")
-    text = f"{difference:+.{decimals}f}".replace("-", "−")
-    return f'<span class="d {sign} {strength}">{text}</span>'
-
-
-def _notes(table: Table) -> str:
+def _notes(table: Table) -> tuple[str, ...]:
     admitted = table.deviations()
     lines = [
         table.artifact.published_note,
@@ -181,11 +197,10 @@ def _notes(table: Table) -> str:
         *(f"{status}: {_count(names)}" for status, names in table.absent().items()),
         *table.chosen,
         *table.skipped(),
+        table.changes.why_not,
+        *dict.fromkeys(d for value in table.values.values() for d in value.details),
     ]
-    details = dict.fromkeys(d for value in table.values.values() for d in value.details)
-    lines += [table.changes.why_not, *details]
-    items = "".join(f"<li>{escape(line.strip())}</li>" for line in lines if line.strip())
-    return f'<ul class="notes">{items}</ul>' if items else ""
+    return tuple(line.strip() for line in lines if line.strip())
 
 
 def _count(names: Sequence[str]) -> str:
@@ -193,56 +208,11 @@ def _count(names: Sequence[str]) -> str:
     return "; ".join(names) if len(names) <= FEW else f"{len(names)} cells"
 
 
-def _claims(found: verdict.Judgement) -> str:
-    items = "".join(
-        f"<li>{badge(v.word)} {escape(v.claim.says)} "
-        f'<span class="why">{escape(v.sentence().partition("**: ")[2])}</span></li>'
-        for v in found.judged
-    )
-    return f'<ul class="claims">{items}</ul>' if items else ""
-
-
-def badge(word: str) -> str:
-    """Set what became of a claim, such as "holds so far", as sign and colour."""
-    name, sign = BADGES[word.removesuffix(SO_FAR)]
-    return (
-        f'<span class="badge {name}"><span aria-hidden="true">{sign}</span> {escape(word)}</span>'
-    )
-
-
-def _runs(table: Table) -> str:
-    cells = [(row, column, v) for row, column, v in table.distinct() if v.run_ids]
-    if not cells:
-        return ""
-    beside = any(value.papers_multiplier is not None for _, _, value in cells)
-
-    def theirs(value: Value) -> str:
-        told = "–" if value.papers_multiplier is None else _number(value.papers_multiplier)
-        return f"<td>{told}</td>" if beside else ""
-
-    lines = "".join(
-        f"<tr><td>{escape(table.name(row, column))}</td><td>{_number(value.epsilon)}</td>"
-        f"<td>{_number(value.noise_multiplier)}</td>{theirs(value)}"
-        f"<td>{_links(value.run_ids)}</td></tr>"
-        for row, column, value in cells
-    )
-    by_paper = f"<th>{escape(BY_PAPER)}</th>" if beside else ""
-    count = len({i for _, _, value in cells for i in value.run_ids})
-    return (
-        f"<details><summary>Runs, configs and certificates ({count})</summary>"
-        '<div class="scroll" tabindex="0"><table class="runs"><thead><tr><th>Cell</th>'
-        f"<th>Certified ε</th><th>Noise multiplier</th>{by_paper}<th>Runs</th></tr></thead>"
-        f"<tbody>{lines}</tbody></table></div></details>"
-    )
+def _numbers(value: Value, beside: bool) -> tuple[str, ...]:
+    theirs = "–" if value.papers_multiplier is None else _number(value.papers_multiplier)
+    numbers = (_number(value.epsilon), _number(value.noise_multiplier))
+    return (*numbers, theirs) if beside else numbers
 
 
 def _number(value: float | None) -> str:
     return "not private" if value is None else f"{value:.3f}"
-
-
-def _links(run_ids: Iterable[str]) -> str:
-    return "<br>".join(
-        f'<a href="runs/{i}/"><code>{i}</code></a> '
-        + " ".join(f'<a href="runs/{i}/{file}">{word}</a>' for word, file in RECORD.items())
-        for i in run_ids
-    )

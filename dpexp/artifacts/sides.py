@@ -70,12 +70,21 @@ def _together(claim: Claim, value: Value, values: np.ndarray) -> Side | None:
     if not all(part is not None and part.sizes for part in parts):
         return None
     found = [part for part in parts if part is not None]
+    sets = [_sets(part) for part in found]
+    if sum(map(len, sets)) > len(set().union(*sets)):  # examples twice, which would count as more
+        return None
     sizes = tuple(size for part in found for size in part.sizes)
     if not all(part.right and part.tests for part in found):
         return Side(values, sizes=sizes)
     right = tuple(each for part in found for each in part.right)
-    names = product(*(sorted(part.tests) for part in found))
-    return Side(values, right, sizes, frozenset(map(" and ".join, names)))
+    together = product(*(sorted(part.tests) for part in found))
+    return Side(values, right, sizes, frozenset(map(" and ".join, together)))
+
+
+def _sets(part: Side) -> set[tuple[str, str]]:
+    """Name the test sets of a cell, each by its data and metric."""
+    names = [name.split() for name in part.tests]
+    return {(data, word) for data, *words in names for word in words if word.startswith(ACCURACY)}
 
 
 def _kept(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | None:
@@ -92,7 +101,9 @@ def _kept(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | None
         {str(result.get(name, "")) for result in value.results}
         for name in ("data_fingerprint", "test_fingerprint")
     ]
-    if len(shapes) > 1 or len(prints[0]) > 1:
+    named = [each for of_seeds in prints if len(of_seeds) == 1 for each in of_seeds if each]
+    is_told = any(any(of_seeds) for of_seeds in prints)
+    if len(shapes) > 1 or (is_told and not named):  # seeds judged on other examples
         return None
     right = tuple(100.0 * np.stack(of_set) for of_set in zip(*seeds, strict=True))
     due = _sizes(value, metrics)
@@ -102,7 +113,6 @@ def _kept(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | None
     if not np.allclose(counted, values, rtol=0, atol=CLOSE):  # such as a curve's best
         return None
     sizes = next(iter(shapes))  # PATE is judged on a part of the test set
-    named = [each for of_seeds in prints if len(of_seeds) == 1 for each in of_seeds if each]
     tests = frozenset(" ".join([data, *metrics, *map(str, sizes)]) for data in named)
     return Side(values, right, sizes, tests)
 

@@ -29,6 +29,11 @@ from dpexp.types import ConfigError, one_line
 
 __all__ = ["Artifact", "Axes", "Claim", "Key", "Line", "Profile", "Published", "load", "unknown"]
 
+CLAIMED = {"eps", "noise", "clip", "sampling", "seed", "privacy.eps", "privacy.delta",
+           "privacy.budget", "privacy.noise", "privacy.sampling"}  # fmt: skip
+GROUPS = {"task", "public", "profile", "attack", "audit", "results"}
+"""What no grid may hold: what a cell promises, and on which data."""
+
 NEEDED = {POINTS: ("x_name",), CURVES: ("x",), MAPS: ("y_label",)}
 """What a figure of each kind has to say of its axes besides `x_label`."""
 
@@ -142,13 +147,24 @@ def _line(tree: Any, label: str) -> Line:
 def _grid(tree: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], ...]:
     axes = _list(tree, "grid")
     for axis in axes:
-        words = [word for point in axis for word in str(point).split()] if axis else []
-        if not isinstance(axis, list) or not words or not all("=" in word for word in words):
+        points = axis if isinstance(axis, list) else []
+        words = [word for point in points for word in str(point).split()]
+        if (
+            not all(isinstance(point, str) for point in points)
+            or not words
+            or not all("=" in word for word in words)
+        ):
             raise ConfigError(
                 f"Expected lists of overrides, such as [epochs=1, epochs=2], under 'grid' in "
                 f"{where}; got {axes!r}."
             )
-    return tuple(tuple(map(str, axis)) for axis in axes)
+        for key in (word.partition("=")[0].lstrip("+~") for word in words):
+            if key in CLAIMED or key.split(".")[0] in GROUPS:
+                raise ConfigError(
+                    f"Expected no {key} under 'grid' in {where}: it says what a cell is, and is "
+                    "not chosen."
+                )
+    return tuple(tuple(axis) for axis in axes)
 
 
 def _column(tree: Any, axes: Axes) -> Line:
@@ -226,6 +242,10 @@ def _check(artifact: Artifact) -> None:
     for line in artifact.columns:
         if line.grid:
             raise ConfigError(f"Column {line.key}: 'grid' is a row's.")
+    for row in (row for row in artifact.rows if row.grid):
+        for column in artifact.measured_columns:
+            if not all(m.startswith("test_accuracy") for m in artifact.metric_of(row, column)):
+                raise ConfigError(f"Row {row.key}: a 'grid' is chosen from by accuracy alone.")
     for line in artifact.rows:
         if len(line.labels) != len(artifact.row_head):
             raise ConfigError(f"Row {line.key}: expected labels for {artifact.row_head}.")

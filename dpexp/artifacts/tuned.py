@@ -3,7 +3,8 @@
 A paper that prints the best of several settings is read so: `grid` in a row of an artifact lists
 the settings, `python -m scripts.tune` tries each of them on training examples that it holds out,
 and writes what it found to `conf/tuned/<profile>/<paper>/<name>.yaml`. A table takes the best from
-there; a cell that is not there takes what its row and column say.
+there; a cell that is not there, or of which some points are missing, takes what its row and column
+say.
 """
 
 from __future__ import annotations
@@ -23,19 +24,32 @@ from dpexp.types import ConfigError, one_line
 TUNE = "python -m scripts.tune"
 """The command that writes these files."""
 
+HEAD = """\
+# {command}
+# Accuracy in % on held-out training examples, by row, column and point of the grid: the mean over
+# these seeds. The best is what the table runs. The choice is not covered by the privacy guarantee.
+"""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What is known of a cell: each point's words, joined by spaces -> accuracy, and the seeds."""
+
+    scores: Mapping[str, float]
+    seeds: tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Choice:
     """What was chosen for a cell.
 
     Attributes:
-        overrides: the words of the point that did best.
-        scores: each point's words, joined by spaces -> its accuracy in % on the held-out examples,
-            the mean over the seeds.
+        overrides: the words of the point that did best; of equal ones the grid's first.
+        score: its accuracy in % on the held-out examples, the mean over the seeds.
     """
 
     overrides: tuple[str, ...]
-    scores: Mapping[str, float]
+    score: float
 
 
 def points(row: Line, profile: Profile) -> list[tuple[str, ...]]:
@@ -55,65 +69,83 @@ def file_of(conf: Path, artifact: Artifact, profile: str) -> Path:
     return conf / "tuned" / profile / artifact.paper / f"{artifact.name}.yaml"
 
 
-def load(conf: Path, artifact: Artifact, profile: str) -> dict[Key, Choice]:
-    """Read what was chosen; {} where nothing was.
+def known(conf: Path, artifact: Artifact, profile: str) -> dict[Key, Tried]:
+    """Read what was tried, as it stands; {} where nothing was.
 
     Raises:
-        ConfigError: the file is not what `save` writes, or its points are not the grid's.
+        ConfigError: the file is not what `text_of` words.
     """
     path = file_of(conf, artifact, profile)
     if not path.is_file():
         return {}
-    rows = {row.key: row for row in artifact.rows}
-    columns = {column.key for column in artifact.columns}
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-        choices = {
-            (str(row), str(column)): _choice(kept)
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        return {
+            (str(row), str(column)): _tried(kept)
             for row, cells in tree.items()
             for column, kept in cells.items()
         }
     except (yaml.YAMLError, AttributeError, TypeError, KeyError, ValueError) as error:
         raise ConfigError(
-            f"{path}: expected scores by row, column and point; {one_line(error)}."
+            f"{path}: expected scores by row, column and point; {one_line(error)}. "
+            f"{_again(artifact, profile)} anew=true"
         ) from error
-    for (row, column), choice in choices.items():
+
+
+def load(conf: Path, artifact: Artifact, profile: str) -> dict[Key, Choice]:
+    """Read what was chosen; {} where nothing was.
+
+    Raises:
+        ConfigError: the file cannot be read, or its points are not the grid's.
+    """
+    rows = {row.key: row for row in artifact.rows}
+    columns = {column.key for column in artifact.columns}
+    choices = {}
+    for (row, column), tried in known(conf, artifact, profile).items():
+        where = f"{file_of(conf, artifact, profile)}: "
         if row not in rows or column not in columns:
-            raise ConfigError(f"{path}: {artifact.name} has no cell {row}, {column}.")
-        wanted = {" ".join(p) for p in points(rows[row], artifact.profiles[profile])}
-        if set(choice.scores) != wanted:
             raise ConfigError(
-                f"{path}: the points of {row}, {column} are not those of the row's grid. "
-                f"Run {TUNE} {artifact.name} paper={artifact.paper} profile={profile} again."
+                f"{where}{artifact.name} has no cell {row}, {column}. {_again(artifact, profile)}"
             )
+        grid = [" ".join(point) for point in points(rows[row], artifact.profiles[profile])]
+        if not set(tried.scores) <= set(grid):
+            raise ConfigError(
+                f"{where}the points of {row}, {column} are not those of the row's grid. "
+                f"{_again(artifact, profile)}"
+            )
+        if len(tried.scores) == len(grid):
+            best = max(grid, key=lambda words: tried.scores[words])
+            choices[row, column] = Choice(tuple(best.split()), tried.scores[best])
     return choices
 
 
-def _choice(kept: Any) -> Choice:
-    scores = {str(words): float(score) for words, score in kept.items()}
+def _again(artifact: Artifact, profile: str) -> str:
+    return f"Run {command(artifact, profile)}"
+
+
+def command(artifact: Artifact, profile: str) -> str:
+    """Word the command that tunes an artifact."""
+    return f"{TUNE} {artifact.name} paper={artifact.paper} profile={profile}"
+
+
+def _tried(kept: Any) -> Tried:
+    scores = {str(words): float(score) for words, score in kept["scores"].items()}
     if not scores or not all(map(math.isfinite, scores.values())):
         raise ValueError("a score is not a finite number")
-    best = max(scores, key=lambda words: scores[words])  # of equal ones the grid's first
-    return Choice(tuple(best.split()), scores)
+    return Tried(scores, tuple(map(int, kept["seeds"])))
 
 
-def text_of(choices: Mapping[Key, Mapping[str, float]], command: str) -> str:
-    """Word the file that `load` reads.
-
-    Args:
-        choices: scores by cell and by point, points in the grid's order.
-        command: what wrote it, a line for the reader.
-    """
-    tree: dict[str, dict[str, dict[str, float]]] = {}
-    for (row, column), scores in choices.items():
-        rounded = {words: round(score, 2) for words, score in scores.items()}
-        tree.setdefault(row, {})[column] = rounded
-    head = (
-        f"# {command}\n"
-        "# Accuracy in % on held-out training examples, by row, column and point of the grid. The\n"
-        "# best is what the table runs. The choice is not covered by the privacy guarantee.\n"
-    )
-    return head + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
+def text_of(artifact: Artifact, profile: str, tried: Mapping[Key, Tried]) -> str:
+    """Word the file that `known` reads, rows and columns in the artifact's order."""
+    tree: dict[str, dict[str, Any]] = {}
+    for row in artifact.rows:
+        for column in artifact.columns:
+            if one := tried.get((row.key, column.key)):
+                scores = {words: round(score, 2) for words, score in one.scores.items()}
+                cell = {"seeds": list(one.seeds), "scores": scores}
+                tree.setdefault(row.key, {})[column.key] = cell
+    body = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
+    return HEAD.format(command=command(artifact, profile)) + body
 
 
 def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> list[str]:
@@ -124,15 +156,17 @@ def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> li
         count = len(points(row, changes))
         if not count or changes.why_skipped(row):
             continue
+        shown = [c for c in artifact.measured_columns if not changes.why_skipped(c)]
         told = [
-            f"{_label(column, changes)}: {' '.join(choice.overrides)} "
-            f"({max(choice.scores.values()):.1f} %)"
-            for column in artifact.columns
+            f"{_label(column, changes)}: {' '.join(choice.overrides)} ({choice.score:.1f} %)"
+            for column in shown
             if (choice := choices.get((row.key, column.key)))
         ]
+        rest = "; in the other columns one of them was run" if len(told) < len(shown) else ""
         how = (
-            f"best of {count} settings on held-out training examples, which the privacy guarantee "
-            f"does not cover: {'; '.join(told)}"
+            f"best of {count} settings on held-out training examples (its accuracy there, which "
+            f"as the best of so many flatters), a choice that the privacy guarantee does not "
+            f"cover: {'; '.join(told)}{rest}"
             if told
             else f"the paper chose from {count} settings, of which one was run"
         )

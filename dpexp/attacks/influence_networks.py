@@ -126,7 +126,7 @@ def _summed_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _rgp(carriers: str) -> RGP:
-    return RGP(4, carriers, 1, 0, True, 0.01, "head")
+    return RGP(4, carriers, 1, 0, "update", True, 0.01, "head")
 
 
 NETWORKS: Mapping[str, Network] = {

@@ -24,6 +24,7 @@ DIAGNOSTICS: dict[str, tuple[str, ...]] = {
         "peak_memory_mb",
         "micro_batch",
         "data_fingerprint",
+        "test_fingerprint",
         "relative_loss",
         "nonfinite_outputs",
         "teacher_accuracy",

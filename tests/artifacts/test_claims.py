@@ -94,6 +94,11 @@ def test_runs_that_trained_on_other_data_are_paired_if_their_tests_are_the_same(
         result["test_fingerprint"] = "other tests"
     (found,) = claims.judge(made.artifact, made.values)
     assert [one.found.kind for one in found.comparisons] == [errors.UNPAIRED, errors.PAIRED]
+    for value in made.values.values():
+        for seed, result in enumerate(value.results):
+            result |= {"test_fingerprint": "tests", "data_fingerprint": f"seed {seed}"}
+    (found,) = claims.judge(made.artifact, made.values)
+    assert [one.found.kind for one in found.comparisons] == [errors.PAIRED] * 2
 
 
 @pytest.mark.parametrize(

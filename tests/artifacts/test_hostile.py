@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from dpexp import records
-from dpexp.artifacts import cells, collect, exports, markdown, page_article, spec, table
+from dpexp.artifacts import cells, collect, exports, markdown, page, spec, table
 from dpexp.artifacts.plain import clean, for_csv, for_markdown
 from dpexp.records.safely import MOST_BYTES, parse_yaml
 
@@ -168,7 +168,7 @@ def test_words_of_a_certificate_are_escaped_wherever_they_stand(built, tmp_path)
     loaded = replace(shown, values=values)
     text = markdown.markdown(loaded)
     assert "<script" not in text and "&lt;script" in text and r"\[here\](javascript" in text
-    html = page_article.article(page_article.Entry(loaded), tmp_path)
+    html = page.html([page.Entry(loaded)], "embedded", tmp_path).replace("<script>\n", "")
     assert "<script" not in html and "&lt;script" in html
     rows = list(csv.DictReader(io.StringIO(exports.csv_text(loaded))))
     assert all(not row["deviations"].startswith("=") for row in rows)

@@ -59,7 +59,7 @@ def test_the_papers_multiplier_and_spread_stand_beside_ours(make, conf, lab):
     exports.write(shown, lab.results)
     entries = [page.Entry(replace(shown, values=values), ("plain", "better"), ("small",))]
     text = page.write(entries, lab.results, "embedded").read_text(encoding="utf-8")
-    assert "<th>Noise multiplier</th><th>By the paper&#x27;s accountant</th>" in text
+    assert "<th>Noise multiplier</th><th>By the paper&#39;s accountant</th>" in text
     assert "<td>1.750</td>" in text
     assert '<span class="published">paper 50.0 ± 0.25</span>' in text
 

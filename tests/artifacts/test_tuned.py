@@ -1,5 +1,6 @@
 """A cell takes the point of its row's grid that did best on held-out examples, and nothing else."""
 
+import math
 import re
 import textwrap
 
@@ -7,7 +8,7 @@ import pytest
 
 import run
 from dpexp.artifacts import cells, spec, tuned
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, MissingData
 from scripts import artifact as artifact_script
 from scripts import tune
 from scripts.configs import Configs
@@ -83,9 +84,8 @@ def test_points_are_all_combinations_as_the_profile_words_them(conf):
     assert fixed == []
 
 
-def test_a_cell_takes_its_best_point_and_without_choices_what_it_says(conf, capsys):
+def test_a_cell_takes_its_best_point_and_without_choices_what_it_says(conf):
     assert {c["optimizer"]["lr"] for c in configs(conf).values()} == {0.05}
-
     tried = []
 
     def score(words):
@@ -97,24 +97,105 @@ def test_a_cell_takes_its_best_point_and_without_choices_what_it_says(conf, caps
     assert tune.main(["table1", "paper=made", "seeds=0,1"], score) == 0
     assert len(tried) == len(set(tried)) == 2 * (2 + 2 * 4)  # plain is one run for both columns
     found = configs(conf)
-    assert (found["private", "eps8"]["optimizer"]["lr"], found["private", "eps8"]["epochs"]) == (
-        0.1,
-        1,
-    )
+    assert found["private", "eps8"]["optimizer"]["lr"] == 0.1
+    assert found["private", "eps8"]["epochs"] == 1
     assert found["private", "eps1"]["optimizer"]["lr"] == 0.01
     assert found["private", "eps1"]["privacy"]["clip_norm"] == 1
     assert found["fixed", "eps8"]["optimizer"]["lr"] == 0.05
     assert found["plain", "eps8"]["optimizer"]["lr"] == 0.01
-    kept = tuned.load(conf, spec.load(conf, "made", "table1"), "embedded")
-    assert kept["private", "eps8"].scores[
-        "optimizer.lr=0.1 epochs=1 privacy.clip_norm=1"
-    ] == pytest.approx(51.38)
+    best = known(conf)["private", "eps8"]
+    assert best.seeds == (0, 1)
+    words = "optimizer.lr=0.1 epochs=1 privacy.clip_norm=1"
+    assert best.scores[words] == pytest.approx(51.38)
 
-    tried.clear()
-    assert tune.main(["table1", "paper=made"], score) == 0 and not tried  # resumes: all is there
-    one = ["table1", "paper=made", "rows=private", "columns=eps8", "anew=true"]
-    assert tune.main(one, score) == 0
+
+def known(conf):
+    return tuned.known(conf, spec.load(conf, "made", "table1"), "embedded")
+
+
+def counting(value=70.0):
+    tried = []
+
+    def attempt(words):
+        tried.append(words)
+        return value
+
+    return tried, attempt
+
+
+def test_tuning_again_goes_on_and_keeps_what_it_is_not_asked_for(conf):
+    assert tune.main(["table1", "paper=made"], seventy) == 0
+    before = known(conf)
+    tried, again = counting(60.0)
+    assert tune.main(["table1", "paper=made"], again) == 0 and not tried
+    one = ["table1", "paper=made", "rows=private", "columns=eps8"]
+    assert tune.main([*one, "anew=true"], again) == 0
     assert len(tried) == 4
+    assert tune.main([*one, "seeds=0,1"], again) == 0
+    assert len(tried) == 4 + 8  # of other seeds than were there
+    after = known(conf)
+    assert after.keys() == before.keys()
+    assert {key for key in after if after[key] != before[key]} == {("private", "eps8")}
+    assert tune.main(one, again) == 0 and len(tried) == 12  # keeps the seeds that are there
+
+
+def test_a_kill_loses_no_point(conf):
+    tried, attempt = counting()
+
+    def killed(words):
+        if len(tried) == 3:
+            raise KeyboardInterrupt
+        return attempt(words)
+
+    words = ["table1", "paper=made", "rows=private", "columns=eps8"]
+    assert tune.main(words, killed) == 130
+    assert configs(conf)["private", "eps8"]["optimizer"]["lr"] == 0.05  # not all points are there
+    assert tune.main(words, attempt) == 0
+    assert len(tried) == 4
+
+
+def test_two_tunes_of_one_table_do_not_write_over_each_other(conf):
+    def meanwhile(words):
+        if not any("plain" in key for key in known(conf)):
+            assert tune.main(["table1", "paper=made", "rows=plain"], seventy) == 0
+        return 70.0
+
+    assert tune.main(["table1", "paper=made", "rows=private", "columns=eps8"], meanwhile) == 0
+    assert set(known(conf)) == {("plain", "eps1"), ("plain", "eps8"), ("private", "eps8")}
+
+
+def test_cells_that_show_one_run_are_chosen_together(conf):
+    assert tune.main(["table1", "paper=made", "rows=plain", "columns=eps8"], seventy) == 0
+    found = configs(conf)
+    assert found["plain", "eps1"] == found["plain", "eps8"]
+    assert found["plain", "eps1"]["optimizer"]["lr"] == 0.01
+
+
+def test_no_accuracy_is_none_and_missing_data_leave_the_other_cells(conf, capsys):
+    assert tune.main(["table1", "paper=made", "rows=plain"], lambda words: math.nan) == 0
+    assert set(known(conf)["plain", "eps1"].scores.values()) == {0.0}
+
+    def absent(words):
+        if "eps=1" in words:
+            raise MissingData("digits is not here")
+        return 70.0
+
+    assert tune.main(["table1", "paper=made", "rows=private"], absent) == 0
+    assert "private, ε = 1: no data: digits is not here" in capsys.readouterr().err
+    assert ("private", "eps8") in known(conf) and ("private", "eps1") not in known(conf)
+
+
+def test_a_grid_that_changed_is_tuned_again(conf):
+    assert tune.main(["table1", "paper=made"], seventy) == 0
+    path = conf / "artifact" / "made" / "table1.yaml"
+    text = path.read_text(encoding="utf-8")
+    changed = text.replace("epochs=2 privacy.clip_norm=2", "epochs=2 privacy.clip_norm=3")
+    path.write_text(changed, encoding="utf-8")
+    with pytest.raises(ConfigError, match="scripts.tune table1 paper=made profile=embedded"):
+        configs(conf)
+    tried, attempt = counting()
+    assert tune.main(["table1", "paper=made"], attempt) == 0
+    assert len(tried) == 8 and configs(conf)["private", "eps8"]["privacy"]["clip_norm"] == 1
 
 
 def test_of_equal_points_the_grid_s_first_is_taken(conf):
@@ -126,6 +207,7 @@ def test_of_equal_points_the_grid_s_first_is_taken(conf):
     ("before", "after", "said"),
     [
         ("optimizer.lr=0.1 epochs=3", "optimizer.lr=0.2 epochs=3", "not those of the row's grid"),
+        ("seeds:", "seed:", "expected scores"),
         ("private:", "privat:", "no cell privat"),
         ("eps8:", "eps9:", "no cell private, eps9|no cell plain, eps9"),
         (": 70.0", ": .nan", "not a finite number"),
@@ -150,12 +232,16 @@ def test_a_page_says_what_was_chosen_from_how_many(conf):
     ]
     assert tune.main(["table1", "paper=made", "rows=private", "columns=eps8"], seventy) == 0
     private = tuned.notes(table, "embedded", tuned.load(conf, table, "embedded"))[1]
-    assert "best of 4 settings" in private
+    assert "best of 4 settings" in private and "in the other columns one" in private
     assert re.search(r"ε = 8: optimizer.lr=0.01 epochs=1 privacy.clip_norm=1 \(70.0 %\)", private)
     assert "ε = 1" not in private
 
 
-@pytest.mark.parametrize("grid", ["[]", "[[]]", "[epochs=1]", "[[1, 2]]", "[[epochs]]"])
+WRONG = ["[]", "[[]]", "[epochs=1]", "[[1, 2]]", "[[epochs]]", "[[[epochs=1]]]", "[[eps=1, eps=2]]",
+         "[[task.test_size=3]]", "[[privacy.eps=3]]", "[[seed=1]]", "[[noise=false]]"]  # fmt: skip
+
+
+@pytest.mark.parametrize("grid", WRONG)
 def test_a_grid_is_lists_of_overrides(conf, grid):
     path = conf / "artifact" / "made" / "table1.yaml"
     text = path.read_text(encoding="utf-8")
@@ -170,6 +256,33 @@ def test_what_changes_numbers_is_not_taken_on_the_command_line(conf, capsys):
     assert "epochs=9" in capsys.readouterr().err
     assert tune.main(["table1", "paper=made", "rows=fixed"]) == 2
     assert "grid" in capsys.readouterr().err
+    assert tune.main(["table1", "paper=made", "plan=true"]) == 2
+    assert "plan" in capsys.readouterr().err
+
+
+def test_a_grid_is_of_accuracies(conf):
+    path = conf / "artifact" / "made" / "table1.yaml"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("metric: test_accuracy", "metric: loss"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="accuracy alone"):
+        spec.load(conf, "made", "table1")
+
+
+COMMITTED = sorted((run.CONF / "tuned").glob("*/*/*.yaml"))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: "-".join(path.parts[-3:]))
+def test_choices_that_are_here_are_of_today_s_grids(path):
+    profile, paper, name = path.parts[-3], path.parts[-2], path.stem
+    artifact = spec.load(run.CONF, paper, name)
+    choices = tuned.load(run.CONF, artifact, profile)
+    assert choices.keys() == tuned.known(run.CONF, artifact, profile).keys()
+    rows = {row.key: row for row in artifact.rows}
+    columns = {column.key: column for column in artifact.columns}
+    together = {}
+    for (row, column), choice in choices.items():
+        words = cells.words_of(rows[row], columns[column], artifact.profiles[profile])
+        assert together.setdefault(tuple(words), choice) == choice
 
 
 def test_a_real_point_is_trained_and_the_table_runs_the_best(conf, tmp_path):
