@@ -92,7 +92,7 @@ help:
 	@echo 'make setup              make .venv from constraints.txt (every other target does so itself)'
 	@echo '       PYTHON=python3   the Python to make it with, 3.11 or 3.12'
 	@echo '       TORCH=           beside any target: another torch, 2.11.0 to 2.13, in .venv-torch-$$TORCH'
-	@echo 'make test               run the tests; ARGS="tests/taps -x" for some of them'
+	@echo 'make test               run the tests; ARGS="tests/grad_sample -x" for some of them'
 	@echo 'make lint               check style and format'
 	@echo 'make bench              measure step time and memory into results/bench/'
 	@echo 'make verify             recompute every run'"'"'s certificate by another accountant'

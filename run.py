@@ -68,6 +68,7 @@ def plain(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
         ConfigError: if method or task is not chosen, or has no default model under the profile; or
             for a setting that no run can mean.
     """
+    from dpexp.records import present_names
     from dpexp.types import ConfigError
 
     for group in ("method", "task"):
@@ -84,7 +85,8 @@ def plain(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     from scripts import settings
 
     settings.check_names(overrides)
-    config = settings.at_home(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
+    config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    config = settings.at_home(present_names(config))
     settings.check(config)
     return config
 
@@ -95,7 +97,8 @@ def execute(config: dict[str, Any]) -> Path:
     Raises:
         records.Busy: another process is doing it.
     """
-    from dpexp import processes, records
+    from dpexp import records
+    from dpexp.distributed import processes
 
     results = config["results"]
     if processes.is_torchrun():
@@ -137,8 +140,8 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     import torch
 
     from dpexp.models.vocabulary import require_vocabulary
-    from dpexp.seeds import generator
-    from dpexp.train import Parts
+    from dpexp.privacy.seeds import generator
+    from dpexp.training.train import Parts
     from scripts import sources
 
     method, analyses = _takers(config)
@@ -203,7 +206,7 @@ def _attack(config: dict[str, Any]) -> Any:
 
 def estimate(config: dict[str, Any]) -> tuple[float, float]:
     """Estimate a run's seconds and peak megabytes on this machine from a few real steps."""
-    from dpexp import ranks
+    from dpexp.distributed import ranks
 
     device = ranks.choose_device(config["device"])
     parts = build_parts(config, device)
@@ -221,7 +224,7 @@ def _work_as_first_says(ranks: Any, config: dict[str, Any]) -> None:
 
 
 def _work(ranks: Any, config: dict[str, Any]) -> None:
-    from dpexp import memory
+    from dpexp.distributed import memory
     from scripts import settings
 
     memory.keep_pages()
@@ -247,7 +250,7 @@ def _with_public(task: Any, size: int, config: dict[str, Any]) -> Any:
     """Load the chosen public set where the method takes `size` examples of one."""
     if not size:
         return task
-    from dpexp.tasks.public import require  # two seconds, which other runs can do without
+    from dpexp.data.public import require  # two seconds, which other runs can do without
 
     if "public" in config:
         task = make("public", config["public"], given=(task,))
@@ -320,7 +323,7 @@ if __name__ == "__main__":
         filter(None, [str(CONF.parent), os.environ.get("PYTHONPATH")])
     )
     if "WORLD_SIZE" in os.environ:
-        from dpexp.processes import leave_after
+        from dpexp.distributed.processes import leave_after
 
         leave_after(lambda: mistakes.guarded(main))
     mistakes.guarded(main)

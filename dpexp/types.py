@@ -15,8 +15,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from dpexp.rounding import Size
-
 
 class ConfigError(ValueError):
     """A mistake in what the user asked for; printed as one line, exit code 2, no traceback."""
@@ -87,6 +85,29 @@ class Key(NamedTuple):
     part: str = "full"
 
 
+class Size(NamedTuple):
+    """How large every example's block can be; all in float64, [n].
+
+    Attributes:
+        squares: at least the squared l2 norm of the block, whatever rounding took from it.
+        energy: at least the squared norm of what its sum adds were every term positive; `squares`
+            where the block itself is added.
+        floor: what underflow may add to the block's weighted sum, in l2.
+    """
+
+    squares: Tensor
+    energy: Tensor
+    floor: Tensor
+
+    def plus(self, other: Size) -> Size:
+        """Give the size of two blocks as one."""
+        return Size(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+    def keep(self, mask: Tensor) -> Size:
+        """Drop the examples where mask [n] is False."""
+        return Size(*(each[mask] for each in self))
+
+
 class Carrier(Protocol):
     """A block of per-example vectors that need never exist side by side."""
 
@@ -112,9 +133,9 @@ class Carrier(Protocol):
 class Tap(Protocol):
     """What one layer saw of one micro-batch: its input and its output's gradient.
 
-    One implementation per layer type, in `dpexp.taps`; a method sees only this. W is the layer's
-    weight flattened to [p, d]: for a convolution d counts input channels times kernel positions
-    (rgp, Section 2.1).
+    One implementation per layer type, in `dpexp.grad_sample`; a method sees only this. W is the
+    layer's weight flattened to [p, d]: for a convolution d counts input channels times kernel
+    positions (rgp, Section 2.1).
 
     Attributes:
         parameters: the layer's own parameters that a rule exists for, e.g. ("weight", "bias").

@@ -41,8 +41,8 @@ from pathlib import Path
 import torch
 
 import run
-from dpexp import ranks
 from dpexp.artifacts import build, cells, collect, exports, page, plan, spec, workers
+from dpexp.distributed import ranks
 from scripts import hours
 from scripts.artifact import NAMES, SHARED, exit_code
 from scripts.launcher import check, launch

@@ -37,8 +37,9 @@ from pathlib import Path
 from typing import Any
 
 import run
-from dpexp import ranks, records
+from dpexp import records
 from dpexp.artifacts import build, cells, collect, exports, plan, spec, table, tuned
+from dpexp.distributed import ranks
 from dpexp.types import ConfigError
 from scripts import hours, sources
 from scripts.configs import Configs

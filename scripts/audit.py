@@ -35,9 +35,11 @@ from typing import Any
 import torch
 
 import run
-from dpexp import ranks, records
+from dpexp import records
 from dpexp.attacks import worlds
-from dpexp.mechanism import build, build_votes, require_room
+from dpexp.distributed import ranks
+from dpexp.pate.votes import build_votes
+from dpexp.privacy import build, require_room
 from dpexp.types import ConfigError, require_word
 from scripts import sources, verify
 from scripts.words import changing, exit_code_of, listed, split, whole

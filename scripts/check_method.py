@@ -23,8 +23,8 @@ import sys
 from collections.abc import Sequence
 
 import run
-from dpexp import ranks
 from dpexp.attacks.soundness import Verdict, check
+from dpexp.distributed import ranks
 from scripts.words import exit_code_of, split, whole
 
 COMMON = ("task=digits", "profile=embedded")

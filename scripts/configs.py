@@ -27,8 +27,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 import run
-from dpexp import schedules
-from dpexp.caches import Kept
+from dpexp.records import moved
+from dpexp.records.caches import Kept
+from dpexp.training import schedules
 from dpexp.types import ConfigError
 from scripts import quotes, settings
 
@@ -115,7 +116,9 @@ class Configs:
     def _kept(self) -> Kept:
         """What was composed by this version of all that does it, but for the files of conf."""
         version = [f"{hydra.__version__} {omegaconf.__version__}", *sorted(self._groups)]
-        sources = [Path(str(m.__file__)).read_bytes() for m in (run, settings, quotes, schedules)]
+        sources = [
+            Path(str(m.__file__)).read_bytes() for m in (run, settings, quotes, schedules, moved)
+        ]
         sources.append(Path(__file__).read_bytes())
         return Kept("configs", b"\0".join([*map(str.encode, version), *sources]))
 

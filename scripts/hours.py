@@ -27,11 +27,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import run
-from dpexp import ranks, records
-from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import Mechanism, num_steps
-from dpexp.micro_batch import AUTO
-from dpexp.train import EMPTY, make_mechanism, update
+from dpexp import records
+from dpexp.distributed import ranks
+from dpexp.privacy import Mechanism, num_steps
+from dpexp.training.gradient import PrivateGradient
+from dpexp.training.micro_batch import AUTO
+from dpexp.training.train import EMPTY, make_mechanism, update
 from dpexp.types import ConfigError, one_line
 from scripts.stand_in import LENGTH, stand_in
 

@@ -40,7 +40,7 @@ from dpexp import records
 from dpexp.artifacts.style import COLOURS, DASHED, DPI, GREY, STYLE
 from dpexp.attacks import lira
 from dpexp.attacks.roc import Roc, roc
-from dpexp.mechanism.calibration import check_privacy
+from dpexp.privacy.calibration import check_privacy
 from dpexp.types import ConfigError
 from scripts import sources, verify
 from scripts.words import changing, exit_code_of, listed, split, text, whole

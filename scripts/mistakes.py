@@ -224,8 +224,8 @@ def mistake(error: Exception) -> str | None:
 
         chosen = [w.partition("=")[2] for w in sys.argv if w.startswith("hydra/launcher=")]
         return needs(chosen[-1] if chosen else "of Hydra", error)
-    from dpexp.mechanism import PrivacyError
-    from dpexp.ranks import RankLost
+    from dpexp.distributed.ranks import RankLost
+    from dpexp.privacy import PrivacyError
     from dpexp.records import RecordError
     from dpexp.types import ConfigError
 

@@ -40,8 +40,8 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
     import torch
 
     import run
-    from dpexp.mechanism.statements import KNOWN, PATE, is_ours
-    from dpexp.train import named_parameters
+    from dpexp.privacy.statements import KNOWN, PATE, is_ours
+    from dpexp.training.train import named_parameters
     from scripts.sources import PRETRAINED
     from scripts.targets import make
 

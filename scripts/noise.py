@@ -16,16 +16,16 @@ from typing import Any
 import run
 from dpexp.artifacts import cells, spec
 from dpexp.artifacts.words import Artifact
-from dpexp.mechanism import num_steps
-from dpexp.mechanism.accounting import calibrate
-from dpexp.mechanism.papers import BY_MOMENTS, moments_multiplier
+from dpexp.privacy import num_steps
+from dpexp.privacy.accounting import calibrate
+from dpexp.privacy.papers import BY_MOMENTS, moments_multiplier
 from scripts.configs import Configs
 from scripts.words import exit_code_of, only
 
 HEAD = """# How much noise, by our accountant and by the papers'
 Printed by `python -m scripts.noise`. A multiplier is each release's noise over its own \
 sensitivity. Ours is the least that fits ε by PRV (docs/privacy.md). The papers' is by \
-accountants like theirs (`dpexp/mechanism/papers.py`): RDP at whole orders up to 512, and the \
+accountants like theirs (`dpexp/privacy/papers.py`): RDP at whole orders up to 512, and the \
 conversion ε = RDP + log(1/δ) / (order − 1). gep's released code takes orders from 2 to 31.9, by \
 which it comes to 6.42 at ε = 0.5 and does not reach ε = 0.1; the others differ by 1.3 % at \
 most. Where GEP's embedding and residual leave (2 releases), gep's released \

@@ -25,9 +25,9 @@ import torch
 
 import run
 from dpexp import records
-from dpexp.ranks import Ranks, choose_device
-from dpexp.tasks import Task
-from dpexp.train import train
+from dpexp.data import Task
+from dpexp.distributed.ranks import Ranks, choose_device
+from dpexp.training.train import train
 from dpexp.types import ConfigError
 from scripts.words import exit_code_of, split
 

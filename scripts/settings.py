@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from dpexp import records
-from dpexp.schedules import LARGEST
-from dpexp.tracking import MODES
+from dpexp.training.schedules import LARGEST
+from dpexp.training.tracking import MODES
 from dpexp.types import ConfigError, require_word, setting_at
 from scripts.mistakes import CONF, unknown_key
 from scripts.quotes import FOLDERS
@@ -24,7 +24,7 @@ GROUPS = {
     "method": "method=rgp",
     "privacy": "privacy.clip_norm=1",
     "optimizer": "optimizer._target_=torch.optim.Adam",
-    "schedule": "schedule._target_=dpexp.schedules.LinearDecay",
+    "schedule": "schedule._target_=dpexp.training.schedules.LinearDecay",
     "checkpoint": "checkpoint.steps=100",
     "wandb": "wandb.mode=offline",
 }
@@ -52,7 +52,7 @@ SCALES = {
     "model.head_std": (LEAST, LARGEST),
 }
 """Factors, each with the least and the largest that it may be. A head's scale spans the bits that
-the range of releases leaves on either side (`dpexp.mechanism.room`)."""
+the range of releases leaves on either side (`dpexp.privacy.room`)."""
 
 MANY = 2e6
 """Examples, each counted once an epoch, that take more than minutes on two cores (ours)."""

@@ -56,14 +56,14 @@ def pretrained(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 def _weights(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
     model, features = config["model"], config.get("features")
     if model.get("_target_") == PRETRAINED:
-        from dpexp.snapshots import model_folder
+        from dpexp.data.hub import model_folder
 
         folder = model_folder(model["model_root"], model["repo"])
         weights = [path for one in WEIGHTS for path in sorted(folder.glob(one))]
         weights = weights or [path for one in ELSE for path in sorted(folder.glob(one))]
         yield model["repo"], [*(folder / name for name in SETTINGS), *weights]
     if features:
-        from dpexp.tasks.features import files_of
+        from dpexp.data.features import files_of
 
         yield features["encoder"], files_of(features["encoder"], features["model_root"])
 
@@ -71,8 +71,8 @@ def _weights(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
 def _tokenizers(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
     """Give the files of every tokenizer that a config's texts or prompts go through."""
     for name, root in _tokenizers_named(config).items():
-        from dpexp.snapshots import model_folder
-        from dpexp.tasks.text import FILES
+        from dpexp.data.hub import model_folder
+        from dpexp.data.text import FILES
 
         folder = model_folder(root, name)
         yield name, [path for one in (*SETTINGS, *FILES) if (path := folder / one).is_file()]
@@ -179,7 +179,7 @@ def _compare_pretrained(config: Mapping[str, Any], result: Mapping[str, Any]) ->
         of_weights = [f"weights of {names[0]} it began with"] if names else []
         of_words = [f"tokenizer of {name} it read" for name in tokenizers]
         return "", f"{older} {', nor which '.join(of_weights + of_words)}"
-    from dpexp.tasks.text import FILES
+    from dpexp.data.text import FILES
     from dpexp.types import ConfigError, one_line
 
     try:

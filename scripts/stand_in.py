@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpexp.tasks import Task
-from dpexp.tasks.regression import squared_error
+from dpexp.data import Task
+from dpexp.data.regression import squared_error
 from dpexp.types import Batch, ConfigError
 
 LENGTH = 32

@@ -30,10 +30,10 @@ class Kind(NamedTuple):
     has: tuple[str, ...]
 
 
-ATTACK = Kind("an attack (dpexp.train.Attack)", ("stage", "report", "deviation"))
+ATTACK = Kind("an attack (dpexp.training.train.Attack)", ("stage", "report", "deviation"))
 STEPS = ("trainable", "start", "prepare", "carry", "blocks", "compress", "releases", "reconstruct")
 DATA = ("train", "test", "public", "input_shape", "num_classes", "fingerprint", "loss", "metric")
-TASK = Kind("a task (dpexp.tasks.Task)", DATA)
+TASK = Kind("a task (dpexp.data.Task)", DATA)
 KINDS = {
     "task": TASK,
     "public": TASK,
@@ -42,10 +42,12 @@ KINDS = {
     "method": Kind("a method (dpexp.types.Method)", ("public_size", *STEPS)),
     "method of a loop": Kind("a method that says what it needs", ("public_size",)),
     "optimizer": Kind("a torch.optim.Optimizer", ("param_groups", "step", "state_dict")),
-    "schedule": Kind("a schedule (dpexp.schedules)", ("__call__",)),
+    "schedule": Kind("a schedule (dpexp.training.schedules)", ("__call__",)),
     "attack": ATTACK,
     "audit": ATTACK,
-    "analysis": Kind("an analysis (dpexp.observation.Analysis)", ("observe", "public_size")),
+    "analysis": Kind(
+        "an analysis (dpexp.training.observation.Analysis)", ("observe", "public_size")
+    ),
 }
 
 
@@ -151,7 +153,7 @@ def loop_of(config: Mapping[str, Any]) -> Any:
     """
     from dpexp.types import ConfigError
 
-    name = config.get("loop", "dpexp.train")
+    name = config.get("loop", "dpexp.training.train")
     reason = ""
     try:
         loop = importlib.import_module(str(name))
@@ -203,7 +205,7 @@ def _in_one_line(place: str, target: str) -> Iterator[None]:
 
 def _told(target: str, error: BaseException) -> BaseException:
     """Give what a call's error is to be told as: itself where it is told already, or ours."""
-    from dpexp.memory import ran_out
+    from dpexp.distributed.memory import ran_out
     from dpexp.records import RecordError
     from dpexp.types import ConfigError
 

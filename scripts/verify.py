@@ -7,7 +7,7 @@ A record's other files are held to each other: accuracy to the predictions and t
 
 One line a finding; a run without any gets one that says what was recomputed, or that no privacy is
 claimed, one for each part that is not dpexp's own and is taken on trust, and one that says what was
-not checked. What is compared, and how closely: `dpexp.mechanism.recheck`, docs/privacy.md.
+not checked. What is compared, and how closely: `dpexp.privacy.recheck`, docs/privacy.md.
 Exit code: 0 if every certificate holds; 1 if one does not; else 2 if a path is no finished run.
 """
 
@@ -19,8 +19,8 @@ from pathlib import Path
 
 from dpexp import records
 from dpexp.artifacts.plain import clean
-from dpexp.mechanism.finished import recheck_record
-from dpexp.mechanism.recheck import NAMES
+from dpexp.privacy.finished import recheck_record
+from dpexp.privacy.recheck import NAMES
 
 LONGEST_LINE = 4000
 """Characters of a line that is printed of a record, which may list many entries (ours)."""

@@ -33,7 +33,7 @@ from typing import Any
 import run
 from dpexp.artifacts import cells, spec
 from dpexp.records import write_atomically
-from dpexp.tracking import job_type, score_of
+from dpexp.training.tracking import job_type, score_of
 from dpexp.types import ConfigError, require_word
 from scripts.configs import Configs
 from scripts.suite import OWN, PAPERS

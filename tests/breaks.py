@@ -16,7 +16,7 @@ def clip_micro_batches(patch: pytest.MonkeyPatch) -> None:
     """Clip each micro-batch's sum in place of each example's vector."""
     import torch
 
-    from dpexp.privatize import ClippedSum, clip_weights
+    from dpexp.privacy.privatize import ClippedSum, clip_weights
 
     def broken(self, num_examples):
         self.counts.examples += num_examples
@@ -35,7 +35,7 @@ def clip_micro_batches(patch: pytest.MonkeyPatch) -> None:
 
 def clip_layers(patch: pytest.MonkeyPatch) -> None:
     """Clip each block at C in place of all of a release's jointly."""
-    from dpexp.privatize import ClippedSum, clip_weights
+    from dpexp.privacy.privatize import ClippedSum, clip_weights
 
     def broken(self, num_examples):
         self.counts.examples += num_examples
@@ -50,7 +50,7 @@ def clip_layers(patch: pytest.MonkeyPatch) -> None:
 
 def whole_micro_batch_dropped(patch: pytest.MonkeyPatch) -> None:
     """Leave a micro-batch out where one of its examples has a NaN, as training loops often do."""
-    from dpexp.privatize import ClippedSum
+    from dpexp.privacy.privatize import ClippedSum
 
     whole = ClippedSum.close_micro_batch
 
@@ -100,7 +100,7 @@ def top_entries_of_exact_sums(patch: pytest.MonkeyPatch) -> None:
 
 def kept_beside_the_state(patch: pytest.MonkeyPatch) -> None:
     """Carry only where the last step's exact sums were positive."""
-    from dpexp.carriers import Explicit
+    from dpexp.grad_sample.carriers import Explicit
     from dpexp.methods.dpsgd import DPSGD
 
     carry = DPSGD.carry
@@ -125,7 +125,7 @@ def kept_beside_the_state(patch: pytest.MonkeyPatch) -> None:
 
 def images_by_their_own_mean(patch: pytest.MonkeyPatch) -> None:
     """Move images by the private set's mean in place of the config's constant."""
-    from dpexp.tasks import images
+    from dpexp.data import images
 
     assemble = images.assemble
 
@@ -144,10 +144,10 @@ BELOW = 2.0
 
 def rate_by_private_loss(patch: pytest.MonkeyPatch) -> None:
     """Halve the learning rate whenever a step's training loss is larger than the last one's."""
-    import dpexp.train
-    from dpexp.logbook import Logbook
+    import dpexp.training.train
+    from dpexp.training.logbook import Logbook
 
-    seen, after, rates = [], Logbook.after_step, dpexp.train.set_rates
+    seen, after, rates = [], Logbook.after_step, dpexp.training.train.set_rates
 
     def watching(self, outcome):
         seen.append(outcome.loss / max(1, outcome.examples))
@@ -158,12 +158,12 @@ def rate_by_private_loss(patch: pytest.MonkeyPatch) -> None:
         rates(optimizer, initial, multiplier * 0.5**rises)
 
     patch.setattr(Logbook, "after_step", watching)
-    patch.setattr(dpexp.train, "set_rates", steered)
+    patch.setattr(dpexp.training.train, "set_rates", steered)
 
 
 def stopped_by_private_loss(patch: pytest.MonkeyPatch) -> None:
     """End the run at the first step whose training loss is small, and account for all steps."""
-    from dpexp.logbook import Logbook
+    from dpexp.training.logbook import Logbook
 
     after = Logbook.after_step
 
@@ -179,7 +179,7 @@ def step_by_exact_norm(patch: pytest.MonkeyPatch) -> None:
     """Divide the step by the norm of the sums before their noise."""
     import torch
 
-    from dpexp.gradient import PrivateGradient
+    from dpexp.training.gradient import PrivateGradient
 
     release = PrivateGradient._release
 
@@ -195,9 +195,9 @@ def fitted_at_evaluations(patch: pytest.MonkeyPatch) -> None:
     """Fit the classifier's offset to training examples before every evaluation."""
     import torch
 
-    import dpexp.train
+    import dpexp.training.train
 
-    judge = dpexp.train.judge
+    judge = dpexp.training.train.judge
 
     def broken(model, task, device):
         with torch.no_grad():
@@ -205,19 +205,19 @@ def fitted_at_evaluations(patch: pytest.MonkeyPatch) -> None:
             model.head.bias.sub_(model(some.inputs).mean(0))
         return judge(model, task, device)
 
-    patch.setattr(dpexp.train, "judge", broken)
+    patch.setattr(dpexp.training.train, "judge", broken)
 
 
 def warm_start_on_private(patch: pytest.MonkeyPatch) -> None:
     """Learn from the private examples first, without noise, in place of the public ones."""
-    import dpexp.models.warm_start
+    import dpexp.training.warm_start
 
-    fit = dpexp.models.warm_start.fit
+    fit = dpexp.training.warm_start.fit
 
     def broken(model, task, **settings):
         fit(model, replace(task, public=task.train), **settings)
 
-    patch.setattr(dpexp.models.warm_start, "fit", broken)
+    patch.setattr(dpexp.training.warm_start, "fit", broken)
 
 
 # Sampling and averaging
@@ -225,7 +225,7 @@ def warm_start_on_private(patch: pytest.MonkeyPatch) -> None:
 
 def realised_batch_size(patch: pytest.MonkeyPatch) -> None:
     """Divide by how many examples were drawn."""
-    from dpexp.gradient import PrivateGradient
+    from dpexp.training.gradient import PrivateGradient
 
     release = PrivateGradient._release
 
@@ -243,8 +243,8 @@ def realised_batch_size(patch: pytest.MonkeyPatch) -> None:
 
 def shuffle_for_poisson(patch: pytest.MonkeyPatch) -> None:
     """Take slices of a permutation, and account for coins."""
-    from dpexp.mechanism import Mechanism
-    from dpexp.mechanism.sampling import shuffled
+    from dpexp.privacy import Mechanism
+    from dpexp.privacy.sampling import shuffled
 
     def broken(self, step):
         return shuffled(self.root, step, self.dataset_size, self.batch_size)
@@ -281,7 +281,7 @@ def private_anchors_of_gep(patch: pytest.MonkeyPatch) -> None:
     """Take GEP's anchor gradients from private examples."""
     import torch
 
-    from dpexp.gradient import PrivateGradient
+    from dpexp.training.gradient import PrivateGradient
 
     call = PrivateGradient.__call__
 
@@ -298,7 +298,7 @@ def private_anchors_of_gep(patch: pytest.MonkeyPatch) -> None:
 
 def one_release_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Account for the first release of a step alone."""
-    from dpexp.mechanism import calibration, mechanism
+    from dpexp.privacy import calibration, mechanism
 
     for module in (calibration, mechanism):
         patch.setattr(module, "joint_sensitivity", lambda releases: releases[0].sensitivity)

@@ -12,27 +12,27 @@ import pytest
 
 def no_noise(patch: pytest.MonkeyPatch) -> None:
     """Draw none, but count a draw."""
-    import dpexp.gradient
+    import dpexp.training.gradient
 
-    patch.setattr(dpexp.gradient, "add_noise_", lambda *_: None)
+    patch.setattr(dpexp.training.gradient, "add_noise_", lambda *_: None)
 
 
 def half_noise(patch: pytest.MonkeyPatch) -> None:
     """Add half of what the certificate states."""
-    import dpexp.gradient
+    import dpexp.training.gradient
 
-    whole = dpexp.gradient.add_noise_
+    whole = dpexp.training.gradient.add_noise_
 
     def half(sums, releases, noise_multiplier, gen, dtype=None):
         whole(sums, releases, noise_multiplier / 2, gen, dtype)
 
-    patch.setattr(dpexp.gradient, "add_noise_", half)
+    patch.setattr(dpexp.training.gradient, "add_noise_", half)
 
 
 def noise_on_the_first_rank(patch: pytest.MonkeyPatch) -> None:
     """Give every rank the sums first, and add noise on one of them then."""
-    from dpexp.gradient import PrivateGradient
-    from dpexp.privatize import add_noise_
+    from dpexp.privacy.privatize import add_noise_
+    from dpexp.training.gradient import PrivateGradient
 
     release = PrivateGradient._release
 
@@ -54,7 +54,7 @@ def noise_on_the_first_rank(patch: pytest.MonkeyPatch) -> None:
 
 def same_noise_every_step(patch: pytest.MonkeyPatch) -> None:
     """Forget to move the generator on between steps."""
-    from dpexp.mechanism import Mechanism
+    from dpexp.privacy import Mechanism
 
     generator = Mechanism.noise_generator
     patch.setattr(
@@ -64,9 +64,9 @@ def same_noise_every_step(patch: pytest.MonkeyPatch) -> None:
 
 def same_noise_every_block(patch: pytest.MonkeyPatch) -> None:
     """Draw every block's noise from the same state of the generator."""
-    import dpexp.privatize
+    import dpexp.privacy.privatize
 
-    whole = dpexp.privatize.add_noise_
+    whole = dpexp.privacy.privatize.add_noise_
 
     def broken(sums, releases, noise_multiplier, gen):
         releases, state = tuple(releases), gen.get_state()
@@ -74,16 +74,16 @@ def same_noise_every_block(patch: pytest.MonkeyPatch) -> None:
             gen.set_state(state)
             whole({key: total}, releases, noise_multiplier, gen)
 
-    patch.setattr(dpexp.privatize, "add_noise_", broken)
+    patch.setattr(dpexp.privacy.privatize, "add_noise_", broken)
 
 
 def same_noise_every_piece(patch: pytest.MonkeyPatch) -> None:
     """Spawn the generators of a large block's pieces from a seed and not from draws."""
-    import dpexp.privatize
-    from dpexp.seeds import generator
+    import dpexp.privacy.privatize
+    from dpexp.privacy.seeds import generator
 
     patch.setattr(
-        dpexp.privatize,
+        dpexp.privacy.privatize,
         "spawned",
         lambda gen, count: [generator(gen.initial_seed(), "spawned", 0) for _ in range(count)],
     )
@@ -93,7 +93,7 @@ def half_precision_noise(patch: pytest.MonkeyPatch) -> None:
     """Draw a large block's noise in half precision, as is faster on some processors."""
     import torch
 
-    from dpexp.privatize import _DRAWS, GRAIN
+    from dpexp.privacy.privatize import _DRAWS, GRAIN
 
     whole = _DRAWS["gaussian"]
 
@@ -109,7 +109,7 @@ def noise_repeated_within_a_block(patch: pytest.MonkeyPatch) -> None:
     """Draw half of a large block's noise, and use it twice, the second time turned round."""
     import torch
 
-    from dpexp.privatize import _DRAWS, GRAIN
+    from dpexp.privacy.privatize import _DRAWS, GRAIN
 
     whole = _DRAWS["gaussian"]
 
@@ -124,7 +124,7 @@ def noise_repeated_within_a_block(patch: pytest.MonkeyPatch) -> None:
 
 def sampler_draws_noise(patch: pytest.MonkeyPatch) -> None:
     """Toss the coins with the generator of the step's noise."""
-    from dpexp.mechanism import sampling
+    from dpexp.privacy import sampling
 
     own = sampling.generator
     patch.setattr(sampling, "generator", lambda seed, axis, index: own(seed, "noise", index))
@@ -132,19 +132,19 @@ def sampler_draws_noise(patch: pytest.MonkeyPatch) -> None:
 
 def masks_draw_noise(patch: pytest.MonkeyPatch) -> None:
     """Draw dropout's masks with the generator of the step's noise."""
-    import dpexp.gradient
+    import dpexp.training.gradient
 
-    own = dpexp.gradient.seed_default
+    own = dpexp.training.gradient.seed_default
 
     def broken(seed, axis, index):
         own(seed, "noise" if axis.startswith("forward/") else axis, index)
 
-    patch.setattr(dpexp.gradient, "seed_default", broken)
+    patch.setattr(dpexp.training.gradient, "seed_default", broken)
 
 
 def noise_again_after_steps(patch: pytest.MonkeyPatch) -> None:
     """Count steps in twelve bits where their noise is seeded."""
-    from dpexp.mechanism import Mechanism
+    from dpexp.privacy import Mechanism
 
     generator = Mechanism.noise_generator
     patch.setattr(
@@ -156,7 +156,7 @@ def noise_again_after_steps(patch: pytest.MonkeyPatch) -> None:
 
 def noise_again_after_pieces(patch: pytest.MonkeyPatch) -> None:
     """Spawn no more than 1,024 generators, and begin again with the first."""
-    from dpexp import seeds
+    from dpexp.privacy import seeds
 
     whole = seeds.spawned
 
@@ -171,7 +171,7 @@ def short_secret(patch: pytest.MonkeyPatch) -> None:
     """Draw a secret of 16 bits."""
     import secrets
 
-    from dpexp import seeds
+    from dpexp.privacy import seeds
 
     patch.setattr(seeds, "new_secret", lambda: secrets.randbits(16))
 
@@ -180,9 +180,9 @@ def noise_in_the_sums_precision(patch: pytest.MonkeyPatch) -> None:
     """Add the same noise in whichever precision the sums happen to be held."""
     import torch
 
-    import dpexp.privatize
+    import dpexp.privacy.privatize
 
-    whole = dpexp.privatize.add_noise_
+    whole = dpexp.privacy.privatize.add_noise_
 
     def broken(sums, releases, noise_multiplier, gen, dtype=None):
         dtype = dtype or next(iter(sums.values())).dtype
@@ -191,4 +191,4 @@ def noise_in_the_sums_precision(patch: pytest.MonkeyPatch) -> None:
         for key, total in sums.items():
             total.add_(noise[key].to(total.dtype))
 
-    patch.setattr(dpexp.privatize, "add_noise_", broken)
+    patch.setattr(dpexp.privacy.privatize, "add_noise_", broken)

@@ -13,7 +13,7 @@ WORDS = slice(24, 24 + 8 * 624)  # the Mersenne twister's own in a saved state; 
 
 
 def place(*, but=""):
-    """Name the function of ours that draws, e.g. "dpexp/mechanism/sampling.py:poisson".
+    """Name the function of ours that draws, e.g. "dpexp/privacy/sampling.py:poisson".
 
     Args:
         but: a file whose functions stand for those that call them.

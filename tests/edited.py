@@ -4,7 +4,7 @@ import copy
 import json
 
 from dpexp import records
-from dpexp.mechanism.finished import recheck_record
+from dpexp.privacy.finished import recheck_record
 from dpexp.records.record import contents
 
 

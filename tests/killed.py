@@ -14,8 +14,8 @@ from pathlib import Path
 
 import run
 from dpexp import records
-from dpexp.ranks import Ranks, choose_device
-from dpexp.train import make_mechanism
+from dpexp.distributed.ranks import Ranks, choose_device
+from dpexp.training.train import make_mechanism
 
 BRIEF = ["task=digits", "profile=embedded", "device=cpu", "model=cnn", "model.channels=[4,8]"]
 BRIEF += ["batch_size=100", "epochs=0.7", "eval_every=0.2", "checkpoint.steps=1"]

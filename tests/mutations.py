@@ -40,8 +40,8 @@ class Break:
 
 GRADIENT, PRIVATIZE = "tests/test_gradient.py", "tests/test_privatize.py"
 INFLUENCE, NOISE, SEEDS = "tests/test_influence.py", "tests/test_noise.py", "tests/test_seeds.py"
-TWINS, IMAGES = "tests/test_twins.py", "tests/tasks/test_images.py"
-MECHANISM, GEP = "tests/mechanism/test_mechanism.py", "tests/methods/test_gep.py"
+TWINS, IMAGES = "tests/test_twins.py", "tests/data/test_images.py"
+MECHANISM, GEP = "tests/privacy/test_mechanism.py", "tests/methods/test_gep.py"
 
 NOISE_ON_ALL = (
     f"{GRADIENT}::test_every_released_coordinate_gets_the_declared_noise_once_and_nothing_else_does"

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import run
 from dpexp import records
-from dpexp.ranks import Ranks
+from dpexp.distributed.ranks import Ranks
 from dpexp.records import read_mark
-from dpexp.train import train
+from dpexp.training.train import train
 from dpexp.types import Carrier
 from scripts.configs import Configs
 

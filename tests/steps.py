@@ -10,12 +10,12 @@ import yaml
 from torch import nn
 
 import run
-from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import whole_batch
+from dpexp.data import Examples
+from dpexp.distributed.ranks import Ranks
 from dpexp.methods.rgp import RGP
-from dpexp.ranks import Ranks
-from dpexp.tasks import Examples
-from dpexp.train import make_mechanism
+from dpexp.privacy import whole_batch
+from dpexp.training.gradient import PrivateGradient
+from dpexp.training.train import make_mechanism
 from dpexp.types import Batch
 from tests.runs import Watched
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from dpexp.data import Examples
 from dpexp.methods.rgp import RGP
-from dpexp.tasks import Examples
 from scripts.bench import __main__ as bench
 from scripts.bench import language, steps
 

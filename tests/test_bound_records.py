@@ -14,7 +14,7 @@ import pytest
 
 import run
 from dpexp import records
-from dpexp.mechanism.finished import recheck_record
+from dpexp.privacy.finished import recheck_record
 from dpexp.records.predictions import PREDICTIONS, packed, unpacked
 from dpexp.records.record import hash_of
 from scripts import names
@@ -201,7 +201,11 @@ def test_an_older_record_is_held_to_its_metrics_and_that_is_said(copy_of):
         ("method", {"_target_": "elsewhere.gep.GEP"}, "method elsewhere.gep.GEP is not known"),
         ("method", {"_target_": "dpexp.methods.dpsgd.GEP"}, "dpexp.methods.dpsgd.GEP is not known"),
         ("optimizer", {"_target_": "mine.SGD"}, "optimizer mine.SGD is not of dpexp"),
-        ("schedule", {"_target_": "dpexp.schedules.Steered"}, "schedule dpexp.schedules.Steered"),
+        (
+            "schedule",
+            {"_target_": "dpexp.training.schedules.Steered"},
+            "schedule dpexp.training.schedules.Steered",
+        ),
         ("task", {"_target_": "dpexp.evil.digits"}, "task dpexp.evil.digits is not of dpexp"),
         (None, {"loop": "mine.loop"}, "loop mine.loop is not known"),
     ],
@@ -216,7 +220,7 @@ def test_what_is_not_ours_is_taken_on_trust_and_never_for_ours(place, change, sa
 
 
 def test_every_part_that_conf_names_is_ours():
-    from dpexp.mechanism.statements import KNOWN, PATE, is_ours
+    from dpexp.privacy.statements import KNOWN, PATE, is_ours
 
     texts = [path.read_text() for path in run.CONF.rglob("*.yaml")]
     targets = {name for text in texts for name in re.findall(r"_target_: ([\w.]+)", text)}

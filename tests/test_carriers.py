@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpexp.carriers import Explicit, Masked, Outer
-from dpexp.chunks import BUDGET_BYTES
-from dpexp.privatize import ClippedSum
-from dpexp.rounding import slack_of
-from dpexp.taps.conv2d import Conv2dMatrix, Geometry
-from dpexp.taps.embedding import EmbeddingWeight
-from dpexp.taps.linear import LinearTap, LinearWeight
+from dpexp.grad_sample.carriers import Explicit, Masked, Outer
+from dpexp.grad_sample.chunks import BUDGET_BYTES
+from dpexp.grad_sample.conv2d import Conv2dMatrix, Geometry
+from dpexp.grad_sample.embedding import EmbeddingWeight
+from dpexp.grad_sample.linear import LinearTap, LinearWeight
+from dpexp.privacy.bound import is_exact_enough, slack_of, upper_bound
+from dpexp.privacy.privatize import ClippedSum
 from dpexp.types import Key, Release
 
 
@@ -65,7 +65,7 @@ def test_terms_that_cancel_erase_nothing_of_other_examples(make, who):
         outer.dh[at_position(outer.dh, who, position)] = value
     size, held = carrier.measured()
     assert type(held) is type(carrier)
-    assert bool(size.is_exact_enough(1.0)[who]) is False  # it is summed in float64, apart
+    assert bool(is_exact_enough(size, 1.0)[who]) is False  # it is summed in float64, apart
     whole, without = (
         summed(some, shape) for some in (carrier, carrier.keep(torch.arange(16) != who))
     )
@@ -151,7 +151,7 @@ def test_padding_moves_no_weight(kind, lengths):
         if kind == "masked":
             carrier = Masked(carrier, torch.arange(0, 96 * 96, 2), (96, 96))
         size, held = carrier.measured()
-        return size.bound(slack_of(torch.float32)), type(held)
+        return upper_bound(size, slack_of(torch.float32)), type(held)
 
     (alone, form), (padded, another) = bound(short), bound(long)
     torch.testing.assert_close(padded, alone, rtol=2e-6, atol=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpexp import checkpoint
+from dpexp.training import checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -93,7 +93,7 @@ def test_a_kill_before_the_first_rename_loses_nothing(path):
 
 FILL = """
 import resource, sys, torch
-from dpexp import checkpoint
+from dpexp.training import checkpoint
 from dpexp.records import RecordError
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:
@@ -115,7 +115,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(path, programs):
 
 SAVE_FOREVER = """
 import sys, torch
-from dpexp import checkpoint
+from dpexp.training import checkpoint
 step = 0
 while True:
     step += 1

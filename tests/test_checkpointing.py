@@ -7,11 +7,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import run
-from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import whole_batch
+from dpexp.data import cross_entropy
 from dpexp.methods.rgp import RGP
+from dpexp.privacy import whole_batch
 from dpexp.records import run_id
-from dpexp.tasks import cross_entropy
+from dpexp.training.gradient import PrivateGradient
 from tests.runs import execute
 from tests.steps import ALONE
 from tests.test_text_gradients import EVERY, LENGTHS, make

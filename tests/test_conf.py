@@ -11,7 +11,7 @@ import yaml
 import run
 from dpexp import records
 from dpexp.artifacts import cells, spec
-from dpexp.mechanism import num_steps
+from dpexp.privacy import num_steps
 from scripts.configs import Configs
 
 CONFIGS = Configs()  # a tree of conf that was composed before need not be again
@@ -247,7 +247,7 @@ def test_compressive_is_for_a_linear_model_unless_another_is_named():
     assert (config["batch_size"], config["epochs"]) == (config["task"]["dataset_size"], 999)
     assert (config["method"]["kappa"], config["method"]["p"]) == (5, 20)
     assert (config["optimizer"]["lr"], config["optimizer"]["momentum"]) == (0.1, 0)
-    assert config["schedule"]["_target_"] == "dpexp.schedules.InverseRoot"
+    assert config["schedule"]["_target_"] == "dpexp.training.schedules.InverseRoot"
     elsewhere = ["method=compressive", "task=lending_club", "task.csv=/another/file.csv"]
     assert records.run_id(CONFIGS.compose(elsewhere)) != records.run_id(config)  # other loans
     other = CONFIGS.compose(["method=compressive", "task=digits", "model=wrn10_1"])

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import run
-from dpexp import checkpoint, records
-from dpexp.observation import Analysis
-from dpexp.states import copied, mapped, marks
-from dpexp.train import train
+from dpexp import records
+from dpexp.training import checkpoint
+from dpexp.training.observation import Analysis
+from dpexp.training.states import copied, mapped, marks
+from dpexp.training.train import train
 from dpexp.types import ConfigError
 from tests.runs import (
     ALONE,

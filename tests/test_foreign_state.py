@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import run
-from dpexp import checkpoint, records
-from dpexp.mechanism import PrivacyError
+from dpexp import records
+from dpexp.privacy import PrivacyError
 from dpexp.records import LEDGER, Ledger, Mark, RecordError, read_mark
+from dpexp.training import checkpoint
 from tests.runs import (
     SHORT,
     assert_same_run,
@@ -77,7 +78,7 @@ def test_a_checkpoint_of_another_mechanism_is_refused_by_what_differs(key, value
 
 def mechanism():
     config = run.compose([*CLAIMED])
-    from dpexp.mechanism import build
+    from dpexp.privacy import build
     from dpexp.types import Release
 
     one = (Release("gradient", 640, 1.0),)

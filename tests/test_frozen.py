@@ -7,11 +7,11 @@ import torch
 
 import run
 from dpexp import records
-from dpexp.gradient import PrivateGradient
+from dpexp.grad_sample import Tape
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.selection import one_release
-from dpexp.taps import Tape
-from dpexp.train import make_mechanism, named_parameters, train
+from dpexp.training.gradient import PrivateGradient
+from dpexp.training.train import make_mechanism, named_parameters, train
 from dpexp.types import ConfigError, Key
 from tests.runs import of
 from tests.steps import ALONE, CPU, METHODS, composed

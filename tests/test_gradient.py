@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import kstest
 
-from dpexp import checkpoint
-from dpexp.gradient import PrivateGradient
-from dpexp.ranks import Ranks
-from dpexp.taps import Tape
-from dpexp.tasks import Examples
+from dpexp.data import Examples
+from dpexp.distributed.ranks import Ranks
+from dpexp.grad_sample import Tape
+from dpexp.training import checkpoint
+from dpexp.training.gradient import PrivateGradient
 from tests.runs import total_of
 from tests.steps import (
     CPU,

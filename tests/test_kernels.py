@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dpexp import kernels
+from dpexp.grad_sample.conv2d import Conv2dWeight, Geometry
 from dpexp.kernels.kernel_gradients import are_taken, kernel_gradients
 from dpexp.kernels.norm_relu import norm_relu
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.lsg import LSG
 from dpexp.methods.rgp import RGP
 from dpexp.models.wrn import WideResNet
-from dpexp.taps.conv2d import Conv2dWeight, Geometry
 from tests.methods.test_against_the_papers import step
 from tests.steps import distance, flat, sums_of
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import run
-from dpexp import checkpoint, records
+from dpexp import records
+from dpexp.distributed.ranks import Ranks
 from dpexp.kernels import compiled
-from dpexp.mechanism import PrivacyError
-from dpexp.ranks import Ranks
+from dpexp.privacy import PrivacyError
 from dpexp.records import Ledger, Mark, RecordError, read_mark
-from dpexp.spent import surroundings_of
-from dpexp.train import train
+from dpexp.training import checkpoint
+from dpexp.training.spent import surroundings_of
+from dpexp.training.train import train
 from scripts.verify import main as verify
 from tests.runs import (
     ALONE,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpexp.gradient import PrivateGradient
-from dpexp.judging import evaluate
+from dpexp.training.gradient import PrivateGradient
+from dpexp.training.judging import evaluate
 from dpexp.types import ConfigError
 from tests.runs import Watched
 from tests.steps import ALONE, CPU, Setting, composed, cramp, distance
@@ -144,12 +144,12 @@ def test_an_evaluation_that_runs_out_of_memory_gives_the_same_score():
 REAL = """
     import resource, torch
     from torch import nn
-    from dpexp.gradient import PrivateGradient
-    from dpexp.mechanism import whole_batch
-    from dpexp.memory import STATUS, _kilobytes
+    from dpexp.training.gradient import PrivateGradient
+    from dpexp.privacy import whole_batch
+    from dpexp.distributed.memory import STATUS, _kilobytes
     from dpexp.methods.dpsgd import DPSGD
-    from dpexp.ranks import Ranks
-    from dpexp.tasks import Examples
+    from dpexp.distributed.ranks import Ranks
+    from dpexp.data import Examples
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 8192), nn.Tanh())

@@ -6,8 +6,8 @@ import logging
 import pytest
 import torch
 
-from dpexp.gradient import PrivateGradient
-from dpexp.micro_batch import MicroBatch, Trial, choose, next_size, try_sizes
+from dpexp.training.gradient import PrivateGradient
+from dpexp.training.micro_batch import MicroBatch, Trial, choose, next_size, try_sizes
 from dpexp.types import ConfigError
 from tests.runs import execute, of
 from tests.steps import ALONE, CPU, Setting, composed, cramp

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dpexp.mechanism.accounting import calibrate
-from dpexp.mechanism.pld import Part, gaussian_epsilon
+from dpexp.privacy.accounting import calibrate
+from dpexp.privacy.pld import Part, gaussian_epsilon
 from tests.mutations import BREAKS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,9 +12,9 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from dpexp.mechanism.votes import CHECK, VOTES
-from dpexp.privatize import _DRAWS, FAR, GRAIN, NOISE_AT_ONCE, add_noise_, with_tails_
-from dpexp.seeds import generator
+from dpexp.pate.votes import CHECK, VOTES
+from dpexp.privacy.privatize import _DRAWS, FAR, GRAIN, NOISE_AT_ONCE, add_noise_, with_tails_
+from dpexp.privacy.seeds import generator
 from dpexp.types import ConfigError, Key, Release
 from tests.steps import Setting, composed
 from tests.test_pate import mechanism as votes

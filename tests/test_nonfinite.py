@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import run
-from dpexp.judging import evaluate, judge
-from dpexp.optimizers import check_optimizer
+from dpexp.data import Examples, percent_right
 from dpexp.pate.stages import predict
-from dpexp.tasks import Examples, percent_right
-from dpexp.train import train
+from dpexp.training.judging import evaluate, judge
+from dpexp.training.optimizers import check_optimizer
+from dpexp.training.train import train
 from dpexp.types import ConfigError
 from tests.runs import ALONE, SHORT, execute, of
 from tests.steps import CPU

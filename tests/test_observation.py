@@ -10,11 +10,11 @@ import torch
 
 import run
 from dpexp import records
-from dpexp.mechanism import ANALYSED
-from dpexp.mechanism.recheck import recheck
-from dpexp.observation import Analysis
-from dpexp.ranks import Ranks
-from dpexp.train import train
+from dpexp.distributed.ranks import Ranks
+from dpexp.privacy import ANALYSED
+from dpexp.privacy.recheck import recheck
+from dpexp.training.observation import Analysis
+from dpexp.training.train import train
 from dpexp.types import ConfigError
 from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
 

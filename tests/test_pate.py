@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import run
-from dpexp.mechanism import build_votes
+from dpexp.data import Examples, Task
+from dpexp.distributed.ranks import Ranks
 from dpexp.models.cnn import CNN
 from dpexp.pate import PATE, loop
 from dpexp.pate.stages import ask, assign, teach, vote
-from dpexp.ranks import Ranks
-from dpexp.seeds import generator
-from dpexp.tasks import Examples, Task
+from dpexp.pate.votes import build_votes
+from dpexp.privacy.seeds import generator
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
 CPU = torch.device("cpu")

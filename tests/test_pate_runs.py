@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import run
-from dpexp import checkpoint, records
-from dpexp.mechanism import PrivacyError, verify
+from dpexp import records
+from dpexp.distributed.ranks import Ranks
 from dpexp.pate import loop
-from dpexp.ranks import Ranks
+from dpexp.privacy import PrivacyError, verify
+from dpexp.training import checkpoint
 from dpexp.types import ConfigError
 from tests.runs import Killed, execute, of, one_thread  # noqa: F401 (a fixture)
 from tests.test_pate import ALONE, CPU, SMALL

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest, norm, truncnorm
 
-from dpexp.carriers import Explicit, Outer
-from dpexp.privatize import (
+from dpexp.grad_sample.carriers import Explicit, Outer
+from dpexp.grad_sample.linear import LinearWeight
+from dpexp.privacy.privatize import (
     FAR,
     GRAIN,
     NARROW,
@@ -20,7 +21,6 @@ from dpexp.privatize import (
     clip_weights,
     with_tails_,
 )
-from dpexp.taps.linear import LinearWeight
 from dpexp.types import Key, Release
 
 A, B = Key("gradient", "a"), Key("gradient", "b")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import spectral_norm, weight_norm
 
+from dpexp.data import Examples, cross_entropy
 from dpexp.methods.dpsgd import DPSGD
-from dpexp.probing import check_model
-from dpexp.tasks import Examples, cross_entropy
+from dpexp.training.probing import check_model
 from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401
 from tests.texts import texts, tiny

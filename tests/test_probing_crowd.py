@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from dpexp.probing import check_model
-from dpexp.probing.recorder import gap
-from dpexp.tasks import cross_entropy
+from dpexp.data import cross_entropy
+from dpexp.training.probing import check_model
+from dpexp.training.probing.recorder import gap
 from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401
 from tests.test_probing import CPU, WIDTH, Fine, check, middle

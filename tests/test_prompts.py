@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import run
-from dpexp.judging import evaluate
+from dpexp.data.public_texts import film_reviews
+from dpexp.data.task import assemble
+from dpexp.data.text import Encoded, Texts, Tokenizer
 from dpexp.models.language import pretrained
-from dpexp.models.prompts import begin_with
-from dpexp.models.warm_start import fit
-from dpexp.tasks.public_texts import film_reviews
-from dpexp.tasks.task import assemble
-from dpexp.tasks.text import Encoded, Texts, Tokenizer
+from dpexp.training.judging import evaluate
+from dpexp.training.prompts import begin_with
+from dpexp.training.warm_start import fit
 from dpexp.types import ConfigError
 from tests.texts import LONGEST, real_model, tiny
 

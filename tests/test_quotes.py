@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import run
-from dpexp.caches import cache_dir
 from dpexp.records import RecordError
+from dpexp.records.caches import cache_dir
 from dpexp.types import ConfigError
 from scripts.configs import Configs
 from scripts.quotes import quoted, readable

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import run
-from dpexp.mechanism.room import reach, setting_of
-from dpexp.optimizers import check_size
-from dpexp.privatize import add_noise_
-from dpexp.schedules import LARGEST, require_rates
-from dpexp.seeds import generator
+from dpexp.privacy.privatize import add_noise_
+from dpexp.privacy.room import reach, setting_of
+from dpexp.privacy.seeds import generator
+from dpexp.training.optimizers import check_size
+from dpexp.training.schedules import LARGEST, require_rates
 from dpexp.types import ConfigError, Key, Release
 from tests.runs import CONFIGS, execute
 

@@ -16,12 +16,12 @@ from torch import nn
 
 import run
 from dpexp import records
-from dpexp.gradient import PrivateGradient
-from dpexp.mechanism.sampling import poisson
-from dpexp.processes import launch
-from dpexp.ranks import RankLost, Ranks, buckets
-from dpexp.spent import surroundings_of
-from dpexp.train import make_mechanism, train
+from dpexp.distributed.processes import launch
+from dpexp.distributed.ranks import RankLost, Ranks, buckets
+from dpexp.privacy.sampling import poisson
+from dpexp.training.gradient import PrivateGradient
+from dpexp.training.spent import surroundings_of
+from dpexp.training.train import make_mechanism, train
 from dpexp.types import ConfigError
 from tests.runs import CONFIGS, execute, of, one_thread  # noqa: F401 (a fixture)
 
@@ -296,7 +296,7 @@ def train_smooth(ranks, config):
 SMOOTH = """
 import json, logging, signal, sys
 signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))  # as submitit queues a job again
-from dpexp.processes import launch
+from dpexp.distributed.processes import launch
 from tests.test_ranks import train_smooth
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 launch(train_smooth, json.loads(sys.argv[1]))

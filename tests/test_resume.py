@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 import run
-from dpexp import checkpoint, records
-from dpexp.mechanism import PrivacyError
-from dpexp.train import train
+from dpexp import records
+from dpexp.privacy import PrivacyError
+from dpexp.training import checkpoint
+from dpexp.training.train import train
 from dpexp.types import ConfigError
 from tests.runs import (
     ALONE,
@@ -185,7 +186,7 @@ def test_a_run_whose_noise_was_not_drawn_once_a_step_fails(stopped, tmp_path):
 
 KILLED_AT_THE_END = """
 import os, signal, sys, run
-from dpexp.logbook import Logbook
+from dpexp.training.logbook import Logbook
 Logbook.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 run.execute(run.compose([*sys.argv[1:], "checkpoint.steps=1"]))
 """
@@ -267,9 +268,9 @@ import json, resource, sys, warnings
 from dataclasses import replace
 import torch, run
 from dpexp import records
-from dpexp.ranks import Ranks
+from dpexp.distributed.ranks import Ranks
 from dpexp.records import RecordError
-from dpexp.train import train
+from dpexp.training.train import train
 
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

@@ -9,9 +9,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dpexp.ranks import Ranks
-from dpexp.states import new_tensors
-from dpexp.taps import Tape
+from dpexp.distributed.ranks import Ranks
+from dpexp.grad_sample import Tape
+from dpexp.training.states import new_tensors
 from scripts.scale.__main__ import main, tables
 from scripts.scale.counts import METHODS, Network, held_bytes, of_micro_batch, of_step
 from scripts.scale.machine import Machine, step

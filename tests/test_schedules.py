@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpexp.schedules import InverseRoot, Milestones
+from dpexp.training.schedules import InverseRoot, Milestones
 
 
 def test_milestones_multiply_at_their_share_of_all_steps():

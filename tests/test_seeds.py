@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import run
-from dpexp import seeds
-from dpexp.mechanism import whole_batch
-from dpexp.seeds import AXES, generator, new_secret, seed_default, spawned
+from dpexp.privacy import seeds, whole_batch
+from dpexp.privacy.seeds import AXES, generator, new_secret, seed_default, spawned
 from dpexp.types import Release
 from scripts.targets import loop_of
 from tests.draws import Draws, place
@@ -113,13 +112,13 @@ ROOT = Path(__file__).resolve().parents[1]
 FILES = [ROOT / "run.py", *sorted((ROOT / "dpexp").rglob("*.py"))]
 
 OTHER_SEEDS = {
-    "torch.Generator": {"dpexp.analysis.anchors", "dpexp.seeds"},
+    "torch.Generator": {"dpexp.analysis.anchors", "dpexp.privacy.seeds"},
     "manual_seed": {"run", "dpexp.analysis.anchors"},
-    "default_rng": {"dpexp.tasks.public", "dpexp.tasks.regression", "dpexp.tasks.shapes"},
-    "random.Random": {"dpexp.tasks.lexicon", "dpexp.tasks.grammar"},
+    "default_rng": {"dpexp.data.public", "dpexp.data.regression", "dpexp.data.shapes"},
+    "random.Random": {"dpexp.data.lexicon", "dpexp.data.grammar"},
 }
 """Who else seeds what draws: from a generator's own number, or to make or choose data."""
-OTHER_SEEDS["torch.Generator"] |= {"dpexp.tasks.task", "dpexp.tasks.public"}
+OTHER_SEEDS["torch.Generator"] |= {"dpexp.data.task", "dpexp.data.public"}
 OTHER_SEEDS["manual_seed"] |= OTHER_SEEDS["torch.Generator"]
 
 
@@ -154,8 +153,8 @@ def test_every_axis_is_drawn_from_by_the_one_module_that_the_list_names():
                 else:
                     found.setdefault(written, set()).add(module_of(path))
     # One names its axis a line above, the other hands on what it is given.
-    assert elsewhere == ["dpexp.gradient", "dpexp.seeds"]
-    found["forward/"] = {"dpexp.gradient"}
+    assert elsewhere == ["dpexp.privacy.seeds", "dpexp.training.gradient"]
+    found["forward/"] = {"dpexp.training.gradient"}
     assert found == {axis: {module} for axis, module in AXES.items()}
 
 
@@ -183,7 +182,7 @@ def test_generators_of_two_names_never_meet(one, other):
 
 
 class Named:
-    """Stands for `hashlib` in dpexp.seeds and notes every name that a generator is made of.
+    """Stands for `hashlib` in dpexp.privacy.seeds and notes every name that a generator is made of.
 
     Attributes:
         places: functions of ours that had a generator of a name made, each time one was.
@@ -193,7 +192,7 @@ class Named:
         self.places = {}
 
     def shake_256(self, name):
-        self.places.setdefault(name.decode(), []).append(place(but="dpexp/seeds.py"))
+        self.places.setdefault(name.decode(), []).append(place(but="dpexp/privacy/seeds.py"))
         return hashlib.shake_256(name)
 
     @property
@@ -206,15 +205,15 @@ REPLAYED = {  # the same numbers for the same end, twice
     frozenset({"dpexp/attacks/audit.py:toss"}),
     frozenset({"dpexp/attacks/mislabelled.py:choose"}),
     frozenset({"dpexp/pate/loop.py:split_public"}),
-    frozenset({"dpexp/probing/stage.py:__torch_dispatch__"}),
-    frozenset({"dpexp/probing/stage.py:reseed"}),
+    frozenset({"dpexp/training/probing/stage.py:__torch_dispatch__"}),
+    frozenset({"dpexp/training/probing/stage.py:reseed"}),
 }
 SMALL = ["model=cnn", "model.channels=[4,8]", "model.kernel=3"]
 BRIEF = ["batch_size=100", "epochs=0.3", "eval_every=0.1"]
 DRAWN = {
     "init": "dpexp/models/cnn.py:__init__",
-    "sampling": "dpexp/mechanism/sampling.py:poisson",
-    "noise": "dpexp/privatize.py:_gaussian",
+    "sampling": "dpexp/privacy/sampling.py:poisson",
+    "noise": "dpexp/privacy/privatize.py:_gaussian",
 }
 RUNS = {
     "dpsgd": ["method=dpsgd", *SMALL],
@@ -251,5 +250,5 @@ def test_no_state_of_any_generator_is_drawn_from_twice_in_a_run(name, tmp_path, 
     assert draws.shared - REPLAYED == set()
     assert named.twice - REPLAYED == set()  # also where a generator's number seeds another
     if name == "dpsgd":  # the test itself must hear
-        assert {*DRAWN.values(), "dpexp/gradient.py:forward"} <= draws.places.keys()
+        assert {*DRAWN.values(), "dpexp/training/gradient.py:forward"} <= draws.places.keys()
         assert draws.places[DRAWN["noise"]] >= draws.places[DRAWN["sampling"]] == 5

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dpexp.stopping import STOPPED, Stopping
+from dpexp.distributed.stopping import STOPPED, Stopping
 from tests.test_cli import ROOT
 
 

@@ -119,9 +119,9 @@ def test_pates_settings_without_its_loop_are_told_of(tmp_path):
 
 
 def test_an_error_of_ours_that_refuses_nothing_keeps_its_trace(monkeypatch):
-    monkeypatch.setattr("dpexp.schedules.LinearDecay.__init__", breaks)
+    monkeypatch.setattr("dpexp.training.schedules.LinearDecay.__init__", breaks)
     with pytest.raises(RuntimeError) as caught:
-        targets.make("schedule", {"_target_": "dpexp.schedules.LinearDecay"})
+        targets.make("schedule", {"_target_": "dpexp.training.schedules.LinearDecay"})
     assert mistakes.mistake(caught.value) is None
 
 

@@ -11,15 +11,15 @@ from torch.func import functional_call, grad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import whole_batch
+from dpexp.distributed.ranks import Ranks
+from dpexp.grad_sample import Tape
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.lsg import LSG
 from dpexp.methods.rgp import RGP
 from dpexp.methods.sparse_dpsgd import SparseDPSGD
 from dpexp.models.language import Head
-from dpexp.ranks import Ranks
-from dpexp.taps import Tape
+from dpexp.privacy import whole_batch
+from dpexp.training.gradient import PrivateGradient
 from dpexp.types import ConfigError
 from tests.runs import Watched, total_of
 from tests.texts import KINDS, SHAPE, from_hub, texts, tiny

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import run
-from dpexp import records, tracking
-from dpexp.tracking import Progress, Tracker, job_type
+from dpexp import records
+from dpexp.training import tracking
+from dpexp.training.tracking import Progress, Tracker, job_type
 from dpexp.types import ConfigError
 from tests.runs import (
     ALONE,
@@ -83,7 +84,7 @@ def by_key(items):
 
 def test_a_disabled_dashboard_is_never_imported(tmp_path, programs):
     code = (
-        "import sys; from dpexp.tracking import Tracker\n"
+        "import sys; from dpexp.training.tracking import Tracker\n"
         f"with Tracker({config()!r}, {str(tmp_path)!r}) as tracker: tracker.log({LINE!r})\n"
         "assert 'wandb' not in sys.modules"
     )

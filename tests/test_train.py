@@ -11,10 +11,10 @@ import yaml
 
 import run
 from dpexp import records
-from dpexp.mechanism.sampling import poisson
+from dpexp.distributed.ranks import Ranks
 from dpexp.methods.dpsgd import DPSGD
-from dpexp.ranks import Ranks
-from dpexp.train import estimate, train
+from dpexp.privacy.sampling import poisson
+from dpexp.training.train import estimate, train
 from dpexp.types import ConfigError
 from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
 

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 import run
-from dpexp import micro_batch, records
+from dpexp import records
 from dpexp.attacks.soundness import first_difference
 from dpexp.pate import loop
 from dpexp.pate.stages import assign
 from dpexp.records import DIAGNOSTICS, without_diagnostics
+from dpexp.training import micro_batch
 from tests.runs import ALONE, one_thread  # noqa: F401 (a fixture)
 from tests.steps import METHODS, PRIVATE, composed
 from tests.texts import LONGEST, save_glue

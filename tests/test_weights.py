@@ -10,8 +10,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import run
+from dpexp.data.text import Tokenizer
 from dpexp.models.vocabulary import require_vocabulary
-from dpexp.tasks.text import Tokenizer
 from dpexp.types import ConfigError
 from tests.texts import (
     VOCABULARY,

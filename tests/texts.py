@@ -12,8 +12,8 @@ import yaml
 from tokenizers import models, pre_tokenizers, processors
 
 import run
+from dpexp.data.text import Texts, pack
 from dpexp.models.language import from_scratch, pretrained
-from dpexp.tasks.text import Texts, pack
 
 VOCABULARY, LONGEST, CLASSES = 23, 9, 3
 SHAPE = {"layers": 2, "width": 16, "attention_heads": 2, "feed_forward": 24}

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 import run
-from dpexp import checkpoint, records
+from dpexp import records
 from dpexp.attacks.soundness import Injected
 from dpexp.records import without_diagnostics
+from dpexp.training import checkpoint
 from scripts.targets import loop_of
 from tests.runs import ALONE
 

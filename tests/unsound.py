@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dpexp.carriers import Explicit
+from dpexp.grad_sample.carriers import Explicit
 from dpexp.methods.compressive import Compressive
 from dpexp.methods.cosamp import keep_largest
 from dpexp.methods.dpsgd import DPSGD

@@ -20,7 +20,7 @@ from dpexp.methods.anchor import (
     random_basis,
     shares,
 )
-from dpexp.observation import View
+from dpexp.training.observation import View
 from dpexp.types import ConfigError, require_word
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpexp import memory as machine
-from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import whole_batch
-from dpexp.observation import Analysis, View
-from dpexp.ranks import Ranks
+from dpexp.distributed import memory as machine
+from dpexp.distributed.ranks import Ranks
+from dpexp.privacy import whole_batch
+from dpexp.training.gradient import PrivateGradient
+from dpexp.training.observation import Analysis, View
 from dpexp.types import ConfigError
 
 Step = Callable[[], Any]

@@ -10,7 +10,7 @@ import numpy as np
 from dpexp.analysis.anchors import Anchors, residual, shares_of
 from dpexp.analysis.stable_rank import stable_rank
 from dpexp.methods.anchor import anchor_gradients
-from dpexp.observation import Analysis, View, is_finite
+from dpexp.training.observation import Analysis, View, is_finite
 from dpexp.types import ConfigError
 
 

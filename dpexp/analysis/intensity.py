@@ -9,7 +9,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpexp.observation import Analysis, View, is_finite
+from dpexp.training.observation import Analysis, View, is_finite
 from dpexp.types import ConfigError, require_word
 
 TENTH = 0.1

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpexp.mechanism import num_steps
-from dpexp.mechanism.accounting import calibrate
-from dpexp.observation import Analysis, View
-from dpexp.privatize import clip_weights
+from dpexp.privacy import num_steps
+from dpexp.privacy.accounting import calibrate
+from dpexp.privacy.privatize import clip_weights
+from dpexp.training.observation import Analysis, View
 from dpexp.types import ConfigError
 
 

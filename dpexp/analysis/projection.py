@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dpexp.analysis.anchors import Anchors, projection_error, random_rows, shares_of
-from dpexp.observation import Analysis, View, is_finite
+from dpexp.training.observation import Analysis, View, is_finite
 from dpexp.types import ConfigError
 
 

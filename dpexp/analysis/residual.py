@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpexp.observation import Analysis, View, is_finite
+from dpexp.training.observation import Analysis, View, is_finite
 from dpexp.types import ConfigError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpexp.observation import Analysis, View, is_finite
+from dpexp.training.observation import Analysis, View, is_finite
 from dpexp.types import ConfigError, joint_sensitivity
 
 RECOVERY = 20.0

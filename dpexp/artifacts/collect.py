@@ -26,8 +26,8 @@ from dpexp.artifacts.readings import (
     read,
 )
 from dpexp.artifacts.words import CURVES, MAPS, Artifact, Key, Line, Published
-from dpexp.mechanism.finished import recheck_record
-from dpexp.mechanism.papers import papers_multiplier
+from dpexp.privacy.finished import recheck_record
+from dpexp.privacy.papers import papers_multiplier
 
 NOT_RUN, NOT_BUILT, NO_DATA, FAILED = "not run", "not built", "no data", "failed"
 REFUSED = "refused"

@@ -11,7 +11,7 @@ from dpexp.artifacts.collect import WORDS, Value
 from dpexp.artifacts.plain import for_markdown
 from dpexp.artifacts.table import Table
 from dpexp.artifacts.words import Artifact
-from dpexp.mechanism import ANALYSED
+from dpexp.privacy import ANALYSED
 
 BY_PAPER = "By the paper's accountant"
 BESIDE = (

@@ -15,9 +15,9 @@ from dpexp.attacks import bounds, mislabelled
 from dpexp.attacks.bounds_curves import subsampled_gaussian
 from dpexp.attacks.canaries import Canaried
 from dpexp.attacks.directions import KINDS
-from dpexp.mechanism import Mechanism
-from dpexp.seeds import generator
-from dpexp.train import Findings, Parts
+from dpexp.privacy import Mechanism
+from dpexp.privacy.seeds import generator
+from dpexp.training.train import Findings, Parts
 from dpexp.types import ConfigError, State, joint_sensitivity, require_word
 
 MISLABELLED = "mislabelled"

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from dpexp.attacks.canaries_wrapped import Wrapped
 from dpexp.attacks.directions import KINDS, Directions
-from dpexp.rounding import Size
-from dpexp.seeds import generator
+from dpexp.privacy.seeds import generator
 from dpexp.types import (
     Carrier,
     ConfigError,
@@ -31,6 +30,7 @@ from dpexp.types import (
     Method,
     PublicGradients,
     Release,
+    Size,
     State,
     Tap,
 )

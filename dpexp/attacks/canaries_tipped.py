@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dpexp.attacks.canaries import TOO_LONG
 from dpexp.attacks.canaries_wrapped import Wrapped
-from dpexp.carriers import Explicit
+from dpexp.grad_sample.carriers import Explicit
 from dpexp.types import Carrier, Key, Method, PublicGradients, State
 
 

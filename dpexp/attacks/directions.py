@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpexp.carriers import Explicit
-from dpexp.rounding import Size, size_of_held
-from dpexp.types import Carrier
+from dpexp.grad_sample.carriers import Explicit
+from dpexp.grad_sample.rounding import size_of_held
+from dpexp.types import Carrier, Size
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """A search for an example that moves a clipped sum by more than its clip norm.
 
 Clipping rests on floating point: on norms that are computed and on sums that are rounded
-(`dpexp.rounding`). Here hill climbing looks for where that gives way: for every layer rule and form
-of it, an example is made up from a few numbers (`Knobs`), clipped and summed beside others as in a
-step, and the numbers are changed for as long as the sum moves further.
+(`dpexp.grad_sample.rounding`, `dpexp.privacy.bound`). Here hill climbing looks for where that gives
+way: for every layer rule and form of it, an example is made up from a few numbers (`Knobs`),
+clipped and summed beside others as in a step, and the numbers are changed for as long as the sum
+moves further.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from dpexp.seeds import generator
+from dpexp.privacy.seeds import generator
 
 OTHERS = ("none", "random", "the same direction", "the same terms", "opposite")
 """Who shares the example's micro-batch."""

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from dpexp.attacks.influence import OTHERS, Knobs, Moved, drawing
-from dpexp.carriers import Explicit, Masked, Outer
-from dpexp.privatize import ClippedSum
-from dpexp.taps.conv2d import Conv2dTap, Conv2dWeight, Geometry
-from dpexp.taps.embedding import EmbeddingWeight
-from dpexp.taps.linear import LinearTap, LinearWeight
+from dpexp.grad_sample.carriers import Explicit, Masked, Outer
+from dpexp.grad_sample.conv2d import Conv2dTap, Conv2dWeight, Geometry
+from dpexp.grad_sample.embedding import EmbeddingWeight
+from dpexp.grad_sample.linear import LinearTap, LinearWeight
+from dpexp.privacy.bound import is_exact_enough
+from dpexp.privacy.privatize import ClippedSum
 from dpexp.types import Carrier, Key, Release
 
 KEY = Key("gradient", "weight")
@@ -57,7 +58,7 @@ class Form:
         if len(xs) > 1:
             without = _summed(self, self.carrier(xs[:-1], hs[:-1]), clip_norm)
         distance = float(torch.linalg.vector_norm(with_it - without)) / clip_norm
-        is_calm = bool(size.is_exact_enough(clip_norm).all())
+        is_calm = bool(is_exact_enough(size, clip_norm).all())
         return Moved(math.inf if math.isnan(distance) else distance, is_calm)
 
 

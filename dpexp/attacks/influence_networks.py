@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from dpexp.attacks.canaries_wrapped import Wrapped
 from dpexp.attacks.influence import OTHERS, Knobs, Moved, drawing
 from dpexp.attacks.influence_forms import positions
-from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import whole_batch
+from dpexp.data import Examples
+from dpexp.distributed.ranks import Ranks
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.gep import GEP
 from dpexp.methods.lsg import LSG
 from dpexp.methods.powersgd import PowerSGD
 from dpexp.methods.rgp import RGP
 from dpexp.methods.sparse_dpsgd import SparseDPSGD
-from dpexp.ranks import Ranks
-from dpexp.tasks import Examples
+from dpexp.privacy import whole_batch
+from dpexp.training.gradient import PrivateGradient
 from dpexp.types import Key, Method, State
 
 

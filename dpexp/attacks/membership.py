@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from sklearn.metrics import roc_curve
 from torch import Tensor, nn
 
-from dpexp import memory
-from dpexp.judging import EVAL_BATCH
-from dpexp.mechanism import Mechanism
+from dpexp.data import cross_entropy
+from dpexp.distributed import memory
 from dpexp.models.mode import in_mode
-from dpexp.seeds import generator
-from dpexp.tasks import cross_entropy
-from dpexp.train import Findings, Parts
+from dpexp.privacy import Mechanism
+from dpexp.privacy.seeds import generator
+from dpexp.training.judging import EVAL_BATCH
+from dpexp.training.train import Findings, Parts
 from dpexp.types import ConfigError, State
 
 

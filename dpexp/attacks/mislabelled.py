@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpexp.attacks.membership import logits_of, require_classes
-from dpexp.seeds import generator
+from dpexp.privacy.seeds import generator
 from dpexp.types import Batch, ConfigError
 
 

@@ -9,9 +9,9 @@ import torch
 
 from dpexp.attacks.lira import confidences
 from dpexp.attacks.membership import logits_of, require_classes
-from dpexp.mechanism import Mechanism
-from dpexp.seeds import generator
-from dpexp.train import Findings, Parts
+from dpexp.privacy import Mechanism
+from dpexp.privacy.seeds import generator
+from dpexp.training.train import Findings, Parts
 from dpexp.types import ConfigError, State
 
 

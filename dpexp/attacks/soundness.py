@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.attacks.sensitivity import Differs, Movement, Search, badness, movement
-from dpexp.gradient import PrivateGradient, StepOutcome
-from dpexp.mechanism import whole_batch
-from dpexp.ranks import Ranks
-from dpexp.seeds import generator
+from dpexp.distributed.ranks import Ranks
+from dpexp.privacy import whole_batch
+from dpexp.privacy.seeds import generator
+from dpexp.training.gradient import PrivateGradient, StepOutcome
 from dpexp.types import Batch, ConfigError, Key, Method, State
 
 TOLERANCE = 1e-6
@@ -199,7 +199,8 @@ def check(
     """Hold a method to what it declares.
 
     Args:
-        parts: a run's (`dpexp.train.Parts`); of its task the test set and the public one are read.
+        parts: a run's (`dpexp.training.train.Parts`); of its task the test set and the public one
+            are read.
         clip_norm: the run's.
         seed: decides the neighbours.
         tries: examples that a climb tries from the worst that was found, >= 0.

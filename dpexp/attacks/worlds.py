@@ -1,8 +1,8 @@
 """Audits in two worlds: many short runs with one canary in them, as many without.
 
-The trials are of the suite's own pipeline (`dpexp.gradient`), on a model that stands still. Every
-real example is left out and the canary takes part in every step: of all neighbouring data sets
-those that are told apart best. The mechanism is then a plain one, not subsampled.
+The trials are of the suite's own pipeline (`dpexp.training.gradient`), on a model that stands
+still. Every real example is left out and the canary takes part in every step: of all neighbouring
+data sets those that are told apart best. The mechanism is then a plain one, not subsampled.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from dpexp.attacks.bounds_curves import gaussian_epsilon
 from dpexp.attacks.canaries import Canaried
 from dpexp.attacks.canaries_tipped import Tipped
 from dpexp.attacks.mislabelled import Thinned
-from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import Mechanism, NoisyVotes
+from dpexp.distributed.ranks import Ranks
 from dpexp.pate.stages import ask
-from dpexp.ranks import Ranks
-from dpexp.train import Parts
+from dpexp.pate.votes import NoisyVotes
+from dpexp.privacy import Mechanism
+from dpexp.training.gradient import PrivateGradient
+from dpexp.training.train import Parts
 from dpexp.types import Method
 
 

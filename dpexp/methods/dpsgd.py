@@ -8,7 +8,7 @@ Abadi et al. 2016 (arXiv 1607.00133), Algorithm 1:
 
 Differences from the paper:
  1. Per-example gradients are not formed: norms come from each layer's input and output gradient,
-    and the clipped sum is one weighted batch gradient (`dpexp.carriers.Outer`).
+    and the clipped sum is one weighted batch gradient (`dpexp.grad_sample.carriers.Outer`).
 """
 
 from __future__ import annotations

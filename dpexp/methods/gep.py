@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from dpexp.carriers import Explicit
+from dpexp.grad_sample.carriers import Explicit
 from dpexp.linalg import power_iteration
 from dpexp.methods import anchor
 from dpexp.methods.selection import all_parameters, classifier, shapes_of

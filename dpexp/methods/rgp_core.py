@@ -31,7 +31,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from dpexp.carriers import Explicit
+from dpexp.grad_sample.carriers import Explicit
 from dpexp.methods.anchor import draw_public, has_random_labels
 from dpexp.methods.head import head_blocks, head_carriers
 from dpexp.methods.selection import (

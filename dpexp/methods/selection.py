@@ -7,7 +7,7 @@ from math import prod
 
 from torch import nn
 
-from dpexp.freezing import trains
+from dpexp.grad_sample.freezing import trains
 from dpexp.types import ConfigError, Key, Release
 
 MATRIX_LAYERS = (nn.Linear, nn.Conv2d)

@@ -25,7 +25,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from dpexp.carriers import Masked
+from dpexp.grad_sample.carriers import Masked
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.selection import matrix_parameters
 from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered

@@ -13,8 +13,8 @@ import transformers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from dpexp.data.hub import model_folder
 from dpexp.models.first_token import keep_first_token
-from dpexp.snapshots import model_folder
 from dpexp.types import ConfigError, one_line, require_word
 
 POOLINGS = ("first", "mean")

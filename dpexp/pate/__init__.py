@@ -8,7 +8,7 @@ n_j(x) the number of teachers that say class j of a public input x:
     label     argmax_j (n_j(x) + N(0, sigma_2^2))              likewise
     student   trained on the labelled x; it meets nothing private
 
-Only checks and labels leave the private data (`dpexp.mechanism.votes`); the noise is calibrated so
+Only checks and labels leave the private data (`dpexp.pate.votes`); the noise is calibrated so
 that all that may be asked and answered fits the budget, whatever the votes.
 
 Differences from the papers:

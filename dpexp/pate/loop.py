@@ -11,20 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpexp import checkpoint, memory
-from dpexp.judging import evaluate, scores
-from dpexp.mechanism import NoisyVotes, PrivacyError, build_votes, verify
-from dpexp.mechanism.certificate import TEST_HALF, UNRELEASED, UNSAID
+from dpexp.data.task import fingerprint
+from dpexp.distributed import memory
+from dpexp.distributed.ranks import Ranks
 from dpexp.methods.selection import all_parameters
 from dpexp.pate.settings import PATE
 from dpexp.pate.stages import EVALUATIONS, Answers, ask, teach, vote
-from dpexp.ranks import Ranks
+from dpexp.pate.votes import NoisyVotes, build_votes
+from dpexp.privacy import PrivacyError, verify
+from dpexp.privacy.certificate import TEST_HALF, UNRELEASED, UNSAID
+from dpexp.privacy.seeds import generator
 from dpexp.records import NONFINITE, Ledger, Mark, Run, describe, read_mark
-from dpexp.seeds import generator
-from dpexp.spent import OTHER_DATA, difference, read_ledger, surroundings_of
-from dpexp.tasks.task import fingerprint
-from dpexp.tracking import Progress, Tracker
-from dpexp.train import Parts
+from dpexp.training import checkpoint
+from dpexp.training.judging import evaluate, scores
+from dpexp.training.spent import OTHER_DATA, difference, read_ledger, surroundings_of
+from dpexp.training.tracking import Progress, Tracker
+from dpexp.training.train import Parts
 from dpexp.types import ConfigError
 
 log = logging.getLogger("dpexp")

@@ -10,18 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpexp import memory
-from dpexp.freezing import trains
-from dpexp.judging import EVAL_BATCH, judge
-from dpexp.mechanism import NoisyVotes
-from dpexp.mechanism.votes import CHECK, VOTES
-from dpexp.optimizers import check_optimizer
+from dpexp.data import are_finite
+from dpexp.distributed import memory
+from dpexp.grad_sample.freezing import trains
 from dpexp.pate.settings import PATE
-from dpexp.privatize import add_noise_
-from dpexp.schedules import require_rates
-from dpexp.seeds import generator, seed_default
-from dpexp.tasks import are_finite
-from dpexp.train import Parts, set_rates
+from dpexp.pate.votes import CHECK, VOTES, NoisyVotes
+from dpexp.privacy.privatize import add_noise_
+from dpexp.privacy.seeds import generator, seed_default
+from dpexp.training.judging import EVAL_BATCH, judge
+from dpexp.training.optimizers import check_optimizer
+from dpexp.training.schedules import require_rates
+from dpexp.training.train import Parts, set_rates
 from dpexp.types import ConfigError, Key, one_line
 
 EVALUATIONS = 5

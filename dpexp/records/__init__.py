@@ -6,6 +6,7 @@ from dpexp.records.files import RecordError, at_home, replace_file, write_atomic
 from dpexp.records.kinds import wrong_kinds
 from dpexp.records.ledger import LEDGER, Ledger, Mark, read_mark
 from dpexp.records.lock import Busy, held, is_held
+from dpexp.records.moved import MOVED, first_names, present_names
 from dpexp.records.predictions import PREDICTIONS
 from dpexp.records.provenance import (
     code_sha256,
@@ -35,6 +36,7 @@ __all__ = [
     "DIAGNOSTICS",
     "LEDGER",
     "Ledger",
+    "MOVED",
     "Mark",
     "NONFINITE",
     "NoSeries",
@@ -53,11 +55,13 @@ __all__ = [
     "describe",
     "describe_device",
     "find",
+    "first_names",
     "git_commit",
     "held",
     "is_held",
     "locate",
     "picture",
+    "present_names",
     "read",
     "read_mark",
     "replace_file",

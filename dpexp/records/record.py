@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpexp.records.moved import first_names, present_names
 from dpexp.records.predictions import digest
 from dpexp.records.safely import Damaged, arrays_of, dict_of, parse_json, text_of
 
@@ -32,13 +33,13 @@ def run_id(config: Mapping[str, Any]) -> str:
 
     Args:
         config: resolved, of plain dicts, lists and scalars; the order of keys is of no account,
-            and 8 and 8.0 are the same.
+            8 and 8.0 are the same, and so are a moved name and its first one (`MOVED`).
 
     Returns:
         12 hexadecimal digits.
     """
     deciding = {key: value for key, value in config.items() if key not in RESULT_NEUTRAL}
-    text = json.dumps(_canonical(deciding), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(_canonical(first_names(deciding)), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -58,7 +59,7 @@ class Record:
 
     Attributes:
         directory: where it lies.
-        config: as it was run.
+        config: as it was run; what has moved since is named as it is now.
         result: of result.json.
         privacy: of privacy.json.
         metrics: one dict per evaluation.
@@ -109,6 +110,7 @@ def _read(directory: Path) -> Record:
             raise Damaged(f"{name} {error}") from error
         if not found[name] and name != "config.yaml":
             raise Damaged(f"{name} is empty")
+    found["config.yaml"] = present_names(found["config.yaml"])
     metrics = lines_of(directory / METRICS)
     if not metrics or None in metrics:
         raise Damaged(f"{METRICS} {'has a line that is torn' if metrics else 'has no line'}")

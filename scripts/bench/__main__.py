@@ -24,9 +24,9 @@ from statistics import median
 import pandas as pd
 import torch
 
-from dpexp import memory
+from dpexp.distributed import memory
+from dpexp.distributed.ranks import choose_device
 from dpexp.kernels import compiled
-from dpexp.ranks import choose_device
 from dpexp.records import describe_device, git_commit, versions, write_atomically
 from dpexp.types import ConfigError
 from scripts import mistakes

@@ -14,11 +14,11 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import whole_batch
+from dpexp.distributed.ranks import Ranks
 from dpexp.methods.gep import GEP
 from dpexp.models.resnet import ResNet
-from dpexp.ranks import Ranks
+from dpexp.privacy import whole_batch
+from dpexp.training.gradient import PrivateGradient
 from dpexp.types import PublicGradients, State
 from scripts.bench.vision import random_images
 

@@ -9,9 +9,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from dpexp.data.text import Encoded, Texts
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.models.language import from_scratch
-from dpexp.tasks.text import Encoded, Texts
 from scripts.bench.steps import (
     FLOOR,
     UNIT,

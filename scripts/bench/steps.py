@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import whole_batch
+from dpexp.distributed.ranks import Ranks
+from dpexp.grad_sample import Tape
 from dpexp.methods.lsg import LSG
 from dpexp.methods.rgp import RGP
 from dpexp.methods.rgp_core import CoreRGP
 from dpexp.methods.selection import matrix_parameters
-from dpexp.ranks import Ranks
-from dpexp.taps import Tape
+from dpexp.privacy import whole_batch
+from dpexp.training.gradient import PrivateGradient
 from dpexp.types import Batch, Method
 
 Run = Callable[[], None]

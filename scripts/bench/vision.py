@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from torch import nn
 
+from dpexp.data import Examples
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.powersgd import PowerSGD
 from dpexp.methods.sparse_dpsgd import SparseDPSGD
 from dpexp.models.wrn import WideResNet
-from dpexp.tasks import Examples
 from dpexp.types import Method
 from scripts.bench.steps import (
     FLOOR,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dpexp.ranks import buckets
+from dpexp.distributed.ranks import buckets
 from scripts.scale.counts import Network, Work, of_micro_batch, of_optimizer, of_step
 from scripts.words import number, only
 

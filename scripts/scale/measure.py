@@ -18,15 +18,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dpexp.gradient import PrivateGradient
+from dpexp.data.text import Encoded, Texts
+from dpexp.distributed.processes import launch
+from dpexp.distributed.ranks import Ranks
 from dpexp.linalg import orthonormal_columns
-from dpexp.mechanism import whole_batch
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.models.language import TextClassifier, from_scratch
-from dpexp.privatize import add_noise_
-from dpexp.processes import launch
-from dpexp.ranks import Ranks
-from dpexp.tasks.text import Encoded, Texts
+from dpexp.privacy import whole_batch
+from dpexp.privacy.privatize import add_noise_
+from dpexp.training.gradient import PrivateGradient
 from dpexp.types import Key, Method, Release
 from scripts.bench.steps import lsg, rgp
 from scripts.scale.__main__ import markdown

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from dpexp.analysis.anchors import projection_error, residual
 from dpexp.analysis.gradient_rank import GradientRank
 from dpexp.analysis.projection import Projection
-from dpexp.tasks import Examples
+from dpexp.data import Examples
 from dpexp.types import ConfigError
 from tests.analysis.views import on_digits
 from tests.methods import literal

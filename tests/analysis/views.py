@@ -3,10 +3,10 @@
 import torch
 
 import run
-from dpexp.gradient import PrivateGradient
-from dpexp.observation import View
-from dpexp.ranks import Ranks
-from dpexp.train import make_mechanism
+from dpexp.distributed.ranks import Ranks
+from dpexp.training.gradient import PrivateGradient
+from dpexp.training.observation import View
+from dpexp.training.train import make_mechanism
 
 CPU = torch.device("cpu")
 

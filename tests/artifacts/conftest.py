@@ -8,8 +8,8 @@ import pytest
 
 from dpexp import records
 from dpexp.artifacts import build, cells, collect, spec, table
-from dpexp.mechanism import Mechanism, num_steps
-from dpexp.mechanism import build as build_mechanism
+from dpexp.privacy import Mechanism, num_steps
+from dpexp.privacy import build as build_mechanism
 from dpexp.types import ConfigError, MissingData, Release
 
 DEVICE = "abacus, 2 threads"

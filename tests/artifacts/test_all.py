@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 import run
-from dpexp import caches, records
+from dpexp import records
 from dpexp.artifacts import spec
+from dpexp.records import caches
 from dpexp.types import ConfigError
 from scripts import all as suite
 from scripts.configs import Configs

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpexp.artifacts import collect, exports, markdown
-from dpexp.mechanism.certificate import SHUFFLED
+from dpexp.privacy.certificate import SHUFFLED
 from dpexp.records.record import contents
 from tests.artifacts.shown import edit
 

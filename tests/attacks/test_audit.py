@@ -13,10 +13,11 @@ from dpexp.attacks import bounds, worlds
 from dpexp.attacks.audit import curve_bound, toss
 from dpexp.attacks.bounds_curves import gaussian_epsilon
 from dpexp.attacks.canaries import Canaried
-from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import build, build_votes
-from dpexp.ranks import Ranks
-from dpexp.train import train
+from dpexp.distributed.ranks import Ranks
+from dpexp.pate.votes import build_votes
+from dpexp.privacy import build
+from dpexp.training.gradient import PrivateGradient
+from dpexp.training.train import train
 from dpexp.types import ConfigError
 from scripts import audit
 from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)

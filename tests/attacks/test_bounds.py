@@ -16,7 +16,7 @@ from dpexp.attacks.bounds import (
     tell_apart,
 )
 from dpexp.attacks.bounds_curves import gaussian, gaussian_epsilon, subsampled_gaussian
-from dpexp.mechanism.accounting import prv_epsilon
+from dpexp.privacy.accounting import prv_epsilon
 
 CONFIDENCE = 0.95
 

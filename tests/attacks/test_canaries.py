@@ -13,12 +13,12 @@ from dpexp.attacks.canaries import TOO_LONG, Canaried
 from dpexp.attacks.canaries_tipped import Tipped
 from dpexp.attacks.directions import Coordinates, Dense, Spikes
 from dpexp.attacks.mislabelled import Thinned, choose, mislabel, scores
-from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import build, whole_batch
-from dpexp.mechanism.sampling import poisson
-from dpexp.ranks import Ranks
-from dpexp.rounding import slack_of
-from dpexp.seeds import generator
+from dpexp.distributed.ranks import Ranks
+from dpexp.privacy import build, whole_batch
+from dpexp.privacy.bound import slack_of
+from dpexp.privacy.sampling import poisson
+from dpexp.privacy.seeds import generator
+from dpexp.training.gradient import PrivateGradient
 from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 from tests.texts import texts

@@ -6,8 +6,8 @@ import torch
 from scipy.stats import norm
 
 from dpexp.attacks.membership import attack, best_threshold, logits_of
-from dpexp.judging import EVAL_BATCH
-from dpexp.tasks import Examples
+from dpexp.data import Examples
+from dpexp.training.judging import EVAL_BATCH
 from dpexp.types import ConfigError
 from tests.runs import execute, of, one_thread  # noqa: F401
 from tests.texts import LONGEST, texts, tiny

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from dpexp.gradient import PrivateGradient
+from dpexp.data import Examples
+from dpexp.distributed.ranks import Ranks
 from dpexp.linalg import power_iteration
-from dpexp.mechanism import whole_batch
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.rgp import RGP
-from dpexp.ranks import Ranks
-from dpexp.tasks import Examples
+from dpexp.privacy import whole_batch
+from dpexp.training.gradient import PrivateGradient
 from dpexp.types import ConfigError
 from tests.methods import literal
 

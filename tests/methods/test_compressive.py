@@ -12,14 +12,14 @@ from scipy.stats import kstest
 from torch import nn
 
 import run
-from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import whole_batch
+from dpexp.data import Examples
+from dpexp.data.regression import squared_error
+from dpexp.distributed.ranks import Ranks
 from dpexp.methods.compressive import MEASURED, Compressive
 from dpexp.methods.cosamp import cosamp, keep_largest
-from dpexp.ranks import Ranks
-from dpexp.seeds import generator
-from dpexp.tasks import Examples
-from dpexp.tasks.regression import squared_error
+from dpexp.privacy import whole_batch
+from dpexp.privacy.seeds import generator
+from dpexp.training.gradient import PrivateGradient
 from dpexp.types import ConfigError
 from tests.methods import literal
 from tests.runs import Watched

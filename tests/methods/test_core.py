@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from dpexp.data import Examples
 from dpexp.linalg import random_bases
 from dpexp.methods.rgp_core import FLOOR, CoreRGP
 from dpexp.methods.rgp_public import PublicRGP
-from dpexp.seeds import generator
-from dpexp.tasks import Examples
+from dpexp.privacy.seeds import generator
 from dpexp.types import ConfigError
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data

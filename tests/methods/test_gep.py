@@ -7,16 +7,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dpexp import checkpoint
-from dpexp.gradient import PrivateGradient
+from dpexp.data import Examples
+from dpexp.distributed.ranks import Ranks
 from dpexp.linalg import power_iteration
-from dpexp.mechanism import whole_batch
 from dpexp.methods.anchor import parameter_groups, shares
 from dpexp.methods.gep import GEP
 from dpexp.models.resnet import ResNet
-from dpexp.ranks import Ranks
-from dpexp.seeds import generator
-from dpexp.tasks import Examples
+from dpexp.privacy import whole_batch
+from dpexp.privacy.seeds import generator
+from dpexp.training import checkpoint
+from dpexp.training.gradient import PrivateGradient
 from dpexp.types import ConfigError, Key
 from tests.methods import literal
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import run
-from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import verify
-from dpexp.mechanism.accounting import rdp_epsilon, rdp_epsilon_apart
-from dpexp.ranks import Ranks
-from dpexp.train import make_mechanism
+from dpexp.distributed.ranks import Ranks
+from dpexp.privacy import verify
+from dpexp.privacy.accounting import rdp_epsilon, rdp_epsilon_apart
+from dpexp.training.gradient import PrivateGradient
+from dpexp.training.train import make_mechanism
 from dpexp.types import ConfigError
 from tests.methods.test_gep import Spy
 

@@ -7,7 +7,7 @@ from torch import nn
 from dpexp.methods.lsg import LSG
 from dpexp.methods.rgp import RGP
 from dpexp.methods.sparsity import most_important, num_kept
-from dpexp.seeds import generator
+from dpexp.privacy.seeds import generator
 from dpexp.types import ConfigError
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data, step

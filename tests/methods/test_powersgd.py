@@ -8,7 +8,7 @@ import torch
 import run
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.powersgd import PowerSGD
-from dpexp.seeds import generator
+from dpexp.privacy.seeds import generator
 from dpexp.types import ConfigError
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data, step

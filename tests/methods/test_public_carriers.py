@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from dpexp.gradient import PrivateGradient
-from dpexp.mechanism import whole_batch
+from dpexp.data import Examples
+from dpexp.distributed.ranks import Ranks
 from dpexp.methods.rgp_public import PublicRGP
-from dpexp.ranks import Ranks
-from dpexp.seeds import generator
-from dpexp.tasks import Examples
+from dpexp.privacy import whole_batch
+from dpexp.privacy.seeds import generator
+from dpexp.training.gradient import PrivateGradient
 from dpexp.types import ConfigError
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data

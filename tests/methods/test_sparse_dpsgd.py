@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 
 import run
-from dpexp.carriers import AT_LEAST, Explicit, Masked, Outer
+from dpexp.grad_sample.carriers import AT_LEAST, Explicit, Masked, Outer
+from dpexp.grad_sample.linear import LinearWeight
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.sparse_dpsgd import SparseDPSGD
-from dpexp.taps.linear import LinearWeight
 from dpexp.types import ConfigError
 from tests import steps
 from tests.methods import literal

@@ -1,0 +1,259 @@
+"""Frozen features: a task's images through a pretrained encoder, once (gep, Appendix A)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpexp.data.cache import decoded
+from dpexp.data.hub import model_folder, why_unreachable
+from dpexp.data.task import Examples, Task, fingerprint
+from dpexp.types import ConfigError, MissingData, one_line
+
+log = logging.getLogger("dpexp")
+
+RESNETS = ("torchvision", "timm")
+"""Owners whose ResNets are torchvision's architecture: their parameters have the same names."""
+
+WEIGHTS = ("*.safetensors", "*.pth", "*.pt", "*.bin")
+
+ENCODE_BATCH = 64  # ours; changes no result
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What turns images into features.
+
+    Attributes:
+        module: maps normalised images [n, 3, s, s] to features [n, d].
+        files: its weights and settings, whose bytes name the cached features.
+    """
+
+    module: Callable[[Tensor], Tensor]
+    files: tuple[Path, ...]
+
+
+def encode(
+    task: Task,
+    device: torch.device,
+    *,
+    name: str,
+    encoder: str,
+    image_size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    model_root: str,
+) -> Task:
+    """Replace a task's images by their features, computed once and cached by content.
+
+    Every example's features are centred and scaled to norm one by themselves: what is
+    customary, the training set's own mean and variance, would need a budget.
+
+    Args:
+        task: of images with 1 or 3 channels; its public examples are encoded too.
+        device: where the encoder runs.
+        name: as in conf/features.
+        encoder: "torchvision/resnet152" or another of its ResNets, "timm/resnet152.tv_in1k", or
+            owner/name of an image encoder on the hub, as transformers knows it.
+        image_size: what images are resized to, in pixels.
+        mean: of the encoder's inputs in [0, 1], per channel.
+        std: likewise, > 0.
+        model_root: a folder laid out like hub snapshots, looked at before any server.
+
+    Raises:
+        MissingData: the encoder is nowhere to be found.
+        ConfigError: a task that is not of images, or an encoder that cannot be used.
+    """
+    if len(task.input_shape) != 3 or task.input_shape[0] not in (1, 3):
+        raise ConfigError(
+            f"Expected a task of images with 1 or 3 channels for features={name}; {task.name} has "
+            f"inputs of shape {tuple(task.input_shape)}. Leave features out, or set another task."
+        )
+    owner, _, architecture = encoder.partition("/")
+    load = _resnet if owner in RESNETS else _hub
+    found = load(encoder, owner, architecture, model_root, device)
+    settings = json.dumps([encoder, image_size, list(mean), list(std)])
+
+    def features(examples: Examples) -> Examples:
+        plain = replace(examples, mean=None, std=None)
+        recipe = f"features 1 {settings} {fingerprint(plain.inputs, plain.targets)}"
+
+        def compute() -> tuple[Tensor, Tensor]:
+            log.info("%s: features of %s images", encoder, f"{len(plain):,}")
+            with torch.no_grad():
+                parts = [
+                    _features(found.module, plain.batch(some).inputs, image_size, mean, std, device)
+                    for some in torch.arange(len(plain)).split(ENCODE_BATCH)
+                ]
+            return torch.cat(parts), plain.targets
+
+        inputs, targets = decoded(found.files, recipe, compute)
+        return Examples(inputs, targets)
+
+    train, test = features(task.train), features(task.test)
+    public = None if task.public is None else features(task.public)
+    seen = fingerprint(train.inputs, train.targets, test.inputs, test.targets)
+    if public is not None:
+        seen += fingerprint(public.inputs, public.targets)
+    return replace(
+        task,
+        train=train,
+        test=test,
+        public=public,
+        input_shape=tuple(train.inputs.shape[1:]),
+        fingerprint=hashlib.sha256(seen.encode()).hexdigest(),
+    )
+
+
+def files_of(encoder: str, model_root: str) -> list[Path]:
+    """Find the files whose bytes an encoder is: its weights, and of the hub's its settings.
+
+    Raises:
+        MissingData: it is nowhere to be found.
+    """
+    owner, _, architecture = encoder.partition("/")
+    if owner in RESNETS:
+        return [_weights(encoder, owner, architecture.partition(".")[0], model_root)]
+    return sorted(path for path in model_folder(model_root, encoder).iterdir() if path.is_file())
+
+
+def _features(
+    module: Callable[[Tensor], Tensor],
+    images: Tensor,
+    size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    device: torch.device,
+) -> Tensor:
+    """Encode images [n, c, h, w] in [0, 1]; features [n, d] have mean zero and norm one."""
+    images = images.to(device).expand(-1, 3, -1, -1)
+    images = F.interpolate(images, (size, size), mode="bilinear", antialias=True)
+    shift, scale = (torch.tensor(list(of), device=device).view(1, 3, 1, 1) for of in (mean, std))
+    raw = module((images - shift) / scale)
+    if not raw.isfinite().all():
+        raise ConfigError(
+            "Expected finite features of every image; the encoder gives some that are not. "
+            "Set features.encoder, or features.mean and features.std."
+        )
+    return F.normalize(raw - raw.mean(1, keepdim=True), dim=1).cpu()
+
+
+def _resnet(
+    encoder: str, owner: str, architecture: str, model_root: str, device: torch.device
+) -> Encoder:
+    """Find a ResNet of torchvision's, and give what its last layer sees."""
+    import torchvision
+
+    base = architecture.partition(".")[0]
+    known = [n for n in torchvision.models.list_models(torchvision.models) if n.startswith("resn")]
+    if base not in known:
+        raise ConfigError(
+            f"Expected features.encoder to be one of {', '.join(f'{owner}/{n}' for n in known)}, "
+            f"or an encoder of another owner on the hub; got {encoder}."
+        )
+    path = _weights(encoder, owner, base, model_root)
+    model = torchvision.models.get_model(base, weights=None)
+    try:
+        model.load_state_dict(_read(path))
+    except Exception as error:  # a file may be wrong in as many ways as there are formats
+        reason = one_line(error)[:200]
+        raise ConfigError(
+            f"Expected the weights of {base} in {path}; they do not fit ({reason}). "
+            "Fetch the file again."
+        ) from None
+    model.fc = nn.Identity()
+    return Encoder(model.eval().to(device), (path,))
+
+
+def _weights(encoder: str, owner: str, base: str, model_root: str) -> Path:
+    """Find a ResNet's weights: model_root, then the hub or torchvision's server."""
+    folder = (Path(model_root).expanduser() / encoder).absolute()
+    here = [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
+    if here:
+        return here[0]
+    if owner == "timm":
+        return model_folder(model_root, encoder) / "model.safetensors"
+    import torchvision
+
+    url = torchvision.models.get_model_weights(base).DEFAULT.url
+    kept = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+    if not kept.is_file():
+        reason = why_unreachable(url) or _download(url, kept)
+        if reason is not None:
+            raise MissingData(
+                f"Expected the weights of {encoder} (a .pth or .safetensors file) in {folder}; "
+                f"found none, and they could not be fetched: {reason}. Put {kept.name} there, set "
+                f"model_root to the folder that holds {encoder}, or run once with a network."
+            )
+    return kept
+
+
+def _download(url: str, kept: Path) -> str | None:
+    """Fetch a file; say why it cannot be kept, e.g. in a home that cannot be written."""
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(url, str(kept), progress=False)
+    except OSError as error:
+        return one_line(error)
+    return None
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _hub(
+    encoder: str, owner: str, architecture: str, model_root: str, device: torch.device
+) -> Encoder:
+    """Find an image encoder of transformers; pooled where it pools, else the positions' mean."""
+    if not owner or not architecture:
+        raise ConfigError(
+            f"Expected features.encoder to be owner/name, as on the hub; got {encoder}."
+        )
+    folder = model_folder(model_root, encoder)
+    from transformers import AutoModel
+
+    try:
+        model, found = AutoModel.from_pretrained(
+            folder, local_files_only=True, output_loading_info=True
+        )
+    except Exception as error:  # as many ways to be wrong as there are architectures
+        reason = one_line(error)[:200]
+        raise ConfigError(
+            f"Expected a model that transformers can load in {folder}; it cannot ({reason})."
+        ) from None
+    model = model.eval().to(device)
+    has_pooler = not any(name.startswith("pooler.") for name in found["missing_keys"])
+    lacking = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
+    if lacking:
+        raise ConfigError(
+            f"Expected all weights of the encoder in {folder}; it lacks {len(lacking)}, "
+            f"{lacking[0]} among them. Put the files of the whole model there."
+        )
+    if model.main_input_name != "pixel_values":
+        raise ConfigError(
+            f"Expected features.encoder to be a model of images; {encoder} takes "
+            f"{model.main_input_name}."
+        )
+
+    def module(images: Tensor) -> Tensor:
+        out = model(pixel_values=images)
+        pooled = getattr(out, "pooler_output", None)
+        if pooled is not None and has_pooler:  # else its numbers are random
+            return pooled.flatten(1)
+        last = out.last_hidden_state
+        return last.mean(1) if last.dim() == 3 else last.mean((2, 3))
+
+    return Encoder(module, tuple(files_of(encoder, model_root)))

@@ -1,0 +1,222 @@
+"""Public sets: images that may be used freely, brought to a task's shape and normalisation.
+
+Each function takes a task and gives it back with `public` set. Labels that are not the task's own
+classes are -1.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from dpexp.data import parquet
+from dpexp.data.digits import DARKEST
+from dpexp.data.hub import parquet_files
+from dpexp.data.pixels import picture
+from dpexp.data.shapes import draw
+from dpexp.data.task import Examples, Task, with_public
+from dpexp.types import ConfigError
+
+UNKNOWN = -1
+"""The label of an image whose class is none of the task's."""
+
+GENERATED_PART = 2
+"""Stream of the generator: 0 and 1 are the train and test sets of task=shapes."""
+
+
+def hub_images(
+    task: Task,
+    *,
+    name: str,
+    repo: str,
+    config: str,
+    image_column: str,
+    split: str,
+    of_task: str | None,
+    size: int,
+    subset_seed: int,
+    data_root: str,
+) -> Task:
+    """Take images published as parquet files.
+
+    Args:
+        task: its input shape, mean and std are what the images are brought to.
+        name: as in conf/public.
+        repo: owner/name on the hub, or a folder of data_root.
+        config: a folder of the repository.
+        image_column: the column that holds the encoded images.
+        split: which split.
+        of_task: a task whose test set this is. For that task the images are taken out of its test
+            set, with their labels (gep, Appendix C).
+        size: how many images, drawn from subset_seed.
+        subset_seed: which ones; apart from a run's seed, so that all runs see the same ones.
+        data_root: a folder laid out like hub snapshots, looked at before the hub.
+
+    Raises:
+        ConfigError: data missing, corrupt, too few, or a task that is not of images.
+    """
+    _shape(task, name)
+    if task.name == of_task:
+        return _from_test(task, name, size, subset_seed)
+    files = parquet_files(data_root, repo, config, [split])[split]
+    counts = [parquet.count(path, [image_column], "Set public.image_column.") for path in files]
+    chosen = _chosen(sum(counts), size, subset_seed, name).tolist()
+    pictures = _pictures(files, counts, image_column, chosen)
+    labels = torch.full((size,), UNKNOWN)
+    images = _fitted(pictures, task, name)
+    _refuse_private(task, images, name)
+    return _with_public(task, images, labels)
+
+
+def generated(task: Task, *, name: str, size: int, noise: float, data_seed: int) -> Task:
+    """Draw images like those of task=shapes, but others.
+
+    Args:
+        task: its input shape, mean and std are what the images are brought to.
+        name: as in conf/public.
+        size: how many images.
+        noise: standard deviation of each pixel's noise, of inputs in [0, 1].
+        data_seed: what everything is drawn from.
+
+    Raises:
+        ConfigError: for a task that is not of images, or no images at all.
+    """
+    _, height, width = _shape(task, name)
+    if size < 1:
+        raise ConfigError(f"Expected public.size >= 1; got {size}. Set public.size.")
+    rng = np.random.default_rng([data_seed, GENERATED_PART])
+    images, labels = draw(size, max(height, width), noise, rng)
+    pictures = [Image.fromarray(image) for image in images.permute(0, 2, 3, 1).numpy()]
+    if task.name != "shapes":
+        labels = torch.full_like(labels, UNKNOWN)
+    return _with_public(task, _fitted(pictures, task, name), labels)
+
+
+def scanned(task: Task, *, name: str, size: int, subset_seed: int) -> Task:
+    """Take scikit-learn's handwritten digits: images from another source than any generated ones.
+
+    Args:
+        task: its input shape, mean and std are what the images are brought to.
+        name: as in conf/public.
+        size: how many of the 1,797, drawn from subset_seed.
+        subset_seed: which ones; apart from a run's seed, so that all runs see the same ones.
+
+    Raises:
+        ConfigError: for task=digits, whose images they are, a task that is not of images, or a
+            size that is not in range.
+    """
+    if task.name == name:
+        raise ConfigError(
+            f"Expected public images that are not private; public={name} are those of task={name}. "
+            "Set public to another set."
+        )
+    images = load_digits().images
+    chosen = images[_chosen(len(images), size, subset_seed, name).numpy()]
+    pictures = [Image.fromarray(np.uint8(255 * image / DARKEST)) for image in chosen]
+    return _with_public(task, _fitted(pictures, task, name), torch.full((size,), UNKNOWN))
+
+
+def none(task: Task, *, name: str) -> Task:
+    """Take none."""
+    return task
+
+
+def require(task: Task, size: int) -> None:
+    """Check that a task has as many public examples as a method takes.
+
+    Raises:
+        ConfigError: if it has fewer.
+    """
+    if size and task.public is None:
+        raise ConfigError(
+            f"Expected public data for {task.name}: this run takes {size} public examples, and "
+            "none are chosen. Set public=imagenet32, cifar100, cifar10-test, digits or shapes; for "
+            "texts film_reviews or texts; or, with GEP, method.basis=random, which needs none."
+        )
+    if size and len(task.public) < size:
+        raise ConfigError(
+            f"Expected at least {size} public examples; got {len(task.public)}. Set public.size, "
+            "or fewer in the method or warm_start."
+        )
+
+
+def _from_test(task: Task, name: str, size: int, seed: int) -> Task:
+    """Split a task's test set into a public and a smaller test set."""
+    test = task.test
+    chosen = _chosen(len(test) - 1, size, seed, f"{task.name}'s test set, which keeps one")
+    kept = torch.ones(len(test), dtype=torch.bool)
+    kept[chosen] = False
+    warnings.warn(
+        f"public={name} takes {size:,} of {task.name}'s {len(test):,} test examples, labels "
+        f"included: accuracy is measured on the other {len(test) - size:,}.",
+        stacklevel=3,
+    )
+    public = test.take(chosen)
+    return _with_public(replace(task, test=test.take(kept)), public.inputs, public.targets)
+
+
+def _refuse_private(task: Task, images: Tensor, name: str) -> None:
+    """Refuse a public set that holds training images: what is drawn from it has no noise."""
+    private = {image.numpy().tobytes() for image in task.train.inputs.cpu()}
+    shared = sum(image.numpy().tobytes() in private for image in images)
+    if shared:
+        raise ConfigError(
+            f"Expected public images that are not private; {shared} of {len(images)} images of "
+            f"public={name} are training images of {task.name}. Set public to another set."
+        )
+
+
+def _with_public(task: Task, inputs: Tensor, targets: Tensor) -> Task:
+    return with_public(task, Examples(inputs, targets, task.train.mean, task.train.std))
+
+
+def _shape(task: Task, name: str) -> tuple[int, ...]:
+    if len(task.input_shape) != 3 or task.input_shape[0] not in (1, 3):
+        raise ConfigError(
+            f"Expected a task of images with 1 or 3 channels for public={name}; {task.name} has "
+            f"inputs of shape {tuple(task.input_shape)}. Set public=none or another task."
+        )
+    return task.input_shape
+
+
+def _chosen(total: int, size: int, seed: int, name: str) -> Tensor:
+    if not 1 <= size <= total:
+        raise ConfigError(
+            f"Expected public.size in [1, {total}], the images of {name}; got {size}. "
+            "Set public.size."
+        )
+    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:size]
+
+
+def _pictures(
+    files: list[Path], counts: list[int], column: str, chosen: list[int]
+) -> list[Image.Image]:
+    """Decode some rows of some files, counted through all of them, in the order chosen."""
+    wanted, found, begin = set(chosen), {}, 0
+    for path, count in zip(files, counts, strict=True):
+        for first, (images,) in parquet.batches(path, [column]):
+            for row in range(first, first + len(images)):
+                if begin + row in wanted:
+                    where = f"row {row} of {path}"
+                    found[begin + row] = picture(images[row - first].as_py(), where)
+        begin += count
+    return [found[row] for row in chosen]
+
+
+def _fitted(pictures: list[Image.Image], task: Task, name: str) -> Tensor:
+    """Bring pictures to the task's channels, height and width, uint8 [n, c, h, w]."""
+    channels, height, width = _shape(task, name)
+    mode = "L" if channels == 1 else "RGB"
+    fitted = [
+        np.asarray(some.convert(mode).resize((width, height), Image.Resampling.BILINEAR))
+        for some in pictures
+    ]
+    images = np.stack(fitted).reshape(len(fitted), height, width, channels)
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))

@@ -1,0 +1,77 @@
+"""Public sets of texts, with labels, for tasks whose classes they share."""
+
+from __future__ import annotations
+
+import torch
+
+from dpexp.data import reviews
+from dpexp.data.grammar import GRAMMARS, WordLevel, draw
+from dpexp.data.task import Task, with_public
+from dpexp.data.text import Encoded, Texts, Tokenizer
+from dpexp.types import ConfigError
+
+FILM_REVIEWS = ("sst2",)
+"""Tasks of single texts, negative (0) or positive (1), in a pretrained model's words."""
+
+
+def film_reviews(
+    task: Task, *, name: str, size: int, data_seed: int, tokenizer: str | None, model_root: str
+) -> Task:
+    """Write phrases of film reviews by a grammar of ours (`dpexp.data.reviews`).
+
+    Args:
+        task: sst2.
+        name: as in conf/public.
+        size: how many phrases, >= 1.
+        data_seed: what they are drawn from, the same for every run.
+        tokenizer: owner/name on the hub, the model's.
+        model_root: a folder laid out like hub snapshots, looked at before the hub.
+
+    Raises:
+        ConfigError: for another task, no phrases at all, or a model without a tokenizer.
+    """
+    _require(task, name, size, FILM_REVIEWS)
+    words = Tokenizer.load(tokenizer, model_root, task.train.longest, task.name)
+    texts, labels = reviews.write(size, data_seed)
+    return _with_texts(task, words.encode(texts), labels)
+
+
+def generated(
+    task: Task, *, name: str, size: int, data_seed: int, tokenizer: str | None, model_root: str
+) -> Task:
+    """Write texts like those of a generated task, but others.
+
+    Some short ones may be among the private texts too: both come from one small grammar.
+
+    Args:
+        task: sentiment or entailment.
+        name: as in conf/public.
+        size: how many texts, >= 1.
+        data_seed: what they are drawn from, the same for every run.
+        tokenizer: owner/name of the model whose tokenizer encodes the task; None: a word an id.
+        model_root: a folder laid out like hub snapshots, looked at before the hub.
+
+    Raises:
+        ConfigError: for another task, or no texts at all.
+    """
+    _require(task, name, size, tuple(GRAMMARS))
+    grammar = GRAMMARS[task.name]
+    words = WordLevel(grammar.words)
+    if tokenizer is not None:
+        words = Tokenizer.load(tokenizer, model_root, task.train.longest, task.name)
+    ((texts, labels),) = draw(grammar, f"public {task.name} {data_seed}", size)
+    return _with_texts(task, words.encode(*zip(*texts, strict=True)), labels)
+
+
+def _require(task: Task, name: str, size: int, tasks: tuple[str, ...]) -> None:
+    if task.name not in tasks or not isinstance(task.train, Texts):
+        raise ConfigError(
+            f"Expected task to be one of {', '.join(tasks)} for public={name}; got {task.name}. "
+            "Set public, or task."
+        )
+    if size < 1:
+        raise ConfigError(f"Expected public.size >= 1; got {size}. Set public.size.")
+
+
+def _with_texts(task: Task, encoded: Encoded, labels: list[int]) -> Task:
+    return with_public(task, Texts(encoded, torch.tensor(labels), task.train.longest))

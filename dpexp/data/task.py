@@ -1,0 +1,300 @@
+"""What every task is made of: examples held as tensors, and the numbers declared about them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpexp.types import Batch, ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """A whole set of examples, small enough to stay on one device.
+
+    Attributes:
+        inputs: [n, ...]; uint8 stands for [0, 255], floats are taken as they are.
+        targets: [n], class indices, or numbers in a regression.
+        mean: of the inputs in [0, 1], one number per channel (dimension 1); None: not normalised.
+        std: likewise.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what normalises.
+
+        Raises:
+            ConfigError: for what is no number a channel, or a std that is not positive.
+        """
+        for name, lowest in (("mean", -math.inf), ("std", 0.0)):
+            values = getattr(self, name)
+            if values is not None and not _are_above(lowest, values, self.inputs.shape[1]):
+                which = "positive numbers" if name == "std" else "numbers"
+                raise ConfigError(
+                    f"Expected task.{name} to be {which}, one a channel or one for all; got "
+                    f"{list(values)}. Set task.{name}."
+                )
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def nbytes(self) -> int:
+        """Count the bytes the examples take where they lie."""
+        return self.inputs.nbytes + self.targets.nbytes
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Give all that is held, to be hashed."""
+        return self.inputs, self.targets
+
+    def to(self, device: torch.device | str) -> Examples:
+        """Give the same examples on a device."""
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+
+    def take(self, indices: Tensor) -> Examples:
+        """Give some of the examples, by index [m]."""
+        return replace(self, inputs=self.inputs[indices], targets=self.targets[indices])
+
+    def batch(self, indices: Tensor) -> Batch:
+        """Gather examples by index [m] (m may be 0), normalised, and as float32 where bytes."""
+        indices = indices.to(self.inputs.device)
+        inputs = self.inputs.index_select(0, indices)
+        inputs = inputs if inputs.is_floating_point() else inputs.to(torch.float32)
+        scale, shift = self._affine
+        if scale is not None:
+            inputs = inputs.mul_(scale).sub_(shift)
+        return Batch(inputs, self.targets.index_select(0, indices))
+
+    def micro_batches(self, indices: Tensor, size: int) -> Iterable[Tensor]:
+        """Cut indices [m] (m may be 0) into pieces of at most `size`."""
+        return indices.split(size) if len(indices) else ()
+
+    @cached_property
+    def _affine(self) -> tuple[Tensor | None, Tensor | None]:
+        """Fold [0, 255] -> [0, 1] -> normalised into one scale and shift, [1, c, 1, ...]."""
+        unit = 255.0 if self.inputs.dtype == torch.uint8 else 1.0
+        if self.mean is None and unit == 1.0:
+            return None, None
+        mean = torch.tensor([0.0] if self.mean is None else list(self.mean), dtype=torch.float64)
+        std = torch.tensor([1.0] if self.std is None else list(self.std), dtype=torch.float64)
+        shape = (1, -1) + (1,) * (self.inputs.ndim - 2)
+        device = self.inputs.device
+        scale, shift = (1.0 / (unit * std)).float(), (mean / std).float()
+        return scale.view(shape).to(device), shift.view(shape).to(device)
+
+
+def _are_above(lowest: float, values: Sequence[float], channels: int) -> bool:
+    are_numbers = all(isinstance(v, int | float) and lowest < v < math.inf for v in values)
+    return are_numbers and len(values) in (1, channels)
+
+
+Judge = Callable[[Tensor, Tensor], Tensor]
+"""Compares outputs [n, c] with targets [n]."""
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Sum the examples' cross-entropy between logits [n, c] and class indices [n]."""
+    return F.cross_entropy(outputs, targets, reduction="sum")
+
+
+def percent_right(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Give 100 where the largest logit is the target's, else 0, [n]; outputs must be finite."""
+    return 100.0 * ((outputs.argmax(1) == targets) & are_finite(outputs))
+
+
+def are_finite(outputs: Tensor) -> Tensor:
+    """Say which examples' outputs [n, c] are numbers all, [n]: a NaN is the largest of any."""
+    return outputs.isfinite().all(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What a run trains on and how it is judged.
+
+    Attributes:
+        name: as in conf/task.
+        train: the private examples.
+        test: the examples the metric is computed on.
+        public: examples that may be used freely (`dpexp.data.public`); None: none are used.
+        num_classes: how many classes the targets index; one where they are numbers.
+        input_shape: of one example, (channels, height, width).
+        delta: of the (eps, delta) guarantee.
+        dataset_size: the declared N of the training set, which the accounting uses.
+        fingerprint: sha256 of the decoded examples, public ones included, so that results say
+            which data they are of.
+        metric: what is reported, as result.json names it.
+        loss: what training lowers, summed over the examples.
+        score: what the metric is the mean of, [n].
+        also: further sets to test on, by the name of their metric.
+    """
+
+    name: str
+    train: Examples
+    test: Examples
+    public: Examples | None
+    num_classes: int
+    input_shape: tuple[int, ...]
+    delta: float
+    dataset_size: int
+    fingerprint: str
+    metric: str = "test_accuracy"
+    loss: Judge = cross_entropy
+    score: Judge = percent_right
+    also: Mapping[str, Examples] = field(default_factory=dict)
+
+    @property
+    def test_fingerprint(self) -> str:
+        """Return the sha256 of the test sets alone: equal ones were judged on equal examples."""
+        tests = (self.test, *self.also.values())
+        return fingerprint(*(tensor for part in tests for tensor in part.tensors()))
+
+
+def assemble(
+    name: str,
+    train: Examples,
+    test: Examples,
+    *,
+    num_classes: int,
+    delta: float,
+    dataset_size: int,
+    input_shape: Sequence[int] | None = None,
+    metric: str = "test_accuracy",
+    also: Mapping[str, Examples] | None = None,
+) -> Task:
+    """Make a task out of its examples, once they are what the configuration declared.
+
+    Args:
+        name: as in conf/task.
+        train: the private examples; anything with the methods of `Examples`.
+        test: what the metric is computed on.
+        num_classes: how many classes the targets index.
+        delta: of the (eps, delta) guarantee.
+        dataset_size: the declared N.
+        input_shape: of one example; None: as the inputs are held.
+        metric: its name.
+        also: further sets to test on, by the name of their metric.
+
+    Raises:
+        ConfigError: the training set does not hold dataset_size examples, a target is no class, or
+            nothing is left to test on.
+    """
+    if len(train) != dataset_size:
+        raise ConfigError(
+            f"Expected task.dataset_size={dataset_size} training examples for {name}; got "
+            f"{len(train)}. Set task.dataset_size={len(train)} if that is what you mean: N is "
+            "declared, because the accounting may not read it off private data."
+        )
+    tests = {metric: test, **(also or {})}
+    for part, examples in {"training": train, **tests}.items():
+        if not examples.targets.is_floating_point():
+            _check_classes(name, part, examples.targets, num_classes)
+    for part, examples in tests.items():
+        _check_test(name, part, examples.targets)
+    return Task(
+        name=name,
+        train=train,
+        test=test,
+        public=None,
+        num_classes=num_classes,
+        input_shape=tuple(train.inputs.shape[1:] if input_shape is None else input_shape),
+        delta=delta,
+        dataset_size=dataset_size,
+        fingerprint=fingerprint(*(t for part in (train, *tests.values()) for t in part.tensors())),
+        metric=metric,
+        also=also or {},
+    )
+
+
+def _check_classes(name: str, part: str, targets: Tensor, num_classes: int) -> None:
+    """Check that targets [n] are classes."""
+    low, high = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
+    if not 0 <= low <= high < num_classes:
+        remedy = "Set task.num_classes." if low >= 0 else "Below 0 stands no label: -1 marks none."
+        raise ConfigError(
+            f"Expected {part} targets of {name} in [0, {num_classes}); got {low} to {high}. "
+            f"{remedy}"
+        )
+
+
+def _check_test(name: str, metric: str, targets: Tensor) -> None:
+    """Check that a test set can tell a good model from a bad one.
+
+    Nothing of the kind is said of the training set: which classes it has is private.
+    """
+    if not len(targets):
+        raise ConfigError(
+            f"Expected at least one example for {metric} of {name}; its test set is empty. "
+            "Set another split or file."
+        )
+    if not targets.is_floating_point() and targets.unique().numel() == 1:
+        warnings.warn(
+            f"{metric} of {name}: all {len(targets):,} test examples are of class "
+            f"{int(targets[0])}, so that a model that always says so scores best.",
+            stacklevel=4,
+        )
+
+
+def with_public(task: Task, public: Examples) -> Task:
+    """Give a task public examples, and a fingerprint that knows them.
+
+    Args:
+        task: with or without some.
+        public: anything with the methods of `Examples`.
+    """
+    both = hashlib.sha256((task.fingerprint + fingerprint(*public.tensors())).encode())
+    return replace(task, public=public, fingerprint=both.hexdigest())
+
+
+def check_splits(train: Sequence[str], tests: Sequence[str]) -> None:
+    """Refuse splits that would hold an example twice, or test on what was trained on.
+
+    An example that is there twice moves a sum by twice the clip norm.
+
+    Raises:
+        ConfigError: naming the split.
+    """
+    for splits, kind in ((train, "train"), (tests, "test")):
+        if not splits or len(set(splits)) < len(splits):
+            raise ConfigError(
+                f"Expected each {kind} split once; got {list(splits)}. Set task.{kind}_splits."
+            )
+    if both := sorted(set(train) & set(tests)):
+        raise ConfigError(
+            f"Expected no split to be trained and tested on; {both[0]!r} is both. "
+            "Set task.test_splits."
+        )
+
+
+def subset(examples: Examples, size: int | None, seed: int) -> Examples:
+    """Take the first `size` examples of a permutation drawn from `seed`; None takes all.
+
+    Raises:
+        ConfigError: there are fewer than `size` examples.
+    """
+    if size is None:
+        return examples
+    if not 1 <= size <= len(examples):
+        raise ConfigError(f"Expected task.train_size in [1, {len(examples)}]; got {size}.")
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))
+    return examples.take(order[:size])
+
+
+def fingerprint(*tensors: Tensor) -> str:
+    """Hash tensors' types, shapes and bytes, as sha256 in hex."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Ranks, their processes and signals, and memory."""

@@ -1,0 +1,235 @@
+"""Batches of per-example vectors: held, or only described.
+
+Both know how large every example's vector can be and their weighted sum, which is all that clipping
+needs. What rounding takes from either is bounded in `dpexp.grad_sample.rounding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from dpexp.grad_sample.chunks import over_chunks
+from dpexp.grad_sample.rounding import (
+    EXAMPLES,
+    Terms,
+    add_,
+    pieces_of,
+    size_of_formed,
+    size_of_held,
+)
+from dpexp.types import Size
+
+
+@dataclass(frozen=True)
+class Explicit:
+    """Per-example vectors that are held.
+
+    Attributes:
+        values: [n, ...]; matrices may be held transposed, as a view.
+    """
+
+    values: Tensor
+
+    def measured(self) -> tuple[Size, Explicit]:
+        """Give every example's size, and what to hold until the weights are known."""
+        held = self.values.mT if self._is_transposed() else self.values
+        return over_chunks(_flat_size, (held,), max(1, prod(held.shape[1:]))), self
+
+    def squared_norms(self) -> Tensor:
+        """Bound the squared l2 norm of every example's block from above, [n] in float64."""
+        return self.measured()[0].squares
+
+    def add_to(self, total: Tensor, weights: Tensor | None) -> None:
+        """Add the blocks to their sum, each times its weight [n] (None: all ones)."""
+        if weights is None:
+            weights = self.values.new_ones(len(self.values))
+        slices = (self.values.split(EXAMPLES), weights.to(self.values.dtype).split(EXAMPLES))
+        for values, some in zip(*slices, strict=True):
+            add_(total, _weighted_sum(values, some, self._is_transposed()).view_as(total))
+
+    def each(self) -> Tensor:
+        """Give the vectors, [n, ...]."""
+        return self.values
+
+    def keep(self, mask: Tensor) -> Explicit:
+        """Drop the examples where mask [n] is False."""
+        return Explicit(self.values[mask])
+
+    def widened(self) -> Explicit:
+        """Give the same vectors in float64."""
+        return Explicit(self.values.double())
+
+    def _is_transposed(self) -> bool:
+        return self.values.ndim == 3 and self.values.mT.is_contiguous()
+
+
+def _flat_size(values: Tensor) -> Size:
+    return size_of_held(values.flatten(1))
+
+
+def _weighted_sum(values: Tensor, weights: Tensor, is_transposed: bool) -> Tensor:
+    if is_transposed:
+        return torch.tensordot(weights, values.mT, dims=1).mT
+    return torch.tensordot(weights, values, dims=1)
+
+
+class OuterRule(Protocol):
+    """How one layer type turns (input, output gradient) into a parameter's gradient.
+
+    Attributes:
+        is_padded: whether how many positions an example has hangs on its neighbours, as texts' do.
+    """
+
+    is_padded: ClassVar[bool]
+
+    def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
+        """Form every example's gradient where it is smaller than x and dh together, else None."""
+
+    def size(self, x: Tensor, dh: Tensor) -> Size:
+        """Give the size of every example's gradient without keeping it."""
+
+    def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
+        """Give the size of every example's gradient where it is formed and held."""
+
+    def terms(self, x: Tensor, dh: Tensor) -> Terms:
+        """Give the size of the terms that an example's positions add to its gradient."""
+
+    def num_positions(self, dh: Tensor) -> int:
+        """Count the positions whose terms are added."""
+
+    def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
+        """Add the examples' gradients to their sum, which has the parameter's shape."""
+
+    def each(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Form every example's gradient, [n, ...] in the parameter's shape; callers may edit it."""
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Per-example gradients described by a layer's input and output gradient, never formed.
+
+    Scaling example i's gradient by w_i is scaling its dh_i, so the clipped sum is one ordinary
+    batch gradient: no second backward pass (book-keeping; Bu et al. 2023, arXiv 2210.00038).
+    Where a layer's gradients are smaller than its input and output gradient, as in the first
+    stage of a ResNet, `measured` forms them once and holds those instead: less memory, and no
+    second product.
+
+    Attributes:
+        rule: the layer type's arithmetic.
+        x: [n, ...], the layer's input.
+        dh: [n, ...], the gradient at its output.
+    """
+
+    rule: OuterRule
+    x: Tensor
+    dh: Tensor
+
+    def measured(self) -> tuple[Size, Explicit | Outer]:
+        """Give every example's size, and the smaller thing to hold until the weights are known."""
+        formed = self.rule.formed(self.x, self.dh)
+        if formed is None:
+            return self.rule.size(self.x, self.dh), self
+        return self.rule.size_of_formed(formed, self.x, self.dh), Explicit(formed)
+
+    def squared_norms(self) -> Tensor:
+        """Bound the squared l2 norm of every example's gradient from above, [n] in float64."""
+        return self.rule.size(self.x, self.dh).squares
+
+    def add_to(self, total: Tensor, weights: Tensor | None) -> None:
+        """Add the gradients to their sum, each times its weight [n] (None: all ones)."""
+        size = pieces_of(len(self.x), self.rule.num_positions(self.dh))
+        if weights is None:
+            weights = self.dh.new_ones(len(self.dh))
+        weights = weights.to(self.dh.dtype).view(-1, *[1] * (self.dh.dim() - 1))
+        slices = (each.split(size) for each in (self.x, self.dh, weights))
+        for x, dh, some in zip(*slices, strict=True):
+            self.rule.add_to(total, x, dh * some)
+
+    def each(self) -> Tensor:
+        """Form every example's gradient side by side, [n, ...]."""
+        return self.rule.each(self.x, self.dh)
+
+    def keep(self, mask: Tensor) -> Outer:
+        """Drop the examples where mask [n] is False."""
+        return replace(self, x=self.x[mask], dh=self.dh[mask])
+
+    def widened(self) -> Outer:
+        """Give the same gradients in float64, to be formed or measured there."""
+        x = self.x.double() if self.x.is_floating_point() else self.x
+        return replace(self, x=x, dh=self.dh.double())
+
+
+AT_LEAST = 2**20  # ours: numbers to form at once even where a layer holds fewer; 4 MB in float32
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Some entries of per-example gradients that are described by an `Outer`.
+
+    Which entries an inner product leaves out cannot be told from Gram matrices, so norms need the
+    gradients themselves: they are formed a few examples at a time, never many more numbers at once
+    than the layer's input and output gradient hold, and thrown away again.
+
+    Attributes:
+        whole: the gradients.
+        entries: [kept], indices into one example's flattened gradient.
+        shape: of that.
+    """
+
+    whole: Outer
+    entries: Tensor
+    shape: tuple[int, ...]
+
+    def measured(self) -> tuple[Size, Explicit | Masked]:
+        """Give every example's size, and the smaller thing to hold until the weights are known."""
+        rule, x, dh = self.whole.rule, self.whole.x, self.whole.dh
+        held: Explicit | Masked = self
+        if len(self.entries) < self._held():
+            held = Explicit(self.each())
+            if not rule.is_padded:  # what is held is what is added: no terms meet in the sum
+                return rule.size_of_formed(held.values, x, dh), held
+            formed = over_chunks(size_of_held, (held.values,), max(1, len(self.entries)))
+        else:  # zeros for what is left out cost less than picking the rest (ours, on CPUs)
+            is_kept = self.whole.dh.new_zeros(prod(self.shape)).index_fill_(0, self.entries, 1)
+            sizes = [size_of_held(piece.mul_(is_kept)) for piece in self._pieces()]
+            formed = Size(*map(torch.cat, zip(*sizes, strict=True)))
+        # Of texts either way the same: which is smaller hangs on padding, and so on neighbours.
+        return size_of_formed(formed, rule.terms(x, dh), rule.num_positions(dh), dh.dtype), held
+
+    def squared_norms(self) -> Tensor:
+        """Bound the squared l2 norm of every example's kept entries from above, [n]."""
+        return self.measured()[0].squares
+
+    def add_to(self, total: Tensor, weights: Tensor | None) -> None:
+        """Add the kept entries to their sum [kept], each times its weight [n] (None: all ones)."""
+        whole = total.new_zeros(self.shape)
+        self.whole.add_to(whole, weights)
+        total += whole.flatten().index_select(0, self.entries)
+
+    def each(self) -> Tensor:
+        """Form every example's kept entries side by side, [n, kept]."""
+        return torch.cat([piece.index_select(1, self.entries) for piece in self._pieces()])
+
+    def keep(self, mask: Tensor) -> Masked:
+        """Drop the examples where mask [n] is False."""
+        return replace(self, whole=self.whole.keep(mask))
+
+    def widened(self) -> Masked:
+        """Give the same entries in float64."""
+        return replace(self, whole=self.whole.widened())
+
+    def _held(self) -> int:
+        return self.whole.x[0].numel() + self.whole.dh[0].numel()
+
+    def _pieces(self) -> Iterator[Tensor]:
+        whole = self.whole
+        numbers = max(len(whole.x) * self._held(), AT_LEAST)
+        size = max(1, numbers // prod(self.shape))
+        for x, dh in zip(whole.x.split(size), whole.dh.split(size), strict=True):
+            yield whole.rule.each(x, dh).flatten(1)

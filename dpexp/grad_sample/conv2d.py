@@ -1,0 +1,360 @@
+"""The rule for nn.Conv2d: any stride, padding, dilation and groups.
+
+Nothing here unfolds the input into its patches: a kernel's gradient is a sum over positions, one
+k x k shift at a time. Groups are independent convolutions on slices of the channels; they are
+folded into the example axis, and m counts examples times groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
+
+from dpexp import kernels
+from dpexp.grad_sample.carriers import Explicit, Outer
+from dpexp.grad_sample.chunks import over_chunks
+from dpexp.grad_sample.rounding import (
+    TERMS,
+    Terms,
+    add_,
+    size_by_gram,
+    size_of_formed,
+    size_of_held,
+    terms_of,
+)
+from dpexp.types import ConfigError, Size
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where a convolution's kernel touches its input; every pair is (rows, columns)."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    def shifts(self) -> list[tuple[int, int]]:
+        """List the kernel's positions, row by row."""
+        return list(product(range(self.kernel[0]), range(self.kernel[1])))
+
+    def fold(self, x: Tensor) -> Tensor:
+        """Turn [n, groups * c, h, w] into [n * groups, c, h, w]."""
+        return x if self.groups == 1 else x.reshape(-1, x.shape[1] // self.groups, *x.shape[2:])
+
+    def unfold(self, values: Tensor) -> Tensor:
+        """Turn [n * groups, ...] back into [n, groups, ...]."""
+        return values.view(-1, self.groups, *values.shape[1:])
+
+    def touching(self, axis: int, shift: int, outputs: int, inputs: int) -> tuple[slice, slice]:
+        """Give the outputs whose kernel position `shift` lies inside the image, and where.
+
+        Args:
+            axis: 0 for rows, 1 for columns.
+            shift: kernel position along the axis.
+            outputs: output size along the axis.
+            inputs: input size along the axis, padding left out.
+
+        Returns:
+            Slices of the outputs and of the inputs, equally long.
+        """
+        stride, offset = self.stride[axis], shift * self.dilation[axis] - self.padding[axis]
+        first = max(0, -(offset // stride))
+        last = min(outputs, (inputs - 1 - offset) // stride + 1)
+        count = max(0, last - first)
+        start = first * stride + offset
+        stop = start + (count - 1) * stride + 1 if count else start
+        return slice(first, first + count), slice(start, stop, stride)
+
+
+def positions(images: Tensor) -> Tensor:
+    """View images [m, c, h, w] as [m, c, h * w], in either memory format without a copy."""
+    if images.is_contiguous(memory_format=torch.channels_last):
+        return images.permute(0, 2, 3, 1).flatten(1, 2).mT
+    return images.flatten(2)
+
+
+def kernel_gradients(x: Tensor, dh: Tensor, at: Geometry) -> Tensor:
+    """Form every example's kernel gradient, [m, p, d, k, k].
+
+    Args:
+        x: [m, d, h, w].
+        dh: [m, p, h', w'].
+        at: the convolution's geometry, groups folded away.
+    """
+    m, p, d = len(x), dh.shape[1], x.shape[1]
+    if kernels.are_taken(x, dh, at.kernel):
+        return kernels.kernel_gradients(x, dh, at.kernel, at.stride, at.padding, at.dilation)
+    if not _is_grouped_faster(dh, d):
+        shifts = torch.stack(list(_shift_by_shift(x, dh, at)), dim=-1)
+        return shifts.view(m, p, d, *at.kernel)
+    # m examples are m groups of one convolution, whose weight gradient keeps them apart.
+    each = conv2d_weight(
+        x.reshape(1, m * d, *x.shape[2:]),
+        (m * p, d, *at.kernel),
+        dh.reshape(1, m * p, *dh.shape[2:]),
+        at.stride,
+        at.padding,
+        at.dilation,
+        groups=m,
+    )
+    return each.view(m, p, d, *at.kernel)
+
+
+def _is_grouped_faster(dh: Tensor, d: int) -> bool:
+    """Say where oneDNN's grouped kernels beat products of whole shifts (ours, measured)."""
+    p, positions = dh.shape[1], dh.shape[2] * dh.shape[3]
+    is_vector = dh.device.type == "cpu" and dh.dtype == torch.float32 and p % 8 == 0
+    return is_vector and positions >= 64 and p * d < 128 * 128
+
+
+def _shift_by_shift(x: Tensor, dh: Tensor, at: Geometry) -> Iterator[Tensor]:
+    """Give dW_i[:, :, a, b] for every shift (a, b), each [m, p, d].
+
+    dh is spread onto the padded input's grid (zeros between strides and at row ends), so that
+    every shift is one matrix product of two strided views: no patch is ever copied.
+    """
+    (sr, sc), (pr, pc) = at.stride, at.padding
+    rows, columns = dh.shape[2], dh.shape[3]
+    width = x.shape[3] + 2 * pc
+    # The last shifts read past the image's end; an extra row keeps those reads inside the tensor.
+    padded = F.pad(x, (pc, pc, pr, pr + 1)).flatten(2)
+    if (sr, sc) == (1, 1):
+        spread = F.pad(dh, (0, width - columns)).flatten(2)
+    else:
+        spread = dh.new_zeros(*dh.shape[:2], (rows - 1) * sr + 1, width)
+        spread[:, :, ::sr, : (columns - 1) * sc + 1 : sc] = dh
+        spread = spread.flatten(2)
+    length = spread.shape[2]
+    for a, b in at.shifts():
+        start = a * at.dilation[0] * width + b * at.dilation[1]
+        yield torch.bmm(spread, padded[:, :, start : start + length].mT)
+
+
+def patch_gram(x: Tensor, at: Geometry, rows: int, columns: int) -> Tensor:
+    """Give the inner products of the patches under every two outputs, [m, h' * w', h' * w'].
+
+    <patch_s, patch_t> is the image's own Gram matrix summed along k x k diagonal shifts.
+    """
+    m, _, height, width = x.shape
+    flat = positions(x)
+    image = torch.bmm(flat.mT, flat).view(m, height, width, height, width)
+    total = x.new_zeros(m, rows, columns, rows, columns)
+    for a, b in at.shifts():
+        out_r, in_r = at.touching(0, a, rows, height)
+        out_c, in_c = at.touching(1, b, columns, width)
+        total[:, out_r, out_c, out_r, out_c] += image[:, in_r, in_c, in_r, in_c]
+    return total.view(m, rows * columns, -1)
+
+
+def _mixed(images: Tensor, weights: Tensor) -> Tensor:
+    """Give weights @ image at every position, [m, r, h, w], for weights [r, c]."""
+    if images.is_contiguous():
+        mixed = torch.matmul(weights, images.flatten(2))
+        return mixed.view(-1, len(weights), *images.shape[2:])
+    return F.conv2d(images, weights[:, :, None, None])  # in the images' memory format
+
+
+def _channels(images: Tensor, some: Tensor | None) -> Tensor:
+    """Pick channels [c'] of images [m, c, h, w], in their memory format; None: all."""
+    if some is None or images.is_contiguous():
+        return images if some is None else images[:, some]
+    last = images.permute(0, 2, 3, 1)  # indexing would lay the channels out first
+    return last.gather(3, some.expand(*last.shape[:3], -1)).permute(0, 3, 1, 2)
+
+
+def _products(dh: Tensor, thin: Tensor) -> Tensor:
+    """Sum dh_i thin_i^T over positions, [m, p, r], for dh [m, p, h, w] and thin [m, r, h, w]."""
+    one = (1, 1)
+    if kernels.are_taken(dh, thin, one):  # from p channels to r, transposed
+        return kernels.kernel_gradients(dh, thin, one).flatten(2).mT
+    return torch.bmm(positions(dh), positions(thin).mT)
+
+
+def _held_size(formed: Tensor) -> Size:
+    return size_of_held(formed.flatten(1))
+
+
+@dataclass(frozen=True)
+class Conv2dWeight:
+    """dW_i for x [n, groups * d, h, w] and dh [n, groups * p, h', w']."""
+
+    at: Geometry
+    is_padded: ClassVar[bool] = False
+
+    def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
+        """Form the gradients [n, groups * p, d, k, k] where they are the smaller thing to hold."""
+        folded_x, folded_dh = self.at.fold(x), self.at.fold(dh)
+        p, d = folded_dh.shape[1], folded_x.shape[1]
+        size = p * d * len(self.at.shifts())
+        if size > folded_x[0].numel() + folded_dh[0].numel() or self._prefers_gram(x, dh):
+            return None
+        return self.each(x, dh)
+
+    def each(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Form the gradients, [n, groups * p, d, k, k]."""
+        formed = kernel_gradients(self.at.fold(x), self.at.fold(dh), self.at)
+        return formed.view(len(x), dh.shape[1], -1, *self.at.kernel)
+
+    def size(self, x: Tensor, dh: Tensor) -> Size:
+        """Use the Gram form or the direct one, whichever takes less time."""
+        folded = self.at.fold(x), self.at.fold(dh)
+        if self._prefers_gram(x, dh):
+            inputs, outputs = (images[0, 0].numel() for images in folded)
+            each = over_chunks(self._by_gram, folded, numbers=inputs**2 + 3 * outputs**2)
+        else:
+            d, p = (images.shape[1] for images in folded)
+            held = sum(images[0].numel() for images in folded)
+            numbers = p * d * len(self.at.shifts()) + held
+            each = over_chunks(self._by_forming, folded, numbers)
+        return Size(*(self.at.unfold(value).sum(1) for value in each))
+
+    def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
+        """Measure what is held; images of a set are of one size, so that all are alike."""
+        return over_chunks(_held_size, (formed,), formed[0].numel())
+
+    def terms(self, x: Tensor, dh: Tensor) -> Terms:
+        """Give the size of the terms, a patch of the input times an output's gradient each."""
+        each = self._terms(self.at.fold(x), self.at.fold(dh))
+        return Terms(*(self.at.unfold(value).sum(1) for value in each))
+
+    def num_positions(self, dh: Tensor) -> int:
+        """Count the outputs of a channel."""
+        return dh.shape[2] * dh.shape[3]
+
+    def _prefers_gram(self, x: Tensor, dh: Tensor) -> bool:
+        d, p = x.shape[1] // self.at.groups, dh.shape[1] // self.at.groups
+        inputs, outputs, taps = x[0, 0].numel(), dh[0, 0].numel(), len(self.at.shifts())
+        gram = d * inputs**2 + (p + taps) * outputs**2
+        if self.at.groups == 1 and kernels.are_taken(x, dh, self.at.kernel):
+            gram *= kernels.SLOWNESS
+        return gram <= taps * p * d * outputs
+
+    def _by_gram(self, x: Tensor, dh: Tensor) -> Size:
+        flat = positions(dh)
+        patches, of_dh = patch_gram(x, self.at, *dh.shape[2:]), torch.bmm(flat.mT, flat)
+        squares = (gram.diagonal(dim1=1, dim2=2) for gram in (patches, of_dh))
+        terms = self._terms_of(*squares, x, dh)
+        return size_by_gram(patches * of_dh, terms, self._roundings(x, dh))
+
+    def _by_forming(self, x: Tensor, dh: Tensor) -> Size:
+        formed = size_of_held(kernel_gradients(x, dh, self.at).flatten(1))
+        return size_of_formed(formed, self._terms(x, dh), self.num_positions(dh), dh.dtype)
+
+    def _terms(self, x: Tensor, dh: Tensor) -> Terms:
+        at = self.at
+        of_x, of_dh = (
+            torch.linalg.vector_norm(images, dim=1, keepdim=True).double().square()
+            for images in (x, dh)
+        )
+        ones = of_x.new_ones(1, 1, *at.kernel)
+        patches = F.conv2d(of_x, ones, None, at.stride, at.padding, at.dilation)
+        return self._terms_of(patches.flatten(1), of_dh.flatten(1), x, dh)
+
+    def _roundings(self, x: Tensor, dh: Tensor) -> int:
+        """Count what both inner products may round: a patch's adds one of channels a shift."""
+        return x.shape[1] + len(self.at.shifts()) + dh.shape[1]
+
+    def _terms_of(self, of_x: Tensor, of_dh: Tensor, x: Tensor, dh: Tensor) -> Terms:
+        """Rate the terms of a large image higher: the library adds all its positions in a row."""
+        dims = (x.shape[1] * len(self.at.shifts()), dh.shape[1])
+        terms = terms_of(of_x, of_dh, dims, dh.dtype, self._roundings(x, dh))
+        share = max(1.0, self.num_positions(dh) / (4 * TERMS))
+        return terms._replace(energy=terms.energy * share**2)
+
+    def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
+        """Add the batch gradient to total [groups * p, d, k, k], or with kernels in rows."""
+        at = self.at
+        size = (dh.shape[1], x.shape[1] // at.groups, *at.kernel)
+        added = conv2d_weight(x, size, dh, at.stride, at.padding, at.dilation, at.groups)
+        add_(total, added.reshape(total.shape))  # laid out like x, so channels last perhaps
+
+
+@dataclass(frozen=True)
+class Conv2dMatrix(Conv2dWeight):
+    """The same with every kernel in a row: dW_i is [p, d k k]."""
+
+    def each(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Form the gradients, [n, p, d k k]."""
+        return super().each(x, dh).flatten(2)
+
+
+@dataclass(frozen=True)
+class Conv2dTap:
+    """What a Conv2d saw: x [n, channels, h, w] and dh [n, outputs, h', w']."""
+
+    x: Tensor
+    dh: Tensor
+    at: Geometry
+    parameters: tuple[str, ...]
+
+    @classmethod
+    def read(cls, layer: nn.Conv2d, x: Tensor, dh: Tensor) -> Conv2dTap:
+        """Take the layer's geometry; string paddings are applied to the input here.
+
+        Raises:
+            ConfigError: for a padding mode other than zeros.
+        """
+        if layer.padding_mode != "zeros":
+            raise ConfigError(
+                f"Expected zero padding; got padding_mode={layer.padding_mode!r}. "
+                "Pad in the model instead, before the convolution."
+            )
+        padding = layer.padding
+        if isinstance(padding, str):  # "same" may pad one side more than the other
+            x, padding = F.pad(x, layer._reversed_padding_repeated_twice), (0, 0)
+        names = ("weight",) if layer.bias is None else ("weight", "bias")
+        at = Geometry(layer.kernel_size, layer.stride, padding, layer.dilation, layer.groups)
+        return cls(x, dh, at, names)
+
+    def gradient(self, name: str) -> Outer | Explicit:
+        """Carry the kernel's gradient, or the bias's dh_i summed over positions."""
+        if name == "bias":
+            return Explicit(self.dh.sum((2, 3)))
+        return Outer(Conv2dWeight(self.at), self.x, self.dh)
+
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Explicit:
+        """Carry dL_i = dh_i (R x_i)^T, [n, p, r], or its rows [p'] alone.
+
+        A thin k x k convolution, then one product.
+        """
+        at, n = self._ungrouped(rows), len(self.x)
+        x, dh = at.fold(self.x), _channels(self.dh, rows)
+        kernel = right_basis.reshape(len(right_basis), x.shape[1], *at.kernel)
+        thin = F.conv2d(x, kernel, None, at.stride, at.padding, at.dilation)
+        each = _products(at.fold(dh), thin)
+        return Explicit(each.view(n, -1, len(right_basis)))
+
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> Outer | Explicit:
+        """Carry dR_i = (L^T dh_i) x_i^T, [n, r, d k k], or the columns of some channels [d'].
+
+        It is the kernel gradient of a convolution with r outputs, whose dh_i is L^T dh_i.
+        """
+        at, (p, r) = self._ungrouped(columns), left_basis.shape
+        x = _channels(self.x, columns)
+        if at.groups == 1:
+            return Outer(Conv2dMatrix(at), x, _mixed(self.dh, left_basis.T))
+        dh = self.dh.reshape(len(self.dh), at.groups, p // at.groups, -1)
+        bases = left_basis.reshape(at.groups, p // at.groups, r).mT
+        thin = torch.matmul(bases, dh).view(-1, r, *self.dh.shape[2:])
+        return Explicit(at.unfold(kernel_gradients(at.fold(x), thin, at).flatten(2)).sum(1))
+
+    def _ungrouped(self, some: Tensor | None) -> Geometry:
+        if some is not None and self.at.groups > 1:
+            raise ConfigError(
+                "Expected a convolution without groups where some rows or columns are frozen; got "
+                f"groups={self.at.groups}. Freeze that layer."
+            )
+        return self.at
+
+    def scaled(self, factor: float) -> Conv2dTap:
+        """Multiply every example's gradient by a constant."""
+        return replace(self, dh=factor * self.dh)

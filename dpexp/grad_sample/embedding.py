@@ -1,0 +1,119 @@
+"""The rule for nn.Embedding: inputs [n, t] token ids."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.grad_sample.carriers import Outer
+from dpexp.grad_sample.chunks import over_chunks
+from dpexp.grad_sample.rounding import Terms, eta, raised, size_by_gram
+from dpexp.types import ConfigError, Size
+
+
+@dataclass(frozen=True)
+class EmbeddingWeight:
+    """dW_i adds dh_i[t] to row x_i[t], for ids x [n, t] and dh [n, t, d].
+
+    Attributes:
+        rows: size of the vocabulary.
+    """
+
+    rows: int
+    is_padded: ClassVar[bool] = True
+
+    def formed(self, x: Tensor, dh: Tensor) -> None:
+        """Form nothing: a vocabulary per example is never the smaller thing to hold."""
+
+    def size(self, x: Tensor, dh: Tensor) -> Size:
+        """Use the Gram form; the direct one would hold a vocabulary per example."""
+        return over_chunks(_by_gram, (x, dh), numbers=6 * x.shape[1] ** 2)
+
+    def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
+        """Refuse: nothing is formed."""
+        raise TypeError("An Embedding's gradients are never held.")
+
+    def terms(self, x: Tensor, dh: Tensor) -> Terms:
+        """Give the size of the terms, which meet where their tokens are the same."""
+        same = x[:, :, None] == x[:, None, :]
+        return _terms(same, torch.linalg.vector_norm(dh, dim=2).double().square(), dh)
+
+    def num_positions(self, dh: Tensor) -> int:
+        """Say one: terms are added in float64, one by one."""
+        return 1
+
+    def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
+        """Add the batch gradient to total [rows, d], in the rows that were looked up alone."""
+        tokens, places = x.unique(return_inverse=True)
+        rows = dh.new_zeros(len(tokens), dh.shape[2], dtype=torch.float64)
+        rows.index_add_(0, places.flatten(), dh.flatten(0, 1).double())
+        total.index_add_(0, tokens, rows.to(total.dtype))
+
+    def each(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Form the gradients, [n, rows, d]."""
+        tables = dh.new_zeros(len(x), self.rows, dh.shape[-1])
+        return tables.scatter_add_(1, x[..., None].expand_as(dh), dh)
+
+
+def _by_gram(x: Tensor, dh: Tensor) -> Size:
+    """Two positions' gradients meet only where their tokens are the same."""
+    same = x[:, :, None] == x[:, None, :]
+    of_dh = torch.bmm(dh, dh.mT)
+    terms = _terms(same, of_dh.diagonal(dim1=1, dim2=2), dh)
+    return size_by_gram(of_dh * same, terms, dh.shape[2])
+
+
+def _terms(same: Tensor, squares: Tensor, dh: Tensor) -> Terms:
+    """Bound (in every row, sum_s |dh_s|)^2, added over rows, from squared norms [n, t]."""
+    d, t, least = dh.shape[2], dh.shape[1], eta(dh.dtype)
+    norms = (squares.double() + 2 * least * d).sqrt()
+    together = torch.bmm(same.double(), norms[..., None])[..., 0]
+    energy = (together * norms).sum(1) * (1 + raised(d, dh.dtype))
+    floor = torch.full_like(energy, least * t * math.sqrt(d))
+    return Terms(energy, floor, torch.full_like(energy, 4 * least * d * t * t))
+
+
+@dataclass(frozen=True)
+class EmbeddingTap:
+    """What an Embedding saw: ids x [n, t] and dh [n, t, d]."""
+
+    x: Tensor
+    dh: Tensor
+    rows: int
+    parameters: tuple[str, ...] = ("weight",)
+
+    @classmethod
+    def read(cls, layer: nn.Embedding, x: Tensor, dh: Tensor) -> EmbeddingTap:
+        """Bring ids to [n, t]; the padding row, which never learns, gets no gradient.
+
+        Raises:
+            ConfigError: if the layer's options make one example's gradient depend on others.
+        """
+        if layer.scale_grad_by_freq or layer.max_norm is not None:
+            raise ConfigError(
+                "Expected an Embedding without max_norm and scale_grad_by_freq: both make one "
+                "example's gradient depend on the others in the batch. Turn them off."
+            )
+        n = len(x)
+        x, dh = x.reshape(n, -1), dh.reshape(n, -1, dh.shape[-1])
+        if layer.padding_idx is not None:
+            dh = dh * (x != layer.padding_idx)[..., None]
+        return cls(x, dh, layer.num_embeddings)
+
+    def gradient(self, name: str) -> Outer:
+        """Carry the table's gradient, [n, rows, d] if it were formed."""
+        return Outer(EmbeddingWeight(self.rows), self.x, self.dh)
+
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Outer:
+        """Refuse: a table of tokens is trained whole or frozen."""
+        raise TypeError("An Embedding has no matrix product to carry at low rank.")
+
+    right = left
+
+    def scaled(self, factor: float) -> EmbeddingTap:
+        """Multiply every example's gradient by a constant."""
+        return replace(self, dh=factor * self.dh)

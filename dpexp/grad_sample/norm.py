@@ -1,0 +1,45 @@
+"""The rule for LayerNorm and GroupNorm with affine parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpexp.grad_sample.carriers import Explicit
+
+
+@dataclass(frozen=True)
+class NormTap:
+    """What a normalising layer saw: x-hat and dh, both [n, ...], and the axes its weight spans."""
+
+    normalised: Tensor
+    dh: Tensor
+    summed: tuple[int, ...]
+    parameters: tuple[str, ...]
+
+    @classmethod
+    def read(cls, layer: nn.LayerNorm | nn.GroupNorm, x: Tensor, dh: Tensor) -> NormTap:
+        """Normalise again without the affine part; cheaper than keeping it from forward."""
+        names = tuple(name for name, _ in layer.named_parameters(recurse=False))
+        if isinstance(layer, nn.GroupNorm):
+            x_hat = F.group_norm(x, layer.num_groups, eps=layer.eps)
+            return cls(x_hat, dh, tuple(range(2, x.dim())), names)
+        x_hat = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+        return cls(x_hat, dh, tuple(range(1, x.dim() - len(layer.normalized_shape))), names)
+
+    def gradient(self, name: str) -> Explicit:
+        """Carry the scale's dh * x-hat or the shift's dh, summed over positions."""
+        each = self.dh * self.normalised if name == "weight" else self.dh
+        return Explicit(each.sum(self.summed) if self.summed else each)
+
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Explicit:
+        """Refuse: a normalising layer has no matrix."""
+        raise TypeError("A normalising layer has no weight matrix to carry at low rank.")
+
+    right = left
+
+    def scaled(self, factor: float) -> NormTap:
+        """Multiply every example's gradient by a constant."""
+        return replace(self, dh=factor * self.dh)

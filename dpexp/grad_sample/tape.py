@@ -1,0 +1,314 @@
+"""Hooks that hand every layer's input and output gradient to the method, as backward reaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.grad_sample.conv2d import Conv2dTap
+from dpexp.grad_sample.embedding import EmbeddingTap
+from dpexp.grad_sample.freezing import freeze, thaw, trains
+from dpexp.grad_sample.linear import LinearTap
+from dpexp.grad_sample.norm import NormTap
+from dpexp.types import ConfigError, Tap
+
+RULES: dict[type[nn.Module], type] = {
+    nn.Linear: LinearTap,
+    nn.Conv2d: Conv2dTap,
+    nn.Embedding: EmbeddingTap,
+    nn.LayerNorm: NormTap,
+    nn.GroupNorm: NormTap,
+}
+
+CARRIED: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.Linear: ("weight", "bias"),
+    nn.Conv2d: ("weight", "bias"),
+    nn.Embedding: ("weight",),
+    nn.LayerNorm: ("weight", "bias"),
+    nn.GroupNorm: ("weight", "bias"),
+}
+"""A layer's own parameters that its rule knows; whatever else is registered on it has none."""
+
+MIXING = (nn.modules.batchnorm._BatchNorm,)
+
+
+class _Kept(torch.autograd.Function):
+    """Keeps a tensor as autograd keeps what its own nodes need for backward.
+
+    So a layer's input goes where activation checkpointing sends what it drops: it is computed
+    again when backward asks for it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
+        """Give an empty tensor whose node has the tensor; the anchor makes autograd want one."""
+        ctx.save_for_backward(tensor)
+        return torch.empty_like(anchor)
+
+
+class _Start(torch.autograd.Function):
+    """Starts a graph at a tensor that needs none yet, without a copy.
+
+    A leaf that requires gradients may not be changed in place, as ReLU(inplace=True) would do.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
+        """Give the tensor itself, as if it had been changed; the anchor makes autograd want it."""
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        """End here: nothing before it is trained."""
+        return None, None
+
+
+class Tape:
+    """Freezes a model and taps the layers that hold some of its parameters.
+
+    While the tape is attached no parameter requires gradients, so autograd computes only what flows
+    between layers. Each tapped layer's (input, output gradient) is passed on once per micro-batch
+    and not kept.
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: Collection[str], on_tap: Callable[[str, Tap], None]
+    ) -> None:
+        """Attach the hooks.
+
+        Args:
+            model: any module; its state is not changed except for `requires_grad`.
+            parameters: names, as in `named_parameters`, whose layers are to be tapped.
+            on_tap: called with the layer's name and its tap.
+
+        Raises:
+            ConfigError: for a layer without a rule, one that mixes examples, or shared parameters;
+                the message names it.
+        """
+        self._on_tap = on_tap
+        self._num_examples = 0
+        self._awaited: set[str] = set()
+        self._used: set[str] = set()
+        self._inputs: dict[str, Tensor] = {}  # what `_Kept` gave
+        self._anchor = torch.empty(0, requires_grad=True)
+        self._is_backward = False
+        self._layers = tapped_layers(model, parameters)
+        self._own: dict[str, tuple[str, ...]] = {}  # each layer's parameters that are trained
+        for parameter in parameters:
+            layer, _, own = parameter.rpartition(".")
+            self._own[layer] = (*self._own.get(layer, ()), own)
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+        self.attach()
+
+    def attach(self) -> None:
+        """Freeze the parameters and put the hooks on, as after a `detach`."""
+        freeze(self._trained)
+        self._hooks = [
+            layer.register_forward_hook(partial(self._after_forward, name), with_kwargs=True)
+            for name, layer in self._layers.items()
+        ]
+
+    def expect(self, num_examples: int) -> None:
+        """Say how many examples the next micro-batch holds."""
+        self._num_examples = num_examples
+        self._used = set()
+        self._inputs = {}
+        self._awaited = set(self._layers)
+
+    def backward(self, loss: Tensor) -> None:
+        """Run backward: layers are heard, and what was checkpointed is computed again.
+
+        Raises:
+            ConfigError: naming the layers that took no part in the loss.
+        """
+        self._is_backward = True
+        try:
+            loss.backward()
+        finally:
+            self._is_backward = False
+        self.check_complete()
+
+    def check_complete(self) -> None:
+        """Refuse a backward pass that missed a layer.
+
+        Raises:
+            ConfigError: naming the layers that took no part in the loss.
+        """
+        if self._awaited:
+            raise ConfigError(
+                f"Expected every trainable layer to take part in the loss; {sorted(self._awaited)} "
+                "did not. Freeze what the model does not use."
+            )
+
+    def detach(self) -> None:
+        """Remove the hooks and make the parameters trainable by autograd again."""
+        for hook in self._hooks:
+            hook.remove()
+        thaw(self._trained)
+
+    def __enter__(self) -> Tape:
+        """Use as a context manager; leaving it detaches."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Detach."""
+        self.detach()
+
+    def _after_forward(
+        self,
+        name: str,
+        layer: nn.Module,
+        args: tuple[Tensor, ...],
+        kwargs: Mapping[str, Tensor],
+        output: Tensor,
+    ) -> None:
+        if not torch.is_grad_enabled():
+            return
+        x = args[0] if args else kwargs["input"]  # which all layers with a rule call it
+        if self._is_backward:  # a checkpointed part, computed again: heard already, kept now
+            self._start_graph(output)
+            self._keep(x)
+            return
+        if name in self._used:
+            raise ConfigError(
+                f"Expected layer {name!r} to be used once in a forward pass; it was used again. "
+                "Give each use a layer of its own, or freeze it."
+            )
+        self._used.add(name)
+        self._start_graph(output)
+        # Kept here, not by the hook, which lives as long as the graph: the layer is done earlier.
+        self._inputs[name] = self._keep(x)
+        output.register_hook(partial(self._after_backward, name, layer))
+
+    def _start_graph(self, output: Tensor) -> None:
+        if not output.requires_grad:  # nothing before it is trained: the graph starts here
+            _Start.apply(self._anchor, output)
+
+    def _keep(self, x: Tensor) -> Tensor:
+        # Not its node alone, which before torch 2.13 lets go of what it saved.
+        return _Kept.apply(self._anchor, x.detach())
+
+    def _after_backward(self, name: str, layer: nn.Module, dh: Tensor) -> None:
+        kept = self._inputs.pop(name)
+        try:
+            (x,) = kept.grad_fn.saved_tensors
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            raise ConfigError(
+                f"Expected the input of layer {name!r} to stay as it was; the model changed it in "
+                "place before backward reached the layer. Make that operation out of place."
+            ) from None
+        if len(x) != self._num_examples or len(dh) != self._num_examples:
+            raise ConfigError(
+                f"Expected layer {name!r} to see {self._num_examples} examples; it saw "
+                f"{len(x)} rows in and {len(dh)} out. The first axis must be the example."
+            )
+        self._awaited.discard(name)
+        tap = RULES[type(layer)].read(layer, *map(_single, (x, dh)))
+        own = tuple(each for each in tap.parameters if each in self._own[name])
+        self._on_tap(name, replace(tap, parameters=own))
+
+
+def _single(tensor: Tensor) -> Tensor:
+    """Bring what autocast halved to float32: norms and sums want its precision."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def tapped_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, nn.Module]:
+    """Find the layers that own the named parameters, and check that each has a rule.
+
+    Raises:
+        ConfigError: naming the layer that mixes examples or has no rule, a parameter that the rule
+            does not know, is in two places, or is frozen by the model's author.
+    """
+    _refuse_mixing(model)
+    _refuse_sharing(model)
+    modules = dict(model.named_modules())
+    layers = {}
+    for parameter in parameters:
+        name = parameter.rpartition(".")[0]
+        layer = modules[name]
+        if type(layer) not in RULES:
+            known = ", ".join(rule.__name__ for rule in RULES)
+            raise ConfigError(
+                f"Expected a layer with a rule for per-example gradients ({known}); "
+                f"{name or 'the model itself'} is a {type(layer).__name__} that holds "
+                f"{parameter!r}. Freeze it, or add a rule to dpexp/taps."
+            )
+        own = parameter.removeprefix(f"{name}.")
+        if own not in CARRIED[type(layer)]:
+            raise ConfigError(
+                f"Expected a rule for every parameter that trains; {parameter!r} of the "
+                f"{type(layer).__name__} {name} has none. Remove the hook that makes weights of it "
+                "(weight_norm, spectral_norm), or freeze it."
+            )
+        if not trains(model.get_parameter(parameter)):
+            raise ConfigError(
+                f"Expected the method to leave frozen what the model freezes; it trains "
+                f"{parameter!r}, whose requires_grad is False. Leave it out of `trainable`, or "
+                "let the model train it."
+            )
+        layers[name] = layer
+    return layers
+
+
+def _refuse_mixing(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, MIXING) or getattr(module, "track_running_stats", False):
+            raise ConfigError(
+                f"Expected layers that keep examples apart; {name} is a {type(module).__name__}, "
+                "whose statistics mix them, so no one example's influence is bounded. "
+                "Use nn.GroupNorm instead."
+            )
+
+
+def _refuse_sharing(model: nn.Module) -> None:
+    places: list[tuple[int, int, int, str, nn.Parameter]] = []
+    for order, (name, parameter) in enumerate(model.named_parameters(remove_duplicate=False)):
+        start = parameter.data_ptr()  # by what they hold: an empty one lies nowhere, or on meta
+        span = (start, start + _extent(parameter)) if start else (-id(parameter),) * 2
+        places.append((*span, order, name, parameter))
+    near: list[tuple[int, int, int, str, nn.Parameter]] = []
+    found: list[tuple[int, int, str, str]] = []
+    for place in sorted(places, key=lambda place: place[:3]):
+        near = [other for other in near if other[1] > place[0] or other[4] is place[4]]
+        for other in near:
+            if other[4] is place[4] or _overlap(other[4], place[4]):
+                first, second = sorted([place, other], key=lambda place: place[2])
+                found.append((second[2], first[2], second[3], first[3]))
+        near.append(place)
+    if found:  # the first in the model's order, wherever memory lies
+        _, _, again, first_of_it = min(found)
+        raise ConfigError(
+            f"Expected every parameter in one place; {again!r} is {first_of_it!r} again, or a part "
+            "of it. Untie the weights."
+        )
+
+
+def _extent(tensor: Tensor) -> int:
+    """Count the bytes from a tensor's first to its last."""
+    steps = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Say whether two tensors share a byte; columns of one matrix lie between each other's."""
+    start = min(one.data_ptr(), other.data_ptr())
+    end = max(tensor.data_ptr() + _extent(tensor) for tensor in (one, other))
+    seen = torch.zeros(end - start, dtype=torch.uint8)
+
+    def of(tensor: Tensor) -> Tensor:
+        size = tensor.element_size()
+        strides = [size * stride for stride in tensor.stride()]
+        at = tensor.data_ptr() - start
+        return seen.as_strided((*tensor.shape, size), (*strides, 1), at)
+
+    of(one).fill_(1)
+    return bool(of(other).any())

@@ -1,0 +1,333 @@
+"""What a Poisson-subsampled Gaussian costs, and the least noise that fits a budget.
+
+Neighbouring data sets differ by one example added or removed. The effective multiplier sigma is
+the noise's standard deviation over the l2 sensitivity of all that a step releases; q is the
+probability with which an example joins a step.
+
+Two accountants. PRV (Gopi, Lee and Wutschitz 2021, arXiv:2106.02848) convolves the privacy loss
+numerically; what is reported is its upper bound, discretisation error included. RDP (Mironov,
+Talwar and Zhang 2019, arXiv:1908.10530; conversion by Balle et al. 2020, arXiv:1905.09982) is
+looser, but never fails. Both are Opacus's arithmetic: its PRV is several times faster than the
+`prv-accountant` package, agrees with it to five digits, and survives smaller sigma.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from bisect import bisect_right, insort
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpexp.records.caches import Kept
+from dpexp.types import ConfigError
+
+RELATIVE_ERROR = 2e-3
+"""Error allowed in PRV's epsilon, as a share of RDP's epsilon (ours): what an upper bound costs."""
+
+TOLERANCE = 1e-3
+"""A calibrated epsilon lies within this share below its target (ours)."""
+
+MAX_GRID = 2**22
+"""Points a discretised privacy loss may have; beyond, the error grows instead (ours)."""
+
+MAX_RELATIVE_ERROR = 2e-2
+"""Beyond this share of epsilon PRV is no better than RDP, and given up (ours)."""
+
+SLACK = 1e-9
+"""Share by which rounding may make RDP fall where the order rises (ours)."""
+
+MOST_NOISE = 1e6
+"""No larger multiplier is looked for (ours)."""
+
+MAX_MISSING_MASS = 0.1
+"""Share of delta that rounding may take before PRV is given up (ours)."""
+
+# Dense where the optimum of training runs lies (2 to 30), coarse up to the 1024 tiny budgets need.
+ORDERS = (
+    *(1.0 + x / 20 for x in range(1, 40)),
+    *(3.0 + x / 10 for x in range(70)),
+    *range(10, 64),
+    *(int(x) for x in np.unique(np.geomspace(64, 1024, 40).astype(int))),
+)
+
+
+class PRVFailed(RuntimeError):
+    """PRV has no trustworthy answer for these numbers; RDP must do."""
+
+
+@lru_cache(maxsize=2**14)
+def _rdp_per_step(q: float, sigma: float, order: float) -> float:
+    # Opacus takes seconds to import and most runs of the suite's commands never need it.
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    with np.errstate(all="ignore"):
+        try:
+            value = float(compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=float(order)))
+        except (OverflowError, ValueError, ZeroDivisionError):
+            return math.inf  # fractional orders overflow at small sigma: the order is not used
+    return value if value >= 0 else math.inf
+
+
+def rdp_epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
+    """Bound epsilon by Renyi differential privacy, over a dense set of orders.
+
+    Args:
+        q: sampling probability in (0, 1].
+        sigma: effective noise multiplier; 0 gives infinity.
+        steps: how many steps compose, >= 0.
+        delta: in (0, 1).
+    """
+    if steps == 0:
+        return 0.0
+    if sigma <= 0:
+        return math.inf
+    costs, best = _costs(delta), math.inf
+    finite: list[tuple[float, float]] = []  # orders and their RDP, both ascending
+
+    def is_hopeless(index: int) -> bool:
+        """Tell that an order cannot be the best: RDP falls nowhere as the order rises."""
+        below = bisect_right(finite, (ORDERS[index], math.inf))
+        least = finite[below - 1][1] if below else 0.0
+        return _epsilon(least * steps, costs[index]) > best * (1 + SLACK)
+
+    # An order costs milliseconds where it is fractional, so whole ones go first; and those beside
+    # the best of them before the others, which are hopeless then.
+    whole = [index for index, order in enumerate(ORDERS) if float(order).is_integer()]
+    rest = [index for index, order in enumerate(ORDERS) if not float(order).is_integer()]
+    best_order = ORDERS[whole[0]]
+    for indices in (whole, rest):
+        for index in sorted(indices, key=lambda index: abs(ORDERS[index] - best_order)):
+            if is_hopeless(index):
+                continue
+            rdp = _rdp_per_step(q, sigma, ORDERS[index])
+            if rdp < math.inf:
+                insort(finite, (ORDERS[index], rdp))
+            epsilon = _epsilon(rdp * steps, costs[index])
+            if epsilon < best:
+                best, best_order = epsilon, ORDERS[index]
+    return max(0.0, best)
+
+
+def rdp_epsilon_apart(q: float, sigmas: Sequence[float], steps: int, delta: float) -> float:
+    """Add up the subsampled RDP of several releases of a step, as if each had its own subsample.
+
+    Releases of one step share its subsample, so this understates what they cost together; it is
+    the arithmetic of gep's released code.
+
+    Args:
+        q: sampling probability in (0, 1].
+        sigmas: effective noise multiplier of each release, > 0.
+        steps: how many steps compose, >= 1.
+        delta: in (0, 1).
+    """
+    per_step = [sum(_rdp_per_step(q, sigma, order) for sigma in sigmas) for order in ORDERS]
+    pairs = zip(per_step, _costs(delta), strict=True)
+    return max(0.0, min(_epsilon(rdp * steps, cost) for rdp, cost in pairs))
+
+
+@lru_cache(maxsize=16)
+def _costs(delta: float) -> tuple[tuple[float, float], ...]:
+    """Give what delta adds to the RDP of every order, in the two terms that turn it to epsilon."""
+    orders = np.array(ORDERS)
+    terms = np.log(delta * orders) / (orders - 1), np.log1p(-1 / orders)
+    return tuple(zip(*(term.tolist() for term in terms), strict=True))
+
+
+def _epsilon(rdp: float, costs: tuple[float, float]) -> float:
+    return rdp - costs[0] + costs[1]
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """One step's privacy loss on a grid wide enough for `max_steps` of them."""
+
+    discrete: Any
+    epsilon_error: float
+    delta_error: float
+
+
+@lru_cache(maxsize=4)
+def _loss(q: float, sigma: float, max_steps: int, delta: float) -> _Loss:
+    from opacus.accountants.analysis import prv
+
+    delta_error = delta / 1000  # as the PRV authors suggest
+    rough = rdp_epsilon(q, sigma, max_steps, delta)
+    law = prv.PoissonSubsampledGaussianPRV(q, sigma)
+    error = RELATIVE_ERROR * rough
+    half_width = _half_width(q, sigma, max_steps, error, delta_error)
+    # Theorem 5.5 of the PRV paper: the mesh that keeps the error of `max_steps` compositions.
+    mesh_per_error = 1 / math.sqrt(max_steps * math.log(12 / delta_error) / 2)
+    error = max(error, 2 * half_width / mesh_per_error / MAX_GRID)
+    if not error <= MAX_RELATIVE_ERROR * rough:
+        raise PRVFailed(f"a grid of {MAX_GRID} points is too coarse for epsilon about {rough:.3g}")
+    domain = prv.Domain.create_aligned(-half_width, half_width, error * mesh_per_error)
+    truncated = prv.TruncatedPrivacyRandomVariable(law, domain.t_min, domain.t_max)
+    return _Loss(prv.discretize(truncated, domain), error, delta_error)
+
+
+def _half_width(q: float, sigma: float, max_steps: int, error: float, delta_error: float) -> float:
+    """Bound the loss of `max_steps`, and of one: Opacus's `compute_safe_domain_size`.
+
+    That computes the same RDP once for all steps and once for one, which takes longer than all the
+    rest of PRV.
+    """
+    from opacus.accountants import RDPAccountant
+    from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
+
+    orders = RDPAccountant.DEFAULT_ALPHAS
+    rdp = compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=orders)
+    parts = ((max_steps, delta_error / 4), (1, delta_error / (8 * max_steps)))
+    bounds = (
+        float(get_privacy_spent(orders=orders, rdp=rdp * steps, delta=delta)[0])
+        for steps, delta in parts
+    )
+    return max(*bounds, error) + 3
+
+
+@lru_cache(maxsize=256)
+def prv_epsilon(q: float, sigma: float, steps: int, delta: float, max_steps: int = 0) -> float:
+    """Bound epsilon from above by composing the privacy loss numerically.
+
+    Args:
+        q: sampling probability in (0, 1].
+        sigma: effective noise multiplier; 0 gives infinity.
+        steps: how many steps compose, >= 0.
+        delta: in (0, 1).
+        max_steps: the run's last step; all steps of a run then share one grid, so that asking
+            often is cheap.
+
+    Raises:
+        PRVFailed: where the numbers are beyond this accountant.
+    """
+    if steps == 0:
+        return 0.0
+    if sigma <= 0:
+        return math.inf
+    from opacus.accountants.analysis import prv
+
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loss = _loss(q, sigma, max(steps, max_steps), delta)
+            composed = prv.compose_heterogeneous([loss.discrete], [steps])
+            # Rounding of some 1e-13 a step: count what is missing as a loss that is infinite.
+            missing = abs(float(composed.pmf.sum()) - 1)
+            if not missing <= MAX_MISSING_MASS * delta:
+                raise PRVFailed(f"rounding lost {missing:.1g} of the mass, too much for {delta:g}")
+            bounds = composed.compute_epsilon(delta - missing, loss.delta_error, loss.epsilon_error)
+    except (RuntimeError, ValueError, ArithmeticError, IndexError, MemoryError) as error:
+        raise PRVFailed(str(error)) from error
+    lower, estimate, upper = (float(bound) for bound in bounds)
+    if not lower <= estimate <= upper < math.inf:
+        raise PRVFailed(f"it bounds epsilon by [{lower}, {upper}]")
+    return max(0.0, upper)
+
+
+@lru_cache(maxsize=256)
+def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float, str]:
+    """Find the least effective multiplier whose epsilon fits the target.
+
+    What was found is kept between runs; it is measured again before it is believed, which takes one
+    evaluation in place of some ten.
+
+    Args:
+        q: sampling probability in (0, 1].
+        steps: how many steps compose, >= 1.
+        delta: in (0, 1).
+        target: epsilon, > 0.
+
+    Returns:
+        sigma, and the accountant it was found by: "prv", or "rdp" where PRV fails.
+
+    Raises:
+        ConfigError: if no noise is enough.
+
+    Guarantees:
+        (1 - TOLERANCE) * target <= epsilon(sigma) <= target under the named accountant.
+    """
+
+    def by_rdp(sigma: float) -> float:
+        return rdp_epsilon(q, sigma, steps, delta)
+
+    def by_prv(sigma: float) -> float:
+        return prv_epsilon(q, sigma, steps, delta, steps)
+
+    kept, name = Kept("multipliers", _version()), f"{q!r} {steps} {delta!r} {target!r}"
+    found = kept.get(name)
+    with suppress(PRVFailed, ArithmeticError, TypeError, ValueError):
+        sigma = float(found)
+        if 0 < sigma <= MOST_NOISE and target * (1 - TOLERANCE) <= by_prv(sigma) <= target:
+            return sigma, "prv"
+    start = math.sqrt(steps) * q / target + 0.5  # right within a small factor for common settings
+    try:
+        by_rdp_sigma = _least(by_rdp, target, start)
+    except ArithmeticError:
+        by_rdp_sigma = None
+    try:
+        sigma = _least(by_prv, target, by_rdp_sigma or start)
+    except (PRVFailed, ArithmeticError):
+        if by_rdp_sigma is None:
+            raise ConfigError(
+                f"No noise gives epsilon {target:g} at delta {delta:g} over {steps} steps of "
+                f"sampling probability {q:.3g}; ask for a larger eps or fewer epochs."
+            ) from None
+        return by_rdp_sigma, "rdp"  # not kept: PRV may have failed for want of memory
+    kept.put(name, sigma)
+    return sigma, "prv"
+
+
+@lru_cache(maxsize=1)
+def _version() -> bytes:
+    """Name what decides on a multiplier beside its budget."""
+    versions = [f"{each} {version(each)}" for each in ("opacus", "numpy", "scipy")]
+    return "\n".join(versions).encode() + Path(__file__).read_bytes()
+
+
+def _least(epsilon: Callable[[float], float], target: float, sigma: float) -> float:
+    """Solve epsilon(sigma) = target from above, by guarded secants in the logarithms.
+
+    Raises:
+        ArithmeticError: if no sigma up to a million fits, or none is found.
+    """
+    aim = math.log(target * (1 - TOLERANCE / 2))
+    too_little, enough = 0.0, math.inf  # bracket: epsilon above and below the target
+    seen: list[tuple[float, float]] = []
+    for _ in range(60):
+        value = epsilon(sigma)
+        if target * (1 - TOLERANCE) <= value <= target:
+            return sigma
+        if value > target:
+            too_little = max(too_little, sigma)
+        else:
+            enough = min(enough, sigma)
+        if 0 < value < math.inf:
+            seen.append((math.log(sigma), math.log(value)))
+        sigma = _next(seen[-2:], aim, sigma)
+        if not too_little < sigma < enough:
+            sigma = (
+                math.sqrt(too_little * enough)
+                if 0 < too_little and enough < math.inf
+                else too_little * 2 or enough / 2
+            )
+        if sigma > MOST_NOISE:
+            break
+    raise ArithmeticError(f"no noise multiplier reaches epsilon {target:g}")
+
+
+def _next(seen: list[tuple[float, float]], aim: float, sigma: float) -> float:
+    if not seen:
+        return sigma * 2
+    (x, y) = seen[-1]
+    slope = -1.5  # epsilon falls about as sigma^-1 to sigma^-2 around common budgets
+    if len(seen) == 2 and x != seen[0][0]:
+        slope = min((y - seen[0][1]) / (x - seen[0][0]), -0.1)
+    # A factor of four at most: far off, the secant extrapolates wildly.
+    return math.exp(x + max(-1.4, min(1.4, (aim - y) / slope)))

@@ -1,0 +1,212 @@
+"""From a budget and a declaration to a run's mechanism: checks, step counts, calibrated noise."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpexp.privacy.accounting import calibrate
+from dpexp.privacy.laplace import calibrate_laplace
+from dpexp.privacy.mechanism import Mechanism
+from dpexp.privacy.pld import Part, gaussian_epsilon
+from dpexp.privacy.seeds import new_secret
+from dpexp.types import ConfigError, Release, is_laplace, joint_sensitivity, require_word
+
+SAMPLINGS = ("poisson", "shuffle")
+
+MOST = 1e12
+"""Steps that no run takes (ours); counts below it are exact in floating point."""
+
+SURE = 1e-8
+"""Delta from which on both accountants resolve any run of ours (up to a million steps)."""
+
+BUDGETS = ("total", "per_step")
+"""What eps is the budget of: the run, or each of its steps."""
+
+
+def num_steps(epochs: float, dataset_size: int, batch_size: int, sampling: str = "poisson") -> int:
+    """Count the steps of a training run.
+
+    Under Poisson sampling an epoch is 1/q steps, rounded up once at the end; shuffled epochs are
+    whole permutations whose last batch may be short.
+
+    Raises:
+        ConfigError: if a number is not positive, the batch larger than the data, or the steps more
+            than anyone takes.
+    """
+    _require(epochs > 0, f"Expected epochs > 0; got {epochs}. Set epochs.")
+    _check_sizes(dataset_size, batch_size)
+    _require(
+        epochs * dataset_size / batch_size < MOST,
+        f"Expected fewer than {MOST:.0e} steps; got epochs={epochs:g}. Set epochs.",
+    )
+    if sampling == "shuffle":
+        return math.ceil(epochs * math.ceil(dataset_size / batch_size))
+    return math.ceil(round(epochs * dataset_size / batch_size, 9))
+
+
+def whole_batch(
+    size: int, releases: Sequence[Release], noise_multiplier: float = 0.0, *, clip: bool = True
+) -> Mechanism:
+    """Give a mechanism for one step on every example, with noise that no budget asked for.
+
+    To time a step, or to hold it against an algorithm box; it is for no private data.
+
+    Args:
+        size: examples, all of which are drawn.
+        releases: what leaves.
+        noise_multiplier: >= 0; 0 is no noise.
+        clip: whether examples' contributions are bounded.
+    """
+    return Mechanism(
+        dataset_size=size,
+        batch_size=size,
+        num_steps=1,
+        sampling="poisson",
+        target_epsilon=None,
+        delta=1e-5,
+        noise=noise_multiplier > 0,
+        clip=clip,
+        noise_multiplier=noise_multiplier,
+        releases=tuple(releases),
+        seed=0,
+        calibrated_by="none",
+    )
+
+
+def build(
+    privacy: Mapping[str, Any],
+    *,
+    dataset_size: int,
+    batch_size: int,
+    num_steps: int,
+    releases: tuple[Release, ...],
+    seed: int,
+) -> Mechanism:
+    """Calibrate the noise to the budget and freeze the run's mechanism.
+
+    Args:
+        privacy: eps (> 0; may be None without noise), delta, noise (True, False or "secret"),
+            clip (bool), sampling ("poisson" or "shuffle"); under Laplace noise also budget, which
+            says whether eps is for the run ("total") or for each step ("per_step").
+        dataset_size: training examples.
+        batch_size: expected size of a logical batch, at most dataset_size.
+        num_steps: how many steps the budget must last.
+        releases: what leaves at every step.
+        seed: of an experiment that can be repeated.
+
+    Raises:
+        ConfigError: for a budget, size or name that cannot be meant.
+    """
+    _check(privacy, dataset_size, batch_size, num_steps)
+    assert len({release.noise for release in releases}) <= 1, "one accountant knows one noise"
+    noise, clip = privacy["noise"], privacy["clip"]
+    epsilon = None if privacy["eps"] is None else float(privacy["eps"])
+    delta, laplace = float(privacy["delta"]), is_laplace(releases)
+    if laplace:
+        delta = 0.0
+        require_word("privacy.budget", privacy["budget"], BUDGETS)
+        if epsilon is not None and privacy["budget"] == "per_step":
+            epsilon *= num_steps
+    sigma, calibrated_by = 0.0, "none"
+    if not noise and epsilon is not None:
+        warnings.warn(
+            f"eps={privacy['eps']:g} has no effect: noise is off, so is privacy.", stacklevel=2
+        )
+    q = batch_size / dataset_size
+    if noise and laplace:
+        sigma, calibrated_by = calibrate_laplace(q, epsilon / num_steps), "pure"
+    elif noise:
+        sigma, calibrated_by = calibrate(q, num_steps, delta, epsilon)
+        if clip:
+            confirm((Part(q, sigma, num_steps),), delta, epsilon)
+    return Mechanism(
+        dataset_size=dataset_size,
+        batch_size=batch_size,
+        num_steps=num_steps,
+        sampling=privacy["sampling"],
+        target_epsilon=epsilon if noise and clip else None,
+        delta=delta,
+        noise=noise,
+        clip=clip,
+        noise_multiplier=sigma * joint_sensitivity(releases),
+        releases=tuple(releases),
+        seed=seed,
+        calibrated_by=calibrated_by,
+        _secret=new_secret() if noise == "secret" else None,
+    )
+
+
+def confirm(parts: tuple[Part, ...], delta: float, epsilon: float) -> None:
+    """Ask the accountant that verifies finished runs before the first step, where delta is tiny.
+
+    Its rounding is some 1e-15 a step: what it cannot confirm then, it could not afterwards.
+
+    Raises:
+        ConfigError: if it cannot.
+    """
+    if delta >= SURE:
+        return
+    found = gaussian_epsilon(parts, delta, epsilon)
+    _require(
+        found <= epsilon,
+        f"Expected a delta that two accountants can resolve; at delta={delta:g} the one that "
+        f"verifies finished runs gives epsilon {found:.4g} for noise that the other calibrated to "
+        f"{epsilon:g}. Set privacy.delta to a larger one, such as {SURE:g}.",
+    )
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ConfigError(message)
+
+
+def _check_sizes(dataset_size: int, batch_size: int) -> None:
+    _require(
+        0 < batch_size <= dataset_size,
+        f"Expected batch_size in [1, {dataset_size}], the number of training examples; "
+        f"got batch_size={batch_size}. Set batch_size.",
+    )
+
+
+def _check(privacy: Mapping[str, Any], dataset_size: int, batch_size: int, num_steps: int) -> None:
+    _check_sizes(dataset_size, batch_size)
+    _require(num_steps > 0, f"Expected at least one step; got {num_steps}. Set epochs.")
+    check_privacy(privacy, dataset_size)
+
+
+def check_privacy(privacy: Mapping[str, Any], dataset_size: int) -> None:
+    """Refuse a budget or a word that cannot be meant, and warn of a delta that is too large.
+
+    Raises:
+        ConfigError: naming the first such setting.
+    """
+    eps, delta, noise, clip = (privacy[key] for key in ("eps", "delta", "noise", "clip"))
+    sampling = privacy["sampling"]
+    require_word("sampling", sampling, SAMPLINGS)
+    _require(
+        isinstance(noise, bool) or noise == "secret",
+        f"Expected noise true, false or secret; got {noise}. Set noise.",
+    )
+    _require(isinstance(clip, bool), f"Expected clip true or false; got {clip}. Set clip.")
+    _require(
+        _is_number(delta) and 0 < delta < 1,
+        f"Expected delta in (0, 1); got {delta}. Set privacy.delta.",
+    )
+    if noise or eps is not None:
+        _require(
+            _is_number(eps) and 0 < eps < math.inf,
+            f"Expected eps > 0; got {eps}. Set eps, or noise=false for a run without privacy.",
+        )
+    if noise and delta >= 1 / dataset_size:
+        warnings.warn(
+            f"delta={delta:g} is not below 1/N = {1 / dataset_size:.3g}: "
+            "such a guarantee allows one example to be published. Set privacy.delta.",
+            stacklevel=4,
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,170 @@
+"""The statement a run makes about its privacy, and the check anyone can repeat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dpexp.privacy.accounting import PRVFailed, prv_epsilon, rdp_epsilon
+from dpexp.privacy.gnmax import effective_multiplier, votes_epsilon
+from dpexp.privacy.laplace import pld_epsilon, pure_epsilon
+
+NO_NOISE = "no noise: no privacy"
+NO_CLIPPING = "no clipping: no privacy"
+SHUFFLED = "shuffled batches: epsilon is paper-compatible, not a guarantee"
+SECRET = "secret randomness: the run cannot be replayed"
+BY_RDP = "calibrated by RDP: PRV failed for these numbers"
+
+LOST = "steps were lost to a kill: they are accounted for, and not in the weights"
+
+LARGE_DELTA = "delta is not below 1/N: such a guarantee allows one example to be published"
+
+JUDGED_ON_TRAINING = "the metric is of the training set, without noise: it is not covered"
+UNRELEASED = "teacher_accuracy is of votes without noise: it is no part of the guarantee"
+TEST_HALF = "half of the test set is the student's public data; accuracy is of the other half"
+UNSAID = "unsaid_votes counts those of teachers that diverged: it is no part of the guarantee"
+"""What loops remark."""
+
+APART = "as if each release of a step had a subsample of its own: understates epsilon, no claim"
+
+NEIGHBOURS = "add or remove one example"
+VOTING_NEIGHBOURS = "add or remove one example: one teacher's vote may change"
+"""Which training sets a certificate holds for."""
+
+UNTRIED = "the model was not tried on made-up examples, and may mix them"
+OF_THE_RUN = (UNSAID, UNTRIED)
+"""What hangs on how a run went, and on no config: it may be said or not."""
+
+NOT_SAMPLED = "none: every example is one teacher's"
+
+OF_ATTACKS = ("attacked:", "audited:", "a shadow:")
+"""How the deviations begin that attacks and audits (`dpexp.attacks`) add."""
+
+ANALYSED = "analysis run: not private"
+"""Said where analyses looked at private gradients (`dpexp.training.observation`)."""
+
+NO_GUARANTEE = (NO_NOISE, NO_CLIPPING)
+
+CONFIDENT_GNMAX = "Confident-GNMax on teachers' votes"
+"""Names the mechanism whose certificate counts queries in place of steps."""
+
+
+class PrivacyError(RuntimeError):
+    """A run did not deliver the privacy it claims."""
+
+
+def verify(certificate: Mapping[str, Any]) -> None:
+    """Recompute what a certificate claims, from the certificate's own numbers.
+
+    Args:
+        certificate: as `Mechanism.certificate` gives it, or as read back from privacy.json.
+
+    Raises:
+        PrivacyError: if noise was not drawn once per accounted step, if the recomputed epsilon
+            exceeds the target, if a stated epsilon is below the recomputed one, or if a run
+            without a guarantee states one.
+    """
+    try:
+        _verify(certificate)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise PrivacyError(
+            f"The privacy certificate is incomplete or malformed: {error!r}."
+        ) from None
+
+
+def _verify(certificate: Mapping[str, Any]) -> None:
+    if certificate.get("mechanism") == CONFIDENT_GNMAX:
+        _check_queries(certificate)
+    else:
+        _check_steps(certificate)
+    stated = certificate["epsilon"]
+    if any(word in certificate["deviations"] for word in NO_GUARANTEE):
+        if any(value is not None for value in stated.values()):
+            raise PrivacyError("Expected no epsilon for a run without noise or clipping.")
+        return
+    recomputed = _recompute(certificate)
+    if certificate["calibrated_by"] not in recomputed:
+        raise PrivacyError(
+            f"Expected noise calibrated by {'pure' if 'pure' in recomputed else 'prv or rdp'}; "
+            f"got {certificate['calibrated_by']}."
+        )
+    epsilon = recomputed[certificate["calibrated_by"]]
+    if not epsilon <= certificate["target_epsilon"]:
+        raise PrivacyError(
+            f"Epsilon recomputed by {certificate['calibrated_by']} is {epsilon:.6g}, above the "
+            f"target {certificate['target_epsilon']:g}."
+        )
+    for accountant, epsilon in recomputed.items():
+        if not stated[accountant] >= epsilon * (1 - 1e-6):
+            raise PrivacyError(
+                f"Epsilon stated for {accountant} is {stated[accountant]}, below the recomputed "
+                f"{epsilon:.6g}."
+            )
+
+
+def _check_steps(certificate: Mapping[str, Any]) -> None:
+    steps, draws = certificate["steps"], certificate["noise_draws"]
+    lost = certificate.get("lost_steps", 0)
+    if not 0 <= lost <= steps or (lost > 0) != (LOST in certificate["deviations"]):
+        raise PrivacyError(f"{lost} of {steps} steps are said to be lost, and not so in words.")
+    expected = 0 if NO_NOISE in certificate["deviations"] else steps
+    if draws != expected:
+        raise PrivacyError(
+            f"Noise was drawn at {draws} steps where {expected} are accounted for; "
+            "one draw per step is what the accountant assumes."
+        )
+
+
+def _check_queries(certificate: Mapping[str, Any]) -> None:
+    counts = (certificate["steps"], certificate["answers"])
+    for release, count in zip(certificate["releases"], counts, strict=True):
+        expected = 0 if NO_NOISE in certificate["deviations"] else count
+        if release["drawn"] != expected or count > release["at_most"]:
+            raise PrivacyError(
+                f"Noise for {release['name']} was drawn {release['drawn']} times for {count} "
+                f"queries, where at most {release['at_most']} are accounted for, one draw each."
+            )
+    if certificate["noise_draws"] != sum(release["drawn"] for release in certificate["releases"]):
+        raise PrivacyError("Expected noise_draws to be the sum of what the releases drew.")
+
+
+def _recompute_votes(certificate: Mapping[str, Any]) -> dict[str, float]:
+    check, votes = certificate["releases"]
+    stds = check["noise_std"], votes["noise_std"]
+    if not all(0 < std < math.inf for std in stds):
+        raise PrivacyError(f"Expected noise with positive standard deviations; got {stds}.")
+    multiplier = effective_multiplier(*stds, check["at_most"], votes["at_most"])
+    return votes_epsilon(multiplier, certificate["delta"])
+
+
+def _recompute(certificate: Mapping[str, Any]) -> dict[str, float]:
+    if certificate.get("mechanism") == CONFIDENT_GNMAX:
+        return _recompute_votes(certificate)
+    q = certificate["batch_size"] / certificate["dataset_size"]
+    if not math.isclose(q, certificate["q"], rel_tol=1e-9):
+        raise PrivacyError(
+            f"Expected q = batch_size / dataset_size = {q:.6g}; got {certificate['q']}."
+        )
+    releases = certificate["releases"]
+    laplace = any(r.get("noise") == "laplace" for r in releases)
+    sensitivity = math.sqrt(sum(r["sensitivity"] ** 2 for r in releases))
+    if laplace:
+        sensitivity = sum(r["sensitivity"] for r in releases)
+    sigma = certificate["noise_multiplier"] / sensitivity
+    if not 0 < sigma < math.inf:
+        raise PrivacyError(f"Expected a positive noise multiplier; got {sigma * sensitivity}.")
+    steps, delta = certificate["steps"], certificate["delta"]
+    if laplace:
+        return {
+            "pure": pure_epsilon(q, sigma, [1.0] * steps),
+            "pld": pld_epsilon(q, sigma, steps),
+        }
+    epsilon = {"rdp": rdp_epsilon(q, sigma, steps, delta)}
+    if certificate["calibrated_by"] == "prv":
+        try:
+            planned = certificate["planned_steps"]
+            epsilon["prv"] = prv_epsilon(q, sigma, steps, delta, planned)
+        except PRVFailed as error:
+            raise PrivacyError(f"PRV cannot confirm the stated epsilon: {error}.") from None
+    return epsilon

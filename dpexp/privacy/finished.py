@@ -1,0 +1,38 @@
+"""Everything that a finished run's record is held to: its certificate, and its files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dpexp.privacy.evaluations import recheck_lines
+from dpexp.privacy.recheck import Recheck, recheck
+from dpexp.records import Binding, Record, bind
+from dpexp.types import one_line
+
+OF_RESULTS = {
+    *("method", "model", "task", "profile", "seed", "eps", "delta", "metric", "steps", "epochs"),
+    *("asked", "answered", "run", "files"),
+}
+"""Entries of result.json that are compared, beside what metrics.jsonl has."""
+
+
+def recheck_record(record: Record) -> Recheck:
+    """Recompute a finished run's certificate, and hold its files to each other.
+
+    Never raises: what cannot be read or computed is a finding.
+    """
+    try:
+        bound = bind(record)
+    except Exception as error:
+        bound = Binding((f"malformed or incomplete: {one_line(error)[:200]}",), (), {})
+    found = recheck(record.config, record.result, record.privacy, bound.tests)
+    try:
+        said, unread = recheck_lines(record, is_certified=not found.findings)
+    except Exception as error:
+        said, unread = [f"metrics.jsonl: malformed or incomplete: {one_line(error)[:200]}"], []
+    compared = {key for line in record.metrics[-1:] for key in line} | OF_RESULTS
+    rest = sorted(str(key) for key in record.result.keys() - compared)
+    told = [*found.unchecked, *bound.unchecked, *unread]
+    told += [f"result.json {', '.join(rest)}"] if rest else []
+    findings = tuple(dict.fromkeys((*found.findings, *bound.findings, *said)))
+    return replace(found, findings=findings, unchecked=tuple(told))

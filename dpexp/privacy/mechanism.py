@@ -1,0 +1,229 @@
+"""One frozen object per run that samples, noises and accounts, so that the three cannot drift."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpexp.privacy import certificate as words
+from dpexp.privacy.accounting import prv_epsilon, rdp_epsilon, rdp_epsilon_apart
+from dpexp.privacy.laplace import pld_epsilon, pure_epsilon
+from dpexp.privacy.sampling import poisson, shuffled
+from dpexp.privacy.seeds import generator
+from dpexp.types import Release, is_laplace, joint_sensitivity
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A subsampled Gaussian or Laplace mechanism, run `num_steps` times.
+
+    Each coordinate of a release gets noise of standard deviation (Laplace: of scale)
+    noise_multiplier times the release's clip norm. A step costs a mechanism of effective multiplier
+    noise_multiplier / joint_sensitivity(releases) on a subsample of probability `sampling_prob`.
+
+    Attributes:
+        dataset_size: training examples, as declared in the config.
+        batch_size: expected size of a logical batch.
+        num_steps: how many steps the budget is for.
+        sampling: "poisson", or "shuffle" as the authors' code did.
+        target_epsilon: None where no budget was asked for.
+        delta: in (0, 1); 0 under Laplace noise, which is purely private.
+        noise: True, False, or "secret" for randomness seeded by the operating system.
+        clip: whether examples' contributions are bounded.
+        noise_multiplier: 0 without noise.
+        releases: what leaves at every step.
+        seed: of an experiment that can be repeated.
+        calibrated_by: "prv", "rdp" where PRV fails, "pure" under Laplace noise, or "none".
+    """
+
+    dataset_size: int
+    batch_size: int
+    num_steps: int
+    sampling: str
+    target_epsilon: float | None
+    delta: float
+    noise: bool | str
+    clip: bool
+    noise_multiplier: float
+    releases: tuple[Release, ...]
+    seed: int
+    calibrated_by: str
+    _secret: int | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def sampling_prob(self) -> float:
+        """Probability q with which an example takes part in a step."""
+        return self.batch_size / self.dataset_size
+
+    @property
+    def is_private(self) -> bool:
+        """Whether any epsilon can be stated."""
+        return bool(self.noise) and self.clip
+
+    @property
+    def root(self) -> int:
+        """What all draws that meet private data derive from: the seed, or the secret."""
+        return self.seed if self._secret is None else self._secret
+
+    def sample(self, step: int) -> Tensor:
+        """Draw the step's examples, independently of every other step's draw.
+
+        Args:
+            step: from 0.
+
+        Returns:
+            Indices into the training set on the CPU, [n]; n may be 0 under Poisson sampling.
+        """
+        if self.sampling == "shuffle":
+            return shuffled(self.root, step, self.dataset_size, self.batch_size)
+        return poisson(self.root, step, self.dataset_size, self.sampling_prob)
+
+    def noise_generator(self, step: int, device: str | torch.device = "cpu") -> torch.Generator:
+        """Give the generator of the step's noise; the first rank alone draws from it."""
+        return generator(self.root, "noise", step, device)
+
+    @property
+    def is_laplace(self) -> bool:
+        """Whether the noise is Laplace's."""
+        return is_laplace(self.releases)
+
+    @property
+    def accountants(self) -> tuple[str, ...]:
+        """Name those that bound epsilon here, the one that is held to the target first."""
+        if self.is_laplace:
+            return ("pure", "pld")
+        return ("rdp",) if self.calibrated_by == "rdp" else ("prv", "rdp")
+
+    def epsilon(self, steps: int, accountant: str | None = None) -> float | None:
+        """Bound the budget spent after some steps.
+
+        Args:
+            steps: in [0, num_steps] for a cheap answer; beyond, a new grid is built.
+            accountant: one of `accountants`; None: the first.
+
+        Returns:
+            None where there is no guarantee to state.
+        """
+        if not self.is_private:
+            return None
+        accountant = accountant or self.accountants[0]
+        if accountant not in self.accountants:
+            raise ValueError(f"Expected accountant {self.accountants}; got {accountant}.")
+        sigma = self.noise_multiplier / joint_sensitivity(self.releases)
+        q = self.sampling_prob
+        if accountant == "pure":
+            return pure_epsilon(q, sigma, [1.0] * steps)
+        if accountant == "pld":
+            return pld_epsilon(q, sigma, steps)
+        if accountant == "rdp":
+            return rdp_epsilon(q, sigma, steps, self.delta)
+        return prv_epsilon(q, sigma, steps, self.delta, self.num_steps)
+
+    def epsilon_at(self, factors: Sequence[float]) -> float | None:
+        """Give the run's epsilon had step t's Laplace noise been divided by factors[t].
+
+        Args:
+            factors: one per step, > 0; above 1 for less noise than was drawn.
+
+        Returns:
+            None where there is no guarantee to state.
+        """
+        if not self.is_private or not self.is_laplace:
+            return None
+        sigma = self.noise_multiplier / joint_sensitivity(self.releases)
+        return pure_epsilon(self.sampling_prob, sigma, factors)
+
+    def _epsilon_apart(self, steps: int) -> float | None:
+        if len(self.releases) < 2 or self.is_laplace or not self.is_private or steps == 0:
+            return None
+        sigmas = [self.noise_multiplier / release.sensitivity for release in self.releases]
+        return rdp_epsilon_apart(self.sampling_prob, sigmas, steps, self.delta)
+
+    def identity(self) -> dict[str, Any]:
+        """Give the numbers and words that a checkpoint must share to be gone on with."""
+        return {
+            "sampling": self.sampling,
+            "dataset_size": self.dataset_size,
+            "batch_size": self.batch_size,
+            "steps": self.num_steps,
+            "target epsilon": self.target_epsilon,
+            "delta": self.delta,
+            "noise": self.noise,
+            "clip": self.clip,
+            "noise_multiplier": self.noise_multiplier,
+            "releases": [vars(release) for release in self.releases],
+            "seed": self.seed,
+        }
+
+    @property
+    def deviations(self) -> list[str]:
+        """Say in words what stands between this run and a replayable guarantee."""
+        said = {
+            words.NO_NOISE: not self.noise,
+            words.NO_CLIPPING: not self.clip,
+            words.SHUFFLED: self.sampling == "shuffle",
+            words.SECRET: self.noise == "secret",
+            words.BY_RDP: self.calibrated_by == "rdp",
+            words.LARGE_DELTA: self.is_private and self.delta >= 1 / self.dataset_size,
+        }
+        return [sentence for sentence, holds in said.items() if holds]
+
+    def certificate(
+        self,
+        *,
+        steps: int,
+        noise_draws: int,
+        trainable: Mapping[str, int],
+        frozen: Mapping[str, int],
+        deviations: Sequence[str] = (),
+        lost_steps: int = 0,
+    ) -> dict[str, Any]:
+        """State what was released and what it cost, as plain JSON.
+
+        Args:
+            steps: how many were taken, or lost.
+            noise_draws: at how many of them noise was, or may have been, drawn.
+            trainable: parameter names with their numbers of entries.
+            frozen: likewise.
+            deviations: further words on what departs from the claim.
+            lost_steps: how many may have been released, and are not in the weights.
+        """
+        lost = [words.LOST] if lost_steps else []
+        apart = self._epsilon_apart(steps)
+        return {
+            "neighbouring": words.NEIGHBOURS,
+            "sampling": self.sampling,
+            "q": self.sampling_prob,
+            "dataset_size": self.dataset_size,
+            "batch_size": self.batch_size,
+            "steps": steps,
+            "planned_steps": self.num_steps,
+            **({"lost_steps": lost_steps} if lost_steps else {}),
+            "noise_draws": noise_draws,
+            "noise_multiplier": self.noise_multiplier,
+            "effective_noise_multiplier": self.noise_multiplier / joint_sensitivity(self.releases),
+            "releases": [
+                {
+                    "name": release.name,
+                    "dimension": release.dimension,
+                    "clip_norm": release.clip_norm,
+                    "sensitivity": release.sensitivity,
+                    "noise": release.noise,
+                    "clip": release.clip,
+                }
+                for release in self.releases
+            ],
+            "epsilon": {name: self.epsilon(steps, name) for name in self.accountants},
+            **({} if apart is None else {"accounted_apart": {"rdp": apart, "note": words.APART}}),
+            "target_epsilon": self.target_epsilon,
+            "delta": self.delta,
+            "calibrated_by": self.calibrated_by,
+            "replayable": self.noise != "secret",
+            "trainable": dict(trainable),
+            "frozen": dict(frozen),
+            "deviations": [*self.deviations, *lost, *deviations],
+        }

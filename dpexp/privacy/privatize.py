@@ -1,0 +1,354 @@
+"""The only reduction over examples, and the only place where noise is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, repeat
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.grad_sample.carriers import Explicit
+from dpexp.grad_sample.rounding import add_
+from dpexp.privacy.bound import is_exact_enough, slack_of, upper_bound
+from dpexp.privacy.seeds import spawned
+from dpexp.types import Carrier, ConfigError, Key, Release, Size
+
+Blocks = dict[Key, Tensor]
+
+NARROW = 256
+"""Examples that may be summed in the model's precision: so few numbers that all push the same way
+lose 10^-5 clip norms in float32, which the weights leave room for."""
+
+
+@dataclass
+class ClipCounts:
+    """What clipping did to one logical batch.
+
+    Attributes:
+        examples: how many were drawn.
+        clipped: how many had a norm, or a coordinate, above the clip norm in some release.
+        nonfinite: how many had a NaN or infinite norm; they contribute zero.
+    """
+
+    examples: int = 0
+    clipped: int = 0
+    nonfinite: int = 0
+
+
+class ClippedSum:
+    """Sums per-example vectors, each clipped as its release says, over micro-batches.
+
+    Formal guarantees: whatever the carriers hold, what one example adds to the sum of a release is
+    no longer than its clip norm, the rounding of its own terms included, or none of its coordinates
+    larger where the release is clipped by coordinates; an example whose norm is not finite adds
+    zero (`dpexp.privacy.bound`; docs/privacy.md says what other examples' rounding may do besides).
+    With clipping off there is no such bound, and carriers are summed as they come.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[Key, tuple[int, ...]],
+        releases: Iterable[Release],
+        like: Tensor,
+        *,
+        is_clipping: bool = True,
+        is_wide: bool = False,
+        micro_batch: int = NARROW,
+    ) -> None:
+        """Start from zeros.
+
+        Args:
+            shapes: of the blocks, the only ones that may be taken.
+            releases: their clip norms.
+            like: a tensor with the examples' device and precision.
+            is_clipping: False sums the vectors as they are.
+            is_wide: True keeps every sum in float64 from the start, as where ranks are to add
+                theirs; else the first micro-batch is summed in the model's precision, if it has no
+                more than `NARROW` examples, and all are in float64 once there are more.
+            micro_batch: how many examples come at once. Where two such fit `NARROW`, so many are
+                gathered in the model's precision before they are added to float64, which costs
+                more than a small micro-batch's products do.
+        """
+        self.counts = ClipCounts()
+        self._shapes, self._like = shapes, like
+        self._narrow: Blocks = {}  # in the model's precision, and not in `_wide` yet
+        self._wide: Blocks = {}
+        self._gathers, self._gathered = 2 * micro_batch <= NARROW, 0
+        self._releases = {release.name: release for release in releases}
+        self._is_clipping, self._is_wide = is_clipping, is_wide
+        self._held: dict[Key, Carrier] = {}
+        self._sizes: dict[str, Size] = {}
+        self._largest: dict[str, Tensor] = {}  # coordinates
+
+    @property
+    def sums(self) -> Blocks:
+        """Every block's sum so far, in the order of the shapes."""
+        wide = {key: self._widened(key) for key in self._shapes if key in self._wide}
+        return {key: wide[key] if key in wide else self._sum(key) for key in self._shapes}
+
+    def _sum(self, key: Key) -> Tensor:
+        """Give a block's sum to add to; where it is to be wide and is not, it is widened first."""
+        if self._is_wide or self._releases[key.release].clip == "coordinates":
+            return self._widened(key)
+        # Only once there is something to add: before that, activations want the memory.
+        if key not in self._narrow:
+            self._narrow[key] = self._like.new_zeros(self._shapes[key])
+        return self._narrow[key]
+
+    def _widened(self, key: Key) -> Tensor:
+        """Give a block's sum in float64, with what was gathered for it."""
+        gathered = self._narrow.pop(key, None)
+        if key not in self._wide:
+            if gathered is None:
+                gathered = self._like.new_zeros(self._shapes[key], dtype=torch.float64)
+            self._wide[key] = gathered.double()
+        elif gathered is not None:
+            add_(self._wide[key], gathered)
+        return self._wide[key]
+
+    def take(self, carriers: Mapping[Key, Carrier]) -> None:
+        """Take one layer's carriers of the current micro-batch."""
+        for key, carrier in carriers.items():
+            if not self._is_clipping:
+                carrier.add_to(self._sum(key), None)
+                continue
+            release = self._releases[key.release]
+            if release.clip == "coordinates":
+                largest, self._held[key] = clip_coordinates(carrier.each(), release.clip_norm)
+                seen = self._largest.get(release.name)
+                self._largest[release.name] = largest if seen is None else seen.maximum(largest)
+            else:
+                size, self._held[key] = carrier.measured()
+                seen = self._sizes.get(release.name)
+                self._sizes[release.name] = size if seen is None else seen.plus(size)
+
+    def close_micro_batch(self, num_examples: int) -> None:
+        """Clip every example jointly over its release's blocks, and add them to the sums."""
+        self.counts.examples += num_examples
+        if not self._is_clipping:
+            self._is_wide = True  # from the second micro-batch on
+            return
+        if not self._held:
+            return
+        enough = [
+            is_exact_enough(size, self._releases[name].clip_norm)
+            for name, size in self._sizes.items()
+        ]
+        enough += [largest.isfinite() for largest in self._largest.values()]
+        is_exact = torch.stack(enough).all(0)
+        held, self._held = self._held, {}
+        sizes, largest = self._sizes, self._largest
+        self._sizes, self._largest = {}, {}
+        is_all_exact = bool(is_exact.all())
+        self._is_wide |= len(is_exact) > NARROW or not is_all_exact
+        if self._gathered + len(is_exact) > NARROW:
+            for key in [*self._narrow]:
+                self._widened(key)
+            self._gathered = 0
+        self._gathered += len(is_exact)
+        if is_all_exact:
+            self._add(held, sizes, largest)
+            self._is_wide |= not self._gathers  # from the second micro-batch on
+            return
+        # In the model's precision they could not be measured, or would cost others their digits.
+        others = {key: carrier.keep(~is_exact).widened() for key, carrier in held.items()}
+        of_others = {name: each[~is_exact] for name, each in largest.items()}
+        self._add(others, self._measured(others), of_others, is_widened=True)
+        held = {key: carrier.keep(is_exact) for key, carrier in held.items()}
+        sizes = {name: size.keep(is_exact) for name, size in sizes.items()}
+        largest = {name: each[is_exact] for name, each in largest.items()}
+        self._add(held, sizes, largest)
+
+    def _measured(self, held: dict[Key, Carrier]) -> dict[str, Size]:
+        """Measure anew what is clipped by its norm; carriers are replaced by what to hold."""
+        sizes: dict[str, Size] = {}
+        for key, carrier in held.items():
+            if self._releases[key.release].clip == "norm":
+                size, held[key] = carrier.measured()
+                seen = sizes.get(key.release)
+                sizes[key.release] = size if seen is None else seen.plus(size)
+        return sizes
+
+    def _add(
+        self,
+        held: dict[Key, Carrier],
+        sizes: Mapping[str, Size],
+        largest: Mapping[str, Tensor],
+        *,
+        is_widened: bool = False,
+    ) -> None:
+        """Clip some examples and add them to the sums; what is held is let go meanwhile."""
+        is_widened &= self._like.dtype != torch.float64
+        slack = slack_of(self._like.dtype, is_widened=is_widened)
+        clip_norms = {name: release.clip_norm for name, release in self._releases.items()}
+        bounds = {
+            name: upper_bound(size, slack, is_widened=is_widened) for name, size in sizes.items()
+        }
+        finite = torch.stack([each.isfinite() for each in (*bounds.values(), *largest.values())])
+        above = [size.squares.sqrt() > clip_norms[name] for name, size in sizes.items()]
+        above += [each > clip_norms[name] for name, each in largest.items()]
+        is_finite = finite.all(0)
+        num_finite, num = int(is_finite.sum()), len(is_finite)
+        self.counts.clipped += int((torch.stack(above).any(0) & is_finite).sum())
+        self.counts.nonfinite += num - num_finite
+        weights = {name: clip_weights(bound, clip_norms[name]) for name, bound in bounds.items()}
+        if num_finite < num:  # zero times NaN is NaN, so such examples must go
+            weights = {name: weight[is_finite] for name, weight in weights.items()}
+            for key in held:
+                held[key] = held[key].keep(is_finite)
+        while held:
+            key, carrier = held.popitem()
+            carrier.add_to(self._sum(key), weights.get(key.release))
+
+
+def clip_weights(norms: Tensor, clip_norm: float) -> Tensor:
+    """Give min(1, C / norm) for norms [n] >= 0, or bounds of them; norms of zero give one."""
+    return clip_norm / norms.clamp(min=clip_norm)
+
+
+def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, Explicit]:
+    """Clamp per-example vectors [n, ...] to [-bound, bound] in every coordinate.
+
+    Returns:
+        Each example's largest absolute coordinate before that, [n] (NaN where it has one), and the
+        clamped vectors.
+    """
+    clamped = values.double().clamp(-bound, bound)  # to be added without rounding
+    return values.flatten(1).abs().amax(1), Explicit(clamped)
+
+
+FULL = (torch.float32, torch.float64)
+"""Kinds of weights that noise may be drawn for."""
+
+
+def require_full_precision(model: nn.Module) -> None:
+    """Refuse weights in half precision, or in two: what is released is in the weights' own.
+
+    Noise on half precision's grid would leave the sums' low bits bare between its points, and what
+    rounding may take is known of one precision.
+
+    Raises:
+        ConfigError: naming the first such weight.
+    """
+    floating = [each for each in model.named_parameters() if each[1].is_floating_point()]
+    for name, weight in floating:
+        if weight.dtype not in FULL:
+            raise ConfigError(
+                f"Expected weights in float32 or float64; {name} is in {weight.dtype}, too coarse "
+                "for noise. Load the model in float32; autocast may still multiply in half "
+                "precision (model.precision=bfloat16)."
+            )
+        if weight.dtype != floating[0][1].dtype:
+            raise ConfigError(
+                f"Expected weights of one precision; {name} is in {weight.dtype}, the first one in "
+                f"{floating[0][1].dtype}. Load the whole model in float32."
+            )
+
+
+NOISE_AT_ONCE = {"cpu": 2**18, "gpu": 2**22}
+"""Ours: numbers drawn before they are added; on a CPU what stays in a core's cache, on a GPU what
+keeps it busy."""
+
+GRAIN = 2**15
+"""Numbers that torch works on with one thread; more would start threads of a thread's own."""
+
+
+def add_noise_(
+    sums: Mapping[Key, Tensor],
+    releases: Iterable[Release],
+    noise_multiplier: float,
+    gen: torch.Generator,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Add independent noise to every coordinate of every release, in place.
+
+    They are added in float64 and rounded once, so that what comes out does not tell in which
+    precision the sums were held.
+
+    Args:
+        sums: the clipped sums over the whole logical batch (all ranks), or what a method made of
+            them; contiguous. After an error some hold noise and some do not.
+        releases: each block's noise has standard deviation (Laplace: scale)
+            noise_multiplier * clip_norm of its release.
+        noise_multiplier: >= 0.
+        gen: on the sums' device; blocks draw from it in the order of `sums`. On a CPU the pieces of
+            a large block draw side by side, each from a generator spawned from it, so that the
+            noise is the same on any number of threads.
+        dtype: in which noise is drawn, so that a model's precision decides which; None: the sums'.
+
+    Raises:
+        RuntimeError: for a sum that is not contiguous.
+    """
+    by_name = {release.name: release for release in releases}
+
+    def add(piece: Tensor, release: Release, gen: torch.Generator) -> None:
+        noise = _DRAWS[release.noise](piece, gen, dtype or piece.dtype)
+        wide = piece.double()  # the sums themselves where they are in float64
+        wide.add_(noise, alpha=noise_multiplier * release.clip_norm)
+        if wide is not piece:
+            piece.copy_(wide)
+
+    @torch.no_grad()  # which holds for the thread that says it
+    def add_by_grains(piece: Tensor, release: Release, gen: torch.Generator) -> None:
+        for grain in piece.split(GRAIN):
+            add(grain, release, gen)
+
+    waiting = []
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for key, total in sums.items():
+            release, device = by_name[key.release], "cpu" if total.device.type == "cpu" else "gpu"
+            pieces = total.view(-1).split(NOISE_AT_ONCE[device])  # views, never copies
+            if len(pieces) > 1 and device == "cpu":  # where torch draws on one thread alone
+                gens = spawned(gen, len(pieces))
+                waiting.append(pool.map(add_by_grains, pieces, repeat(release), gens))
+            else:
+                for piece in pieces:
+                    add(piece, release, gen)
+    for _ in chain(*waiting):  # raises a thread's errors
+        pass
+
+
+FAR = 5.0
+"""Standard deviations beyond which normal noise is drawn by other means."""
+
+
+def _gaussian(like: Tensor, gen: torch.Generator, dtype: torch.dtype) -> Tensor:
+    noise = torch.randn(like.shape, generator=gen, device=like.device, dtype=dtype)
+    return with_tails_(noise, gen)
+
+
+def with_tails_(noise: Tensor, gen: torch.Generator, far: float = FAR) -> Tensor:
+    """Draw normal noise's far values again, in float64 and in place.
+
+    In float32 torch's own end at 5.77 standard deviations on a CPU, and an example that shows
+    where noise cannot reach is not hidden; these end beyond 8.
+
+    Args:
+        noise: standard normal.
+        gen: on its device.
+        far: values of at least that size are replaced by ones of at least that size, > 0.
+    """
+    if noise.numel() == 0:
+        return noise
+    low, high = noise.aminmax()  # one pass without temporaries, and mostly all there is to do
+    if max(-low, high) < far:
+        return noise
+    is_far = noise.abs() >= far
+    old = noise[is_far]
+    rest = 1 - torch.rand(old.shape, generator=gen, device=old.device, dtype=torch.float64)
+    beyond = -torch.special.ndtri(rest * torch.special.ndtr(rest.new_tensor(-far)))
+    noise[is_far] = beyond.to(noise.dtype).copysign(old)
+    return noise
+
+
+def _laplace(like: Tensor, gen: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Subtract two exponentials, in float64: float32's has no tail beyond 17 scales."""
+    draws = torch.empty((2, *like.shape), device=like.device, dtype=torch.float64)
+    plus, minus = draws.exponential_(generator=gen)
+    return (plus - minus).to(dtype)
+
+
+_DRAWS = {"gaussian": _gaussian, "laplace": _laplace}

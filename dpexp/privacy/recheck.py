@@ -1,0 +1,379 @@
+"""A run's certificate, recomputed from its config by an accountant that calibrated nothing.
+
+Noise is calibrated by PRV or RDP (Opacus) or by the formulas of `dpexp.privacy.laplace`; here
+epsilon comes from Google's dp-accounting (`dpexp.privacy.pld`). What leaves at a step is restated
+here from the papers, not asked of the methods. What is looked at: sampling, q, N, steps, noise
+draws, releases and their sensitivities, noise, epsilon, names.
+
+What is not recomputed is listed with what is found. Taken from the certificate, as no config holds
+it: how many parameters compressive SGD trains, which its sensitivity grows with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dpexp.privacy import certificate as words
+from dpexp.privacy.calibration import num_steps
+from dpexp.privacy.epsilons import ROUNDING, differences
+from dpexp.privacy.pld import Part, gaussian_epsilon, laplace_epsilon, points
+from dpexp.privacy.statements import (
+    OF_BOTH,
+    OF_STEPS,
+    OF_VOTES,
+    PATE,
+    REMARKS,
+    TRAINING,
+    UNKNOWN,
+    VOTING,
+    due_words,
+    public_examples,
+    statement_of,
+    test_examples,
+    trusted,
+)
+from dpexp.types import one_line
+
+CHECK, VOTES = 1.0, math.sqrt(2)
+"""What one teacher's vote moves: the largest entry of a histogram, and all of it in l2."""
+
+MOST_COMPOSED = 10**8
+"""Mechanisms that are composed, and points of a grid (ours): more would take all memory."""
+
+
+NAMES = "privacy.json trainable and frozen: that they are the model's names"
+"""Not checked here, where no model is built; `scripts/verify.py` builds it where it can."""
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """What a recomputation found.
+
+    Attributes:
+        findings: what differs, one sentence each; empty if the certificate holds.
+        epsilon: recomputed; None where none is claimed, or the certificate could not be read.
+        trusted: what is not of dpexp, and what is therefore taken on trust.
+        unchecked: what was not compared with anything, in words.
+    """
+
+    findings: tuple[str, ...]
+    epsilon: float | None = None
+    trusted: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+
+
+def recheck(
+    config: Mapping[str, Any],
+    result: Mapping[str, Any],
+    privacy: Mapping[str, Any],
+    tests: Mapping[str, int] | None = None,
+) -> Recheck:
+    """Recompute a run's certificate from config.yaml, result.json and privacy.json.
+
+    Args:
+        config: of the first.
+        result: of the second.
+        privacy: of the third.
+        tests: how many test examples were counted, by metric, where that is known.
+    """
+    check = _Check(config, result, privacy, tests or {})
+    trust: list[str] = []
+    try:
+        check.run()
+        trust = trusted(config)
+    except Exception as error:  # whatever reading a damaged certificate may raise
+        check.say(f"malformed or incomplete: {type(error).__name__}: {one_line(error)[:200]}")
+    return Recheck(tuple(check.findings), check.epsilon, tuple(trust), tuple(check.unchecked))
+
+
+class _Check:
+    """One certificate's comparison with what the config asks for."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        result: Mapping[str, Any],
+        privacy: Mapping[str, Any],
+        tests: Mapping[str, int],
+    ) -> None:
+        self.findings: list[str] = []
+        self.unchecked: list[str] = []
+        self.epsilon: float | None = None
+        self._config, self._result, self._privacy = config, result, privacy
+        self._tests = tests
+        self._is_older = "run" not in privacy
+
+    def say(self, finding: str) -> None:
+        """Note what differs."""
+        self.findings.append(" ".join(finding.split()))
+
+    def run(self) -> None:
+        """Make every comparison."""
+        wanted, is_vote = self._config["privacy"], self._config.get("loop") == VOTING
+        self._statement = statement_of(self._config)
+        if is_vote != (self._config["method"]["_target_"] == PATE):
+            self.say(f"loop: {self._config.get('loop', TRAINING)} is not the method's")
+        self._same("mechanism", words.CONFIDENT_GNMAX if is_vote else None)
+        self._same("neighbouring", words.VOTING_NEIGHBOURS if is_vote else words.NEIGHBOURS)
+        self._names(is_vote)
+        self._public(is_vote)
+        self._words(wanted, is_vote)
+        self._same("dataset_size", self._size())
+        parts = self._votes() if is_vote else self._steps(wanted)
+        self._unknown_keys(is_vote)
+        self._accountants(wanted, is_vote)
+        if wanted["noise"] and wanted["clip"]:
+            self._budget(wanted, parts)
+        else:
+            self._same("target_epsilon", None)
+            if any(value is not None for value in self._privacy["epsilon"].values()):
+                self.say("epsilon: one is stated, but without noise and clipping there is none")
+
+    def _size(self) -> int:
+        size = self._config["task"]["dataset_size"]
+        # A shadow model holds half of the training set.
+        return size // 2 if self._config.get("attack", {}).get("name") == "shadow" else size
+
+    def _steps(self, wanted: Mapping[str, Any]) -> tuple[Part, ...]:
+        config, privacy = self._config, self._privacy
+        size, batch = self._size(), config["batch_size"]
+        steps = num_steps(config["epochs"], size, batch, wanted["sampling"])
+        for key, value in {
+            "sampling": wanted["sampling"],
+            "batch_size": batch,
+            "q": batch / size,
+            "steps": steps,
+            "planned_steps": steps,
+            "noise_draws": steps if wanted["noise"] else 0,
+        }.items():
+            self._same(key, value)
+        self._same("steps", privacy["steps"], self._result, "result.json ")
+        self._same("epochs", config["epochs"], self._result, "result.json ")
+        if privacy.get("lost_steps"):
+            self.unchecked.append("privacy.json lost_steps: how many steps were lost to a kill")
+        if not 0 <= privacy.get("lost_steps", 0) <= steps:
+            self.say(f"lost_steps: expected from 0 to {steps}; got {privacy['lost_steps']}")
+        sensitivities = self._releases()
+        is_laplace = self._noise_law() == "laplace"
+        joint = sum(sensitivities) if is_laplace else math.hypot(*sensitivities)
+        sigma = privacy["noise_multiplier"] / joint
+        self._same("effective_noise_multiplier", sigma)
+        if not wanted["noise"]:
+            self._same("noise_multiplier", 0.0)
+        return (Part(batch / size, sigma, steps),)
+
+    def _noise_law(self) -> str:
+        return "laplace" if self._statement.is_laplace else "gaussian"
+
+    def _releases(self) -> list[float]:
+        """Compare what leaves at a step with the papers; give sensitivities in clip norms."""
+        privacy, known = self._privacy, self._statement
+        size = sum(privacy["trainable"].values())
+        expected, stated = known.releases(self._config, size), privacy["releases"]
+        if len(stated) != len(expected):
+            self.say(f"releases: {len(expected)} leave at a step; privacy.json names {len(stated)}")
+        for release, due in zip(stated, expected, strict=False):
+            place = f"release {release['name']}, "
+            if due.name is not None:
+                self._same("name", due.name, release, place)
+            self._same("clip_norm", due.clip_norm, release, place)
+            self._same("sensitivity", due.sensitivity, release, place)
+            if "noise" in release or not self._is_older:  # the first certificates knew of one only
+                self._same("noise", self._noise_law(), release, place)
+                self._same("clip", "coordinates" if known.is_laplace else "norm", release, place)
+        if known.is_whole:
+            self._same("dimension", size, stated[0], "release, ")
+        else:
+            self.unchecked.append("privacy.json releases' dimensions")
+        return [due.sensitivity for due in expected]
+
+    def _votes(self) -> tuple[Part, ...]:
+        config, privacy, method = self._config, self._privacy, self._config["method"]
+        check, votes = privacy["releases"]
+        std, ratio = privacy["noise_multiplier"], method["check_ratio"]
+        self._same("sampling", words.NOT_SAMPLED)
+        self._same("q", 1.0)
+        asked = self._cap()
+        caps = {"check": asked, "votes": min(method["answers"], asked)}
+        counts = {"check": privacy["steps"], "votes": privacy["answers"]}
+        rows = (("check", check, CHECK, std * ratio), ("votes", votes, VOTES, std))
+        for name, release, sensitivity, noise in rows:
+            place = f"release {name}, "
+            self._same("name", name, release, place)
+            self._same("sensitivity", sensitivity, release, place)
+            self._same("noise_std", noise, release, place)
+            self._same("drawn", counts[name] if config["privacy"]["noise"] else 0, release, place)
+            self._same("at_most", caps[name], release, place)
+            if not counts[name] <= caps[name]:
+                self.say(f"{place}{counts[name]} were made, of at most {caps[name]}")
+        joint = math.hypot(
+            *(math.sqrt(release["at_most"]) * s / std for _, release, s, std in rows if std)
+        )
+        self._same("effective_noise_multiplier", 1 / joint if joint else 0.0)
+        self.unchecked.append("privacy.json releases' dimensions")
+        self._same("noise_draws", check["drawn"] + votes["drawn"])
+        self._same("threshold", method["threshold"] * method["teachers"])
+        self._same("asked", privacy["steps"], self._result, "result.json ")
+        self._same("answered", privacy["answers"], self._result, "result.json ")
+        if not config["privacy"]["noise"]:
+            self._same("noise_multiplier", 0.0)
+            return ()
+        return (
+            Part(1.0, check["noise_std"] / CHECK, check["at_most"]),
+            Part(1.0, votes["noise_std"] / VOTES, votes["at_most"]),
+        )
+
+    def _cap(self) -> int:
+        """Give how many queries may be asked: as config.yaml allows, and as the public set has."""
+        method, stated = self._config["method"], self._privacy.get("public")
+        if isinstance(stated, Mapping):
+            return min(method["queries"], stated["examples"])
+        tests = test_examples(self._config)
+        if method["public"] == "test-half" and tests is not None:
+            return min(method["queries"], tests // 2)
+        return method["queries"]
+
+    def _names(self, is_vote: bool) -> None:
+        config, privacy, result = self._config, self._privacy, self._result
+        if both := sorted(set(privacy["trainable"]) & set(privacy["frozen"])):
+            self.say(f"trainable and frozen: both name {', '.join(both)}")
+        for group in ("method", "model", "task", "profile"):
+            self._same(group, config[group]["name"], result, "result.json ")
+        self._same("seed", config["seed"], result, "result.json ")
+        self._same("delta", privacy["delta"], result, "result.json ")
+        self._same("eps", privacy["target_epsilon"], result, "result.json ")
+        if "eps" not in result:
+            self.say("result.json eps: missing")
+        self.unchecked.append(NAMES)
+
+    def _public(self, is_vote: bool) -> None:
+        """Compare which public examples were taken."""
+        config, stated = self._config, self._privacy.get("public")
+        if is_vote:
+            takes, needs = config["method"]["public"] == "task", 1
+            due = (config["public"] if takes else {"name": "test-half"}) if stated else None
+            if stated is None and not self._is_older:
+                self.say("public: the examples that teachers were asked about are not named")
+        else:
+            needs = public_examples(config)
+            due = config["public"] if needs else None
+            is_known = self._statement is not UNKNOWN and not trusted(config)
+            if stated is None and needs:
+                self.say(f"public: {needs} public examples are taken; privacy.json names none")
+            elif stated is not None and not needs and is_known:
+                self.say("public: no public examples are taken; privacy.json names some")
+            elif stated is not None and not needs:
+                due, needs = config["public"], 1
+        if stated is None or due is None:
+            return
+        self._same("name", due["name"], stated, "public ")
+        if "size" in due:
+            self._same("examples", due["size"], stated, "public ")
+        if not stated["examples"] >= needs:
+            self.say(f"public examples: expected {needs} or more; got {stated['examples']}")
+        if is_vote and due["name"] == "test-half":
+            self._test_half(stated["examples"])
+        self.unchecked.append("privacy.json public fingerprint: of which examples")
+
+    def _test_half(self, examples: int) -> None:
+        """Hold the public half of a test set to the other half, or to its declared size."""
+        tests, left = test_examples(self._config), set(self._tests.values())
+        if tests is not None:
+            self._same("examples", tests // 2, self._privacy["public"], "public ")
+        if left and not left <= {examples, examples + 1}:
+            self.say(f"public examples: {examples} of a half; the other one has {max(left)}")
+
+    def _words(self, wanted: Mapping[str, Any], is_vote: bool) -> None:
+        said, config = self._privacy["deviations"], self._config
+        attacked = [key for key in ("attack", "audit") if key in config]
+        due = due_words(config, self._privacy, is_vote)
+        for word, is_due in due.items():
+            is_new = word in (words.UNRELEASED, words.LARGE_DELTA)
+            if is_due != (word in said) and not (is_new and self._is_older):
+                self.say(f"deviations: '{word}' is {'missing' if is_due else 'not so'}")
+        others = [word for word in said if word not in due and word not in words.OF_THE_RUN]
+        self.unchecked.append(
+            "privacy.json deviations: whether a model was tried before its first step"
+            if not is_vote
+            else "privacy.json deviations: whether a teacher diverged"
+        )
+        theirs = [word for word in others if str(word).startswith(words.OF_ATTACKS)]
+        if attacked and not theirs:
+            self.say("deviations: nothing is said of the attack or audit in config.yaml")
+        if attacked:
+            self.unchecked.append("privacy.json deviations: how an attack or audit is worded")
+        if not trusted(config):  # what is not ours may have words of its own
+            for word in set(map(str, others)) - (set(theirs) if attacked else set()):
+                self.say(f"deviations: '{word}' is nothing that such a run says")
+        self._same("replayable", wanted["noise"] != "secret")
+
+    def _unknown_keys(self, is_vote: bool) -> None:
+        """Name what a certificate has besides, and refuse what none has."""
+        if remarks := [key for key in REMARKS if key in self._privacy]:
+            self.unchecked.append(f"privacy.json {', '.join(remarks)}")
+        known = {*OF_STEPS, *OF_BOTH} if not is_vote else {*OF_VOTES, *OF_BOTH}
+        others = sorted(set(map(str, self._privacy)) - known - {*REMARKS})
+        if others and not trusted(self._config):
+            self.say(f"privacy.json: {', '.join(others)} is nothing that a certificate has")
+
+    def _budget(self, wanted: Mapping[str, Any], parts: tuple[Part, ...]) -> None:
+        privacy, steps = self._privacy, sum(part.count for part in parts)
+        is_laplace = self._noise_law() == "laplace"
+        target = float(wanted["eps"]) * (steps if wanted.get("budget") == "per_step" else 1)
+        self._same("target_epsilon", target)
+        self._same("delta", 0.0 if is_laplace else wanted["delta"])
+        stated, by = privacy["epsilon"], privacy["calibrated_by"]
+        allowed = ("pure",) if is_laplace else ("prv", "rdp")
+        if by not in allowed:
+            self.say(f"calibrated_by: expected {' or '.join(allowed)}; privacy.json says {by}")
+            return
+        if not all(0 < part.sigma < math.inf for part in parts):
+            return self.say(f"noise_multiplier: expected > 0; got {privacy['noise_multiplier']}")
+        if steps > MOST_COMPOSED or points(parts, target) > MOST_COMPOSED:
+            return self.say(f"epsilon: {steps:,} of this noise are too many to be composed")
+        delta = privacy["delta"]
+        ours = (
+            laplace_epsilon(*parts, target)
+            if is_laplace
+            else gaussian_epsilon(parts, delta, target)
+        )
+        self.epsilon = ours
+        for finding in differences(stated, by, target, ours):
+            self.say(finding)
+
+    def _accountants(self, wanted: Mapping[str, Any], is_vote: bool) -> None:
+        """Compare whose epsilons are stated."""
+        stated, by = set(self._privacy["epsilon"]), self._privacy["calibrated_by"]
+        if not wanted["noise"]:
+            self._same("calibrated_by", "none")
+        if self._statement.is_laplace:
+            due = {"pure", "pld"}
+        else:
+            due = {"rdp"} if is_vote or by == "rdp" else {"prv", "rdp"}
+        if not due <= stated <= {*due, *(["prv"] if is_vote else [])}:
+            self.say(f"epsilon: expected those of {', '.join(sorted(due))}; got {sorted(stated)}")
+        if is_vote:
+            self.unchecked.append("privacy.json epsilon prv: where it is not stated, that it fails")
+        elif by == "prv":
+            self.unchecked.append("privacy.json epsilon rdp: looser, it is held from below alone")
+
+    def _same(
+        self,
+        key: str,
+        expected: Any,
+        where: Mapping[str, Any] | None = None,
+        place: str = "",
+    ) -> None:
+        """Compare an entry, numbers up to rounding, and say what differs."""
+        got = (self._privacy if where is None else where).get(key)
+        if isinstance(got, bool) or isinstance(expected, bool):
+            is_same = got is expected
+        elif isinstance(got, int | float) and isinstance(expected, int | float):
+            is_same = math.isclose(got, expected, rel_tol=ROUNDING)
+        else:
+            is_same = got == expected
+        if not is_same:
+            self.say(f"{place}{key}: expected {expected}; got {got}")

@@ -1,0 +1,103 @@
+"""Where randomness comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+import numpy as np
+import torch
+
+_WORDS = 624  # the Mersenne twister's state, in 32-bit words
+_STATE_OFFSET = 24  # bytes before those words in torch's saved state (each word takes eight bytes)
+
+AXES = {
+    "init": "run",
+    "sampling": "dpexp.privacy.sampling",
+    "noise": "dpexp.privacy.mechanism",
+    "noise/": "dpexp.pate.votes",
+    "spawned": "dpexp.privacy.seeds",
+    "method": "dpexp.training.gradient",
+    "public": "dpexp.training.gradient",
+    "forward/": "dpexp.training.gradient",
+    "teachers": "dpexp.pate.stages",
+    "teacher": "dpexp.pate.stages",
+    "teacher/weights": "dpexp.pate.stages",
+    "student": "dpexp.pate.stages",
+    "student/masks": "dpexp.pate.stages",
+    "queries": "dpexp.pate.loop",
+    "test-half": "dpexp.pate.loop",
+    "analysis/": "dpexp.training.observation",
+    "attack": "dpexp.attacks.membership",
+    "shadow": "dpexp.attacks.shadow",
+    "canary/coin": "dpexp.attacks.audit",
+    "canary/draw": "dpexp.attacks.canaries",
+    "canary/direction/": "dpexp.attacks.canaries",
+    "canary/label": "dpexp.attacks.mislabelled",
+    "canary/example": "dpexp.attacks.mislabelled",
+    "neighbours": "dpexp.attacks.soundness",
+    "injected": "dpexp.attacks.soundness",
+    "influence": "dpexp.attacks.influence",
+    "made-up": "dpexp.training.probing.made_up",
+    "probe": "dpexp.training.probing.stage",
+    "shaken": "dpexp.training.probing.stage",
+}
+"""Every axis, and the one module that draws from it; one that ends in "/" stands for all that begin
+with it. What data are made of or chosen by has a seed of its own, `data_seed` or `subset_seed`."""
+
+
+def new_secret() -> int:
+    """Draw 63 bits from the operating system, for noise that nobody can replay."""
+    return secrets.randbits(63)
+
+
+def generator(
+    seed: int, axis: str, index: int, device: str | torch.device = "cpu"
+) -> torch.Generator:
+    """Seed a generator by named axes, so that any draw can be made without the ones before it.
+
+    On the CPU torch uses 32 bits of a seed, with which two of 10,000 steps share their noise once
+    in a hundred runs; the generator's whole state is filled from the hash instead.
+
+    Args:
+        seed: the run's seed, or its secret.
+        axis: what the numbers are for, one of `AXES`.
+        index: which draw, e.g. the step.
+        device: where the numbers are to be drawn.
+    """
+    digest = hashlib.shake_256(f"{seed}/{axis}/{index}".encode()).digest(4 * _WORDS)
+    gen = torch.Generator(device=device)
+    gen.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    if gen.device.type == "cpu":
+        words = np.frombuffer(digest, dtype="<u4").astype(np.uint64)
+        state = gen.get_state()
+        state[_STATE_OFFSET : _STATE_OFFSET + 8 * _WORDS] = torch.from_numpy(words.view(np.uint8))
+        gen.set_state(state)
+    return gen
+
+
+def seed_default(seed: int, axis: str, index: int) -> None:
+    """Seed what draws without a generator of its own, such as dropout, on every device.
+
+    Args:
+        seed: as in `generator`, and the others; on the CPU the whole state is filled here too.
+        axis: what the numbers are for.
+        index: which draw.
+    """
+    gen = generator(seed, axis, index)
+    if torch.accelerator.is_available():  # a millisecond that a CPU need not wait
+        torch.manual_seed(gen.initial_seed())
+    torch.default_generator.set_state(gen.get_state())
+
+
+def spawned(gen: torch.Generator, count: int) -> list[torch.Generator]:
+    """Seed generators on the CPU, so that draws may be made side by side.
+
+    Args:
+        gen: moves on by four numbers of 63 bits, from which all the states are hashed.
+        count: how many, >= 0; those of a smaller count come first among those of a larger.
+    """
+    key = 0
+    for number in torch.randint(2**63 - 1, (4,), generator=gen).tolist():
+        key = key << 63 | number
+    return [generator(key, "spawned", k) for k in range(count)]

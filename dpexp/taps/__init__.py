@@ -1,5 +1,0 @@
-"""The tape: hooks on the layers, and one rule per layer type."""
-
-from dpexp.taps.tape import Tape
-
-__all__ = ["Tape"]

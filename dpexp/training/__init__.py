@@ -1,0 +1,1 @@
+"""The loop, the private step, and what a run keeps of them."""

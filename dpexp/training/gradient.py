@@ -1,0 +1,379 @@
+"""One private gradient: a logical batch in, a gradient per trainable parameter out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dpexp.data import Judge, cross_entropy
+from dpexp.distributed import memory
+from dpexp.distributed.ranks import Ranks
+from dpexp.grad_sample import Tape
+from dpexp.grad_sample.passes import Passes
+from dpexp.privacy import Mechanism
+from dpexp.privacy.privatize import ClippedSum, add_noise_, require_full_precision
+from dpexp.privacy.seeds import generator, seed_default
+from dpexp.training.states import mapped, new_tensors
+from dpexp.types import Batch, ConfigError, Key, Listener, Method, State, Tap
+
+PREPARED_LESS = (
+    "Set a smaller method.rank, method.k or method.m, a smaller model or another device."
+)
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one step gives.
+
+    Only `gradients` and `state` come out of the mechanism; the counts and the loss are private
+    diagnostics that no guarantee covers.
+
+    Attributes:
+        gradients: one per trainable parameter, divided by the expected batch size.
+        state: the method's, for the next step.
+        noise_draws: how often noise was drawn.
+        examples: how many were drawn, over all ranks.
+        clipped: how many of them had a norm above the clip norm.
+        nonfinite: how many had a NaN or infinite norm, and contributed zero.
+        loss: summed over the examples.
+        is_asked_to_stop: whether any rank was asked to stop the run.
+        has_halved: whether memory ran out on any rank, which halved its micro-batch.
+    """
+
+    gradients: dict[str, Tensor]
+    state: State
+    noise_draws: int
+    examples: int
+    clipped: int
+    nonfinite: int
+    loss: float
+    is_asked_to_stop: bool
+    has_halved: bool
+
+
+class _Tally(NamedTuple):
+    """What ranks add up beside their sums: as `StepOutcome`, the last two as 0 or 1 a rank."""
+
+    examples: float
+    clipped: float
+    nonfinite: float
+    loss: float
+    is_asked_to_stop: float
+    has_halved: float
+
+
+class _Pass(nn.Module):
+    """Forward and backward as one module, so that what backward computes again has its weights."""
+
+    def __init__(self, model: nn.Module, loss: Judge, tape: Tape) -> None:
+        super().__init__()
+        self.model, self._loss, self._tape = model, loss, tape
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Give the loss, summed over the batch."""
+        loss = self._loss(self.model(batch.inputs), batch.targets)
+        self._tape.backward(loss)
+        return loss.detach()
+
+
+class PrivateGradient:
+    """Runs the stages from micro-batches to reconstructed gradients.
+
+    Formal guarantees: the gradients depend on the private examples only through the noisy
+    releases; noise is drawn once per call, on the first rank, after the sum over ranks. Where
+    memory runs out before that, the same draw is taken again.
+
+    Attributes:
+        micro_batch: how many examples go through the model at once; halved on every rank as memory
+            runs out on one.
+        trained: the parameters that the method updates, by name.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        mechanism: Mechanism,
+        ranks: Ranks,
+        micro_batch: int,
+        public: Any = None,
+        loss: Judge = cross_entropy,
+    ) -> None:
+        """Tap the model's trainable layers; leaving the context removes the taps.
+
+        Args:
+            model: on the ranks' device.
+            method: turns taps into carriers and releases into gradients.
+            mechanism: sampler and noise.
+            ranks: who shares the batch.
+            micro_batch: how many examples go through the model at once, >= 1.
+            public: examples that `prepare` may take gradients of, with `batch(indices)`; None:
+                there are none.
+            loss: of outputs and targets, summed over examples.
+        """
+        # Norms and sums come from different kernels: in TF32 or bfloat16 one would not bound the
+        # other.
+        torch.backends.cudnn.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")
+        self._dtype = next(model.parameters()).dtype
+        self._model, self._method, self._mechanism = model, method, mechanism
+        self._ranks, self.micro_batch = ranks, micro_batch
+        self._state: State = {}
+        self._sum = ClippedSum({}, (), torch.empty(0))
+        self.trained = method.trainable(model)
+        named = model.named_parameters()
+        self._trained = {name: weight for name, weight in named if name in self.trained}
+        require_full_precision(model)
+        self._listener: Listener = self._take
+        self._blocks: Collection[Key] = ()
+        self._awaited: set[Key] = set()  # blocks that a micro-batch has not given yet
+        self._tape = Tape(model, self.trained, lambda layer, tap: self._listener(layer, tap))
+        self._pass = _Pass(model, loss, self._tape)
+        self._public = None
+        if public is not None:
+            self._public = self.passes(public)
+
+    def __enter__(self) -> PrivateGradient:
+        """Use as a context manager."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the taps."""
+        self._tape.detach()
+
+    def passes(self, examples: Any, setting: str = "method.public_labels") -> Passes:
+        """Give the per-example gradients of any set; of a private one they are not private."""
+        return Passes(examples, self._trained, self._backward, self._ranks.device, setting)
+
+    @contextmanager
+    def untapped(self) -> Iterator[None]:
+        """Leave the model to autograd meanwhile, as if it had never been tapped."""
+        self._tape.detach()
+        try:
+            yield
+        finally:
+            self._tape.attach()
+
+    def __call__(
+        self,
+        state: State,
+        examples: Any,
+        step: int,
+        is_asked_to_stop: bool = False,
+        on_halved: Callable[[], None] = lambda: None,
+    ) -> StepOutcome:
+        """Take the step's draw through the whole line.
+
+        Args:
+            state: the method's state after the step before.
+            examples: the training set, with `batch(indices)`.
+            step: from 0.
+            is_asked_to_stop: whether this rank was asked to stop the run; the outcome says it of
+                all.
+            on_halved: called on the first rank where memory ran out on any, before anything of the
+                step is released: taken again, its sums may be added up in other pieces.
+        """
+        mechanism, ranks = self._mechanism, self._ranks
+        indices = ranks.share(mechanism.sample(step))
+
+        self._prepare(state, step)
+        # GPUs of different kinds draw different numbers from one seed, and sums taken in different
+        # bases cannot be added.
+        ranks.as_first(new_tensors(self._state, state))
+        prepared = self._state
+
+        def summed(micro_batch: int) -> float:
+            with self._attempt(prepared, micro_batch):
+                return self._micro_batches(examples, indices, step, micro_batch)
+
+        # Each rank for itself: nothing here waits for another.
+        before = self.micro_batch
+        loss, self.micro_batch = memory.halving(summed, before, "micro_batch")
+        if ranks.is_first:
+            self._take_crafted()
+        sums, counts = self._sum.sums, self._sum.counts
+        self._forget()  # the sums may become the gradients: drop our reference
+        has_halved = self.micro_batch < before
+        tally = _Tally(
+            counts.examples, counts.clipped, counts.nonfinite, loss, is_asked_to_stop, has_halved
+        )
+        told = self._sum_over_ranks(sums, tally)
+        if ranks.is_first and _Tally(*told.tolist()).has_halved:
+            on_halved()
+        released, noise_draws = self._release(sums, step)
+        ranks.as_first([*released.values(), told])
+        with torch.no_grad():
+            gradients, self._state = self._method.reconstruct(self._state, released)
+        tally = _Tally(*told.tolist())
+        if tally.has_halved:  # one size for all, which the run remembers
+            self.micro_batch = -int(ranks.largest(-self.micro_batch))
+        return StepOutcome(
+            gradients=gradients,
+            state=self._state,
+            noise_draws=noise_draws,
+            examples=int(tally.examples),
+            clipped=int(tally.clipped),
+            nonfinite=int(tally.nonfinite),
+            loss=tally.loss,
+            is_asked_to_stop=tally.is_asked_to_stop > 0,
+            has_halved=tally.has_halved > 0,
+        )
+
+    def rehearsal(self, state: State, examples: Any) -> Callable[[Tensor], None]:
+        """Prepare a step that releases nothing.
+
+        Args:
+            state: the method's; it stays as it is.
+            examples: the training set.
+
+        Returns:
+            What takes some examples, by index, up to their clipped sum and throws that away.
+        """
+        self._prepare(state, 0)
+        prepared = self._state
+
+        def rehearse(indices: Tensor) -> None:
+            with self._attempt(prepared, len(indices)):
+                self._micro_batches(examples, indices, 0, len(indices))
+            self._forget()
+
+        return rehearse
+
+    @torch.no_grad()
+    def _prepare(self, state: State, step: int) -> None:
+        seed = self._mechanism.seed
+        gen = generator(seed, "method", step, self._ranks.device)
+        # Dropout on public examples.
+        seed_default(seed, "public", step)
+        self._forget()
+        self._state = state
+        with memory.in_one_line("what the method prepares for a step", PREPARED_LESS):
+            self._state = self._method.prepare(self._model, state, self._public, gen)
+
+    @contextmanager
+    def _attempt(self, prepared: State, micro_batch: int) -> Iterator[None]:
+        """Begin a sum; where that fails nothing is held, so that its memory can be given back."""
+        self._start_sum(prepared, micro_batch)
+        try:
+            yield
+        except BaseException:
+            self._forget()
+            self._state = prepared
+            raise
+
+    def _start_sum(self, prepared: State, micro_batch: int) -> None:
+        self._forget()
+        self._state = mapped(lambda leaf: leaf, prepared)  # `carry` adds to it, for one attempt
+        like = next(self._model.parameters())
+        blocks = self._method.blocks(self._state)
+        self._blocks = blocks.keys()
+        mechanism = self._mechanism
+        self._sum = ClippedSum(
+            blocks,
+            mechanism.releases,
+            like,
+            is_clipping=mechanism.clip,
+            is_wide=self._ranks.size > 1,
+            micro_batch=micro_batch,
+        )
+
+    def _forget(self) -> None:
+        """Let go of a step's sums and inputs, also of one that ran out of memory half made."""
+        self._tape.expect(0)
+        self._sum = ClippedSum({}, (), torch.empty(0))
+
+    def _take(self, layer: str, tap: Tap) -> None:
+        carried = self._method.carry(self._state, layer, tap)
+        if unknown := carried.keys() - self._blocks:
+            raise ConfigError(
+                f"Expected the method to carry the blocks that it declares; of layer {layer!r} it "
+                f"carries {_words(unknown)}. Declare them in `blocks`."
+            )
+        self._awaited -= carried.keys()
+        self._sum.take(carried)
+
+    def _check_carried(self) -> None:
+        """Refuse a micro-batch of which some declared block is not.
+
+        It would be noise alone, released and accounted as if it were of the examples.
+        """
+        if self._awaited:
+            raise ConfigError(
+                "Expected a gradient for every block that the method releases; "
+                f"{_words(self._awaited)} got none. Freeze those parameters, or let the method's "
+                "`carry` give their gradients."
+            )
+
+    def _micro_batches(self, examples: Any, indices: Tensor, step: int, micro_batch: int) -> float:
+        # Dropout's seed comes from the step, so that a resumed run draws what an unbroken one did,
+        # and derives from `root`: one more example shifts everyone's dropout masks, which is
+        # harmless only while the masks are unknown.
+        axis = f"forward/{self._ranks.rank}"
+        seed_default(self._mechanism.root, axis, step)
+        total = 0.0
+        weights = self._method.forward_weights(self._state)
+        for some in examples.micro_batches(indices, micro_batch):
+            batch = examples.batch(some).to(self._ranks.device)
+            self._awaited = set(self._blocks)
+            loss = self._backward(batch, self._take, weights)
+            self._check_carried()
+            self._sum.close_micro_batch(len(batch))
+            total += float(loss)
+        return total
+
+    @torch.no_grad()
+    def _take_crafted(self) -> None:
+        num_examples, carriers = self._method.crafted(self._state)
+        if num_examples:
+            self._sum.take(carriers)
+            self._sum.close_micro_batch(num_examples)
+
+    @torch.enable_grad()
+    def _backward(
+        self, batch: Batch, listener: Listener, weights: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        self._listener = listener
+        self._tape.expect(len(batch))
+        if weights:
+            named = {f"model.{name}": weight for name, weight in weights.items()}
+            return functional_call(self._pass, named, (batch,))
+        return self._pass(batch)
+
+    def _sum_over_ranks(self, sums: Mapping[Key, Tensor], tally: _Tally) -> Tensor:
+        """Add the ranks' sums up on the first, in place; give their tallies' sum, to be shared."""
+        told = torch.tensor(tally, dtype=torch.float64).to(self._ranks.device)
+        self._ranks.to_first([*sums.values(), told])
+        return told
+
+    @torch.no_grad()
+    def _release(self, sums: dict[Key, Tensor], step: int) -> tuple[dict[Key, Tensor], int]:
+        """Give what leaves the mechanism, on the first rank; the others' has the right shapes.
+
+        The sums, which are twice as large as the model, are let go.
+        """
+        mechanism, ranks = self._mechanism, self._ranks
+        released = dict(self._method.compress(self._state, sums))
+        sums.clear()
+        if mechanism.noise and ranks.is_first:
+            gen = mechanism.noise_generator(step, ranks.device)
+            sigma = mechanism.noise_multiplier
+            add_noise_(released, mechanism.releases, sigma, gen, self._dtype)
+        # Rounded to the model's precision only now: a sum's last digits would tell of an example.
+        for key, total in released.items():
+            released[key] = total.to(self._dtype).div_(mechanism.batch_size)
+        return released, int(bool(mechanism.noise))
+
+
+def _words(blocks: Collection[Key]) -> str:
+    """Name some blocks, three at most."""
+    names = sorted(
+        key.parameter + ("" if key.part == "full" else f" ({key.part})") for key in blocks
+    )
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,81 @@
+"""How good a model is on the sets that it is tested on."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.data import Judge, are_finite, percent_right
+from dpexp.distributed import memory
+from dpexp.models.mode import in_mode
+from dpexp.records import NONFINITE
+
+EVAL_BATCH = 125  # ours; changes no result
+
+
+class Scores(NamedTuple):
+    """What a model made of some examples.
+
+    Attributes:
+        each: every example's score, [n] on the CPU.
+        mean: of them.
+        nonfinite: how many outputs were not finite.
+    """
+
+    each: Tensor
+    mean: float
+    nonfinite: int
+
+
+def judge(
+    model: nn.Module, task: Any, device: torch.device
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Judge the model on every set it is tested on.
+
+    Returns:
+        The task's metric by name, the mean where there are more sets than one, and how many outputs
+        were not finite, over all sets; and by name which examples are right, [n] bool: of a score
+        that counts them, and of no training set.
+    """
+    tests = {task.metric: task.test, **task.also}
+    judged = {name: scores(model, some, device, task.score) for name, some in tests.items()}
+    values: dict[str, float] = {name: of_set.mean for name, of_set in judged.items()}
+    if task.also:
+        values[f"{task.metric}_mean"] = sum(values.values()) / len(values)
+    values[NONFINITE] = sum(of_set.nonfinite for of_set in judged.values())
+    counts = task.score is percent_right
+    right = {
+        name: judged[name].each > 0
+        for name, some in tests.items()
+        if counts and some is not task.train
+    }
+    return values, right
+
+
+def evaluate(
+    model: nn.Module, examples: Any, device: torch.device, score: Judge = percent_right
+) -> float:
+    """Give the mean score over examples, in eval mode; by default the percentage right."""
+    return scores(model, examples, device, score).mean
+
+
+@torch.no_grad()
+def scores(model: nn.Module, examples: Any, device: torch.device, score: Judge) -> Scores:
+    """Score examples in eval mode."""
+
+    def judged(size: int) -> Scores:
+        each, total, nonfinite = torch.empty(len(examples)), 0.0, 0
+        for indices in examples.micro_batches(torch.arange(len(examples)), size):
+            batch = examples.batch(indices).to(device)
+            outputs = model(batch.inputs)
+            values = score(outputs, batch.targets)
+            each[indices.cpu()] = values.to("cpu", each.dtype)
+            total += float(values.sum())
+            nonfinite += int((~are_finite(outputs)).sum())
+        return Scores(each, total, nonfinite)
+
+    with in_mode(model, is_training=False):
+        of_all, _ = memory.halving(judged, EVAL_BATCH, "examples judged at once")
+    return of_all._replace(mean=of_all.mean / len(examples))

@@ -1,0 +1,306 @@
+"""What analyses see of a run as it goes, and what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpexp.distributed.ranks import Ranks
+from dpexp.grad_sample.passes import PUBLIC_BATCH, Passes
+from dpexp.models.mode import in_mode
+from dpexp.privacy import ANALYSED, Mechanism
+from dpexp.privacy.seeds import generator
+from dpexp.training.gradient import PrivateGradient
+from dpexp.training.held import Position
+from dpexp.types import ConfigError, Method, State, Tap, one_line
+
+NONFINITE = "nonfinite"
+"""Under which an analysis's memory counts the observations that found what is not finite."""
+
+WHEN = ("step", "epoch")
+"""When an observation was made: one number each in analysis.npz."""
+
+
+def is_finite(memory: dict[str, Any], *tensors: Tensor) -> bool:
+    """Say whether all that is to be decomposed is finite; count the observation where it is not.
+
+    A run that diverged goes on being looked at: an analysis gives NaN then, and result.json has
+    how many of its observations did, as NAME_nonfinite.
+
+    Args:
+        memory: the analysis's own.
+        tensors: of one observation.
+    """
+    is_whole = all(bool(tensor.isfinite().all()) for tensor in tensors)
+    if not is_whole:
+        memory[NONFINITE] = memory.get(NONFINITE, 0) + 1
+    return is_whole
+
+
+@dataclass(frozen=True)
+class View:
+    """A run between two steps, its model in eval mode.
+
+    Attributes:
+        task: what it trains on.
+        model: as the last step left it; not to be changed.
+        method: what happens between the tape and the optimizer.
+        state: the method's after the last step; before the first, as `start` gave it.
+        mechanism: sampler, noise and what is released; its `batch_size` is the normaliser.
+        examples: the training set, where the model can reach it.
+        step: steps taken.
+        device: the model's.
+        gradient: what takes a step's draw to a gradient.
+    """
+
+    task: Any
+    model: nn.Module
+    method: Method
+    state: State
+    mechanism: Mechanism
+    examples: Any
+    step: int
+    device: torch.device
+    gradient: PrivateGradient
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training set so far, as metrics.jsonl counts them."""
+        return self.step * self.mechanism.sampling_prob
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Name the parameters that the method updates."""
+        return self.gradient.trained
+
+    @property
+    def is_first(self) -> bool:
+        """Say whether no step was taken yet."""
+        return self.step == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Say whether no step will follow."""
+        return self.step == self.mechanism.num_steps
+
+    def generator(self, axis: str, step: int | None = None) -> torch.Generator:
+        """Seed numbers of the analysis's own, on the CPU.
+
+        Args:
+            axis: what they are for; each axis has its own numbers.
+            step: numbers that are the same at every observation name one; None: this step's.
+        """
+        index = self.step if step is None else step
+        return generator(self.mechanism.seed, f"analysis/{axis}", index)
+
+    def draw(self, axis: str, size: int) -> Tensor:
+        """Choose training examples, the same at every observation: min(size, N) indices."""
+        order = torch.randperm(len(self.examples), generator=self.generator(axis, 0))
+        return order[:size]
+
+    def per_example(self, examples: Any, setting: str = "method.public_labels") -> Passes:
+        """Give the gradients of single examples: `micro_batches(indices, targets=None)`.
+
+        Args:
+            examples: the training set, the test set, a public one.
+            setting: what asks for the set's own labels, for errors.
+        """
+        return self.gradient.passes(examples, setting)
+
+    def mean_gradients(
+        self, examples: Any, indices: Tensor, names: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """Give the mean gradient of some examples' loss by some parameters, in their shapes.
+
+        Args:
+            examples: any set.
+            indices: of it, [m], m >= 1.
+            names: of parameters that the method trains, as in `named_parameters`.
+        """
+        weights = dict(self.model.named_parameters())
+        totals = {name: torch.zeros_like(weights[name], requires_grad=False) for name in names}
+
+        def add(layer: str, tap: Tap) -> None:
+            for own in tap.parameters:
+                if (name := f"{layer}.{own}") in totals:
+                    tap.gradient(own).add_to(totals[name], None)
+
+        passes = self.per_example(examples)
+        for some in examples.micro_batches(indices, PUBLIC_BATCH):
+            passes.backward(examples.batch(some).to(self.device), add)
+        return {name: total / len(indices) for name, total in totals.items()}
+
+    def untapped(self) -> AbstractContextManager[None]:
+        """Leave the model to autograd meanwhile: no hooks, and parameters require gradients."""
+        return self.gradient.untapped()
+
+    def require(self, setting: str, names: Sequence[str]) -> None:
+        """Check that the method trains some parameters.
+
+        Args:
+            setting: where they were named, e.g. "analysis.stable_rank.parameters".
+            names: as in `named_parameters`.
+
+        Raises:
+            ConfigError: naming the nearest one.
+        """
+        for name in names:
+            if name not in self.trained:
+                nearest = get_close_matches(name, self.trained, 1, 0.0)[0]
+                raise ConfigError(
+                    f"Expected {setting} to name parameters that the method trains; got {name}. "
+                    f"Did you mean {nearest}?"
+                )
+
+
+class Analysis(Protocol):
+    """What looks at a run's gradients as it goes (`dpexp.analysis`), and changes nothing of it.
+
+    Analyses subclass it.
+
+    Attributes:
+        deviation: what the certificate says of it.
+        public_size: how many public examples it needs; with 0 it makes none be loaded.
+    """
+
+    deviation: str = ANALYSED
+    public_size: int = 0
+
+    def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
+        """Look at the run: before its first step, and after every evaluation.
+
+        Args:
+            view: the run.
+            memory: the analysis's own, kept from one observation to the next and in checkpoints:
+                numbers, tensors on the view's device, words, lists and dicts of them.
+
+        Returns:
+            Numbers and arrays by name: each name at every observation and in one shape (NaN where
+            there is nothing to say), or at a single one.
+
+        Raises:
+            ConfigError: if the run cannot be looked at so.
+        """
+
+    def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
+        """Give what result.json should hold besides (usually nothing).
+
+        Args:
+            traces: what was observed, stacked, and "step" and "epoch".
+        """
+        return {}
+
+
+class Observers:
+    """A run's analyses; the first rank's observe, the others' keep still."""
+
+    def __init__(
+        self,
+        analyses: Mapping[str, Analysis],
+        task: Any,
+        model: nn.Module,
+        method: Method,
+        examples: Any,
+        gradient: PrivateGradient,
+        mechanism: Mechanism,
+        ranks: Ranks,
+    ) -> None:
+        """Take the run's parts; `examples` is its training set on the model's device."""
+        self._analyses, self._is_first_rank = analyses, ranks.is_first
+        self._task, self._model, self._method, self._examples = task, model, method, examples
+        self._gradient, self._mechanism, self._device = gradient, mechanism, ranks.device
+
+    @property
+    def deviations(self) -> list[str]:
+        """Say what the certificate should of them, each word once."""
+        return list(dict.fromkeys(one.deviation for one in self._analyses.values()))
+
+    def observe(self, at: Position) -> None:
+        """Let every analysis look, and keep what it gives in `at`.
+
+        Neither the model's mode nor torch's random numbers are left changed, and no gradients are
+        left on the model: between steps it has none.
+
+        Raises:
+            ConfigError: an analysis met numbers that cannot be decomposed.
+            ValueError: an analysis gave a name neither always nor once, or in another shape.
+        """
+        if not self._analyses or not self._is_first_rank:
+            return
+        view = View(
+            task=self._task,
+            model=self._model,
+            method=self._method,
+            state=at.state,
+            mechanism=self._mechanism,
+            examples=self._examples,
+            step=at.step,
+            device=self._device,
+            gradient=self._gradient,
+        )
+        seen: dict[str, Any] = {"step": at.step, "epoch": view.epoch}
+        cuda = [self._device] if self._device.type == "cuda" else []
+        mode = in_mode(self._model, is_training=False)
+        with mode, torch.random.fork_rng(cuda), torch.no_grad():
+            for name, analysis in self._analyses.items():
+                memory = at.memories.setdefault(name, {})
+                try:
+                    given = analysis.observe(view, memory)
+                except torch.linalg.LinAlgError as error:
+                    raise ConfigError(
+                        f"Expected numbers that analysis={name} can decompose at step {at.step}; "
+                        f"{one_line(error)} Leave the analysis out, or lower optimizer.lr."
+                    ) from error
+                seen |= {f"{name}/{what}": value for what, value in given.items()}
+        self._model.zero_grad()
+        _keep(at.traces, seen)
+
+    def arrays(self, at: Position) -> dict[str, np.ndarray]:
+        """Give analysis.npz: what was seen at every observation stacked, what was once as it is."""
+        count = len(at.traces.get("step", []))
+        return {
+            name: (torch.stack(values) if len(values) == count else values[0]).numpy()
+            for name, values in at.traces.items()
+        }
+
+    def numbers(self, at: Position) -> dict[str, float]:
+        """Give the analyses' numbers for result.json, each under NAME_number.
+
+        NAME_nonfinite is how many observations found what is not finite, where any did.
+        """
+        arrays = self.arrays(at)
+        numbers: dict[str, float] = {}
+        for name, analysis in self._analyses.items() if arrays else ():
+            own = {w: arrays[w] for w in WHEN}
+            prefix = f"{name}/"
+            own |= {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+            if count := at.memories.get(name, {}).get(NONFINITE, 0):
+                numbers[f"{name}_{NONFINITE}"] = count
+            numbers |= {f"{name}_{what}": x for what, x in analysis.numbers(own).items()}
+        return numbers
+
+
+def _keep(traces: dict[str, list[Tensor]], seen: Mapping[str, Any]) -> None:
+    """Add an observation; what is not said again after the first few would misalign the rest."""
+    for name, value in seen.items():
+        kept = traces.setdefault(name, [])
+        kept.append(_held(value))
+        if kept[-1].shape != kept[0].shape:
+            raise ValueError(f"{name} changed its shape: {kept[0].shape} to {kept[-1].shape}")
+    count = len(traces["step"])
+    for name, kept in traces.items():
+        if len(kept) not in (1, count):
+            raise ValueError(f"{name} was given at {len(kept)} of {count} observations")
+
+
+def _held(value: Any) -> Tensor:
+    if isinstance(value, int | float):
+        return torch.tensor(float(value), dtype=torch.float64)
+    return torch.as_tensor(value).detach().cpu().clone()

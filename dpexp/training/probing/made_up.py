@@ -1,0 +1,128 @@
+"""Made-up examples of the data's shape: no private one is looked at."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.models.vocabulary import token_table
+from dpexp.privacy.seeds import generator
+from dpexp.types import Batch
+
+WIDEST = 11
+"""Tokens of the longest made-up text (ours): enough for one text to have padding."""
+
+
+FAR, NEAR = 32.0, 1 / 64
+"""How many times as large an extreme example is, and how far a neighbour lies away (ours)."""
+
+FIRST, SECOND = 4, 2
+"""Where the first two examples stand in the crowd."""
+
+SAME = 5
+"""Where the first one stands again, with another target."""
+
+
+class MadeUp(NamedTuple):
+    """Examples in several companies: what one of them outweighs shows in another.
+
+    Attributes:
+        one: the second and the first; of texts, the first is shorter.
+        other: the second beside a third.
+        alone: the first by itself, without the padding that its longer neighbour asks for.
+        crowd: the first (at `FIRST`), the second (at `SECOND`) and seven more: some a little on
+            either side of the first, its equal, some opposite, some extreme.
+        singles: those of the crowd by themselves, by their place; what `alone` tells is left out.
+    """
+
+    one: Batch
+    other: Batch
+    alone: Batch
+    crowd: Batch
+    singles: dict[int, Batch]
+
+
+def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtype) -> MadeUp:
+    """Draw examples of a task's shape.
+
+    Args:
+        task: its training set is asked for an empty batch, which tells shape and kind.
+        model: whose embedding says what token ids there are.
+        device: the model's.
+        dtype: of inputs and targets that are not whole numbers.
+    """
+    gen = generator(0, "made-up", 0)
+    empty = task.train.batch(torch.arange(0))
+    longest = getattr(task.train, "longest", None)
+    if longest is None:
+        inputs, third = _numbers(empty.inputs, gen)
+        lengths = None
+    else:
+        inputs, third, lengths = _texts(longest, model, gen)
+    count = len(inputs) + 1
+    if empty.targets.is_floating_point():
+        targets = torch.randn(count, generator=gen)
+        targets[SAME] = targets[FIRST] + 1
+    else:
+        targets = torch.randint(task.num_classes, (count,), generator=gen)
+        targets[SAME] = (targets[FIRST] + 1) % task.num_classes
+
+    def batch(some: Tensor, places: list[int]) -> Batch:
+        chosen = Batch(some, targets[places])
+        tensors = [chosen.inputs.to(device), chosen.targets.to(device)]
+        return Batch(*(t.to(dtype) if t.is_floating_point() else t for t in tensors))
+
+    def single(at: int) -> Batch:
+        own = inputs[[at]]
+        return batch(own if lengths is None else own[:, :, : lengths[at]], [at])
+
+    crowd = list(range(len(inputs)))
+    return MadeUp(
+        batch(inputs[[SECOND, FIRST]], [SECOND, FIRST]),
+        batch(torch.stack([inputs[SECOND], third]), [SECOND, count - 1]),
+        single(FIRST),
+        batch(inputs, crowd),
+        {at: single(at) for at in crowd if at not in (FIRST, SAME)},
+    )
+
+
+def _numbers(like: Tensor, gen: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw a crowd and a third example beside the two that stand in it."""
+    shape = like.shape[1:]
+    if not like.is_floating_point():
+        drawn = torch.randint(2, (7, *shape), generator=gen).to(like.dtype)
+        first, second, third, *more = drawn
+        least, most = torch.zeros_like(first), torch.ones_like(first)
+        crowd = [most, more[0], second, more[1], first, first, more[2], least, more[3]]
+        return torch.stack(crowd), third
+    first, second, third, aside = torch.randn((4, *shape), generator=gen)
+    aside = NEAR * aside
+    crowd = [
+        FAR * third, first + aside, second, -first, first, first, first - aside, third / FAR,
+        -FAR * second,
+    ]  # fmt: skip
+    return torch.stack(crowd), third
+
+
+def _texts(
+    longest: int, model: nn.Module, gen: torch.Generator
+) -> tuple[Tensor, Tensor, list[int]]:
+    """Draw a crowd of texts [9, 3, t], a third one, and how long each of the crowd is."""
+    table = token_table(model)
+    rows = 2 if table is None else table.num_embeddings
+    pad = 0 if table is None or table.padding_idx is None else table.padding_idx
+    width = min(longest, WIDEST)
+    half = max(1, width // 2 + 1)
+    own = [width, 1, width, half + 1, half, half, half - 1, width, 2, width]
+    lengths = torch.tensor([min(max(1, length), width) for length in own])[:, None]
+    ids = torch.randint(1, max(2, rows), (len(own), width), generator=gen)
+    ids[SAME], ids[0], ids[7] = ids[FIRST].clone(), rows - 1, 1
+    ids = (ids + (ids == pad)).clamp(max=rows - 1)
+    at = torch.arange(width)
+    is_token = at < lengths
+    ids = torch.where(is_token, ids, pad)
+    second = (at >= (lengths + 1) // 2) & is_token
+    texts = torch.stack([ids, is_token.long(), second.long()], dim=1)
+    return texts[:-1], texts[-1], lengths[:-1, 0].tolist()

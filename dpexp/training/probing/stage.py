@@ -1,0 +1,331 @@
+"""The stage on which a model is tried: everything it changes is put back."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dpexp.models.mode import in_mode
+from dpexp.privacy.seeds import generator, seed_default
+
+SHAKEN = 0.1
+"""Of a layer's usual scale (ours): what starts at zero would hide what lies before it."""
+
+PERIOD = 65_537
+"""Numbers after which what moves a weight repeats (ours): a prime, so that no two rows do."""
+
+OF_ALL_MODULES = frozenset(vars(nn.Module()))
+"""Attributes that are torch's own: parameters, buffers, hooks, the mode."""
+
+HALF = 0.5
+
+
+class Chance(NamedTuple):
+    """What chance gives.
+
+    Attributes:
+        number: every number that a model draws with torch, if it is not whole.
+        seed: of Python's and numpy's generators, whose first two numbers are alike.
+        which: of the whole numbers that a draw may give, in the order of `_WHOLE`.
+    """
+
+    number: float
+    seed: int
+    which: int = 0
+
+
+MIDDLE = Chance(HALF, 0)
+EDGES = (Chance(0.01, 39_608), Chance(0.99, 1_470))
+"""For what is done with a small or a large probability, such as mixing some batches."""
+
+SMALL = 16
+"""Ranges of at most so many whole numbers are tried wholly (ours)."""
+
+SEEDS = (1590, 3332, 1246, 375, 730, 1091, 3298, 2866, 2876, 6532, 3306, 5293, 1640, 2170, 70,
+         16_642)  # fmt: skip
+"""Of Python's and numpy's generators: the i-th gives i sixteenths at first, or i below 16; below
+any lesser number they give all."""
+
+OTHERS = tuple(Chance(HALF, seed, which) for which, seed in enumerate(SEEDS))
+"""For what is done where a whole number is drawn."""
+
+FILLED = ("bernoulli_", "uniform_", "normal_", "exponential_", "rand", "rand_like", "randn",
+          "randn_like")  # fmt: skip
+"""Operations that fill a tensor whatever it holds, by name."""
+
+
+class FixedDraws(TorchDispatchMode):
+    """Fixes what a model draws, whatever the batch's size: dropout keeps all, numbers are one.
+
+    Attributes:
+        is_opaque: whether some draw could not be fixed, as within a fused attention with dropout.
+        has_drawn: whether other numbers could have led elsewhere; masks, as of dropout, aside.
+        choices: how many of `OTHERS` are to be tried for whole numbers that were drawn.
+    """
+
+    def __init__(self, chance: Chance = MIDDLE) -> None:
+        """Say what is drawn, and begin with nothing seen."""
+        super().__init__()
+        self.is_opaque = self.has_drawn = False
+        self.choices = 0
+        self._chance, self._before = chance, None
+
+    def __enter__(self) -> FixedDraws:
+        """Begin to fix draws; Python's and numpy's begin anew."""
+        reseed(self._chance)
+        self._before = _of_others()
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        """End."""
+        super().__exit__(*error)
+        if self._before != _of_others():
+            self.has_drawn, self.choices = True, SMALL
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do an operation, without chance."""
+        out = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return out
+        name = func.overloadpacket.__name__
+        if name == "native_dropout":
+            x, p, train = args
+            return (x / (1 - p) if train and p < 1 else x.clone()), torch.ones_like(out[1])
+        if name == "bernoulli":
+            if not isinstance(args[0], Tensor):
+                return out
+            is_one = out.dim() == 0  # for all the batch; others are masks
+            self.has_drawn |= is_one
+            return out.copy_(args[0] >= (self._chance.number if is_one else HALF))
+        if name == "randperm":
+            return out.copy_(torch.arange(len(out) - 1, -1, -1))  # what is shuffled changes place
+        if name in WHOLE:
+            given = _given(func, args, kwargs or {})
+            values = WHOLE[name](out, given) if out.numel() else [out]
+            self.choices = max(self.choices, min(len(values), SMALL))
+            return out.copy_(torch.as_tensor(values[self._chance.which % len(values)]))
+        if name == "bernoulli_" and out.numel() > 1:
+            return out.fill_(1)
+        if name in FILLED:
+            self.has_drawn = True
+            number = self._chance.number
+            return out.fill_(float(number >= HALF) if name == "bernoulli_" else number)
+        self.is_opaque |= _given(func, args, kwargs or {}).get("dropout_p", 1.0) != 0
+        return out
+
+
+def _given(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Give an operation's arguments by name."""
+    names = [argument.name for argument in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _of_range(out: Tensor, given: Any) -> Sequence[Any]:
+    """Give the least and the greatest whole number, and some between; of few, all."""
+    low, high = (given.get(a, given.get(b)) for a, b in (("low", "from"), ("high", "to")))
+    low = 0 if low is None else int(low)
+    if high is None:
+        kind = out.dtype
+        high = (
+            int(2 / torch.finfo(kind).eps)
+            if kind.is_floating_point
+            else 2
+            if kind == torch.bool
+            else torch.iinfo(kind).max
+        )
+    size = int(high) - low
+    if size <= SMALL:
+        return range(low, int(high))
+    some = {0, 1, 2, size - 2, size - 1, *(size * eighth // 8 for eighth in range(1, 8))}
+    return [low + each for each in sorted(some)]
+
+
+def _of_poisson(out: Tensor, given: Any) -> Sequence[Any]:
+    rate = given["self"]
+    few = [torch.full_like(rate, each) for each in (0, 1, 2, 3)]
+    return [rate.round(), *few, (rate + 6 * rate.sqrt() + 6).ceil()]
+
+
+def _of_binomial(out: Tensor, given: Any) -> Sequence[Any]:
+    count, share = given["count"], given["prob"]
+    return [(count * share).round(), torch.zeros_like(out), count, count.clamp(max=1)]
+
+
+def _of_waiting(out: Tensor, given: Any) -> Sequence[Any]:
+    return [1, 2, 3, math.ceil(10 / given["p"])]
+
+
+def _of_kinds(out: Tensor, given: Any) -> Sequence[Any]:
+    """Give kinds by how likely they are; those of no weight are left out."""
+    order = given["self"].argsort(dim=-1, descending=True, stable=True)
+    some = max(1, int((given["self"] > 0).sum(-1).min()))
+    at = torch.arange(out.shape[-1], device=out.device)
+    return [order[..., (at + first) % some] for first in range(min(some, SMALL))]
+
+
+WHOLE = {
+    "randint": _of_range,
+    "randint_like": _of_range,
+    "random_": _of_range,
+    "poisson": _of_poisson,
+    "binomial": _of_binomial,
+    "geometric_": _of_waiting,
+    "multinomial": _of_kinds,
+}
+"""Operations that draw whole numbers: what each may give, of which `Chance.which` is taken."""
+
+
+@contextmanager
+def staged(model: nn.Module, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """Put a model in training mode, its weights slightly moved and of some precision; put all back.
+
+    Weights are moved where they lie, so that whatever else holds one sees it. They get their own
+    tensors back, and random numbers their state.
+    """
+    kept = [(tensor, tensor.data) for tensor in _tensors(model)]
+    cuda = [device] if device.type == "cuda" else []
+    chance, of_numpy = random.getstate(), np.random.get_state()
+    gen = generator(0, "shaken", 0)
+    with torch.random.fork_rng(cuda), in_mode(model, is_training=True), state_kept(model):
+        try:
+            for tensor, data in kept:
+                if data.is_floating_point():
+                    moved = data.to(dtype, copy=True)
+                    if isinstance(tensor, nn.Parameter):
+                        moved += _noise(moved, gen)
+                    tensor.data = moved
+                else:
+                    tensor.data = data.clone()
+            yield
+        finally:
+            for tensor, data in kept:
+                tensor.data = data
+            random.setstate(chance)
+            np.random.set_state(of_numpy)
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    held = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return list(held.values())
+
+
+def _noise(like: Tensor, gen: torch.Generator) -> Tensor:
+    inputs = math.prod(like.shape[1:]) if like.ndim > 1 else 1
+    drawn = torch.randn(min(like.numel(), PERIOD), generator=gen).to(like)
+    drawn *= SHAKEN / math.sqrt(max(1, inputs))
+    times = -(-like.numel() // max(1, len(drawn)))
+    return drawn.repeat(times)[: like.numel()].view(like.shape)
+
+
+def reseed(chance: Chance) -> None:
+    """Begin all draws anew."""
+    seed_default(0, "probe", 0)
+    random.seed(chance.seed)
+    np.random.seed(chance.seed)
+
+
+def _of_others() -> tuple[Any, ...]:
+    """Tell how far draws without torch have come."""
+    _, words, place, *rest = np.random.get_state()
+    return random.getstate(), words.tobytes(), place, *rest
+
+
+def buffers_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copy a model's buffers."""
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+Attributes = dict[tuple[str, str], Any]
+
+
+def attributes_of(model: nn.Module) -> Attributes:
+    """Give the tensors, numbers and lists of both that modules hold beside buffers, copied."""
+    return {
+        (name, key): _copied(value)
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if _is_plain(key, value)
+    }
+
+
+def set_attributes(model: nn.Module, attributes: Attributes) -> None:
+    """Put back what `attributes_of` gave."""
+    modules = dict(model.named_modules())
+    for (name, key), value in attributes.items():
+        held = vars(modules[name]).get(key)
+        if isinstance(held, list | deque) and isinstance(value, list | deque):
+            held.clear()
+            held.extend(value)
+        elif isinstance(held, dict) and isinstance(value, dict):
+            held.clear()
+            held.update(value)
+        else:
+            vars(modules[name])[key] = value
+
+
+def _is_plain(key: str, value: Any) -> bool:
+    if key in OF_ALL_MODULES:
+        return False
+    leaves = tree_leaves(list(value) if isinstance(value, deque) else value)
+    return all(
+        leaf is None
+        or isinstance(leaf, bool | int | float)
+        or (isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter))
+        for leaf in leaves
+    )
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, deque):
+        return deque(map(_copied, value), value.maxlen)
+    if isinstance(value, list):
+        return [_copied(each) for each in value]
+    return {k: _copied(each) for k, each in value.items()} if isinstance(value, dict) else value
+
+
+@contextmanager
+def state_kept(model: nn.Module) -> Iterator[None]:
+    """Put back which tensors and plain attributes modules hold, and all but parameters' values."""
+    held_by = [(m, dict(m._buffers), dict(m._parameters)) for m in model.modules()]
+    values = [(held, held.detach().clone()) for held in model.buffers()]
+    originals = {
+        (name, key): value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if _is_plain(key, value)
+    }
+    contents = attributes_of(model)
+    try:
+        yield
+    finally:
+        modules = dict(model.named_modules())
+        for module, buffers, parameters in held_by:
+            module._buffers.update(buffers)
+            module._parameters.update(parameters)
+        with torch.no_grad():
+            for buffer, value in values:
+                if buffer.dtype == value.dtype:
+                    buffer.copy_(value)
+        for name, module in modules.items():
+            for key in [k for k, v in vars(module).items() if _is_plain(k, v)]:
+                if (name, key) not in originals:
+                    del vars(module)[key]
+        for (name, key), value in originals.items():
+            vars(modules[name])[key] = value
+            if isinstance(value, Tensor):
+                with torch.no_grad():
+                    value.detach().copy_(contents[name, key])
+        lists = {at: kept for at, kept in contents.items() if isinstance(kept, list | deque | dict)}
+        set_attributes(model, lists)

@@ -1,0 +1,142 @@
+"""One batch's way through a model and back, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.grad_sample import Tape
+from dpexp.training.probing.recorder import Recorder
+from dpexp.training.probing.stage import (
+    Attributes,
+    Chance,
+    FixedDraws,
+    attributes_of,
+    buffers_of,
+    state_kept,
+)
+from dpexp.types import Batch, Tap
+
+Judge = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass
+class Trial:
+    """What a batch came to.
+
+    Attributes:
+        outputs: every example's.
+        each: gradients by parameter of those examples that were asked for, by their place.
+        total: all examples' gradient, as the tape takes it; empty where it was not wanted.
+        recorder: what was seen on the way; nothing where nobody listened.
+        moved: a parameter that is not what it was before; None where all are.
+        buffers: as they were left.
+        attributes: likewise, of what modules hold beside them.
+        draws: what chance had to do with it.
+    """
+
+    outputs: Tensor
+    each: dict[int, dict[str, Tensor]]
+    total: dict[str, Tensor]
+    recorder: Recorder
+    moved: str | None
+    buffers: dict[str, Tensor]
+    attributes: Attributes
+    draws: FixedDraws
+
+
+@dataclass
+class Subject:
+    """A model on the stage.
+
+    Attributes:
+        model: as `staged` has it.
+        parameters: those that a method trains, by name.
+        loss: a batch's.
+        values: all parameters' before the first trial.
+    """
+
+    model: nn.Module
+    parameters: Sequence[str]
+    loss: Judge
+    values: dict[str, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Copy parameters."""
+        self.values = {n: p.detach().clone() for n, p in self.model.named_parameters()}
+
+    def trial(
+        self,
+        batch: Batch,
+        chance: Chance,
+        rows: Collection[int] = (),
+        *,
+        is_whole: bool = False,
+        is_heard: bool = True,
+    ) -> Trial:
+        """Take a batch through model and tape.
+
+        Args:
+            batch: of made-up examples.
+            chance: what is drawn.
+            rows: examples whose own gradient is kept.
+            is_whole: keep the tape's sum of all gradients, too.
+            is_heard: listen to every module, which holds as much again as the forward pass.
+        """
+        total: dict[str, Tensor] = {}
+        each: dict[int, dict[str, Tensor]] = {row: {} for row in rows}
+        places = torch.arange(len(batch), device=batch.inputs.device)
+        shapes = {name: self.model.get_parameter(name) for name in self.parameters}
+
+        def take(layer: str, tap: Tap) -> None:
+            for own in tap.parameters:
+                name = f"{layer}.{own}"
+                for row, sums in [*each.items(), *([(None, total)] if is_whole else [])]:
+                    carrier = tap.gradient(own)
+                    carrier = carrier if row is None else carrier.keep(places == row)
+                    sums[name] = torch.zeros_like(
+                        shapes[name], requires_grad=False, memory_format=torch.contiguous_format
+                    )
+                    with torch.no_grad():
+                        carrier.add_to(sums[name], None)
+
+        recorder, draws = Recorder(len(batch)), FixedDraws(chance)
+        heard = recorder.on(self.model) if is_heard else nullcontext()
+        with state_kept(self.model):
+            with heard, Tape(self.model, self.parameters, take) as tape, draws:
+                tape.expect(len(batch))
+                outputs = self.model(batch.inputs)
+                tape.backward(self.loss(outputs, batch.targets))
+            return Trial(
+                outputs.detach().clone(),
+                each,
+                total,
+                recorder,
+                self._moved(),
+                buffers_of(self.model),
+                attributes_of(self.model),
+                draws,
+            )
+
+    def outputs(self, batch: Batch, chance: Chance) -> Tensor:
+        """Give a batch's outputs alone; autograd sees them, as a model's own hooks may ask for."""
+        with state_kept(self.model), FixedDraws(chance):
+            return self.model(batch.inputs).detach().clone()
+
+    def _moved(self) -> str | None:
+        now = dict(self.model.named_parameters())
+        for name, value in self.values.items():
+            held = now.get(name)
+            if held is None or not _are_equal(held.detach(), value):
+                return name
+        return None
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())

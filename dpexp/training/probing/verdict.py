@@ -1,0 +1,152 @@
+"""What is said of a model that does not keep examples apart, if anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.models.mode import in_mode
+from dpexp.training.probing.recorder import first_difference, gap
+from dpexp.training.probing.stage import Chance, FixedDraws, set_attributes, state_kept
+from dpexp.training.probing.trial import Trial
+from dpexp.types import Batch
+
+BESIDE = 0.1
+"""A parameter's gradient is held to its own size, or to this share of the largest one's (ours)."""
+
+
+def mixing(
+    model: nn.Module, one: Trial, other: Trial, row: int, most: float, how: str
+) -> str | None:
+    """Compare what an example comes to in two companies, and the buffers.
+
+    Args:
+        model: of both.
+        one: a trial.
+        other: another one, where the example is the first.
+        row: the example in the first trial.
+        most: as a share, what may differ.
+        how: what of the company is another.
+    """
+    if one.draws.is_opaque and len(one.outputs) != len(other.outputs):
+        return None  # dropout of another shape
+    if (wrong := buffers(model, one, other)) is not None:
+        return wrong
+    if gap(one.outputs[row], other.outputs[0]) > most or differ(one.each[row], other.each[0], most):
+        return said(model, one, other, row, most, how)
+    return None
+
+
+def differ(one: Mapping[str, Tensor], other: Mapping[str, Tensor], most: float) -> bool:
+    """Say whether an example's gradients differ by more than a share."""
+    sizes = {name: size_of(each) for name, each in one.items()}
+    largest = max(filter(math.isfinite, sizes.values()), default=0.0)
+    for name, mine in one.items():
+        apart = size_of(mine - other[name])
+        if not math.isfinite(apart):
+            if gap(mine, other[name]) > most:
+                return True
+        # What cancels to nothing, as the bias before a norm, is rounding beside the others.
+        elif apart > most * max(sizes[name], BESIDE * largest):
+            return True
+    return False
+
+
+def size_of(tensor: Tensor) -> float:
+    """Give the norm."""
+    return float(torch.linalg.vector_norm(tensor))
+
+
+def said(model: nn.Module, one: Trial, other: Trial, row: int, most: float, how: str) -> str:
+    """Name the module by which an example, the first of another trial, differs; see `mixing`."""
+    event = first_difference(one.recorder, other.recorder, row, most)
+    if event is None or (event.module == "" and event.kind == "gradient"):
+        where = "the loss, or the model itself"
+    else:
+        where = _named(model, event.module)
+    what = "output" if event is None or event.kind == "output" else "gradient"
+    return (
+        f"Expected the model to keep examples apart in training mode; by {where} the {what} of a "
+        f"made-up example changes {how}, so no one example's influence is bounded. Use what looks "
+        "at each example by itself, such as nn.GroupNorm."
+    )
+
+
+def _named(model: nn.Module, name: str) -> str:
+    kind = type(model.get_submodule(name)).__name__
+    return f"{name!r}, a {kind}," if name else f"the model itself, a {kind},"
+
+
+def moved(model: nn.Module, trials: Sequence[Trial]) -> str | None:
+    """Refuse a forward pass that moves a parameter, be it trained or frozen."""
+    for name in filter(None, (trial.moved for trial in trials)):
+        owner, _, own = name.rpartition(".")
+        return (
+            f"Expected a forward pass that leaves every parameter as it is; {own!r} of "
+            f"{_named(model, owner)} is moved in training mode, and what it takes up leaves with "
+            "the weights without noise. Remove it, or hold it fixed."
+        )
+    return None
+
+
+def buffers(model: nn.Module, one: Trial, other: Trial) -> str | None:
+    """Refuse buffers that come to depend on examples."""
+    for name, mine in one.buffers.items():
+        theirs = other.buffers.get(name)
+        if theirs is None or mine.shape != theirs.shape or gap(mine, theirs) > 0:
+            owner, _, own = name.rpartition(".")
+            return (
+                f"Expected buffers that no example changes; {own!r} of {_named(model, owner)} does "
+                "in training mode, and leaves with the weights without noise. Remove it, or hold "
+                "it fixed."
+            )
+    return None
+
+
+def attributes(
+    model: nn.Module, one: Trial, other: Trial, alone: Batch, tolerance: float, chance: Chance
+) -> str | None:
+    """Refuse what modules remember of examples beside buffers, where outputs come to depend on it.
+
+    Outputs are those of training and of eval mode. What is only kept to be looked at, such as a
+    map of attention, does no harm.
+    """
+    kept, others = one.attributes, other.attributes
+    differing = [at for at, value in kept.items() if not _alike(value, others.get(at))]
+    if not differing:
+        return None
+    for is_training in (True, False):
+        outputs = []
+        with suppress(Exception):  # what was kept of more examples may not fit one
+            for some in (kept, others):
+                with (
+                    state_kept(model),
+                    in_mode(model, is_training=is_training),
+                    torch.no_grad(),
+                    FixedDraws(chance),
+                ):
+                    set_attributes(model, some)
+                    outputs.append(model(alone.inputs))
+            if gap(*outputs) > tolerance:
+                module, own = differing[0]
+                return (
+                    f"Expected nothing that a model remembers to depend on examples; {own!r} of "
+                    f"{_named(model, module)} does in training mode, and later outputs on it. "
+                    "Remove it."
+                )
+    return None
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and gap(one, other) == 0
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[k], other[k]) for k in one)
+    if isinstance(one, Sequence) and isinstance(other, Sequence):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return one is other or one == other or (one != one and other != other)

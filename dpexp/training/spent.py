@@ -1,0 +1,178 @@
+"""Resuming a killed run without releasing a step twice uncounted."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpexp.distributed.ranks import Ranks
+from dpexp.kernels import compiled
+from dpexp.privacy import Mechanism, PrivacyError
+from dpexp.records import (
+    LEDGER,
+    Ledger,
+    Mark,
+    Run,
+    code_sha256,
+    describe_device,
+    read_mark,
+    versions,
+)
+from dpexp.training.checkpoint import digest
+from dpexp.types import ConfigError
+
+_LIBRARIES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_", "OPENBLAS_CORETYPE", "NVIDIA_TF32_OVERRIDE")
+_HARMLESS = ("_VERBOSE", "_NUM_THREADS")
+
+OTHER_DATA = (
+    "Expected to go on with the data the run began with; their fingerprints differ. Point "
+    "data_root to the former data, or remove the run's directory."
+)
+
+
+def take_up(
+    run: Run,
+    mechanism: Mechanism,
+    step: int | None,
+    data: str,
+    surroundings: Mapping[str, Any] | None,
+) -> tuple[Ledger | None, int]:
+    """Open a run's ledger, and say at which step it goes on.
+
+    Args:
+        run: begun, or to be gone on with.
+        mechanism: its noise.
+        step: of its checkpoint; None without one.
+        data: fingerprint of the task's examples.
+        surroundings: of `surroundings_of`.
+
+    Returns:
+        The ledger (None without noise: nothing is accounted), and the next step, from 0: that of
+        the checkpoint, or a later one where steps are lost.
+
+    Raises:
+        ConfigError: if the data are not those it began with.
+        PrivacyError: if no budget is left, or what is left is not known.
+        RecordError: if the ledger cannot be written.
+    """
+    begun = step or 0
+    if not mechanism.noise:
+        return None, begun
+    is_secret = mechanism.noise == "secret"
+    if is_secret:
+        surroundings = None
+    mark = read_ledger(run, data, is_needed=step is not None)
+    if mark is None:
+        mark = Mark(data, begun, begun, begun, surroundings, run.id)
+    now = mark.taken_up(begun, surroundings)
+    next_step = max(begun, now.begun_at)
+    why = difference(mark.surroundings, surroundings)
+    if step is None and next_step >= mechanism.num_steps:
+        raise PrivacyError(
+            f"Expected budget left for {run.directory}; all {mechanism.num_steps} steps may have "
+            f"been released and cannot be repeated exactly ({why}), and no checkpoint is left. Set "
+            "seed to begin another run, with another budget."
+        )
+    if next_step > begun:
+        warnings.warn(
+            f"{next_step - begun} steps after step {begun} may have been released and cannot be "
+            f"repeated exactly ({why}): they count as spent, and the run goes on without them.",
+            stacklevel=2,
+        )
+    return Ledger(run.directory, now, is_durable=is_secret), next_step
+
+
+def read_ledger(run: Run, data: str, is_needed: bool) -> Mark | None:
+    """Read what a run may have released so far; None if it has no ledger yet.
+
+    Args:
+        run: with noise.
+        data: fingerprint of the task's examples.
+        is_needed: whether a run that has come so far must have one.
+
+    Raises:
+        ConfigError: if the data are not those it began with.
+        PrivacyError: if what is left of its budget is not known.
+    """
+    mark = read_mark(run.directory)
+    if mark is None and (is_needed or (run.directory / LEDGER).exists()):
+        raise PrivacyError(
+            f"Expected {run.directory} to say how many steps may have been released; its ledger is "
+            "missing, damaged or of former code. Set seed to begin another run."
+        )
+    if mark is not None and mark.run != run.id:
+        raise PrivacyError(
+            f"Expected {run.directory / LEDGER} to be this run's; it is of "
+            f"{f'run {mark.run}' if mark.run else 'former code'}, so that nothing tells how many "
+            "steps may have been released. Put the run's own there, or set seed to begin another."
+        )
+    if mark is not None and mark.data != data:
+        raise ConfigError(OTHER_DATA)
+    return mark
+
+
+def surroundings_of(
+    config: dict, data: str, model: nn.Module, ranks: Ranks
+) -> dict[str, Any] | None:
+    """Name what sums and their rounding depend on; None where they are added in any order.
+
+    Every rank has to ask.
+
+    Args:
+        config: the run's.
+        data: fingerprint of the task's examples.
+        model: as it starts.
+        ranks: who shares the run.
+
+    Raises:
+        RankLost: another rank is gone.
+    """
+    if ranks.device.type != "cpu" and not torch.are_deterministic_algorithms_enabled():
+        return None
+    own = {
+        "data": data,
+        "weights": digest(model.state_dict()),
+        "device": describe_device(ranks.device),
+        "code": code_sha256(),
+        "instructions": _instructions(),
+        **versions(),
+    }
+    layout = config["model"].get("channels_last")
+    if layout and ranks.device.type == "cpu":
+        own["kernels"] = compiled().sha256 if compiled() else None
+    if layout == "auto":
+        layout = own.get("kernels") is not None
+    each = torch.zeros(ranks.size, dtype=torch.int64, device=ranks.device)
+    each[ranks.rank] = zlib.crc32(json.dumps(own).encode())
+    ranks.all_reduce([each])
+    return {
+        "ranks": ranks.size,
+        "other_ranks": each[1:].tolist(),
+        "channels_last": layout,
+        **own,
+    }
+
+
+def _instructions() -> dict[str, str]:
+    """Name the instruction set that torch takes, and what its libraries are told in this respect.
+
+    One processor's name may stand for several: a virtual machine may hide some of its flags.
+    """
+    told = [key for key in os.environ if key.startswith(_LIBRARIES) and not key.endswith(_HARMLESS)]
+    chosen = {key: os.environ[key] for key in sorted(told)}
+    return {"torch": torch.backends.cpu.get_cpu_capability(), **chosen}
+
+
+def difference(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
+    """Say in a few words why what was released in some surroundings is not repeated in others."""
+    if before is None or now is None:
+        return "the noise is secret, or sums are not added in one order"
+    changed = [key for key in now if before.get(key) != now[key]]
+    return f"changed: {', '.join(changed)}" if changed else "they were lost before"

@@ -1,0 +1,396 @@
+"""The one loop: every stage of a run, in order."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpexp.data.task import fingerprint
+from dpexp.distributed import memory
+from dpexp.distributed.ranks import Ranks
+from dpexp.grad_sample.tape import tapped_layers
+from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
+from dpexp.privacy.certificate import JUDGED_ON_TRAINING
+from dpexp.records import ANALYSIS, SCORES
+from dpexp.training.gradient import PrivateGradient
+from dpexp.training.held import Position
+from dpexp.training.judging import judge
+from dpexp.training.logbook import Logbook
+from dpexp.training.micro_batch import AUTO, MicroBatch
+from dpexp.training.observation import Analysis, Observers
+from dpexp.training.optimizers import check_optimizer, check_size
+from dpexp.training.probing import check_model
+from dpexp.training.schedules import require_rates
+from dpexp.types import ConfigError, Method, State, setting_at
+
+EMPTY = 1e-12  # a batch size at which draws are empty, to time a step without examples
+
+POSITIVE: dict[str, type | tuple[type, ...]] = {
+    "batch_size": int,
+    "micro_batch": int,
+    "epochs": (int, float),
+    "eval_every": (int, float),
+    "privacy.clip_norm": (int, float),
+}
+"""Settings that must be positive numbers, and of which kind."""
+
+
+class Attack(Protocol):
+    """What is done to a run to measure what it gives away (`dpexp.attacks`).
+
+    Attributes:
+        deviation: what the certificate says of it.
+    """
+
+    deviation: str
+
+    def stage(self, parts: Parts, seed: int) -> Parts:
+        """Give the parts to train in place of these: fewer examples, canaries, a watched method.
+
+        Args:
+            parts: as the config says.
+            seed: the run's.
+
+        Raises:
+            ConfigError: if this run cannot be attacked so.
+        """
+
+    def report(
+        self, parts: Parts, state: State, mechanism: Mechanism, device: torch.device
+    ) -> Findings:
+        """Measure, after the last step.
+
+        Args:
+            parts: as staged, the model trained.
+            state: the method's last.
+            mechanism: what the run claims.
+            device: the model's.
+        """
+
+
+class Findings(NamedTuple):
+    """What an attack found.
+
+    Attributes:
+        numbers: for result.json, by name.
+        arrays: for scores.npz in the run's directory, by name; none, no file.
+    """
+
+    numbers: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+@dataclass
+class Parts:
+    """What a run is made of, built from its config.
+
+    Attributes:
+        task: data, loss and metric (`dpexp.data`).
+        model: on the run's device.
+        method: what happens between the tape and the optimizer.
+        make_optimizer: maps the trainable parameters to an optimizer.
+        schedule: maps a step, from 0, and how many there are to a multiplier of the learning rate.
+        attack: what is done to the run to measure what it gives away; None: nothing.
+        analyses: what looks at its gradients as it goes, by name.
+        pretrained: SHA-256 of the files of weights and tokenizers that it reads, by model and file.
+    """
+
+    task: Any
+    model: nn.Module
+    method: Method
+    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    schedule: Callable[[int, int], float]
+    attack: Attack | None = None
+    analyses: Mapping[str, Analysis] = field(default_factory=dict)
+    pretrained: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def train(config: dict, parts: Parts, ranks: Ranks) -> None:
+    """Train a model within its budget and write the run's record.
+
+    Args:
+        config: the run's plain config (conf/config.yaml).
+        parts: built from it.
+        ranks: who shares the run; only the first writes.
+
+    Raises:
+        ConfigError: for a mistake in the config.
+        PrivacyError: if the finished run does not hold what it claims.
+    """
+    _check_checkpoint(config["checkpoint"])
+    memory.reset_peak(ranks.device)
+    attack = parts.attack
+    if attack is not None:
+        parts = attack.stage(parts, config["seed"])
+    model, method, task = parts.model, parts.method, parts.task
+    unchecked = first_look(parts, ranks.device)  # what cannot be trained is said first
+    at = Position(state=method.start(model), data=task.fingerprint)
+    mechanism = make_mechanism(config, task.dataset_size, method, at.state, ranks)
+    require_room(mechanism, next(model.parameters()).dtype, config)
+    trainable, frozen = named_parameters(model, method)
+    weights = [parameter for name, parameter in model.named_parameters() if name in trainable]
+    optimizer = parts.make_optimizer(weights)
+    check_optimizer(optimizer)
+    check_size(optimizer, size_of_release(mechanism), next(model.parameters()).dtype)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    require_rates(rates, parts.schedule, mechanism.num_steps)
+    with Logbook(config, mechanism, model, optimizer, at, ranks) as book:
+        book.announce(trainable, frozen)
+        examples = on_device(task.train, ranks.device)
+        sizes = MicroBatch(config, parts, at.state, mechanism, ranks)
+        at = book.resume(lambda before: sizes.settle(before, examples))
+        with PrivateGradient(
+            model, method, mechanism, ranks, at.micro_batch, task.public, task.loss
+        ) as gradient:
+            observers = Observers(
+                parts.analyses, task, model, method, examples, gradient, mechanism, ranks
+            )
+            if at.step == 0:
+                observers.observe(at)
+                book.after_evaluation()
+
+            def evaluate_if_due() -> None:
+                if book.is_evaluation_due():
+                    values, at.right = judge(model, task, ranks.device)
+                    book.log_evaluation(values)
+                    observers.observe(at)
+                    book.after_evaluation()
+
+            evaluate_if_due()  # resumed past lost steps, which left the weights as they are
+            while at.step < mechanism.num_steps:
+                set_rates(optimizer, rates, parts.schedule(at.step, mechanism.num_steps))
+                book.before_step()
+                outcome = gradient(
+                    at.state, examples, at.step, book.is_asked_to_stop, book.rule_out_repeating
+                )
+                book.before_update()
+                update(model, optimizer, outcome.gradients)
+                if outcome.has_halved:
+                    at.micro_batch = gradient.micro_batch
+                    sizes.lower(at.micro_batch)
+                book.after_step(outcome)
+                evaluate_if_due()
+                book.save_if_due()
+            book.stop_if_asked()
+            book.end_steps()
+        deviations = [JUDGED_ON_TRAINING] if task.test is task.train else []
+        deviations += [unchecked] * (unchecked is not None) + observers.deviations
+        findings = Findings({}, {})
+        if attack is not None:
+            deviations.append(attack.deviation)
+            findings = attack.report(parts, at.state, mechanism, ranks.device)
+        certificate = certify(config, parts, mechanism, at, deviations)
+        numbers = {**findings.numbers, **observers.numbers(at), "micro_batch": at.micro_batch}
+        numbers |= {"pretrained_sha256": parts.pretrained} if parts.pretrained else {}
+        files = {SCORES: findings.arrays, ANALYSIS: observers.arrays(at)}
+        book.finish(task, certificate, numbers, files)
+
+
+def first_look(parts: Parts, device: torch.device) -> str | None:
+    """Look at a model before its first step, with made-up examples alone.
+
+    Returns:
+        What the certificate should say where the model cannot be tried; None where it was.
+
+    Raises:
+        ConfigError: naming the layer that cannot be trained, or the module that mixes examples.
+    """
+    trained = parts.method.trainable(parts.model)
+    tapped_layers(parts.model, trained)
+    unchecked = check_model(parts.model, trained, parts.task, device)
+    memory.reset_peak(device)  # what was tried is not what the run takes
+    return unchecked
+
+
+def certify(
+    config: dict, parts: Parts, mechanism: Mechanism, at: Position, deviations: Sequence[str]
+) -> dict[str, Any]:
+    """State what a finished run claims, and hold it to that.
+
+    Args:
+        config: the run's.
+        parts: as trained.
+        mechanism: what sampled and noised.
+        at: after the last step.
+        deviations: further words on what departs from the claim.
+
+    Raises:
+        PrivacyError: if the run does not hold what it claims.
+    """
+    trainable, frozen = named_parameters(parts.model, parts.method)
+    certificate = mechanism.certificate(
+        steps=at.step,
+        noise_draws=at.noise_draws,
+        lost_steps=at.lost_steps,
+        trainable=trainable,
+        frozen=frozen,
+        deviations=deviations,
+    )
+    if not at.lost_steps:  # nothing is remembered of those that a remark could rest on
+        certificate |= parts.method.remarks(at.state, mechanism.epsilon_at)
+    if parts.task.public is not None:
+        certificate["public"] = describe_public(config, parts.task.public)
+    verify(certificate)
+    return certificate
+
+
+def make_mechanism(
+    config: dict, size: int, method: Method, state: State, ranks: Ranks
+) -> Mechanism:
+    """Freeze sampler, noise and accountant from the config and the method's declaration.
+
+    Args:
+        config: the run's.
+        size: the declared N of its training set.
+        method: it says what leaves at every step.
+        state: before the first step.
+        ranks: who shares the run.
+
+    Raises:
+        ConfigError: for a budget, size or name that cannot be meant.
+    """
+    privacy, batch = config["privacy"], config["batch_size"]
+    check_numbers(config)
+    mechanism = None
+    if ranks.is_first:  # calibrated once, and with one secret
+        mechanism = build(
+            privacy,
+            dataset_size=size,
+            batch_size=batch,
+            num_steps=num_steps(config["epochs"], size, batch, privacy["sampling"]),
+            releases=method.releases(state, privacy["clip_norm"]),
+            seed=config["seed"],
+        )
+    return ranks.from_first(mechanism)
+
+
+def check_numbers(config: dict) -> None:
+    """Refuse what is not a positive number, or not a whole one where examples are counted.
+
+    Raises:
+        ConfigError: naming the first such setting.
+    """
+    for place, kind in POSITIVE.items():
+        value = setting_at(config, place)
+        words = ", or auto" if place == "micro_batch" else ""
+        if words and value == AUTO:
+            continue
+        if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:
+            raise ConfigError(
+                f"Expected {place} to be a {'whole ' if kind is int else ''}number > 0{words}; "
+                f"got {place}={value}. Set {place}."
+            )
+
+
+def _check_checkpoint(settings: Mapping[str, Any]) -> None:
+    for key, kind, least in (("seconds", int | float, 0), ("steps", int, 1)):
+        value = settings[key]
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if value is not None and not (is_number and value >= least):
+            raise ConfigError(
+                f"Expected checkpoint.{key} to be null or a {'whole ' * (kind is int)}number "
+                f">= {least}; got {value}. Set checkpoint.{key}."
+            )
+
+
+def named_parameters(model: nn.Module, method: Method) -> tuple[dict[str, int], dict[str, int]]:
+    """Split the model's parameters into trainable and frozen ones, name to number of entries."""
+    wanted = set(method.trainable(model))
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    trainable = {name: size for name, size in sizes.items() if name in wanted}
+    frozen = {name: size for name, size in sizes.items() if name not in wanted}
+    return trainable, frozen
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rates: list[float], multiplier: float) -> None:
+    """Set each group's learning rate to its initial one times a multiplier."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate * multiplier
+
+
+def update(
+    model: nn.Module, optimizer: torch.optim.Optimizer, gradients: dict[str, Tensor]
+) -> None:
+    """Take the optimizer's step along reconstructed gradients, and keep none of them.
+
+    They are as large as the model, and the next step's activations want the memory: `gradients` is
+    emptied.
+    """
+    parameters = dict(model.named_parameters())
+    while gradients:
+        name, gradient = gradients.popitem()
+        parameters[name].grad = gradient
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def describe_public(config: dict, examples: Any) -> dict[str, Any]:
+    """Name the public examples that method, analysis or warm start took gradients of."""
+    return {
+        "name": config["public"]["name"],
+        "examples": len(examples),
+        "fingerprint": fingerprint(*examples.tensors()),
+    }
+
+
+def on_device(examples: Any, device: torch.device) -> Any:
+    """Move a whole training set next to the model where it fits in half of what is free."""
+    if device.type != "cuda":
+        return examples
+    free, _ = torch.cuda.mem_get_info(device)
+    return examples.to(device) if examples.nbytes < free / 2 else examples
+
+
+def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
+    """Time a few real steps on part of a batch and scale them to the whole run.
+
+    What a step costs however few examples it draws (bases, noise) is timed on an empty draw.
+
+    Returns:
+        Seconds for the run, evaluations included (a forward pass counts as a third of a step),
+        and the peak memory in MB.
+    """
+    memory.reset_peak(ranks.device)
+    model, method, task = parts.model, parts.method, parts.task
+    state = method.start(model)
+    mechanism = make_mechanism(config, task.dataset_size, method, state, ranks)
+    require_room(mechanism, next(model.parameters()).dtype, config)
+    size, examples = mechanism.dataset_size, on_device(task.train, ranks.device)
+    micro_batch = MicroBatch(config, parts, state, mechanism, ranks).settle(0, examples)
+
+    def timed(batch_size: float) -> tuple[float, int]:  # a permutation has no empty draws
+        part = replace(mechanism, batch_size=batch_size, sampling="poisson")
+        with PrivateGradient(
+            model, method, part, ranks, micro_batch, task.public, task.loss
+        ) as gradient:
+            warm = gradient(state, examples, 0)
+            began = time.perf_counter()
+            outcome = gradient(warm.state, examples, 1)
+            return time.perf_counter() - began, outcome.examples
+
+    of_step, _ = timed(EMPTY)
+    seconds, num = timed(_two_micro_batches(examples, micro_batch, mechanism.batch_size))
+    per_example = max(0.0, seconds - of_step) / max(1, num)
+    passes = mechanism.num_steps * mechanism.batch_size
+    evaluations = math.ceil(passes / size / config["eval_every"])
+    tested = len(task.test) + sum(len(some) for some in task.also.values())
+    seconds = mechanism.num_steps * of_step + per_example * (passes + evaluations * tested / 3)
+    return seconds, memory.peak_mb(ranks.device)
+
+
+def _two_micro_batches(examples: Any, micro_batch: int, most: float) -> float:
+    """Find how many examples fill two micro-batches: of texts, more than twice their number."""
+    size = 2 * micro_batch
+    while size < most:
+        some = torch.arange(min(size, len(examples)))
+        if len(list(examples.micro_batches(some, micro_batch))) > 1:
+            break
+        size *= 2
+    return min(size, most)

@@ -1,0 +1,235 @@
+"""Frozen features: what an encoder gives, once, wherever it lies; and where it does not."""
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from safetensors.torch import save_file
+from transformers import BertConfig, BertModel, ViTConfig, ViTModel
+
+import run
+from dpexp.data.digits import digits
+from dpexp.data.features import encode
+from dpexp.data.public import generated
+from dpexp.data.regression import regression
+from dpexp.data.shapes import shapes
+from dpexp.types import ConfigError, MissingData
+
+CPU = torch.device("cpu")
+SIZE = 16
+
+
+@pytest.fixture(scope="module")
+def vit():
+    """A tiny transformer for images, as initialised."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1}
+    return ViTModel(ViTConfig(**sizes, intermediate_size=32, image_size=SIZE, patch_size=4)).eval()
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    torch.manual_seed(0)
+    return torchvision.models.resnet18().eval()
+
+
+@pytest.fixture
+def models(vit, tmp_path):
+    """A model_root with the transformer in it."""
+    vit.save_pretrained(tmp_path / "models" / "someone" / "vit")
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def task(conf):
+    """A few digits."""
+    whole = digits(**conf("digits"))
+    some = torch.arange(12)
+    return replace(whole, train=whole.train.take(some), test=whole.test.take(some[:5]))
+
+
+@pytest.fixture
+def encoded(models, task):
+    def call(task=task, **changes):
+        settings = {
+            "name": "hub",
+            "encoder": "someone/vit",
+            "image_size": SIZE,
+            "mean": [0.5, 0.4, 0.3],
+            "std": [0.2, 0.3, 0.4],
+            "model_root": str(models),
+        }
+        return encode(task, CPU, **settings | changes)
+
+    return call
+
+
+def expected(module, examples):
+    """Encode one image after the other, from pixels in [0, 1]."""
+    mean, std = (torch.tensor(x).view(3, 1, 1) for x in ([0.5, 0.4, 0.3], [0.2, 0.3, 0.4]))
+    rows = []
+    for image in examples.inputs.float():
+        image = image / 255 if examples.inputs.dtype == torch.uint8 else image
+        image = image if len(image) == 3 else torch.cat([image] * 3)
+        image = F.interpolate(image[None], (SIZE, SIZE), mode="bilinear", antialias=True)
+        with torch.no_grad():
+            row = module((image - mean) / std).flatten()
+        row = row - row.mean()
+        rows.append(row / row.norm())
+    return torch.stack(rows)
+
+
+def pooled(vit):
+    return lambda image: vit(pixel_values=image).pooler_output
+
+
+def test_features_are_the_encoders_centred_and_of_norm_one(encoded, task, vit):
+    got = encoded()
+    for part, of in ((got.train, task.train), (got.test, task.test)):
+        torch.testing.assert_close(part.inputs, expected(pooled(vit), of), rtol=1e-4, atol=1e-5)
+        assert torch.equal(part.targets, of.targets)
+        # The trainer takes them as they are.
+        assert torch.equal(part.batch(torch.arange(len(part))).inputs, part.inputs)
+    assert got.input_shape == (24,) and (got.num_classes, got.name) == (10, "digits")
+    assert got.fingerprint != task.fingerprint == replace(task).fingerprint
+
+
+def test_colours_and_public_images_are_encoded_too(encoded, conf, vit):
+    task = shapes(**conf("shapes", dataset_size=6, test_size=4))
+    task = generated(task, name="shapes", size=5, noise=0.2, data_seed=0)
+    got = encoded(task)
+    for part, of in ((got.train, task.train), (got.public, task.public)):
+        torch.testing.assert_close(part.inputs, expected(pooled(vit), of), rtol=1e-4, atol=1e-5)
+    assert got.fingerprint != encoded(replace(task, public=None)).fingerprint
+
+
+def test_one_examples_features_do_not_depend_on_the_others(encoded, task):
+    inputs = task.train.inputs.clone()
+    inputs[3] = 1 - inputs[3]
+    other = encoded(replace(task, train=replace(task.train, inputs=inputs))).train.inputs
+    changed = (encoded().train.inputs - other).abs().amax(1) > 1e-5
+    assert changed.nonzero().flatten().tolist() == [3]
+
+
+def test_features_are_computed_once(encoded, own_cache, models):
+    def entries():
+        return {path: path.stat().st_mtime_ns for path in (own_cache / "decoded").iterdir()}
+
+    first = encoded()
+    kept = entries()
+    assert len(kept) == 3  # the digits, and the features of either part
+    assert encoded().fingerprint == first.fingerprint and entries() == kept
+    encoded(image_size=SIZE, mean=[0.5, 0.5, 0.5])
+    assert len(entries()) == 5
+    model = ViTModel.from_pretrained(models / "someone" / "vit")
+    torch.nn.init.normal_(model.pooler.dense.weight)
+    model.save_pretrained(models / "someone" / "vit")  # the same name, other weights
+    assert encoded().fingerprint != first.fingerprint
+    assert len(entries()) == 7
+
+
+@pytest.mark.parametrize("where", ["pth", "safetensors", "timm"])
+def test_a_resnets_weights_are_found_in_model_root(encoded, task, models, resnet, where):
+    name = "timm/resnet18.tv_in1k" if where == "timm" else "torchvision/resnet18"
+    (models / name).mkdir(parents=True)
+    if where == "pth":
+        torch.save(resnet.state_dict(), models / name / "resnet18-f37072fd.pth")
+    else:
+        save_file(resnet.state_dict(), models / name / "model.safetensors")
+    got = encoded(encoder=name)
+    headless = torch.nn.Sequential(*list(resnet.children())[:-1])
+    assert got.input_shape == (512,)
+    torch.testing.assert_close(got.test.inputs, expected(headless, task.test), rtol=1e-3, atol=1e-6)
+
+
+# Encoders that are not there, or none
+
+
+@pytest.mark.parametrize("is_offline", [True, False], ids=["offline", "down"])
+@pytest.mark.parametrize(
+    "encoder", ["torchvision/resnet152", "timm/resnet152.tv_in1k", "someone/nothing"]
+)
+def test_a_missing_encoder_is_one_line_that_comes_soon(
+    encoded, models, tmp_path, monkeypatch, encoder, is_offline
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", is_offline)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "torch"))
+    weights = torchvision.models.ResNet152_Weights.DEFAULT.value
+    monkeypatch.setattr(weights, "url", "http://127.0.0.1:9/resnet152.pth", raising=False)
+    begun = time.monotonic()
+    with pytest.raises(MissingData) as raised:
+        encoded(encoder=encoder)
+    assert time.monotonic() - begun < 10
+    message = str(raised.value)
+    assert str(models / encoder) in message and "model_root" in message and "\n" not in message
+    assert ("HF_HUB_OFFLINE is set" if is_offline else "cannot be reached") in message
+
+
+def test_weights_that_cannot_be_kept_are_told_in_one_line(encoded, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "_hub_dir", "/dev/null/torch")
+    (tmp_path / "resnet152.pth").write_bytes(b"weights")
+    weights = torchvision.models.ResNet152_Weights.DEFAULT.value
+    monkeypatch.setattr(weights, "url", (tmp_path / "resnet152.pth").as_uri(), raising=False)
+    with pytest.raises(MissingData, match="could not be fetched: .*Not a directory.* model_root"):
+        encoded(encoder="torchvision/resnet152")
+
+
+@pytest.mark.parametrize(
+    ("encoder", "said"),
+    [
+        ("vit", "to be owner/name"),
+        ("torchvision/resnet15", "to be one of torchvision/resnet101, torchvision/resnet152"),
+        ("someone/bert", "to be a model of images; someone/bert takes input_ids"),
+        ("someone/broken", "Expected a model that transformers can load in .*someone/broken"),
+        ("torchvision/resnet34", "Expected the weights of resnet34 in .*w.pth"),
+    ],
+)
+def test_what_is_no_encoder_is_refused_in_one_line(encoded, models, resnet, encoder, said):
+    sizes = {"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}
+    BertModel(BertConfig(**sizes, intermediate_size=8, vocab_size=9)).save_pretrained(
+        models / "someone" / "bert"
+    )
+    (models / "someone" / "broken").mkdir()
+    (models / "someone" / "broken" / "config.json").write_text("{")
+    (models / "torchvision" / "resnet34").mkdir(parents=True)
+    torch.save(resnet.state_dict(), models / "torchvision" / "resnet34" / "w.pth")
+    with pytest.raises(ConfigError, match=said) as raised:
+        encoded(encoder=encoder)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_task_without_images_is_refused(encoded, conf):
+    with pytest.raises(ConfigError, match="features=hub; regression has inputs of shape"):
+        encoded(regression(**conf("regression")))
+
+
+# Whole runs
+
+
+def test_a_run_trains_a_linear_model_on_features(models, tmp_path, resnet):
+    folder = models / "torchvision" / "resnet18"
+    folder.mkdir(parents=True)
+    torch.save(resnet.state_dict(), folder / "w.pth")
+    words = ["features=resnet152", "features.encoder=torchvision/resnet18", f"model_root={models}"]
+    words += ["task=digits", "profile=embedded", "features.image_size=8", "eval_every=10"]
+    accuracy = {}
+    for method in ("nonprivate", "dpsgd"):
+        config = run.compose([f"method={method}", *words, "epochs=10", f"results={tmp_path}"])
+        directory = run.execute(config)
+        result = json.loads((directory / "result.json").read_text())
+        privacy = json.loads((directory / "privacy.json").read_text())
+        assert result["model"] == "linear" and privacy["trainable"] == {"head.weight": 5120}
+        accuracy[method] = result["test_accuracy"]
+    assert 40 < accuracy["dpsgd"] and 60 < accuracy["nonprivate"]  # chance is 10
+
+
+def test_a_model_of_images_does_not_fit_features(models):
+    words = ["method=dpsgd", "task=digits", "profile=embedded", "model=wrn10_1", "features=hub"]
+    words += ["features.encoder=someone/vit", f"features.image_size={SIZE}", f"model_root={models}"]
+    with pytest.raises(ConfigError, match=r"inputs of shape \(24,\).*Set model=linear"):
+        run.build_parts(run.compose(words), CPU)

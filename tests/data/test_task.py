@@ -1,0 +1,67 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpexp.data import Examples
+from dpexp.data.task import assemble, fingerprint
+from dpexp.types import ConfigError
+
+
+def pixels(n, c=3, h=5, w=4, seed=0):
+    gen = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, c, h, w), generator=gen, dtype=torch.uint8)
+
+
+@given(
+    n=st.integers(1, 20),
+    picked=st.lists(st.integers(0, 19), max_size=30),
+    c=st.sampled_from([1, 3]),
+)
+def test_a_batch_is_its_examples_normalised(n, picked, c):
+    mean, std = (0.1, 0.2, 0.3)[:c], (0.5, 0.6, 0.7)[:c]
+    examples = Examples(pixels(n, c), torch.arange(n) % 7, mean, std)
+    indices = torch.tensor([i % n for i in picked], dtype=torch.long)
+    batch = examples.batch(indices)
+    assert batch.inputs.dtype == torch.float32 and batch.inputs.shape == (len(picked), c, 5, 4)
+    assert torch.equal(batch.targets, indices % 7)
+    exact = examples.inputs[indices].double() / 255
+    for channel in range(c):
+        exact[:, channel] = (exact[:, channel] - mean[channel]) / std[channel]
+    torch.testing.assert_close(batch.inputs.double(), exact, atol=1e-6, rtol=1e-6)
+
+
+def test_without_a_mean_pixels_become_fractions_and_floats_stay():
+    whole = Examples(torch.tensor([[[[0, 51, 255]]]], dtype=torch.uint8), torch.tensor([1]))
+    torch.testing.assert_close(
+        whole.batch(torch.tensor([0])).inputs.flatten(), torch.tensor([0.0, 0.2, 1.0])
+    )
+    floats = Examples(torch.randn(3, 2), torch.tensor([0, 1, 2]))
+    assert torch.equal(floats.batch(torch.tensor([2, 0])).inputs, floats.inputs[[2, 0]])
+
+
+def test_a_batch_leaves_the_examples_as_they_are():
+    examples = Examples(torch.rand(4, 1, 2, 2), torch.zeros(4, dtype=torch.long), (0.5,), (0.5,))
+    before = examples.inputs.clone()
+    examples.batch(torch.arange(4)).inputs.zero_()
+    assert torch.equal(examples.inputs, before)
+
+
+def test_size_is_counted_in_examples_and_bytes():
+    examples = Examples(pixels(6), torch.zeros(6, dtype=torch.long)).to("cpu")
+    assert len(examples) == 6 and examples.nbytes == 6 * 60 + 6 * 8
+
+
+def test_fingerprint_knows_values_shape_and_type():
+    x = torch.zeros(2, 6, dtype=torch.uint8)
+    prints = [fingerprint(y) for y in (x, x + 1, x.view(3, 4), x.char(), x[:0], x[:, :0])]
+    assert len(set(prints)) == len(prints)
+    assert fingerprint(x.t().contiguous().t()) == fingerprint(x)
+
+
+@pytest.mark.parametrize("targets", [[0, 3], [-1, 0]])
+def test_targets_outside_the_classes_are_refused(targets):
+    examples = Examples(pixels(2), torch.tensor(targets))
+    with pytest.raises(ConfigError, match=r"in \[0, 3\)") as raised:
+        assemble("x", examples, examples, num_classes=3, delta=1e-5, dataset_size=2)
+    assert ("Set task.num_classes" in str(raised.value)) == (-1 not in targets)

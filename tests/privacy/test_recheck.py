@@ -1,0 +1,320 @@
+"""Certificates recomputed from configs: closed forms, runs of every kind, and every forgery."""
+
+import copy
+import json
+import math
+
+import pytest
+import yaml
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+import run
+from dpexp import records
+from dpexp.privacy.accounting import calibrate
+from dpexp.privacy.pld import Part, gaussian_epsilon, laplace_epsilon
+from dpexp.privacy.recheck import recheck
+
+# The accountant against closed forms
+
+
+def gaussian_delta(log_odds, mu):
+    """Give H(N(mu, 1) || N(0, 1)) at e^log_odds (Balle and Wang 2018, Theorem 8)."""
+    return norm.cdf(mu / 2 - log_odds / mu) - math.exp(log_odds) * norm.cdf(-mu / 2 - log_odds / mu)
+
+
+@pytest.mark.parametrize("delta", [1e-6, 1e-3])
+@pytest.mark.parametrize("mus", [(0.5,), (1.0, 2.0), (3.0, 0.2, 0.7)])
+def test_whole_batches_cost_what_one_gaussian_does(mus, delta):
+    """Gaussian mechanisms compose to one, whose delta has a closed form."""
+    parts = tuple(Part(1.0, math.sqrt(2) / mu, 2) for mu in mus)  # two of each, mu / sqrt 2 apiece
+    epsilon = gaussian_epsilon(parts, delta, target=5.0)
+    assert gaussian_delta(epsilon, math.hypot(*mus)) == pytest.approx(delta, rel=0.01)
+
+
+@pytest.mark.parametrize("q", [0.01, 0.3])
+@pytest.mark.parametrize("sigma", [0.4, 2.0])
+def test_one_sampled_step_costs_what_its_mixture_does(q, sigma):
+    """(1 - q) N(0) + q N(1) against N(0): removing is dearer than adding."""
+    delta = 1e-3 * q
+
+    def excess(epsilon):
+        inner = math.log1p(math.expm1(epsilon) / q)
+        return q * gaussian_delta(inner, 1 / sigma) - delta
+
+    expected = brentq(excess, 1e-9, 50, xtol=1e-12)
+    epsilon = gaussian_epsilon((Part(q, sigma, 1),), delta, target=expected)
+    assert epsilon == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("q", [0.01, 0.4, 1.0])
+@pytest.mark.parametrize("sigma", [0.02, 1.0, 50.0])
+def test_laplace_steps_add_up(q, sigma):
+    expected = 7 * math.log1p(q * math.expm1(1 / sigma))
+    assert laplace_epsilon(Part(q, sigma, 7), expected) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "steps", "delta", "target"),
+    [
+        (67_349, 2000, 674, 1e-5, 3.3),  # lsg, SST-2
+        (50_000, 1000, 10_000, 1e-5, 2.0),  # rgp, CIFAR10
+        (73_257, 1000, 14_652, 1e-6, 8.0),  # rgp, SVHN
+        (1437, 64, 1, 1e-4, 1.0),
+    ],
+)
+def test_noise_that_prv_calibrates_is_enough_by_a_hair(size, batch, steps, delta, target):
+    """What the tolerance of one percent is made of: 0.2 to 0.5 % of the target are left."""
+    sigma, by = calibrate(batch / size, steps, delta, target)
+    epsilon = gaussian_epsilon((Part(batch / size, sigma, steps),), delta, target)
+    assert by == "prv"
+    assert 0.995 * target < epsilon < 0.999 * target
+
+
+# Runs of every kind
+
+METHODS = sorted(path.stem for path in (run.CONF / "method").glob("*.yaml"))
+SMALL = ["task=digits", "profile=embedded", "device=cpu", "epochs=0.2", "noise=true", "clip=true"]
+SMALL += ["eps=3"]
+OWN = {
+    "pate": ["method.teachers=8", "method.teacher_steps=2", "method.queries=50", "loop=dpexp.pate"],
+    "gep": ["method.m=20", "method.k=10"],
+    "bgep": ["method.m=20", "method.k=10"],
+    "compressive": ["method.p=20"],
+    "bitfit": ["model=cnn"],
+}
+DEPARTURES = {
+    "per step": ["method=compressive", "privacy.budget=per_step", "eps=0.5"],
+    "one example's bound": [
+        *("method=compressive", "method.psi=none", "method.kappa=null", "method.bound=example"),
+    ],
+    "shuffled": ["method=dpsgd", "sampling=shuffle"],
+    "secret": ["method=dpsgd", "noise=secret"],
+    "no clipping": ["method=dpsgd", "clip=false"],
+    "no noise": ["method=rgp", "noise=false", "eps=null"],
+    "no noise on votes": ["method=pate", *OWN["pate"], "noise=false", "eps=null"],
+    "a shadow": ["method=dpsgd", "attack=shadow"],
+}
+
+
+def record_of(tmp_path, *words):
+    return records.read(run.execute(run.compose([*SMALL, *words, f"results={tmp_path}"])))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_of_every_method_holds(tmp_path, method):
+    record = record_of(tmp_path, f"method={method}", *OWN.get(method, []))
+    found = recheck(record.config, record.result, record.privacy)
+    assert found.findings == ()
+    assert 0.9 * 3 < found.epsilon <= 3  # PATE's noise is calibrated by RDP, which is looser
+    record.privacy["releases"][0]["name"] = "other"
+    findings = recheck(record.config, record.result, record.privacy).findings
+    assert any("name: expected" in finding for finding in findings)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("words", DEPARTURES.values(), ids=DEPARTURES)
+def test_a_run_that_departs_from_the_rule_holds_as_what_it_is(tmp_path, words):
+    record = record_of(tmp_path, *words)
+    found = recheck(record.config, record.result, record.privacy)
+    assert found.findings == ()
+    assert (found.epsilon is None) == any("no privacy" in w for w in record.privacy["deviations"])
+
+
+# Forgeries
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    words = {
+        "dpsgd": ["method=dpsgd", "model=linear", "epochs=1"],
+        "gep": ["method=gep", *OWN["gep"]],
+    }
+    words["compressive"] = ["method=compressive", *OWN["compressive"]]
+    words["pate"] = ["method=pate", *OWN["pate"]]
+    words["a shadow"] = ["method=dpsgd", "model=linear", "attack=shadow"]
+    words["none"] = ["method=dpsgd", "model=linear", "noise=false", "eps=null"]
+    return {name: record_of(root, *some) for name, some in words.items()}
+
+
+def forged(record, file, change):
+    """Apply a change, a dict to merge or a function of the file's content."""
+    files = {"config": record.config, "result": record.result, "privacy": record.privacy}
+    files = copy.deepcopy(files)
+    if callable(change):
+        change(files[file])
+    else:
+        files[file] |= change
+    return recheck(**files).findings
+
+
+def lower_noise(privacy):
+    """Claim the same epsilon at half the noise, consistently."""
+    privacy["noise_multiplier"] /= 2
+    privacy["effective_noise_multiplier"] /= 2
+
+
+def a_little_less_noise(privacy):
+    privacy["noise_multiplier"] *= 0.995
+    privacy["effective_noise_multiplier"] *= 0.995
+
+
+def cheaper(privacy):
+    privacy["epsilon"]["prv"] *= 0.9
+
+
+def vote_noise(privacy):
+    for release in privacy["releases"]:
+        release["noise_std"] /= 2
+    privacy["noise_multiplier"] /= 2
+
+
+FORGERIES = {
+    "less noise": ("dpsgd", "privacy", lower_noise, "above the target 3"),
+    "half a percent less noise": (
+        *("dpsgd", "privacy", a_little_less_noise),
+        "epsilon: recomputed",
+    ),
+    "an epsilon too low": ("dpsgd", "privacy", cheaper, "prv states"),
+    "a looser delta": ("dpsgd", "privacy", {"delta": 1e-2}, "delta: expected 0.0001"),
+    "another budget": ("dpsgd", "privacy", {"target_epsilon": 8.0}, "target_epsilon: expected 3.0"),
+    "another q": ("dpsgd", "privacy", {"q": 0.01}, "q: expected"),
+    "another N": ("dpsgd", "privacy", {"dataset_size": 9999}, "dataset_size: expected 1437"),
+    "fewer steps": ("dpsgd", "privacy", {"steps": 1}, "steps: expected"),
+    "fewer draws": ("dpsgd", "privacy", {"noise_draws": 1}, "noise_draws: expected"),
+    "lost steps unsaid": ("dpsgd", "privacy", {"lost_steps": 1}, "lost to a kill"),
+    "more lost than taken": (
+        "dpsgd",
+        "privacy",
+        {"lost_steps": 9999},
+        "lost_steps: expected from 0",
+    ),
+    "another relation": (
+        *("dpsgd", "privacy", {"neighbouring": "replace one example"}),
+        "neighbouring: expected add or remove",
+    ),
+    "clipped coordinates": (
+        *("dpsgd", "privacy", lambda p: p["releases"][0].update(clip="coordinates")),
+        "clip: expected norm",
+    ),
+    "hardly any noise": (
+        *("dpsgd", "privacy"),
+        lambda p: p.update(noise_multiplier=1e-4, effective_noise_multiplier=1e-4),
+        "recomputed inf, above the target 3",
+    ),
+    "votes on a sample": ("pate", "privacy", {"q": 0.1}, "q: expected 1.0"),
+    "votes that are sampled": (
+        "pate",
+        "privacy",
+        {"sampling": "poisson"},
+        "sampling: expected none",
+    ),
+    "another sampling": ("dpsgd", "privacy", {"sampling": "shuffle"}, "sampling: expected poisson"),
+    "no calibration": ("dpsgd", "privacy", {"calibrated_by": "none"}, "expected prv or rdp"),
+    "names twice": (
+        *("dpsgd", "privacy"),
+        lambda p: p["frozen"].update({"head.weight": 640}),
+        "both name head.weight",
+    ),
+    "not replayable": ("dpsgd", "privacy", {"replayable": False}, "replayable: expected True"),
+    "a deviation too many": (
+        *("dpsgd", "privacy"),
+        {"deviations": ["no noise: no privacy"]},
+        "'no noise: no privacy' is not so",
+    ),
+    "half a file": ("dpsgd", "privacy", lambda p: p.pop("epsilon"), "malformed or incomplete"),
+    "no number": ("dpsgd", "privacy", {"noise_multiplier": None}, "malformed or incomplete"),
+    "a larger sensitivity's clip": (
+        *("dpsgd", "privacy"),
+        lambda p: p["releases"][0].update(clip_norm=0.1),
+        "clip_norm: expected",
+    ),
+    "a config of more epochs": ("dpsgd", "config", {"epochs": 7}, "steps: expected"),
+    "a config of a larger batch": ("dpsgd", "config", {"batch_size": 700}, "q: expected"),
+    "a config that shuffles": (
+        *("dpsgd", "config"),
+        lambda c: c["privacy"].update(sampling="shuffle"),
+        "paper-compatible, not a guarantee' is missing",
+    ),
+    "a config of an attack": ("dpsgd", "config", {"attack": {"name": "x"}}, "nothing is said"),
+    "an attack that other words hide": (
+        *("a shadow", "privacy", {"deviations": ["something else"]}),
+        "nothing is said",
+    ),
+    "a result of more steps": ("dpsgd", "result", {"steps": 999}, "result.json steps"),
+    "a result of another seed": ("dpsgd", "result", {"seed": 9}, "result.json seed"),
+    "a result of another budget": ("dpsgd", "result", {"eps": 1.0}, "result.json eps"),
+    "the pair as one": ("gep", "privacy", lambda p: p["releases"].pop(), "2 leave at a step"),
+    "the pair's root two": (
+        *("gep", "privacy"),
+        lambda p: p.update(noise_multiplier=p["noise_multiplier"] / math.sqrt(2)),
+        "above the target 3",
+    ),
+    "a residual clipped elsewhere": (
+        *("gep", "config"),
+        lambda c: c["method"].update(residual_clip=99.0),
+        "release residual, clip_norm: expected 99.0",
+    ),
+    "other public data": (
+        *("gep", "privacy"),
+        lambda p: p["public"].update(name="imagenet32"),
+        "public name: expected shapes",
+    ),
+    "a smaller l1 sensitivity": (
+        *("compressive", "privacy"),
+        lambda p: p["releases"][0].update(sensitivity=1.0),
+        "sensitivity: expected",
+    ),
+    "less Laplace noise": ("compressive", "privacy", lower_noise, "above the target 3"),
+    "more entries kept": (
+        *("compressive", "config"),
+        lambda c: c["method"].update(kappa=50),
+        "above the target 3",
+    ),
+    "less noise on votes": ("pate", "privacy", vote_noise, "above the target 3"),
+    "more queries than allowed": (
+        *("pate", "privacy"),
+        lambda p: p["releases"][0].update(at_most=51),
+        "release check, at_most",
+    ),
+    "answers without noise": (
+        *("pate", "privacy"),
+        lambda p: p["releases"][1].update(drawn=0),
+        "release votes, drawn",
+    ),
+    "an epsilon of nothing": ("none", "privacy", {"epsilon": {"prv": 3.0}}, "there is none"),
+    "a budget of nothing": ("none", "privacy", {"target_epsilon": 3.0}, "target_epsilon"),
+    "noise of nothing": ("none", "privacy", {"noise_multiplier": 1.0}, "noise_multiplier"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("which", "file", "change", "said"), FORGERIES.values(), ids=FORGERIES)
+def test_a_change_in_any_file_is_found(runs, which, file, change, said):
+    record = runs[which]
+    assert recheck(record.config, record.result, record.privacy).findings == ()
+    findings = forged(record, file, change)
+    assert any(said in finding for finding in findings), findings
+    assert all("\n" not in finding for finding in findings)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_certificate_of_another_run_is_found(runs):
+    for name, record in runs.items():
+        for other_name, other in runs.items():
+            findings = recheck(record.config, record.result, other.privacy).findings
+            assert bool(findings) == (name != other_name)
+
+
+def test_a_method_not_known_here_is_taken_to_release_one_clipped_vector(runs):
+    record = runs["dpsgd"]
+    renamed = {"_target_": "elsewhere.Novel"}
+    assert forged(record, "config", lambda c: c["method"].update(renamed)) == ()
+    twice = copy.deepcopy(record.privacy)
+    twice["releases"] *= 2
+    config = yaml.safe_load(json.dumps(record.config))
+    config["method"] |= renamed
+    findings = recheck(config, record.result, twice).findings
+    assert any("1 leave at a step; privacy.json names 2" in finding for finding in findings)

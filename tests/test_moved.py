@@ -1,0 +1,77 @@
+"""Runs keep their ids and their records when what their configs name moves."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import run
+from dpexp import records
+from dpexp.records import MOVED, first_names, present_names, run_id
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = sorted((ROOT / "results").glob("*/runs/*/config.yaml"))
+FIRST = {
+    "loop": "dpexp.train",
+    "task": {"_target_": "dpexp.tasks.images.hub_images", "name": "dpexp.tasks.images"},
+    "parts": [{"_target_": "dpexp.schedules.Milestones", "at": [0.5, 0.75]}],
+    "method": {"_target_": "dpexp.tasksome.Method", "loops": "dpexp.tasks"},
+}
+
+
+def config_of(path):
+    with path.open("rb") as file:
+        return yaml.load(file, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def test_only_names_of_what_is_made_are_renamed():
+    present = present_names(FIRST)
+    assert present == {
+        "loop": "dpexp.training.train",
+        "task": {"_target_": "dpexp.data.images.hub_images", "name": "dpexp.tasks.images"},
+        "parts": [{"_target_": "dpexp.training.schedules.Milestones", "at": [0.5, 0.75]}],
+        "method": {"_target_": "dpexp.tasksome.Method", "loops": "dpexp.tasks"},
+    }
+    assert present_names(present) == present
+    assert first_names(present) == first_names(FIRST) == FIRST
+    assert run_id(present) == run_id(FIRST)
+
+
+def test_every_moved_name_is_another_ones_and_is_there():
+    assert len({*MOVED.values()}) == len(MOVED)
+    for name in MOVED.values():
+        importlib.import_module(name)
+
+
+def test_every_record_is_named_by_its_config_with_first_names_and_with_present_ones():
+    assert KEPT
+    for path in KEPT:
+        config = config_of(path)
+        present = present_names(config)
+        assert run_id(config) == run_id(present) == path.parent.name
+        assert present_names(first_names(present)) == present
+
+
+def test_a_record_of_first_names_is_found_and_read_with_present_ones():
+    older = next(p for p in KEPT if config_of(p)["task"]["_target_"].startswith("dpexp.tasks."))
+    found = records.find(ROOT / "results", present_names(config_of(older)))
+    assert found.directory == older.parent
+    assert found.config == present_names(config_of(older)) != config_of(older)
+
+
+def test_a_run_begun_under_first_names_is_gone_on_with(tmp_path):
+    config = run.compose(["method=dpsgd", "task=digits", "profile=embedded"])
+    begun = records.Run.open(tmp_path, first_names(config))
+    begun.log({"step": 1})
+    begun.checkpoint_path.write_bytes(b"")
+    again = records.Run.open(tmp_path, config)
+    assert (again.status, again.directory) == ("resume", begun.directory)
+
+
+@pytest.mark.parametrize("schedule", ["dpexp.schedules", "dpexp.training.schedules"])
+def test_a_name_may_be_given_by_either(schedule):
+    words = ["method=dpsgd", "task=digits", "profile=embedded"]
+    named = run.compose([*words, f"schedule._target_={schedule}.Milestones"])
+    assert named["schedule"]["_target_"] == "dpexp.training.schedules.Milestones"
+    assert run_id(named) == run_id(run.compose(words))
