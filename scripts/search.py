@@ -27,7 +27,7 @@ import run
 from dpexp import records
 from dpexp.data import Task
 from dpexp.distributed.ranks import Ranks, choose_device
-from dpexp.training.train import train
+from dpexp.training.train import Parts, train
 from dpexp.types import ConfigError
 from scripts.words import exit_code_of, split
 
@@ -44,8 +44,8 @@ def held_out(task: Task) -> Task:
     return replace(task, train=kept, test=judged, dataset_size=len(kept), also={})
 
 
-def attempt(words: Sequence[str]) -> float:
-    """Train once by these overrides; give the metric on what was held out, NaN if there is none.
+def prepared(words: Sequence[str]) -> tuple[dict[str, Any], Parts]:
+    """Compose a run on what is not held out: its sampling rate, steps and noise are the table's.
 
     Raises:
         ConfigError: for a wrong config, and for a method with a loop of its own, as PATE, whose
@@ -57,19 +57,27 @@ def attempt(words: Sequence[str]) -> float:
             f"Expected a method of the one training loop; method={config['method']['name']} has "
             "its own, which learns from a part of the test set. Set another method."
         )
-    device = choose_device(config["device"])
     size, method = config["task"]["dataset_size"], config["method"]
     kept = size - round(SHARE * size)
     config["batch_size"] = round(config["batch_size"] * kept / size)
     config["eval_every"] = config["epochs"]
     smaller = {"dataset_size": kept, "batch_size": config["batch_size"]}
     config["method"] = {**method, **{key: smaller[key] for key in smaller.keys() & method.keys()}}
-    parts = run.build_parts(config, device)
-    parts = replace(parts, task=held_out(parts.task))
+    parts = run.build_parts(config, choose_device(config["device"]))
     config["task"] = {**config["task"], "dataset_size": kept}
+    return config, replace(parts, task=held_out(parts.task))
+
+
+def attempt(words: Sequence[str]) -> float:
+    """Train once by these overrides; give the metric on what was held out, NaN if there is none.
+
+    Raises:
+        ConfigError: as `prepared`.
+    """
+    config, parts = prepared(words)
     with tempfile.TemporaryDirectory() as folder:
         config["results"] = folder
-        train(config, parts, Ranks(0, 1, device))
+        train(config, parts, Ranks(0, 1, choose_device(config["device"])))
         result: dict[str, Any] = records.find(folder, config).result
     found = result[result["metric"]]
     return math.nan if found is None else float(found)

@@ -72,3 +72,26 @@ def test_no_other_test_set_is_looked_at_either():
     whole = task()
     got = search.held_out(replace(whole, also={"test_accuracy_mm": whole.test}))
     assert not got.also
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "lsg"])
+def test_sampling_rate_steps_and_delta_are_those_of_the_whole(method):
+    words = ["profile=embedded", "task=digits", "device=cpu", f"method={method}"]
+    whole = run.compose(words)
+    config, parts = search.prepared(words)
+    rates = [c["batch_size"] / c["task"]["dataset_size"] for c in (whole, config)]
+    assert rates[1] == pytest.approx(rates[0], rel=1e-3)
+    assert config["epochs"] == whole["epochs"] and config["privacy"] == whole["privacy"]
+    assert parts.task.dataset_size == config["task"]["dataset_size"] == len(parts.task.train)
+    told = {key: config["method"].get(key) for key in ("dataset_size", "batch_size")}
+    assert told["batch_size"] in (None, config["batch_size"])
+    assert told["dataset_size"] in (None, config["task"]["dataset_size"])
+
+
+def test_the_test_set_s_fingerprint_is_of_the_test_set_alone():
+    whole = task()
+    other = replace(whole, train=whole.train.take(torch.arange(10)), fingerprint="other")
+    assert other.test_fingerprint == whole.test_fingerprint != whole.fingerprint
+    fewer = replace(whole, test=whole.test.take(torch.arange(10)))
+    also = replace(whole, also={"test_accuracy_mm": whole.test})
+    assert len({t.test_fingerprint for t in (whole, fewer, also)}) == 3

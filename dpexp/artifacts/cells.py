@@ -55,7 +55,7 @@ def profile_of(artifact: Artifact, name: str) -> Profile:
 
 def relabel(line: Line, profile: Profile) -> tuple[str, ...]:
     """Give a row's or column's labels as this profile words them."""
-    return tuple(profile.relabel.get(label, label) for label in line.labels)
+    return profile.labels_of(line)
 
 
 def is_skipped(artifact: Artifact, profile: Profile, row: Line, column: Line) -> bool:

@@ -158,7 +158,8 @@ def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> li
             continue
         shown = [c for c in artifact.measured_columns if not changes.why_skipped(c)]
         told = [
-            f"{_label(column, changes)}: {' '.join(choice.overrides)} ({choice.score:.1f} %)"
+            f"{', '.join(changes.labels_of(column))}: {' '.join(choice.overrides)} "
+            f"({choice.score:.1f} %)"
             for column in shown
             if (choice := choices.get((row.key, column.key)))
         ]
@@ -170,9 +171,5 @@ def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> li
             if told
             else f"the paper chose from {count} settings, of which one was run"
         )
-        lines.append(f"{_label(row, changes)}: {how}.")
+        lines.append(f"{', '.join(changes.labels_of(row))}: {how}.")
     return lines
-
-
-def _label(line: Line, profile: Profile) -> str:
-    return ", ".join(profile.relabel.get(label, label) for label in line.labels)

@@ -168,6 +168,10 @@ class Profile:
     scaled: str = ""
     why_not: str = ""
 
+    def labels_of(self, line: Line) -> tuple[str, ...]:
+        """Give a row's or column's labels as this profile words them."""
+        return tuple(self.relabel.get(label, label) for label in line.labels)
+
     def in_place_of(self, override: str) -> list[str]:
         """Give the overrides that stand here for one of a row or column."""
         given = self.replace.get(override, override)

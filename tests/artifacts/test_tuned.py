@@ -291,3 +291,20 @@ def test_a_real_point_is_trained_and_the_table_runs_the_best(conf, tmp_path):
     assert artifact_script.main(["table1", *words, "rows=plain", "results=mine"]) == 0
     page = (tmp_path / "mine" / "embedded" / "made" / "table1.md").read_text(encoding="utf-8")
     assert "best of 2 settings on held-out training examples" in page
+
+
+def test_a_chosen_point_goes_before_what_its_profile_sets_for_all_cells(conf):
+    path = conf / "artifact" / "made" / "table1.yaml"
+    text = path.read_text(encoding="utf-8")
+    line = "    replace: {epochs=2: epochs=3}\n"
+    path.write_text(text.replace(line, f"{line}    overrides: [optimizer.lr=0.5]\n"), "utf-8")
+    assert configs(conf)["private", "eps8"]["optimizer"]["lr"] == 0.5
+    tried = []
+
+    def score(words):
+        tried.append(run.compose(words)["optimizer"]["lr"])
+        return 70.0
+
+    assert tune.main(["table1", "paper=made", "rows=private", "columns=eps8"], score) == 0
+    assert tried == [0.01, 0.01, 0.1, 0.1]  # what is tried is what the table runs
+    assert configs(conf)["private", "eps8"]["optimizer"]["lr"] == 0.01
