@@ -156,7 +156,11 @@ def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> li
         count = len(points(row, changes))
         if not count or changes.why_skipped(row):
             continue
-        shown = [c for c in artifact.measured_columns if not changes.why_skipped(c)]
+        shown = [
+            column
+            for column in artifact.measured_columns
+            if column is artifact.run_column(row, column) and not changes.why_skipped(column)
+        ]
         told = [
             f"{', '.join(changes.labels_of(column))}: {' '.join(choice.overrides)} "
             f"({choice.score:.1f} %)"

@@ -308,3 +308,18 @@ def test_a_chosen_point_goes_before_what_its_profile_sets_for_all_cells(conf):
     assert tune.main(["table1", "paper=made", "rows=private", "columns=eps8"], score) == 0
     assert tried == [0.01, 0.01, 0.1, 0.1]  # what is tried is what the table runs
     assert configs(conf)["private", "eps8"]["optimizer"]["lr"] == 0.01
+
+
+def test_a_level_line_of_a_figure_has_one_choice_a_panel(conf):
+    path = conf / "artifact" / "made" / "table1.yaml"
+    text = path.read_text(encoding="utf-8").replace(
+        "row_head:", "figure: {x_name: ε, x_label: privacy budget}\nrow_head:"
+    )
+    for eps in ("1", "8"):
+        text = text.replace(f'label: "ε = {eps}"', f"panel: A, x: {eps}")
+    path.with_name("figure1.yaml").write_text(text, encoding="utf-8")
+    assert tune.main(["figure1", "paper=made", "rows=plain"], seventy) == 0
+    figure = spec.load(conf, "made", "figure1")
+    choices = tuned.load(conf, figure, "embedded")
+    assert set(choices) == {("plain", "eps1")}
+    assert "in the other columns" not in tuned.notes(figure, "embedded", choices)[0]
