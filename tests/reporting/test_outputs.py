@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -97,6 +98,14 @@ def test_csv_has_a_line_per_cell_in_full_precision(made, lab):
     assert lines[0]["deviations"] == SHUFFLED
     assert len(lines[0]["runs"].split()) == 2
     assert lines[2]["mean"] == lines[2]["difference"] == ""
+
+
+def test_csv_tells_a_mean_that_is_no_number_from_one_that_is_missing(made):
+    shown = made()
+    (cell, value), *rest = shown.values.items()
+    values = {cell: replace(value, mean=math.nan, std=None), **dict(rest)}
+    first = next(csv.DictReader(io.StringIO(csv_text(replace(shown, values=values)))))
+    assert (first["mean"], first["std"]) == ("nan", "")
 
 
 def test_tex_is_balanced_escaped_and_rectangular(made):

@@ -53,7 +53,7 @@ def _band(axes: Axes, curve: Curve, color: str, log_y: bool) -> None:
         return
     low, high = curve.mean - curve.std, curve.mean + curve.std
     if log_y and (curve.mean > 0).any():
-        low = np.maximum(low, curve.mean[curve.mean > 0].min() / 10)  # has no logarithm below
+        low = np.maximum(low, curve.mean[curve.mean > 0].min() / 10)  # zero has no logarithm
     axes.fill_between(curve.x, low, high, color=color, alpha=0.18, linewidth=0, zorder=1)
 
 
