@@ -10,9 +10,10 @@ import yaml
 
 from dpexp import cli as run
 from dpexp import records
-from dpexp.artifacts import cells, spec
 from dpexp.cli.config_cache import Configs
 from dpexp.privacy import num_steps
+from dpexp.reporting.collect import cells
+from dpexp.reporting.schema import spec
 
 CONFIGS = Configs()  # a tree of conf that was composed before need not be again
 GROUPS = ("method", "model", "profile", "task")

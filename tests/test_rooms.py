@@ -20,10 +20,12 @@ FLOORS = (
     {"training"},
     {"pate"},
     {"attacks", "analysis"},
-    {"artifacts"},
+    {"reporting"},
     {"cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+REPORTING = ("text", "schema", "collect", "judge", "render")
+"""Within `reporting`, lowest first: a part may import those before it."""
 HYDRA = {"hydra", "hydra_plugins", "omegaconf"}
 ENTRIES = {"run", "scripts"}
 
@@ -74,6 +76,24 @@ def test_every_room_stands_on_a_floor_and_nothing_else_stands_loose():
     assert {room_of(path) for path in FILES} - {None} == FLOOR_OF.keys()
 
 
+def reporting_part(dotted):
+    """Name the part of `reporting` that a dotted name belongs to; None outside of it."""
+    parts = dotted.split(".")
+    return parts[2] if parts[:2] == ["dpexp", "reporting"] and len(parts) > 2 else None
+
+
+@pytest.mark.parametrize(
+    "path", [f for f in FILES if room_of(f) == "reporting"], ids=lambda path: str(path.name)
+)
+def test_reporting_goes_from_schema_over_values_and_claims_to_files(path):
+    part = reporting_part(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    if part == "__init__":
+        assert not rooms_imported(path)
+        return
+    others = {reporting_part(name) for name in imported(path)} - {None, part}
+    assert all(REPORTING.index(other) < REPORTING.index(part) for other in others)
+
+
 def modules_imported(path):
     """List the files that a file of dpexp imports; packages' own __init__ do not count."""
     for name in imported(path):
@@ -102,8 +122,8 @@ def test_the_import_reader_sees_every_form(tmp_path):
         "import dpexp.training.train as t, torch\nfrom dpexp import records\n"
         "from dpexp.methods.rgp import x\nfrom . import tape\n"
         "from .tape import Tape\nfrom ..linalg import y\n"
-        "def f():\n    import dpexp.artifacts.build\n"
+        "def f():\n    import dpexp.reporting.collect.build\n"
     )
-    expected = {"training", "records", "methods", "grad_sample", "linalg", "artifacts"}
+    expected = {"training", "records", "methods", "grad_sample", "linalg", "reporting"}
     assert rooms_imported(file, tmp_path) == expected
     assert room_of(file, tmp_path) == "grad_sample"

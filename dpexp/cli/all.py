@@ -41,7 +41,6 @@ from pathlib import Path
 
 import torch
 
-from dpexp.artifacts import build, cells, collect, exports, page, plan, spec, workers
 from dpexp.cli import groups
 from dpexp.cli.arguments import changing, exit_code_of, listed, require_apart, split, whole
 from dpexp.cli.artifact import NAMES, SHARED, Hours, exit_code
@@ -49,6 +48,10 @@ from dpexp.cli.execution import execute
 from dpexp.cli.launchers import check, launch
 from dpexp.cli.suite import OWN, PAPERS, Suite, choose, natural
 from dpexp.distributed import ranks
+from dpexp.reporting import collect
+from dpexp.reporting.collect import build, cells, plan, workers
+from dpexp.reporting.render import exports, page
+from dpexp.reporting.schema import spec
 
 
 @dataclass(frozen=True)

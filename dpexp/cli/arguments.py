@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpexp.artifacts.words import unknown
 from dpexp.cli import errors
 from dpexp.cli.quoting import readable
 from dpexp.cli.signals import hear
 from dpexp.cli.streams import patience
 from dpexp.records import RESULT_NEUTRAL, RecordError
+from dpexp.reporting.schema.artifact import unknown
 from dpexp.types import ConfigError
 
 Reader = Callable[[str], Any]

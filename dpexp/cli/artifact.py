@@ -40,7 +40,6 @@ from typing import Any
 import torch
 
 from dpexp import records
-from dpexp.artifacts import build, cells, collect, exports, plan, spec, table, tuned
 from dpexp.cli import groups, lookup
 from dpexp.cli.arguments import (
     changing,
@@ -57,6 +56,10 @@ from dpexp.cli.config_cache import Configs
 from dpexp.cli.execution import estimate, execute
 from dpexp.cli.launchers import check, launch
 from dpexp.distributed import ranks
+from dpexp.reporting import collect
+from dpexp.reporting.collect import build, cells, plan
+from dpexp.reporting.render import exports, table
+from dpexp.reporting.schema import spec, tuned
 from dpexp.types import ConfigError
 
 CALLED = "python -m scripts.artifact"

@@ -18,11 +18,12 @@ from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
 
 from dpexp import records
-from dpexp.artifacts import build, spec
 from dpexp.cli import groups
 from dpexp.cli.composition import plain
 from dpexp.cli.errors import unstarted
 from dpexp.cli.execution import execute
+from dpexp.reporting.collect import build
+from dpexp.reporting.schema import spec
 from dpexp.types import ConfigError
 
 

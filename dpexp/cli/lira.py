@@ -35,13 +35,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from dpexp import records
-from dpexp.artifacts.style import COLOURS, DASHED, DPI, GREY, STYLE
 from dpexp.attacks import lira
 from dpexp.attacks.lira import Attacked
 from dpexp.cli import composition, lookup, verify
 from dpexp.cli.arguments import changing, exit_code_of, listed, split, text, whole
 from dpexp.cli.execution import execute
 from dpexp.privacy.calibration import check_privacy
+from dpexp.reporting.render.style import COLOURS, DASHED, DPI, GREY, STYLE
 from dpexp.types import ConfigError
 
 RATES = (0.001, 0.01)

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpexp.artifacts.plain import clean
 from dpexp.cli.fingerprints import PRETRAINED, pretrained, tokenizers_named
+from dpexp.reporting.text import clean
 
 
 def done_before(config: dict[str, Any]) -> str:

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpexp.artifacts import cells, spec
-from dpexp.artifacts.words import Artifact
 from dpexp.cli import groups
 from dpexp.cli.arguments import exit_code_of, only
 from dpexp.cli.config_cache import Configs
 from dpexp.privacy import num_steps
 from dpexp.privacy.accounting import calibrate
 from dpexp.privacy.papers import BY_MOMENTS, moments_multiplier
+from dpexp.reporting.collect import cells
+from dpexp.reporting.schema import spec
+from dpexp.reporting.schema.artifact import Artifact
 
 HEAD = """# How much noise, by our accountant and by the papers'
 Printed by `python -m scripts.noise`. A multiplier is each release's noise over its own \

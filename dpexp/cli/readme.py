@@ -14,9 +14,10 @@ from functools import partial
 
 import pandas as pd
 
-from dpexp.artifacts import cells, spec
 from dpexp.cli import groups
 from dpexp.cli.arguments import exit_code_of
+from dpexp.reporting.collect import cells
+from dpexp.reporting.schema import spec
 from dpexp.types import ConfigError
 
 ROOT = groups.CONF.parent

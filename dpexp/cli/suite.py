@@ -11,10 +11,13 @@ from typing import Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from dpexp.artifacts import build, cells, collect, page, spec, table, tuned
 from dpexp.cli import errors, groups
 from dpexp.cli.arguments import changing
 from dpexp.cli.config_cache import Configs
+from dpexp.reporting import collect
+from dpexp.reporting.collect import build, cells
+from dpexp.reporting.render import page, table
+from dpexp.reporting.schema import spec, tuned
 from dpexp.types import ConfigError
 
 PAPERS = ("rgp", "lsg", "gep", "compressive")

@@ -34,11 +34,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from dpexp.artifacts import build, cells, spec, tuned
-from dpexp.artifacts.words import Artifact, Key, Line
 from dpexp.cli import groups, search
 from dpexp.cli.arguments import changing, exit_code_of, split, truth
 from dpexp.cli.artifact import is_picked, parse
+from dpexp.reporting.collect import build, cells
+from dpexp.reporting.schema import spec, tuned
+from dpexp.reporting.schema.artifact import Artifact, Column, Key, Row
 from dpexp.types import ConfigError, MissingData, one_line
 
 Attempt = Callable[[Sequence[str]], float]
@@ -65,7 +66,7 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
         raise ConfigError(f"Expected overrides that change no number; got {' '.join(wrong)}.")
     artifact = spec.load(groups.CONF, request.paper, request.artifact)
     profile = cells.profile_of(artifact, request.profile)
-    together: dict[tuple[str, ...], list[tuple[Line, Line]]] = {}
+    together: dict[tuple[str, ...], list[tuple[Row, Column]]] = {}
     picked = set()
     for row in artifact.rows:
         for column in artifact.measured_columns:

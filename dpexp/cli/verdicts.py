@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from dpexp.artifacts import errors
-from dpexp.artifacts.errors import LEVEL
 from dpexp.cli.arguments import exit_code_of, only, truth, whole
+from dpexp.reporting.judge import errors
+from dpexp.reporting.judge.errors import LEVEL
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpexp import records
-from dpexp.artifacts.plain import clean
 from dpexp.cli import parameter_names
 from dpexp.privacy.finished import recheck_record
 from dpexp.privacy.recheck import NAMES
+from dpexp.reporting.text import clean
 
 CALLED, CALLED_AS_FILE = "python -m scripts.verify", "python scripts/verify.py"
 

@@ -29,12 +29,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpexp.artifacts import cells, spec
 from dpexp.cli import groups
 from dpexp.cli.arguments import exit_code_of, only, text, truth
 from dpexp.cli.config_cache import Configs
 from dpexp.cli.suite import OWN, PAPERS
 from dpexp.records import write_atomically
+from dpexp.reporting.collect import cells
+from dpexp.reporting.schema import spec
 from dpexp.training.tracking import job_type, score_of
 from dpexp.types import ConfigError, require_word
 

@@ -1,0 +1,36 @@
+"""From an artifact to the value of every cell.
+
+`cells` composes the runs that an artifact needs, `build` and `workers` run the missing ones through
+a callable, `plan` estimates their cost. `outcomes` looks up what became of each run, `readings`
+reads a run's number, curve or picture, and `values` aggregates them by cell.
+"""
+
+from dpexp.reporting.collect.outcomes import (
+    DONE,
+    FAILED,
+    NO_DATA,
+    NOT_BUILT,
+    NOT_RUN,
+    REFUSED,
+    Outcome,
+    log_path,
+    outcome,
+)
+from dpexp.reporting.collect.values import DIVERGED, SKIPPED, WORDS, Value, collect
+
+__all__ = [
+    "DIVERGED",
+    "DONE",
+    "FAILED",
+    "NOT_BUILT",
+    "NOT_RUN",
+    "NO_DATA",
+    "REFUSED",
+    "SKIPPED",
+    "WORDS",
+    "Outcome",
+    "Value",
+    "collect",
+    "log_path",
+    "outcome",
+]

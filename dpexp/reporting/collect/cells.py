@@ -1,0 +1,231 @@
+"""The runs that an artifact needs under a profile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpexp import records
+from dpexp.reporting.schema import tuned
+from dpexp.reporting.schema.artifact import Artifact, Column, Key, Profile, Row, unknown
+from dpexp.types import setting_at
+
+Compose = Callable[[list[str]], dict[str, Any]]
+"""Turns Hydra overrides into a plain, resolved config; raises ConfigError for a wrong one."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of one cell.
+
+    Attributes:
+        cell: the row's and the column's key.
+        name: the cell as the reader sees it.
+        metric: the numbers of the record whose mean the cell holds.
+        seed: which of the profile's seeds.
+        overrides: all of Hydra's overrides, the user's last.
+        config: the composed config; None if the cell can't be composed.
+        run_id: the name of its run directory; "" without a config.
+        not_built: what it needs that the suite doesn't have, such as "method=powersgd".
+        contradicts: how the user's overrides contradict the cell's row or column; "" if they don't.
+        choice: the point of the row's grid chosen for it; None if none was.
+    """
+
+    cell: Key
+    name: str
+    metric: tuple[str, ...]
+    seed: int
+    overrides: tuple[str, ...]
+    config: dict[str, Any] | None = None
+    run_id: str = ""
+    not_built: str = ""
+    contradicts: str = ""
+    choice: tuned.Choice | None = None
+
+
+def profile_of(artifact: Artifact, name: str) -> Profile:
+    """Return an artifact's profile; raises ConfigError if it has none of that name."""
+    if name not in artifact.profiles:
+        raise unknown(f"profile of {artifact.name}", name, artifact.profiles)
+    return artifact.profiles[name]
+
+
+def relabel(heading: Row | Column, profile: Profile) -> tuple[str, ...]:
+    """Return the labels of a row or column under a profile."""
+    return profile.labels_of(heading)
+
+
+def is_skipped(artifact: Artifact, profile: Profile, row: Row, column: Column) -> bool:
+    """Return whether a profile skips a cell; a level line needs one point of its panel."""
+    columns = artifact.panel_of(column) if row.regardless_of else (column,)
+    return bool(profile.why_skipped(row)) or all(map(profile.why_skipped, columns))
+
+
+def cell_name(row: Row, column: Column, profile: Profile) -> str:
+    """Return a cell's name for the reader: the labels of its row and column under a profile.
+
+    A level line's name has no x.
+    """
+    words = relabel(column, profile)
+    is_level = row.regardless_of and column.x is not None
+    return ", ".join([*relabel(row, profile), *(words[:-1] if is_level else words)])
+
+
+def expand(
+    artifact: Artifact,
+    profile: str,
+    compose: Compose,
+    conf: Path,
+    user: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
+) -> list[Job]:
+    """Return every run of an artifact, all cells of the first seed first.
+
+    In this order an interrupted build leaves a full table of one seed, not a few rows of all seeds.
+    There is no run for cells that the profile skips, for columns of words, or for a level line's
+    cells after its first.
+
+    Args:
+        artifact: the artifact.
+        profile: the profile's name.
+        compose: see `Compose`.
+        conf: the folder of config groups; a cell whose `group=option` has no file there is "not
+            built".
+        user: overrides to apply after the cell's own.
+        seeds: replace the profile's.
+
+    Raises:
+        ConfigError: from `compose`, or if there is no such profile.
+    """
+    changes = profile_of(artifact, profile)
+    compose = _once(compose)
+    seeds = tuple(seeds if seeds is not None else changes.seeds)
+    choices = tuned.load(conf, artifact, profile)
+    cells = [
+        _jobs(artifact, profile, row, column, seeds, compose, conf, user, choices)
+        for row in artifact.rows
+        for column in artifact.measured_columns
+        if column is artifact.run_column(row, column)
+        and not is_skipped(artifact, changes, row, column)
+    ]
+    return [job for of_one_seed in zip(*cells, strict=True) for job in of_one_seed]
+
+
+def _once(compose: Compose) -> Compose:
+    """Compose equal overrides once: a figure's rows may show several series of one run."""
+    composed: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def compose_once(words: list[str]) -> dict[str, Any]:
+        if tuple(words) not in composed:
+            composed[tuple(words)] = compose(words)
+        return composed[tuple(words)]
+
+    return compose_once
+
+
+def _jobs(
+    artifact: Artifact,
+    profile: str,
+    row: Row,
+    column: Column,
+    seeds: Sequence[int],
+    compose: Compose,
+    conf: Path,
+    user: Sequence[str],
+    choices: Mapping[Key, tuned.Choice],
+) -> list[Job]:
+    """Return one cell's runs, composed once: seeds differ only in the config's `seed`."""
+    changes = artifact.profiles[profile]
+    key = (row.key, column.key)
+    choice = choices.get(key)
+    point = choice.overrides if choice else ()
+    chosen = [*said_of(row, column, changes), *point]
+    name = cell_name(row, column, changes)
+    own = words_of(row, column, changes, point)
+    metric = artifact.metric_of(row, column)
+    words = [(f"profile={profile}", *own, f"seed={seed}", *user) for seed in seeds]
+    absent = next((word for word in own if _is_absent(word, conf)), "")
+    if absent:
+        return [
+            Job(key, name, metric, seed, overrides, not_built=absent, choice=choice)
+            for seed, overrides in zip(seeds, words, strict=True)
+        ]
+    composed = compose(list(words[0]))
+    contradicts = ""
+    if any(re.split("[.=]", word.lstrip("+~"))[0] not in records.RESULT_NEUTRAL for word in user):
+        without = compose([*words[0][: len(words[0]) - len(user)]])
+        contradicts = _contradiction(name, chosen, composed, without)
+    configs = [{**composed, "seed": seed} for seed in seeds]
+    return [
+        Job(
+            key,
+            name,
+            metric,
+            seed,
+            overrides,
+            config,
+            records.run_id(config),
+            "",
+            contradicts,
+            choice,
+        )
+        for seed, overrides, config in zip(seeds, words, configs, strict=True)
+    ]
+
+
+def said_of(row: Row, column: Column, profile: Profile) -> list[str]:
+    """Return the overrides of a row and a column under a profile."""
+    of_column = [w for w in column.overrides if w.partition("=")[0] not in row.regardless_of]
+    replaced = [profile.in_place_of(word) for word in (*row.overrides, *of_column)]
+    return [word for words in replaced for word in words]
+
+
+def words_of(row: Row, column: Column, profile: Profile, point: Sequence[str] = ()) -> list[str]:
+    """Return all overrides of a cell; those of a point of its row's grid come last."""
+    return [*said_of(row, column, profile), *profile.overrides, *point]
+
+
+def choices_of(jobs: Iterable[Job]) -> dict[Key, tuned.Choice]:
+    """Return what was chosen for the cells of these runs."""
+    return {job.cell: job.choice for job in jobs if job.choice}
+
+
+def _contradiction(
+    name: str, chosen: Sequence[str], composed: dict[str, Any], without: dict[str, Any]
+) -> str:
+    """Return how the user's overrides contradict a cell's row and column; "" if they don't.
+
+    Args:
+        name: the cell's name.
+        chosen: what row and column set.
+        composed: the cell's config.
+        without: the same without the user's overrides.
+    """
+    keys = [word.lstrip("+~").partition("=")[0] for word in chosen]
+    fed = [f"privacy.{key}" for key in keys if key in without["privacy"]]
+    for key in (*keys, *fed, "profile", "seed"):
+        wanted, found = _at(without, key), _at(composed, key)
+        if wanted != found:
+            return (
+                f"Expected {key} to stay {wanted}, as '{name}' says; the overrides make it "
+                f"{found}. Leave that out, or use run.py."
+            )
+    return ""
+
+
+def _at(config: dict[str, Any], key: str) -> Any:
+    """Return a setting's value, or the chosen option of a group; None if there is none."""
+    value = setting_at(config, key)
+    return value.get("name", sorted(value)) if isinstance(value, dict) else value
+
+
+def _is_absent(override: str, conf: Path) -> bool:
+    """Return whether an override chooses an option, or one of a list, that has no file."""
+    group, _, options = override.partition("=")
+    wanted = [option.strip() for option in options.strip("[]").split(",")]
+    return (conf / group).is_dir() and not all(
+        (conf / group / f"{option}.yaml").is_file() for option in wanted
+    )

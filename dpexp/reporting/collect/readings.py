@@ -1,0 +1,128 @@
+"""What one run shows in a cell (a number, a curve or a picture), and the mean of several."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpexp import records
+from dpexp.reporting.schema.artifact import CURVES, MAPS, Artifact, Column, Row
+
+Reading = float | tuple[np.ndarray, np.ndarray] | np.ndarray
+"""A number, x and y of a curve (both [n]), or a picture [rows, columns]."""
+
+SAME_X = "{:.9g}"
+"""Digits to which the x of two seeds have to agree."""
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """The mean of several seeds' curves, on the x that all of them have.
+
+    Attributes:
+        x: [n], ascending.
+        mean: [n], over the seeds.
+        std: [n], ddof 1; None with a single seed.
+        num_seeds: how many.
+    """
+
+    x: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray | None
+    num_seeds: int
+
+
+def read(
+    directory: Path, result: Mapping[str, Any], artifact: Artifact, row: Row, column: Column
+) -> Reading:
+    """Return what a finished run shows in a cell; the mean of several metrics.
+
+    Raises:
+        records.NoSeries: the run recorded nothing under that name.
+    """
+    names = artifact.metric_of(row, column)
+    if artifact.kind == CURVES:
+        drawn = [records.series(directory, name, artifact.figure.x) for name in names]
+        joined = join(drawn)
+        return joined.x, joined.mean
+    if artifact.kind == MAPS:
+        return pictures_mean([records.picture(directory, name) for name in names])
+    return statistics.fmean(numbers(result, names))
+
+
+def numbers(result: Mapping[str, Any], names: Sequence[str]) -> list[float]:
+    """Return the named numbers that a result.json has.
+
+    A paper's task may have two test sets where the task that stands in for it has one.
+
+    Raises:
+        records.NoSeries: it has none of them.
+    """
+    given = [result.get(name) for name in names]
+    found = [v for v in given if isinstance(v, int | float) and not isinstance(v, bool)]
+    if not found:
+        raise records.NoSeries(f"no such number: {' or '.join(names)}")
+    return [float(number) for number in found]
+
+
+def metric(result: Mapping[str, Any], names: Sequence[str]) -> float:
+    """Return the number to report for a finished run: the named ones' mean, else its main one."""
+    try:
+        return statistics.fmean(numbers(result, names))
+    except records.NoSeries:
+        return float(result[result["metric"]])
+
+
+def join(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve:
+    """Average curves on the x that all of them have.
+
+    Raises:
+        records.NoSeries: they have no x in common.
+    """
+    by_x = [{SAME_X.format(x): y for x, y in zip(*curve, strict=True)} for curve in curves]
+    common = [x for x in by_x[0] if all(x in other for other in by_x)]
+    if not common:
+        raise records.NoSeries("no such series: the seeds' curves have no x in common")
+    ys = np.array([[of_one[x] for x in common] for of_one in by_x])
+    std = ys.std(axis=0, ddof=1) if len(curves) > 1 else None
+    return Curve(np.array([float(x) for x in common]), ys.mean(axis=0), std, len(curves))
+
+
+def pictures_mean(pictures: Sequence[np.ndarray]) -> np.ndarray:
+    """Average pictures of one shape.
+
+    Raises:
+        records.NoSeries: their shapes differ.
+    """
+    shapes = dict.fromkeys(picture.shape for picture in pictures)
+    if len(shapes) > 1:
+        raise records.NoSeries(f"no such picture: the seeds' shapes differ, {list(shapes)}")
+    return np.mean(pictures, axis=0)
+
+
+def reduced(reading: Reading, how: str) -> float:
+    """Return one number of a reading: its last, first, mean, min or max."""
+    if isinstance(reading, float):
+        return reading
+    values = np.asarray(reading[1] if isinstance(reading, tuple) else reading)
+    if how in ("mean", "min", "max"):
+        values = values[np.isfinite(values)]
+    if not values.size:  # such as a run that diverged before it was looked at
+        return math.nan
+    if how == "last":
+        return float(values.flat[-1])
+    if how == "first":
+        return float(values.flat[0])
+    return float({"mean": np.mean, "min": np.min, "max": np.max}[how](values))
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return the mean and the sample standard deviation (ddof 1); None where undefined."""
+    mean = statistics.fmean(values) if values else None
+    return mean, statistics.stdev(values) if len(values) > 1 else None

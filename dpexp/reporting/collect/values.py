@@ -1,0 +1,265 @@
+"""The value of every cell: mean, spread and count, or the reason why there is none."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpexp import records
+from dpexp.privacy.papers import papers_multiplier
+from dpexp.reporting.collect.outcomes import (
+    DONE,
+    FAILED,
+    NO_DATA,
+    NOT_BUILT,
+    NOT_RUN,
+    REFUSED,
+    Outcome,
+)
+from dpexp.reporting.collect.readings import (
+    Curve,
+    Reading,
+    join,
+    mean_and_std,
+    numbers,
+    pictures_mean,
+    read,
+)
+from dpexp.reporting.schema.artifact import CURVES, MAPS, Artifact, Column, Key, Published, Row
+from dpexp.reporting.text import clean
+
+SKIPPED = "not run here"
+"""A cell that the profile skips."""
+WORDS = "words"
+"""A cell of a column of words."""
+DIVERGED = "training diverged: outputs that are not finite count as wrong"
+"""A run whose model gave such outputs on its test set."""
+_WORST_FIRST = (REFUSED, FAILED, NO_DATA, NOT_BUILT, NOT_RUN)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One cell of the table or figure.
+
+    Attributes:
+        cell: row key and column key.
+        status: "done" if at least one seed is, else why not; "words" in a column of words.
+        details: sentences on the runs that failed or have no data, each once.
+        mean, std: over the finished seeds; for a curve, at its end. std (ddof 1) is None with fewer
+            than two seeds, and both are None for a picture.
+        num_seeds: how many seeds are finished.
+        asked: how many there should be.
+        published: the paper's value, or None.
+        published_std: the standard deviation printed beside it, or None.
+        epsilon, noise_multiplier: the largest over the seeds; None where nothing private was
+            released.
+        papers_multiplier: the multiplier that the paper's own accountant gives for these settings.
+        deviations: what the certificates admit, and what is taken on trust, each once.
+        run_ids: of the finished runs.
+        curve: in a figure of curves, over the finished seeds.
+        picture: in a figure of maps, [rows, columns], the mean over the finished seeds.
+        text: in a column of words.
+        readings, results: what each finished seed shows, and its result.json; claims compare these.
+        directories, configs: where each seed's record lies, and its config.
+        metric: the numbers of result.json that it is the mean of.
+        parts: for a mean of several cells, these cells over the seeds that all of them have.
+    """
+
+    cell: Key
+    status: str
+    details: tuple[str, ...] = ()
+    mean: float | None = None
+    std: float | None = None
+    num_seeds: int = 0
+    asked: int = 0
+    published: float | None = None
+    published_std: float | None = None
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    papers_multiplier: float | None = None
+    deviations: tuple[str, ...] = ()
+    run_ids: tuple[str, ...] = ()
+    curve: Curve | None = None
+    picture: np.ndarray | None = None
+    text: str = ""
+    readings: tuple[Reading, ...] = ()
+    results: tuple[Mapping[str, Any], ...] = ()
+    directories: tuple[Path, ...] = ()
+    configs: tuple[Mapping[str, Any], ...] = ()
+    metric: tuple[str, ...] = ()
+    parts: tuple[Value, ...] = ()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is something to show."""
+        return self.status in (DONE, WORDS)
+
+    @property
+    def difference(self) -> float | None:
+        """Measured minus published; None if either is missing."""
+        if self.mean is None or self.published is None:
+            return None
+        return self.mean - self.published
+
+
+def collect(artifact: Artifact, outcomes: Iterable[Outcome]) -> dict[Key, Value]:
+    """Return the value of every cell of an artifact from the outcomes of its runs."""
+    by_cell: dict[Key, list[Outcome]] = {}
+    for item in outcomes:
+        by_cell.setdefault(item.job.cell, []).append(item)
+    values = {}
+    for row in artifact.rows:
+        for column in artifact.columns:
+            cell, shown = (row.key, column.key), (row.key, artifact.run_column(row, column).key)
+            if column.words:
+                values[cell] = Value(cell, WORDS, text=column.words.get(row.key, ""))
+                continue
+            published = artifact.published.get(cell) or artifact.published.get(shown)
+            value = _value(artifact, row, column, by_cell.get(shown, []))
+            values[cell] = _beside(value, published)
+        if artifact.average is not None:
+            cell = (row.key, artifact.average.key)
+            cells = [(c, by_cell.get((row.key, c.key), [])) for c in artifact.measured_columns]
+            values[cell] = _average(artifact, row, cells)
+    return values
+
+
+def _value(
+    artifact: Artifact,
+    row: Row,
+    column: Column,
+    items: Sequence[Outcome],
+) -> Value:
+    cell = (row.key, column.key)
+    if not items:
+        return Value(cell, SKIPPED)
+    done, readings, rest = [], [], [item for item in items if item.status != DONE]
+    for item in items:
+        if item.status == DONE:
+            try:
+                reading = read(item.directory, item.result, artifact, row, column)
+            except records.NoSeries as error:
+                rest.append(replace(item, status=str(error), detail=""))
+            else:
+                done.append(item)
+                readings.append(reading)
+    statuses = dict.fromkeys(item.status for item in rest)
+    privacy = [item.privacy or {} for item in done]
+    value = Value(
+        cell=cell,
+        status=DONE if done else _worst(statuses),
+        details=_once(f"{i.status}: {_detail(i)}" for i in rest if i.detail),
+        num_seeds=len(done),
+        asked=len(items),
+        epsilon=_largest(epsilon(p) for p in privacy),
+        noise_multiplier=_largest(p.get("noise_multiplier") for p in privacy),
+        papers_multiplier=_largest(papers_multiplier(artifact.paper, p) for p in privacy),
+        deviations=_once(
+            [
+                *(
+                    str(word)
+                    for item in done
+                    for word in (*(item.privacy or {}).get("deviations", []), *item.trusted)
+                ),
+                *(DIVERGED for item in done if (item.result or {}).get("nonfinite_outputs")),
+            ]
+        ),
+        run_ids=tuple(item.job.run_id for item in done),
+        readings=tuple(readings),
+        results=tuple(item.result or {} for item in done),
+        directories=tuple(item.directory or Path() for item in done),
+        configs=tuple(item.job.config or {} for item in done),
+        metric=artifact.metric_of(row, column),
+    )
+    return _summed_up(value, artifact.kind) if readings else value
+
+
+def _beside(value: Value, published: Published | None) -> Value:
+    """Return a value with the paper's value added."""
+    if published is None:
+        return value
+    return replace(value, published=published.value, published_std=published.std)
+
+
+def _summed_up(value: Value, kind: str) -> Value:
+    """Return a value with its readings aggregated over the seeds."""
+    try:
+        if kind == MAPS:
+            return replace(value, picture=pictures_mean(value.readings))
+        if kind == CURVES:
+            curve = join(value.readings)
+            std = None if curve.std is None else float(curve.std[-1])
+            return replace(value, curve=curve, mean=float(curve.mean[-1]), std=std)
+    except records.NoSeries as error:
+        return replace(value, status=str(error))
+    mean, std = mean_and_std(value.readings)
+    return replace(value, mean=mean, std=std)
+
+
+def _worst(statuses: Iterable[str]) -> str:
+    """Return the most informative status; a number that a record lacks comes first."""
+    statuses = list(statuses)
+    lacks = [status for status in statuses if status not in _WORST_FIRST]
+    return (lacks or [status for status in _WORST_FIRST if status in statuses])[0]
+
+
+def _average(
+    artifact: Artifact, row: Row, cells: Sequence[tuple[Column, Sequence[Outcome]]]
+) -> Value:
+    """Return a row's mean over the seeds that all its cells have; each number counts once."""
+    by_seed: dict[int, list[Outcome]] = {}
+    for item in (item for _, items in cells for item in items):
+        by_seed.setdefault(item.job.seed, []).append(item)
+    means = {}
+    for seed, items in by_seed.items():
+        if len(items) == len(cells) and all(item.status == DONE for item in items):
+            with suppress(records.NoSeries):
+                found = [numbers(item.result or {}, item.job.metric) for item in items]
+                means[seed] = statistics.fmean(number for some in found for number in some)
+    mean, std = mean_and_std(list(means.values()))
+    cell = (row.key, artifact.average.key if artifact.average else "")
+    value = Value(
+        cell=cell,
+        status=DONE if means else NOT_RUN,
+        mean=mean,
+        std=std,
+        num_seeds=len(means),
+        asked=len(by_seed),
+        readings=tuple(means.values()),
+        parts=tuple(
+            _value(artifact, row, column, [item for item in items if item.job.seed in means])
+            for column, items in cells
+        ),
+    )
+    return _beside(value, artifact.published.get(cell))
+
+
+def _detail(item: Outcome) -> str:
+    """Return an outcome's detail with paths relative to here, since tables are passed on."""
+    detail = f"see {item.detail}" if item.status == FAILED else item.detail
+    return clean(detail.replace(f"{Path.cwd()}{os.sep}", ""))
+
+
+def epsilon(privacy: Mapping[str, Any]) -> float | None:
+    """Return the certified epsilon: PRV's if there is one, else the largest stated."""
+    given = privacy.get("epsilon")
+    if isinstance(given, dict):
+        given = given.get("prv") or _largest(given.values())
+    return _largest([given])
+
+
+def _largest(values: Iterable[Any]) -> float | None:
+    numbers = [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
+    return max(numbers, default=None)
+
+
+def _once(words: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(words))

@@ -1,0 +1,141 @@
+"""Worker processes that do runs side by side; if one dies, only its own run is lost."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from dpexp.reporting.collect import build
+from dpexp.reporting.collect.cells import Job
+from dpexp.reporting.collect.outcomes import log_path
+
+DIED = "the process died, code {code}: killed from outside, or for want of memory"
+
+
+class Worker:
+    """A process with a fresh interpreter, since a GPU's state can't be forked."""
+
+    def __init__(self, execute: build.Execute, results: Path) -> None:
+        """Start the process.
+
+        Args:
+            execute: see `build.Execute`; importable by name.
+            results: the results folder.
+        """
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, other = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(other, execute, results), daemon=False)
+        self._process.start()
+        other.close()  # the pipe then ends with the process
+
+    def begin(self, job: Job) -> None:
+        """Start a run."""
+        with suppress(BrokenPipeError):
+            self.pipe.send((job.config, job.run_id))
+
+    def finish(self) -> str | None:
+        """Wait for the run's end; return what `build.attempt` did, None if the process died."""
+        try:
+            return self.pipe.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            return None
+
+    @property
+    def code(self) -> int | None:
+        """The exit code of the process; None while it lives."""
+        return self._process.exitcode
+
+    def stop(self, at_once: bool) -> None:
+        """End the process: let an idle one exit, terminate a busy one.
+
+        No record is lost: a run's files are complete at any moment, and it can be resumed.
+        """
+        self.pipe.close()
+        if at_once:
+            self._process.terminate()
+        self._process.join()
+
+
+def _serve(pipe: Connection, execute: build.Execute, results: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and ends this process
+    with suppress(EOFError, ConnectionError):  # the parent is gone
+        while True:
+            config, run_id = pipe.recv()
+            pipe.send(build.attempt(config, run_id, execute, results))
+
+
+def side_by_side(
+    jobs: Sequence[Job],
+    execute: build.Execute,
+    results: Path,
+    report: build.Report,
+    num_workers: int,
+    num_threads: int,
+) -> None:
+    """Do the runs that `build.missing` returned in worker processes, started in order.
+
+    A run that another process is doing is left to it, and looked up once it has ended.
+
+    Args:
+        jobs: the runs.
+        execute: see `build.Execute`; importable by name.
+        results: the results folder.
+        report: is told how each run ended.
+        num_workers: >= 1.
+        num_threads: torch's threads in each, >= 1; OMP_NUM_THREADS takes precedence.
+
+    Raises:
+        ConfigError: see `build.Report`.
+    """
+    queue, busy = list(reversed(jobs)), []
+    at_work: dict[Connection, tuple[Worker, Job, float]] = {}
+    with _threads(num_threads):
+        idle = [Worker(execute, results) for _ in range(min(num_workers, len(jobs)))]
+        try:
+            while queue or at_work:
+                while idle and queue:
+                    job = queue.pop()
+                    if not report.is_hopeless(job):
+                        worker = idle.pop()
+                        worker.begin(job)
+                        at_work[worker.pipe] = worker, job, time.perf_counter()
+                for pipe in wait(list(at_work)) if at_work else ():
+                    worker, job, began = at_work.pop(pipe)
+                    reason = worker.finish()
+                    if reason is None:
+                        reason = DIED.format(code=worker.code)
+                        build.save(log_path(results, job.config or {}, job.run_id), reason + "\n")
+                        worker = Worker(execute, results)
+                    idle.append(worker)
+                    if reason.startswith(build.BUSY):
+                        busy.append(job)
+                    else:
+                        report.ended(job, reason, time.perf_counter() - began)
+                if busy and not queue:
+                    time.sleep(build.PAUSE)
+                    queue, busy = busy, []
+        finally:
+            for worker, _, _ in at_work.values():
+                worker.stop(at_once=True)
+            for worker in idle:
+                worker.stop(at_once=False)
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Set OMP_NUM_THREADS for processes that start meanwhile, unless it is set."""
+    if "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    os.environ["OMP_NUM_THREADS"] = str(number)
+    try:
+        yield
+    finally:
+        del os.environ["OMP_NUM_THREADS"]

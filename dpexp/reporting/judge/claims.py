@@ -1,0 +1,195 @@
+"""Judges a paper's claims by the measured cells and the errors of their differences.
+
+A comparison holds if the lower bound of above minus below exceeds the claim's margin. It is refuted
+if the upper bound lies below the margin, and unclear otherwise. Each bound is one-sided at 2.5 %. A
+claim holds only if every comparison does, which needs no correction. It does not hold if any
+comparison is refuted. With many comparisons one is more likely to be refuted by chance, so the
+upper bounds are at 2.5 % divided by their number (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dpexp.reporting.collect.values import Value
+from dpexp.reporting.judge import errors, sides
+from dpexp.reporting.judge.errors import LEVEL, Estimate, Side
+from dpexp.reporting.schema.artifact import Artifact, Claim, Key
+
+HOLDS, FAILS, UNCLEAR, NOT_RUN = "holds", "does not hold", "unclear", "not run"
+SO_FAR = " so far"
+"""Appended to the verdict where some comparisons are not run."""
+EXPLAINED = (
+    "In brackets: the 95 % interval of the difference, by seeds and test examples, its upper end "
+    "corrected for the number of comparisons. A comparison holds where the interval lies above "
+    "what is to be exceeded, 0 unless it is said. It does not where the interval lies below, and "
+    "is unclear elsewhere. Paired: both sides on the same examples. A single seed's verdict is of "
+    "its model, and says nothing of other seeds; beside several it is taken to stray as they do."
+)
+"""Explains the sentences to the reader."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One pair of cells, or a cell and a number.
+
+    Attributes:
+        above, below: the two sides, each a cell's keys or a number.
+        found: above minus below with its error; None if either side is missing.
+        low, high: the bounds of the difference; infinite where its error is unknown.
+        verdict: one of the four above.
+    """
+
+    above: Key | float
+    below: Key | float
+    found: Estimate | None
+    low: float
+    high: float
+    verdict: str
+
+    @property
+    def difference(self) -> float | None:
+        """Above minus below; None if either side is missing."""
+        return None if self.found is None else self.found.difference
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of the difference; None if it is unknown."""
+        return None if self.found is None else self.found.error
+
+    def words(self, decimals: int) -> str:
+        """Return the estimate, its interval, and how many seeds and examples it rests on."""
+        if self.found is None:
+            return NOT_RUN
+        told = f"{self.found.difference:+.{decimals}f}"
+        if self.found.error is not None:
+            told += f" ({self.low:+.{decimals}f} to {self.high:+.{decimals}f})"
+        return f"{told}, {_basis(self.found)}"
+
+
+def _basis(found: Estimate) -> str:
+    seeds = [str(n) for n in found.num_seeds if n]
+    parts = [f"{' and '.join(seeds)} seed{'' if seeds == ['1'] else 's'}"]
+    counts = [f"{n:,}" for n in found.num_examples if n]
+    if found.kind == errors.PAIRED:
+        parts.insert(0, f"paired on {counts[0]} examples")
+    elif counts:
+        unpaired = "unpaired " if found.kind == errors.UNPAIRED else ""
+        parts.insert(0, f"{unpaired}on {' and '.join(counts)} examples")
+    elif found.error is not None:
+        parts[0] = f"by {parts[0]} alone"
+    if found.error is None:
+        why = "a single seed" if found.lacks_seeds else "the seeds are equal"
+        parts.append(f"no error is known: {why}")
+    elif found.lacks_seeds:
+        parts.append("the spread of seeds is unknown")
+    return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim and its verdict.
+
+    Attributes:
+        claim: the claim as the YAML states it.
+        verdict: the worst of the comparisons' verdicts.
+        comparisons: one for each pair; two for a pair that should be alike.
+        decimals: of the printed differences: the most that a compared cell has.
+    """
+
+    claim: Claim
+    verdict: str
+    comparisons: tuple[Comparison, ...]
+    decimals: int = 1
+
+    @property
+    def word(self) -> str:
+        """The verdict, with "so far" where some comparisons are not run."""
+        done = sum(c.verdict != NOT_RUN for c in self.comparisons)
+        return f"{self.verdict}{SO_FAR}" if 0 < done < len(self.comparisons) else self.verdict
+
+    def sentence(self) -> str:
+        """Return the verdict, how many comparisons hold, and the decisive one.
+
+        The decisive one is the comparison with the smallest difference among those with the worst
+        verdict.
+        """
+        done = [c for c in self.comparisons if c.found is not None]
+        if not done:
+            return NOT_RUN
+        count = sum(c.verdict == HOLDS for c in done)
+        least = min(
+            (c for c in done if c.verdict == self.verdict), key=lambda c: c.found.difference
+        )
+        parts = [f"it holds in {count} of {len(self.comparisons)} comparisons"]
+        if len(done) < len(self.comparisons):
+            parts.append(f"{len(self.comparisons) - len(done)} not run")
+        words = least.words(self.decimals)
+        if self.claim.exceeds:
+            head, comma, basis = words.partition(", ")
+            words = f"{head}, which has to exceed {self.claim.exceeds:g}{comma}{basis}"
+        return f"**{self.word}**: " + "; ".join([", ".join(parts), f"smallest difference {words}"])
+
+
+def judge(artifact: Artifact, values: Mapping[Key, Value]) -> list[Verdict]:
+    """Return the verdict on every claim of an artifact."""
+    return [_judge(claim, artifact, values) for claim in artifact.claims]
+
+
+def _judge(claim: Claim, artifact: Artifact, values: Mapping[Key, Value]) -> Verdict:
+    rows = {row.key: row for row in artifact.rows}
+    columns = {column.key: column for column in artifact.measured_columns}
+    pairs = claim.pairs(columns)
+    read: dict[Key, Side | None] = {}
+
+    def side(given: Key | float) -> Side | None:
+        if isinstance(given, float):
+            return errors.number(given)
+        if given not in read:
+            row, column = given
+            shown = artifact.metric_of(rows[row], columns[column]) if column in columns else ()
+            read[given] = sides.side(claim, values[given], shown)
+        return read[given]
+
+    both = [(side(above), side(below)) for above, below in pairs]
+    found = [errors.estimate(*two) if None not in two else None for two in both]
+    known = sum(each is not None and each.error is not None for each in found)
+    comparisons = tuple(
+        compare(*pair, each, claim.exceeds, known) for pair, each in zip(pairs, found, strict=True)
+    )
+    verdicts = {comparison.verdict for comparison in comparisons}
+    worst_first = (FAILS, UNCLEAR, HOLDS, NOT_RUN)
+    worst = next(v for v in worst_first if v in verdicts)
+    return Verdict(claim, worst, comparisons, _decimals(artifact, pairs))
+
+
+def _decimals(artifact: Artifact, pairs: Sequence[tuple[Key | float, Key | float]]) -> int:
+    rows = {row.key: row for row in artifact.rows}
+    columns = {column.key: column for column in artifact.measured_columns}
+    cells = (side for pair in pairs for side in pair if isinstance(side, tuple))
+    return max(
+        artifact.decimals_of(rows[row], columns[column]) if column in columns else artifact.decimals
+        for row, column in cells
+    )
+
+
+def compare(
+    above: Key | float, below: Key | float, found: Estimate | None, margin: float, number: int = 1
+) -> Comparison:
+    """Judge one difference.
+
+    Args:
+        above: the side that should exceed the other, a cell's keys or a number.
+        below: the other side.
+        found: above minus below; None if either side is missing.
+        margin: what the difference has to exceed.
+        number: how many comparisons could refute the claim, >= 1.
+    """
+    if found is None:
+        return Comparison(above, below, None, -math.inf, math.inf, NOT_RUN)
+    low = found.difference - found.half_width(LEVEL)
+    high = found.difference + found.half_width(LEVEL / max(1, number))
+    verdict = HOLDS if low > margin else FAILS if high < margin else UNCLEAR
+    return Comparison(above, below, found, low, high, verdict)

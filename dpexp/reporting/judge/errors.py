@@ -1,0 +1,210 @@
+"""The error of a difference of two cells, from the seeds that ran and from the test examples.
+
+Whether seed s gets example i right is modelled as a two-way layout of random effects: the seed,
+the example, and their interaction. The seeds' term is the sample variance of the seeds' means
+divided by the number of seeds; it contains the interaction. The examples' term is the variance over
+examples of the accuracy averaged over seeds, divided by the number of examples. It contains the
+interaction too, so the interaction is subtracted once. Each term has its own Student's t, and the
+half-widths add in quadrature. This is wider than one t with Satterthwaite's degrees of freedom,
+which is misled by two seeds that agree by chance (docs/decisions.md simulates both).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+PAIRED, UNPAIRED, ONE_SIDED, SEEDS = "paired", "unpaired", "one cell", "seeds alone"
+"""What an error rests on: the same examples on both sides; different or unknown examples; those of
+one cell beside a number; or no examples."""
+
+LEVEL = 0.025
+"""The level of each one-sided bound; together they are a 95 % interval."""
+
+EXTRA = 2.0
+"""Examples added to each side that differ from its mean by 100 (Agresti and Coull's "plus four").
+Without them equal predictions would count as certainty."""
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One side of a comparison: a cell, or a number, which has no error.
+
+    Attributes:
+        values: each seed's number, [S] with S >= 1.
+        right: for each test set, 100 where a seed's model got an example right and 0 elsewhere,
+            [S, n]; the number is the mean over these sets. Empty if no predictions were kept.
+        sizes: how many examples each test set has; empty if the number is no accuracy, or if the
+            sizes are unknown.
+        tests: names of the test sets' data; sides that share one are paired.
+        is_number: whether it is an exact number that the claim states.
+    """
+
+    values: np.ndarray
+    right: tuple[np.ndarray, ...] = ()
+    sizes: tuple[int, ...] = ()
+    tests: frozenset[str] = frozenset()
+    is_number: bool = False
+
+    @property
+    def num_seeds(self) -> int:
+        """How many seeds it has; 0 for a number."""
+        return 0 if self.is_number else len(self.values)
+
+    @property
+    def mean(self) -> float:
+        """The mean over the seeds."""
+        return float(np.mean(self.values))
+
+
+def number(value: float) -> Side:
+    """Return the side of a number."""
+    return Side(np.array([float(value)]), is_number=True)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A difference and what is known about its error.
+
+    Attributes:
+        difference: above minus below.
+        kind: what the error rests on, one of the four above.
+        seeds: its variance due to seeds and the degrees of freedom; None if no side has two seeds.
+        examples: the same due to examples; None if nothing is known about them.
+        shared: the interaction's variance, which both terms contain.
+        num_seeds: of each side; 0 for a number.
+        num_examples: of each side, over all test sets; 0 for a number or if unknown.
+    """
+
+    difference: float
+    kind: str
+    seeds: tuple[float, float] | None
+    examples: tuple[float, float] | None
+    shared: float
+    num_seeds: tuple[int, int]
+    num_examples: tuple[int, int]
+
+    @property
+    def error(self) -> float | None:
+        """The standard error; None if it is unknown.
+
+        It is unknown with a single seed and no examples. Seeds that are equal to the last digit
+        measure no spread.
+        """
+        if self.examples is None and self.seeds is None:
+            return None
+        error = self._combined(1.0, 1.0)
+        return error if error > 0 else None
+
+    def half_width(self, level: float) -> float:
+        """Return how far the one-sided confidence bound at `level`, in (0, 0.5), lies off.
+
+        The bound holds with probability 1 - `level`. Infinite if the error is unknown.
+        """
+        if self.error is None:
+            return math.inf
+        return self._combined(_quantile(self.seeds, level), _quantile(self.examples, level))
+
+    def _combined(self, of_seeds: float, of_examples: float) -> float:
+        seeds = self.seeds[0] * of_seeds**2 if self.seeds else 0.0
+        if self.examples is None:
+            return math.sqrt(seeds)
+        both = seeds + max(0.0, self.examples[0] - self.shared) * of_examples**2
+        least = max(self.examples[0], self.shared)  # the interaction is in either term
+        return math.sqrt(max(both, least * of_examples**2))
+
+    @property
+    def lacks_seeds(self) -> bool:
+        """Whether no side has two seeds, so that the error leaves out the spread of seeds."""
+        return self.seeds is None
+
+
+def _quantile(term: tuple[float, float] | None, level: float) -> float:
+    return 0.0 if term is None else float(stats.t.isf(level, term[1]))
+
+
+def estimate(above: Side, below: Side) -> Estimate:
+    """Estimate above minus below and its error.
+
+    Args:
+        above: the side that should exceed the other.
+        below: the other side; at most one of them is a number.
+    """
+    kind, examples = _examples(above, below)
+    counts = [sum(side.sizes) if examples else 0 for side in (above, below)]
+    return Estimate(
+        above.mean - below.mean,
+        kind,
+        _seeds((above, below)),
+        examples,
+        _interaction(above) + _interaction(below) if examples else 0.0,
+        (above.num_seeds, below.num_seeds),
+        (counts[0], counts[1]),
+    )
+
+
+def _seeds(sides: Sequence[Side]) -> tuple[float, float] | None:
+    """Return the seeds' variance with Welch and Satterthwaite's degrees of freedom.
+
+    A single seed is assumed to vary about its method's mean as the other side's seeds do.
+    """
+    spreads = [
+        (float(np.var(side.values, ddof=1)), side.num_seeds) for side in sides if side.num_seeds > 1
+    ]
+    if not spreads:
+        return None
+    if any(side.num_seeds == 1 for side in sides):
+        ((spread, count),) = spreads
+        return spread * (1 / count + 1), float(count - 1)
+    terms = [(spread / count, count - 1) for spread, count in spreads]
+    total = sum(variance for variance, _ in terms)
+    if total == 0:
+        return 0.0, float(min(freedom for _, freedom in terms))
+    return total, total**2 / sum(variance**2 / freedom for variance, freedom in terms)
+
+
+def _examples(above: Side, below: Side) -> tuple[str, tuple[float, float] | None]:
+    """Return what the examples' error rests on, its variance, and its degrees of freedom."""
+    cells = [side for side in (above, below) if not side.is_number]
+    if not all(side.sizes for side in cells):
+        return SEEDS, None
+    freedom = float(min(n for side in cells for n in side.sizes) - 1)
+    if not freedom:
+        return SEEDS, None
+    variance = sum(map(_variance, cells))
+    if len(cells) < 2:
+        return ONE_SIDED, (variance, freedom)
+    if not (above.right and below.right and above.tests & below.tests):
+        return UNPAIRED, (variance, freedom)
+    sets = zip(above.right, below.right, strict=True)
+    means = [(a.mean(axis=0), b.mean(axis=0)) for a, b in sets]
+    shared = sum(float(np.mean((a - a.mean()) * (b - b.mean()))) / a.size for a, b in means)
+    return PAIRED, (max(0.0, variance - 2 * shared / len(means) ** 2), freedom)
+
+
+def _variance(side: Side) -> float:
+    """Return a side's variance due to examples; with several test sets, that of their mean."""
+    if side.right:
+        means = [right.mean(axis=0) for right in side.right]
+        spreads = [float(np.sum((mean - mean.mean()) ** 2)) for mean in means]
+    else:  # binomial: each set as accurate as the mean of them all
+        spreads = [n * side.mean * max(0.0, 100 - side.mean) for n in side.sizes]
+    extra = EXTRA * 100.0**2
+    of_sets = [(spread + extra) / n**2 for spread, n in zip(spreads, side.sizes, strict=True)]
+    return sum(of_sets) / len(of_sets) ** 2
+
+
+def _interaction(side: Side) -> float:
+    """Return the part of a side's variance due to the interaction of seeds and examples."""
+    if side.num_seeds < 2 or not side.right:
+        return 0.0
+    parts = []
+    for right in side.right:
+        num_seeds, n = right.shape
+        rest = right - right.mean(axis=0) - right.mean(axis=1, keepdims=True) + right.mean()
+        parts.append(float(np.sum(rest**2)) / ((num_seeds - 1) * (n - 1)) / (num_seeds * n))
+    return sum(parts) / len(parts) ** 2

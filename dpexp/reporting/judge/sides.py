@@ -1,0 +1,167 @@
+"""One side of a comparison, from a cell: its seeds' numbers and the test examples behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from dpexp import records
+from dpexp.records.predictions import PREDICTIONS, unpacked
+from dpexp.records.safely import Damaged
+from dpexp.reporting.collect.readings import numbers, reduced
+from dpexp.reporting.collect.values import Value
+from dpexp.reporting.judge.errors import Side
+from dpexp.reporting.schema.artifact import Claim
+
+ACCURACY = "test_accuracy"
+"""The prefix of the names of accuracies in percent."""
+
+TEST_SIZES: Mapping[str, Mapping[str, int]] = {
+    "mnist": {ACCURACY: 10_000},
+    "cifar10": {ACCURACY: 10_000},
+    "cifar100": {ACCURACY: 10_000},
+    "svhn": {ACCURACY: 26_032},
+    "svhn_extended": {ACCURACY: 26_032},
+    "sst2": {ACCURACY: 872},
+    "qqp": {ACCURACY: 40_430},
+    "qnli": {ACCURACY: 5_463},
+    "mnli": {ACCURACY: 9_815, f"{ACCURACY}_mm": 9_832},
+}
+"""Sizes of the official test sets (for GLUE, validation sets) by task and metric. Records of runs
+without predictions do not state them."""
+
+CLOSE = 1e-6
+"""How far an accuracy counted from predictions may be from the recorded one."""
+
+
+def side(claim: Claim, value: Value, metric: Sequence[str]) -> Side | None:
+    """Return what a claim compares of a cell; None if no seed has it.
+
+    Args:
+        claim: says which metric, or which number of a curve or picture, is compared.
+        value: the cell.
+        metric: the numbers of result.json that the cell shows.
+    """
+    names = [claim.metric] if claim.metric else list(metric)
+    try:
+        if claim.metric:
+            of_seeds = [numbers(result, names)[0] for result in value.results]
+        else:
+            of_seeds = [reduced(reading, claim.reduce) for reading in value.readings]
+    except records.NoSeries:
+        return None
+    values = np.array(of_seeds, dtype=float)
+    if not values.size or not np.isfinite(values).all():
+        return None
+    if value.parts:
+        return _together(claim, value, values) or Side(values)
+    return _kept(value, values, names) or _sized(value, values, names) or Side(values)
+
+
+def _together(claim: Claim, value: Value, values: np.ndarray) -> Side | None:
+    """Return the side of a mean of several cells, with the test sets of all of them.
+
+    Every number counts once, so a cell that is itself a mean of two counts as two.
+    """
+    parts = [side(claim, part, part.metric) for part in value.parts]
+    if not all(part is not None and part.sizes for part in parts):
+        return None
+    found = [part for part in parts if part is not None]
+    sets = [_sets(part) for part in found]
+    if sum(map(len, sets)) > len(set().union(*sets)):  # some examples would be counted twice
+        return None
+    sizes = tuple(size for part in found for size in part.sizes)
+    if not all(part.right and part.tests for part in found):
+        return Side(values, sizes=sizes)
+    right = tuple(each for part in found for each in part.right)
+    together = product(*(sorted(part.tests) for part in found))
+    return Side(values, right, sizes, frozenset(map(" and ".join, together)))
+
+
+def _sets(part: Side) -> set[tuple[str, str]]:
+    """Return the names of a cell's test sets, each by its data and metric."""
+    names = [name.split() for name in part.tests]
+    return {(data, word) for data, *words in names for word in words if word.startswith(ACCURACY)}
+
+
+def _kept(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | None:
+    """Return the side with predictions, if all seeds kept them for the same examples."""
+    metrics = _metrics(value, names)
+    if not metrics or not value.directories:
+        return None
+    try:
+        seeds = [_right(directory, metrics) for directory in value.directories]
+    except (Damaged, KeyError, OSError):
+        return None
+    shapes = {tuple(len(right) for right in of_seed) for of_seed in seeds}
+    prints = [
+        {str(result.get(name, "")) for result in value.results}
+        for name in ("data_fingerprint", "test_fingerprint")
+    ]
+    named = [each for of_seeds in prints if len(of_seeds) == 1 for each in of_seeds if each]
+    is_told = any(any(of_seeds) for of_seeds in prints)
+    if len(shapes) > 1 or (is_told and not named):  # seeds judged on other examples
+        return None
+    right = tuple(100.0 * np.stack(of_set) for of_set in zip(*seeds, strict=True))
+    due = _sizes(value, metrics)
+    if due and due != next(iter(shapes)):  # for example where an example occurs several times
+        return None
+    counted = np.mean([each.mean(axis=1) for each in right], axis=0)
+    if not np.allclose(counted, values, rtol=0, atol=CLOSE):  # for example the best of a curve
+        return None
+    sizes = next(iter(shapes))  # PATE is judged on a part of the test set
+    tests = frozenset(" ".join([data, *metrics, *map(str, sizes)]) for data in named)
+    return Side(values, right, sizes, tests)
+
+
+def _right(directory: Any, metrics: Sequence[str]) -> list[np.ndarray]:
+    if not (directory / PREDICTIONS).is_file():
+        raise KeyError(PREDICTIONS)
+    right = unpacked(directory)[1]
+    return [right[name] for name in metrics]
+
+
+def _sized(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | None:
+    """Return the side of an accuracy without predictions, if its test sets' sizes are known."""
+    metrics = _metrics(value, names)
+    ends = [float(np.mean([result[name] for name in metrics])) for result in value.results
+            if metrics]  # fmt: skip
+    if len(ends) != len(values) or not np.allclose(ends, values, rtol=0, atol=CLOSE):
+        return None
+    known = _sizes(value, metrics)
+    return Side(values, sizes=known) if known else None
+
+
+def _metrics(value: Value, names: Sequence[str]) -> list[str]:
+    """Return which of these names the results have; [] if some are no accuracies."""
+    if not value.results or not all(name.startswith(ACCURACY) for name in names):
+        return []
+    has = [[name for name in names if name in result] for result in value.results]
+    return has[0] if all(some == has[0] for some in has) else []
+
+
+def _sizes(value: Value, metrics: Sequence[str]) -> tuple[int, ...]:
+    """Return how many examples each test set has; () if the configs do not say."""
+    sizes = {tuple(_size(config, name) for name in metrics) for config in value.configs}
+    known = next(iter(sizes)) if len(sizes) == 1 else ()
+    return known if all(known) else ()
+
+
+def _size(config: Mapping[str, Any], metric: str) -> int:
+    """Return how many examples a run is tested on; 0 if its config does not say.
+
+    PATE's student may take half of a test set, and public images may be taken out of it.
+    """
+    task, public = config.get("task", {}), config.get("public", {})
+    name = task.get("name")
+    size = task.get("test_size") or TEST_SIZES.get(str(name), {}).get(metric, 0)
+    if not size:
+        return 0
+    if config.get("method", {}).get("public") == "test-half":
+        size -= size // 2
+    if public.get("of_task") and public.get("of_task") == name:
+        size -= public["size"]
+    return int(size)

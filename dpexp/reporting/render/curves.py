@@ -1,0 +1,101 @@
+"""Draws curves: a line for each row, with the seeds' standard deviation as a band."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from dpexp.reporting.collect.cells import relabel
+from dpexp.reporting.collect.readings import Curve
+from dpexp.reporting.render.style import COLOURS, GREY, HOLLOW, MARKERS, STROKES, above
+from dpexp.reporting.render.table import Table
+from dpexp.reporting.schema.artifact import Column, Row
+
+FEW = 25
+"""Curves with at most this many points have them marked."""
+
+
+def panel(axes: Axes, table: Table, columns: Sequence[Column]) -> None:
+    """Draw one panel, with bands below the lines."""
+    (column,) = columns
+    told = table.artifact.figure
+    axes.set_xscale("log" if told.log_x else "linear", **_masked(told.log_x))
+    axes.set_yscale("log" if told.log_y else "linear", **_masked(told.log_y))
+    for row, look in _looks(table):
+        value = table.values[row.key, column.key]
+        if value.curve is None:
+            continue
+        _band(axes, value.curve, look["color"], told.log_y)
+        axes.plot(value.curve.x, value.curve.mean, **look, linewidth=1.6, markersize=4, zorder=3)
+        if value.published is not None:
+            axes.plot([value.curve.x[-1]], [value.published], **{**look, **HOLLOW, "marker": "o"},
+                      zorder=4)  # fmt: skip
+    if not axes.lines:
+        axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", color=GREY)
+        axes.set_xscale("linear")
+        axes.set_yscale("linear")
+        axes.set_xticks([])
+        axes.set_yticks([])
+    _dress(axes, table, column)
+
+
+def _masked(is_log: bool) -> dict[str, str]:
+    return {"nonpositive": "mask"} if is_log else {}
+
+
+def _band(axes: Axes, curve: Curve, color: str, log_y: bool) -> None:
+    if curve.std is None:
+        return
+    low, high = curve.mean - curve.std, curve.mean + curve.std
+    if log_y and (curve.mean > 0).any():
+        low = np.maximum(low, curve.mean[curve.mean > 0].min() / 10)  # zero has no logarithm
+    axes.fill_between(curve.x, low, high, color=color, alpha=0.18, linewidth=0, zorder=1)
+
+
+def _looks(table: Table) -> list[tuple[Row, dict[str, Any]]]:
+    """Return the rows that the profile runs, each with its colour, stroke and marker.
+
+    Skipped rows keep theirs, so that a line looks the same under every profile.
+    """
+    sizes = [value.curve.x.size for value in table.values.values() if value.curve is not None]
+    is_marked = max(sizes, default=0) <= FEW
+    looks = {
+        row.key: {
+            "color": COLOURS[n % len(COLOURS)],
+            "linestyle": STROKES[n // len(COLOURS) % len(STROKES)],
+            "marker": MARKERS[n % len(MARKERS)] if is_marked else "",
+        }
+        for n, row in enumerate(table.artifact.rows)
+    }
+    return [(row, looks[row.key]) for row in table.shown_rows()]
+
+
+def _dress(axes: Axes, table: Table, column: Column) -> None:
+    if axes.lines and not table.artifact.figure.log_x:
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.margins(x=0.03, y=0.08)
+    axes.grid(True)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if column.panel:
+        axes.set_title(above(relabel(column, table.changes)[0]), loc="left", fontsize=10.5)
+
+
+def entries(table: Table) -> list[Line2D]:
+    """Return the legend's entries: every row as it is drawn, and the published ends."""
+    lines = [
+        Line2D([], [], **look, markersize=4, linewidth=1.6,
+               label=" ".join(relabel(row, table.changes)))
+        for row, look in _looks(table)
+    ]  # fmt: skip
+    if any(value.published is not None for value in table.values.values()):
+        hollow = {**HOLLOW, "linestyle": ""}
+        lines.append(
+            Line2D([], [], color=GREY, marker="o", **hollow, label="published, at the end")
+        )
+    return lines

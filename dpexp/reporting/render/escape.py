@@ -1,0 +1,67 @@
+"""Makes texts safe for Markdown, CSV and LaTeX, whatever a record holds."""
+
+from __future__ import annotations
+
+from dpexp.reporting.text import clean
+
+_MARKDOWN = {letter: f"\\{letter}" for letter in "[]`"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+
+FORMULA = ("=", "+", "-", "@")
+"""The first characters of cells that spreadsheets compute."""
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "ε": r"$\varepsilon$",
+    "δ": r"$\delta$",
+    "σ": r"$\sigma$",
+    "±": r"$\pm$",
+    "<": r"$<$",
+    ">": r"$>$",
+    "|": r"$|$",
+    "×": r"$\times$",
+    "·": r"$\cdot$",
+    "√": r"$\surd$",
+    "∂": r"$\partial$",
+    "Δ": r"$\Delta$",
+    "κ": r"$\kappa$",
+    "ψ": r"$\psi$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "≈": r"$\approx$",
+    "→": r"$\to$",
+    "−": r"$-$",
+    "–": "--",
+    "…": r"\dots{}",
+    "²": r"$^2$",
+    "³": r"$^3$",
+    "ᵀ": r"$^\top$",
+    "₁": r"$_1$",
+    "₂": r"$_2$",
+}
+
+
+def for_markdown(text: str) -> str:
+    """Return a text that contains neither HTML nor links."""
+    return "".join(_MARKDOWN.get(letter, letter) for letter in clean(text))
+
+
+def for_csv(value: object) -> object:
+    """Return a cell that no spreadsheet takes for a formula; None is empty, numbers stay."""
+    if not isinstance(value, str):
+        return "" if value is None else value
+    text = clean(value)
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
+def for_latex(text: str) -> str:
+    """Return a text with LaTeX's special characters escaped."""
+    return "".join(_LATEX.get(letter, letter) for letter in clean(text))

@@ -1,0 +1,86 @@
+"""One static page of every artifact: published beside measured, claims, and links to the runs.
+
+The page needs no server and no network: styles and the filter are inline, and links to pictures,
+records and certificates are relative. This module and `page_article` gather what it shows;
+`page_files` holds its template, style and script.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from dpexp.reporting.collect import build
+from dpexp.reporting.judge import verdict
+from dpexp.reporting.judge.claims import EXPLAINED, FAILS, HOLDS, NOT_RUN, SO_FAR, UNCLEAR
+from dpexp.reporting.render.page_article import Article, Entry, article
+
+__all__ = ["PAGE", "Entry", "html", "write"]
+
+PAGE = "index.html"
+
+BADGES = {HOLDS: ("holds", "✓"), FAILS: ("fails", "✗"), UNCLEAR: ("unclear", "?"),
+          NOT_RUN: ("absent", "–")}  # fmt: skip
+"""A verdict's class and sign, so that colour alone tells nothing."""
+
+RECORD = {"config": "config.yaml", "certificate": "privacy.json", "result": "result.json"}
+"""The files of a run that are linked, by name."""
+
+SIZES = {verdict.WITHIN_1: "within 1 point of the published value",
+         verdict.WITHIN_3: "more within 3", verdict.BEYOND: "beyond",
+         verdict.NOT_RUN: "not run"}  # fmt: skip
+
+
+def write(entries: Sequence[Entry], results: Path, profile: str) -> Path:
+    """Write `<results>/<profile>/index.html` and return its path.
+
+    Raises:
+        RecordError: if it cannot be written.
+    """
+    path = results / profile / PAGE
+    build.save(path, html(entries, profile, path.parent))
+    return path
+
+
+def html(entries: Sequence[Entry], profile: str, folder: Path) -> str:
+    """Return the page's text.
+
+    Args:
+        entries: the artifacts, in order.
+        profile: the profile under which they were built.
+        folder: where the page will lie, beside the papers' folders; missing pictures are left out.
+    """
+    claims: Counter[str] = Counter()
+    cells: Counter[str] = Counter()
+    for entry in entries:
+        found = verdict.of(entry.table.artifact, entry.table.profile, entry.table.values)
+        claims.update(found.claims)
+        cells.update(found.cells)
+    articles = [article(entry, folder) for entry in entries]
+    contents: dict[str, list[Article]] = {}
+    for one in articles:
+        contents.setdefault(one.paper, []).append(one)
+    loader = PackageLoader("dpexp.reporting.render", "page_files")
+    files = Environment(
+        loader=loader, autoescape=select_autoescape(["j2"]), undefined=StrictUndefined
+    )
+    return files.get_template("index.html.j2").render(
+        profile=profile,
+        articles=articles,
+        contents=contents,
+        num_runs=len({i for e in entries for v in e.table.values.values() for i in v.run_ids}),
+        claims={word: count for word, count in claims.items() if count},
+        explained=EXPLAINED,
+        cells=", ".join(f"{cells[k]} {w}" for k, w in SIZES.items()) if profile == "paper" else "",
+        choices={
+            "paper": list(contents),
+            "method": sorted({m for entry in entries for m in entry.methods}),
+            "task": sorted({t for entry in entries for t in entry.tasks}),
+        },
+        badges=BADGES,
+        so_far=SO_FAR,
+        record=RECORD,
+    )

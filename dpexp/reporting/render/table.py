@@ -1,0 +1,173 @@
+"""A table or figure ready to be written: an artifact, a profile and every cell's value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from dpexp.reporting.collect.cells import cell_name, profile_of, relabel
+from dpexp.reporting.collect.values import SKIPPED, Value
+from dpexp.reporting.schema.artifact import (
+    CURVES,
+    MAPS,
+    POINTS,
+    Artifact,
+    Column,
+    Key,
+    Profile,
+    Row,
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Everything that is written of a table or figure.
+
+    Attributes:
+        artifact, profile: what is shown and under which profile.
+        values: every cell's value.
+        settings: lines on what was actually run (task, model, examples, batch, epochs).
+        overridden: the user's overrides that change the numbers.
+        chosen: lines on which point of a row's grid each cell uses.
+    """
+
+    artifact: Artifact
+    profile: str
+    values: Mapping[Key, Value]
+    settings: Sequence[str] = ()
+    overridden: Sequence[str] = ()
+    chosen: Sequence[str] = ()
+
+    @property
+    def changes(self) -> Profile:
+        """What the profile changes."""
+        return profile_of(self.artifact, self.profile)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns shown; the average is one only if no column that it needs is skipped."""
+        columns, average = self.artifact.columns, self.artifact.average
+        if average is None or any(map(self.changes.why_skipped, self.artifact.measured_columns)):
+            return columns
+        return (*columns, average)
+
+    def grid(self) -> list[tuple[Row, list[tuple[Column, Value]]]]:
+        """Return the rows, each with its cells in order."""
+        return [
+            (row, [(column, self.values[row.key, column.key]) for column in self.columns])
+            for row in self.artifact.rows
+        ]
+
+    def distinct(self) -> list[tuple[Row, Column, Value]]:
+        """Return row, column and value of every cell; a level line's cell once a panel."""
+        return [
+            (row, column, value)
+            for row, cells in self.grid()
+            for column, value in cells
+            if column is self.artifact.run_column(row, column)
+        ]
+
+    def name(self, row: Row, column: Column) -> str:
+        """Return a cell's name under the profile."""
+        return cell_name(row, column, self.changes)
+
+    def head(self) -> list[str]:
+        """Return the heading of every column of the printed table."""
+        columns = (" ".join(relabel(c, self.changes)) for c in self.columns)
+        return [*self.artifact.row_head, *columns]
+
+    def frame(self, shown: Callable[[Value, int], str]) -> pd.DataFrame:
+        """Return the printed table: row labels, then every cell as `shown` words it.
+
+        Args:
+            shown: takes a cell's value and how many decimals it has.
+        """
+        body = [
+            [
+                *relabel(row, self.changes),
+                *(shown(value, self.artifact.decimals_of(row, c)) for c, value in cells),
+            ]
+            for row, cells in self.grid()
+        ]
+        return pd.DataFrame(body, columns=self.head(), dtype=object)
+
+    def skipped(self) -> list[str]:
+        """Return what the profile doesn't run and why; a panel skipped as a whole is named once."""
+        names: dict[str, list[str]] = {}
+        for heading in (*self.artifact.rows, *self.artifact.columns):
+            if why := self.changes.why_skipped(heading):
+                words = relabel(heading, self.changes)
+                has_panel = isinstance(heading, Column) and heading.panel
+                panel = self.artifact.panel_of(heading) if has_panel else ()
+                whole = panel and all(map(self.changes.why_skipped, panel))
+                names.setdefault(why, []).append(words[0] if whole else ", ".join(words))
+        return [
+            f"{SKIPPED}: {'; '.join(dict.fromkeys(lines))} ({why})" for why, lines in names.items()
+        ]
+
+    def shown_rows(self) -> list[Row]:
+        """Return the rows that the profile runs."""
+        return [row for row in self.artifact.rows if not self.changes.why_skipped(row)]
+
+    def shown_columns(self) -> list[Column]:
+        """Return the columns that the profile runs."""
+        return [column for column in self.columns if not self.changes.why_skipped(column)]
+
+    def value_label(self, columns: Sequence[Column] = ()) -> str:
+        """Return what the values of these columns (or all) are called, with their units."""
+        labels = dict.fromkeys(
+            self.artifact.value_label_of(row, column)
+            for row in self.artifact.rows
+            for column in columns or self.artifact.measured_columns
+        )
+        return "; ".join(labels)
+
+    def legend(self) -> str:
+        """Return what a figure's marks mean: the measured ones, their n, the published ones."""
+        counts = sorted({value.num_seeds for value in self.values.values() if value.num_seeds})
+        seeds = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
+        several = bool(counts) and counts[-1] > 1
+        kind = self.artifact.kind
+        mark, spread = {
+            POINTS: ("Filled", "mean and standard deviation"),
+            CURVES: ("Lines", "mean and, as bands, standard deviation"),
+            MAPS: ("Colours", "mean"),
+        }[kind]
+        measured = f"{mark}: {self.value_label()}"
+        if several:
+            measured += f", {spread} over n = {seeds} seeds"
+        elif counts:
+            measured += ", one seed"
+        hollow = "Hollow or dashed" if kind == POINTS else "Hollow, at the end"
+        return f"{measured}{f'. {hollow}: published' if self.artifact.published else ''}."
+
+    def absent(self) -> dict[str, list[str]]:
+        """Return the names of cells without a value by status, except those that are skipped."""
+        cells: dict[str, list[str]] = {}
+        for row, column, value in self.distinct():
+            if not value.is_there and value.status != SKIPPED:
+                cells.setdefault(value.status, []).append(self.name(row, column))
+        return cells
+
+    def devices(self) -> list[str]:
+        """Return the machines that the runs were done on, each once."""
+        results = (result for value in self.values.values() for result in value.results)
+        named = (str(result.get("device", "a machine not named")) for result in results)
+        return list(dict.fromkeys(named))
+
+    def deviations(self) -> list[str]:
+        """Return what certificates admit, each once, in the order of the cells."""
+        return list(dict.fromkeys(w for value in self.values.values() for w in value.deviations))
+
+
+def settings(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what was actually run, a line per distinct setting, from finished runs' configs."""
+    lines = (
+        f"{c['task']['name']}: {c['model']['name']}, {c['task']['dataset_size']:,} training "
+        f"examples, batch {c['batch_size']:,}, {c['epochs']:g} epoch{'s' * (c['epochs'] != 1)}"
+        for c in configs
+    )
+    return list(dict.fromkeys(lines))

@@ -1,0 +1,281 @@
+"""What an artifact consists of: rows, columns, axes, published values, claims, profiles.
+
+A table prints its rows and columns as such. In a figure of points a row is a line, and a column is
+a point of every line: an x in a panel. In a figure of curves a row is a line, a column is a panel,
+and a cell is a whole curve. In a figure of maps a cell is a picture.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dpexp.types import ConfigError
+
+Key = tuple[str, str]
+"""A cell's row key and column key."""
+
+POINTS, CURVES, MAPS = "points", "curves", "maps"
+REDUCTIONS = ("last", "first", "mean", "min", "max")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A value that the paper prints, and where; of a curve, the value at its end.
+
+    Attributes:
+        value: in the metric's unit.
+        place: the table, figure or section, and the row and column in it.
+        std: the standard deviation printed beside it, in the same unit; None if there is none.
+    """
+
+    value: float
+    place: str
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table, a line of a figure, or a row of its maps.
+
+    Attributes:
+        key: the name that published values, claims and the command line use for it.
+        labels: what the reader sees, one for each of the artifact's `row_head`.
+        overrides: Hydra overrides, in order.
+        regardless_of: keys of the columns' overrides that it leaves out, such as eps. In a figure
+            of points it is then one run a panel, and is drawn as a level line.
+        metric, decimals, value_label: used in place of the artifact's.
+        grid: axes of settings that the paper chose from. An axis is a list of points, a point one
+            or more overrides joined by spaces. `tuned` says which point a cell uses.
+    """
+
+    key: str
+    labels: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
+    regardless_of: tuple[str, ...] = ()
+    metric: tuple[str, ...] = ()
+    decimals: int | None = None
+    value_label: str = ""
+    grid: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table, a point or a panel of a figure, or a column of its maps.
+
+    Attributes:
+        key: the name that published values, claims and the command line use for it.
+        labels: what the reader sees: a table's heading, a point's panel and x, a curve's panel.
+        overrides: Hydra overrides, in order.
+        panel: in a figure, the heading of the panel; "" if there is only one.
+        x: in a figure of points, where in the panel the point lies.
+        metric, decimals, value_label: used in place of the row's and the artifact's.
+        words: in a table, row key -> text. Such a column has no runs.
+    """
+
+    key: str
+    labels: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
+    panel: str = ""
+    x: float | None = None
+    metric: tuple[str, ...] = ()
+    decimals: int | None = None
+    value_label: str = ""
+    words: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What makes an artifact a figure.
+
+    Attributes:
+        x_label: x in words, with its unit.
+        kind: points, curves or maps.
+        x_name: of points: the symbol along x, as in "ε = 2".
+        x: of curves: which series of the record lies along x.
+        y_label: of maps: y in words; other figures label y with `value_label`.
+        log_x, log_y: whether the axis is logarithmic.
+    """
+
+    x_label: str
+    kind: str = POINTS
+    x_name: str = ""
+    x: str = ""
+    y_label: str = ""
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper that can be checked: each `above` exceeds its `below` by `margin`.
+
+    Or the two of each pair are alike: they differ by less than `within`, in either direction.
+
+    Attributes:
+        says: the sentence.
+        above, below: row keys or numbers, compared in pairs in every one of `columns`; where
+            `rows` are given, column keys or numbers, compared in every one of these.
+        columns: column keys; empty means all.
+        rows: row keys; empty means that rows are what is compared.
+        margin: what the difference has to exceed, in the metric's unit. A negative margin says how
+            far `above` may lie below.
+        of, within: in place of above, below and margin: pairs of keys, or of a key and a number,
+            and by how much they may differ, > 0.
+        reduce: which number of a curve or picture is compared: last, first, mean, min or max.
+        metric: a number of result.json that is compared in place of the cells' own.
+    """
+
+    says: str
+    above: tuple[str | float, ...] = ()
+    below: tuple[str | float, ...] = ()
+    columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    margin: float = 0.0
+    reduce: str = "last"
+    metric: str = ""
+    of: tuple[tuple[str | float, str | float], ...] = ()
+    within: float = 0.0
+
+    @property
+    def exceeds(self) -> float:
+        """Return what every difference has to exceed."""
+        return -self.within if self.of else self.margin
+
+    def pairs(self, columns: Iterable[str]) -> list[tuple[Key | float, Key | float]]:
+        """List the pairs compared: two cells, or a cell and a number; those of `of` both ways.
+
+        Args:
+            columns: keys of the columns to compare where the claim names none.
+        """
+        fixed = self.rows or self.columns or tuple(columns)
+
+        def side(given: str | float, at: str) -> Key | float:
+            if not isinstance(given, str):
+                return float(given)
+            return (at, given) if self.rows else (given, at)
+
+        named = [*zip(self.above, self.below, strict=True)]
+        named += [both for one, other in self.of for both in ((one, other), (other, one))]
+        return [(side(above, at), side(below, at)) for above, below in named for at in fixed]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a profile changes in an artifact.
+
+    Attributes:
+        seeds: one run of each cell per seed.
+        overrides: added to every cell, after its own.
+        replace: an override of a row or column -> the override that replaces it here, or a list
+            of them; null leaves it out.
+        relabel: a label -> the label that replaces it here.
+        skip: the key of a row or column, or a pattern of keys -> why it isn't run here.
+        scaled: how the published setting was cut down; required except for `paper`.
+        why_not: the likely reason why a claim fails here, printed as a footnote if one does.
+    """
+
+    seeds: tuple[int, ...]
+    overrides: tuple[str, ...] = ()
+    replace: Mapping[str, str | Sequence[str] | None] = field(default_factory=dict)
+    relabel: Mapping[str, str] = field(default_factory=dict)
+    skip: Mapping[str, str] = field(default_factory=dict)
+    scaled: str = ""
+    why_not: str = ""
+
+    def labels_of(self, heading: Row | Column) -> tuple[str, ...]:
+        """Return the labels of a row or column under this profile."""
+        return tuple(self.relabel.get(label, label) for label in heading.labels)
+
+    def in_place_of(self, override: str) -> list[str]:
+        """Return the overrides that replace one of a row or column here."""
+        given = self.replace.get(override, override)
+        if given is None:
+            return []
+        return [given] if isinstance(given, str) else list(given)
+
+    def why_skipped(self, heading: Row | Column) -> str:
+        """Return why this row or column isn't run here; "" if it is."""
+        patterns = (p for p in self.skip if fnmatch.fnmatchcase(heading.key, p))
+        return next((self.skip[pattern] for pattern in patterns), "")
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A table or a figure of a paper.
+
+    Attributes:
+        paper, name: the folder and the stem of its YAML.
+        title, place: what it shows, in our words, and where the paper shows it.
+        metric: the number of result.json that a cell holds; of several, their mean. For curves a
+            column of metrics.jsonl or an array of the run's analysis, for maps such an array.
+        value_label, decimals: how to print it.
+        row_head: headings of the row labels.
+        average: a table's column of row means, or None.
+        figure: the axes of a figure; None for a table.
+        alone: whether its cells measure time, so that they run one at a time.
+        published: values by cell, without the cells that the paper leaves out.
+        published_note: how to read the published values.
+    """
+
+    paper: str
+    name: str
+    title: str
+    place: str
+    row_head: tuple[str, ...]
+    rows: tuple[Row, ...]
+    columns: tuple[Column, ...]
+    profiles: Mapping[str, Profile]
+    metric: tuple[str, ...]
+    published: Mapping[Key, Published] = field(default_factory=dict)
+    published_note: str = ""
+    value_label: str = ""
+    decimals: int = 1
+    claims: tuple[Claim, ...] = ()
+    average: Column | None = None
+    figure: Axes | None = None
+    alone: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of figure; "" for a table."""
+        return self.figure.kind if self.figure else ""
+
+    @property
+    def measured_columns(self) -> tuple[Column, ...]:
+        """Return the columns that have runs: all but those of words."""
+        return tuple(column for column in self.columns if not column.words)
+
+    def run_column(self, row: Row, column: Column) -> Column:
+        """Return the column whose run a cell shows: a level line has one run a panel."""
+        return self.panel_of(column)[0] if row.regardless_of else column
+
+    def panel_of(self, column: Column) -> tuple[Column, ...]:
+        """Return the columns of a point's panel; any other column stands by itself."""
+        if self.kind != POINTS:
+            return (column,)
+        return tuple(c for c in self.columns if c.panel == column.panel)
+
+    def metric_of(self, row: Row, column: Column) -> tuple[str, ...]:
+        """Return the names of the numbers, series or arrays of a record that a cell holds."""
+        return column.metric or row.metric or self.metric
+
+    def decimals_of(self, row: Row, column: Column) -> int:
+        """Return how many decimals a cell is printed with."""
+        given = (column.decimals, row.decimals, self.decimals)
+        return next(decimals for decimals in given if decimals is not None)
+
+    def value_label_of(self, row: Row, column: Column) -> str:
+        """Return what a cell's value is called, with its unit."""
+        label = column.value_label or row.value_label or self.value_label
+        return label or " and ".join(self.metric_of(row, column))
+
+
+def unknown(kind: str, name: str, valid: Iterable[str]) -> ConfigError:
+    """Return the error for an unknown name: it lists the nearest valid name, then all of them."""
+    valid = sorted(valid)
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    hint = f": did you mean '{near[0]}'?" if near else "."
+    return ConfigError(f"Unknown {kind} '{name}'{hint} Valid: {', '.join(valid) or 'none'}.")

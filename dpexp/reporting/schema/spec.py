@@ -1,0 +1,227 @@
+"""Reads an artifact from its YAML file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dpexp.reporting.schema.artifact import (
+    CURVES,
+    MAPS,
+    POINTS,
+    Artifact,
+    Axes,
+    Claim,
+    Column,
+    Key,
+    Profile,
+    Published,
+    Row,
+    unknown,
+)
+from dpexp.reporting.schema.validate import validate
+from dpexp.types import ConfigError, one_line
+
+__all__ = ["Artifact", "Key", "load", "unknown"]
+
+CLAIMED = {"eps", "noise", "clip", "sampling", "seed", "privacy.eps", "privacy.delta",
+           "privacy.budget", "privacy.noise", "privacy.sampling"}  # fmt: skip
+GROUPS = {"task", "public", "profile", "attack", "audit", "results"}
+"""What a grid may not set: what the cell promises, and on which data."""
+
+NEEDED = {POINTS: ("x_name",), CURVES: ("x",), MAPS: ("y_label",)}
+"""What a figure of each kind has to say about its axes besides `x_label`."""
+
+
+def load(conf: Path, paper: str, name: str) -> Artifact:
+    """Read `<conf>/artifact/<paper>/<name>.yaml`.
+
+    Raises:
+        ConfigError: there is no such paper or artifact, or its file is incomplete or contradictory.
+    """
+    root = conf / "artifact"
+    papers = [p.name for p in root.iterdir() if p.is_dir()] if root.is_dir() else []
+    if paper not in papers:
+        raise unknown("paper", paper, papers)
+    names = [p.stem for p in (root / paper).glob("*.yaml")]
+    if name not in names:
+        raise unknown(f"artifact of {paper}:", name, names)
+    path = root / paper / f"{name}.yaml"
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {one_line(error)}") from error
+    try:
+        return _artifact(paper, name, tree)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _artifact(paper: str, name: str, tree: Any) -> Artifact:
+    tree = dict(_mapping(tree, "the file"))
+    tree["rows"] = tuple(map(_row, _list(tree, "rows")))
+    if "figure" in tree:
+        tree["figure"] = _axes(tree["figure"])
+        tree["columns"] = tuple(_figure_column(c, tree["figure"]) for c in _list(tree, "columns"))
+    else:
+        tree["columns"] = tuple(map(_column, _list(tree, "columns")))
+    if "average" in tree:
+        average = dict(_mapping(tree["average"], "average"))
+        tree["average"] = _column({**average, "overrides": []})
+    if isinstance(tree.get("metric"), str):
+        tree["metric"] = [tree["metric"]]
+    tree["row_head"] = tuple(map(str, _list(tree, "row_head")))
+    tree["published"] = _published(tree.get("published", {}))
+    tree["claims"] = tuple(_claim(c) for c in tree.get("claims", []))
+    profiles = _mapping(tree.get("profiles"), "profiles")
+    tree["profiles"] = {key: _build(Profile, p, f"profile {key}") for key, p in profiles.items()}
+    artifact = _build(Artifact, {"paper": paper, "name": name, **tree}, "the file")
+    validate(artifact)
+    return artifact
+
+
+def _claim(tree: Any) -> Claim:
+    tree = dict(_mapping(tree, "a claim"))
+    where = f"Claim '{tree.get('says')}'"
+    if ("of" in tree) != ("within" in tree):
+        raise ConfigError(f"{where}: expected 'of' and 'within' together.")
+    if "of" in tree:
+        if mixed := [word for word in ("above", "below", "margin") if word in tree]:
+            raise ConfigError(f"{where}: expected no '{mixed[0]}' beside 'of' and 'within'.")
+        pairs = _list(tree, "of")
+        if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            raise ConfigError(f"{where}: expected pairs under 'of'; got {pairs!r}.")
+        tree["of"] = tuple(map(tuple, pairs))
+        within = tree["within"]
+        if not _is_number(within) or not 0 < within < math.inf:
+            raise ConfigError(f"{where}: expected a number above 0 as 'within'; got {within!r}.")
+    else:
+        for word in ("above", "below"):
+            _list(tree, word)
+        if not _is_number(tree.get("margin", 0.0)):
+            raise ConfigError(f"{where}: expected a number as margin; got {tree['margin']!r}.")
+    return _build(Claim, tree, "a claim")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _axes(tree: Any) -> Axes:
+    axes = _build(Axes, tree, "figure")
+    if axes.kind not in NEEDED:
+        raise unknown("kind of figure", str(axes.kind), NEEDED)
+    needed = NEEDED[axes.kind]
+    for words in NEEDED.values():
+        for word in words:
+            if bool(getattr(axes, word)) != (word in needed):
+                expected = f"'{word}'" if word in needed else f"no '{word}'"
+                raise ConfigError(f"Expected {expected} in a figure of {axes.kind}.")
+    if axes.kind == MAPS and (axes.log_x or axes.log_y):
+        raise ConfigError("Expected neither log_x nor log_y in a figure of maps.")
+    return axes
+
+
+def _row(tree: Any) -> Row:
+    tree = _heading(tree, "row", "labels")
+    if "grid" in tree:
+        tree["grid"] = _grid(tree, f"row {tree.get('key')}")
+    return _build(Row, tree, f"row {tree.get('key')}")
+
+
+def _column(tree: Any) -> Column:
+    tree = _heading(tree, "column", "label")
+    if tree.get("words"):
+        words = _mapping(tree["words"], f"words of column {tree.get('key')}")
+        tree["words"] = {str(key): str(text) for key, text in words.items()}
+    return _build(Column, tree, f"column {tree.get('key')}")
+
+
+def _heading(tree: Any, kind: str, label: str) -> dict[str, Any]:
+    """Return what a row or column says, with its labels and its metric as lists."""
+    tree = dict(_mapping(tree, f"a {kind}"))
+    labels = tree.pop(label, None)
+    if isinstance(tree.get("metric"), str):
+        tree["metric"] = [tree["metric"]]
+    if "words" not in tree and "overrides" not in tree:
+        raise ConfigError(
+            f"Expected 'overrides' in {kind} {tree.get('key')}; [] if it has none of its own."
+        )
+    return {**tree, "labels": [labels] if isinstance(labels, str) else labels}
+
+
+def _grid(tree: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], ...]:
+    axes = _list(tree, "grid")
+    for axis in axes:
+        points = axis if isinstance(axis, list) else []
+        words = [word for point in points for word in str(point).split()]
+        if (
+            not all(isinstance(point, str) for point in points)
+            or not words
+            or not all("=" in word for word in words)
+        ):
+            raise ConfigError(
+                f"Expected lists of overrides, such as [epochs=1, epochs=2], under 'grid' in "
+                f"{where}; got {axes!r}."
+            )
+        for key in (word.partition("=")[0].lstrip("+~") for word in words):
+            if key in CLAIMED or key.split(".")[0] in GROUPS:
+                raise ConfigError(
+                    f"Expected no {key} under 'grid' in {where}: it defines the cell, so it cannot "
+                    "be chosen."
+                )
+    return tuple(tuple(axis) for axis in axes)
+
+
+def _figure_column(tree: Any, axes: Axes) -> Column:
+    """Read a figure's column and label it: points by panel and x, curves by panel."""
+    if axes.kind == MAPS:
+        return _column(tree)
+    tree = dict(_mapping(tree, "a column"))
+    panel = [tree["panel"]] if tree.get("panel") else []
+    if axes.kind == CURVES:
+        return _column({**tree, "label": panel})
+    x = tree.get("x")
+    if isinstance(x, bool) or not isinstance(x, int | float):
+        raise ConfigError(f"Column {tree.get('key')}: expected a number as x; got {x!r}.")
+    if axes.log_x and x <= 0:
+        raise ConfigError(f"Column {tree.get('key')}: expected x > 0 where log_x is set; got {x}.")
+    return _column({**tree, "label": [*panel, f"{axes.x_name} = {x:g}"]})
+
+
+def _published(tree: Any) -> dict[Key, Published]:
+    return {
+        (row, column): _build(Published, entry, f"published {row}, {column}")
+        for row, cells in _mapping(tree, "published").items()
+        for column, entry in _mapping(cells, f"published {row}").items()
+    }
+
+
+def _build(kind: type, tree: Any, where: str) -> Any:
+    """Make a dataclass of a mapping, with lists as tuples; unknown or missing words raise."""
+    tree = _mapping(tree, where)
+    known = {f.name for f in fields(kind)}
+    for word in tree:
+        if word not in known:
+            raise unknown(f"word in {where}", str(word), known)
+    try:
+        return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in tree.items()})
+    except TypeError as error:
+        raise ConfigError(f"{where}: {str(error).split('() ')[-1]}") from error
+
+
+def _mapping(tree: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"Expected a mapping for {where}; got {tree!r}.")
+    return tree
+
+
+def _list(tree: Mapping[str, Any], word: str) -> list[Any]:
+    if not isinstance(tree.get(word), list) or not tree[word]:
+        raise ConfigError(f"Expected a list under '{word}'; got {tree.get(word)!r}.")
+    return tree[word]

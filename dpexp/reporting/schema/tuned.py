@@ -1,0 +1,178 @@
+"""Which point of a row's grid each cell uses, chosen on held-out training examples.
+
+Some papers print the best of several settings. A row's `grid` lists these settings, and
+`python -m scripts.tune` tries each of them on training examples that it holds out. It writes the
+accuracies to `conf/tuned/<profile>/<paper>/<name>.yaml`, and a table runs the best one. A cell that
+the file lacks, or of which it lacks some points, runs what its row and column say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dpexp.reporting.schema.artifact import Artifact, Key, Profile, Row
+from dpexp.types import ConfigError, one_line
+
+TUNE = "python -m scripts.tune"
+"""The command that writes these files."""
+
+HEAD = """\
+# {command}
+# Accuracy in % on held-out training examples, by row, column and point of the grid: the mean over
+# these seeds. The best is what the table runs. The choice is not covered by the privacy guarantee.
+"""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What was tried for a cell: accuracy by point (its words joined by spaces), and the seeds."""
+
+    scores: Mapping[str, float]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for a cell.
+
+    Attributes:
+        overrides: the words of the best point; of equal ones, the first in the grid.
+        score: its accuracy in % on the held-out examples, averaged over the seeds.
+    """
+
+    overrides: tuple[str, ...]
+    score: float
+
+
+def points(row: Row, profile: Profile) -> list[tuple[str, ...]]:
+    """Return a row's grid under this profile, in order; [] for a row without one."""
+    if not row.grid:
+        return []
+    axes = [[_replaced(words.split(), profile) for words in axis] for axis in row.grid]
+    return [tuple(word for words in point for word in words) for point in product(*axes)]
+
+
+def _replaced(words: Sequence[str], profile: Profile) -> list[str]:
+    return [new for word in words for new in profile.in_place_of(word)]
+
+
+def file_of(conf: Path, artifact: Artifact, profile: str) -> Path:
+    """Return the path of the file that holds an artifact's choices."""
+    return conf / "tuned" / profile / artifact.paper / f"{artifact.name}.yaml"
+
+
+def known(conf: Path, artifact: Artifact, profile: str) -> dict[Key, Tried]:
+    """Read what was tried; {} if nothing was.
+
+    Raises:
+        ConfigError: the file is not one that `text_of` writes.
+    """
+    path = file_of(conf, artifact, profile)
+    if not path.is_file():
+        return {}
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        return {
+            (str(row), str(column)): _tried(kept)
+            for row, cells in tree.items()
+            for column, kept in cells.items()
+        }
+    except (yaml.YAMLError, AttributeError, TypeError, KeyError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: expected scores by row, column and point; {one_line(error)}. "
+            f"{_again(artifact, profile)} anew=true"
+        ) from error
+
+
+def load(conf: Path, artifact: Artifact, profile: str) -> dict[Key, Choice]:
+    """Read what was chosen; {} if nothing was.
+
+    Raises:
+        ConfigError: the file cannot be read, or its points are not the grid's.
+    """
+    rows = {row.key: row for row in artifact.rows}
+    columns = {column.key for column in artifact.columns}
+    choices = {}
+    for (row, column), tried in known(conf, artifact, profile).items():
+        where = f"{file_of(conf, artifact, profile)}: "
+        if row not in rows or column not in columns:
+            raise ConfigError(
+                f"{where}{artifact.name} has no cell {row}, {column}. {_again(artifact, profile)}"
+            )
+        grid = [" ".join(point) for point in points(rows[row], artifact.profiles[profile])]
+        if not set(tried.scores) <= set(grid):
+            raise ConfigError(
+                f"{where}the points of {row}, {column} are not those of the row's grid. "
+                f"{_again(artifact, profile)}"
+            )
+        if len(tried.scores) == len(grid):
+            best = max(grid, key=lambda words: tried.scores[words])
+            choices[row, column] = Choice(tuple(best.split()), tried.scores[best])
+    return choices
+
+
+def _again(artifact: Artifact, profile: str) -> str:
+    return f"Run {command(artifact, profile)}"
+
+
+def command(artifact: Artifact, profile: str) -> str:
+    """Return the command that tunes an artifact."""
+    return f"{TUNE} {artifact.name} paper={artifact.paper} profile={profile}"
+
+
+def _tried(kept: Any) -> Tried:
+    scores = {str(words): float(score) for words, score in kept["scores"].items()}
+    if not scores or not all(map(math.isfinite, scores.values())):
+        raise ValueError("a score is not a finite number")
+    return Tried(scores, tuple(map(int, kept["seeds"])))
+
+
+def text_of(artifact: Artifact, profile: str, tried: Mapping[Key, Tried]) -> str:
+    """Return the text that `known` reads, rows and columns in the artifact's order."""
+    tree: dict[str, dict[str, Any]] = {}
+    for row in artifact.rows:
+        for column in artifact.columns:
+            if one := tried.get((row.key, column.key)):
+                scores = {words: round(score, 2) for words, score in one.scores.items()}
+                cell = {"seeds": list(one.seeds), "scores": scores}
+                tree.setdefault(row.key, {})[column.key] = cell
+    body = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
+    return HEAD.format(command=command(artifact, profile)) + body
+
+
+def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> list[str]:
+    """Return a note for each row with a grid: what was chosen, from how many, its accuracy."""
+    changes = artifact.profiles[profile]
+    lines = []
+    for row in artifact.rows:
+        count = len(points(row, changes))
+        if not count or changes.why_skipped(row):
+            continue
+        shown = [
+            column
+            for column in artifact.measured_columns
+            if column is artifact.run_column(row, column) and not changes.why_skipped(column)
+        ]
+        told = [
+            f"{', '.join(changes.labels_of(column))}: {' '.join(choice.overrides)} "
+            f"({choice.score:.1f} %)"
+            for column in shown
+            if (choice := choices.get((row.key, column.key)))
+        ]
+        rest = "; in the other columns one of them was run" if len(told) < len(shown) else ""
+        how = (
+            f"best of {count} settings on held-out training examples (its accuracy there, which "
+            f"as the best of so many flatters), a choice that the privacy guarantee does not "
+            f"cover: {'; '.join(told)}{rest}"
+            if told
+            else f"the paper chose from {count} settings, of which one was run"
+        )
+        lines.append(f"{', '.join(changes.labels_of(row))}: {how}.")
+    return lines

@@ -1,0 +1,137 @@
+"""Rejects an artifact whose parts contradict one another."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from typing import Any
+
+from dpexp.reporting.schema.artifact import (
+    CURVES,
+    MAPS,
+    POINTS,
+    REDUCTIONS,
+    Artifact,
+    Claim,
+    unknown,
+)
+from dpexp.types import ConfigError
+
+
+def validate(artifact: Artifact) -> None:
+    """Check an artifact that was read.
+
+    Raises:
+        ConfigError: it refers to rows or columns that it doesn't have, a profile lacks what it has
+            to say, or a word is used where it means nothing.
+    """
+    rows, columns = [r.key for r in artifact.rows], [c.key for c in artifact.columns]
+    if artifact.figure is None:
+        _validate_table(artifact)
+    else:
+        _validate_figure(artifact)
+    columns += [artifact.average.key] if artifact.average else []
+    for keys, kind in ((rows, "row"), (columns, "column")):
+        if len(set(keys)) < len(keys):
+            raise ConfigError(f"Expected every {kind} key once; got {keys}.")
+    valued = [c for c in columns if c not in {w.key for w in artifact.columns if w.words}]
+    claimed = [
+        side
+        for claim in artifact.claims
+        for pair in _pairs(claim, artifact, valued)
+        for side in pair
+    ]
+    for row, column in [*artifact.published, *(s for s in claimed if isinstance(s, tuple))]:
+        if row not in rows:
+            raise unknown("row", row, rows)
+        if column not in valued:
+            raise unknown("column", column, valued)
+    for row in (row for row in artifact.rows if row.grid):
+        for column in artifact.measured_columns:
+            if not all(m.startswith("test_accuracy") for m in artifact.metric_of(row, column)):
+                raise ConfigError(
+                    f"Row {row.key}: expected accuracies as metric, since a 'grid' is chosen from "
+                    "by accuracy alone."
+                )
+    for row in artifact.rows:
+        if len(row.labels) != len(artifact.row_head):
+            raise ConfigError(f"Row {row.key}: expected labels for {artifact.row_head}.")
+    _validate_profiles(artifact, rows, columns)
+
+
+def _pairs(claim: Claim, artifact: Artifact, columns: list[str]) -> list[tuple[Any, Any]]:
+    """Return what a claim compares, after checking that it can be compared."""
+    if len(claim.above) != len(claim.below):
+        raise ConfigError(f"Claim '{claim.says}': expected as many rows below as above.")
+    if claim.reduce not in REDUCTIONS:
+        raise unknown(f"reduction in claim '{claim.says}'", str(claim.reduce), REDUCTIONS)
+    if artifact.kind == MAPS and claim.reduce == "last" and not claim.metric:
+        raise ConfigError(
+            f"Claim '{claim.says}': expected reduce: mean, min or max, or a metric, where cells "
+            "are maps."
+        )
+    if claim.reduce != "last" and artifact.kind not in (CURVES, MAPS):
+        raise ConfigError(f"Claim '{claim.says}': expected no 'reduce'; a cell is a number.")
+    if claim.rows and claim.columns:
+        raise ConfigError(f"Claim '{claim.says}': expected columns or rows, not both.")
+    for above, below in (*zip(claim.above, claim.below, strict=True), *claim.of):
+        if not isinstance(above, str) and not isinstance(below, str):
+            raise ConfigError(f"Claim '{claim.says}': expected a key on one side of {above}.")
+    return claim.pairs(columns)
+
+
+def _validate_profiles(artifact: Artifact, rows: list[str], columns: list[str]) -> None:
+    for name, profile in artifact.profiles.items():
+        if name != "paper" and not profile.scaled:
+            raise ConfigError(f"Profile {name}: say under 'scaled' how the setting was cut down.")
+        if not profile.seeds:
+            raise ConfigError(f"Profile {name}: expected at least one seed.")
+        if not isinstance(profile.skip, Mapping):
+            raise ConfigError(
+                f"Expected a mapping for skip of profile {name}: patterns and reasons; "
+                f"got {profile.skip!r}."
+            )
+        for pattern in profile.skip:
+            if not fnmatch.filter([*rows, *columns], pattern):
+                raise unknown(
+                    f"row or column under skip in profile {name}", pattern, rows + columns
+                )
+
+
+def _validate_table(artifact: Artifact) -> None:
+    """Reject words that belong to a figure, and columns of words that have runs."""
+    rows = [row.key for row in artifact.rows]
+    for column in artifact.columns:
+        if column.panel or column.x is not None:
+            raise ConfigError(
+                f"Column {column.key}: panel and x are a figure's words; describe its axes under "
+                "'figure'."
+            )
+        if column.words and (column.overrides or column.metric):
+            raise ConfigError(
+                f"Column {column.key}: a column of words has no runs; expected neither overrides "
+                "nor metric."
+            )
+        for key in column.words:
+            if key not in rows:
+                raise unknown(f"row in words of column {column.key}", key, rows)
+
+
+def _validate_figure(artifact: Artifact) -> None:
+    """Reject words that belong to a table or another kind of figure, and cells in one place."""
+    if artifact.average is not None:
+        raise ConfigError("Expected no 'average' in a figure: it is a table's column.")
+    for column in artifact.columns:
+        if column.words:
+            raise ConfigError(f"Column {column.key}: 'words' belongs to a table.")
+        if artifact.kind != POINTS and column.x is not None:
+            raise ConfigError(f"Column {column.key}: x belongs to points; got {artifact.kind}.")
+    if artifact.kind == MAPS:
+        if artifact.published:
+            raise ConfigError("Expected nothing published in a figure of maps: cells are pictures.")
+        return
+    places = [(column.panel, column.x) for column in artifact.columns]
+    for column, place in zip(artifact.columns, places, strict=True):
+        if places.count(place) > 1:
+            what = "point a panel and x" if artifact.kind == POINTS else "column a panel"
+            raise ConfigError(f"Column {column.key}: expected one {what}.")

@@ -1,0 +1,18 @@
+"""Makes the texts of a record, which anyone may have written, safe to print."""
+
+from __future__ import annotations
+
+LONGEST = 600
+"""Characters kept of one text (ours)."""
+
+
+def clean(text: str, longest: int = LONGEST) -> str:
+    """Return a text as one line of printable characters, cut to a length that fits a page.
+
+    Args:
+        text: the text of a record.
+        longest: how many characters are kept.
+    """
+    line = "".join(letter if letter.isprintable() else " " for letter in text)
+    line = " ".join(line.split())
+    return line if len(line) <= longest else f"{line[:longest]}…"

@@ -1,0 +1,185 @@
+"""The whole suite's command line: what it picks, runs once, writes and tells."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from dpexp import cli as run
+from dpexp import records
+from dpexp.cli import all as suite
+from dpexp.cli.config_cache import Configs
+from dpexp.records import caches
+from dpexp.reporting.schema import spec
+from dpexp.types import ConfigError
+from scripts.hours import plan
+
+
+def test_its_own_words_are_taken_out_and_the_rest_are_overrides():
+    words = "paper=rgp,gep only=rgp/table* profile=quick plan=true flops=4e13 run=false seeds=0,1"
+    request = suite.parse([*words.split(), "workers=3", "launcher=joblib", "epochs=1", "~schedule"])
+    assert request == suite.Request(
+        papers=("rgp", "gep"),
+        only=("rgp/table*",),
+        profile="quick",
+        is_plan=True,
+        flops=4e13,
+        runs=False,
+        seeds=(0, 1),
+        workers=3,
+        launcher="joblib",
+        overrides=("epochs=1", "~schedule"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("table3", "Expected WORD=VALUE; got 'table3'"),
+        ("workers=0", "Expected workers to be a whole number >= 1; got 'workers=0'"),
+        ("workers=1.5", "Expected workers to be a whole number >= 1"),
+        ("flops=fast", "Expected a number above 0, as in flops=40e12; got 'flops=fast'"),
+        ("paper=rpg", "did you mean 'rgp'?"),
+        ("only=rgp/tabel3", "did you mean 'rgp/table3'?"),
+        ("profile=embeded", "did you mean 'embedded'?"),
+        ("launcher=joblip", "did you mean 'joblib'?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(word, expected, capsys):
+    assert suite.main([word], plan) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert expected in printed.err
+
+
+def test_all_is_the_four_papers_tables_before_figures():
+    names = [f"{a.paper}/{a.name}" for a in suite.choose(suite.PAPERS, (), run.CONF)]
+    assert [n for n in names if n.startswith("rgp/table")] == [f"rgp/table{n}" for n in range(1, 6)]
+    assert names.index("rgp/table5") < names.index("rgp/figure4") < names.index("lsg/table2")
+    assert not [name for name in names if name.startswith("dpexp/")]
+
+
+def test_ours_are_picked_by_name_also_where_no_paper_is_asked_for():
+    picked = suite.choose(suite.PAPERS, ("dpexp/table1", "rgp/table3"), run.CONF)
+    assert [(a.paper, a.name) for a in picked] == [("rgp", "table3"), ("dpexp", "table1")]
+
+
+def test_missing_runs_are_done_once_written_and_afterwards_looked_up(tmp_path, capsys):
+    words = ["paper=compressive", "only=*/figure1", "seeds=0", "workers=2", f"results={tmp_path}"]
+    words += ["epochs=0.1"]
+    assert suite.main(words, plan) == 0
+    out = capsys.readouterr().out
+    shared = len(list((tmp_path / "embedded" / "runs").iterdir()))
+    assert f"0 of {shared} runs done, {shared} to do" in out and f"[{shared}/{shared}]" in out
+    assert suite.main(words, plan) == 0
+    assert f"{shared} of {shared} runs done, 0 to do" in capsys.readouterr().out
+    assert (tmp_path / "embedded" / "compressive" / "figure1.csv").is_file()
+    assert "compressive-figure1" in (tmp_path / "embedded" / "index.html").read_text()
+
+
+def test_what_was_written_before_stays_on_the_page(tmp_path, capsys):
+    assert suite.main(["only=rgp/table3", "run=false", f"results={tmp_path}"], plan) == 0
+    assert suite.main(["only=rgp/table2", "run=false", f"results={tmp_path}"], plan) == 0
+    page = (tmp_path / "embedded" / "index.html").read_text()
+    assert page.index('id="rgp-table2"') < page.index('id="rgp-table3"')
+
+
+def test_a_run_that_measures_time_is_kept_from_those_side_by_side(tmp_path):
+    table2 = spec.load(run.CONF, "rgp", "table2")
+    again = replace(table2, alone=True)
+    both = suite.Suite([table2, again], "embedded", [f"results={tmp_path}"])
+    first, alone = both.missing()
+    assert first == [] and len({job.run_id for job in alone}) == len(alone) > 0
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPEXP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "configs"
+
+
+def marked(cache):
+    """Mark the one config that is kept, and give what it is marked with."""
+    (entry,) = cache.rglob("*.json")
+    kept = json.loads(entry.read_text())
+    entry.write_text(json.dumps(kept | {"config": {"composed": "before"}}))
+    return {"composed": "before"}
+
+
+CHOSEN = ["method=rgp", "task=digits", "profile=embedded"]
+
+
+def test_a_config_is_composed_once_and_again_where_what_decides_it_changes(
+    tmp_path, cache, monkeypatch
+):
+    conf = tmp_path / "conf"
+    shutil.copytree(run.CONF, conf)
+    words = [*CHOSEN, "eps=3"]
+    first = Configs(conf).compose(words)
+    assert json.dumps(Configs(conf).compose(words)) == json.dumps(first)
+    assert json.dumps(first) == json.dumps(run.compose(words))
+    assert records.run_id(first) == records.run_id(Configs(conf).compose(words))
+
+    def again():
+        """Tell whether it is composed again, as it was when nothing has changed."""
+        before = marked(cache)
+        return Configs(conf).compose(words) != before
+
+    (conf / "method" / "another.yaml").write_text("name: another")
+    (conf / "recipe" / "cnn" / "another.yaml").write_text("# @package _global_")
+    (conf / "artifact" / "rgp" / "table3.yaml").write_text("")
+    assert not again()
+    path = conf / "method" / "rgp.yaml"
+    text = path.read_text()
+    path.write_text(text + "more: 1\n")
+    assert again() and Configs(conf).compose(words)["method"]["more"] == 1
+    path.write_text(text)
+    assert again() and Configs(conf).compose(words) == first
+    # A file that was looked for and not there decides too.
+    (conf / "scale" / "embedded" / "rgp.yaml").write_text("# @package _global_\nepochs: 2\n")
+    assert again() and Configs(conf).compose(words)["epochs"] == 2
+    (conf / "scale" / "embedded" / "rgp.yaml").unlink()
+    assert again()
+    monkeypatch.setenv("DPEXP_DATA_ROOT", "elsewhere")
+    assert again() and Configs(conf).compose(words) == {**first, "data_root": "elsewhere"}
+
+
+def test_configs_are_not_kept_without_end(cache, monkeypatch):
+    monkeypatch.setattr(caches, "MOST", 4)
+    for seed in range(7):
+        Configs().compose([*CHOSEN, f"seed={seed}"])
+    assert 2 < len(list(cache.rglob("*.json"))) <= 5
+
+
+def test_configs_that_share_their_choices_are_each_as_hydra_composes_them(cache):
+    shared = Configs()
+    for words in (
+        [*CHOSEN, "eps=3"],
+        [*CHOSEN, "eps=null", "noise=false", "optimizer.lr=0.1"],
+        ["eps=3", *CHOSEN, "++seed=2", "+optimizer.nesterov=true", "~task.std"],
+        ["task=sst2", "method=gep", "model=bert", "eps=1", "+analysis=[cost]", "public=texts"],
+        ["task=sst2", "method=gep", "model=bert", "eps=8", "+analysis=[cost]", "public=texts"],
+        CHOSEN,
+    ):
+        assert json.dumps(shared.compose(words)) == json.dumps(run.compose(words)), words
+
+
+def test_what_does_not_compose_is_told_as_hydra_tells_it(cache):
+    for words in (
+        ["method=rpg"],
+        [*CHOSEN, "epohcs=3"],
+        [*CHOSEN, "eps=1,2"],
+        [*CHOSEN, "seed=-1"],
+    ):
+        with pytest.raises(Exception) as said:
+            run.compose(words)
+        with pytest.raises(type(said.value), match=re.escape(str(said.value).split("\n")[0])):
+            Configs().compose(words)
+    assert not any(cache.rglob("*.json"))
+
+
+def test_a_mistaken_override_names_the_artifact():
+    with pytest.raises(ConfigError, match="rgp/table3: .*epohcs"):
+        suite.Suite([spec.load(run.CONF, "rgp", "table3")], "embedded", ["epohcs=3"])

@@ -1,0 +1,124 @@
+"""The command line: its own words, overrides, and mistakes in one line with exit code 2."""
+
+from pathlib import Path
+
+import pytest
+
+from dpexp.cli import artifact
+from dpexp.cli.arguments import changing
+from dpexp.reporting.schema import spec
+from dpexp.types import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("words", [["epochs=3"], ["epochs=3", "results=./results"]])
+def test_a_table_with_overrides_never_takes_the_place_of_the_one_without(
+    words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert artifact.main(["table3", "run=false", *words]) == 2
+    assert "Expected results= beside epochs=3" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert artifact.main(["table3", "run=false", "epochs=3", "++results=mine"]) == 0
+    assert (tmp_path / "mine" / "embedded" / "rgp" / "table3.md").is_file()
+
+
+def test_a_table_of_runs_is_not_lost_to_one_of_none(tmp_path, capsys):
+    numbers = tmp_path / "embedded" / "rgp" / "table3.csv"
+    words = ["table3", "run=false", f"results={tmp_path}"]
+    assert artifact.main(words) == 0 and artifact.main(words) == 0  # nothing to lose
+    kept = numbers.read_text().replace("not run", "done")
+    numbers.write_text(kept)
+    assert artifact.main(words) == 2
+    assert "would lose its numbers" in capsys.readouterr().err and numbers.read_text() == kept
+
+
+def test_its_own_words_are_taken_out_and_the_rest_are_overrides():
+    words = "table3 paper=gep profile=quick plan=true launcher=joblib rows=a,b-* seeds=3,4"
+    request = artifact.parse([*words.split(), "optimizer.lr=0.1", "+model.x=1", "~schedule"])
+    assert request == artifact.Request(
+        "table3",
+        paper="gep",
+        profile="quick",
+        is_plan=True,
+        launcher="joblib",
+        rows=("a", "b-*"),
+        seeds=(3, 4),
+        overrides=("optimizer.lr=0.1", "+model.x=1", "~schedule"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "Expected an artifact"),
+        (["table3", "plan=yes"], "Expected plan=true or plan=false; got 'plan=yes'"),
+        (["table3", "seeds=a"], "Expected whole numbers"),
+        (["table3", "table2"], "Expected WORD=VALUE; got 'table2'"),
+        (["-m", "table3"], "Expected WORD=VALUE; got '-m'"),
+        (["table33"], "did you mean 'table3'?"),
+        (["table3", "paper=rpg"], "did you mean 'rgp'?"),
+        (["table3", "rows=*dpsgd*", "attack=null"], "got attack=null. Name one, or leave it out"),
+        (["table3", "profile=embeded"], "did you mean 'embedded'?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(words, expected, capsys):
+    assert artifact.main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("error: ") and expected in printed.err
+
+
+def test_help_tells_every_word(capsys):
+    assert artifact.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for word in ("paper=", "profile=", "plan=", "run=", "rows=", "seeds=", "launcher="):
+        assert word in out
+
+
+def test_rows_and_columns_pick_cells(conf):
+    table9 = spec.load(conf, "demo", "table9")
+    request = artifact.parse(["table9", "rows=be*", "columns=eps2,eps4"])
+    assert artifact.is_picked(request, table9, ("better", "eps4"))
+    assert not artifact.is_picked(request, table9, ("plain", "eps4"))
+
+
+def test_a_pattern_that_picks_nothing_is_a_mistake(conf):
+    request = artifact.parse(["table9", "rows=bettr"])
+    with pytest.raises(ConfigError, match="did you mean 'better'"):
+        artifact.is_picked(request, spec.load(conf, "demo", "table9"), ("plain", "eps2"))
+
+
+@pytest.mark.parametrize(
+    ("override", "neutral"),
+    [("device=cpu", True), ("++wandb.mode=offline", True), ("optimizer.lr=1", False)],
+)
+def test_overrides_that_change_numbers_are_told_from_those_that_do_not(override, neutral):
+    assert (not changing([override])) is neutral
+
+
+def test_a_launcher_does_the_same_runs_as_this_process(tmp_path, capsys, programs):
+    words = ["table3", "rows=svhn-*", "columns=eps2", "seeds=0", "epochs=0.2"]
+    words.append(f"results={tmp_path}")
+    # In a process of its own: a launcher sets up logging for the whole process.
+    command = ["-m", "scripts.artifact", *words, "rows=svhn-rgp", "launcher=basic"]
+    launched = programs.run(command)
+    assert launched.returncode == 0, launched.stderr
+    assert "0 of 1 runs done, 1 to do" in launched.stdout
+    assert artifact.main(words) == 0
+    out = capsys.readouterr().out
+    assert "1 of 2 runs done, 1 to do" in out
+    assert "[1/1] digits (for SVHN), DP-SGD, ε = 2, seed 0: " in out
+    assert out.splitlines()[-1] == str(tmp_path / "embedded" / "rgp" / "table3.tex")
+    assert artifact.main([*words, "plan=true"]) == 0
+    assert "2 runs: 2 done, 0 to do" in capsys.readouterr().out
+
+
+def test_a_mistake_in_an_override_is_one_line_and_leaves_the_table_alone(tmp_path, capsys):
+    words = ["table3", f"results={tmp_path}", "rows=svhn-*"]
+    for mistake in ("batch_size=100000", "epohcs=3", "launcher=basci"):
+        assert artifact.main([*words, mistake]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "embedded" / "rgp").exists()

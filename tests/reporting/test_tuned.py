@@ -1,0 +1,326 @@
+"""A cell takes the point of its row's grid that did best on held-out examples, and nothing else."""
+
+import math
+import re
+import textwrap
+
+import pytest
+
+from dpexp import cli as run
+from dpexp.cli import artifact as artifact_script
+from dpexp.cli import groups, tune
+from dpexp.cli.config_cache import Configs
+from dpexp.reporting.collect import cells
+from dpexp.reporting.schema import spec, tuned
+from dpexp.types import ConfigError, MissingData
+
+TABLE = """
+title: "A grid"
+place: "nowhere"
+metric: test_accuracy
+row_head: [Method]
+rows:
+  - key: plain
+    labels: [plain]
+    overrides: [method=nonprivate]
+    regardless_of: [eps]
+    grid:
+      - [optimizer.lr=0.01, optimizer.lr=0.1]
+  - key: private
+    labels: [private]
+    overrides: [method=dpsgd]
+    grid:
+      - [optimizer.lr=0.01, optimizer.lr=0.1]
+      - [epochs=1 privacy.clip_norm=1, epochs=2 privacy.clip_norm=2]
+  - {key: fixed, labels: [fixed], overrides: [method=dpsgd]}
+columns:
+  - {key: eps1, label: "ε = 1", overrides: [task=digits, model=linear, eps=1, epochs=2]}
+  - {key: eps8, label: "ε = 8", overrides: [task=digits, model=linear, eps=8, epochs=2]}
+profiles:
+  embedded:
+    seeds: [0]
+    replace: {epochs=2: epochs=3}
+    scaled: "all of it"
+"""
+
+
+@pytest.fixture
+def conf(tmp_path, monkeypatch):
+    """A conf of the suite's own groups, with one artifact beside them."""
+    root = tmp_path / "conf"
+    root.mkdir()
+    for part in run.CONF.iterdir():
+        if part.name not in ("artifact", "tuned"):
+            (root / part.name).symlink_to(part)
+    folder = root / "artifact" / "made"
+    folder.mkdir(parents=True)
+    (folder / "table1.yaml").write_text(textwrap.dedent(TABLE), encoding="utf-8")
+    monkeypatch.setattr(groups, "CONF", root)
+    monkeypatch.chdir(tmp_path)
+    return root
+
+
+def configs(conf):
+    table = spec.load(conf, "made", "table1")
+    jobs = cells.expand(table, "embedded", Configs(conf).compose, conf)
+    return {job.cell: job.config for job in jobs}
+
+
+def seventy(words):
+    return 70.0
+
+
+def test_points_are_all_combinations_as_the_profile_words_them(conf):
+    table = spec.load(conf, "made", "table1")
+    plain, private, fixed = (tuned.points(row, table.profiles["embedded"]) for row in table.rows)
+    assert plain == [("optimizer.lr=0.01",), ("optimizer.lr=0.1",)]
+    assert private == [
+        (f"optimizer.lr={rate}", epochs, clip)
+        for rate in (0.01, 0.1)
+        for epochs, clip in (
+            ("epochs=1", "privacy.clip_norm=1"),
+            ("epochs=3", "privacy.clip_norm=2"),
+        )
+    ]
+    assert fixed == []
+
+
+def test_a_cell_takes_its_best_point_and_without_choices_what_it_says(conf):
+    assert {c["optimizer"]["lr"] for c in configs(conf).values()} == {0.05}
+    tried = []
+
+    def score(words):
+        tried.append(words)
+        rate = next(word for word in words if word.startswith("optimizer.lr"))
+        wants = "optimizer.lr=0.1" if "eps=8" in words else "optimizer.lr=0.01"
+        return 50.0 + (rate == wants) + 0.5 * ("epochs=1" in words) - 0.25 * ("seed=1" in words)
+
+    assert tune.main(["table1", "paper=made", "seeds=0,1"], score) == 0
+    assert len(tried) == len(set(tried)) == 2 * (2 + 2 * 4)  # plain is one run for both columns
+    found = configs(conf)
+    assert found["private", "eps8"]["optimizer"]["lr"] == 0.1
+    assert found["private", "eps8"]["epochs"] == 1
+    assert found["private", "eps1"]["optimizer"]["lr"] == 0.01
+    assert found["private", "eps1"]["privacy"]["clip_norm"] == 1
+    assert found["fixed", "eps8"]["optimizer"]["lr"] == 0.05
+    assert found["plain", "eps8"]["optimizer"]["lr"] == 0.01
+    best = known(conf)["private", "eps8"]
+    assert best.seeds == (0, 1)
+    words = "optimizer.lr=0.1 epochs=1 privacy.clip_norm=1"
+    assert best.scores[words] == pytest.approx(51.38)
+
+
+def known(conf):
+    return tuned.known(conf, spec.load(conf, "made", "table1"), "embedded")
+
+
+def counting(value=70.0):
+    tried = []
+
+    def attempt(words):
+        tried.append(words)
+        return value
+
+    return tried, attempt
+
+
+def test_tuning_again_goes_on_and_keeps_what_it_is_not_asked_for(conf):
+    assert tune.main(["table1", "paper=made"], seventy) == 0
+    before = known(conf)
+    tried, again = counting(60.0)
+    assert tune.main(["table1", "paper=made"], again) == 0 and not tried
+    one = ["table1", "paper=made", "rows=private", "columns=eps8"]
+    assert tune.main([*one, "anew=true"], again) == 0
+    assert len(tried) == 4
+    assert tune.main([*one, "seeds=0,1"], again) == 0
+    assert len(tried) == 4 + 8  # of other seeds than were there
+    after = known(conf)
+    assert after.keys() == before.keys()
+    assert {key for key in after if after[key] != before[key]} == {("private", "eps8")}
+    assert tune.main(one, again) == 0 and len(tried) == 12  # keeps the seeds that are there
+
+
+def test_a_kill_loses_no_point(conf):
+    tried, attempt = counting()
+
+    def killed(words):
+        if len(tried) == 3:
+            raise KeyboardInterrupt
+        return attempt(words)
+
+    words = ["table1", "paper=made", "rows=private", "columns=eps8"]
+    assert tune.main(words, killed) == 130
+    assert configs(conf)["private", "eps8"]["optimizer"]["lr"] == 0.05  # not all points are there
+    assert tune.main(words, attempt) == 0
+    assert len(tried) == 4
+
+
+def test_two_tunes_of_one_table_do_not_write_over_each_other(conf):
+    def meanwhile(words):
+        if not any("plain" in key for key in known(conf)):
+            assert tune.main(["table1", "paper=made", "rows=plain"], seventy) == 0
+        return 70.0
+
+    assert tune.main(["table1", "paper=made", "rows=private", "columns=eps8"], meanwhile) == 0
+    assert set(known(conf)) == {("plain", "eps1"), ("plain", "eps8"), ("private", "eps8")}
+
+
+def test_cells_that_show_one_run_are_chosen_together(conf):
+    assert tune.main(["table1", "paper=made", "rows=plain", "columns=eps8"], seventy) == 0
+    found = configs(conf)
+    assert found["plain", "eps1"] == found["plain", "eps8"]
+    assert found["plain", "eps1"]["optimizer"]["lr"] == 0.01
+
+
+def test_no_accuracy_is_none_and_missing_data_leave_the_other_cells(conf, capsys):
+    assert tune.main(["table1", "paper=made", "rows=plain"], lambda words: math.nan) == 0
+    assert set(known(conf)["plain", "eps1"].scores.values()) == {0.0}
+
+    def absent(words):
+        if "eps=1" in words:
+            raise MissingData("digits is not here")
+        return 70.0
+
+    assert tune.main(["table1", "paper=made", "rows=private"], absent) == 0
+    assert "private, ε = 1: no data: digits is not here" in capsys.readouterr().err
+    assert ("private", "eps8") in known(conf) and ("private", "eps1") not in known(conf)
+
+
+def test_a_grid_that_changed_is_tuned_again(conf):
+    assert tune.main(["table1", "paper=made"], seventy) == 0
+    path = conf / "artifact" / "made" / "table1.yaml"
+    text = path.read_text(encoding="utf-8")
+    changed = text.replace("epochs=2 privacy.clip_norm=2", "epochs=2 privacy.clip_norm=3")
+    path.write_text(changed, encoding="utf-8")
+    with pytest.raises(ConfigError, match="scripts.tune table1 paper=made profile=embedded"):
+        configs(conf)
+    tried, attempt = counting()
+    assert tune.main(["table1", "paper=made"], attempt) == 0
+    assert len(tried) == 8 and configs(conf)["private", "eps8"]["privacy"]["clip_norm"] == 1
+
+
+def test_of_equal_points_the_grid_s_first_is_taken(conf):
+    assert tune.main(["table1", "paper=made"], seventy) == 0
+    assert configs(conf)["private", "eps1"]["optimizer"]["lr"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("optimizer.lr=0.1 epochs=3", "optimizer.lr=0.2 epochs=3", "not those of the row's grid"),
+        ("seeds:", "seed:", "expected scores"),
+        ("private:", "privat:", "no cell privat"),
+        ("eps8:", "eps9:", "no cell private, eps9|no cell plain, eps9"),
+        (": 70.0", ": .nan", "not a finite number"),
+        (": 70.0", ": [1]", "expected scores"),
+    ],
+)
+def test_choices_that_are_not_the_grid_s_are_refused(conf, before, after, said):
+    assert tune.main(["table1", "paper=made"], seventy) == 0
+    path = conf / "tuned" / "embedded" / "made" / "table1.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert before in text
+    path.write_text(text.replace(before, after), encoding="utf-8")
+    with pytest.raises(ConfigError, match=said):
+        configs(conf)
+
+
+def test_a_page_says_what_was_chosen_from_how_many(conf):
+    table = spec.load(conf, "made", "table1")
+    assert tuned.notes(table, "embedded", {}) == [
+        "plain: the paper chose from 2 settings, of which one was run.",
+        "private: the paper chose from 4 settings, of which one was run.",
+    ]
+    assert tune.main(["table1", "paper=made", "rows=private", "columns=eps8"], seventy) == 0
+    private = tuned.notes(table, "embedded", tuned.load(conf, table, "embedded"))[1]
+    assert "best of 4 settings" in private and "in the other columns one" in private
+    assert re.search(r"ε = 8: optimizer.lr=0.01 epochs=1 privacy.clip_norm=1 \(70.0 %\)", private)
+    assert "ε = 1" not in private
+
+
+WRONG = ["[]", "[[]]", "[epochs=1]", "[[1, 2]]", "[[epochs]]", "[[[epochs=1]]]", "[[eps=1, eps=2]]",
+         "[[task.test_size=3]]", "[[privacy.eps=3]]", "[[seed=1]]", "[[noise=false]]"]  # fmt: skip
+
+
+@pytest.mark.parametrize("grid", WRONG)
+def test_a_grid_is_lists_of_overrides(conf, grid):
+    path = conf / "artifact" / "made" / "table1.yaml"
+    text = path.read_text(encoding="utf-8")
+    line = "{key: fixed, labels: [fixed], overrides: [method=dpsgd]}"
+    path.write_text(text.replace(line, f"{line[:-1]}, grid: {grid}}}"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="grid"):
+        spec.load(conf, "made", "table1")
+
+
+def test_what_changes_numbers_is_not_taken_on_the_command_line(conf, capsys):
+    assert tune.main(["table1", "paper=made", "epochs=9"]) == 2
+    assert "epochs=9" in capsys.readouterr().err
+    assert tune.main(["table1", "paper=made", "rows=fixed"]) == 2
+    assert "grid" in capsys.readouterr().err
+    assert tune.main(["table1", "paper=made", "plan=true"]) == 2
+    assert "plan" in capsys.readouterr().err
+
+
+def test_a_grid_is_of_accuracies(conf):
+    path = conf / "artifact" / "made" / "table1.yaml"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("metric: test_accuracy", "metric: loss"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="accuracy alone"):
+        spec.load(conf, "made", "table1")
+
+
+COMMITTED = sorted((run.CONF / "tuned").glob("*/*/*.yaml"))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: "-".join(path.parts[-3:]))
+def test_choices_that_are_here_are_of_today_s_grids(path):
+    profile, paper, name = path.parts[-3], path.parts[-2], path.stem
+    artifact = spec.load(run.CONF, paper, name)
+    choices = tuned.load(run.CONF, artifact, profile)
+    assert choices.keys() == tuned.known(run.CONF, artifact, profile).keys()
+    rows = {row.key: row for row in artifact.rows}
+    columns = {column.key: column for column in artifact.columns}
+    together = {}
+    for (row, column), choice in choices.items():
+        words = cells.words_of(rows[row], columns[column], artifact.profiles[profile])
+        assert together.setdefault(tuple(words), choice) == choice
+
+
+def test_a_real_point_is_trained_and_the_table_runs_the_best(conf, tmp_path):
+    words = ["paper=made", "columns=eps8"]
+    assert tune.main(["table1", *words, "rows=plain"]) == 0
+    assert artifact_script.main(["table1", *words, "rows=plain", "results=mine"]) == 0
+    page = (tmp_path / "mine" / "embedded" / "made" / "table1.md").read_text(encoding="utf-8")
+    assert "best of 2 settings on held-out training examples" in page
+
+
+def test_a_chosen_point_goes_before_what_its_profile_sets_for_all_cells(conf):
+    path = conf / "artifact" / "made" / "table1.yaml"
+    text = path.read_text(encoding="utf-8")
+    line = "    replace: {epochs=2: epochs=3}\n"
+    path.write_text(text.replace(line, f"{line}    overrides: [optimizer.lr=0.5]\n"), "utf-8")
+    assert configs(conf)["private", "eps8"]["optimizer"]["lr"] == 0.5
+    tried = []
+
+    def score(words):
+        tried.append(run.compose(words)["optimizer"]["lr"])
+        return 70.0
+
+    assert tune.main(["table1", "paper=made", "rows=private", "columns=eps8"], score) == 0
+    assert tried == [0.01, 0.01, 0.1, 0.1]  # what is tried is what the table runs
+    assert configs(conf)["private", "eps8"]["optimizer"]["lr"] == 0.01
+
+
+def test_a_level_line_of_a_figure_has_one_choice_a_panel(conf):
+    path = conf / "artifact" / "made" / "table1.yaml"
+    text = path.read_text(encoding="utf-8").replace(
+        "row_head:", "figure: {x_name: ε, x_label: privacy budget}\nrow_head:"
+    )
+    for eps in ("1", "8"):
+        text = text.replace(f'label: "ε = {eps}"', f"panel: A, x: {eps}")
+    path.with_name("figure1.yaml").write_text(text, encoding="utf-8")
+    assert tune.main(["figure1", "paper=made", "rows=plain"], seventy) == 0
+    figure = spec.load(conf, "made", "figure1")
+    choices = tuned.load(conf, figure, "embedded")
+    assert set(choices) == {("plain", "eps1")}
+    assert "in the other columns" not in tuned.notes(figure, "embedded", choices)[0]

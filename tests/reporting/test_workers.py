@@ -1,0 +1,109 @@
+"""Runs side by side: all are done, a mistake stops them, a process that dies is replaced."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dpexp import records
+from dpexp.reporting import collect
+from dpexp.reporting.collect import build, cells, workers
+from dpexp.types import ConfigError, MissingData
+
+
+def execute(config):
+    """Do as the config's method says; importable by name, as workers need it."""
+    match config["method"]["name"]:
+        case "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "no data":
+            raise MissingData("No data under data/big.")
+        case "mistaken":
+            raise ConfigError("Expected epochs > 0; got -1.")
+    Path(config["results"], f"{config['seed']}.done").write_text(os.environ["OMP_NUM_THREADS"])
+
+
+def job(method, seed, results):
+    config = {
+        "method": {"name": method},
+        "task": {"name": "big"},
+        "model": {"name": "tiny"},
+        "profile": {"name": "embedded"},
+        "seed": seed,
+        "results": str(results),
+    }
+    return cells.Job(
+        ("row", "column"), method, ("value",), seed, (), config, records.run_id(config)
+    )
+
+
+def together(jobs, results, stop_at_mistake=False):
+    said = []
+    report = build.Report(len(jobs), results, said.append, stop_at_mistake)
+    workers.side_by_side(jobs, execute, results, report, 2, 1)
+    return said
+
+
+def test_a_process_that_dies_takes_its_run_alone_and_leaves_a_log(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    jobs = [job("dies", 0, tmp_path), *(job("fine", seed, tmp_path) for seed in (1, 2, 3))]
+    said = together(jobs, tmp_path)
+    assert {path.name for path in tmp_path.glob("*.done")} == {"1.done", "2.done", "3.done"}
+    assert (tmp_path / "1.done").read_text() == "1"
+    assert "OMP_NUM_THREADS" not in os.environ
+    log = collect.log_path(tmp_path, jobs[0].config, jobs[0].run_id).read_text()
+    assert "code -9" in log
+    assert len(said) == 4 and sum("the process died" in line for line in said) == 1
+
+
+def test_missing_data_are_met_once_and_the_rest_of_their_runs_need_no_process(tmp_path):
+    jobs = [job("no data", seed, tmp_path) for seed in range(5)]
+    said = together(jobs, tmp_path)
+    assert len(said) == 5 and "[5/5]" in said[-1]
+    assert sum("no data, as above" in line for line in said) >= 3
+    assert all(collect.outcome(one, tmp_path).status == "no data" for one in jobs)
+
+
+def test_a_mistake_in_the_users_words_ends_it_all(tmp_path):
+    jobs = [job("mistaken", 0, tmp_path), *(job("fine", seed, tmp_path) for seed in range(1, 4))]
+    with pytest.raises(ConfigError, match="epochs > 0"):
+        together(jobs, tmp_path, stop_at_mistake=True)
+
+
+SHARE = """
+import sys, time
+from pathlib import Path
+from dpexp import records
+from dpexp.reporting.collect import build
+from tests.reporting.test_workers import job
+
+def execute(config):
+    done = Path(config["results"], f"{config['seed']}.done")
+    with records.held(config["results"], config):
+        if not done.exists():
+            time.sleep(0.3)
+            with done.open("a") as file:
+                file.write(f"by {sys.argv[2]}\\n")
+
+jobs = [job("fine", seed, sys.argv[1]) for seed in range(6)]
+print("ready", flush=True)
+sys.stdin.readline()
+build.run_missing(jobs, execute, Path(sys.argv[1]))
+"""
+
+
+def test_two_builds_of_one_table_share_its_runs(tmp_path, programs):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    builds = [programs.start(["-c", SHARE, str(tmp_path), name], **pipes) for name in "AB"]
+    assert [each.stdout.readline() for each in builds] == ["ready\n"] * 2
+    for each in builds:
+        each.stdin.write("go\n")
+        each.stdin.flush()
+    said = [each.communicate(timeout=60)[0] for each in builds]
+    assert [each.returncode for each in builds] == [0, 0]
+    lines = [(tmp_path / f"{seed}.done").read_text().splitlines() for seed in range(6)]
+    assert all(len(one) == 1 for one in lines), "a run was done twice"
+    assert {one[0] for one in lines} == {"by A", "by B"}
+    assert all(len(text.splitlines()) == 6 for text in said), "each build tells of every run"
