@@ -1,0 +1,62 @@
+"""What may not change of conf: the runs that artifacts and default choices stand for.
+
+    make pin-configs
+
+writes tests/pinned_configs.txt anew, after a change of runs that is meant; `git diff` then names
+them. A line is a run's artifact and cell, or its method, task and profile; its id; and a hash of
+all that its config resolves to, by the names of things that ids are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import run
+from dpexp import records
+from dpexp.artifacts import cells, spec
+from dpexp.records.moved import first_names
+from dpexp.records.record import hash_of
+from scripts.configs import Configs
+
+PINNED = Path(__file__).with_suffix(".txt")
+GROUPS = ("method", "task", "profile")
+
+
+def of_artifact(configs: Configs, path: Path) -> Iterator[str]:
+    """Give a line for every cell of an artifact in every profile, of one seed."""
+    artifact = spec.load(run.CONF, path.parent.name, path.stem)
+    for profile in artifact.profiles:
+        for job in cells.expand(artifact, profile, configs.compose_anew, run.CONF, seeds=(0,)):
+            if job.config is not None:
+                yield line(f"{path.parent.name}/{path.stem}", profile, *job.cell, config=job.config)
+
+
+def of_choices(configs: Configs, method: str) -> Iterator[str]:
+    """Give a line for every task and profile with a method, all else being default."""
+    for task in run.mistakes.options_of("task"):
+        for profile in run.mistakes.options_of("profile"):
+            words = [f"method={method}", f"task={task}", f"profile={profile}"]
+            yield line(*words, config=configs.compose_anew(words))
+
+
+def line(*names: str, config: dict) -> str:
+    """Name a config, and say what it is."""
+    return f"{' '.join(names)}: {records.run_id(config)} {content(config)}"
+
+
+def content(config: dict) -> str:
+    """Hash all that a config says, by the names of things that ids are of."""
+    return hash_of(first_names(config))[:12]
+
+
+def lines(configs: Configs) -> list[str]:
+    """Give all lines, sorted."""
+    artifacts = (run.CONF / "artifact").glob("*/*.yaml")
+    found = [one for path in artifacts for one in of_artifact(configs, path)]
+    methods = run.mistakes.options_of("method")
+    return sorted(found + [one for method in methods for one in of_choices(configs, method)])
+
+
+if __name__ == "__main__":
+    PINNED.write_text("\n".join(lines(Configs())) + "\n")
