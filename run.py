@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,13 @@ def up_to(value: Any, *choices: Any) -> Any:
     return choices[-1]
 
 
+def by(value: Any, known: Mapping[str, Any], other: Any) -> Any:
+    """Choose by a name, in conf: `${by:${method},{rgp: sgd},adam}` is sgd for rgp, else adam."""
+    return known.get(str(value), other)
+
+
 OmegaConf.register_new_resolver("up_to", up_to, replace=True)
+OmegaConf.register_new_resolver("by", by, replace=True)
 OmegaConf.register_new_resolver(
     "options", lambda group: ", ".join(mistakes.options_of(group)), replace=True
 )

@@ -1,7 +1,9 @@
-"""What configs name by another name than when runs were first named by it.
+"""What configs say in another way than when runs were first named by it.
 
-A run's id hashes its config, and so the dotted names in it. Moving a module must make no run
-another one: ids are of first names, and configs of finished runs are read with present ones.
+A run's id hashes its config, and so the dotted names in it, and the settings that it lists. Moving a
+module must make no run another one: ids are of first names, and configs of finished runs are read
+with present ones. So it is with an optimizer's and a schedule's settings, of which a run once listed
+those that its default would have taken as null.
 """
 
 from __future__ import annotations
@@ -25,14 +27,43 @@ NAMING = ("_target_", "loop")
 """Settings that hold such a name, at any depth."""
 
 
+CHOSEN = ("optimizer", "schedule")
+"""Groups of which the settings that were not for what was chosen were null."""
+
+ADAMS = {"betas": [0.9, 0.999], "eps": 1e-8}
+"""What Adam takes of itself, which only language models' runs listed."""
+
+
 def first_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a config with every moved name as it was when runs were first named by it."""
-    return _renamed(config, {new: old for old, new in MOVED.items()})
+    """Return a config that says all as it was said when runs were first named by it."""
+    first = present_names(config)
+    optimizer, schedule = (first.get(group) for group in CHOSEN)
+    if isinstance(optimizer, dict):
+        for key, own in ADAMS.items():
+            if _lists_adams(first):
+                optimizer.setdefault(key, None)
+            elif optimizer.get(key) == own:
+                del optimizer[key]
+        optimizer.setdefault("momentum", None)
+    if isinstance(schedule, dict):
+        first["schedule"] = {"fractions": None, "factor": None} | schedule
+    return _renamed(first, {new: old for old, new in MOVED.items()})
 
 
 def present_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a config with every moved name as it is now."""
-    return _renamed(config, MOVED)
+    """Return a config that says all as it is said now."""
+    present = _renamed(config, MOVED)
+    for group in CHOSEN:
+        if isinstance(present.get(group), dict):
+            present[group] = {k: v for k, v in present[group].items() if v is not None}
+    return present
+
+
+def _lists_adams(config: Mapping[str, Any]) -> bool:
+    """Tell whether a run's optimizer was once Adam, or was to stand in its place."""
+    model, method = (config.get(group) for group in ("model", "method"))
+    is_texts = isinstance(model, dict) and "tokenizer" in model
+    return is_texts or (isinstance(method, dict) and method.get("name") == "compressive")
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
