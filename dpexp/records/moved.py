@@ -2,8 +2,8 @@
 
 A run's id hashes its config, and so the dotted names in it, and the settings that it lists. Moving a
 module must make no run another one: ids are of first names, and configs of finished runs are read
-with present ones. So it is with an optimizer's and a schedule's settings, of which a run once listed
-those that its default would have taken as null.
+with present ones. An optimizer's and a schedule's settings once listed, as null, what the default
+would have taken and the chosen one did not: ids are of that list.
 """
 
 from __future__ import annotations
@@ -26,44 +26,38 @@ No name is added twice: what moves again gets another present name here.
 NAMING = ("_target_", "loop")
 """Settings that hold such a name, at any depth."""
 
-
-CHOSEN = ("optimizer", "schedule")
-"""Groups of which the settings that were not for what was chosen were null."""
-
 ADAMS = {"betas": [0.9, 0.999], "eps": 1e-8}
-"""What Adam takes of itself, which only language models' runs listed."""
+"""What torch's Adam takes where nothing is said: runs listed it where Adam was the default alone."""
 
 
 def first_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config that says all as it was said when runs were first named by it."""
-    first = present_names(config)
-    optimizer, schedule = (first.get(group) for group in CHOSEN)
-    if isinstance(optimizer, dict):
-        for key, own in ADAMS.items():
-            if _lists_adams(first):
-                optimizer.setdefault(key, None)
-            elif optimizer.get(key) == own:
-                del optimizer[key]
-        optimizer.setdefault("momentum", None)
-    if isinstance(schedule, dict):
+    first = _renamed(config, {new: old for old, new in MOVED.items()})
+    if isinstance(optimizer := first.get("optimizer"), dict):
+        first["optimizer"] = _first_settings(optimizer, _had_adam(first))
+    if isinstance(schedule := first.get("schedule"), dict):
         first["schedule"] = {"fractions": None, "factor": None} | schedule
-    return _renamed(first, {new: old for old, new in MOVED.items()})
+    return first
 
 
-def present_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config that says all as it is said now."""
-    present = _renamed(config, MOVED)
-    for group in CHOSEN:
-        if isinstance(present.get(group), dict):
-            present[group] = {k: v for k, v in present[group].items() if v is not None}
-    return present
+def _first_settings(optimizer: dict[str, Any], had_adam: bool) -> dict[str, Any]:
+    """List an optimizer's settings beside those that the default would have taken, as null."""
+    if had_adam:
+        return dict.fromkeys(("momentum", *ADAMS)) | optimizer
+    said = {key: value for key, value in optimizer.items() if value != ADAMS.get(key, ...)}
+    return {"momentum": None} | said
 
 
-def _lists_adams(config: Mapping[str, Any]) -> bool:
-    """Tell whether a run's optimizer was once Adam, or was to stand in its place."""
+def _had_adam(config: Mapping[str, Any]) -> bool:
+    """Tell whether Adam was the default of a run, or of the model that its method prefers."""
     model, method = (config.get(group) for group in ("model", "method"))
     is_texts = isinstance(model, dict) and "tokenizer" in model
     return is_texts or (isinstance(method, dict) and method.get("name") == "compressive")
+
+
+def present_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with every moved name as it is now."""
+    return _renamed(config, MOVED)
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
