@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import run
 from dpexp import records
+from dpexp.cli import build_parts
 from dpexp.distributed import ranks
 from dpexp.privacy import Mechanism, num_steps
 from dpexp.training.gradient import PrivateGradient
@@ -191,7 +191,7 @@ def _measure(config: dict[str, Any], device: torch.device, shrink: int) -> Step:
     small = stand_in(config, shrink)
     if "channels_last" in small["model"]:  # operations of kernels in C are not counted
         small["model"]["channels_last"] = False
-    parts = run.build_parts(small, device)
+    parts = build_parts(small, device)
     model, method, task = parts.model, parts.method, parts.task
     state = method.start(model)
     quiet = {**config["privacy"], "noise": False, "eps": None}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 
 import dpexp  # noqa: F401  (makes torchvision importable before a test module imports it)
-from scripts.signals import hear
+from dpexp.cli.signals import hear
 
 # A busy machine makes a timed example flaky; a failing one is replayed from its printed blob.
 settings.register_profile("dpexp", deadline=None, print_blob=True)

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.distributed.ranks import Ranks, choose_device
 from dpexp.training.train import make_mechanism

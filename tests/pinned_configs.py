@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import run
 from dpexp import records
 from dpexp.artifacts import cells, spec
+from dpexp.cli.config_cache import Configs
+from dpexp.cli.groups import CONF, options_of
 from dpexp.records.moved import first_names
 from dpexp.records.record import hash_of
-from scripts.configs import Configs
 
 PINNED = Path(__file__).with_suffix(".txt")
 GROUPS = ("method", "task", "profile")
@@ -25,17 +25,17 @@ GROUPS = ("method", "task", "profile")
 
 def of_artifact(configs: Configs, path: Path) -> Iterator[str]:
     """Give a line for every cell of an artifact in every profile, of one seed."""
-    artifact = spec.load(run.CONF, path.parent.name, path.stem)
+    artifact = spec.load(CONF, path.parent.name, path.stem)
     for profile in artifact.profiles:
-        for job in cells.expand(artifact, profile, configs.compose_anew, run.CONF, seeds=(0,)):
+        for job in cells.expand(artifact, profile, configs.compose_anew, CONF, seeds=(0,)):
             if job.config is not None:
                 yield line(f"{path.parent.name}/{path.stem}", profile, *job.cell, config=job.config)
 
 
 def of_choices(configs: Configs, method: str) -> Iterator[str]:
     """Give a line for every task and profile with a method, all else being default."""
-    for task in run.mistakes.options_of("task"):
-        for profile in run.mistakes.options_of("profile"):
+    for task in options_of("task"):
+        for profile in options_of("profile"):
             words = [f"method={method}", f"task={task}", f"profile={profile}"]
             yield line(*words, config=configs.compose_anew(words))
 
@@ -52,9 +52,9 @@ def content(config: dict) -> str:
 
 def lines(configs: Configs) -> list[str]:
     """Give all lines, sorted."""
-    artifacts = (run.CONF / "artifact").glob("*/*.yaml")
+    artifacts = (CONF / "artifact").glob("*/*.yaml")
     found = [one for path in artifacts for one in of_artifact(configs, path)]
-    methods = run.mistakes.options_of("method")
+    methods = options_of("method")
     return sorted(found + [one for method in methods for one in of_choices(configs, method)])
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import run
+from dpexp import cli as run
 from dpexp import records
+from dpexp.cli.config_cache import Configs
 from dpexp.distributed.ranks import Ranks
 from dpexp.records import read_mark
 from dpexp.training.train import train
 from dpexp.types import Carrier
-from scripts.configs import Configs
 
 CONFIGS = Configs()
 ALONE = Ranks(0, 1, torch.device("cpu"))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import yaml
 from torch import nn
 
-import run
+from dpexp import cli as run
 from dpexp.data import Examples
 from dpexp.distributed.ranks import Ranks
 from dpexp.methods.rgp import RGP

@@ -12,12 +12,12 @@ import shutil
 import numpy as np
 import pytest
 
-import run
+from dpexp import cli as run
 from dpexp import records
+from dpexp.cli import parameter_names
 from dpexp.privacy.finished import recheck_record
 from dpexp.records.predictions import PREDICTIONS, packed, unpacked
 from dpexp.records.record import hash_of
-from scripts import names
 from tests.edited import content, edited, edits, found_in, mend, write
 from tests.runs import execute
 
@@ -272,7 +272,7 @@ def test_absurd_counts_are_a_finding_and_nothing_is_computed(count, copy_of):
 def test_nothing_that_a_record_names_is_called(part, place, directories, tmp_path):
     """Checking a record builds its model, and Hydra calls whatever a value names."""
     record, written = records.read(directories["dpsgd"]), tmp_path / "written"
-    assert names.compare(record) == []
+    assert parameter_names.compare(record) == []
     call = {"_target_": "torch.save", "obj": 1, "f": str(written)}
     more = {
         "deep": {"more": {"inner": call}},
@@ -282,5 +282,5 @@ def test_nothing_that_a_record_names_is_called(part, place, directories, tmp_pat
     }[place]
     config = record.config | {part: record.config[part] | more}
     other = records.Record(record.directory, config, record.result, record.privacy, record.metrics)
-    assert names.compare(other) is None
+    assert parameter_names.compare(other) is None
     assert not written.exists()

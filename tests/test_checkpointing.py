@@ -6,7 +6,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import run
+from dpexp import cli as run
 from dpexp.data import cross_entropy
 from dpexp.methods.rgp import RGP
 from dpexp.privacy import whole_batch

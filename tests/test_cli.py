@@ -10,9 +10,9 @@ import pytest
 import yaml
 from torch import nn
 
-import run
+from dpexp import cli as run
+from dpexp.cli import errors, validate
 from dpexp.types import ConfigError
-from scripts import mistakes, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ["task=digits", "profile=embedded"]
@@ -113,10 +113,10 @@ def test_a_mistake_is_one_line_whatever_hydra_is_told_to_print(shell, value):
 def test_an_assertion_that_fails_is_the_users_mistake_in_hydra_alone():
     with pytest.raises(AssertionError) as ours:
         assert not METHODS
-    assert mistakes.mistake(ours.value) is None
+    assert errors.mistake(ours.value) is None
     with pytest.raises(AssertionError) as hydras:
         run.compose(["method=gep"])
-    assert mistakes.mistake(hydras.value).startswith("Expected a task")
+    assert errors.mistake(hydras.value).startswith("Expected a task")
 
 
 def test_a_list_in_a_names_place_is_the_users_mistake(monkeypatch):
@@ -124,7 +124,7 @@ def test_a_list_in_a_names_place_is_the_users_mistake(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py", *words])
     with pytest.raises(TypeError) as hydras:  # it puts a group's name together of it
         run.compose(words)
-    assert "got task=[[1]]. Name one." in mistakes.mistake(hydras.value)
+    assert "got task=[[1]]. Name one." in errors.mistake(hydras.value)
 
 
 @pytest.mark.parametrize(
@@ -342,16 +342,16 @@ def test_help_is_of_what_is_chosen_wherever_it_is_asked_for(shell, words):
 
 def test_a_small_profile_says_where_it_leaves_a_run_large():
     config = run.compose(["method=rgp", "task=cifar10", "profile=embedded"])
-    assert "200 epochs, through which 10,000,000 examples pass" in settings.unscaled(config)
-    assert "digits" in settings.unscaled(config)
+    assert "200 epochs, through which 10,000,000 examples pass" in validate.unscaled(config)
+    assert "digits" in validate.unscaled(config)
     for words in (["task=cifar10", "profile=quick"], ["task=digits", "profile=embedded"]):
-        assert settings.unscaled(run.compose(["method=rgp", *words])) == ""
-    assert settings.unscaled(run.compose(["method=rgp", "task=cifar10"])) == ""
+        assert validate.unscaled(run.compose(["method=rgp", *words])) == ""
+    assert validate.unscaled(run.compose(["method=rgp", "task=cifar10"])) == ""
 
 
 def test_what_a_run_does_not_read_is_told_of():
     def idle(*words):
-        return settings.idle(run.compose(["task=digits", "profile=embedded", *words]), words)
+        return validate.idle(run.compose(["task=digits", "profile=embedded", *words]), words)
 
     assert idle("method=pate", "epochs=3", "++batch_size=7", "seed=2") == [
         "epochs=3",

@@ -8,11 +8,11 @@ import hydra
 import pytest
 import yaml
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.artifacts import cells, spec
+from dpexp.cli.config_cache import Configs
 from dpexp.privacy import num_steps
-from scripts.configs import Configs
 
 CONFIGS = Configs()  # a tree of conf that was composed before need not be again
 GROUPS = ("method", "model", "profile", "task")

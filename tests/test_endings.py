@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.training import checkpoint
 from dpexp.training.observation import Analysis

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.privacy import PrivacyError
 from dpexp.records import LEDGER, Ledger, Mark, RecordError, read_mark

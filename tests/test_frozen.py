@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.grad_sample import Tape
 from dpexp.methods.dpsgd import DPSGD

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import run
+from dpexp import cli as run
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.powersgd import PowerSGD
 from tests.steps import CPU, METHODS, RandomNet, composed, distance, flat, rgp, sums_of

@@ -13,7 +13,7 @@ import transformers
 import yaml
 from safetensors.torch import load_file, save_file
 
-import run
+from dpexp import cli as run
 from dpexp.models.language import TextClassifier, from_scratch, pretrained
 from dpexp.types import ConfigError, MissingData
 from tests.runs import execute, of

@@ -7,8 +7,9 @@ from functools import partial
 import pytest
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp import records
+from dpexp.cli.verify import main as verify
 from dpexp.distributed.ranks import Ranks
 from dpexp.kernels import compiled
 from dpexp.privacy import PrivacyError
@@ -16,7 +17,6 @@ from dpexp.records import Ledger, Mark, RecordError, read_mark
 from dpexp.training import checkpoint
 from dpexp.training.spent import surroundings_of
 from dpexp.training.train import train
-from scripts.verify import main as verify
 from tests.runs import (
     ALONE,
     SHORT,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp import kernels, records
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.rgp import RGP

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.records import MOVED, first_names, present_names, run_id
 

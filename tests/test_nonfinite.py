@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-import run
+from dpexp import cli as run
 from dpexp.data import Examples, percent_right
 from dpexp.pate.stages import predict
 from dpexp.training.judging import evaluate, judge

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-import run
+from dpexp import cli as run
 from dpexp.data import Examples, Task
 from dpexp.distributed.ranks import Ranks
 from dpexp.models.cnn import CNN

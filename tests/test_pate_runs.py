@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.distributed.ranks import Ranks
 from dpexp.pate import loop

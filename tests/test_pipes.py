@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from scripts.pipes import patience
+from dpexp.cli.streams import patience
 from tests.test_cli import ROOT
 
 
@@ -25,7 +25,7 @@ def unheard():
 def test_what_is_running_goes_on_unheard(stream, count, flush, unheard, tmp_path):
     script = f"""
 import sys
-from scripts.pipes import patience
+from dpexp.cli.streams import patience
 with patience():
     for k in range({count}):
         print("word", k, file=sys.{stream}, flush={flush})
@@ -57,7 +57,7 @@ def test_streams_are_given_back(capsys):
 
 PROGRAM = """
 import os, sys
-from scripts.pipes import patience
+from dpexp.cli.streams import patience
 with patience():
     opened = open(sys.argv[1], "w")
     print("said")

@@ -6,7 +6,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp.data.public_texts import film_reviews
 from dpexp.data.task import assemble
 from dpexp.data.text import Encoded, Texts, Tokenizer

@@ -8,13 +8,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-import run
+from dpexp import cli as run
+from dpexp.cli.arguments import split
+from dpexp.cli.config_cache import Configs
+from dpexp.cli.quoting import quoted, readable
 from dpexp.records import RecordError
 from dpexp.records.caches import cache_dir
 from dpexp.types import ConfigError
-from scripts.configs import Configs
-from scripts.quotes import quoted, readable
-from scripts.words import split
 
 RUN = ["method=linear", "task=digits", "profile=embedded"]
 ODD = st.text(st.one_of(st.sampled_from("\\'\" ,=[]{}()$~:#\n\té"), st.characters()))

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp.privacy.privatize import add_noise_
 from dpexp.privacy.room import reach, setting_of
 from dpexp.privacy.seeds import generator

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.distributed.processes import launch
 from dpexp.distributed.ranks import RankLost, Ranks, buckets

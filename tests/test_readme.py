@@ -8,10 +8,10 @@ import subprocess
 
 import pytest
 
-import run
+from dpexp import cli as run
 from dpexp import records
+from dpexp.cli import readme
 from dpexp.types import ConfigError
-from scripts import readme
 
 ROOT = run.CONF.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

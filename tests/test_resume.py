@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.privacy import PrivacyError
 from dpexp.training import checkpoint

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-import run
-from scripts import search
+from dpexp import cli as run
+from dpexp.cli import search
 from tests.runs import one_thread  # noqa: F401
 
 SHORT = ["profile=embedded", "method=dpsgd", "task=digits", "model=linear", "epochs=2"]
@@ -41,7 +41,7 @@ def test_the_test_set_is_not_looked_at(method, monkeypatch):
         wrong = replace(whole.test, targets=(whole.test.targets + 1) % 10)
         return replace(parts, task=replace(parts.task, test=wrong))
 
-    monkeypatch.setattr(run, "build_parts", without_test)
+    monkeypatch.setattr(search, "build_parts", without_test)
     assert search.attempt(words) == before
     assert 0 < before <= 100
 

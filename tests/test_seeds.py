@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-import run
+from dpexp import cli as run
+from dpexp.cli.instantiate import loop_of
 from dpexp.privacy import seeds, whole_batch
 from dpexp.privacy.seeds import AXES, generator, new_secret, seed_default, spawned
 from dpexp.types import Release
-from scripts.targets import loop_of
 from tests.draws import Draws, place
 from tests.runs import ALONE
 from tests.steps import PRIVATE
@@ -109,16 +109,20 @@ def test_spawned_generators_hang_on_all_of_four_draws_of_63_bits():
 # Axes
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = [ROOT / "run.py", *sorted((ROOT / "dpexp").rglob("*.py"))]
+FILES = sorted((ROOT / "dpexp").rglob("*.py"))
 
 OTHER_SEEDS = {
     "torch.Generator": {"dpexp.analysis.anchors", "dpexp.privacy.seeds"},
-    "manual_seed": {"run", "dpexp.analysis.anchors"},
+    "manual_seed": {"dpexp.cli.parts", "dpexp.analysis.anchors"},
     "default_rng": {"dpexp.data.public", "dpexp.data.regression", "dpexp.data.shapes"},
     "random.Random": {"dpexp.data.lexicon", "dpexp.data.grammar"},
 }
 """Who else seeds what draws: from a generator's own number, or to make or choose data."""
 OTHER_SEEDS["torch.Generator"] |= {"dpexp.data.task", "dpexp.data.public"}
+# What is held out, the moments at which a run is disturbed, and draws that are simulated.
+OTHER_SEEDS["torch.Generator"] |= {"dpexp.cli.search"}
+OTHER_SEEDS["random.Random"] |= {"dpexp.cli.soak"}
+OTHER_SEEDS["default_rng"] |= {"dpexp.cli.verdicts"}
 OTHER_SEEDS["manual_seed"] |= OTHER_SEEDS["torch.Generator"]
 
 

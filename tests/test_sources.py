@@ -14,10 +14,10 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-import run
+from dpexp import cli as run
 from dpexp import records
+from dpexp.cli import artifact, fingerprints, lookup
 from dpexp.types import ConfigError
-from scripts import artifact, sources
 from tests.runs import execute
 
 IMAGES = ["method=dpsgd", "task=cifar10", "profile=embedded", "model=linear", "device=cpu"]
@@ -58,11 +58,11 @@ def done(roots, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def asked_anew():
     """Another process would ask again."""
-    sources._of_data.cache_clear()
+    lookup._of_data.cache_clear()
 
 
 def looked_up(results, root, *words):
-    return run._done_before(
+    return lookup.done_before(
         run.compose([*IMAGES, *words, f"data_root={root}", f"results={results}"])
     )
 
@@ -89,7 +89,7 @@ def test_other_bytes_of_the_same_name_size_and_time_are_seen(done, roots, tmp_pa
         other = Path(roots["b"]) / path.relative_to(folder)
         path.write_bytes(other.read_bytes())
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    sources._of_data.cache_clear()
+    lookup._of_data.cache_clear()
     with pytest.raises(ConfigError, match="were"):
         looked_up(done, folder)
 
@@ -125,9 +125,9 @@ def weights(tmp_path):
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(bytes(1000))
     (folder / "pytorch_model.bin").write_bytes(b"not read where there are safetensors")
-    node = {"_target_": sources.PRETRAINED, "repo": "owner/name"}
+    node = {"_target_": fingerprints.PRETRAINED, "repo": "owner/name"}
     config = {"model": node | {"model_root": str(tmp_path / "models")}}
-    return config, folder, {"pretrained_sha256": sources.pretrained(config)}
+    return config, folder, {"pretrained_sha256": fingerprints.pretrained(config)}
 
 
 def test_pretrained_weights_are_named_by_the_hash_of_their_files(weights):
@@ -135,30 +135,30 @@ def test_pretrained_weights_are_named_by_the_hash_of_their_files(weights):
     files = said["pretrained_sha256"]["owner/name"]
     assert list(files) == ["config.json", "model.safetensors"]
     assert files["model.safetensors"] == hashlib.sha256(bytes(1000)).hexdigest()
-    assert sources.pretrained({"model": {"_target_": "dpexp.models.linear.Linear"}}) == {}
+    assert fingerprints.pretrained({"model": {"_target_": "dpexp.models.linear.Linear"}}) == {}
     (folder / "model.safetensors").unlink()
-    assert "pytorch_model.bin" in sources.pretrained(config)["owner/name"]
+    assert "pytorch_model.bin" in fingerprints.pretrained(config)["owner/name"]
 
 
 def test_other_weights_are_named_by_file(weights):
     config, folder, said = weights
-    assert sources._compare_pretrained(config, said) == ("", "")
+    assert lookup._compare_pretrained(config, said) == ("", "")
     (folder / "model.safetensors").write_bytes(b"\1" + bytes(999))
-    other, unknown = sources._compare_pretrained(config, said)
+    other, unknown = lookup._compare_pretrained(config, said)
     assert other == "here are others: model.safetensors of owner/name" and not unknown
 
 
 def test_a_file_that_is_gone_or_new_is_another(weights):
     config, folder, said = weights
     (folder / "model.safetensors").unlink()
-    assert "pytorch_model.bin" in sources._compare_pretrained(config, said)[0]
+    assert "pytorch_model.bin" in lookup._compare_pretrained(config, said)[0]
 
 
 def test_records_without_hashes_and_models_that_are_not_here_say_so(weights):
     config, folder, said = weights
-    assert "the record is older" in sources._compare_pretrained(config, {})[1]
+    assert "the record is older" in lookup._compare_pretrained(config, {})[1]
     shutil.rmtree(folder)
-    assert "were not compared" in sources._compare_pretrained(config, said)[1]
+    assert "were not compared" in lookup._compare_pretrained(config, said)[1]
 
 
 # Tokenizers
@@ -172,16 +172,16 @@ def words(weights):
     (folder / "added_tokens.json").write_text("{}")
     node = {"tokenizer": "owner/name", "model_root": config["model"]["model_root"]}
     config |= {"prompts": node, "task": {"name": "digits", "tokenizer": None}}
-    return config, folder, {"pretrained_sha256": sources.pretrained(config)}
+    return config, folder, {"pretrained_sha256": fingerprints.pretrained(config)}
 
 
 def test_a_tokenizer_is_named_by_the_hash_of_its_files(words):
     config, folder, said = words
     files = said["pretrained_sha256"]["owner/name"]
-    assert files["tokenizer.json"] == sources._sha256(folder / "tokenizer.json")
+    assert files["tokenizer.json"] == fingerprints._sha256(folder / "tokenizer.json")
     assert {"added_tokens.json", "model.safetensors"} <= {*files}
     alone = {"model": {"_target_": "dpexp.models.linear.Linear"}, "task": config["prompts"]}
-    assert [*sources.pretrained(alone)["owner/name"]] == [
+    assert [*fingerprints.pretrained(alone)["owner/name"]] == [
         *("config.json", "tokenizer.json", "added_tokens.json")
     ]
 
@@ -190,18 +190,18 @@ def test_a_tokenizer_is_named_by_the_hash_of_its_files(words):
 def test_another_tokenizer_of_the_same_size_and_time_is_another(words, group):
     config, folder, said = words
     config = {"model": config["model"], group: config["prompts"]}
-    assert sources._compare_pretrained(config, said) == ("", "")
+    assert lookup._compare_pretrained(config, said) == ("", "")
     file = folder / "tokenizer.json"
     stat, before = file.stat(), file.read_text()
     file.write_text('{"bad": 1, "good": 2}')
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert file.stat().st_size == stat.st_size
-    other = sources._compare_pretrained(config, said)
+    other = lookup._compare_pretrained(config, said)
     assert other == ("here are others: tokenizer.json of owner/name", "")
     file.write_text(before)
     (folder / "added_tokens.json").unlink()
     (folder / "merges.txt").write_text("b a")
-    said_now = sources._compare_pretrained(config, said)[0]
+    said_now = lookup._compare_pretrained(config, said)[0]
     assert "merges.txt of owner/name" in said_now and "added_tokens.json of owner/name" in said_now
 
 
@@ -210,13 +210,13 @@ def test_a_record_that_names_weights_and_no_tokenizer_says_so_and_weights_are_co
     files = said["pretrained_sha256"]["owner/name"]
     older = {name: files[name] for name in ("config.json", "model.safetensors")}
     older = {"pretrained_sha256": {"owner/name": older}}
-    other, unknown = sources._compare_pretrained(config, older)
+    other, unknown = lookup._compare_pretrained(config, older)
     assert other == ""
     assert unknown == "the record is older and does not say which tokenizer of owner/name it read"
     (folder / "model.safetensors").write_bytes(b"\1" + bytes(999))
-    other, _ = sources._compare_pretrained(config, older)
+    other, _ = lookup._compare_pretrained(config, older)
     assert other == "here are others: model.safetensors of owner/name"
-    unknown = sources._compare_pretrained(config, {})[1]
+    unknown = lookup._compare_pretrained(config, {})[1]
     assert "weights of owner/name" in unknown and "tokenizer of owner/name" in unknown
 
 
@@ -304,4 +304,4 @@ def test_a_committed_record_can_still_be_compared():
     path = root / records.run_id(config) / "result.json"
     if not path.is_file():
         pytest.skip("no such run is committed")
-    assert sources.compare(config, json.loads(path.read_text())) == ("", "")
+    assert lookup.compare(config, json.loads(path.read_text())) == ("", "")

@@ -71,10 +71,10 @@ def program(*words):
     return 1
 
 if sys.argv[1] == "run":
-    from scripts.mistakes import guarded
+    from dpexp.cli.errors import guarded
     guarded(program)
 else:
-    from scripts.words import exit_code_of
+    from dpexp.cli.arguments import exit_code_of
     sys.exit(exit_code_of(program, [], ""))
 """
 

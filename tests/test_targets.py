@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from dpexp.cli import errors, instantiate
 from dpexp.types import ConfigError
-from scripts import mistakes, targets
 from tests.runs import execute
 
 DIGITS = ["task=digits", "profile=embedded", "epochs=0.2"]
@@ -51,7 +51,7 @@ def told(words, tmp_path, *more):
     with pytest.raises(ConfigError) as caught:
         execute(tmp_path, *words, *more)
     line = str(caught.value)
-    assert "\n" not in line and mistakes.mistake(caught.value) == line
+    assert "\n" not in line and errors.mistake(caught.value) == line
     assert not any(tmp_path.rglob("metrics.jsonl"))
     return line
 
@@ -121,8 +121,8 @@ def test_pates_settings_without_its_loop_are_told_of(tmp_path):
 def test_an_error_of_ours_that_refuses_nothing_keeps_its_trace(monkeypatch):
     monkeypatch.setattr("dpexp.training.schedules.LinearDecay.__init__", breaks)
     with pytest.raises(RuntimeError) as caught:
-        targets.make("schedule", {"_target_": "dpexp.training.schedules.LinearDecay"})
-    assert mistakes.mistake(caught.value) is None
+        instantiate.make("schedule", {"_target_": "dpexp.training.schedules.LinearDecay"})
+    assert errors.mistake(caught.value) is None
 
 
 class Hinted:
@@ -133,4 +133,4 @@ class Hinted:
 
 
 def test_an_annotation_that_cannot_be_resolved_is_none_of_ours():
-    assert targets.make("prompts", {"_target_": f"{HERE}.Hinted", "size": 3}).size == 3
+    assert instantiate.make("prompts", {"_target_": f"{HERE}.Hinted", "size": 3}).size == 3

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.training import tracking
 from dpexp.training.tracking import Progress, Tracker, job_type

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.distributed.ranks import Ranks
 from dpexp.methods.dpsgd import DPSGD

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.attacks.soundness import first_difference
 from dpexp.pate import loop

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from dpexp import records
+from dpexp.cli.verify import main
 from dpexp.records.predictions import packed, unpacked
 from dpexp.records.record import contents
-from scripts.verify import main
 from tests.edited import mend
 from tests.runs import execute
 

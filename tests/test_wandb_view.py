@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scripts.wandb_view import main, view, workspace
+from dpexp.cli.wandb_view import main, view, workspace
 
 
 def config(task, eps=8.0, **more):

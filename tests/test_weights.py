@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-import run
+from dpexp import cli as run
 from dpexp.data.text import Tokenizer
 from dpexp.models.vocabulary import require_vocabulary
 from dpexp.types import ConfigError

@@ -11,7 +11,7 @@ import transformers
 import yaml
 from tokenizers import models, pre_tokenizers, processors
 
-import run
+from dpexp import cli as run
 from dpexp.data.text import Texts, pack
 from dpexp.models.language import from_scratch, pretrained
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.attacks.soundness import Injected
+from dpexp.cli.instantiate import loop_of
 from dpexp.records import without_diagnostics
 from dpexp.training import checkpoint
-from scripts.targets import loop_of
 from tests.runs import ALONE
 
 

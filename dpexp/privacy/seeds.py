@@ -12,7 +12,7 @@ _WORDS = 624  # the Mersenne twister's state, in 32-bit words
 _STATE_OFFSET = 24  # bytes before those words in torch's saved state (each word takes eight bytes)
 
 AXES = {
-    "init": "run",
+    "init": "dpexp.cli.parts",
     "sampling": "dpexp.privacy.sampling",
     "noise": "dpexp.privacy.mechanism",
     "noise/": "dpexp.pate.votes",

@@ -24,12 +24,12 @@ from statistics import median
 import pandas as pd
 import torch
 
+from dpexp.cli import errors
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import choose_device
 from dpexp.kernels import compiled
 from dpexp.records import describe_device, git_commit, versions, write_atomically
 from dpexp.types import ConfigError
-from scripts import mistakes
 from scripts.bench import gep, language, vision
 from scripts.bench.steps import UNIT, Case, Run
 
@@ -216,4 +216,4 @@ if __name__ == "__main__":
     try:
         main()
     except ConfigError as error:
-        sys.exit(mistakes.fail(str(error)))
+        sys.exit(errors.fail(str(error)))

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dpexp.cli.arguments import exit_code_of
 from scripts.scale.counts import (
     LLAMA,
     METHODS,
@@ -25,7 +26,6 @@ from scripts.scale.counts import (
     of_micro_batch,
 )
 from scripts.scale.machine import PARTS, Machine, parse, sent, step
-from scripts.words import exit_code_of
 
 NETWORKS = (ROBERTA, LLAMA)
 GPUS = (1, 8, 64)

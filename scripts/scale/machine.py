@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from dpexp.cli.arguments import number, only
 from dpexp.distributed.ranks import buckets
 from scripts.scale.counts import Network, Work, of_micro_batch, of_optimizer, of_step
-from scripts.words import number, only
 
 PARTS = ("bfloat16", "float32", "memory", "QR", "bytes", "hops")
 """What a step can be bound by: products, moving numbers in memory, launching QRs, sending."""

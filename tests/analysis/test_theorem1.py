@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.analysis.theorem1 import RECOVERY, Theorem1, Theorem1Bound
 from dpexp.methods.cosamp import cosamp, keep_largest

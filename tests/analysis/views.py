@@ -2,7 +2,7 @@
 
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp.distributed.ranks import Ranks
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.observation import View

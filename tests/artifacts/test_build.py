@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.artifacts import build, cells, claims, collect, plan, spec
+from dpexp.cli import artifact as script
 from dpexp.types import ConfigError, MissingData
-from scripts import artifact as script
 from tests.artifacts.shown import edit
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import run
+from dpexp import cli as run
 from dpexp.artifacts import claims, collect, errors, spec
 from dpexp.records.predictions import PREDICTIONS, packed
 from dpexp.types import ConfigError

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dpexp.artifacts import claims, errors
-from scripts import verdicts
-from scripts.verdicts import Setting
+from dpexp.cli import verdicts
+from dpexp.cli.verdicts import Setting
 
 
 def drawn(seed=0, **changes):

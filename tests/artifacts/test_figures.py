@@ -11,9 +11,9 @@ from matplotlib.image import imread
 
 from dpexp.artifacts import claims, errors, exports, figure, markdown, spec
 from dpexp.artifacts.words import Claim
+from dpexp.cli import artifact as script
 from dpexp.records.predictions import PREDICTIONS, packed
 from dpexp.types import ConfigError
-from scripts import artifact as script
 from tests.artifacts.shown import csv_lines, drawn, edit
 
 SUFFIXES = ("md", "csv", "svg", "png")

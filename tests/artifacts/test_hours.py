@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-import run
+from dpexp import cli as run
 from scripts import hours
 
 CPU = torch.device("cpu")

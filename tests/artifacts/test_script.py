@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from dpexp.artifacts import spec
+from dpexp.cli import artifact
+from dpexp.cli.arguments import changing
 from dpexp.types import ConfigError
-from scripts import artifact
-from scripts.words import changing
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,12 +6,12 @@ import textwrap
 
 import pytest
 
-import run
+from dpexp import cli as run
 from dpexp.artifacts import cells, spec, tuned
+from dpexp.cli import artifact as artifact_script
+from dpexp.cli import groups, tune
+from dpexp.cli.config_cache import Configs
 from dpexp.types import ConfigError, MissingData
-from scripts import artifact as artifact_script
-from scripts import tune
-from scripts.configs import Configs
 
 TABLE = """
 title: "A grid"
@@ -54,7 +54,7 @@ def conf(tmp_path, monkeypatch):
     folder = root / "artifact" / "made"
     folder.mkdir(parents=True)
     (folder / "table1.yaml").write_text(textwrap.dedent(TABLE), encoding="utf-8")
-    monkeypatch.setattr(run, "CONF", root)
+    monkeypatch.setattr(groups, "CONF", root)
     monkeypatch.chdir(tmp_path)
     return root
 

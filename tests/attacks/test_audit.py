@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.attacks import bounds, worlds
 from dpexp.attacks.audit import curve_bound, toss
 from dpexp.attacks.bounds_curves import gaussian_epsilon
 from dpexp.attacks.canaries import Canaried
+from dpexp.cli import audit
 from dpexp.distributed.ranks import Ranks
 from dpexp.pate.votes import build_votes
 from dpexp.privacy import build
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.train import train
 from dpexp.types import ConfigError
-from scripts import audit
 from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
 from tests.test_conf import check_settings
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp.attacks.audit import toss
 from dpexp.attacks.canaries import TOO_LONG, Canaried
 from dpexp.attacks.canaries_tipped import Tipped

@@ -9,10 +9,10 @@ import torch
 from dpexp.attacks.influence import Knobs, climb
 from dpexp.attacks.influence_forms import FORMS, Form
 from dpexp.attacks.influence_networks import NETWORKS
+from dpexp.cli import attack
 from dpexp.grad_sample.carriers import Explicit, Outer
 from dpexp.grad_sample.linear import LinearWeight
 from dpexp.types import Size
-from scripts import attack
 from tests.runs import one_thread  # noqa: F401
 
 ALLOWED = 1 + 1e-6

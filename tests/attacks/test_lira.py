@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import norm
 
-import run
+from dpexp import cli as run
 from dpexp.attacks import lira
 from dpexp.attacks.roc import roc
 from dpexp.attacks.shadow import half
+from dpexp.cli import lira as script
 from dpexp.types import ConfigError
-from scripts import lira as script
 from tests.runs import execute, of, one_thread  # noqa: F401
 
 DIGITS = ["profile=embedded", "task=digits", "eval_every=100"]

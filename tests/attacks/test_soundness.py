@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-import run
+from dpexp import cli as run
 from dpexp.attacks.soundness import TOLERANCE, check
-from scripts import check_method
+from dpexp.cli import check_method
 from tests.steps import CPU, METHODS, composed
 from tests.unsound import UNSOUND, HalfDeclared
 

@@ -11,7 +11,7 @@ import torchvision
 from safetensors.torch import save_file
 from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 
-import run
+from dpexp import cli as run
 from dpexp.data.digits import digits
 from dpexp.data.features import encode
 from dpexp.data.public import generated

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp.data.grammar import (
     CONTRADICTION,
     ENTAILMENT,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image, ImageOps
 
-import run
+from dpexp import cli as run
 from dpexp.data.images import hub_images
 from dpexp.data.pixels import picture, pixels
 from dpexp.data.public import hub_images as public_images

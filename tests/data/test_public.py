@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-import run
+from dpexp import cli as run
 from dpexp.data import Examples
 from dpexp.data.public import generated, hub_images, none, require, scanned
 from dpexp.data.shapes import shapes

@@ -6,7 +6,7 @@ import hydra
 import pytest
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.data import lexicon, reviews
 from dpexp.data.grammar import GRAMMARS

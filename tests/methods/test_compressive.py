@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 from torch import nn
 
-import run
+from dpexp import cli as run
 from dpexp.data import Examples
 from dpexp.data.regression import squared_error
 from dpexp.distributed.ranks import Ranks

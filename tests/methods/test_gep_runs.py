@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-import run
+from dpexp import cli as run
 from dpexp.distributed.ranks import Ranks
 from dpexp.privacy import verify
 from dpexp.privacy.accounting import rdp_epsilon, rdp_epsilon_apart

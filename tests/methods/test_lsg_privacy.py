@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
-import run
+from dpexp import cli as run
 from dpexp.methods.sparsity import num_kept
 from dpexp.types import Key
 from tests import steps

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-import run
+from dpexp import cli as run
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.powersgd import PowerSGD
 from dpexp.privacy.seeds import generator

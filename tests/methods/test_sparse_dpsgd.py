@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
-import run
+from dpexp import cli as run
 from dpexp.grad_sample.carriers import AT_LEAST, Explicit, Masked, Outer
 from dpexp.grad_sample.linear import LinearWeight
 from dpexp.methods.dpsgd import DPSGD

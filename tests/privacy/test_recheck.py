@@ -9,7 +9,7 @@ import yaml
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-import run
+from dpexp import cli as run
 from dpexp import records
 from dpexp.privacy.accounting import calibrate
 from dpexp.privacy.pld import Part, gaussian_epsilon, laplace_epsilon

@@ -1,12 +1,10 @@
-"""The bytes a run is made of: its data's fingerprint; weights and tokenizers it reads, by hash.
+"""Whether a finished run that is looked up was made of the bytes that are here.
 
-They are recorded, and compared where a finished run is looked up: its config names them, but the
-files behind a name may be others.
+Its config names data, weights and tokenizers, but the files behind a name may be others.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import warnings
@@ -18,15 +16,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpexp.artifacts.plain import clean
-
-PRETRAINED = "dpexp.models.language.pretrained"
-
-SETTINGS, WEIGHTS, ELSE = ("config.json",), ("*.safetensors",), ("*.bin",)
-"""Files of a pretrained language model, of which the last are read where there are no others."""
+from dpexp.cli.fingerprints import PRETRAINED, pretrained, tokenizers_named
 
 
-READ_BY = ("task", "public", "prompts")
-"""Groups of a config whose `tokenizer` is read; a model's own is what these take by default."""
+def done_before(config: dict[str, Any]) -> str:
+    """Say what is looked up, where the run is done; "" where it is not.
+
+    Raises:
+        ConfigError: if it was made of other bytes, of data, weights or a tokenizer, than are here.
+        RecordError: if its result is none that a run writes.
+    """
+    from dpexp import records
+
+    found = records.find(config["results"], config)
+    if found is None:
+        return ""
+    result = found.result
+    bytes_here = compare(config, result)
+    refuse_other(found.directory, bytes_here)
+    metric = result.get("metric", "an accuracy that is not named")
+    value = "no number" if result.get(metric) is None else f"{result[metric]:.4g}"
+    spent = "" if result.get("eps") is None else f", eps {result['eps']:g}"
+    where = clean(result.get("device", "a device that is not named"))
+    line = f"done before: {clean(metric)} {value}{spent}, on {where}; results=FOLDER runs it anew"
+    return f"{line}. Note: {bytes_here.unknown}" if bytes_here.unknown else line
 
 
 class Comparison(NamedTuple):
@@ -39,54 +52,6 @@ class Comparison(NamedTuple):
 
     other: str
     unknown: str
-
-
-def pretrained(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Hash the pretrained weights and tokenizers that a config names: SHA-256 by file, by model.
-
-    Raises:
-        MissingData: they are nowhere to be found.
-    """
-    found: dict[str, dict[str, str]] = {}
-    for name, files in (*_weights(config), *_tokenizers(config)):
-        found.setdefault(name, {}).update({path.name: _sha256(path) for path in files})
-    return found
-
-
-def _weights(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
-    model, features = config["model"], config.get("features")
-    if model.get("_target_") == PRETRAINED:
-        from dpexp.data.hub import model_folder
-
-        folder = model_folder(model["model_root"], model["repo"])
-        weights = [path for one in WEIGHTS for path in sorted(folder.glob(one))]
-        weights = weights or [path for one in ELSE for path in sorted(folder.glob(one))]
-        yield model["repo"], [*(folder / name for name in SETTINGS), *weights]
-    if features:
-        from dpexp.data.features import files_of
-
-        yield features["encoder"], files_of(features["encoder"], features["model_root"])
-
-
-def _tokenizers(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
-    """Give the files of every tokenizer that a config's texts or prompts go through."""
-    for name, root in _tokenizers_named(config).items():
-        from dpexp.data.hub import model_folder
-        from dpexp.data.text import FILES
-
-        folder = model_folder(root, name)
-        yield name, [path for one in (*SETTINGS, *FILES) if (path := folder / one).is_file()]
-
-
-def _tokenizers_named(config: Mapping[str, Any]) -> dict[str, str]:
-    """Name the models whose tokenizers are read, and the root below which each lies."""
-    nodes = [config[group] for group in READ_BY if isinstance(config.get(group), Mapping)]
-    return {node["tokenizer"]: node["model_root"] for node in nodes if node.get("tokenizer")}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def compare(config: Mapping[str, Any], result: Mapping[str, Any]) -> Comparison:
@@ -171,7 +136,7 @@ def _compare_pretrained(config: Mapping[str, Any], result: Mapping[str, Any]) ->
     names = [config["features"]["encoder"]] if config.get("features") else []
     if config["model"].get("_target_") == PRETRAINED:
         names.append(config["model"]["repo"])
-    tokenizers = list(_tokenizers_named(config))
+    tokenizers = list(tokenizers_named(config))
     if not names and not tokenizers:
         return "", ""
     older = "the record is older and does not say which"
@@ -205,13 +170,13 @@ def fingerprint_here(config: Mapping[str, Any]) -> tuple[str, str]:
     """Give the fingerprint of the data that a config reads here, or "" and why there is none."""
     import torch
 
-    import run
+    from dpexp.cli.parts import build_task
     from dpexp.types import ConfigError, one_line
 
     try:
         with _offline(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return run.build_task(dict(config), torch.device("cpu")).fingerprint, ""
+            return build_task(dict(config), torch.device("cpu")).fingerprint, ""
     except (ConfigError, OSError) as error:
         return "", one_line(error)
 

@@ -39,11 +39,11 @@ def compare(record: Record) -> list[str] | None:
 def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
     import torch
 
-    import run
+    from dpexp.cli.fingerprints import PRETRAINED
+    from dpexp.cli.instantiate import make
+    from dpexp.cli.parts import fit_to_task
     from dpexp.privacy.statements import KNOWN, PATE, is_ours
     from dpexp.training.train import named_parameters
-    from scripts.sources import PRETRAINED
-    from scripts.targets import make
 
     config, result = record.config, record.result
     target, method = config["model"]["_target_"], config["method"]["_target_"]
@@ -59,7 +59,7 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
         train=SimpleNamespace(longest=result["longest"]),
     )
     with torch.device("meta"):
-        fit = run._fit(config["model"], task)
+        fit = fit_to_task(config["model"], task)
         model = make("model", config["model"], without=("name", "head", "tokenizer"), **fit)
     if method == PATE:
         return {"trainable": {n: p.numel() for n, p in model.named_parameters()}, "frozen": {}}

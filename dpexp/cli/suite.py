@@ -11,12 +11,11 @@ from typing import Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-import run
 from dpexp.artifacts import build, cells, collect, page, spec, table, tuned
+from dpexp.cli import errors, groups
+from dpexp.cli.arguments import changing
+from dpexp.cli.config_cache import Configs
 from dpexp.types import ConfigError
-from scripts import mistakes
-from scripts.configs import Configs
-from scripts.words import changing
 
 PAPERS = ("rgp", "lsg", "gep", "compressive")
 OWN = "dpexp"
@@ -93,10 +92,10 @@ class Suite:
         tags = (f"wandb.paper={artifact.paper}", f"wandb.group={artifact.name}")
         user = (*tags, *self.overrides)
         try:
-            jobs = cells.expand(artifact, self.profile, configs.compose, run.CONF, user,
+            jobs = cells.expand(artifact, self.profile, configs.compose, groups.CONF, user,
                                 self.seeds)  # fmt: skip
         except (HydraException, OmegaConfBaseException) as error:
-            reason = mistakes.explain(error)
+            reason = errors.explain(error)
             raise ConfigError(f"{artifact.paper}/{artifact.name}: {reason}") from error
         except ConfigError as error:
             raise ConfigError(f"{artifact.paper}/{artifact.name}: {error}") from error

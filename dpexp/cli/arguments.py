@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.artifacts.words import unknown
+from dpexp.cli import errors
+from dpexp.cli.quoting import readable
+from dpexp.cli.signals import hear
+from dpexp.cli.streams import patience
 from dpexp.records import RESULT_NEUTRAL, RecordError
 from dpexp.types import ConfigError
-from scripts import mistakes
-from scripts.pipes import patience
-from scripts.quotes import readable
-from scripts.signals import hear
 
 Reader = Callable[[str], Any]
 """Makes a value of a whole WORD=VALUE; raises ConfigError where it can't."""
@@ -150,9 +150,9 @@ def exit_code_of(
         return program(words)
     except KeyboardInterrupt:
         said = "Interrupted. The same command goes on from what is done."
-        return mistakes.fail(said, mistakes.INTERRUPTED)
+        return errors.fail(said, errors.INTERRUPTED)
     except Exception as error:
-        line = mistakes.mistake(error)
+        line = errors.mistake(error)
         if line is None:
             raise
-        return mistakes.fail(line, of_records if isinstance(error, RecordError) else 2)
+        return errors.fail(line, of_records if isinstance(error, RecordError) else 2)

@@ -11,11 +11,12 @@ from typing import Any
 import yaml
 
 from dpexp import records
+from dpexp.cli.errors import unknown_key
+from dpexp.cli.groups import CONF
+from dpexp.cli.quoting import FOLDERS
 from dpexp.training.schedules import LARGEST
 from dpexp.training.tracking import MODES
 from dpexp.types import ConfigError, require_word, setting_at
-from scripts.mistakes import CONF, unknown_key
-from scripts.quotes import FOLDERS
 
 GROUPS = {
     "profile": "profile=embedded",

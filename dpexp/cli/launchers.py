@@ -17,13 +17,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
 
-import run
 from dpexp import records
 from dpexp.artifacts import build, spec
-from dpexp.types import ConfigError, one_line
-
-EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray"}
-"""Launcher -> the extra of this package that brings its plugin."""
+from dpexp.cli import groups
+from dpexp.cli.composition import plain
+from dpexp.cli.errors import unstarted
+from dpexp.cli.execution import execute
+from dpexp.types import ConfigError
 
 
 def run_cell(config: Any) -> str:
@@ -35,13 +35,13 @@ def run_cell(config: Any) -> str:
     Returns:
         "" or the first line of what went wrong.
     """
-    plain = run.plain(config, HydraConfig.get().overrides.task)
-    return build.attempt(plain, records.run_id(plain), run.execute, Path(plain["results"]))
+    cell = plain(config, HydraConfig.get().overrides.task)
+    return build.attempt(cell, records.run_id(cell), execute, Path(cell["results"]))
 
 
 @contextmanager
 def _hydra() -> Iterator[Hydra]:
-    with initialize_config_dir(str(run.CONF), job_name="artifact", version_base="1.3"):
+    with initialize_config_dir(str(groups.CONF), job_name="artifact", version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         yield hydra
@@ -76,11 +76,4 @@ def launch(name: str, jobs: list[list[str]]) -> None:
             )
             launcher.launch(jobs, initial_job_idx=0)
         except RuntimeError as error:  # no plugin, no srun: what a launcher says of itself
-            raise ConfigError(needs(name, error)) from error
-
-
-def needs(name: str, error: RuntimeError) -> str:
-    """Word why a launcher does not start, and what it needs."""
-    line = one_line(error)
-    extra = f" It needs: pip install -e '.[{EXTRAS[name]}]'." if name in EXTRAS else ""
-    return f"Launcher {name} does not start: {line}.{extra}"
+            raise ConfigError(unstarted(name, error)) from error

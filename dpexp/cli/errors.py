@@ -11,7 +11,6 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -25,16 +24,19 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from scripts.pipes import patience
-from scripts.quotes import readable
-from scripts.signals import hear
+from dpexp.cli.groups import CONF, options_of
+from dpexp.cli.quoting import readable
+from dpexp.cli.signals import hear
+from dpexp.cli.streams import patience
 
-CONF = Path(__file__).parents[1].resolve() / "conf"
 INTERRUPTED = 128 + signal.SIGINT
 SWEEP = {"-m", "--multirun"}
 HELP, GROUPS = CONF / "hydra/help/dpexp.yaml", re.compile(r"\$\{options:(\w+)\}")
 NAMELESS = "Config group override must be"
 """How Hydra begins where a group's option is no name; it has no error of its own for that."""
+
+EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray"}
+"""Launcher -> the extra of this package that brings its plugin."""
 
 
 class Told(Exception):
@@ -134,11 +136,6 @@ def nearest(name: str, options: Sequence[str]) -> str:
     return f" Did you mean {known[near[0]]}?" if near else ""
 
 
-def options_of(group: str) -> list[str]:
-    """List what a config group can be set to."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "auto")
-
-
 def unnamed(words: Sequence[str]) -> str:
     """Tell of the first word that gives a group something else than an option's name, as null."""
     # Programs that share this have words of their own, which Hydra's grammar need not know.
@@ -220,10 +217,8 @@ def mistake(error: Exception) -> str | None:
 
         return (isinstance(error, TypeError) and unnamed(sys.argv[1:])) or one_line(error)
     if isinstance(error, RuntimeError) and str(error).startswith("Unknown plugin class"):
-        from scripts.launcher import needs
-
         chosen = [w.partition("=")[2] for w in sys.argv if w.startswith("hydra/launcher=")]
-        return needs(chosen[-1] if chosen else "of Hydra", error)
+        return unstarted(chosen[-1] if chosen else "of Hydra", error)
     from dpexp.distributed.ranks import RankLost
     from dpexp.privacy import PrivacyError
     from dpexp.records import RecordError
@@ -242,3 +237,12 @@ def fail(message: str, code: int = 2) -> int:
     """Print an error's line and give the exit code that goes with it."""
     print(f"error: {message}", file=sys.stderr)
     return code
+
+
+def unstarted(name: str, error: RuntimeError) -> str:
+    """Word why a launcher does not start, and what it needs."""
+    from dpexp.types import one_line
+
+    line = one_line(error)
+    extra = f" It needs: pip install -e '.[{EXTRAS[name]}]'." if name in EXTRAS else ""
+    return f"Launcher {name} does not start: {line}.{extra}"

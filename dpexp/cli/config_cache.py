@@ -26,20 +26,19 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-import run
+from dpexp.cli import composition, groups, quoting, validate
 from dpexp.records import moved
 from dpexp.records.caches import Kept
 from dpexp.training import schedules
 from dpexp.types import ConfigError
-from scripts import quotes, settings
 
 ENVIRONMENT = re.compile(r"oc\.env:\s*(\w+)")
 
 
 class Configs:
-    """Composes configs as `run.compose` does, each once."""
+    """Composes configs as `dpexp.cli.compose` does, each once."""
 
-    def __init__(self, conf: Path = run.CONF) -> None:
+    def __init__(self, conf: Path = groups.CONF) -> None:
         """Take the folder of config groups, whose files may not change meanwhile."""
         self._conf = conf
         self._groups = {path.name for path in conf.iterdir() if path.is_dir()}
@@ -54,10 +53,10 @@ class Configs:
         except ConfigError:  # of what is composed, which is looked at by the same means
             raise
         except Exception:
-            return run.compose(words)  # which says what is wrong
+            return composition.compose(words)  # which says what is wrong
 
     def compose(self, words: Sequence[str]) -> dict[str, Any]:
-        """Give the plain config that these overrides compose to; raises as `run.compose` does."""
+        """Give the plain config that these overrides compose to; raises as that does."""
         name = "\0".join(map(_meant, words))
         with suppress(KeyError, TypeError, AttributeError):
             kept = self._kept.get(name)
@@ -68,7 +67,7 @@ class Configs:
         except ConfigError:
             raise
         except Exception:
-            return run.compose(words)  # which says what is wrong
+            return composition.compose(words)  # which says what is wrong
         self._kept.put(name, {"config": config, "rests_on": self._state(files)})
         return config
 
@@ -77,7 +76,7 @@ class Configs:
 
         Hydra merges the files of what is chosen first, and then sets values one by one.
         """
-        readable = quotes.readable(words)
+        readable = quoting.readable(words)
         choices = tuple(word for word in readable if self._chooses(word))
         if choices not in self._chosen:
             with (
@@ -90,7 +89,7 @@ class Configs:
         values = [word for word in readable if not self._chooses(word)]
         parsed = OverridesParser.create().parse_overrides(values)
         ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
-        return run.plain(config, words), files
+        return composition.plain(config, words), files
 
     def _chooses(self, word: str) -> bool:
         """Tell whether a word chooses an option of a group, or takes a choice back."""
@@ -117,7 +116,8 @@ class Configs:
         """What was composed by this version of all that does it, but for the files of conf."""
         version = [f"{hydra.__version__} {omegaconf.__version__}", *sorted(self._groups)]
         sources = [
-            Path(str(m.__file__)).read_bytes() for m in (run, settings, quotes, schedules, moved)
+            Path(str(m.__file__)).read_bytes()
+            for m in (composition, validate, quoting, schedules, moved)
         ]
         sources.append(Path(__file__).read_bytes())
         return Kept("configs", b"\0".join([*map(str.encode, version), *sources]))

@@ -1,0 +1,53 @@
+"""Private deep learning: train a model, regenerate a paper's table, verify what is claimed.
+
+    dpexp run method=rgp task=digits eps=8    train one model; its directory is the last line
+    dpexp table table3 paper=rgp              build a table beside the published values
+    dpexp figure figure4 paper=lsg            build a figure
+    dpexp verify results/embedded/runs/*      recompute runs' privacy certificates
+
+`dpexp COMMAND --help` tells of a command's words. Exit code: the command's own; 2 for a mistake in
+what was asked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from dpexp.cli import errors
+
+COMMANDS = ("run", "table", "figure", "verify")
+
+
+def main() -> int:
+    """Do what the command line asks; return the exit code."""
+    command, *words = sys.argv[1:] or [""]
+    if command in ("", "-h", "--help"):
+        print((__doc__ or "").strip())
+        return 0 if command else 2
+    if command not in COMMANDS:
+        near = errors.nearest(command, COMMANDS)
+        return errors.fail(f"Expected one of {', '.join(COMMANDS)}; got {command}.{near}")
+    return _do(command, words)
+
+
+def _do(command: str, words: Sequence[str]) -> int:
+    """Import the command's own module alone, and do what is asked of it."""
+    called = f"dpexp {command}"
+    if command == "run":
+        from dpexp.cli import run
+
+        sys.argv = [called, *words]
+        run.main()
+        return 0
+    if command == "verify":
+        from dpexp.cli import verify
+
+        return verify.main(words, called)
+    from dpexp.cli import artifact
+
+    return artifact.main(words, called=called)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""Build every table and figure of the papers, and one page that shows them side by side.
+
+    python -m scripts.all                                    # profile=embedded
+    python -m scripts.all profile=quick only=rgp/table*,lsg/*
+    python -m scripts.all profile=paper plan=true            # hours an artifact, and in total
+
+Missing runs of all artifacts are done first, each config once, in processes side by side; the
+artifacts whose cells measure time follow, one run at a time; then all is written, and at the end
+results/<profile>/index.html.
+
+Its own words, each WORD=VALUE:
+
+    paper=rgp,gep       these papers' artifacts; without it rgp, lsg, gep and compressive
+    only=PAPER/NAME,... these artifacts; patterns such as rgp/table* work
+    profile=embedded    embedded (no network, minutes), quick (real data, small), paper
+    plan=true           hours an artifact takes on this machine, from steps timed here and scaled
+                        by counted FLOPs; run and write nothing
+    flops=40e12         with plan=true on a machine without a GPU: the FLOP/s that a GPU sustains,
+                        to turn FLOPs into GPU-hours
+    run=false           run nothing; write what there is
+    seeds=0,1,2         in place of the profile's seeds
+    workers=2           runs side by side; without it one a core, or one a machine with GPUs
+    launcher=NAME       hand the missing runs to a Hydra launcher in place of workers
+
+Any other word is a Hydra override and goes to every cell, after the cell's own. One that changes
+numbers wants results=FOLDER beside it, and none may contradict what a row or column says.
+The page also shows the artifacts that were written before and are not asked for now.
+Exit code: 0, also where data are missing; 1 if a run failed or its certificate does not hold; 2 for
+a mistake in what was asked; 130 if stopped by Ctrl-C, and then what is done is written.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from dpexp.artifacts import build, cells, collect, exports, page, plan, spec, workers
+from dpexp.cli import groups
+from dpexp.cli.arguments import changing, exit_code_of, listed, require_apart, split, whole
+from dpexp.cli.artifact import NAMES, SHARED, Hours, exit_code
+from dpexp.cli.execution import execute
+from dpexp.cli.launchers import check, launch
+from dpexp.cli.suite import OWN, PAPERS, Suite, choose, natural
+from dpexp.distributed import ranks
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line, understood."""
+
+    papers: tuple[str, ...] = PAPERS
+    only: tuple[str, ...] = ()
+    profile: str = "embedded"
+    is_plan: bool = False
+    flops: float | None = None
+    runs: bool = True
+    seeds: tuple[int, ...] | None = None
+    workers: int | None = None
+    launcher: str = ""
+    overrides: tuple[str, ...] = ()
+
+
+READERS = {**SHARED, **dict.fromkeys(("paper", "papers", "only"), listed), "workers": whole(1)}
+
+
+def parse(words: Sequence[str]) -> Request:
+    """Take this script's own words out of the command line; the rest are overrides.
+
+    Raises:
+        ConfigError: for a value that can't be read.
+    """
+    own, overrides = split(words, READERS, {**NAMES, "paper": "papers"})
+    return Request(**own, overrides=tuple(overrides))
+
+
+def main(words: Sequence[str], hours: Hours) -> int:
+    """Do what the command line asks; return the exit code.
+
+    Args:
+        words: of the command line.
+        hours: plans the runs.
+    """
+    return exit_code_of(partial(_main, hours), words, __doc__)
+
+
+def _main(hours: Hours, words: Sequence[str]) -> int:
+    request = parse(words)
+    began = time.perf_counter()
+    if request.launcher:
+        check(request.launcher)
+    artifacts = choose(request.papers, request.only, groups.CONF)
+    mine = [a for a in artifacts if request.profile in a.profiles]
+    if not mine:
+        raise spec.unknown("profile", request.profile, {p for a in artifacts for p in a.profiles})
+    suite = Suite(mine, request.profile, request.overrides, request.seeds)
+    if request.is_plan:
+        print(_opening(suite, artifacts, sum(map(len, suite.missing()))), end="\n\n", flush=True)
+        for line in hours("Artifact", suite.wanted(), _device(request), request.flops):
+            print(line, flush=True)
+        return 0
+    require_apart(request.overrides, suite.results)
+    first, alone = suite.missing() if request.runs else ([], [])
+    print(_opening(suite, artifacts, len(first) + len(alone)), flush=True)
+    stopped = _run(request, suite, first, alone)
+    entries = [suite.entry(artifact) for artifact in mine]
+    for entry in entries:
+        print(exports.write(entry.table, suite.results)[0])
+    entries = _in_order([*entries, *_written_before(request, suite)])
+    print(page.write(entries, suite.results, request.profile))
+    attempted = {job.run_id for job in (*first, *alone)}
+    outcomes = {i.job.run_id: i for artifact in mine for i in suite.outcomes(artifact)}
+    judged = [i for i in outcomes.values() if i.job.run_id in attempted
+              or i.status == collect.REFUSED]  # fmt: skip
+    print(f"done in {build.duration(time.perf_counter() - began)}")
+    return 130 if stopped else exit_code(judged)
+
+
+def _opening(suite: Suite, artifacts: Sequence[spec.Artifact], to_do: int) -> str:
+    ids = {i.job.run_id: i.status for a in suite.artifacts for i in suite.outcomes(a)}
+    done = sum(status == "done" for status in ids.values())
+    without = [f"{a.paper}/{a.name}" for a in artifacts if a not in suite.artifacts]
+    more = f"; without this profile: {', '.join(without)}" if without else ""
+    return (
+        f"{len(suite.artifacts)} artifacts, profile {suite.profile}: {done} of {len(ids)} "
+        f"runs done, {to_do} to do{more}"
+    )
+
+
+def _run(
+    request: Request, suite: Suite, first: Sequence[cells.Job], alone: Sequence[cells.Job]
+) -> bool:
+    """Run what is missing; True if the user stopped it, so that what is there is still written."""
+    results = suite.results
+    report = build.Report(len(first) + len(alone), results, _say, bool(request.overrides))
+    cores = os.cpu_count() or 1
+    num = request.workers or (1 if torch.cuda.is_available() else cores)
+    try:
+        if request.launcher:
+            for jobs in [first, *([job] for job in alone)]:
+                if jobs:
+                    build.launch_missing(jobs, lambda some: launch(request.launcher, some), results)
+            return False
+        threads = max(1, cores // num)
+        for jobs, side_by_side in ((_longest_first(first, suite), num), (alone, 1)):
+            workers.side_by_side(jobs, execute, results, report, side_by_side, threads)
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on from here", file=sys.stderr)
+        return True
+    return False
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _device(request: Request) -> torch.device:
+    chosen = [w.partition("=")[2] for w in request.overrides if w.startswith("device=")]
+    return ranks.choose_device(chosen[-1] if chosen else "auto")
+
+
+def _longest_first(jobs: Iterable[cells.Job], suite: Suite) -> list[cells.Job]:
+    """Sort by what records of their kind took; those without one begin, the largest ahead."""
+    costs = plan.Estimator(suite.results, suite.profile, None)
+
+    def key(job: cells.Job) -> tuple[bool, float]:
+        seconds = costs.cost(job.config or {}).seconds
+        size = plan.examples(job.config or {})
+        return (False, -size) if seconds is None else (True, -seconds)
+
+    return sorted(jobs, key=key)
+
+
+def _written_before(request: Request, suite: Suite) -> list[page.Entry]:
+    """Make ready for the page what an earlier command wrote and this one wasn't asked for."""
+    every = choose((*PAPERS, OWN), (), groups.CONF)
+    mine = {(a.paper, a.name) for a in suite.artifacts}
+    rest = [
+        a for a in every
+        if (a.paper, a.name) not in mine and request.profile in a.profiles
+        and (suite.results / request.profile / a.paper / f"{a.name}.md").is_file()
+    ]  # fmt: skip
+    neutral = tuple(w for w in request.overrides if not changing([w]))
+    others = Suite(rest, request.profile, neutral)
+    return [others.entry(artifact) for artifact in rest]
+
+
+def _in_order(entries: Iterable[page.Entry]) -> list[page.Entry]:
+    def place(entry: page.Entry) -> tuple[int, str, int]:
+        artifact = entry.table.artifact
+        return (*PAPERS, OWN).index(artifact.paper), *natural(Path(artifact.name))
+
+    return sorted(entries, key=place)

@@ -1,0 +1,309 @@
+"""Build a table or figure of a paper: run what is missing, write it beside the published values.
+
+    python -m scripts.artifact table3                        # paper=rgp profile=embedded
+    python -m scripts.artifact table3 profile=paper plan=true
+    python -m scripts.artifact table2 rows=rgp,dpsgd seeds=0 epochs=3 results=mine
+    python -m scripts.artifact figure4 paper=lsg profile=quick columns=sst2-*
+    python -m scripts.artifact table3 profile=paper launcher=submitit_local
+
+Its own words, each WORD=VALUE:
+
+    paper=rgp           which paper's: a folder of conf/artifact
+    profile=embedded    embedded (no network, minutes), quick (real data, small), paper
+    plan=true           list the cells with their cost on this machine; run and write nothing.
+                        Under profile=paper it is from a few examples, scaled by counted FLOPs
+    flops=40e12         with plan=true without a GPU: the FLOP/s that one sustains, for GPU-hours
+    run=false           run nothing; write the table or figure from the runs that are there
+    rows=A,B columns=C  run these cells only; the others are shown if they are there. Patterns
+                        such as cifar10-* work. A figure's rows are its lines, its columns its
+                        points
+    seeds=0,1,2         in place of the profile's seeds
+    launcher=NAME       hand the missing runs to a Hydra launcher (basic, joblib, submitit_slurm)
+
+Any other word is a Hydra override and goes to every cell, after the cell's own. One that changes
+numbers wants results=FOLDER beside it, and none may contradict what a row or column says.
+Exit code: 0, also where data are missing or a method is not built (the table says so); 1 if a run
+failed or its certificate does not hold; 2 for a mistake in what was asked.
+"""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpexp import records
+from dpexp.artifacts import build, cells, collect, exports, plan, spec, table, tuned
+from dpexp.cli import groups, lookup
+from dpexp.cli.arguments import (
+    changing,
+    exit_code_of,
+    listed,
+    positive,
+    require_apart,
+    seeds,
+    split,
+    text,
+    truth,
+)
+from dpexp.cli.config_cache import Configs
+from dpexp.cli.execution import estimate, execute
+from dpexp.cli.launchers import check, launch
+from dpexp.distributed import ranks
+from dpexp.types import ConfigError
+
+CALLED = "python -m scripts.artifact"
+
+Hours = Callable[
+    [str, Mapping[str, Sequence[dict[str, Any]]], torch.device, float | None], Iterator[str]
+]
+"""Plans runs from a few examples. Takes what the names are of, configs by name, the device at hand
+and the FLOP/s that a GPU sustains; yields a table in Markdown, line by line."""
+
+FAILURES = (collect.FAILED, collect.NOT_RUN, collect.REFUSED)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line, understood."""
+
+    artifact: str
+    paper: str = "rgp"
+    profile: str = "embedded"
+    is_plan: bool = False
+    flops: float | None = None
+    runs: bool = True
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    seeds: tuple[int, ...] | None = None
+    launcher: str = ""
+    overrides: tuple[str, ...] = ()
+
+
+SHARED = {
+    **dict.fromkeys(("profile", "launcher"), text),
+    **dict.fromkeys(("plan", "run"), truth),
+    **dict.fromkeys(("seed", "seeds"), seeds),
+    "flops": positive,
+}
+"""Words that the whole suite's command line has too."""
+
+NAMES = {"plan": "is_plan", "run": "runs", "seed": "seeds"}
+READERS = {**SHARED, "paper": text, "rows": listed, "columns": listed}
+
+
+def parse(words: Sequence[str]) -> Request:
+    """Take the artifact and this script's own words out of the command line.
+
+    Raises:
+        ConfigError: no artifact named, or a value that can't be read.
+    """
+    name = next((word for word in words if "=" not in word and word[:1] not in "-~"), "")
+    own, overrides = split([word for word in words if word != name], READERS, NAMES)
+    if not name:
+        raise ConfigError("Expected an artifact, such as table3. See --help.")
+    return Request(name, overrides=tuple(overrides), **own)
+
+
+def is_picked(request: Request, artifact: spec.Artifact, cell: spec.Key) -> bool:
+    """Tell whether rows= and columns= ask for this cell; raises ConfigError if one picks none.
+
+    A level line is asked for by any column of its panel.
+    """
+    row = next(line for line in artifact.rows if line.key == cell[0])
+    column = next(line for line in artifact.columns if line.key == cell[1])
+    columns = artifact.panel_of(column) if row.regardless_of else (column,)
+    axes = (((row,), request.rows, artifact.rows, "row"),
+            (columns, request.columns, artifact.columns, "column"))  # fmt: skip
+    for _, patterns, lines, kind in axes:
+        keys = [line.key for line in lines]
+        for pattern in patterns:
+            if not fnmatch.filter(keys, pattern):
+                raise spec.unknown(f"{kind} of {artifact.name}", pattern, keys)
+    return all(
+        not patterns or any(fnmatch.fnmatchcase(line.key, p) for p in patterns for line in asked)
+        for asked, patterns, _, _ in axes
+    )
+
+
+def main(words: Sequence[str], hours: Hours | None = None, called: str = CALLED) -> int:
+    """Do what the command line asks; return the exit code.
+
+    Args:
+        words: of the command line.
+        hours: plans runs that are too long to time; None: nothing does.
+        called: how the program is called in its help.
+    """
+    doc = (__doc__ or "").replace(CALLED, called)
+    return exit_code_of(partial(_main, hours), words, doc)
+
+
+def _main(hours: Hours | None, words: Sequence[str]) -> int:
+    request = parse(words)
+    if request.launcher:
+        check(request.launcher)
+    artifact = spec.load(groups.CONF, request.paper, request.artifact)
+    cells.profile_of(artifact, request.profile)
+    tags = (f"wandb.paper={request.paper}", f"wandb.group={request.artifact}")
+    user = (*tags, *request.overrides)
+    jobs = cells.expand(
+        artifact, request.profile, Configs().compose, groups.CONF, user, request.seeds
+    )
+    configs = [job.config for job in jobs if job.config is not None]
+    results = Path(configs[0]["results"] if configs else "results")
+    outcomes = [collect.outcome(job, results) for job in jobs]
+    picked = [o for o in outcomes if is_picked(request, artifact, o.job.cell)]
+    if not picked:
+        raise ConfigError(
+            f"Expected rows= and columns= to pick cells that profile {request.profile} runs; "
+            "it skips all of these. Set another profile, or other cells."
+        )
+    for wrong in (o.job.contradicts for o in picked if o.job.contradicts):
+        raise ConfigError(wrong)
+    if request.is_plan:
+        _print_plan(request, artifact, picked, results, hours)
+        return 0
+    require_apart(request.overrides, results)
+    to_do = build.missing(picked) if request.runs else []
+    numbers = results / request.profile / artifact.paper / f"{artifact.name}.csv"
+    if not request.runs and not any(outcome.result for outcome in outcomes) and _holds(numbers):
+        raise ConfigError(
+            "Expected some run of this table or figure to be there, since run=false runs none: "
+            f"{numbers} would lose its numbers. Leave out run=false, or what asks for other runs."
+        )
+    print(_opening(request, artifact, picked, to_do))
+    _compare(outcomes, to_do)
+    stopped = _run(request, to_do, results, artifact.alone)
+    outcomes = [collect.outcome(job, results) for job in jobs]
+    shown = table.Table(
+        artifact,
+        request.profile,
+        collect.collect(artifact, outcomes),
+        table.settings([o.job.config for o in outcomes if o.job.config and o.result]),
+        changing(request.overrides),
+        tuned.notes(artifact, request.profile, cells.choices_of(jobs)),
+    )
+    for path in exports.write(shown, results):
+        print(path)
+    attempted = {job.run_id for job in to_do}
+    judged = [o for o in outcomes if o.job.run_id in attempted or o.status == collect.REFUSED]
+    return 130 if stopped else exit_code(judged)
+
+
+def _compare(outcomes: Sequence[collect.Outcome], to_do: Sequence[cells.Job]) -> None:
+    """Say which finished runs were made of other bytes than are here, or could not be compared.
+
+    Raises:
+        ConfigError: if runs of one task would stand side by side that read other bytes.
+    """
+    said: dict[str, dict[str, str]] = {}
+    others: dict[str, str] = {}
+    for one in outcomes:
+        if one.job.config is None or not one.result:
+            continue
+        found = lookup.compare(one.job.config, one.result)
+        for word in filter(None, found):
+            said.setdefault(word, {})[one.job.run_id] = ""
+        if found.other:
+            others[one.job.config["task"]["name"]] = found.other
+    for job in to_do:
+        if (job.config or {}).get("task", {}).get("name") in others:
+            raise ConfigError(
+                f"Expected all runs of a table to read the same bytes; of those that are done "
+                f"{others[job.config['task']['name']]}. Set results=FOLDER to run all of them "
+                "anew, or run=false to show those that are done."
+            )
+    for word, runs in said.items():
+        print(f"note: {len(runs)} finished runs: {word}", file=sys.stderr)
+
+
+def _holds(numbers: Path) -> bool:
+    """Tell whether a table or figure that was written before has a value of ours."""
+    if not numbers.is_file():
+        return False
+    with numbers.open(encoding="utf-8") as lines:
+        return any(line["status"] == collect.DONE for line in csv.DictReader(lines))
+
+
+def _opening(
+    request: Request,
+    artifact: spec.Artifact,
+    picked: Sequence[collect.Outcome],
+    to_do: Sequence[cells.Job],
+) -> str:
+    done, not_built = (sum(o.status == s for o in picked) for s in ("done", collect.NOT_BUILT))
+    parts = [f"{done} of {len(picked)} runs done"]
+    parts += [f"{not_built} not built"] if not_built else []
+    return f"{artifact.place}, profile {request.profile}: {', '.join(parts)}, {len(to_do)} to do"
+
+
+def _run(
+    request: Request,
+    to_do: Sequence[cells.Job],
+    results: Path,
+    is_alone: bool,
+) -> bool:
+    """Run what is missing; True if the user stopped it, so that what is there is still written."""
+    try:
+        if to_do and request.launcher:
+            # What measures time is handed over one by one, so that no run slows another.
+            for jobs in [[job] for job in to_do] if is_alone else [to_do]:
+                build.launch_missing(jobs, lambda words: launch(request.launcher, words), results)
+        else:
+            build.run_missing(
+                to_do,
+                execute,
+                results,
+                stop_at_mistake=bool(request.overrides),
+            )
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on from here", file=sys.stderr)
+        return True
+    return False
+
+
+def exit_code(outcomes: Sequence[collect.Outcome]) -> int:
+    """Say what failed; 2 if only the user's overrides are to blame, 1 otherwise, 0 if nothing."""
+    failed = [o for o in outcomes if o.status in FAILURES]
+    mistakes = [build.mistake(item) for item in failed]
+    if failed and all(mistakes):
+        print(*(f"error: {m}" for m in dict.fromkeys(mistakes)), sep="\n", file=sys.stderr)
+        return 2
+    for item in failed:
+        why = f"see {item.detail}" if item.detail else "it left no record and no log"
+        print(f"failed: {item.job.name}, seed {item.job.seed}: {why}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _print_plan(
+    request: Request,
+    artifact: spec.Artifact,
+    outcomes: Sequence[collect.Outcome],
+    results: Path,
+    hours: Hours | None,
+) -> None:
+    is_long = request.profile == "paper"  # too long to time, and the data may not be there
+    if is_long and hours is None:
+        raise ConfigError(
+            "Expected plan=true beside profile=embedded or profile=quick; what runs of the paper's "
+            f"size take is told in a checkout, by {CALLED}. Set another profile."
+        )
+    print(f"{artifact.place}, profile {request.profile}\n")
+    configs = [o.job.config for o in outcomes if o.job.config is not None]
+    device = ranks.choose_device(configs[0]["device"] if configs else "auto")
+    if is_long and hours is not None:
+        wanted: dict[str, list[dict[str, Any]]] = {o.job.name: [] for o in outcomes}
+        for job in build.missing(outcomes):
+            wanted[job.name].append(job.config or {})
+        print(*hours("Cell", wanted, device, request.flops), sep="\n")
+        return
+    known = records.describe_device(device)
+    estimator = plan.Estimator(results, request.profile, known, estimate)
+    print(*plan.plan(outcomes, estimator), sep="\n")

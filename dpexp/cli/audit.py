@@ -1,0 +1,363 @@
+"""Audit every private method of the suite: is what leaks within what is accounted for?
+
+make audit [ARGS="..."]
+python -m scripts.audit methods=dpsgd,rgp eps=4
+
+Each method is audited twice at 95 % confidence, and the lower bounds on epsilon stand beside the
+epsilon its accountant states, in <results>/<profile>/audit.md and audit.csv:
+
+    one run     a run of `audit=one_run` on the embedded profile: canaries join by coins, the coins
+                are guessed (PATE, which has no step gradients, is audited in two worlds alone). A
+                finished one is looked up, and held to the data and weights that are here
+    two worlds  many short runs of the same pipeline, on a small model, with and without one canary
+
+Its own words, each WORD=VALUE; any other is a Hydra override and goes to every run:
+
+    methods=A,B         audit these only; the files are then audit-A-B.md and .csv
+    trials=1000         in either world
+    steps=2             of each of those trials
+
+Exit code: 0 if no lower bound exceeds what is accounted for, 1 if one does, 2 for a mistake. Each
+bound errs once in twenty by itself; one that is exceeded by little asks for another seed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpexp import records
+from dpexp.attacks import worlds
+from dpexp.cli import lookup, verify
+from dpexp.cli.arguments import changing, exit_code_of, listed, split, whole
+from dpexp.cli.composition import compose
+from dpexp.cli.execution import execute
+from dpexp.cli.parts import build_parts
+from dpexp.distributed import ranks
+from dpexp.pate.votes import build_votes
+from dpexp.privacy import build, require_room
+from dpexp.types import ConfigError, require_word
+
+COMMON = ("task=digits", "profile=embedded")
+
+CONFIDENCE = 0.95
+
+SMALL = ("model=cnn", "model.channels=[4,8]", "model.kernel=3")
+"""A model for thousands of steps (ours), as the sizes below."""
+
+SMALL_BATCH = 8
+"""Examples of a step in two worlds, none of them real; it cancels in what is heard of a canary."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A method to audit.
+
+    Attributes:
+        name: in the table.
+        method: words that choose it.
+        one_run: further ones for one run; None: there is none.
+        small: further ones for two worlds.
+    """
+
+    name: str
+    method: tuple[str, ...]
+    one_run: tuple[str, ...] | None = ()
+    small: tuple[str, ...] = SMALL
+
+
+PRIVATE = ("noise=true", "clip=true", "eps=8")
+LOW_RANK = (*SMALL, "method.rank=2")
+ANCHORED = (*SMALL, "method.m=20", "method.k=8")
+BY_LABEL = ("audit.canaries=mislabelled",)
+"""Where coordinates are clipped and what is released is no sum of gradients."""
+
+SUBJECTS = (
+    Subject("dpsgd", ("method=dpsgd",)),
+    Subject("sparse_dpsgd", ("method=sparse_dpsgd",)),
+    Subject("dp_powersgd", ("method=dp_powersgd",), small=LOW_RANK),
+    Subject("rgp_random", ("method=rgp_random",), small=LOW_RANK),
+    Subject("rgp", ("method=rgp",), small=LOW_RANK),
+    Subject("rgp_public", ("method=rgp_public",), small=(*LOW_RANK, "method.public_examples=20")),
+    Subject("rgp_core", ("method=rgp_core",), small=(*LOW_RANK, "method.public_examples=20")),
+    Subject("lsg", ("method=lsg",), small=LOW_RANK),
+    # Canaries that share a coordinate drown each other; embeddings and heads have few.
+    Subject("bgep", ("method=bgep",), one_run=("audit.m=300",), small=ANCHORED),
+    Subject("gep", ("method=gep",), one_run=("audit.m=300",), small=ANCHORED),
+    Subject("linear", ("method=linear", *PRIVATE), one_run=("audit.m=600",)),
+    Subject("compressive", ("method=compressive",), one_run=BY_LABEL, small=()),
+    Subject(
+        "compressive_unmeasured",
+        ("method=compressive", "method.psi=none"),
+        one_run=BY_LABEL,
+        small=(),
+    ),
+    Subject("pate", ("method=pate", "method.queries=80", "method.answers=30"), one_run=None),
+    Subject("bitfit", ("method=bitfit", "model=cnn"), one_run=("audit.m=600",)),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the audits of one method gave; None: there was no such audit, or no such bound.
+
+    Attributes:
+        method: its name.
+        accounted: epsilon of the run, or where there is none of a trial in two worlds.
+        one_run: lower bound from one run.
+        one_run_curve: the same by the mechanism's trade-off curve.
+        canaries, guesses, right: what they rest on.
+        two_worlds: lower bound from two worlds.
+        two_worlds_gaussian: the same by Gaussian differential privacy.
+        accounted_worlds: epsilon of a trial.
+        false_positives, false_negatives, judged: what they rest on; judged trials of either world.
+        run: the one run's directory.
+    """
+
+    method: str
+    accounted: float
+    one_run: float | None
+    one_run_curve: float | None
+    canaries: int | None
+    guesses: int | None
+    right: int | None
+    two_worlds: float
+    two_worlds_gaussian: float | None
+    accounted_worlds: float
+    false_positives: int
+    false_negatives: int
+    judged: int
+    run: str | None
+
+    @property
+    def broken(self) -> bool:
+        """Whether a lower bound exceeds what is accounted for."""
+        pairs = [(self.one_run, self.accounted), (self.one_run_curve, self.accounted)]
+        pairs += [(self.two_worlds, self.accounted_worlds)]
+        pairs += [(self.two_worlds_gaussian, self.accounted_worlds)]
+        return any(lower is not None and lower > most for lower, most in pairs)
+
+
+def _own(subject: Subject) -> list[str]:
+    """Give the words of all of a method's runs."""
+    # Methods whose releases are of one size would share every random number.
+    return [*COMMON, f"seed={SUBJECTS.index(subject)}", *subject.method]
+
+
+def of_one_run(subject: Subject, user: Sequence[str]) -> dict[str, Any] | None:
+    """Compose the one run of a method's audit; None where there is none."""
+    if subject.one_run is None:
+        return None
+    return compose([*_own(subject), "audit=one_run", *subject.one_run, *user])
+
+
+def audit(
+    subject: Subject, one_run: dict[str, Any] | None, user: Sequence[str], trials: int, steps: int
+) -> Row:
+    """Audit one method both ways.
+
+    Args:
+        subject: the method.
+        one_run: its one run, composed; None: there is none.
+        user: overrides.
+        trials: in either of two worlds.
+        steps: of each of them.
+    """
+    told: dict[str, Any] = {}
+    directory = None
+    if one_run is not None:
+        directory = execute(one_run)
+        told = verify.require(directory).result
+    elsewhere = [word for word in user if not word.startswith("audit")]
+    config = compose([*_own(subject), *subject.small, *elsewhere])
+    without, within, accounted, delta, is_gaussian = (
+        _of_votes(config, trials) if "loop" in config else _of_steps(config, trials, steps)
+    )
+    verdict = worlds.judge(
+        without, within, delta=delta, confidence=CONFIDENCE, is_gaussian=is_gaussian
+    )
+    return Row(
+        method=subject.name,
+        accounted=told.get("audit_epsilon_accounted", accounted),
+        one_run=told.get("audit_epsilon_lower"),
+        one_run_curve=told.get("audit_epsilon_lower_curve"),
+        canaries=told.get("audit_canaries"),
+        guesses=told.get("audit_guesses"),
+        right=told.get("audit_right"),
+        two_worlds=verdict.epsilon_lower,
+        two_worlds_gaussian=verdict.epsilon_lower_gaussian,
+        accounted_worlds=accounted,
+        false_positives=verdict.errors.false_positives,
+        false_negatives=verdict.errors.false_negatives,
+        judged=verdict.errors.without,
+        run=directory.name if directory else None,
+    )
+
+
+def _of_steps(config: dict[str, Any], trials: int, steps: int) -> tuple:
+    config = {**config, "batch_size": SMALL_BATCH}
+    if "batch_size" in config["method"]:
+        config["method"] = {**config["method"], "batch_size": SMALL_BATCH}
+    parts = build_parts(config, ranks.choose_device(config["device"]))
+    state = parts.method.start(parts.model)
+    mechanism = build(
+        config["privacy"],
+        dataset_size=SMALL_BATCH,
+        batch_size=SMALL_BATCH,
+        num_steps=steps,
+        releases=parts.method.releases(state, config["privacy"]["clip_norm"]),
+        seed=config["seed"],
+    )
+    require_room(mechanism, next(parts.model.parameters()).dtype, config)
+    without, within = worlds.of_steps(parts, mechanism, trials)
+    return without, within, mechanism.epsilon(steps), mechanism.delta, not mechanism.is_laplace
+
+
+def _of_votes(config: dict[str, Any], trials: int) -> tuple:
+    method = config["method"]
+    mechanism = build_votes(
+        config["privacy"],
+        dataset_size=config["task"]["dataset_size"],
+        num_classes=2,
+        threshold=method["threshold"] * method["teachers"],
+        check_ratio=method["check_ratio"],
+        max_checks=method["queries"],
+        max_answers=method["answers"],
+        seed=config["seed"],
+    )
+    without, within = worlds.of_votes(mechanism, method["teachers"], trials)
+    return without, within, mechanism.epsilon()["rdp"], mechanism.delta, True
+
+
+COLUMNS = {
+    "method": "method",
+    "accounted": "ε accounted",
+    "one_run": "one run: ε ≥",
+    "one_run_curve": "by its trade-off curve",
+    "canaries": "canaries",
+    "guesses": "guesses",
+    "right": "right",
+    "accounted_worlds": "ε accounted, a trial",
+    "two_worlds": "two worlds: ε ≥",
+    "two_worlds_gaussian": "as Gaussian",
+    "false_positives": "false positives",
+    "false_negatives": "false negatives",
+    "judged": "trials judged, each world",
+    "run": "run",
+}
+
+
+def markdown(rows: Sequence[Row], trials: int, steps: int, user: Sequence[str]) -> str:
+    """Write the table, with what it needs to be read."""
+    lines = [
+        "# What leaks, beside what is accounted for",
+        "",
+        f"Lower bounds on ε at {CONFIDENCE:.0%} confidence each, δ the task's (0 under Laplace "
+        "noise). One run: canaries in a run of the embedded profile. Two worlds: "
+        f"{trials} trials of {steps} steps with one canary, as many without, on a small model, the "
+        "canary in every step; half of them choose the threshold, the other half are judged. The "
+        "bounds by trade-off curve suppose the mechanism to be of the kind it says; the others "
+        "suppose nothing. compressive_unmeasured is without Psi; PATE has no one run.",
+        *(["", f"Overrides: {', '.join(user)}."] if user else []),
+        "",
+        "| " + " | ".join(COLUMNS.values()) + " |",
+        "| --- |" + " ---: |" * (len(COLUMNS) - 1),
+    ]
+    for row in rows:
+        lines.append("| " + " | ".join(_cell(getattr(row, key)) for key in COLUMNS) + " |")
+    broken = [row.method for row in rows if row.broken]
+    lines += ["", f"Above what is accounted for: {', '.join(broken) or 'none'}.", ""]
+    return "\n".join(lines)
+
+
+def _line(row: Row) -> str:
+    shown = {key: _cell(getattr(row, key)) for key in COLUMNS}
+    return (
+        f"{shown['method']}: of ε {shown['accounted']}, one run shows {shown['one_run']} "
+        f"({shown['one_run_curve']} by its curve), two worlds {shown['two_worlds']} "
+        f"({shown['two_worlds_gaussian']} as Gaussian)"
+    )
+
+
+def _cell(value: float | int | str | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def write(
+    rows: Sequence[Row], trials: int, steps: int, user: Sequence[str], stem: Path
+) -> list[Path]:
+    """Write the table as .md and .csv; give their paths.
+
+    Args:
+        rows: one a method.
+        trials: in either world.
+        steps: of each.
+        user: overrides.
+        stem: of the paths.
+    """
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    text = io.StringIO()
+    table = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
+    table.writeheader()
+    table.writerows(asdict(row) for row in rows)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("md", "csv")]
+    contents = markdown(rows, trials, steps, changing(user)), text.getvalue()
+    for path, content in zip(paths, contents, strict=True):
+        records.write_atomically(path, content)
+    return paths
+
+
+READERS = {"methods": listed, "trials": whole(4), "steps": whole(1)}
+"""Of four trials two choose the threshold, and two are judged."""
+
+
+def parse(words: Sequence[str]) -> tuple[list[Subject], int, int, list[str]]:
+    """Take the script's own words out of the command line; the rest are overrides.
+
+    Raises:
+        ConfigError: for a value that cannot be read.
+    """
+    own, overrides = split(words, READERS)
+    names = [subject.name for subject in SUBJECTS]
+    for name in own.get("methods", ()):
+        require_word("methods", name, names)
+    subjects = [subject for subject in SUBJECTS if subject.name in own.get("methods", names)]
+    return subjects, own.get("trials", 1000), own.get("steps", 2), overrides
+
+
+def main(words: Sequence[str]) -> int:
+    """Do what the command line asks; give the exit code."""
+    return exit_code_of(_main, words, __doc__, of_records=2)
+
+
+def _main(words: Sequence[str]) -> int:
+    logging.getLogger("dpexp").setLevel(logging.WARNING)
+    torch.set_num_threads(1)
+    subjects, trials, steps, user = parse(words)
+    config = compose([*COMMON, *SUBJECTS[0].method, "audit=one_run", *user])
+    if not (config["privacy"]["noise"] and config["privacy"]["clip"]):
+        raise ConfigError("Expected noise and clipping in what is audited. Leave them on.")
+    runs = [of_one_run(subject, user) for subject in subjects]
+    lookup.require_here(one for one in runs if one is not None)
+    rows = []
+    for subject, one_run in zip(subjects, runs, strict=True):
+        rows.append(audit(subject, one_run, user, trials, steps))
+        print(_line(rows[-1]), flush=True)
+    some = [] if subjects == list(SUBJECTS) else [subject.name for subject in subjects]
+    stem = Path(config["results"]) / config["profile"]["name"] / "-".join(["audit", *some])
+    for path in write(rows, trials, steps, user, stem):
+        print(path)
+    broken = [row.method for row in rows if row.broken]
+    if broken:
+        print(f"more leaks than is accounted for: {', '.join(broken)}", file=sys.stderr)
+    return 1 if broken else 0

@@ -1,0 +1,84 @@
+"""Composes a run's config from the words of a command line."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from dpexp.cli import errors
+from dpexp.cli.groups import CONF, options_of
+from dpexp.cli.quoting import readable
+
+
+def up_to(value: Any, *choices: Any) -> Any:
+    """Choose by a number, in conf: `${up_to:${eps},2,20,50}` is 20 for eps <= 2, else 50.
+
+    Args:
+        value: what is no number, such as None, takes the last choice.
+        choices: bounds in ascending order, each before what it stands for; then the rest's.
+    """
+    if isinstance(value, int | float):
+        for bound, chosen in zip(choices[::2], choices[1::2], strict=False):
+            if value <= bound:
+                return chosen
+    return choices[-1]
+
+
+def by(value: Any, known: Mapping[str, Any], other: Any) -> Any:
+    """Choose by a name, in conf: `${by:${method},{rgp: sgd},adam}` is sgd for rgp, else adam."""
+    return known.get(str(value), other)
+
+
+OmegaConf.register_new_resolver("up_to", up_to, replace=True)
+OmegaConf.register_new_resolver("by", by, replace=True)
+OmegaConf.register_new_resolver("options", lambda group: ", ".join(options_of(group)), replace=True)
+
+# Launchers' configs bear their plugins' names on purpose: `hydra/launcher=joblib` means either.
+warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore")
+
+
+def compose(overrides: Sequence[str]) -> dict[str, Any]:
+    """Compose a run's plain config from command-line words, e.g. ["method=rgp", "task=digits"]."""
+    from dpexp.types import ConfigError
+
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        try:
+            cfg = hydra.compose("config", readable(overrides))
+        except ValueError as error:
+            if str(error).startswith(errors.NAMELESS):
+                raise ConfigError(errors.unnamed(overrides) or str(error)) from None
+            raise
+        return plain(cfg, overrides)
+
+
+def plain(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """Resolve a config, composed from these overrides, to dicts and lists.
+
+    Raises:
+        ConfigError: if method or task is not chosen, or has no default model under the profile; or
+            for a setting that no run can mean.
+    """
+    from dpexp.cli import validate
+    from dpexp.records import present_names
+    from dpexp.types import ConfigError
+
+    for group in ("method", "task"):
+        if group not in cfg:
+            raise ConfigError(
+                f"Expected a {group}: none was chosen. Set {group}, one of "
+                f"{', '.join(options_of(group))}."
+            )
+    if OmegaConf.is_missing(cfg.model, "name"):
+        raise ConfigError(
+            f"Expected a model: task {cfg.task.name} has no default one under profile "
+            f"{cfg.profile.name}. Set model, one of {', '.join(options_of('model'))}."
+        )
+    validate.check_names(overrides)
+    config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    config = validate.at_home(present_names(config))
+    validate.check(config)
+    return config

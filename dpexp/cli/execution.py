@@ -1,0 +1,72 @@
+"""Runs what a config asks for, or looks it up where it is done."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from dpexp.cli.instantiate import loop_of
+from dpexp.cli.parts import build_parts
+
+
+def execute(config: dict[str, Any]) -> Path:
+    """Run what a config asks for, or look it up where it is done; return the run's directory.
+
+    Raises:
+        records.Busy: another process is doing it.
+    """
+    from dpexp import records
+    from dpexp.distributed import processes
+
+    results = config["results"]
+    if processes.is_torchrun():
+        processes.launch(_work_as_first_says, config)
+    elif records.find(results, config) is None:
+        with records.held(results, config):
+            if records.find(results, config) is None:
+                processes.launch(_work, config)
+    return records.locate(results, config)
+
+
+def estimate(config: dict[str, Any]) -> tuple[float, float]:
+    """Estimate a run's seconds and peak megabytes on this machine from a few real steps."""
+    from dpexp.distributed import ranks
+
+    device = ranks.choose_device(config["device"])
+    parts = build_parts(config, device)
+    return loop_of(config).estimate(config, parts, ranks.Ranks(0, 1, device))
+
+
+def _work_as_first_says(ranks: Any, config: dict[str, Any]) -> None:
+    """Do what one of torchrun's ranks has to; the others may not see the first one's disk."""
+    from dpexp import records
+
+    results = config["results"]
+    with records.held(results, config) if ranks.is_first else nullcontext():
+        if ranks.from_first(ranks.is_first and records.find(results, config) is None):
+            _work(ranks, config)
+
+
+def _work(ranks: Any, config: dict[str, Any]) -> None:
+    from dpexp.cli import validate
+    from dpexp.distributed import memory
+
+    memory.keep_pages()
+    remedy = "Set micro_batch=auto, a smaller model, or another device."
+    with memory.in_one_line("the run", remedy):
+        parts = build_parts(config, ranks.device)
+        # Devices of different kinds round differently.
+        if "warm_start" in config and ranks.size > 1:
+            parts.model.load_state_dict(ranks.from_first(parts.model.state_dict()))
+        if ranks.is_first and (line := validate.unscaled(config)):
+            warnings.warn(line, stacklevel=2)
+        takes_public = "public_size" in vars(parts.method)  # which its settings may make 0
+        if ranks.is_first and "public" in config and parts.task.public is None and not takes_public:
+            warnings.warn(
+                f"public={config['public']['name']} has no effect: "
+                f"method={config['method']['name']} takes no public examples as it is set.",
+                stacklevel=2,
+            )
+        loop_of(config).train(config, parts, ranks)

@@ -1,0 +1,309 @@
+"""Attack models with the likelihood ratio attack on membership, and draw what it finds.
+
+    python -m scripts.lira task=digits methods=nonprivate,dpsgd,rgp shadows=16 eps=8
+    python -m scripts.lira task=sentiment methods=nonprivate,rgp shadows=32 eps=2 epochs=6
+
+Trains `shadows` models a method, each on its own random half of the training set (seeds 0, 1, ...;
+finished runs are looked up, and held to the data and weights that are here), then attacks each with
+the others as its shadows. Its own words, each WORD=VALUE:
+
+    methods=A,B       of conf/method; nonprivate,rgp if left out
+    shadows=16        models a method, the target among them
+    eps=8             for the methods with noise
+    profile=embedded  embedded, quick or paper
+    name=NAME         of the files; the task's if left out
+
+Any other word is a Hydra override and goes to every run. Writes
+results/<profile>/lira/<name>.{md,csv,png,svg}: a summary, the curves, the figure.
+Exit code: 0; 2 for a mistake in what was asked.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from dpexp import records
+from dpexp.artifacts.style import COLOURS, DASHED, DPI, GREY, STYLE
+from dpexp.attacks import lira
+from dpexp.attacks.roc import Roc, roc
+from dpexp.cli import composition, lookup, verify
+from dpexp.cli.arguments import changing, exit_code_of, listed, split, text, whole
+from dpexp.cli.execution import execute
+from dpexp.privacy.calibration import check_privacy
+from dpexp.types import ConfigError
+
+RATES = (0.001, 0.01)
+"""False-positive rates at which the true positives are told (Carlini et al. 2022, Section III)."""
+
+POINTS = 200
+"""At which a curve is written and drawn, evenly on a log axis (ours)."""
+
+LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), "-.")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line, understood.
+
+    Attributes:
+        methods, shadows, eps, profile, name: see the module.
+        overrides: the other words.
+    """
+
+    methods: tuple[str, ...] = ("nonprivate", "rgp")
+    shadows: int = 16
+    eps: str = ""
+    profile: str = "embedded"
+    name: str = ""
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """A method's models under attack; index legend: k models, n examples.
+
+    Attributes:
+        label: as readers know it.
+        accuracy: of each model on the test set, in percent, [k].
+        is_member: [k, n].
+        scores: [k, n] by attack (`lira.ATTACKS`).
+        curves: of all models' scores together, by attack.
+    """
+
+    label: str
+    accuracy: np.ndarray
+    is_member: np.ndarray
+    scores: dict[str, np.ndarray]
+    curves: dict[str, Roc] = field(init=False)
+
+    def __post_init__(self):
+        curves = {name: roc(scores, self.is_member) for name, scores in self.scores.items()}
+        object.__setattr__(self, "curves", curves)
+
+    @property
+    def others(self) -> int:
+        """Count the examples that a single model was not trained on."""
+        return int((~self.is_member[0]).sum())
+
+    def of_each(self, attack: str) -> list[Roc]:
+        """Give the curve of each model alone."""
+        return [roc(*some) for some in zip(self.scores[attack], self.is_member, strict=True)]
+
+
+READERS = {
+    "methods": listed,
+    "shadows": whole(lira.LEAST),
+    **dict.fromkeys(("eps", "profile", "name"), text),
+}
+
+
+def parse(words: Sequence[str]) -> Request:
+    """Take the script's own words out of the command line; the rest are overrides.
+
+    Raises:
+        ConfigError: a value that can't be read, or too few shadows.
+    """
+    own, overrides = split(words, READERS)
+    for word in overrides:
+        key = word.lstrip("+~").partition("=")[0]
+        if key in ("attack", "audit", "method", "seed"):
+            raise ConfigError(
+                f"Expected no {key} among the overrides: runs are shadows of `methods`, with seeds "
+                f"from 0; got '{word}'. Leave it out."
+            )
+    return Request(**own, overrides=tuple(overrides))
+
+
+def compose(request: Request, method: str) -> dict[str, Any]:
+    """Compose a method's run; `eps` is for those with noise."""
+    words = [f"profile={request.profile}", f"method={method}", "attack=shadow", *request.overrides]
+    config = composition.compose(words)
+    if request.eps and config["noise"]:
+        config = composition.compose([*words, f"eps={request.eps}"])
+    return config
+
+
+def of_seeds(config: dict[str, Any], num: int) -> list[dict[str, Any]]:
+    """Give the configs of a method's models, of which only the seeds differ."""
+    return [{**config, "seed": seed} for seed in range(num)]
+
+
+def shadows(config: dict[str, Any], num: int) -> Attacked:
+    """Train or look up a method's models and attack each with the others."""
+    accuracies, masks, values = [], [], []
+    for one in of_seeds(config, num):
+        directory = execute(one)
+        result = verify.require(directory).result
+        arrays = records.arrays_of(directory / records.SCORES)
+        masks.append(arrays["is_member"])
+        values.append(arrays["confidences"])
+        accuracies.append(result[result["metric"]])
+    is_member = np.stack(masks)
+    privacy = config["privacy"]
+    budget = f"ε = {privacy['eps']:g}" if privacy["noise"] else "not private"
+    label = f"{config['method']['name']} ({budget})"
+    scores = lira.attack(np.stack(values), is_member)
+    return Attacked(label, np.array(accuracies), is_member, scores)
+
+
+def draw(title: str, attacked: Sequence[Attacked]) -> Figure:
+    """Draw a panel an attack, a line a method, both axes logarithmic."""
+    figure = Figure(figsize=(9.6, 4.1), layout="constrained", dpi=DPI)
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(lira.ATTACKS), sharex=True, sharey=True)
+    least = 1 / max(some.curves["online"].num_nonmembers for some in attacked)
+    rates = np.geomspace(least, 1, POINTS)
+    for axes, (attack, name) in zip(panels, lira.ATTACKS.items(), strict=True):
+        axes.plot([least, 1], [least, 1], color=GREY, **DASHED, label="chance")
+        for number, some in enumerate(attacked):
+            axes.plot(rates, some.curves[attack].tpr_at(rates), label=some.label,
+                      color=COLOURS[number % len(COLOURS)], linewidth=1.6,
+                      linestyle=LINES[number % len(LINES)], drawstyle="steps-post")  # fmt: skip
+        axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.15))
+        axes.set_title(name[0].upper() + name[1:], loc="left", fontsize=10.5)
+        axes.set_xlabel("false-positive rate")
+        axes.grid(True)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("true-positive rate")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, fontweight="bold")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles[1:] + handles[:1], labels[1:] + labels[:1], loc="outside lower center",
+                  ncols=4, frameon=False, fontsize=9.5)  # fmt: skip
+    return figure
+
+
+def summary(title: str, request: Request, configs: list[dict], attacked: list[Attacked]) -> str:
+    """Write the table, and what it can and cannot tell."""
+    heads = ["Method", "Test accuracy in %", "Attack", "AUC", "Balanced accuracy"]
+    heads += [f"TPR at {rate:.1%} FPR" for rate in RATES]
+    lines = [f"# {title}", "", _row(heads), _row(["---"] * 3 + ["---:"] * 4)]
+    for some in attacked:
+        for attack, name in lira.ATTACKS.items():
+            pooled, alone = some.curves[attack], some.of_each(attack)
+            cells = [some.label, _spread(some.accuracy, 1), name]
+            cells.append(_cell(pooled.auc, [each.auc for each in alone]))
+            best = [each.balanced_accuracy for each in alone]
+            cells.append(_cell(pooled.balanced_accuracy, best))
+            for rate in RATES:
+                within_reach = alone if rate * some.others >= 1 else []
+                reached = [float(each.tpr_at(rate)) for each in within_reach]
+                cells.append(_cell(float(pooled.tpr_at(rate)), reached))
+            lines.append(_row(cells))
+    lines += ["", *(f"- {note}" for note in _notes(attacked))]
+    for config, some in zip(configs, attacked, strict=True):
+        lines.append(
+            f"- {some.label}: {config['model']['name']}, batch {config['batch_size']:,}, "
+            f"{config['epochs']:g} epochs."
+        )
+    said = changing(request.overrides)
+    if said:
+        lines.append(f"- Overrides: {', '.join(said)}.")
+    return "\n".join(lines) + "\n"
+
+
+def _notes(attacked: Sequence[Attacked]) -> list[str]:
+    num, size = attacked[0].is_member.shape
+    others = attacked[0].others
+    pooled = min(some.curves["online"].num_nonmembers for some in attacked)
+    unknown = max(int(np.isnan(some.scores["online"]).sum()) for some in attacked)
+    variance = "one that all examples share" if num - 1 < lira.FEW else "each example's own"
+    # Half the mean of the one-sided Kolmogorov statistic of two samples of size / 2.
+    excess = math.sqrt(math.pi / 8 / size)
+    notes = [
+        f"{num} models a method, each trained on half of {size:,} examples; each is the target "
+        f"once, the other {num - 1} its shadows. Variance of the Gaussians: {variance}.",
+        "First number: all targets' scores under one threshold. In brackets: mean ± standard "
+        "deviation over targets, each with a threshold of its own; targets share examples and "
+        "shadows, so that they vary less than independent ones would.",
+        f"A single target has {others:,} non-members: its smallest false-positive rate but 0 is "
+        f"{1 / others:.2%}, and for a rate below that there is no bracket. All targets together "
+        f"have {pooled:,}, so that {RATES[0]:.1%} of them are {int(RATES[0] * pooled)} false "
+        "positives: what is read off so few is rough.",
+        "Balanced accuracy is that of the best threshold on these very scores: for a single target "
+        f"an attack that knows nothing gets {0.5 + excess:.3f} on average.",
+        "Online LiRA fits two means an example, offline one: of few shadows offline can be better.",
+        "An attack that fails proves nothing: another may succeed. The guarantee is epsilon.",
+    ]
+    if unknown:
+        notes.append(
+            f"Left out, for all attacks alike: up to {unknown:,} of {num * size:,} pairs of a "
+            "target and an example that all of its shadows held, or none."
+        )
+    return notes
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(pooled: float, alone: Sequence[float]) -> str:
+    return f"{pooled:.3f} ({_spread(alone, 3)})" if len(alone) else f"{pooled:.3f}"
+
+
+def _spread(values: Any, decimals: int) -> str:
+    return f"{np.mean(values):.{decimals}f} ± {np.std(values, ddof=1):.{decimals}f}"
+
+
+def curves(attacked: Sequence[Attacked]) -> str:
+    """Write the drawn curves as CSV."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["method", "attack", "false_positive_rate", "true_positive_rate"])
+    for some in attacked:
+        for attack, curve in some.curves.items():
+            rates = np.geomspace(1 / curve.num_nonmembers, 1, POINTS)
+            for false, true in zip(rates, curve.tpr_at(rates), strict=True):
+                writer.writerow([some.label, attack, f"{false:.6g}", f"{true:.6g}"])
+    return stream.getvalue()
+
+
+def write(request: Request, configs: list[dict], attacked: list[Attacked]) -> list[Path]:
+    """Write all four files; give their paths."""
+    config = configs[0]
+    title = (
+        f"Who was trained on? {config['task']['name']}, {request.shadows} models a method, "
+        f"profile {request.profile}"
+    )
+    folder = Path(config["results"]) / request.profile / "lira"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = request.name or config["task"]["name"]
+    texts = {"md": summary(title, request, configs, attacked), "csv": curves(attacked)}
+    paths = [folder / f"{name}.{suffix}" for suffix in ("md", "csv", "png", "svg")]
+    for path, content in zip(paths, texts.values(), strict=False):
+        records.write_atomically(path, content)
+    with rc_context(STYLE):
+        figure = draw(title, attacked)
+        figure.savefig(paths[2], dpi=DPI)
+        figure.savefig(paths[3], metadata={"Date": None})
+    return paths
+
+
+def main(words: Sequence[str]) -> int:
+    """Do what the command line asks; give the exit code."""
+    return exit_code_of(_main, words, __doc__, of_records=2)
+
+
+def _main(words: Sequence[str]) -> int:
+    request = parse(words)
+    configs = [compose(request, method) for method in request.methods]
+    for config in configs:
+        if config["privacy"]["noise"]:  # before hours are spent on the first method
+            with warnings.catch_warnings(action="ignore"):  # each run says them
+                check_privacy(config["privacy"], config["task"]["dataset_size"])
+    lookup.require_here(each for one in configs for each in of_seeds(one, request.shadows))
+    attacked = [shadows(config, request.shadows) for config in configs]
+    print(*write(request, configs, attacked), sep="\n")
+    return 0

@@ -1,0 +1,117 @@
+"""Makes what a config names: its task, model, method, optimizer, schedule, attack and analyses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpexp.cli.instantiate import make, parameters, said
+
+
+def build_parts(config: dict[str, Any], device: Any) -> Any:
+    """Instantiate task, model, method, optimizer and schedule; weights come from the seed."""
+    import torch
+
+    from dpexp.cli import fingerprints
+    from dpexp.models.vocabulary import require_vocabulary
+    from dpexp.privacy.seeds import generator
+    from dpexp.training.train import Parts
+
+    method, analyses = _takers(config)
+    task = build_task(config, device, method, analyses)
+    fitted = fit_to_task(config["model"], task)  # whether it is of the task's kind is said first
+    torch.manual_seed(generator(config["seed"], "init", 0).initial_seed())
+    model = make("model", config["model"], without=("name", "head", "tokenizer"), **fitted)
+    require_vocabulary(model, task.train)
+    model = model.to(device)
+    if "prompts" in config:
+        make("prompts", config["prompts"], given=(model, task.num_classes))
+    if warm_start := config.get("warm_start"):
+        make("warm_start", warm_start, given=(model, task))
+    schedule = make("schedule", said(config["schedule"]))
+
+    def make_optimizer(weights: list[Any]) -> Any:
+        return make("optimizer", said(config["optimizer"]), params=weights)
+
+    attack, weights = _attack(config), fingerprints.pretrained(config)
+    return Parts(task, model, method, make_optimizer, schedule, attack, analyses, weights)
+
+
+def build_task(
+    config: dict[str, Any], device: Any, method: Any = None, analyses: Any = None
+) -> Any:
+    """Load a run's data: its task, the public set where something takes it, and features.
+
+    Args:
+        config: of the run, or what of it decides its data; without a method nothing is public.
+        device: where features are computed.
+        method: made from the config; None: made here, as are its analyses.
+        analyses: likewise, by name.
+    """
+    if method is None and "method" in config:
+        method, analyses = _takers(config)
+    public_size = 0 if method is None else max(t.public_size for t in (method, *analyses.values()))
+    if config.get("warm_start"):
+        public_size = max(public_size, config["warm_start"]["examples"])
+    task = _with_public(make("task", config["task"]), public_size, config)
+    if "features" in config:
+        task = make("features", config["features"], given=(task, device))
+    return task
+
+
+def _takers(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Instantiate what may take public examples: the method, and analyses by name."""
+    chosen = config.get("analysis", {})
+    analyses = {name: make(f"analysis.{name}", node) for name, node in chosen.items()}
+    kind = "method of a loop" if "loop" in config else "method"
+    return make("method", config["method"], without=("name",), kind=kind), analyses
+
+
+def _attack(config: dict[str, Any]) -> Any:
+    """Instantiate what measures the run's leakage, where it is to be measured."""
+    from dpexp.types import ConfigError
+
+    chosen = [group for group in ("attack", "audit") if group in config]
+    if len(chosen) > 1:
+        raise ConfigError("Expected an attack or an audit; got both. Leave one out.")
+    return make(chosen[0], config[chosen[0]], without=("name",)) if chosen else None
+
+
+def _with_public(task: Any, size: int, config: dict[str, Any]) -> Any:
+    """Load the chosen public set where the method takes `size` examples of one."""
+    if not size:
+        return task
+    from dpexp.data.public import require  # two seconds, which other runs can do without
+
+    if "public" in config:
+        task = make("public", config["public"], given=(task,))
+    require(task, size)
+    return task
+
+
+def fit_to_task(node: dict[str, Any], task: Any) -> dict[str, Any]:
+    """Give what a model asks for of the task's shape."""
+    from dpexp.types import ConfigError
+
+    takes = parameters("model", node)
+    channels, *size = task.input_shape
+    longest = getattr(task.train, "longest", None)
+    if ("max_length" in takes) != (longest is not None):
+        kinds = ("texts", "a language model") if longest else ("no texts", "another model")
+        raise ConfigError(
+            f"Expected {kinds[1]} for task {task.name}, which is of {kinds[0]}; got "
+            f"model={node['name']}. Set model."
+        )
+    if "in_channels" in takes and len(size) != 2:
+        raise ConfigError(
+            f"Expected a model for inputs of shape {tuple(task.input_shape)}, those of task "
+            f"{task.name} here; model={node['name']} takes images. Set model=linear."
+        )
+    known = {
+        "input_shape": task.input_shape,
+        "in_channels": channels,
+        "image_size": size,
+        "num_classes": task.num_classes,
+        "max_length": longest,
+        "task": task.name,
+    }
+    return {name: value for name, value in known.items() if name in takes}

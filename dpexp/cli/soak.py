@@ -1,0 +1,279 @@
+"""Soak a run: two ranks, two thousand steps, kills and a full disk, and nothing may be lost.
+
+make soak [ARGS="..."]
+python -m scripts.soak disturbances=6 method=lsg
+
+The same run is done twice: once left alone, while the memory of its ranks is watched, and once
+disturbed at random moments until as many disturbances as asked for were survived: the starting
+process killed, either rank killed, SIGTERM, a disk too full for a checkpoint, a disk full for
+everything. Then it must have ended as the one left alone did: equal weights and metrics, bit for
+bit, an equal certificate, and as many draws of noise as steps.
+
+Its own words, each WORD=VALUE; any other is a Hydra override and goes to both runs:
+
+    disturbances=12     how many
+    start=0             which random moments
+
+Exit code: 0 if all of that holds, 1 if not, 2 for a mistake.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpexp import records
+from dpexp.cli.arguments import exit_code_of, split, whole
+from dpexp.cli.composition import compose
+from dpexp.types import ConfigError
+
+STEPS = 2000
+RUN = ("method=rgp", "task=digits", "profile=embedded", "model=wrn10_1", "batch_size=32",
+       "eval_every=2", "ranks=2", "device=cpu", "checkpoint.steps=50")  # fmt: skip
+FLAT = 1.05
+"""How much more memory the last quarter may take than the second; the first warms up."""
+
+PATIENCE = 120  # seconds in which a disturbed run must have ended
+SAMPLED = 0.5  # seconds between two looks at the ranks' memory
+
+
+@dataclass
+class Life:
+    """One process's life, from its start to its end.
+
+    Attributes:
+        code: its exit code; negative, the signal that ended it.
+        said: the last lines of what it printed.
+        memory: of each sample, the ranks' resident bytes.
+        left: ranks that outlived it.
+    """
+
+    code: int
+    said: list[str]
+    memory: list[tuple[int, ...]] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """What is done to a run, and how it must end.
+
+    Attributes:
+        name: for people.
+        strike: takes the starting process and the ranks' process ids; None: nothing is done to it.
+        room: bytes that a file may have; None: as many as it likes.
+    """
+
+    name: str
+    strike: Callable[[int, Sequence[int]], None] | None
+    room: int | None = None
+
+
+def _kill(who: int) -> Callable[[int, Sequence[int]], None]:
+    def strike(_: int, ranks: Sequence[int]) -> None:
+        os.kill(ranks[who], signal.SIGKILL)
+
+    return strike
+
+
+DISTURBANCES = (
+    Disturbance("kill -9 of the starting process", lambda pid, _: os.kill(pid, signal.SIGKILL)),
+    Disturbance("kill -9 of the first rank", _kill(0)),
+    Disturbance("kill -9 of the second rank", _kill(1)),
+    Disturbance("SIGTERM", lambda pid, _: os.kill(pid, signal.SIGTERM)),
+    Disturbance("a disk too full for a checkpoint, then kill -9", _kill(0), room=2**14),
+    Disturbance("a disk full for everything", None, room=2**9),
+)
+
+
+def ranks_of(pid: int) -> list[int]:
+    """Find the ranks that a process started, in their order."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return sorted(int(child) for child in children if b"spawn_main" in _command(int(child)))
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def resident(pid: int) -> int:
+    """Give a process's resident bytes; 0 once it has ended."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def live(words: Sequence[str], disturbance: Disturbance | None = None, after: float = 0.0) -> Life:
+    """Start a run and wait for its end.
+
+    Args:
+        words: of its command line.
+        disturbance: what happens to it; None: nothing, and its memory is watched.
+        after: seconds from the first sign of its ranks' work to the strike.
+    """
+    room = disturbance.room if disturbance else None
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dpexp.cli", "run", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=limit if room is not None else None,
+    )
+    said: list[str] = []
+    has_begun = threading.Event()
+    reader = threading.Thread(target=_read, args=(process, said, has_begun))
+    reader.start()
+    memory, ranks = [], []
+    if disturbance is None:
+        while process.poll() is None:
+            ranks = ranks_of(process.pid) or ranks
+            memory.append(tuple(resident(rank) for rank in ranks))
+            time.sleep(SAMPLED)
+    elif disturbance.strike is not None and has_begun.wait(PATIENCE):
+        ranks = ranks_of(process.pid)
+        time.sleep(after)
+        if process.poll() is None:
+            disturbance.strike(process.pid, ranks)
+    process.wait(PATIENCE if disturbance else None)
+    left = _outliving(ranks)
+    reader.join(PATIENCE)
+    full = [sample for sample in memory if len(sample) == 2 and all(sample)]
+    return Life(process.returncode, said[-20:], full, left)
+
+
+def _read(process: subprocess.Popen[str], said: list[str], has_begun: threading.Event) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        said.append(line.rstrip())
+        if "noise multiplier" in line:  # the last thing announced before the first step
+            has_begun.set()
+    has_begun.set()
+
+
+def _outliving(ranks: Sequence[int]) -> list[int]:
+    """Wait for ranks to end; give those that do not."""
+    until = time.monotonic() + PATIENCE
+    left = list(ranks)
+    while left and time.monotonic() < until:
+        left = [rank for rank in left if b"spawn_main" in _command(rank)]
+        time.sleep(0.1)
+    return left
+
+
+def growth(memory: Sequence[tuple[int, ...]]) -> float:
+    """Give the largest ratio, over ranks, of the last quarter's peak to the second quarter's."""
+    quarter = len(memory) // 4
+    if not quarter:
+        raise ConfigError("Expected a run long enough for eight looks at its memory. Set epochs.")
+    second, last = memory[quarter : 2 * quarter], memory[-quarter:]
+    ranks = range(len(memory[0]))
+    return max(max(m[r] for m in last) / max(m[r] for m in second) for r in ranks)
+
+
+def ended_alike(one: Path, other: Path) -> list[str]:
+    """Compare two finished runs; give what differs."""
+    faults = []
+    if (one / "metrics.jsonl").read_bytes() != (other / "metrics.jsonl").read_bytes():
+        faults.append("metrics differ")
+    results = [json.loads((d / "result.json").read_text()) for d in (one, other)]
+    for key in ("weights_sha256", "steps", "test_accuracy"):
+        if results[0][key] != results[1][key]:
+            faults.append(f"{key} differs: {results[0][key]} and {results[1][key]}")
+    if (one / "privacy.json").read_bytes() != (other / "privacy.json").read_bytes():
+        faults.append("certificates differ")
+    return faults
+
+
+def counted(directory: Path) -> list[str]:
+    """Check that steps and draws of noise are exactly those planned; give what is not."""
+    certificate = json.loads((directory / "privacy.json").read_text())
+    return [
+        f"{key} is {certificate[key]}, not {STEPS}"
+        for key in ("steps", "noise_draws")
+        if certificate[key] != STEPS
+    ]
+
+
+def main(words: Sequence[str]) -> int:
+    """Do what the command line asks; give the exit code."""
+    return exit_code_of(_main, words, __doc__)
+
+
+def _main(words: Sequence[str]) -> int:
+    own, overrides = split(words, {"disturbances": whole(1), "start": whole(0)})
+    config = compose([*RUN, *overrides])
+    epochs = STEPS * config["batch_size"] / config["task"]["dataset_size"]
+    with tempfile.TemporaryDirectory() as folder:
+        todo = [*RUN, f"epochs={epochs}", *overrides]
+        return _soak(Path(folder), todo, **{"disturbances": 12, "start": 0, **own})
+
+
+def _soak(folder: Path, words: Sequence[str], disturbances: int, start: int) -> int:
+    alone, soaked = ([*words, f"results={folder / name}"] for name in ("alone", "soaked"))
+    began = time.monotonic()
+    life = live(alone)
+    seconds = time.monotonic() - began
+    if life.code:
+        print(*life.said, sep="\n", file=sys.stderr)
+        return 1
+    grown = growth(life.memory)
+    _say(f"left alone: {STEPS} steps in {seconds:.0f} s, memory {grown - 1:+.1%} "
+         f"from the second to the last quarter ({len(life.memory)} samples)")  # fmt: skip
+    faults = [] if grown <= FLAT else [f"memory grew by {grown - 1:.1%}"]
+    moments = random.Random(start)
+    for turn in range(disturbances):
+        disturbance = DISTURBANCES[turn % len(DISTURBANCES)]
+        after = moments.uniform(0, seconds / disturbances)
+        life = live(soaked, disturbance, after)
+        _say(f"{turn + 1}. {disturbance.name} after {after:.1f} s: exit {life.code}, "
+             f"{life.said[-1] if life.said else 'nothing said'}")  # fmt: skip
+        if life.code == 0:
+            faults.append(f"it ended before turn {turn + 1}: set start to draw other moments")
+            break
+        if life.left:
+            faults.append(f"turn {turn + 1}: ranks outlived their run: {life.left}")
+        faults += [f"turn {turn + 1}: {line}" for line in life.said if _is_wrong(line)]
+    life = live(soaked)
+    faults += [line for line in life.said if _is_wrong(line)]
+    if life.code:
+        print(*life.said, sep="\n", file=sys.stderr)
+        return 1
+    directories = [records.locate(w[-1].partition("=")[2], compose(w)) for w in (alone, soaked)]
+    faults += ended_alike(*directories) + counted(directories[1])
+    _say("; ".join(faults) or "the disturbed run ended as the one left alone did, bit for bit")
+    return 1 if faults else 0
+
+
+def _is_wrong(line: str) -> bool:
+    """Tell what no disturbance may bring about: a traceback, or steps lost where sums repeat."""
+    return "Traceback" in line or "count as spent" in line
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,150 @@
+"""Choose among the settings that a paper chose from, on training examples held out for it.
+
+    python -m scripts.tune table3 paper=gep
+    python -m scripts.tune table2 paper=rgp profile=quick rows=rgp columns=cifar10 seeds=0,1
+
+Tries every point of the `grid` that a row of the artifact has, in each of its cells, and keeps the
+scores in conf/tuned, from where the table takes the best. Each run trains on four fifths of the
+training set, with batches of four fifths, and is judged on the rest (see scripts.search). So noise
+weighs a quarter more than in the table. The test set is never looked at, and the choice is not
+covered by the privacy guarantee (docs/privacy.md). Its own words:
+
+    paper=rgp profile=embedded   as of scripts.artifact
+    rows=A,B columns=C           these cells, and others that show the same run; the rest keep
+                                 what they have
+    seeds=0                      a point's score is the mean over these seeds; left out, a cell
+                                 that has scores of other seeds keeps them
+    anew=true                    try these cells again though they have scores
+
+Other words are Hydra overrides that change no number, such as data_root. It goes on from what is
+done, point by point, and several may go at once. Exit code: 0, also where data are missing (it
+says so and goes on to other cells); 2 for a mistake in what was asked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import math
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from dpexp.artifacts import build, cells, spec, tuned
+from dpexp.artifacts.words import Artifact, Key, Line
+from dpexp.cli import groups, search
+from dpexp.cli.arguments import changing, exit_code_of, split, truth
+from dpexp.cli.artifact import is_picked, parse
+from dpexp.types import ConfigError, MissingData, one_line
+
+Attempt = Callable[[Sequence[str]], float]
+"""Trains once by these overrides; gives the metric on what was held out."""
+
+OTHERS = ("plan", "run", "launcher", "flops")
+"""Words of scripts.artifact that mean nothing here."""
+
+
+def main(words: Sequence[str], attempt: Attempt = search.attempt) -> int:
+    """Do what the command line asks; give the exit code."""
+    return exit_code_of(partial(_main, attempt), words, __doc__, of_records=2)
+
+
+def _main(attempt: Attempt, words: Sequence[str]) -> int:
+    logging.getLogger("dpexp").setLevel(logging.WARNING)
+    for word in words:
+        if (key := word.partition("=")[0]) in OTHERS:
+            raise ConfigError(f"Expected no {key}: it is a word of scripts.artifact. See --help.")
+    named = [word for word in words if "=" not in word]
+    own, rest = split([word for word in words if "=" in word], {"anew": truth})
+    request = parse([*named, *rest])
+    if wrong := changing(request.overrides):
+        raise ConfigError(f"Expected overrides that change no number; got {' '.join(wrong)}.")
+    artifact = spec.load(groups.CONF, request.paper, request.artifact)
+    profile = cells.profile_of(artifact, request.profile)
+    together: dict[tuple[str, ...], list[tuple[Line, Line]]] = {}
+    picked = set()
+    for row in artifact.rows:
+        for column in artifact.measured_columns:
+            shown = column is artifact.run_column(row, column)
+            if not row.grid or not shown or cells.is_skipped(artifact, profile, row, column):
+                continue
+            words_of = tuple(cells.words_of(row, column, profile))
+            together.setdefault(words_of, []).append((row, column))
+            if is_picked(request, artifact, (row.key, column.key)):
+                picked.add(words_of)
+    if not picked:
+        raise ConfigError(f"{artifact.paper} {artifact.name} has no such row with a 'grid'.")
+    path = tuned.file_of(groups.CONF, artifact, request.profile)
+    _drop_strange(path, artifact, request.profile, reset=bool(own.get("anew")))
+    for words_of, places in together.items():
+        if words_of not in picked:
+            continue
+        keys = [(row.key, column.key) for row, column in places]
+        name = cells.cell_name(*places[0], profile)
+        points = tuned.points(places[0][0], profile)
+        old = tuned.known(groups.CONF, artifact, request.profile).get(keys[0])
+        seeds = request.seeds or (old.seeds if old else (0,))
+        keeps = old is not None and old.seeds == seeds and not own.get("anew")
+        scores = dict(old.scores) if old and keeps else {}
+        try:
+            for point in points:
+                if " ".join(point) in scores:
+                    continue
+                given = [
+                    attempt((f"profile={request.profile}", *words_of, *point, f"seed={seed}",
+                             *request.overrides))
+                    for seed in seeds
+                ]  # fmt: skip
+                score = statistics.fmean(0.0 if math.isnan(one) else one for one in given)
+                scores[" ".join(point)] = score
+                print(name, *point, f"{score:.1f}", flush=True)
+                found = tuned.Tried(scores, seeds)
+                _keep(path, artifact, request.profile, dict.fromkeys(keys, found))
+        except MissingData as error:
+            print(f"{name}: no data: {one_line(error)}", file=sys.stderr)
+    print(path)
+    return 0
+
+
+def _keep(path: Path, artifact: Artifact, profile: str, found: Mapping[Key, tuned.Tried]) -> None:
+    """Put cells beside what the file has by now, which another tune may have added to."""
+    with _alone(path):
+        kept = {**tuned.known(groups.CONF, artifact, profile), **found}
+        build.save(path, tuned.text_of(artifact, profile, kept))
+
+
+def _drop_strange(path: Path, artifact: Artifact, profile: str, reset: bool) -> None:
+    """Forget scores of points that no grid has; all, if told to, of a file that can't be read."""
+    rows = {row.key: row for row in artifact.rows}
+    with _alone(path):
+        try:
+            kept = tuned.known(groups.CONF, artifact, profile)
+        except ConfigError:
+            if not reset:
+                raise
+            kept = {}
+        grids = {
+            key: {" ".join(point) for point in tuned.points(row, artifact.profiles[profile])}
+            for key, row in rows.items()
+        }
+        fits = {
+            cell: one for cell, one in kept.items() if set(one.scores) <= grids.get(cell[0], set())
+        }
+        if path.is_file() and (fits != kept or not kept):
+            build.save(path, tuned.text_of(artifact, profile, fits))
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold the file's folder, so that two processes do not write over each other."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)

@@ -1,0 +1,198 @@
+"""How often a verdict of two cells is wrong, and how often it finds a difference: simulated.
+
+    python -m scripts.verdicts              # 2,000 draws a setting
+    python -m scripts.verdicts draws=500    # quicker, and rougher
+    python -m scripts.verdicts others=true  # beside other intervals: one t, and a bootstrap
+
+Two methods of the same or of different accuracy are run by seeds and judged on test examples. An
+example is easy or hard for both, somewhat more so for one of them, and for each seed by chance; a
+seed makes a model as a whole better or worse. Prints for each setting how often the first method
+is said to be above the second. A bound is one-sided at 2.5 %; without a difference 5 % is the most
+that is borne.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import stats
+
+from dpexp.artifacts import errors
+from dpexp.artifacts.errors import LEVEL
+from dpexp.cli.arguments import exit_code_of, only, truth, whole
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is drawn.
+
+    Attributes:
+        seeds: of either method, >= 1.
+        examples: in the test set.
+        spread: standard deviation of the seeds' accuracies, in points; with one seed it is 0, since
+            then it is the models that are compared.
+        other: the same of the second method's seeds; None: they spread as far.
+        own: standard deviation of how hard an example is for one method alone, beside 1.5 for
+            both, in logits: 0 makes them agree as two seeds of a method do.
+        points: by how many the first method is above the second.
+        accuracy: of the second, in percent.
+        paired: whether the predictions are known.
+        others: seeds of the second method; None: as many.
+    """
+
+    seeds: int
+    examples: int = 1000
+    spread: float = 0.0
+    other: float | None = None
+    own: float = 0.5
+    points: float = 0.0
+    accuracy: float = 80.0
+    paired: bool = True
+    others: int | None = None
+
+
+SHARED = 1.5
+"""Standard deviation of how hard an example is for both methods, in logits."""
+
+
+class Draws:
+    """Draws the two methods' predictions of a setting again and again."""
+
+    def __init__(self, setting: Setting, seed: int = 0) -> None:
+        """Find the logits at which the methods have their accuracies."""
+        self._setting, self._random = setting, np.random.default_rng(seed)
+        deviation = float(np.hypot(SHARED, setting.own))
+        at = stats.norm.ppf((np.arange(4000) + 0.5) / 4000) * deviation
+        grid = np.linspace(-8, 8, 1601)
+        accuracy = [float(100 * _sigmoid(at + centre).mean()) for centre in grid]
+        self._centres = [
+            float(np.interp(wanted, accuracy, grid))
+            for wanted in (setting.accuracy + setting.points, setting.accuracy)
+        ]
+        p = _sigmoid(at + self._centres[1])
+        self._per_point = 1 / (100 * float(np.mean(p * (1 - p))))
+
+    def __call__(self) -> tuple[errors.Side, errors.Side]:
+        """Draw both sides."""
+        setting = self._setting
+        shared = self._random.normal(0, SHARED, setting.examples)
+        spreads = (setting.spread, setting.spread if setting.other is None else setting.other)
+        counts = (setting.seeds, setting.others or setting.seeds)
+        each = zip(self._centres, spreads, counts, strict=True)
+        above, below = (self._side(shared, *of) for of in each)
+        return above, below
+
+    def _side(self, shared: np.ndarray, centre: float, spread: float, count: int) -> errors.Side:
+        setting, draw = self._setting, self._random
+        of_seeds = draw.normal(0, spread * self._per_point, (count, 1))
+        of_examples = shared + draw.normal(0, setting.own, setting.examples)
+        chance = _sigmoid(centre + of_seeds + of_examples)
+        right = 100.0 * (draw.random(chance.shape) < chance)
+        kept, tests = ((right,), frozenset({"test"})) if setting.paired else ((), ())
+        return errors.Side(right.mean(axis=1), kept, (setting.examples,), tests)
+
+
+def _sigmoid(logit: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-logit))
+
+
+Says = Callable[[errors.Side, errors.Side], bool]
+"""Tells whether the first side is said to be above the second."""
+
+
+def ours(above: errors.Side, below: errors.Side) -> bool:
+    """Say it as a verdict does."""
+    found = errors.estimate(above, below)
+    return found.difference - found.half_width(LEVEL) > 0
+
+
+def one_t(above: errors.Side, below: errors.Side) -> bool:
+    """Say it by one Student's t, at Satterthwaite's degrees of freedom of all terms together."""
+    found = errors.estimate(above, below)
+    terms = [term for term in (found.seeds, found.examples) if term and term[0] > 0]
+    total = sum(variance for variance, _ in terms)
+    freedom = total**2 / sum(variance**2 / freedom for variance, freedom in terms)
+    return found.difference > float(stats.t.isf(LEVEL, freedom)) * (found.error or 0.0)
+
+
+def bootstrap(above: errors.Side, below: errors.Side, times: int = 400) -> bool:
+    """Say it by the percentile of a bootstrap that draws seeds of either side and examples."""
+    weights, random = _drawn(above.sizes[0], times), np.random.default_rng(0)
+    of_sides = []
+    for side in (above, below):
+        of_seeds = side.right[0] @ weights  # [S, times]
+        drawn = random.integers(side.num_seeds, size=of_seeds.shape)
+        of_sides.append(np.take_along_axis(of_seeds, drawn, axis=0).mean(axis=0))
+    return float(np.quantile(of_sides[0] - of_sides[1], LEVEL)) > 0
+
+
+@functools.cache
+def _drawn(n: int, times: int) -> np.ndarray:
+    """Give what share each of n examples has of each draw, [n, times]."""
+    return np.random.default_rng(1).multinomial(n, np.full(n, 1 / n), times).T / n
+
+
+def share(setting: Setting, draws: int, says: Says = ours, seed: int = 0) -> float:
+    """Give the share of draws in which the first method is said to be above the second.
+
+    Args:
+        setting: what is drawn.
+        draws: how often, >= 1.
+        says: which rule says it.
+        seed: of the draws.
+    """
+    draw = Draws(setting, seed)
+    return sum(says(*draw()) for _ in range(draws)) / draws
+
+
+NULLS = tuple(
+    Setting(seeds, spread=spread, own=own)
+    for own in (0.0, 0.5, 1.5)
+    for seeds in (1, 2, 3)
+    for spread in ((0.0,) if seeds == 1 else (0.0, 0.3, 1.0, 3.0))
+) + (
+    *(Setting(seeds, spread=spread, other=0.0) for seeds in (2, 3) for spread in (1.0, 3.0)),
+    *(Setting(1, 10_000, spread, others=n) for n in (2, 3, 5) for spread in (0.3, 2.0)),
+)
+"""No difference, over few examples."""
+
+FOUND = tuple(
+    replace(Setting(seeds, spread=spread, own=own), examples=10_000, points=2.0)
+    for own in (0.5, 1.5)
+    for seeds in (1, 2, 3, 5)
+    for spread in ((0.0,) if seeds == 1 else (0.1, 0.3, 0.5))
+)
+"""Two points of difference on as many examples as CIFAR-10 has."""
+
+UNPAIRED = (Setting(1, paired=False), Setting(2, spread=1.0, paired=False),
+            Setting(1, 10_000, points=2.0, paired=False))  # fmt: skip
+
+
+def main(words: Sequence[str]) -> int:
+    """Do what the command line asks; give the exit code."""
+    return exit_code_of(_main, words, __doc__)
+
+
+def _main(words: Sequence[str]) -> int:
+    given = only(words, {"draws": whole(1), "others": truth})
+    draws = given.get("draws", 2000)
+    rules = {"ours": ours}
+    if given.get("others"):
+        rules |= {"one t": one_t, "bootstrap": bootstrap}
+    print(f"{draws} draws a setting; the share said to be above, in %, by {', '.join(rules)}")
+    for setting in (*NULLS, *FOUND, *UNPAIRED):
+        can = setting.paired and not setting.points
+        able = {name: rule for name, rule in rules.items() if can or name != "bootstrap"}
+        said = "  ".join(f"{100 * share(setting, draws, rule):5.1f}" for rule in able.values())
+        print(
+            f"{said}  difference {setting.points:g}, {setting.seeds} "
+            f"{'' if setting.others is None else f'and {setting.others} '}seeds of spread "
+            f"{setting.spread:g}{'' if setting.other is None else f' and {setting.other:g}'}, "
+            f"{setting.examples:,} examples, own {setting.own:g}, "
+            f"{'paired' if setting.paired else 'unpaired'}",
+            flush=True,
+        )
+    return 0

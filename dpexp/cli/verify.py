@@ -1,0 +1,107 @@
+"""Recompute finished runs' privacy certificates from their configs, by another accountant.
+
+A record's other files are held to each other: accuracy to the predictions and the last evaluation.
+
+    python scripts/verify.py results/embedded/runs/85ecd41b59aa
+    python -m scripts.verify results/quick/runs/*
+
+One line a finding; a run without any gets one that says what was recomputed, or that no privacy is
+claimed, one for each part that is not dpexp's own and is taken on trust, and one that says what was
+not checked. What is compared, and how closely: `dpexp.privacy.recheck`, docs/privacy.md.
+Exit code: 0 if every certificate holds; 1 if one does not; else 2 if a path is no finished run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpexp import records
+from dpexp.artifacts.plain import clean
+from dpexp.cli import parameter_names
+from dpexp.privacy.finished import recheck_record
+from dpexp.privacy.recheck import NAMES
+
+CALLED, CALLED_AS_FILE = "python -m scripts.verify", "python scripts/verify.py"
+
+LONGEST_LINE = 4000
+"""Characters of a line that is printed of a record, which may list many entries (ours)."""
+
+HOLDS, DIFFERS, NO_RUN = 0, 1, 2
+
+
+def verify(directory: Path) -> tuple[int, list[str]]:
+    """Check one run's directory; give its exit code and its lines."""
+    if not directory.is_dir():
+        return NO_RUN, [f"Expected a run's directory; there is none at {directory}."]
+    record = records.read(directory)
+    if record is None:
+        why = records.damage(directory)
+        return NO_RUN, [
+            "Expected a finished run: whole config.yaml, result.json, privacy.json and "
+            f"metrics.jsonl; {directory} does not hold them{f' ({why})' if why else ''}."
+        ]
+    found = recheck_record(record)
+    parameters = parameter_names.compare(record) if not found.findings else None
+    findings = [*found.findings, *(parameters or [])]
+    name = records.run_id(record.config)
+    if directory.resolve().name != name:
+        findings.append(f"config.yaml is that of run {name}, not of this directory")
+    if findings:
+        return DIFFERS, [f"differs: {finding}" for finding in findings]
+    lines = [_passed(record, found.epsilon, bool(found.trusted))]
+    lines += [f"taken on trust: {words}" for words in found.trusted]
+    unchecked = [w for w in found.unchecked if w != NAMES or parameters is None]
+    return HOLDS, [*lines, f"not checked: {'; '.join(unchecked)}"]
+
+
+def require(directory: Path) -> records.Record:
+    """Read a finished run that something is to be shown of.
+
+    Raises:
+        RecordError: if it is none, or does not hold; one line, its first finding.
+    """
+    record = records.read(directory)
+    if record is None:
+        why = records.damage(directory) or "it holds no finished run"
+        raise records.RecordError(
+            f"Expected a finished run in {directory}; {clean(why)}. Set results."
+        )
+    if findings := recheck_record(record).findings:
+        raise records.RecordError(
+            f"Expected the record {directory} to hold; {clean(findings[0])}. Set results to "
+            "another one."
+        )
+    return record
+
+
+def _passed(record: records.Record, epsilon: float | None, is_trusting: bool) -> str:
+    said = "; ".join(record.privacy["deviations"])
+    if epsilon is None:
+        return f"pass: no privacy is claimed ({said})"
+    target = record.privacy["target_epsilon"]
+    word = "holds on trust" if is_trusting else "pass"
+    return f"{word}: epsilon {epsilon:.4g} of {target:g} by PLD" + (f" ({said})" if said else "")
+
+
+def main(words: Sequence[str], called: str = CALLED) -> int:
+    """Check what the command line names; return the exit code.
+
+    Args:
+        words: of the command line.
+        called: how the program is called in its help.
+    """
+    if not words or {"-h", "--help"} & set(words):
+        print((__doc__ or "").replace(CALLED, called).replace(CALLED_AS_FILE, called))
+        return 0 if words else NO_RUN
+    codes = []
+    for word in words:
+        code, lines = verify(Path(word))
+        codes.append(code)
+        for line in (clean(each, LONGEST_LINE) for each in lines):
+            if code == NO_RUN:
+                print(f"error: {line}", file=sys.stderr)
+            else:
+                print(f"{word}: {line}")
+    return DIFFERS if DIFFERS in codes else max(codes)

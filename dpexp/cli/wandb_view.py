@@ -1,0 +1,195 @@
+"""Lay out a paper's dashboard on wandb: accuracy over epsilon by method, a chart a task.
+
+    python -m scripts.wandb_view paper=rgp profile=paper
+    python -m scripts.wandb_view paper=rgp profile=paper send=true entity=TEAM
+
+Without `send=true` nothing is sent: the view's specification goes to
+results/<profile>/<paper>/wandb.json, which names the runs (by their tags and job type), the groups
+and every chart's axes. With it the same view is saved through wandb-workspaces, which must be
+installed (`pip install -e '.[dashboard]'`) and logged in; its address is the last line.
+
+Its own words, each WORD=VALUE:
+
+    paper=rgp           rgp, lsg, gep, compressive, or dpexp for the suite's own tables
+    profile=embedded    embedded, quick or paper
+    project=dpexp       as in wandb.project
+    entity=TEAM         who owns it on wandb; needed to send
+    send=true           save the view on wandb
+    results=results     the results folder
+
+A run carries the paper for whose artifact it was made: a cell that two papers share is in the view
+of the first.
+Exit code: 0; 2 for a mistake in what was asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpexp.artifacts import cells, spec
+from dpexp.cli import groups
+from dpexp.cli.arguments import exit_code_of, only, text, truth
+from dpexp.cli.config_cache import Configs
+from dpexp.cli.suite import OWN, PAPERS
+from dpexp.records import write_atomically
+from dpexp.training.tracking import job_type, score_of
+from dpexp.types import ConfigError, require_word
+
+METHOD = "method.name"
+MOST_RUNS = 500
+"""Runs a chart may show: wandb's own limit of ten would leave most of a table out."""
+
+
+def planned(paper: str, profile: str) -> list[dict[str, Any]]:
+    """Compose the configs of every cell of a paper's artifacts."""
+    compose = Configs().compose
+    files = sorted((groups.CONF / "artifact" / paper).glob("*.yaml"))
+    artifacts = [spec.load(groups.CONF, paper, file.stem) for file in files]
+    if not artifacts:
+        raise ConfigError(f"Expected a paper with artifacts; {paper} has none. Set paper.")
+    jobs = [
+        job
+        for artifact in artifacts
+        if profile in artifact.profiles
+        for job in cells.expand(artifact, profile, compose, groups.CONF, seeds=(0,))
+    ]
+    return [job.config for job in jobs if job.config is not None]
+
+
+def view(
+    paper: str, profile: str, configs: Iterable[Mapping[str, Any]], project: str, entity: str = ""
+) -> dict[str, Any]:
+    """Specify the view: plain words and numbers, in the order in which it shows them.
+
+    Args:
+        paper: whose runs.
+        profile: under which.
+        configs: of the paper's cells; they tell the tasks.
+        project: on wandb.
+        entity: who owns it; "" leaves it open.
+    """
+    trained = [config for config in configs if job_type(config) == "train"]
+    tasks = sorted({config["task"]["name"] for config in trained})
+    private = {config["task"]["name"] for config in trained if config["privacy"]["eps"] is not None}
+    by_method = {"groupby": METHOD, "mean": "mean", "band": "stddev"}
+    scores = {task: score_of(task) for task in tasks}
+    over_eps = [
+        {"kind": "line", "title": task, "x": "eps", "y": scores[task], "log_x": True, **by_method}
+        for task in tasks
+        if task in private
+    ]
+    whole = [{"kind": "bar", "title": task, "y": scores[task], **by_method} for task in tasks]
+    going = [
+        {"kind": "line", "title": title, "x": x, "y": y, "log_x": False, **by_method}
+        for title, x, y in (
+            ("train loss", "epoch", "train_loss"),
+            ("fraction clipped", "epoch", "clip_fraction"),
+            ("epsilon spent", "epoch", "epsilon"),
+        )
+    ]
+    speed = {"kind": "bar", "title": "examples per second", "y": "examples_per_s", **by_method}
+    return {
+        "name": f"{paper} ({profile}): accuracy over epsilon by method",
+        "entity": entity,
+        "project": project,
+        "tags": [paper, profile],
+        "job_type": "train",
+        "groupby": [METHOD],
+        "columns": ["score", "epsilon", "eps", "model", "task", "seed", "wall_s"],
+        "sections": [
+            {"name": "Accuracy over epsilon", "panels": over_eps},
+            {"name": "Accuracy, with and without privacy", "panels": whole},
+            {"name": "As they train", "panels": [*going, speed]},
+        ],
+    }
+
+
+def workspace(specified: Mapping[str, Any]) -> Any:
+    """Turn a view's specification into wandb-workspaces' own object, unsaved.
+
+    Raises:
+        ConfigError: if wandb-workspaces is not installed.
+    """
+    try:
+        import wandb_workspaces.workspaces as ws
+    except ImportError as error:
+        raise ConfigError(
+            f"Expected wandb-workspaces for send=true; {error}. pip install -e '.[dashboard]', or "
+            "leave send out."
+        ) from error
+    tagged = [ws.Tags().isin([tag]) for tag in specified["tags"]]
+    return ws.Workspace(
+        entity=specified["entity"],
+        project=specified["project"],
+        name=specified["name"],
+        sections=[
+            ws.Section(name=part["name"], panels=[*map(_panel, part["panels"])], is_open=True)
+            for part in specified["sections"]
+        ],
+        settings=ws.WorkspaceSettings(max_runs=MOST_RUNS),
+        runset_settings=ws.RunsetSettings(
+            filters=ws.And(*tagged, ws.Metric("JobType") == specified["job_type"]),
+            groupby=[ws.Config(key) for key in specified["groupby"]],
+            pinned_columns=[f"summary:{name}" for name in specified["columns"]],
+        ),
+    )
+
+
+def _panel(panel: Mapping[str, Any]) -> Any:
+    import wandb_workspaces.reports.v2 as reports
+
+    grouped = {
+        "title": panel["title"],
+        "groupby": reports.Config(panel["groupby"]),
+        "groupby_aggfunc": panel["mean"],
+        "groupby_rangefunc": panel["band"],
+        "max_runs_to_show": MOST_RUNS,
+    }
+    if panel["kind"] == "bar":
+        return reports.BarPlot(metrics=[panel["y"]], **grouped)
+    return reports.LinePlot(x=panel["x"], y=[panel["y"]], log_x=panel["log_x"], **grouped)
+
+
+def parse(words: Sequence[str]) -> dict[str, Any]:
+    """Take the command line apart.
+
+    Raises:
+        ConfigError: for a word that is none of ours.
+    """
+    request = {
+        "paper": "rgp",
+        "profile": "embedded",
+        "project": "dpexp",
+        "entity": "",
+        "send": False,
+        "results": "results",
+    }
+    request |= only(words, {**dict.fromkeys(request, text), "send": truth})
+    require_word("paper", request["paper"], (*PAPERS, OWN))
+    require_word("profile", request["profile"], ("embedded", "quick", "paper"))
+    if request["send"] and not request["entity"]:
+        raise ConfigError("Expected who owns the view, to send it; got no entity. Set entity.")
+    return request
+
+
+def _main(words: Sequence[str]) -> int:
+    request = parse(words)
+    paper, profile = request["paper"], request["profile"]
+    configs = planned(paper, profile)
+    specified = view(paper, profile, configs, request["project"], request["entity"])
+    path = Path(request["results"]) / profile / paper / "wandb.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(specified, indent=2) + "\n")
+    print(path)
+    if request["send"]:
+        saved = workspace(specified).save()
+        print(saved.url)
+    return 0
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; give its exit code."""
+    return exit_code_of(_main, words, __doc__)
