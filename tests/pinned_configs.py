@@ -10,10 +10,12 @@ all that its config resolves to, by the names of things that ids are of.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 from dpexp import records
 from dpexp.artifacts import cells, spec
+from dpexp.artifacts.cells import Compose
 from dpexp.cli.config_cache import Configs
 from dpexp.cli.groups import CONF, options_of
 from dpexp.records.moved import first_names
@@ -23,21 +25,19 @@ PINNED = Path(__file__).with_suffix(".txt")
 GROUPS = ("method", "task", "profile")
 
 
-def of_artifact(configs: Configs, path: Path) -> Iterator[str]:
+def of_artifact(compose: Compose, path: Path) -> Iterator[str]:
     """Give a line for every cell of an artifact in every profile, of one seed."""
     artifact = spec.load(CONF, path.parent.name, path.stem)
     for profile in artifact.profiles:
-        for job in cells.expand(artifact, profile, configs.compose_anew, CONF, seeds=(0,)):
+        for job in cells.expand(artifact, profile, compose, CONF, seeds=(0,)):
             if job.config is not None:
                 yield line(f"{path.parent.name}/{path.stem}", profile, *job.cell, config=job.config)
 
 
-def of_choices(configs: Configs, method: str) -> Iterator[str]:
-    """Give a line for every task and profile with a method, all else being default."""
-    for task in options_of("task"):
-        for profile in options_of("profile"):
-            words = [f"method={method}", f"task={task}", f"profile={profile}"]
-            yield line(*words, config=configs.compose_anew(words))
+def of_choice(compose: Compose, *options: str) -> str:
+    """Give the line of a method, a task and a profile, all else being default."""
+    words = [f"{group}={option}" for group, option in zip(GROUPS, options, strict=True)]
+    return line(*words, config=compose(words))
 
 
 def line(*names: str, config: dict) -> str:
@@ -50,13 +50,13 @@ def content(config: dict) -> str:
     return hash_of(first_names(config))[:12]
 
 
-def lines(configs: Configs) -> list[str]:
+def lines(compose: Compose) -> list[str]:
     """Give all lines, sorted."""
     artifacts = (CONF / "artifact").glob("*/*.yaml")
-    found = [one for path in artifacts for one in of_artifact(configs, path)]
-    methods = options_of("method")
-    return sorted(found + [one for method in methods for one in of_choices(configs, method)])
+    found = [one for path in artifacts for one in of_artifact(compose, path)]
+    choices = product(*map(options_of, GROUPS))
+    return sorted([*found, *(of_choice(compose, *options) for options in choices)])
 
 
 if __name__ == "__main__":
-    PINNED.write_text("\n".join(lines(Configs())) + "\n")
+    PINNED.write_text("\n".join(lines(Configs().compose)) + "\n", encoding="utf-8")

@@ -78,6 +78,7 @@ def plain(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
             f"{cfg.profile.name}. Set model, one of {', '.join(options_of('model'))}."
         )
     validate.check_names(overrides)
+    validate.check_rate(overrides)
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     config = validate.at_home(present_names(config))
     validate.check(config)
