@@ -1,14 +1,20 @@
 """Differentially private deep learning: four papers' tables and figures, regenerated.
 
-Importing this package makes torchvision importable where its compiled operators cannot load.
+Importing this package makes torchvision importable where its compiled operators cannot load. That
+is done once torchvision is asked for: by itself this package imports neither it nor torch.
 """
+
+from __future__ import annotations
 
 import importlib.util
 import sys
 from contextlib import suppress
+from importlib.abc import MetaPathFinder
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 TORCHVISION_SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -28,6 +34,8 @@ def _declare_torchvision_ops() -> torch.library.Library | None:
     Returns:
         The declarations, to be kept alive; None where nothing had to be declared.
     """
+    import torch
+
     if torch.backends.cuda.is_built() or "torchvision" in sys.modules:
         return None
     found = importlib.util.find_spec("torchvision")
@@ -49,4 +57,17 @@ def _declare_torchvision_ops() -> torch.library.Library | None:
     return declared
 
 
-_DECLARED = _declare_torchvision_ops()
+class _BeforeTorchvision(MetaPathFinder):
+    """Finds nothing; declares torchvision's operators when it is first looked for."""
+
+    declared: torch.library.Library | None = None
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Leave it to the next finder to find what is imported."""
+        if name == "torchvision":
+            sys.meta_path.remove(self)
+            self.declared = _declare_torchvision_ops()
+
+
+_BEFORE_TORCHVISION = _BeforeTorchvision()
+sys.meta_path.insert(0, _BEFORE_TORCHVISION)

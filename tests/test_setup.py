@@ -160,12 +160,19 @@ def test_torchvision_and_transformers_import_after_dpexp():
     assert done.stdout.split()[-1] == "BertModel"
 
 
+def test_a_command_line_is_read_without_torch():
+    """It takes a second, for which help and completion would wait."""
+    code = "import dpexp.cli.run, sys; assert not {'torch', 'torchvision'} & {*sys.modules}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_operators_are_declared_once_however_often_it_is_asked():
+    import torchvision
+
     import dpexp
 
     assert dpexp._declare_torchvision_ops() is None
-    import torchvision
-
     assert torchvision.__version__ and hasattr(torch.ops.torchvision, "nms")
 
 
@@ -175,7 +182,7 @@ def test_operators_a_matching_torchvision_declares_are_left_alone():
         "import torch; own = torch.library.Library('torchvision', 'DEF'); "
         "own.define('nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor'); "
         "own.define('qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor'); "
-        "import dpexp; assert dpexp._DECLARED is None; import torchvision"
+        "import dpexp, torchvision; assert dpexp._BEFORE_TORCHVISION.declared is None"
     )
     if torch.backends.cuda.is_built():
         pytest.skip("dpexp declares nothing beside a torch built for CUDA")

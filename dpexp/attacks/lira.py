@@ -5,6 +5,7 @@ Index legend: k models, n examples, c classes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
+from dpexp.attacks.roc import Roc, roc
 from dpexp.types import ConfigError
 
 LEAST = 4
@@ -124,3 +126,35 @@ def attack(values: np.ndarray, is_member: np.ndarray) -> dict[str, np.ndarray]:
         for name, those in of_target.items():
             scores[name][target] = np.where(is_known, those, np.nan)
     return scores
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """A method's models under attack; index legend: k models, n examples.
+
+    Attributes:
+        label: as readers know it.
+        accuracy: of each model on the test set, in percent, [k].
+        is_member: [k, n].
+        scores: [k, n] by attack (one of `ATTACKS`).
+        curves: of all models' scores together, by attack.
+    """
+
+    label: str
+    accuracy: np.ndarray
+    is_member: np.ndarray
+    scores: dict[str, np.ndarray]
+    curves: dict[str, Roc] = field(init=False)
+
+    def __post_init__(self):
+        curves = {name: roc(scores, self.is_member) for name, scores in self.scores.items()}
+        object.__setattr__(self, "curves", curves)
+
+    @property
+    def others(self) -> int:
+        """Count the examples that a single model was not trained on."""
+        return int((~self.is_member[0]).sum())
+
+    def of_each(self, attack: str) -> list[Roc]:
+        """Give the curve of each model alone."""
+        return [roc(*some) for some in zip(self.scores[attack], self.is_member, strict=True)]

@@ -35,6 +35,7 @@ from typing import Any
 import torch
 
 from dpexp import records
+from dpexp.attacks import trials as two_worlds
 from dpexp.attacks import worlds
 from dpexp.cli import lookup, verify
 from dpexp.cli.arguments import changing, exit_code_of, listed, split, whole
@@ -42,8 +43,6 @@ from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute
 from dpexp.cli.parts import build_parts
 from dpexp.distributed import ranks
-from dpexp.pate.votes import build_votes
-from dpexp.privacy import build, require_room
 from dpexp.types import ConfigError, require_word
 
 COMMON = ("task=digits", "profile=embedded")
@@ -52,9 +51,6 @@ CONFIDENCE = 0.95
 
 SMALL = ("model=cnn", "model.channels=[4,8]", "model.kernel=3")
 """A model for thousands of steps (ours), as the sizes below."""
-
-SMALL_BATCH = 8
-"""Examples of a step in two worlds, none of them real; it cancels in what is heard of a canary."""
 
 
 @dataclass(frozen=True)
@@ -178,15 +174,17 @@ def audit(
         told = verify.require(directory).result
     elsewhere = [word for word in user if not word.startswith("audit")]
     config = compose([*_own(subject), *subject.small, *elsewhere])
-    without, within, accounted, delta, is_gaussian = (
-        _of_votes(config, trials) if "loop" in config else _of_steps(config, trials, steps)
-    )
+    found = _in_two_worlds(config, trials, steps)
     verdict = worlds.judge(
-        without, within, delta=delta, confidence=CONFIDENCE, is_gaussian=is_gaussian
+        found.without,
+        found.within,
+        delta=found.delta,
+        confidence=CONFIDENCE,
+        is_gaussian=found.is_gaussian,
     )
     return Row(
         method=subject.name,
-        accounted=told.get("audit_epsilon_accounted", accounted),
+        accounted=told.get("audit_epsilon_accounted", found.epsilon),
         one_run=told.get("audit_epsilon_lower"),
         one_run_curve=told.get("audit_epsilon_lower_curve"),
         canaries=told.get("audit_canaries"),
@@ -194,7 +192,7 @@ def audit(
         right=told.get("audit_right"),
         two_worlds=verdict.epsilon_lower,
         two_worlds_gaussian=verdict.epsilon_lower_gaussian,
-        accounted_worlds=accounted,
+        accounted_worlds=found.epsilon,
         false_positives=verdict.errors.false_positives,
         false_negatives=verdict.errors.false_negatives,
         judged=verdict.errors.without,
@@ -202,39 +200,12 @@ def audit(
     )
 
 
-def _of_steps(config: dict[str, Any], trials: int, steps: int) -> tuple:
-    config = {**config, "batch_size": SMALL_BATCH}
-    if "batch_size" in config["method"]:
-        config["method"] = {**config["method"], "batch_size": SMALL_BATCH}
+def _in_two_worlds(config: dict[str, Any], trials: int, steps: int) -> two_worlds.Trials:
+    if "loop" in config:
+        return two_worlds.of_votes(config, trials)
+    config = two_worlds.small(config)
     parts = build_parts(config, ranks.choose_device(config["device"]))
-    state = parts.method.start(parts.model)
-    mechanism = build(
-        config["privacy"],
-        dataset_size=SMALL_BATCH,
-        batch_size=SMALL_BATCH,
-        num_steps=steps,
-        releases=parts.method.releases(state, config["privacy"]["clip_norm"]),
-        seed=config["seed"],
-    )
-    require_room(mechanism, next(parts.model.parameters()).dtype, config)
-    without, within = worlds.of_steps(parts, mechanism, trials)
-    return without, within, mechanism.epsilon(steps), mechanism.delta, not mechanism.is_laplace
-
-
-def _of_votes(config: dict[str, Any], trials: int) -> tuple:
-    method = config["method"]
-    mechanism = build_votes(
-        config["privacy"],
-        dataset_size=config["task"]["dataset_size"],
-        num_classes=2,
-        threshold=method["threshold"] * method["teachers"],
-        check_ratio=method["check_ratio"],
-        max_checks=method["queries"],
-        max_answers=method["answers"],
-        seed=config["seed"],
-    )
-    without, within = worlds.of_votes(mechanism, method["teachers"], trials)
-    return without, within, mechanism.epsilon()["rdp"], mechanism.delta, True
+    return two_worlds.of_steps(config, parts, trials, steps)
 
 
 COLUMNS = {

@@ -25,7 +25,7 @@ import io
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from matplotlib.figure import Figure
 from dpexp import records
 from dpexp.artifacts.style import COLOURS, DASHED, DPI, GREY, STYLE
 from dpexp.attacks import lira
-from dpexp.attacks.roc import Roc, roc
+from dpexp.attacks.lira import Attacked
 from dpexp.cli import composition, lookup, verify
 from dpexp.cli.arguments import changing, exit_code_of, listed, split, text, whole
 from dpexp.cli.execution import execute
@@ -68,38 +68,6 @@ class Request:
     profile: str = "embedded"
     name: str = ""
     overrides: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Attacked:
-    """A method's models under attack; index legend: k models, n examples.
-
-    Attributes:
-        label: as readers know it.
-        accuracy: of each model on the test set, in percent, [k].
-        is_member: [k, n].
-        scores: [k, n] by attack (`lira.ATTACKS`).
-        curves: of all models' scores together, by attack.
-    """
-
-    label: str
-    accuracy: np.ndarray
-    is_member: np.ndarray
-    scores: dict[str, np.ndarray]
-    curves: dict[str, Roc] = field(init=False)
-
-    def __post_init__(self):
-        curves = {name: roc(scores, self.is_member) for name, scores in self.scores.items()}
-        object.__setattr__(self, "curves", curves)
-
-    @property
-    def others(self) -> int:
-        """Count the examples that a single model was not trained on."""
-        return int((~self.is_member[0]).sum())
-
-    def of_each(self, attack: str) -> list[Roc]:
-        """Give the curve of each model alone."""
-        return [roc(*some) for some in zip(self.scores[attack], self.is_member, strict=True)]
 
 
 READERS = {

@@ -1,0 +1,87 @@
+"""Trials in two worlds of the method that a config names, with what is accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpexp.attacks import worlds
+from dpexp.pate.votes import build_votes
+from dpexp.privacy import build, require_room
+from dpexp.training.train import Parts
+
+SMALL_BATCH = 8
+"""Examples of a step, none of them real (ours); it cancels in what is heard of a canary."""
+
+
+class Trials(NamedTuple):
+    """What trials gave, and what they may give.
+
+    Attributes:
+        without: scores of trials without the canary, [n].
+        within: of trials with it, [n].
+        epsilon: of a trial, as it is accounted for.
+        delta: in [0, 1).
+        is_gaussian: whether the mechanism claims to be Gaussian.
+    """
+
+    without: np.ndarray
+    within: np.ndarray
+    epsilon: float
+    delta: float
+    is_gaussian: bool
+
+
+def small(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config whose steps are of `SMALL_BATCH` examples."""
+    method = dict(config["method"])
+    if "batch_size" in method:
+        method["batch_size"] = SMALL_BATCH
+    return {**config, "batch_size": SMALL_BATCH, "method": method}
+
+
+def of_steps(config: Mapping[str, Any], parts: Parts, num_trials: int, num_steps: int) -> Trials:
+    """Score trials of the one training loop.
+
+    Args:
+        config: as `small` returns it.
+        parts: made from it; the model is left as it is.
+        num_trials: in either world.
+        num_steps: of each trial.
+    """
+    state = parts.method.start(parts.model)
+    mechanism = build(
+        config["privacy"],
+        dataset_size=SMALL_BATCH,
+        batch_size=SMALL_BATCH,
+        num_steps=num_steps,
+        releases=parts.method.releases(state, config["privacy"]["clip_norm"]),
+        seed=config["seed"],
+    )
+    require_room(mechanism, next(parts.model.parameters()).dtype, config)
+    scores = worlds.of_steps(parts, mechanism, num_trials)
+    return Trials(*scores, mechanism.epsilon(num_steps), mechanism.delta, not mechanism.is_laplace)
+
+
+def of_votes(config: Mapping[str, Any], num_trials: int) -> Trials:
+    """Score trials of PATE's votes on two classes.
+
+    Args:
+        config: of a run of PATE.
+        num_trials: in either world.
+    """
+    method = config["method"]
+    mechanism = build_votes(
+        config["privacy"],
+        dataset_size=config["task"]["dataset_size"],
+        num_classes=2,
+        threshold=method["threshold"] * method["teachers"],
+        check_ratio=method["check_ratio"],
+        max_checks=method["queries"],
+        max_answers=method["answers"],
+        seed=config["seed"],
+    )
+    scores = worlds.of_votes(mechanism, method["teachers"], num_trials)
+    return Trials(*scores, mechanism.epsilon()["rdp"], mechanism.delta, True)
