@@ -243,7 +243,7 @@ def with_rates():
             yield pytest.param(raw, rates, id=f"{path.parent.name}-{path.stem}")
 
 
-@pytest.mark.parametrize(("raw", "rates"), with_rates())
+@pytest.mark.parametrize(("raw", "rates"), [*with_rates()])
 def test_a_learning_rate_for_the_paper_s_network_reaches_no_smaller_one_unsaid(raw, rates):
     for profile in set(PROFILES) - {"paper"}:
         assert rates <= set(raw["profiles"][profile].get("replace", {})), profile

@@ -1,9 +1,9 @@
 """What configs say in another way than when runs were first named by it.
 
-A run's id hashes its config, and so the dotted names in it, and the settings that it lists. Moving a
-module must make no run another one: ids are of first names, and configs of finished runs are read
-with present ones. An optimizer's and a schedule's settings once listed, as null, what the default
-would have taken and the chosen one did not: ids are of that list.
+A run's id hashes its config, and so the dotted names and the settings in it. Moving a module must
+make no run another one: ids are of first names, and configs of finished runs are read with present
+ones. The settings of an optimizer and of a schedule once listed, as null, what the default would
+have taken and the chosen one does not: ids are of that list.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAMING = ("_target_", "loop")
 """Settings that hold such a name, at any depth."""
 
 ADAMS = {"betas": [0.9, 0.999], "eps": 1e-8}
-"""What torch's Adam takes where nothing is said: runs listed it where Adam was the default alone."""
+"""What torch's Adam takes of itself: runs listed it only where Adam was the default."""
 
 
 def first_names(config: Mapping[str, Any]) -> dict[str, Any]:
