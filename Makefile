@@ -14,7 +14,7 @@ READY := $(VENV)/.ready
 MAKEFLAGS += --no-builtin-rules
 
 .DEFAULT_GOAL := help
-.PHONY: all setup test lint bench verify audit attack lira soak clean help FORCE
+.PHONY: all setup test lint bench verify audit attack lira soak pin-configs clean help FORCE
 
 setup: $(READY)
 
@@ -37,6 +37,9 @@ $(READY): pyproject.toml constraints.txt
 # One thread a worker: the tests are many small tensors, which more threads only slow down.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+
+pin-configs: $(READY)
+	$(PY) -m tests.pinned_configs
 
 lint: $(READY)
 	$(PY) -m ruff check .

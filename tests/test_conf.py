@@ -14,16 +14,18 @@ from dpexp.cli.config_cache import Configs
 from dpexp.privacy import num_steps
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec
+from tests import pinned_configs
 
+PINNED = set(pinned_configs.PINNED.read_text(encoding="utf-8").splitlines())
 CONFIGS = Configs()  # a tree of conf that was composed before need not be again
 GROUPS = ("method", "model", "profile", "task")
 METHODS, MODELS, PROFILES, TASKS = (
     sorted(path.stem for path in (run.CONF / group).glob("*.yaml") if path.stem != "auto")
     for group in GROUPS
 )
-ATTACKS, AUDITS, PROMPTS, WARM_STARTS, ANALYSES = (
+ATTACKS, AUDITS, PROMPTS, WARM_STARTS, ANALYSES, OPTIMIZERS, SCHEDULES = (
     sorted(path.stem for path in (run.CONF / group).glob("*.yaml"))
-    for group in ("attack", "audit", "prompts", "warm_start", "analysis")
+    for group in ("attack", "audit", "prompts", "warm_start", "analysis", "optimizer", "schedule")
 )
 FEATURES = sorted(path.stem for path in (run.CONF / "features").glob("*.yaml"))
 ARTIFACTS = sorted((run.CONF / "artifact").glob("*/*.yaml"))
@@ -63,6 +65,21 @@ def linked_runs(profile, path):
     names = set(re.findall(r"runs/(\w+)/", made.read_text("utf-8"))) if made.exists() else ()
     configs = {name: (results / "runs" / name / "config.yaml").read_text("utf-8") for name in names}
     return [(name, yaml.safe_load(config)["seed"]) for name, config in configs.items()]
+
+
+@pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_cell_is_the_run_that_it_was(path):
+    artifact = f"{path.parent.name}/{path.stem} "
+    was = {line for line in PINNED if line.startswith(artifact)}
+    assert set(pinned_configs.of_artifact(CONFIGS.compose, path)) == was
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_choice_of_method_and_task_is_the_run_that_it_was(method):
+    """In one profile for each task, in turn; `make pin-configs` looks at all."""
+    for index, task in enumerate(TASKS):
+        profile = PROFILES[(index + METHODS.index(method)) % len(PROFILES)]
+        assert pinned_configs.of_choice(CONFIGS.compose, method, task, profile) in PINNED
 
 
 @pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -107,8 +124,8 @@ def test_every_method_composes_with_every_model(method):
             head = "head.out" if (method, model) == ("linear", "bert") else config["model"]["head"]
             assert config["method"]["head"] == head
         for group in ("optimizer", "schedule"):  # recipes write there
-            given = {key: value for key, value in config[group].items() if value is not None}
-            check_settings(group, given)
+            assert None not in config[group].values()
+            check_settings(group, config[group])
 
 
 @pytest.mark.parametrize("method", ["gep", "compressive", "lsg"])
@@ -139,6 +156,11 @@ def settings():
         yield "analysis", option, words
     for option in PROMPTS:
         yield "prompts", option, ["method=bitfit", "task=sst2", "model=minilm", f"prompts={option}"]
+    for option in OPTIMIZERS:
+        words = ["method=dpsgd", "task=digits", f"optimizer={option}", "optimizer.lr=1"]
+        yield "optimizer", option, words
+    for option in SCHEDULES:
+        yield "schedule", option, ["method=dpsgd", "task=digits", f"schedule={option}"]
     for option in WARM_STARTS:
         yield "warm_start", option, ["method=dpsgd", "task=sentiment", f"warm_start={option}"]
 
@@ -162,7 +184,7 @@ def test_recipes_and_scales_set_only_what_is_there():
             assert set(tree) - {"defaults"} <= known, path
             option = path.parent.name
             assert option in [*MODELS, *PROFILES, "language"], path  # what language models share
-            assert path.stem in [*METHODS, *TASKS, "base"], path
+            assert path.stem in [*METHODS, *TASKS], path
 
 
 def test_table_3_in_the_paper_profile_is_the_published_setting():
@@ -212,11 +234,18 @@ def test_published_epochs_follow_epsilon(words, expected):
         assert CONFIGS.compose(["method=dpsgd", *words, *chosen])["epochs"] == epochs
 
 
-@pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_learning_rate_for_the_paper_s_network_reaches_no_smaller_one_unsaid(path):
-    raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    said = [word for line in (*raw["rows"], *raw["columns"]) for word in line.get("overrides", [])]
-    rates = {word for word in said if re.match(r"optimizer\.lr=[\d.]", str(word))}
+def with_rates():
+    """List the artifacts whose rows or columns say a learning rate, each with those words."""
+    for path in ARTIFACTS:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        lines = (*raw["rows"], *raw["columns"])
+        said = [str(word) for line in lines for word in line.get("overrides", [])]
+        if rates := {word for word in said if re.match(r"optimizer\.lr=[\d.]", word)}:
+            yield pytest.param(raw, rates, id=f"{path.parent.name}-{path.stem}")
+
+
+@pytest.mark.parametrize(("raw", "rates"), [*with_rates()])
+def test_a_learning_rate_for_the_paper_s_network_reaches_no_smaller_one_unsaid(raw, rates):
     for profile in set(PROFILES) - {"paper"}:
         assert rates <= set(raw["profiles"][profile].get("replace", {})), profile
 
@@ -254,3 +283,22 @@ def test_compressive_is_for_a_linear_model_unless_another_is_named():
     other = CONFIGS.compose(["method=compressive", "task=digits", "model=wrn10_1"])
     assert other["model"]["name"] == "wrn10_1"
     assert other["schedule"] == config["schedule"] and other["optimizer"] == config["optimizer"]
+
+
+def test_an_optimizer_is_chosen_by_name_whatever_the_recipe_has():
+    """So is a schedule; nothing of the recipe's own is left."""
+    for words in (["method=rgp", "task=digits"], ["method=lsg", "task=sst2", "model=roberta"]):
+        for name in OPTIMIZERS:
+            config = CONFIGS.compose([*words, f"optimizer={name}", "optimizer.lr=0.3"])
+            alone = yaml.safe_load((run.CONF / "optimizer" / f"{name}.yaml").read_text())
+            assert set(alone) - {"defaults"} <= set(config["optimizer"])
+            assert config["optimizer"]["lr"] == 0.3
+            check_settings("optimizer", config["optimizer"])
+    config = CONFIGS.compose(["method=rgp", "task=digits", "schedule=linear_decay"])
+    assert config["schedule"] == {"_target_": "dpexp.training.schedules.LinearDecay"}
+
+
+def test_a_recipe_s_optimizer_and_one_that_is_chosen_are_one_run():
+    words = ["method=compressive", "task=digits", "optimizer.lr=0.1"]
+    chosen = [*words, "optimizer=sgd_plain", "schedule=inverse_root"]
+    assert records.run_id(CONFIGS.compose(chosen)) == records.run_id(CONFIGS.compose(words))

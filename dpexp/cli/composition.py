@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hydra
@@ -28,7 +28,13 @@ def up_to(value: Any, *choices: Any) -> Any:
     return choices[-1]
 
 
+def by(value: Any, known: Mapping[str, Any], other: Any) -> Any:
+    """Choose by a name, in conf: `${by:${method},{rgp: sgd},adam}` is sgd for rgp, else adam."""
+    return known.get(str(value), other)
+
+
 OmegaConf.register_new_resolver("up_to", up_to, replace=True)
+OmegaConf.register_new_resolver("by", by, replace=True)
 OmegaConf.register_new_resolver("options", lambda group: ", ".join(options_of(group)), replace=True)
 
 # Launchers' configs bear their plugins' names on purpose: `hydra/launcher=joblib` means either.
@@ -72,6 +78,7 @@ def plain(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
             f"{cfg.profile.name}. Set model, one of {', '.join(options_of('model'))}."
         )
     validate.check_names(overrides)
+    validate.check_rate(overrides)
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     config = validate.at_home(present_names(config))
     validate.check(config)

@@ -169,7 +169,7 @@ def loop_of(config: Mapping[str, Any]) -> Any:
 
 
 def said(node: Any) -> Any:
-    """Leave out what is null: settings of the default that this recipe's choice does not take."""
+    """Leave out what is null: it stands for what was chosen of itself takes."""
     return {k: v for k, v in node.items() if v is not None} if isinstance(node, dict) else node
 
 

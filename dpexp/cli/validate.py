@@ -6,13 +6,15 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from inspect import Parameter
 from typing import Any
 
 import yaml
 
 from dpexp import records
-from dpexp.cli.errors import unknown_key
+from dpexp.cli.errors import nearest, unknown_key
 from dpexp.cli.groups import CONF
+from dpexp.cli.instantiate import parameters
 from dpexp.cli.quoting import FOLDERS
 from dpexp.training.schedules import LARGEST
 from dpexp.training.tracking import MODES
@@ -24,8 +26,8 @@ GROUPS = {
     "model": "model=wrn10_1",
     "method": "method=rgp",
     "privacy": "privacy.clip_norm=1",
-    "optimizer": "optimizer._target_=torch.optim.Adam",
-    "schedule": "schedule._target_=dpexp.training.schedules.LinearDecay",
+    "optimizer": "optimizer=adam optimizer.lr=1e-3",
+    "schedule": "schedule=linear_decay",
     "checkpoint": "checkpoint.steps=100",
     "wandb": "wandb.mode=offline",
 }
@@ -36,6 +38,9 @@ CLOSED = {"privacy": ("budget",), "checkpoint": (), "wandb": (), "profile": ("na
 
 NAMED = ("method", "model", "task", "profile", "public", "attack", "audit")
 """Groups whose settings hold the name of the option that was chosen."""
+
+CHOSEN = ("optimizer", "schedule")
+"""Groups whose options are other things with other settings each."""
 
 OPTIMIZERS = ("optimizer", "method.teacher_optimizer")
 
@@ -101,6 +106,23 @@ def at_home(config: Any, name: str = "") -> Any:
     return records.at_home(name, config) if is_folder else config
 
 
+def check_rate(overrides: Sequence[str]) -> None:
+    """Refuse an optimizer without a learning rate: the model's is for the one that it has.
+
+    Args:
+        overrides: of the command line.
+
+    Raises:
+        ConfigError: naming the rate.
+    """
+    words = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
+    if "optimizer" in words and "{" not in words["optimizer"] and "optimizer.lr" not in words:
+        raise ConfigError(
+            f"Expected optimizer.lr beside optimizer={words['optimizer']}: the model's recipe has "
+            "one for its own optimizer alone. Set optimizer.lr."
+        )
+
+
 def check(config: Mapping[str, Any]) -> None:
     """Refuse what no run can mean.
 
@@ -115,6 +137,7 @@ def check(config: Mapping[str, Any]) -> None:
     _check_words(config)
     _check_numbers(config)
     _check_complete(config)
+    _check_taken(config)
 
 
 def unscaled(config: Mapping[str, Any]) -> str:
@@ -175,12 +198,33 @@ def _defaults() -> tuple[dict[str, Any], list[str]]:
     return tree, groups
 
 
+def _check_taken(config: Mapping[str, Any]) -> None:
+    """Refuse settings that are not of the optimizer or the schedule that was chosen."""
+    for group in CHOSEN:
+        node = config[group]
+        try:
+            takes = parameters(group, node)
+        except ConfigError:
+            continue  # which is told of where it is called
+        if any(takes[name].kind is Parameter.VAR_KEYWORD for name in takes):
+            continue
+        valid = [name for name in takes if name != "params"]
+        for key in node:
+            if node[key] is not None and key not in valid and not key.startswith("_"):
+                raise ConfigError(
+                    f"Unknown key {group}.{key}: {node['_target_']} takes {', '.join(valid)}."
+                    f"{nearest(key, valid)}"
+                )
+
+
 def _check_groups(config: Mapping[str, Any]) -> None:
     for group, example in GROUPS.items():
-        if not isinstance(config.get(group), Mapping):
+        node = config.get(group)
+        if not isinstance(node, Mapping) or (group in CHOSEN and "_target_" not in node):
             raise ConfigError(
-                f"Expected {group} to hold settings of its own; {_found(config, group)}. Set what "
-                f"is below it, as in {example}."
+                f"Expected {group} to hold settings of its own; "
+                f"{_found(config if not isinstance(node, Mapping) else {}, group)}. Set what is "
+                f"below it, as in {example}."
             )
 
 
