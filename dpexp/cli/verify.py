@@ -23,7 +23,7 @@ from dpexp.privacy.finished import recheck_record
 from dpexp.privacy.recheck import NAMES
 from dpexp.reporting.text import clean
 
-CALLED, CALLED_AS_FILE = "python -m scripts.verify", "python scripts/verify.py"
+SCRIPTS = "python -m scripts.verify", "python scripts/verify.py"
 
 LONGEST_LINE = 4000
 """Characters of a line that is printed of a record, which may list many entries (ours)."""
@@ -85,15 +85,18 @@ def _passed(record: records.Record, epsilon: float | None, is_trusting: bool) ->
     return f"{word}: epsilon {epsilon:.4g} of {target:g} by PLD" + (f" ({said})" if said else "")
 
 
-def main(words: Sequence[str], called: str = CALLED) -> int:
+def main(words: Sequence[str], called: str = "") -> int:
     """Check what the command line names; return the exit code.
 
     Args:
         words: of the command line.
-        called: how the program is called in its help.
+        called: how the program is called in its help; "": as the scripts are.
     """
     if not words or {"-h", "--help"} & set(words):
-        print((__doc__ or "").replace(CALLED, called).replace(CALLED_AS_FILE, called))
+        doc = __doc__ or ""
+        for name in SCRIPTS if called else ():
+            doc = doc.replace(name, called)
+        print(doc)
         return 0 if words else NO_RUN
     codes = []
     for word in words:

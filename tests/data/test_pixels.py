@@ -4,6 +4,7 @@ import io
 import struct
 import warnings
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -273,7 +274,7 @@ def with_row(conf, hub_folder):
 
     def write(settings, split, content):
         root, _ = hub_folder(settings, {"train": 12, "test": 6}, shards=2)
-        folder = run.Path(root) / settings["repo"] / settings["config"]
+        folder = Path(root) / settings["repo"] / settings["config"]
         path = folder / f"{split}-00001-of-00002.parquet"
         table = pa.parquet.read_table(path)
         cells = table[settings["image_column"]].to_pylist()

@@ -1,6 +1,7 @@
 """Public sets: brought to any image task's shape, apart from what a run is judged on, recorded."""
 
 import inspect
+from pathlib import Path
 
 import hydra
 import numpy as np
@@ -180,7 +181,7 @@ def test_damage_is_named_in_one_line(hub_folder, damage, remedy):
     column = "other" if damage == "column" else "image"
     files = {"input_shape": [3, 32, 32], "num_classes": 10, "label_column": "unused"}
     root, _ = hub_folder({**said, **files, "image_column": column}, {"train": 5})
-    (path,) = (run.Path(root) / "public" / "imagenet32").iterdir()
+    (path,) = (Path(root) / "public" / "imagenet32").iterdir()
     whole = path.read_bytes()
     if damage == "file":
         path.write_bytes(whole[:-300])
