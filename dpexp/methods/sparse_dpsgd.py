@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from dpexp.grad_sample.carriers import Masked
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.selection import matrix_parameters
 from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
+from dpexp.privacy.stated import Stated
 from dpexp.types import Carrier, Key, PublicGradients, State, Tap, require_word
 
 
@@ -53,6 +55,11 @@ class SparseDPSGD(DPSGD):
         require_fraction(p)
         super().__init__(train, head)
         self._p, self._mask = p, mask
+
+    @staticmethod
+    def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
+        """Return the one vector, clipped jointly, that verification expects."""
+        return [Stated("gradient", float(config["privacy"]["clip_norm"]))]
 
     def start(self, model: nn.Module) -> State:
         """Remember shapes, and which matrices are sparsified; entries are chosen at every step."""
