@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from scripts import mistakes
 from scripts.mistakes import CONF
 from scripts.quotes import readable
-from scripts.targets import loop_of, make, parameters, said
+from scripts.targets import admit, loop_of, make, parameters, said
 
 
 def up_to(value: Any, *choices: Any) -> Any:
@@ -100,6 +100,7 @@ def execute(config: dict[str, Any]) -> Path:
     from dpexp import records
     from dpexp.distributed import processes
 
+    admit(config["method"]["_target_"])  # a finished run is looked up, and may be verified
     results = config["results"]
     if processes.is_torchrun():
         processes.launch(_work_as_first_says, config)

@@ -44,6 +44,7 @@ from dpexp.types import ConfigError
 from scripts import hours, sources
 from scripts.configs import Configs
 from scripts.launcher import check, launch
+from scripts.targets import admit
 from scripts.words import (
     changing,
     exit_code_of,
@@ -137,6 +138,8 @@ def _main(words: Sequence[str]) -> int:
     user = (*tags, *request.overrides)
     jobs = cells.expand(artifact, request.profile, Configs().compose, run.CONF, user, request.seeds)
     configs = [job.config for job in jobs if job.config is not None]
+    for target in {config["method"]["_target_"] for config in configs}:
+        admit(target)
     results = Path(configs[0]["results"] if configs else "results")
     outcomes = [collect.outcome(job, results) for job in jobs]
     picked = [o for o in outcomes if is_picked(request, artifact, o.job.cell)]

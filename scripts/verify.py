@@ -4,6 +4,11 @@ A record's other files are held to each other: accuracy to the predictions and t
 
     python scripts/verify.py results/embedded/runs/85ecd41b59aa
     python -m scripts.verify results/quick/runs/*
+    python -m scripts.verify hydra.searchpath=[file:///my/conf] results/mine/runs/*
+
+The last one names a folder of conf of one's own: the methods that its folder `method` names are
+imported, as are those in conf/method, so that what they state is known. Of a method that a record
+names and no such file does, nothing is imported.
 
 One line a finding; a run without any gets one that says what was recomputed, or that no privacy is
 claimed, one for each part that is not dpexp's own and is taken on trust, and one that says what was
@@ -21,6 +26,7 @@ from dpexp import records
 from dpexp.artifacts.plain import clean
 from dpexp.privacy.finished import recheck_record
 from dpexp.privacy.recheck import NAMES
+from dpexp.types import ConfigError
 
 LONGEST_LINE = 4000
 """Characters of a line that is printed of a record, which may list many entries (ours)."""
@@ -86,11 +92,19 @@ def _passed(record: records.Record, epsilon: float | None, is_trusting: bool) ->
 
 def main(words: Sequence[str]) -> int:
     """Check what the command line names; give the exit code."""
-    if not words or {"-h", "--help"} & set(words):
+    from scripts import own  # once main has said where `scripts` is
+
+    runs = [word for word in words if not own.is_searchpath(word)]
+    if not runs or {"-h", "--help"} & set(words):
         print(__doc__)
-        return 0 if words else NO_RUN
+        return 0 if runs else NO_RUN
+    try:
+        own.admit_methods(words)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return NO_RUN
     codes = []
-    for word in words:
+    for word in runs:
         code, lines = verify(Path(word))
         codes.append(code)
         for line in (clean(each, LONGEST_LINE) for each in lines):

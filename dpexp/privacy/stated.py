@@ -17,8 +17,9 @@ in place of releases.
 A class speaks for itself alone: a subclass may release something else, and inherits no statement.
 
 A record may come from anyone and name any class. For it, modules of dpexp are imported and no
-others; elsewhere a class is looked for among the modules that this process has imported already.
-Nothing of a class is called but its statements.
+others; elsewhere a class is looked for among the modules that this process has imported already,
+as programs do with those that the user's own conf or command line names. Nothing of a class is
+called but its statements.
 """
 
 from __future__ import annotations

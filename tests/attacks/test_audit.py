@@ -260,11 +260,9 @@ def test_the_script_writes_its_table_and_fails_where_more_leaks_than_is_accounte
 def test_every_private_method_is_a_subject_that_composes():
     private = {path.stem for path in (run.CONF / "method").glob("*.yaml")}
     chosen = set()
-    for subject in audit.SUBJECTS:
-        for more in (subject.one_run, subject.small):
-            if more is not None:
-                audited = ["audit=one_run"] if more is subject.one_run else []
-                config = run.compose([*audit.COMMON, *subject.method, *more, *audited])
+    for subject in audit.subjects_of([]):
+        for config in (audit.of_one_run(subject, []), audit.of_two_worlds(subject, [])):
+            if config is not None:
                 assert config["privacy"]["noise"] is True and config["privacy"]["clip"] is True
                 chosen.add(config["method"]["name"])
     assert private - chosen == {"nonprivate", "powersgd"}
