@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpexp.grad_sample.carriers import Masked
+from dpexp.grad_sample.carriers import Explicit, Masked
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.selection import matrix_parameters
 from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
@@ -83,7 +83,11 @@ class SparseDPSGD(DPSGD):
         carried = dict(super().carry(state, layer, tap))
         for key, carrier in carried.items():
             kept = state["entries"].get(key.parameter)
-            if kept is not None:
+            if kept is None:
+                continue
+            if isinstance(carrier, Explicit):
+                carried[key] = Explicit(carrier.values.flatten(1).index_select(1, kept))
+            else:
                 carried[key] = Masked(carrier, kept, state["shapes"][key.parameter])
         return carried
 
