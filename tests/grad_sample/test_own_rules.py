@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 
@@ -172,6 +173,15 @@ def test_a_model_of_such_layers_trains_privately_end_to_end(brought, tmp_path, m
     assert set(record.privacy["frozen"]) == EVERYTHING - trained
     last = record.metrics[-1]
     assert last["nonfinite"] == 0 and last["clip_fraction"] > 0.9
+
+
+def test_the_readmes_example_is_a_rule_that_holds():
+    text = (run.CONF.parent / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?grad_sample\.rule.*?)^```", text, re.M | re.S)
+    theirs = {"__name__": "theirs"}
+    exec(example, theirs)
+    torch.manual_seed(0)
+    assert_rule_holds(theirs["Scaled"](3, 2), images(5, 3), 0, (per_example_by_torch_func,))
 
 
 # What is refused
