@@ -12,8 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.distributed.ranks import Ranks, choose_device
 from dpexp.training.train import make_mechanism
 
@@ -27,13 +26,13 @@ METHODS = {  # each with a state: historic updates behind a warm-up, a mask's sc
 
 
 def compose(name, results):
-    return run.compose([*METHODS[name], *BRIEF, f"results={results}"])
+    return cli.compose([*METHODS[name], *BRIEF, f"results={results}"])
 
 
 def warm(config):
     """Compute once what every fork would; nothing here may start a thread."""
     device = choose_device("cpu")
-    parts = run.build_parts(config, device)
+    parts = cli.build_parts(config, device)
     parts.make_optimizer(list(parts.model.parameters()))  # torch imports its compiler here
     state = parts.method.start(parts.model)
     mechanism = make_mechanism(
@@ -49,7 +48,7 @@ def fork(config):
         return pid
     code = 1
     try:
-        run.execute(config)
+        cli.execute(config)
         code = 0
     finally:
         os._exit(code)

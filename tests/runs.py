@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.cli.config_cache import Configs
 from dpexp.distributed.ranks import Ranks
 from dpexp.records import read_mark
@@ -34,7 +33,7 @@ def one_thread():
 
 def execute(results, *words):
     """Do a run; configs that choose the same share most of what composing them takes."""
-    return run.execute(CONFIGS.compose_anew([*words, f"results={results}"]))
+    return cli.execute(CONFIGS.compose_anew([*words, f"results={results}"]))
 
 
 def of(directory):
@@ -85,9 +84,9 @@ def interrupted(config, parts, at, act):
 
 def killed(results, *words, at, every=4):
     """Take a run up and kill it in its step `at` (from 1); checkpoints every few steps."""
-    config = run.compose([*words, f"results={results}", f"checkpoint.steps={every}"])
+    config = cli.compose([*words, f"results={results}", f"checkpoint.steps={every}"])
     with pytest.raises(Killed):
-        interrupted(config, run.build_parts(config, ALONE.device), at, die)
+        interrupted(config, cli.build_parts(config, ALONE.device), at, die)
     return records.locate(results, config)
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import yaml
 from torch import nn
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.data import Examples
 from dpexp.distributed.ranks import Ranks
 from dpexp.methods.rgp import RGP
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, CPU)
 METHODS = sorted(  # a method with a loop of its own takes no such steps
     path.stem
-    for path in (run.CONF / "method").glob("*.yaml")
+    for path in (cli.CONF / "method").glob("*.yaml")
     if "loop" not in yaml.safe_load(path.read_text())
 )
 PRIVATE = ["noise=true", "clip=true", "eps=8"]
@@ -46,7 +46,7 @@ def composed(method, *words):
 
 @cache
 def _composed(words):
-    return run.compose(words)
+    return cli.compose(words)
 
 
 class Wide:
@@ -70,7 +70,7 @@ class Setting:
     """A composed config's parts, and steps with them."""
 
     def __init__(self, config, dtype=torch.float32):
-        self.parts = run.build_parts(config, CPU)
+        self.parts = cli.build_parts(config, CPU)
         self.model = self.parts.model.to(dtype)
         self.method = Watched(self.parts.method)
         self.state = self.method.start(self.model)

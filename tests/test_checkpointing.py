@@ -6,7 +6,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.data import cross_entropy
 from dpexp.methods.rgp import RGP
 from dpexp.privacy import whole_batch
@@ -106,7 +106,7 @@ def test_checkpointing_is_off_where_a_model_is_judged():
 
 def test_checkpointing_does_not_change_a_runs_id():
     ids = {
-        run_id(run.compose(["method=rgp", "task=sst2", "model=roberta_large", word]))
+        run_id(cli.compose(["method=rgp", "task=sst2", "model=roberta_large", word]))
         for word in ("model.checkpointing=true", "model.checkpointing=false")
     }
     assert len(ids) == 1

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from torch import nn
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.cli import errors, validate
 from dpexp.types import ConfigError
 
@@ -19,7 +19,7 @@ DIGITS = ["task=digits", "profile=embedded"]
 BRIEF = [*DIGITS, "epochs=0.2"]  # one step
 
 
-METHODS = sorted(path.stem for path in (run.CONF / "method").glob("*.yaml"))
+METHODS = sorted(path.stem for path in (cli.CONF / "method").glob("*.yaml"))
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_an_assertion_that_fails_is_the_users_mistake_in_hydra_alone():
         assert not METHODS
     assert errors.mistake(ours.value) is None
     with pytest.raises(AssertionError) as hydras:
-        run.compose(["method=gep"])
+        cli.compose(["method=gep"])
     assert errors.mistake(hydras.value).startswith("Expected a task")
 
 
@@ -123,7 +123,7 @@ def test_a_list_in_a_names_place_is_the_users_mistake(monkeypatch):
     words = ["method=compressive", "features=resnet152", "task=[[1]]"]
     monkeypatch.setattr(sys, "argv", ["run.py", *words])
     with pytest.raises(TypeError) as hydras:  # it puts a group's name together of it
-        run.compose(words)
+        cli.compose(words)
     assert "got task=[[1]]. Name one." in errors.mistake(hydras.value)
 
 
@@ -214,7 +214,7 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
 )
 def test_a_value_that_cannot_be_meant_is_refused_before_training(tmp_path, words, said):
     with pytest.raises(ConfigError, match=said) as caught:
-        run.execute(run.compose(["method=rgp", *DIGITS, f"results={tmp_path}", *words]))
+        cli.execute(cli.compose(["method=rgp", *DIGITS, f"results={tmp_path}", *words]))
     assert "\n" not in str(caught.value)
     assert not any(tmp_path.rglob("metrics.jsonl"))
 
@@ -243,7 +243,7 @@ def test_a_model_that_cannot_be_trained_is_said_before_anything_else(tmp_path):
     words = ["method=rgp", *DIGITS, f"results={tmp_path}", "model._target_=tests.test_cli.Mixing"]
     words += ["~model.depth", "~model.width", "~model.stem_stride", "~model.channels_last"]
     with pytest.raises(ConfigError, match="norm is a BatchNorm2d, whose statistics mix them"):
-        run.execute(run.compose(words))
+        cli.execute(cli.compose(words))
     assert not any(tmp_path.rglob("released.jsonl"))
 
 
@@ -261,7 +261,7 @@ class Mixing(nn.Module):
 def test_more_teachers_than_examples_are_refused(tmp_path):
     words = ["method=pate", *DIGITS, "method.teachers=1438", f"results={tmp_path}"]
     with pytest.raises(ConfigError, match="at most one teacher an example, 1437; got method.teach"):
-        run.execute(run.compose(words))
+        cli.execute(cli.compose(words))
 
 
 def test_a_delta_too_large_is_warned_of_in_one_line(shell):
@@ -342,17 +342,17 @@ def test_help_is_of_what_is_chosen_wherever_it_is_asked_for(shell, words):
 
 
 def test_a_small_profile_says_where_it_leaves_a_run_large():
-    config = run.compose(["method=rgp", "task=cifar10", "profile=embedded"])
+    config = cli.compose(["method=rgp", "task=cifar10", "profile=embedded"])
     assert "200 epochs, through which 10,000,000 examples pass" in validate.unscaled(config)
     assert "digits" in validate.unscaled(config)
     for words in (["task=cifar10", "profile=quick"], ["task=digits", "profile=embedded"]):
-        assert validate.unscaled(run.compose(["method=rgp", *words])) == ""
-    assert validate.unscaled(run.compose(["method=rgp", "task=cifar10"])) == ""
+        assert validate.unscaled(cli.compose(["method=rgp", *words])) == ""
+    assert validate.unscaled(cli.compose(["method=rgp", "task=cifar10"])) == ""
 
 
 def test_what_a_run_does_not_read_is_told_of():
     def idle(*words):
-        return validate.idle(run.compose(["task=digits", "profile=embedded", *words]), words)
+        return validate.idle(cli.compose(["task=digits", "profile=embedded", *words]), words)
 
     assert idle("method=pate", "epochs=3", "++batch_size=7", "seed=2") == [
         "epochs=3",

@@ -8,8 +8,7 @@ import hydra
 import pytest
 import yaml
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.cli.config_cache import Configs
 from dpexp.privacy import num_steps
 from dpexp.reporting.collect import cells
@@ -20,15 +19,15 @@ PINNED = set(pinned_configs.PINNED.read_text(encoding="utf-8").splitlines())
 CONFIGS = Configs()  # a tree of conf that was composed before need not be again
 GROUPS = ("method", "model", "profile", "task")
 METHODS, MODELS, PROFILES, TASKS = (
-    sorted(path.stem for path in (run.CONF / group).glob("*.yaml") if path.stem != "auto")
+    sorted(path.stem for path in (cli.CONF / group).glob("*.yaml") if path.stem != "auto")
     for group in GROUPS
 )
 ATTACKS, AUDITS, PROMPTS, WARM_STARTS, ANALYSES, OPTIMIZERS, SCHEDULES = (
-    sorted(path.stem for path in (run.CONF / group).glob("*.yaml"))
+    sorted(path.stem for path in (cli.CONF / group).glob("*.yaml"))
     for group in ("attack", "audit", "prompts", "warm_start", "analysis", "optimizer", "schedule")
 )
-FEATURES = sorted(path.stem for path in (run.CONF / "features").glob("*.yaml"))
-ARTIFACTS = sorted((run.CONF / "artifact").glob("*/*.yaml"))
+FEATURES = sorted(path.stem for path in (cli.CONF / "features").glob("*.yaml"))
+ARTIFACTS = sorted((cli.CONF / "artifact").glob("*/*.yaml"))
 RUNTIME = {"in_channels", "image_size", "input_shape", "num_classes", "params", "task", "device"}
 RUNTIME |= {"max_length", "model"}
 """What run.py adds: it is known once the task and the model are there."""
@@ -60,7 +59,7 @@ def leaves_its_warm_up(config):
 
 def linked_runs(profile, path):
     """List the records, each with its seed, that an artifact links where it was made."""
-    results = run.CONF.parent / "results" / profile
+    results = cli.CONF.parent / "results" / profile
     made = results / path.parent.name / f"{path.stem}.md"
     names = set(re.findall(r"runs/(\w+)/", made.read_text("utf-8"))) if made.exists() else ()
     configs = {name: (results / "runs" / name / "config.yaml").read_text("utf-8") for name in names}
@@ -84,10 +83,10 @@ def test_every_choice_of_method_and_task_is_the_run_that_it_was(method):
 
 @pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_cell_composes_to_a_run_of_its_own_and_seeds_differ_in_the_seed_alone(path):
-    table = spec.load(run.CONF, path.parent.name, path.stem)
+    table = spec.load(cli.CONF, path.parent.name, path.stem)
     assert set(table.profiles) == set(PROFILES)
     for profile in PROFILES:
-        jobs = cells.expand(table, profile, CONFIGS.compose, run.CONF, seeds=(0, 1))
+        jobs = cells.expand(table, profile, CONFIGS.compose, cli.CONF, seeds=(0, 1))
         built = [job for job in jobs if not job.not_built]
         # Several lines may show several series of one run, whose words are then the same.
         asked = {job.overrides for job in built}
@@ -98,7 +97,7 @@ def test_every_cell_composes_to_a_run_of_its_own_and_seeds_differ_in_the_seed_al
         assert all(model["head_layers"] == 1 for model in prompted)  # others are refused
         assert built[-1].seed == 1
         # All profiles are composed by the same means, of which one shows that it is Hydra's.
-        assert profile != "paper" or built[-1].config == run.compose(built[-1].overrides)
+        assert profile != "paper" or built[-1].config == cli.compose(built[-1].overrides)
         # A setting that is added or changed must not leave behind what was made before it.
         linked = linked_runs(profile, path)
         assert all(seed > 1 for name, seed in linked if name not in {job.run_id for job in built})
@@ -151,7 +150,7 @@ def settings():
     for option in ANALYSES:
         # One that is of a method takes its settings from there.
         words = ["method=compressive", "task=digits", f"analysis={option}"]
-        if "\nparameter: ???" in (run.CONF / "analysis" / f"{option}.yaml").read_text():
+        if "\nparameter: ???" in (cli.CONF / "analysis" / f"{option}.yaml").read_text():
             words.append(f"analysis.{option}.parameter=stem.weight")
         yield "analysis", option, words
     for option in PROMPTS:
@@ -178,7 +177,7 @@ def test_recipes_and_scales_set_only_what_is_there():
     """A key that is misspelt in a recipe would otherwise be a new setting that nothing reads."""
     known = set(CONFIGS.compose(["method=rgp", "task=digits"]))
     for folder in ("recipe", "scale"):
-        for path in (run.CONF / folder).rglob("*.yaml"):
+        for path in (cli.CONF / folder).rglob("*.yaml"):
             assert path.read_text().startswith("# @package _global_"), path
             tree = yaml.safe_load(path.read_text())
             assert set(tree) - {"defaults"} <= known, path
@@ -189,8 +188,8 @@ def test_recipes_and_scales_set_only_what_is_there():
 
 def test_table_3_in_the_paper_profile_is_the_published_setting():
     """Yu et al. 2021, Section 5.1."""
-    table = spec.load(run.CONF, "rgp", "table3")
-    jobs = cells.expand(table, "paper", CONFIGS.compose, run.CONF, seeds=(0,))
+    table = spec.load(cli.CONF, "rgp", "table3")
+    jobs = cells.expand(table, "paper", CONFIGS.compose, cli.CONF, seeds=(0,))
     assert len(jobs) == 12
     for job in jobs:
         config = job.config
@@ -290,7 +289,7 @@ def test_an_optimizer_is_chosen_by_name_whatever_the_recipe_has():
     for words in (["method=rgp", "task=digits"], ["method=lsg", "task=sst2", "model=roberta"]):
         for name in OPTIMIZERS:
             config = CONFIGS.compose([*words, f"optimizer={name}", "optimizer.lr=0.3"])
-            alone = yaml.safe_load((run.CONF / "optimizer" / f"{name}.yaml").read_text())
+            alone = yaml.safe_load((cli.CONF / "optimizer" / f"{name}.yaml").read_text())
             assert set(alone) - {"defaults"} <= set(config["optimizer"])
             assert config["optimizer"]["lr"] == 0.3
             check_settings("optimizer", config["optimizer"])

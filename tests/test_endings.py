@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.training import checkpoint
 from dpexp.training.observation import Analysis
 from dpexp.training.states import copied, mapped, marks
@@ -107,7 +106,7 @@ STAGES = {
 
 def ended(words, breaking, error, results, at=AT):
     """Train until a stage of step `at` fails; give the run's directory."""
-    config = run.compose([*words, f"results={results}", QUIET])
+    config = cli.compose([*words, f"results={results}", QUIET])
     directory = records.locate(results, config)
 
     def fail():
@@ -115,7 +114,7 @@ def ended(words, breaking, error, results, at=AT):
         if mark is not None and mark.steps >= at:  # which has been noted
             raise error
 
-    parts = breaking(run.build_parts(config, ALONE.device), fail)
+    parts = breaking(cli.build_parts(config, ALONE.device), fail)
     with pytest.raises((type(error), ConfigError)):  # want of memory is told as a mistake
         train(config, parts, ALONE)
     return directory
@@ -207,8 +206,8 @@ def test_what_an_analysis_had_half_seen_it_sees_again(tmp_path):
     assert (position["step"], position["judged_at"]) == (6, 4)
     assert position["memories"]["first"]["seen"] == [0, 2, 4]
     assert float(position["memories"]["first"]["sum"]) == 6
-    config = run.compose([*SHORT, f"results={tmp_path}"])
-    parts = run.build_parts(config, ALONE.device)
+    config = cli.compose([*SHORT, f"results={tmp_path}"])
+    parts = cli.build_parts(config, ALONE.device)
     train(config, replace(parts, analyses={"first": Counting(), "second": Counting()}), ALONE)
     seen = np.load(directory / records.ANALYSIS)["first/sum"]
     assert seen.ravel().tolist() == [0, 2, 6, 12, 20, 30, 42]
@@ -236,8 +235,8 @@ class Spoiling:
 @pytest.mark.parametrize("spoils", [False, True])
 @pytest.mark.filterwarnings("ignore:.* is damaged, or was killed before")
 def test_an_attack_that_fails_does_not_cost_the_training(spoils, unbroken, tmp_path):
-    config = run.compose([*SHORT, f"results={tmp_path}", QUIET])
-    parts = run.build_parts(config, ALONE.device)
+    config = cli.compose([*SHORT, f"results={tmp_path}", QUIET])
+    parts = cli.build_parts(config, ALONE.device)
     with pytest.raises(OSError, match="no room"):
         train(config, replace(parts, attack=Spoiling(spoils)), ALONE)
     directory = records.locate(tmp_path, config)

@@ -6,8 +6,7 @@ import shutil
 import pytest
 import torch
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.privacy import PrivacyError
 from dpexp.records import LEDGER, Ledger, Mark, RecordError, read_mark
 from dpexp.training import checkpoint
@@ -77,7 +76,7 @@ def test_a_checkpoint_of_another_mechanism_is_refused_by_what_differs(key, value
 
 
 def mechanism():
-    config = run.compose([*CLAIMED])
+    config = cli.compose([*CLAIMED])
     from dpexp.privacy import build
     from dpexp.types import Release
 
@@ -141,7 +140,7 @@ def test_a_run_killed_after_its_last_evaluation_still_says_what_was_right(tmp_pa
 def test_saved_answers_of_another_pate_are_refused(tmp_path):
     words = ["method=pate", "task=digits", "profile=embedded", "device=cpu", "model=cnn"]
     words += ["method.teachers=8", "method.teacher_steps=2", "method.queries=50", "eps=3"]
-    config = run.compose([*words, f"results={tmp_path}"])
+    config = cli.compose([*words, f"results={tmp_path}"])
     unfinished = records.Run.open(tmp_path, config)
     state = {"of": {"run": "another"}, "data": "x", "votes": torch.zeros(1), "answers": {}}
     checkpoint.save(unfinished.checkpoint_path, state)

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.grad_sample import Tape
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.selection import one_release
@@ -22,7 +21,7 @@ LEFT = ("conv2.weight", "conv1.bias", "head.bias")
 def parts_of(method, *frozen):
     rank = ["method.rank=4"] if method.endswith("powersgd") else []
     config = composed(method, "model=cnn", *rank)
-    parts = run.build_parts(config, CPU)
+    parts = cli.build_parts(config, CPU)
     for name, weight in parts.model.named_parameters():
         weight.requires_grad_(name not in frozen)
     return config, parts

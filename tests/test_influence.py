@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.powersgd import PowerSGD
 from tests.steps import CPU, METHODS, RandomNet, composed, distance, flat, rgp, sums_of
@@ -50,7 +50,7 @@ def test_adding_one_example_moves_the_sums_by_at_most_the_clip_norm(
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_pixel_that_is_not_finite_costs_its_example_alone(method, bad):
-    parts = run.build_parts(composed(method), CPU)
+    parts = cli.build_parts(composed(method), CPU)
     model, train, public = parts.model.double(), parts.task.train, parts.task.public
     x, y = train.inputs[:9].clone(), train.targets[:9]
     others = [0, 1, 2, 3, 5, 6, 7, 8]

@@ -13,7 +13,7 @@ import transformers
 import yaml
 from safetensors.torch import load_file, save_file
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.models.language import TextClassifier, from_scratch, pretrained
 from dpexp.types import ConfigError, MissingData
 from tests.runs import execute, of
@@ -73,7 +73,7 @@ def words(hub):
 def the_line(*words):
     """Give the one line of a mistake, and whether it came before any training."""
     with pytest.raises(ConfigError) as raised:
-        run.build_parts(run.compose(words), torch.device("cpu"))
+        cli.build_parts(cli.compose(words), torch.device("cpu"))
     message = str(raised.value)
     assert "\n" not in message
     return message
@@ -166,14 +166,14 @@ def test_dropout_is_on_in_a_model_as_it_is_built_or_loaded(kind, tmp_path):
 def test_the_seed_decides_the_weights_that_are_not_loaded(words):
     heads = []
     for seed in (0, 0, 1):
-        config = run.compose(words("sst2", "method=rgp", f"seed={seed}"))
-        heads.append(run.build_parts(config, torch.device("cpu")).model.head.out.weight)
+        config = cli.compose(words("sst2", "method=rgp", f"seed={seed}"))
+        heads.append(cli.build_parts(config, torch.device("cpu")).model.head.out.weight)
     assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
 
 
 def test_a_result_names_the_weights_that_it_began_with(words, hub, tmp_path):
-    config = run.compose(words("sst2", "method=linear", f"results={tmp_path}"))
-    result = json.loads((run.execute(config) / "result.json").read_text())
+    config = cli.compose(words("sst2", "method=linear", f"results={tmp_path}"))
+    result = json.loads((cli.execute(config) / "result.json").read_text())
     weights = (Path(hub) / "tiny" / "bert" / "model.safetensors").read_bytes()
     named = result["pretrained_sha256"]["tiny/bert"]
     assert named["model.safetensors"] == hashlib.sha256(weights).hexdigest()
@@ -183,8 +183,8 @@ def test_a_result_names_the_weights_that_it_began_with(words, hub, tmp_path):
 
 
 def test_linear_on_bert_trains_the_classification_layer_and_not_its_pooler(words):
-    config = run.compose(words("sst2", "method=linear"))
-    parts = run.build_parts(config, torch.device("cpu"))
+    config = cli.compose(words("sst2", "method=linear"))
+    parts = cli.build_parts(config, torch.device("cpu"))
     head = {name for name, _ in parts.model.head.named_parameters()}
     assert head == {"dense.weight", "dense.bias", "out.weight", "out.bias"}
     assert set(parts.method.trainable(parts.model)) == {"head.out.weight", "head.out.bias"}
@@ -195,8 +195,8 @@ def test_texts_longer_than_the_models_positions_are_refused(words):
         more = (f"model.repo={repo}", "method=rgp")
         said = the_line(*words("sst2", *more, "task.max_length=25", model=model))
         assert f"task.max_length <= {room}" in said and "got 25" in said and repo in said
-        config = run.compose(words("sst2", *more, "task.max_length=24", model=model))
-        parts = run.build_parts(config, torch.device("cpu"))
+        config = cli.compose(words("sst2", *more, "task.max_length=24", model=model))
+        parts = cli.build_parts(config, torch.device("cpu"))
         filled = torch.ones(1, 3, 24, dtype=torch.int64)
         filled[:, 0] = 5
         assert parts.model(filled).isfinite().all()  # and the longest there may be does fit
@@ -299,10 +299,10 @@ def test_a_weight_that_is_lacking_is_named_and_not_drawn(hub, tmp_path):
 
 @pytest.mark.parametrize("task", ["mnli", "qqp", "qnli", "sst2"])
 def test_a_task_seen_in_pretraining_is_warned_of(task, words):
-    config = run.compose(words(task, "method=rgp", model="minilm"))
+    config = cli.compose(words(task, "method=rgp", model="minilm"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        run.build_parts(config, torch.device("cpu"))
+        cli.build_parts(config, torch.device("cpu"))
     told = [
         str(w.message) for w in caught if "is no evidence about private learning" in str(w.message)
     ]
@@ -367,7 +367,7 @@ def test_a_model_learns_which_words_are_good(words, tmp_path, hub):
 
 
 def test_the_real_minilm_gives_its_known_shape():
-    settings = yaml.safe_load((run.CONF / "model" / "minilm.yaml").read_text())
+    settings = yaml.safe_load((cli.CONF / "model" / "minilm.yaml").read_text())
     for key in ("_target_", "name", "tokenizer", "head", "model_root"):
         settings.pop(key)
     model = pretrained(

@@ -7,8 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.cli.verify import main as verify
 from dpexp.distributed.ranks import Ranks
 from dpexp.kernels import compiled
@@ -99,8 +98,8 @@ class DiesAfterTheLastStep:
 
 
 def test_what_could_not_be_done_again_is_saved_after_the_last_step(tmp_path):
-    config = run.compose([*SECRET, f"results={tmp_path}", "checkpoint.seconds=null"])
-    parts = run.build_parts(config, ALONE.device)
+    config = cli.compose([*SECRET, f"results={tmp_path}", "checkpoint.seconds=null"])
+    parts = cli.build_parts(config, ALONE.device)
     attack, before = DiesAfterTheLastStep(), signal.getsignal(signal.SIGTERM)
     with pytest.raises(Killed):
         train(config, replace(parts, attack=attack), ALONE)
@@ -112,8 +111,8 @@ def test_what_could_not_be_done_again_is_saved_after_the_last_step(tmp_path):
 
 def test_what_was_taken_in_halves_is_not_repeated(tmp_path):
     """Its sums were rounded otherwise than those of whole micro-batches will be."""
-    config = run.compose([*SHORT, f"results={tmp_path}", "checkpoint.seconds=null"])
-    parts = run.build_parts(config, ALONE.device)
+    config = cli.compose([*SHORT, f"results={tmp_path}", "checkpoint.seconds=null"])
+    parts = cli.build_parts(config, ALONE.device)
     cramp(parts.model, 100)
     with pytest.raises(Killed):
         train(config, replace(parts, attack=DiesAfterTheLastStep()), ALONE)
@@ -129,8 +128,8 @@ def test_what_was_taken_in_halves_is_not_repeated(tmp_path):
 
 
 def test_a_step_taken_in_halves_is_not_repeated_if_killed_right_after_its_release(tmp_path):
-    config = run.compose([*SHORT, f"results={tmp_path}"])
-    parts = run.build_parts(config, ALONE.device)
+    config = cli.compose([*SHORT, f"results={tmp_path}"])
+    parts = cli.build_parts(config, ALONE.device)
     cramp(parts.model, 100)
     with pytest.raises(Killed):
         interrupted(config, parts, 1, die)
@@ -271,8 +270,8 @@ def test_weights_that_start_otherwise_are_other_surroundings(recorded, tmp_path)
     there = copied(recorded, tmp_path)
     for path in [*there.glob("checkpoint*"), there / "metrics.jsonl"]:
         path.unlink()
-    config = run.compose([*SHORT, f"results={tmp_path}"])
-    parts = run.build_parts(config, ALONE.device)
+    config = cli.compose([*SHORT, f"results={tmp_path}"])
+    parts = cli.build_parts(config, ALONE.device)
     with torch.no_grad():
         next(parts.model.parameters()).add_(1)
     with pytest.warns(UserWarning, match=r"10 steps after step 0 .*\(changed: weights\)"):

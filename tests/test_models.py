@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dpexp import cli as run
-from dpexp import kernels, records
+from dpexp import cli, kernels, records
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.rgp import RGP
 from dpexp.methods.sparse_dpsgd import SparseDPSGD
@@ -53,7 +52,7 @@ def test_its_private_gradient_is_the_literal_one():
 
 @pytest.mark.parametrize("profile", ["embedded", "quick", "paper"])
 def test_it_is_the_default_for_mnist_as_gep_trains_it(profile):
-    config = run.compose(["method=dpsgd", "task=mnist", f"profile={profile}"])
+    config = cli.compose(["method=dpsgd", "task=mnist", f"profile={profile}"])
     assert config["model"]["name"] == "cnn"
     assert (config["batch_size"], config["privacy"]["clip_norm"]) == (1000, 10)
     assert (config["optimizer"]["lr"], config["optimizer"]["momentum"]) == (0.1, 0.9)
@@ -86,8 +85,8 @@ def test_sizes_that_make_no_network_are_refused(options, said):
 )
 def test_a_memory_format_changes_no_gradient_and_no_runs_name(method):
     words = ["method=rgp", "task=shapes", "profile=embedded"]
-    config = run.compose(words)
-    other = run.compose([*words, "model.channels_last=true"])
+    config = cli.compose(words)
+    other = cli.compose([*words, "model.channels_last=true"])
     assert records.run_id(other) == records.run_id(config)
     x, y = torch.randn(4, 3, 16, 16, dtype=torch.float64), torch.arange(4)
     made = []

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.records import MOVED, first_names, present_names, run_id
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,7 +60,7 @@ def test_a_record_of_first_names_is_found_and_read_with_present_ones():
 
 
 def test_a_run_begun_under_first_names_is_gone_on_with(tmp_path):
-    config = run.compose(["method=dpsgd", "task=digits", "profile=embedded"])
+    config = cli.compose(["method=dpsgd", "task=digits", "profile=embedded"])
     begun = records.Run.open(tmp_path, first_names(config))
     begun.log({"step": 1})
     begun.checkpoint_path.write_bytes(b"")
@@ -72,6 +71,6 @@ def test_a_run_begun_under_first_names_is_gone_on_with(tmp_path):
 @pytest.mark.parametrize("schedule", ["dpexp.schedules", "dpexp.training.schedules"])
 def test_a_name_may_be_given_by_either(schedule):
     words = ["method=dpsgd", "task=digits", "profile=embedded"]
-    named = run.compose([*words, f"schedule._target_={schedule}.Milestones"])
+    named = cli.compose([*words, f"schedule._target_={schedule}.Milestones"])
     assert named["schedule"]["_target_"] == "dpexp.training.schedules.Milestones"
-    assert run_id(named) == run_id(run.compose(words))
+    assert run_id(named) == run_id(cli.compose(words))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.data import Examples, percent_right
 from dpexp.pate.stages import predict
 from dpexp.training.judging import evaluate, judge
@@ -87,8 +87,8 @@ def test_a_teacher_that_diverged_has_no_vote(tmp_path):
 
 @pytest.mark.parametrize("name", ["LBFGS", "SparseAdam"])
 def test_an_optimizer_that_takes_no_given_gradient_is_refused_in_one_line(tmp_path, name):
-    config = run.compose([*SHORT, f"results={tmp_path}"])
-    parts = replace(run.build_parts(config, CPU), make_optimizer=getattr(torch.optim, name))
+    config = cli.compose([*SHORT, f"results={tmp_path}"])
+    parts = replace(cli.build_parts(config, CPU), make_optimizer=getattr(torch.optim, name))
     with pytest.raises(ConfigError, match=f"{name} does not .*Set optimizer") as refused:
         train(config, parts, ALONE)
     assert "\n" not in str(refused.value) and list(tmp_path.iterdir()) == []

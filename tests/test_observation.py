@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.distributed.ranks import Ranks
 from dpexp.privacy import ANALYSED
 from dpexp.privacy.recheck import recheck
@@ -62,8 +61,8 @@ class Careless(Analysis):
 
 def trained(results, words, analyses=None):
     """Train in this process; give the record, the weights and their gradients."""
-    config = run.compose([*words, f"results={results}"])
-    parts = run.build_parts(config, CPU)
+    config = cli.compose([*words, f"results={results}"])
+    parts = cli.build_parts(config, CPU)
     if analyses is not None:
         parts = replace(parts, analyses=analyses)
     train(config, parts, Ranks(0, 1, CPU))
@@ -78,12 +77,12 @@ def arrays(directory):
 
 
 def test_without_an_analysis_configs_and_ids_are_as_ever():
-    config = run.compose(DIGITS)
+    config = cli.compose(DIGITS)
     assert "analysis" not in config
-    assert records.run_id(config) == records.run_id(run.compose([*DIGITS, "analysis=[]"]))
-    one = run.compose([*DIGITS, "analysis=stable_rank"])
+    assert records.run_id(config) == records.run_id(cli.compose([*DIGITS, "analysis=[]"]))
+    one = cli.compose([*DIGITS, "analysis=stable_rank"])
     assert one["analysis"].keys() == {"stable_rank"}
-    assert records.run_id(one) == records.run_id(run.compose([*DIGITS, "analysis=[stable_rank]"]))
+    assert records.run_id(one) == records.run_id(cli.compose([*DIGITS, "analysis=[stable_rank]"]))
     assert records.run_id(one) != records.run_id(config)
 
 
@@ -119,8 +118,8 @@ def test_a_run_taken_up_again_has_seen_what_an_unbroken_one_has(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
         return {}
 
-    config = run.compose([*words, f"results={tmp_path / 'broken'}"])
-    parts = run.build_parts(config, CPU)
+    config = cli.compose([*words, f"results={tmp_path / 'broken'}"])
+    parts = cli.build_parts(config, CPU)
     stopping = replace(parts, analyses={**parts.analyses, "stop": Given(stop)})
     with pytest.raises(SystemExit):
         train(config, stopping, Ranks(0, 1, CPU))
@@ -139,7 +138,7 @@ def test_what_is_seen_is_stacked_or_kept_as_it_is(tmp_path):
             return {"sum": float(traces["count"].sum()), "last": float(traces["step"][-1])}
 
     (_, result, _), *_ = trained(tmp_path, DIGITS, {"mine": Summed(give)})
-    found = arrays(records.locate(tmp_path, run.compose(DIGITS)))
+    found = arrays(records.locate(tmp_path, cli.compose(DIGITS)))
     assert found["step"].tolist() == [0, 2, 4, 6, 8]
     assert found["epoch"] == pytest.approx(found["step"] * 360 / 1437)
     assert found["mine/count"].tolist() == [1, 2, 3, 4, 5]
@@ -165,7 +164,7 @@ def test_attacks_and_analyses_share_a_run(tmp_path):
     _, result, privacy = of(directory)
     assert result["attack_success"] >= 0 and (directory / "scores.npz").exists()
     assert privacy["deviations"][0] == ANALYSED and len(privacy["deviations"]) == 2
-    config = run.compose([*DIGITS, "attack=loss_threshold", "analysis=stable_rank"])
+    config = cli.compose([*DIGITS, "attack=loss_threshold", "analysis=stable_rank"])
     assert not recheck(config, result, privacy).findings
     hushed = {**privacy, "deviations": privacy["deviations"][1:]}
     assert "is missing" in " ".join(recheck(config, result, hushed).findings)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.data import Examples, Task
 from dpexp.distributed.ranks import Ranks
 from dpexp.models.cnn import CNN
@@ -108,8 +108,8 @@ def test_an_examples_teacher_depends_on_no_other_example():
 def test_the_student_meets_public_inputs_alone_and_is_judged_by_others():
     halves = []
     for seed in (0, 1):
-        config = run.compose([*SMALL, f"seed={seed}"])
-        parts = run.build_parts(config, CPU)
+        config = cli.compose([*SMALL, f"seed={seed}"])
+        parts = cli.build_parts(config, CPU)
         _, queries, task = loop.make_mechanism(config, parts, ALONE)
         test = {image.numpy().tobytes() for image in parts.task.test.inputs}
         asked = {image.numpy().tobytes() for image in queries.inputs}
@@ -123,8 +123,8 @@ def test_the_student_meets_public_inputs_alone_and_is_judged_by_others():
 
 def test_a_public_set_of_the_tasks_own_leaves_the_test_set_whole():
     words = ["task=shapes", "method.public=task", "public=shapes", "method.queries=50"]
-    config = run.compose([*SMALL, *words])
-    parts = run.build_parts(config, CPU)
+    config = cli.compose([*SMALL, *words])
+    parts = cli.build_parts(config, CPU)
     _, queries, task = loop.make_mechanism(config, parts, ALONE)
     assert len(queries) == 50 and len(task.test) == len(parts.task.test) == 2000
     public = {image.numpy().tobytes() for image in parts.task.public.inputs}
@@ -199,8 +199,8 @@ def test_the_caps_hold_whatever_the_votes():
 
 
 def test_a_student_without_answers_stays_as_it_was_and_is_judged():
-    config = run.compose(SMALL)
-    parts = run.build_parts(config, CPU)
+    config = cli.compose(SMALL)
+    parts = cli.build_parts(config, CPU)
     before = [weight.detach().clone() for weight in parts.model.parameters()]
     lines = []
     nothing = parts.task.test.take(torch.tensor([], dtype=torch.int64))

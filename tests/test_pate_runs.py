@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.distributed.ranks import Ranks
 from dpexp.pate import loop
 from dpexp.privacy import PrivacyError, verify
@@ -96,14 +95,14 @@ def die(step, num_steps):
 @pytest.mark.parametrize("noise", ["true", "secret"])
 def test_teachers_answer_once_however_often_the_student_is_killed(tmp_path, noise):
     words = [*BRIEF, f"noise={noise}", f"results={tmp_path}"]
-    config = run.compose(words)
+    config = cli.compose(words)
     directory = records.locate(tmp_path, config)
     for _ in range(2):
-        parts = replace(run.build_parts(config, CPU), schedule=die)
+        parts = replace(cli.build_parts(config, CPU), schedule=die)
         with pytest.raises(Killed):
             loop.train(config, parts, ALONE)
     kept = checkpoint.load(directory / "checkpoint.pt")["answers"]
-    loop.train(config, run.build_parts(config, CPU), ALONE)
+    loop.train(config, cli.build_parts(config, CPU), ALONE)
     lines, result, privacy = of(directory)
     assert (result["asked"], result["answered"]) == (kept["asked"], len(kept["labels"]))
     assert privacy["noise_draws"] == sum(kept["draws"].values())
@@ -122,10 +121,10 @@ def test_teachers_answer_once_however_often_the_student_is_killed(tmp_path, nois
 
 
 def test_teachers_answer_again_only_where_they_answer_the_same(tmp_path):
-    config = run.compose([*BRIEF, f"results={tmp_path}"])
+    config = cli.compose([*BRIEF, f"results={tmp_path}"])
     directory = execute(tmp_path, *BRIEF)
     (directory / "result.json").write_text("{")
-    parts = run.build_parts(config, CPU)
+    parts = cli.build_parts(config, CPU)
     with torch.no_grad():
         next(parts.model.parameters()).add_(1)
     said = r"neither be read nor given again exactly \(changed: weights\)"
@@ -141,9 +140,9 @@ def test_teachers_answer_again_only_where_they_answer_the_same(tmp_path):
 
 
 def test_where_the_ledger_was_lost_answers_are_read_but_not_given_again(tmp_path):
-    config = run.compose([*BRIEF, f"results={tmp_path}"])
+    config = cli.compose([*BRIEF, f"results={tmp_path}"])
     with pytest.raises(Killed):
-        loop.train(config, replace(run.build_parts(config, CPU), schedule=die), ALONE)
+        loop.train(config, replace(cli.build_parts(config, CPU), schedule=die), ALONE)
     directory = records.locate(tmp_path, config)
     (directory / records.LEDGER).unlink()
     assert execute(tmp_path, *BRIEF) == directory
@@ -163,9 +162,9 @@ def test_without_noise_no_epsilon_is_stated(tmp_path):
 
 
 def test_a_run_whose_noise_was_not_drawn_at_every_query_fails(tmp_path):
-    config = run.compose([*BRIEF, f"results={tmp_path}"])
+    config = cli.compose([*BRIEF, f"results={tmp_path}"])
     with pytest.raises(Killed):
-        loop.train(config, replace(run.build_parts(config, CPU), schedule=die), ALONE)
+        loop.train(config, replace(cli.build_parts(config, CPU), schedule=die), ALONE)
     path = records.locate(tmp_path, config) / "checkpoint.pt"
     saved = checkpoint.load(path)
     saved["answers"]["draws"]["check"] -= 1
@@ -176,7 +175,7 @@ def test_a_run_whose_noise_was_not_drawn_at_every_query_fails(tmp_path):
 
 
 def test_an_estimate_needs_no_run(finished, tmp_path):
-    seconds, megabytes = run.estimate(run.compose([*SMALL, f"results={tmp_path}"]))
+    seconds, megabytes = cli.estimate(cli.compose([*SMALL, f"results={tmp_path}"]))
     took = of(finished)[1]["wall_s"]
     assert took / 10 < seconds < 10 * took and megabytes > 0
     assert os.listdir(tmp_path) == []
@@ -213,6 +212,6 @@ def test_a_value_that_cannot_be_meant_is_refused_in_one_line(tmp_path, words, sa
 
 
 def test_several_processes_are_refused():
-    config = run.compose(BRIEF)
+    config = cli.compose(BRIEF)
     with pytest.raises(ConfigError, match=r"got 2\. Set ranks=1"):
-        loop.train(config, run.build_parts(config, CPU), Ranks(0, 2, CPU))
+        loop.train(config, cli.build_parts(config, CPU), Ranks(0, 2, CPU))

@@ -6,7 +6,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.data.public_texts import film_reviews
 from dpexp.data.task import assemble
 from dpexp.data.text import Encoded, Texts, Tokenizer
@@ -68,7 +68,7 @@ def reviews(real_data_root):
     """MiniLM, begun with film reviews, and a task of real ones."""
     root = real_model("sentence-transformers/all-MiniLM-L6-v2")
     words = ["method=bitfit", "task=sst2", "profile=quick", "prompts=film_reviews"]
-    config = run.compose([*words, f"model_root={root}"])
+    config = cli.compose([*words, f"model_root={root}"])
     model, prompts = (
         {key: value for key, value in config[group].items() if key not in named}
         for group, named in (("model", ("_target_", "name", "tokenizer", "head")), ("prompts", ()))

@@ -8,7 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.cli.arguments import split
 from dpexp.cli.config_cache import Configs
 from dpexp.cli.quoting import quoted, readable
@@ -63,7 +63,7 @@ def test_a_folder_is_taken_as_it_stands_or_refused(text):
 )
 def test_any_name_can_be_that_of_a_folder(name):
     for setting in ("results", "data_root", "model_root"):
-        assert run.compose([*RUN, f"{setting}={name}"])[setting] == name
+        assert cli.compose([*RUN, f"{setting}={name}"])[setting] == name
 
 
 def test_scripts_take_the_same_names():
@@ -93,7 +93,7 @@ def test_homes_and_variables_are_where_the_shell_has_them(monkeypatch, tmp_path)
     monkeypatch.setenv("DPEXP_CACHE", "~/cache")
     assert cache_dir() == Path("/elsewhere/cache")
     monkeypatch.setenv("DPEXP_DATA_ROOT", "~/data")
-    assert run.compose(RUN)["data_root"] == "/elsewhere/data"
+    assert cli.compose(RUN)["data_root"] == "/elsewhere/data"
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_homes_and_variables_are_where_the_shell_has_them(monkeypatch, tmp_path)
 )
 def test_a_folder_that_cannot_be_meant_is_refused(name, said):
     with pytest.raises(ConfigError, match=said):
-        run.compose([*RUN, f"results={name}"])
+        cli.compose([*RUN, f"results={name}"])
 
 
 def test_a_name_too_long_for_the_disk_is_refused(tmp_path):
     with pytest.raises(RecordError, match="Cannot make .*File name too long"):
-        run.execute(run.compose([*RUN, f"results={tmp_path}/{'x' * 300}"]))
+        cli.execute(cli.compose([*RUN, f"results={tmp_path}/{'x' * 300}"]))

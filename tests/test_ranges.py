@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.privacy.privatize import add_noise_
 from dpexp.privacy.room import reach, setting_of
 from dpexp.privacy.seeds import generator
@@ -195,14 +195,14 @@ def test_factors_of_language_models_are_looked_at_before_anything_is_loaded(plac
 @pytest.mark.parametrize("place", ["privacy.clip_norm", "method.residual_clip", "epochs", "seed"])
 def test_a_whole_number_that_no_float_holds_is_refused(place):
     with pytest.raises(ConfigError, match=f"Expected {place} to be finite; got a whole number abo"):
-        run.compose([*DIGITS, *METHODS["gep"], f"{place}={10**400}"])
+        cli.compose([*DIGITS, *METHODS["gep"], f"{place}={10**400}"])
 
 
 def test_numbers_of_a_target_of_the_users_are_the_users():
     words = [*DIGITS, *METHODS["dpsgd"], "+model.limit=inf"]
     with pytest.raises(ConfigError, match="Expected model.limit to be finite"):
-        run.compose(words)
-    assert run.compose([*words, "model._target_=my.Net"])["model"]["limit"] == float("inf")
+        cli.compose(words)
+    assert cli.compose([*words, "model._target_=my.Net"])["model"]["limit"] == float("inf")
 
 
 # Schedules

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.distributed.processes import launch
 from dpexp.distributed.ranks import RankLost, Ranks, buckets
 from dpexp.privacy.sampling import poisson
@@ -60,7 +59,7 @@ class Smooth(nn.Module):
 
 def parts_of(name, job):
     """Build a run's parts: of a network without kinks, or of the suite's own in float64."""
-    parts = run.build_parts(job, CPU)
+    parts = cli.build_parts(job, CPU)
     if "float64" not in name:
         torch.manual_seed(0)
         parts.model = Smooth()
@@ -307,7 +306,7 @@ launch(train_smooth, json.loads(sys.argv[1]))
 def test_ranks_that_are_stopped_save_and_one_process_goes_on(tmp_path, programs):
     """By Slurm's signal at a time limit, which every process gets; the ranks hear SIGTERM."""
     there, other = (
-        run.compose(command(tmp_path / name, "epochs=3", "ranks=2")) for name in ("there", "other")
+        cli.compose(command(tmp_path / name, "epochs=3", "ranks=2")) for name in ("there", "other")
     )
     stop = sent(signal.SIGUSR2, "all")
     code, said, ranks = struck(programs, ["-c", SMOOTH, json.dumps(there)], stop)
@@ -351,10 +350,10 @@ def test_under_torchrun_the_first_rank_names_the_directory_and_the_run_is_the_sa
     shared = command(tmp_path / "two", *words)
     done = programs.run([*torchrun, *shared])
     assert done.returncode == 0, done.stderr
-    directory = records.locate(tmp_path / "two", run.compose(shared))
+    directory = records.locate(tmp_path / "two", cli.compose(shared))
     assert done.stdout == f"{directory}\n"
     (lines, result, privacy) = of(directory)
-    (right, _, same) = of(run.execute(run.compose(command(tmp_path / "one", *words))))
+    (right, _, same) = of(cli.execute(cli.compose(command(tmp_path / "one", *words))))
     assert result["ranks"] == 2 and privacy == same
     for one, two in zip(lines, right, strict=True):
         assert one["train_loss"] == pytest.approx(two["train_loss"], rel=1e-5)

@@ -8,12 +8,11 @@ import subprocess
 
 import pytest
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.cli import readme
 from dpexp.types import ConfigError
 
-ROOT = run.CONF.parent
+ROOT = cli.CONF.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -124,6 +123,6 @@ def test_the_records_that_the_readme_links_are_those_its_commands_find():
     linked = re.findall(rf"`python run\.py (method=[^`]*)`\)? gives {link}", README)
     assert len(linked) == README.count("](results/quick/runs/") == 2
     for words, accuracy, name in linked:
-        found = records.find(ROOT / "results", run.compose(words.split()))
+        found = records.find(ROOT / "results", cli.compose(words.split()))
         assert found.directory.name == name
         assert f"{found.result['test_accuracy']:.1f}" == accuracy

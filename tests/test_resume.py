@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.privacy import PrivacyError
 from dpexp.training import checkpoint
 from dpexp.training.train import train
@@ -71,7 +70,7 @@ def stopped(tmp_path_factory, programs):
     """A run that SIGTERM stopped halfway: its directory, exit code and words."""
     results = tmp_path_factory.mktemp("stopped")
     command = ["run.py", *LONG, f"results={results}", "checkpoint.steps=1"]
-    directory = records.locate(results, run.compose(LONG))
+    directory = records.locate(results, cli.compose(LONG))
     metrics = directory / "metrics.jsonl"
     with programs.start(command, stderr=subprocess.PIPE) as process:
         try:
@@ -101,7 +100,7 @@ def test_a_run_stopped_by_sigterm_ends_as_if_never_stopped(stopped, unbroken, tm
 
 
 def test_who_awaits_a_clusters_signal_has_its_turn_once_the_run_has_saved(tmp_path):
-    config = run.compose([*SHORT, f"results={tmp_path}", "checkpoint.seconds=null"])
+    config = cli.compose([*SHORT, f"results={tmp_path}", "checkpoint.seconds=null"])
     directory, at = records.locate(tmp_path, config), []
 
     def queue_again(*_):
@@ -112,7 +111,7 @@ def test_who_awaits_a_clusters_signal_has_its_turn_once_the_run_has_saved(tmp_pa
         os.kill(os.getpid(), signal.SIGUSR2)
         os.kill(os.getpid(), signal.SIGTERM)  # the limit itself, while the step goes on
 
-    parts = run.build_parts(config, ALONE.device)
+    parts = cli.build_parts(config, ALONE.device)
     before = signal.signal(signal.SIGUSR2, queue_again)
     try:
         with pytest.raises(SystemExit, match="75"):
@@ -126,7 +125,7 @@ def test_who_awaits_a_clusters_signal_has_its_turn_once_the_run_has_saved(tmp_pa
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_saves_after_the_step_and_a_second_one_stops_at_once(tmp_path, times, capfd):
-    config = run.compose([*SHORT, f"results={tmp_path}", "checkpoint.seconds=null"])
+    config = cli.compose([*SHORT, f"results={tmp_path}", "checkpoint.seconds=null"])
     directory = records.locate(tmp_path, config)
 
     def interrupt():
@@ -134,7 +133,7 @@ def test_ctrl_c_saves_after_the_step_and_a_second_one_stops_at_once(tmp_path, ti
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        interrupted(config, run.build_parts(config, ALONE.device), 5, interrupt)
+        interrupted(config, cli.build_parts(config, ALONE.device), 5, interrupt)
     assert "Ctrl-C again stops at once" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if times == 1:
@@ -186,10 +185,10 @@ def test_a_run_whose_noise_was_not_drawn_once_a_step_fails(stopped, tmp_path):
 
 KILLED_AT_THE_END = """
 import os, signal, sys
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.training.logbook import Logbook
 Logbook.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-run.execute(run.compose([*sys.argv[1:], "checkpoint.steps=1"]))
+cli.execute(cli.compose([*sys.argv[1:], "checkpoint.steps=1"]))
 """
 
 
@@ -199,7 +198,7 @@ def all_but_finished(tmp_path_factory, programs):
     results = tmp_path_factory.mktemp("all_but_finished")
     done = programs.run(["-c", KILLED_AT_THE_END, *SHORT, f"results={results}"])
     assert done.returncode == -signal.SIGKILL, done.stderr
-    return records.locate(results, run.compose(SHORT))
+    return records.locate(results, cli.compose(SHORT))
 
 
 def test_a_run_stopped_after_its_last_step_still_states_its_result(all_but_finished, tmp_path):
@@ -217,8 +216,8 @@ def test_a_run_does_not_go_on_with_other_data(all_but_finished, tmp_path, has_ch
     if not has_checkpoint:  # as if killed before the first one: the ledger knows the data too
         for path in [*there.glob("checkpoint*"), there / "metrics.jsonl"]:
             path.unlink()
-    config = run.compose([*SHORT, f"results={tmp_path}"])
-    parts = run.build_parts(config, ALONE.device)
+    config = cli.compose([*SHORT, f"results={tmp_path}"])
+    parts = cli.build_parts(config, ALONE.device)
     parts.task = replace(parts.task, fingerprint="another")
     with pytest.raises(ConfigError, match="fingerprints"):
         train(config, parts, ALONE)
@@ -268,7 +267,7 @@ FILLED = """
 import json, resource, sys, warnings
 from dataclasses import replace
 import torch
-from dpexp import cli as run
+from dpexp import cli
 from dpexp import records
 from dpexp.distributed.ranks import Ranks
 from dpexp.records import RecordError
@@ -279,8 +278,8 @@ def limit(size):
 
 root, *words = sys.argv[1:]
 for size in (5000, 800, 300):
-    config = run.compose([*words, f"results={root}/{size}", "checkpoint.steps=4"])
-    parts = run.build_parts(config, torch.device("cpu"))
+    config = cli.compose([*words, f"results={root}/{size}", "checkpoint.steps=4"])
+    parts = cli.build_parts(config, torch.device("cpu"))
     saved = records.locate(config["results"], config) / "checkpoint.pt"
 
     def schedule(step, num_steps):
@@ -313,14 +312,14 @@ def test_a_disk_that_fills_up_costs_a_checkpoint_or_ends_the_run_in_one_line(tmp
         for step in (8, 12)
     ]
     assert checkpoints == [None, warned]
-    assert_same_run(of(records.locate(tmp_path / "5000", run.compose(words))), expected)
+    assert_same_run(of(records.locate(tmp_path / "5000", cli.compose(words))), expected)
 
     assert at_the_end[1] == warned and at_once[1] == []
     for error, name in ((at_the_end[0], records.PREDICTIONS), (at_once[0], records.LEDGER)):
         assert f"{name}: File too large" in error and "run the same command again" in error
         assert "\n" not in error
     for size in (800, 300):
-        directory = records.locate(tmp_path / str(size), run.compose(words))
+        directory = records.locate(tmp_path / str(size), cli.compose(words))
         assert checkpoint.load(directory / "checkpoint.pt")["position"]["step"] == 4
         execute(tmp_path / str(size), *words)
         assert_same_run(of(directory), expected)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.cli import search
 from tests.runs import one_thread  # noqa: F401
 
@@ -14,7 +14,7 @@ SHORT += ["batch_size=360", "device=cpu"]
 
 
 def task():
-    return run.build_task(run.compose(SHORT), torch.device("cpu"))
+    return cli.build_task(cli.compose(SHORT), torch.device("cpu"))
 
 
 def test_what_is_held_out_is_a_fifth_of_the_training_set_and_none_of_it_is_trained_on():
@@ -34,7 +34,7 @@ def test_what_is_held_out_is_a_fifth_of_the_training_set_and_none_of_it_is_train
 def test_the_test_set_is_not_looked_at(method, monkeypatch):
     words = ["profile=embedded", "task=digits", "epochs=1", "device=cpu", f"method={method}"]
     before = search.attempt(words)
-    whole, build = task(), run.build_parts
+    whole, build = task(), cli.build_parts
 
     def without_test(config, device):
         parts = build(config, device)
@@ -77,7 +77,7 @@ def test_no_other_test_set_is_looked_at_either():
 @pytest.mark.parametrize("method", ["dpsgd", "lsg"])
 def test_sampling_rate_steps_and_delta_are_those_of_the_whole(method):
     words = ["profile=embedded", "task=digits", "device=cpu", f"method={method}"]
-    whole = run.compose(words)
+    whole = cli.compose(words)
     config, parts = search.prepared(words)
     rates = [c["batch_size"] / c["task"]["dataset_size"] for c in (whole, config)]
     assert rates[1] == pytest.approx(rates[0], rel=1e-3)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.cli.instantiate import loop_of
 from dpexp.privacy import seeds, whole_batch
 from dpexp.privacy.seeds import AXES, generator, new_secret, seed_default, spawned
@@ -239,11 +239,11 @@ RUNS["pate"] += ["method.student_steps=3", "method.queries=20", "method.answers=
 def test_no_state_of_any_generator_is_drawn_from_twice_in_a_run(name, tmp_path, monkeypatch):
     """With a hook that draws where dropout does: in every forward pass of training."""
     words = ["task=digits", "profile=embedded", "device=cpu", *PRIVATE, *BRIEF, *RUNS[name]]
-    config = run.compose([*words, f"results={tmp_path}"])
+    config = cli.compose([*words, f"results={tmp_path}"])
     named = Named()
     monkeypatch.setattr(seeds, "hashlib", named)
     with Draws() as draws:
-        parts = run.build_parts(config, ALONE.device)
+        parts = cli.build_parts(config, ALONE.device)
 
         def drop(model, _):
             if model.training:

@@ -14,8 +14,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.cli import artifact, fingerprints, lookup
 from dpexp.types import ConfigError
 from tests.runs import execute
@@ -63,7 +62,7 @@ def asked_anew():
 
 def looked_up(results, root, *words):
     return lookup.done_before(
-        run.compose([*IMAGES, *words, f"data_root={root}", f"results={results}"])
+        cli.compose([*IMAGES, *words, f"data_root={root}", f"results={results}"])
     )
 
 
@@ -285,13 +284,13 @@ class One:
 
 
 def test_a_table_says_which_of_its_runs_are_of_other_bytes_and_mixes_none(done, roots, capsys):
-    config = run.compose([*IMAGES, f"data_root={roots['b']}", f"results={done}"])
+    config = cli.compose([*IMAGES, f"data_root={roots['b']}", f"results={done}"])
     outcome = One(config, records.find(done, config).result)
     artifact._compare([outcome, outcome], [])
     assert "note: 1 finished runs: the data of cifar10 were" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="Expected all runs of a table to read the same bytes"):
         artifact._compare([outcome], [One(config, None).job])
-    same = run.compose([*IMAGES, f"data_root={roots['a']}", f"results={done}"])
+    same = cli.compose([*IMAGES, f"data_root={roots['a']}", f"results={done}"])
     artifact._compare([One(same, outcome.result)], [One(same, None).job])
     assert not capsys.readouterr().err
 
@@ -300,7 +299,7 @@ def test_a_committed_record_can_still_be_compared():
     """Of an older record, by the fingerprint it has."""
     root = Path(__file__).resolve().parents[1] / "results" / "embedded" / "runs"
     words = ["method=rgp", "task=digits", "profile=embedded", "eps=8"]
-    config = run.compose(words)
+    config = cli.compose(words)
     path = root / records.run_id(config) / "result.json"
     if not path.is_file():
         pytest.skip("no such run is committed")

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.training import tracking
 from dpexp.training.tracking import Progress, Tracker, job_type
 from dpexp.types import ConfigError
@@ -205,11 +204,11 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 def test_a_run_goes_on_when_the_dashboards_process_dies(tmp_path):
     """And so do the process's next one, which has a dashboard again, and the process's end."""
     without = of(execute(tmp_path / "without", *SHORT))
-    config = run.compose([*SHORT, f"results={tmp_path}", "wandb.mode=offline"])
+    config = cli.compose([*SHORT, f"results={tmp_path}", "wandb.mode=offline"])
     with pytest.warns(UserWarning, match=r"^wandb failed: .*The run goes on") as said:
         interrupted(
             config,
-            run.build_parts(config, ALONE.device),
+            cli.build_parts(config, ALONE.device),
             5,
             lambda: [os.kill(pid, signal.SIGKILL) for pid in services()],
         )

@@ -9,8 +9,7 @@ import pytest
 import torch
 import yaml
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.distributed.ranks import Ranks
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.privacy.sampling import poisson
@@ -36,7 +35,7 @@ def directory(tmp_path_factory):
 
 
 def test_a_run_leaves_its_files_and_its_config_where_its_id_says(directory):
-    config = run.compose([*WORDS, f"results={directory.parents[2]}"])
+    config = cli.compose([*WORDS, f"results={directory.parents[2]}"])
     assert directory.parts[-3:] == ("embedded", "runs", records.run_id(config))
     assert sorted(os.listdir(directory)) == [
         "config.yaml",
@@ -149,17 +148,17 @@ def test_empty_draws_are_steps_and_are_counted(tmp_path):
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_who_calls_train_themselves_are_told_of_nonsense_too(tmp_path, setting, said):
-    config = run.compose(["method=dpsgd", *DIGITS, f"results={tmp_path}"])
+    config = cli.compose(["method=dpsgd", *DIGITS, f"results={tmp_path}"])
     cpu = torch.device("cpu")
     with pytest.raises(ConfigError, match=said):
-        train({**config, **setting}, run.build_parts(config, cpu), Ranks(0, 1, cpu))
+        train({**config, **setting}, cli.build_parts(config, cpu), Ranks(0, 1, cpu))
     assert os.listdir(tmp_path) == []
 
 
 def test_an_example_that_is_not_finite_is_counted_and_spoils_nothing(tmp_path):
-    config = run.compose([*DIGITS, "method=rgp", "epochs=1", f"results={tmp_path}"])
+    config = cli.compose([*DIGITS, "method=rgp", "epochs=1", f"results={tmp_path}"])
     cpu = torch.device("cpu")
-    parts = run.build_parts(config, cpu)
+    parts = cli.build_parts(config, cpu)
     inputs = parts.task.train.inputs.clone()
     inputs[7, 0, 2, 2] = float("nan")
     poisoned = replace(parts.task, train=replace(parts.task.train, inputs=inputs))
@@ -223,8 +222,8 @@ class SlowToPrepare(DPSGD):
 def test_what_a_step_costs_without_examples_is_estimated_once_a_step():
     device = torch.device("cpu")
     words = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "micro_batch=2"]
-    config = run.compose([*words, "batch_size=300", "epochs=2"])
-    parts = replace(run.build_parts(config, device), method=SlowToPrepare("all", "head"))
+    config = cli.compose([*words, "batch_size=300", "epochs=2"])
+    parts = replace(cli.build_parts(config, device), method=SlowToPrepare("all", "head"))
     seconds, _ = estimate(config, parts, Ranks(0, 1, device))
     steps = round(2 * 1437 / 300)
     assert 0.2 * steps < seconds < 0.2 * steps + 20  # not 0.2 s for every four examples: 143 s

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.attacks.soundness import first_difference
 from dpexp.pate import loop
 from dpexp.pate.stages import assign
@@ -108,7 +107,7 @@ def test_a_classifier_that_begins_with_prompts_begins_alike(tiny_models, tmp_pat
     words += ["model.repo=tiny/bert", f"model_root={tiny_models}", f"data_root={tmp_path}"]
     words += ["task.train_size=null", "task.dataset_size=30", f"task.max_length={LONGEST}"]
     words += ["prompts=film_reviews", "prompts.texts=[[bad,dull],[good,fine]]", *PRIVATE]
-    config = run.compose([*words, "warm_start=public", "warm_start.examples=64"])
+    config = cli.compose([*words, "warm_start=public", "warm_start.examples=64"])
     one, other = built(config)
     assert first_difference(one, other) is None
     assert one["public"] and one["weights"]["head.out.weight"].abs().sum() > 0
@@ -138,8 +137,8 @@ def test_a_student_learns_the_answers_and_nothing_else_of_the_teachers(tmp_path)
     words += ["method.student_steps=10", *SMALL]
     told = []
     for which in (False, True):
-        config = run.compose([*words, f"results={tmp_path / str(which)}"])
-        parts = run.build_parts(config, ALONE.device)
+        config = cli.compose([*words, f"results={tmp_path / str(which)}"])
+        parts = cli.build_parts(config, ALONE.device)
         task, pate = parts.task, replace(parts.method, teacher=Constant)
         if which:  # some of the teachers see other images
             inputs = task.train.inputs.clone()
@@ -182,7 +181,7 @@ def test_what_is_inside_an_entry_is_left_out_alone():
 
 
 def test_twins_differ_in_every_example():
-    task = run.build_parts(composed("dpsgd", *SMALL), ALONE.device).task
+    task = cli.build_parts(composed("dpsgd", *SMALL), ALONE.device).task
     other = others(task.train)
     same = (other.inputs == task.train.inputs).flatten(1).all(1)
     assert not same.any() and not torch.equal(other.targets, task.train.targets)

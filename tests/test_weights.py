@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.data.text import Tokenizer
 from dpexp.models.vocabulary import require_vocabulary
 from dpexp.types import ConfigError
@@ -123,12 +123,12 @@ def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows_is_one_line(tmp_p
     words = ["task=sst2", "model=bert", "model.repo=tiny/bert", "method=dpsgd", "eps=8"]
     words += [f"data_root={tmp_path}", f"model_root={tmp_path}", "task.dataset_size=40"]
     words += ["task.max_length=16", "profile=embedded", "device=cpu"]
-    config = run.compose(words)
-    run.build_parts(config, torch.device("cpu"))
+    config = cli.compose(words)
+    cli.build_parts(config, torch.device("cpu"))
     more = [f"word{k}" for k in range(VOCABULARY)]
     save_tokenizer(tmp_path / "tiny" / "bert", "bert", [*WORDS, *more])
     with pytest.raises(ConfigError) as raised:
-        run.build_parts(config, torch.device("cpu"))
+        cli.build_parts(config, torch.device("cpu"))
     wanted = len(WORDS) + len(more) + 4
     said = f"at least {wanted} tokens, as many as the tokenizer knows; the model's has {VOCABULARY}"
     assert said in str(raised.value) and "\n" not in str(raised.value)

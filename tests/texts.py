@@ -11,7 +11,7 @@ import transformers
 import yaml
 from tokenizers import models, pre_tokenizers, processors
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.data.text import Texts, pack
 from dpexp.models.language import from_scratch, pretrained
 
@@ -132,7 +132,7 @@ def sentences(count, seed=0):
 
 def save_glue(root, task, counts):
     """Write random texts where GLUE on the hub has a task's, as `conf/task` says; give the rows."""
-    settings = yaml.safe_load((run.CONF / "task" / f"{task}.yaml").read_text())
+    settings = yaml.safe_load((cli.CONF / "task" / f"{task}.yaml").read_text())
     folder = root / settings["repo"] / settings["config"]
     folder.mkdir(parents=True, exist_ok=True)
     written = {}

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.attacks.soundness import Injected
 from dpexp.cli.instantiate import loop_of
 from dpexp.records import without_diagnostics
@@ -44,7 +43,7 @@ def twin(task, is_other, **_):
 def build(config, is_other):
     """Build a run's parts as `run` does, with either twin's private examples from the start."""
     task = {"_target_": f"{__name__}.twin", "is_other": is_other, "task": config["task"]}
-    return run.build_parts({**config, "task": {**config["task"], **task}}, ALONE.device)
+    return cli.build_parts({**config, "task": {**config["task"], **task}}, ALONE.device)
 
 
 class Recorded(Injected):

@@ -57,6 +57,11 @@ class GradientRank(Analysis):
         self._anchors = Anchors("gradient_rank", m, groups, power_iterations, public_labels)
         self.public_size = m
 
+    @staticmethod
+    def stated_public_examples(settings: Mapping[str, Any]) -> int:
+        """Return the m anchors that verification expects."""
+        return settings["m"]
+
     def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
         """Give each group's stable rank, before and after the projection."""
         groups = self._anchors.groups(view)

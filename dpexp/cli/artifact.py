@@ -54,6 +54,7 @@ from dpexp.cli.arguments import (
 )
 from dpexp.cli.config_cache import Configs
 from dpexp.cli.execution import estimate, execute
+from dpexp.cli.instantiate import admit
 from dpexp.cli.launchers import check, launch
 from dpexp.distributed import ranks
 from dpexp.reporting import collect
@@ -160,6 +161,8 @@ def _main(hours: Hours | None, words: Sequence[str]) -> int:
         artifact, request.profile, Configs().compose, groups.CONF, user, request.seeds
     )
     configs = [job.config for job in jobs if job.config is not None]
+    for target in {config["method"]["_target_"] for config in configs}:
+        admit(target)
     results = Path(configs[0]["results"] if configs else "results")
     outcomes = [collect.outcome(job, results) for job in jobs]
     picked = [o for o in outcomes if is_picked(request, artifact, o.job.cell)]

@@ -27,6 +27,7 @@ import csv
 import io
 import logging
 import sys
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -37,7 +38,7 @@ import torch
 from dpexp import records
 from dpexp.attacks import trials as two_worlds
 from dpexp.attacks import worlds
-from dpexp.cli import lookup, verify
+from dpexp.cli import lookup, own_methods, verify
 from dpexp.cli.arguments import changing, exit_code_of, listed, split, whole
 from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute
@@ -52,6 +53,9 @@ CONFIDENCE = 0.95
 SMALL = ("model=cnn", "model.channels=[4,8]", "model.kernel=3")
 """A model for thousands of steps (ours), as the sizes below."""
 
+SIZES = {"rank": 2, "m": 20, "k": 8, "public_examples": 20}
+"""Settings of methods that have them, in two worlds (ours)."""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -60,45 +64,61 @@ class Subject:
     Attributes:
         name: in the table.
         method: words that choose it.
+        seed: of its runs; methods whose releases are of one size would share every random number.
         one_run: further ones for one run; None: there is none.
         small: further ones for two worlds.
     """
 
     name: str
     method: tuple[str, ...]
+    seed: int
     one_run: tuple[str, ...] | None = ()
     small: tuple[str, ...] = SMALL
 
 
 PRIVATE = ("noise=true", "clip=true", "eps=8")
-LOW_RANK = (*SMALL, "method.rank=2")
-ANCHORED = (*SMALL, "method.m=20", "method.k=8")
-BY_LABEL = ("audit.canaries=mislabelled",)
+BY_LABEL = {"one_run": ("audit.canaries=mislabelled",), "small": ()}
 """Where coordinates are clipped and what is released is no sum of gradients."""
 
-SUBJECTS = (
-    Subject("dpsgd", ("method=dpsgd",)),
-    Subject("sparse_dpsgd", ("method=sparse_dpsgd",)),
-    Subject("dp_powersgd", ("method=dp_powersgd",), small=LOW_RANK),
-    Subject("rgp_random", ("method=rgp_random",), small=LOW_RANK),
-    Subject("rgp", ("method=rgp",), small=LOW_RANK),
-    Subject("rgp_public", ("method=rgp_public",), small=(*LOW_RANK, "method.public_examples=20")),
-    Subject("rgp_core", ("method=rgp_core",), small=(*LOW_RANK, "method.public_examples=20")),
-    Subject("lsg", ("method=lsg",), small=LOW_RANK),
-    # Canaries that share a coordinate drown each other; embeddings and heads have few.
-    Subject("bgep", ("method=bgep",), one_run=("audit.m=300",), small=ANCHORED),
-    Subject("gep", ("method=gep",), one_run=("audit.m=300",), small=ANCHORED),
-    Subject("linear", ("method=linear", *PRIVATE), one_run=("audit.m=600",)),
-    Subject("compressive", ("method=compressive",), one_run=BY_LABEL, small=()),
-    Subject(
-        "compressive_unmeasured",
-        ("method=compressive", "method.psi=none"),
-        one_run=BY_LABEL,
-        small=(),
-    ),
-    Subject("pate", ("method=pate", "method.queries=80", "method.answers=30"), one_run=None),
-    Subject("bitfit", ("method=bitfit", "model=cnn"), one_run=("audit.m=600",)),
-)
+FEW = {"one_run": ("audit.m=300",)}
+"""Canaries that share a coordinate drown each other; embeddings and heads have few."""
+
+PARTICULAR: dict[str, dict[str, Any]] = {
+    "bgep": FEW,
+    "gep": FEW,
+    "linear": {"method": ("method=linear", *PRIVATE), "one_run": ("audit.m=600",)},
+    "compressive": BY_LABEL,
+    "compressive_unmeasured": {"method": ("method=compressive", "method.psi=none"), **BY_LABEL},
+    "pate": {"method": ("method=pate", "method.queries=80", "method.answers=30"), "one_run": None},
+    "bitfit": {"method": ("method=bitfit", "model=cnn"), "one_run": ("audit.m=600",)},
+}
+"""What some methods' audits need besides; any other method needs nothing."""
+
+FIRST = ("dpsgd", "sparse_dpsgd", "dp_powersgd", "rgp_random", "rgp", "rgp_public", "rgp_core")
+FIRST += ("lsg", "bgep", "gep", "linear", "compressive", "compressive_unmeasured", "pate", "bitfit")
+"""The committed table's order; their places are the seeds of their runs, which stand in its ids."""
+
+
+def subjects_of(words: Sequence[str]) -> list[Subject]:
+    """Return every private method of conf/method, a person's own folders of conf included.
+
+    Args:
+        words: of the command line, which may name such folders.
+    """
+    private = [
+        name for name, said in own_methods.methods(words).items() if said.get("noise") is not False
+    ]
+    names = [*FIRST, *sorted({*private} - {*FIRST})]
+    return [
+        Subject(
+            name, **{"method": (f"method={name}",), "seed": _seed(name)} | PARTICULAR.get(name, {})
+        )
+        for name in names
+    ]
+
+
+def _seed(name: str) -> int:
+    return FIRST.index(name) if name in FIRST else zlib.crc32(name.encode())
 
 
 @dataclass(frozen=True)
@@ -142,17 +162,25 @@ class Row:
         return any(lower is not None and lower > most for lower, most in pairs)
 
 
-def _own(subject: Subject) -> list[str]:
-    """Give the words of all of a method's runs."""
-    # Methods whose releases are of one size would share every random number.
-    return [*COMMON, f"seed={SUBJECTS.index(subject)}", *subject.method]
+def _words(subject: Subject) -> list[str]:
+    """Return the words of all of a method's runs."""
+    return [*COMMON, f"seed={subject.seed}", *subject.method]
 
 
 def of_one_run(subject: Subject, user: Sequence[str]) -> dict[str, Any] | None:
     """Compose the one run of a method's audit; None where there is none."""
     if subject.one_run is None:
         return None
-    return compose([*_own(subject), "audit=one_run", *subject.one_run, *user])
+    return compose([*_words(subject), "audit=one_run", *subject.one_run, *user])
+
+
+def of_two_worlds(subject: Subject, user: Sequence[str]) -> dict[str, Any]:
+    """Compose what a method is audited with in two worlds, as small as its settings let it be."""
+    elsewhere = [word for word in user if not word.startswith("audit")]
+    words = [*_words(subject), *subject.small]
+    settings = compose([*words, *elsewhere])["method"]
+    smaller = [f"method.{key}={value}" for key, value in SIZES.items() if key in settings]
+    return compose([*words, *smaller, *elsewhere])
 
 
 def audit(
@@ -172,8 +200,7 @@ def audit(
     if one_run is not None:
         directory = execute(one_run)
         told = verify.require(directory).result
-    elsewhere = [word for word in user if not word.startswith("audit")]
-    config = compose([*_own(subject), *subject.small, *elsewhere])
+    config = of_two_worlds(subject, user)
     found = _in_two_worlds(config, trials, steps)
     verdict = worlds.judge(
         found.without,
@@ -298,12 +325,13 @@ def parse(words: Sequence[str]) -> tuple[list[Subject], int, int, list[str]]:
     Raises:
         ConfigError: for a value that cannot be read.
     """
-    own, overrides = split(words, READERS)
-    names = [subject.name for subject in SUBJECTS]
-    for name in own.get("methods", ()):
+    said, overrides = split(words, READERS)
+    all_of_them = subjects_of(overrides)
+    names = [subject.name for subject in all_of_them]
+    for name in said.get("methods", ()):
         require_word("methods", name, names)
-    subjects = [subject for subject in SUBJECTS if subject.name in own.get("methods", names)]
-    return subjects, own.get("trials", 1000), own.get("steps", 2), overrides
+    subjects = [subject for subject in all_of_them if subject.name in said.get("methods", names)]
+    return subjects, said.get("trials", 1000), said.get("steps", 2), overrides
 
 
 def main(words: Sequence[str]) -> int:
@@ -315,7 +343,7 @@ def _main(words: Sequence[str]) -> int:
     logging.getLogger("dpexp").setLevel(logging.WARNING)
     torch.set_num_threads(1)
     subjects, trials, steps, user = parse(words)
-    config = compose([*COMMON, *SUBJECTS[0].method, "audit=one_run", *user])
+    config = compose([*COMMON, f"method={FIRST[0]}", "audit=one_run", *user])
     if not (config["privacy"]["noise"] and config["privacy"]["clip"]):
         raise ConfigError("Expected noise and clipping in what is audited. Leave them on.")
     runs = [of_one_run(subject, user) for subject in subjects]
@@ -324,7 +352,7 @@ def _main(words: Sequence[str]) -> int:
     for subject, one_run in zip(subjects, runs, strict=True):
         rows.append(audit(subject, one_run, user, trials, steps))
         print(_line(rows[-1]), flush=True)
-    some = [] if subjects == list(SUBJECTS) else [subject.name for subject in subjects]
+    some = [] if subjects == subjects_of(user) else [subject.name for subject in subjects]
     stem = Path(config["results"]) / config["profile"]["name"] / "-".join(["audit", *some])
     for path in write(rows, trials, steps, user, stem):
         print(path)

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from dpexp.cli.instantiate import loop_of
+from dpexp.cli.instantiate import admit, loop_of
 from dpexp.cli.parts import build_parts
 
 
@@ -20,6 +20,7 @@ def execute(config: dict[str, Any]) -> Path:
     from dpexp import records
     from dpexp.distributed import processes
 
+    admit(config["method"]["_target_"])  # a finished run is looked up, and may be verified
     results = config["results"]
     if processes.is_torchrun():
         processes.launch(_work_as_first_says, config)

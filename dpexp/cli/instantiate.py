@@ -127,6 +127,16 @@ def find(place: str, target: Any) -> Callable[..., Any]:
     return found
 
 
+def admit(target: str) -> None:
+    """Import the module of a method that the user names, and no record, to know what it states.
+
+    What cannot be imported states nothing: verification takes it on trust.
+    """
+    with suppress(Exception, SystemExit):  # a module of the user's may fail in any way
+        if not _is_ours(target):  # which verification imports by itself
+            importlib.import_module(target.rpartition(".")[0])
+
+
 def parameters(place: str, node: Mapping[str, Any]) -> Mapping[str, inspect.Parameter]:
     """Name what a node's `_target_` takes.
 

@@ -42,13 +42,15 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
     from dpexp.cli.fingerprints import PRETRAINED
     from dpexp.cli.instantiate import make
     from dpexp.cli.parts import fit_to_task
-    from dpexp.privacy.statements import KNOWN, PATE, is_ours
+    from dpexp.privacy.stated import is_ours, statement_of
     from dpexp.training.train import named_parameters
 
     config, result = record.config, record.result
-    target, method = config["model"]["_target_"], config["method"]["_target_"]
-    is_known = is_ours(target) and target.startswith("dpexp.models.") and method in (*KNOWN, PATE)
-    built = ("model",) if method == PATE else ("model", "method")
+    target, stated = config["model"]["_target_"], statement_of(config)
+    is_known = is_ours(target) and target.startswith("dpexp.models.")
+    is_known = is_known and is_ours(config["method"]["_target_"]) and stated.is_known
+    is_vote = stated.votes is not None
+    built = ("model",) if is_vote else ("model", "method")
     is_known = is_known and all(_is_plain(config[part]) for part in built)
     if not is_known or target == PRETRAINED or not all(key in result for key in SHAPE):
         return None
@@ -61,7 +63,7 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
     with torch.device("meta"):
         fit = fit_to_task(config["model"], task)
         model = make("model", config["model"], without=("name", "head", "tokenizer"), **fit)
-    if method == PATE:
+    if is_vote:
         return {"trainable": {n: p.numel() for n, p in model.named_parameters()}, "frozen": {}}
     made = make("method", config["method"], without=("name",))
     return dict(zip(("trainable", "frozen"), named_parameters(model, made), strict=True))

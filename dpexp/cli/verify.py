@@ -4,6 +4,11 @@ A record's other files are held to each other: accuracy to the predictions and t
 
     python scripts/verify.py results/embedded/runs/85ecd41b59aa
     python -m scripts.verify results/quick/runs/*
+    python -m scripts.verify hydra.searchpath=[file:///my/conf] results/mine/runs/*
+
+The last one names a folder of conf of one's own: the methods that its folder `method` names are
+imported, as are those in conf/method, so that what they state is known. Of a method that a record
+names and no such file does, nothing is imported.
 
 One line a finding; a run without any gets one that says what was recomputed, or that no privacy is
 claimed, one for each part that is not dpexp's own and is taken on trust, and one that says what was
@@ -18,10 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpexp import records
-from dpexp.cli import parameter_names
+from dpexp.cli import own_methods, parameter_names
 from dpexp.privacy.finished import recheck_record
 from dpexp.privacy.recheck import NAMES
 from dpexp.reporting.text import clean
+from dpexp.types import ConfigError
 
 SCRIPTS = "python -m scripts.verify", "python scripts/verify.py"
 
@@ -92,14 +98,20 @@ def main(words: Sequence[str], called: str = "") -> int:
         words: of the command line.
         called: how the program is called in its help; "": as the scripts are.
     """
-    if not words or {"-h", "--help"} & set(words):
+    runs = [word for word in words if not own_methods.is_searchpath(word)]
+    if not runs or {"-h", "--help"} & set(words):
         doc = __doc__ or ""
         for name in SCRIPTS if called else ():
             doc = doc.replace(name, called)
         print(doc)
-        return 0 if words else NO_RUN
+        return 0 if runs else NO_RUN
+    try:
+        own_methods.admit_methods(words)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return NO_RUN
     codes = []
-    for word in words:
+    for word in runs:
         code, lines = verify(Path(word))
         codes.append(code)
         for line in (clean(each, LONGEST_LINE) for each in lines):

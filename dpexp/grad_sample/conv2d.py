@@ -29,6 +29,7 @@ from dpexp.grad_sample.rounding import (
     size_of_held,
     terms_of,
 )
+from dpexp.grad_sample.rules import rule
 from dpexp.types import ConfigError, Size
 
 
@@ -358,3 +359,6 @@ class Conv2dTap:
     def scaled(self, factor: float) -> Conv2dTap:
         """Multiply every example's gradient by a constant."""
         return replace(self, dh=factor * self.dh)
+
+
+rule(nn.Conv2d)(Conv2dTap.read)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dpexp.grad_sample.carriers import Outer
 from dpexp.grad_sample.chunks import over_chunks
 from dpexp.grad_sample.rounding import Terms, eta, raised, size_by_gram
+from dpexp.grad_sample.rules import rule
 from dpexp.types import ConfigError, Size
 
 
@@ -117,3 +118,6 @@ class EmbeddingTap:
     def scaled(self, factor: float) -> EmbeddingTap:
         """Multiply every example's gradient by a constant."""
         return replace(self, dh=factor * self.dh)
+
+
+rule(nn.Embedding, parameters=("weight",))(EmbeddingTap.read)

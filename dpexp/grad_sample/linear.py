@@ -23,6 +23,7 @@ from dpexp.grad_sample.rounding import (
     squares_of,
     terms_of,
 )
+from dpexp.grad_sample.rules import rule
 from dpexp.types import Size
 
 
@@ -153,3 +154,6 @@ class LinearTap:
     def scaled(self, factor: float) -> LinearTap:
         """Multiply every example's gradient by a constant."""
         return replace(self, dh=factor * self.dh)
+
+
+rule(nn.Linear)(LinearTap.read)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpexp.grad_sample.carriers import Explicit
+from dpexp.grad_sample.rules import rule
 
 
 @dataclass(frozen=True)
@@ -43,3 +44,6 @@ class NormTap:
     def scaled(self, factor: float) -> NormTap:
         """Multiply every example's gradient by a constant."""
         return replace(self, dh=factor * self.dh)
+
+
+rule(nn.LayerNorm, nn.GroupNorm)(NormTap.read)

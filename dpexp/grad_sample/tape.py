@@ -10,29 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpexp.grad_sample.conv2d import Conv2dTap
-from dpexp.grad_sample.embedding import EmbeddingTap
 from dpexp.grad_sample.freezing import freeze, thaw, trains
-from dpexp.grad_sample.linear import LinearTap
-from dpexp.grad_sample.norm import NormTap
+from dpexp.grad_sample.rules import known_parameters, tap_of
 from dpexp.types import ConfigError, Tap
-
-RULES: dict[type[nn.Module], type] = {
-    nn.Linear: LinearTap,
-    nn.Conv2d: Conv2dTap,
-    nn.Embedding: EmbeddingTap,
-    nn.LayerNorm: NormTap,
-    nn.GroupNorm: NormTap,
-}
-
-CARRIED: dict[type[nn.Module], tuple[str, ...]] = {
-    nn.Linear: ("weight", "bias"),
-    nn.Conv2d: ("weight", "bias"),
-    nn.Embedding: ("weight",),
-    nn.LayerNorm: ("weight", "bias"),
-    nn.GroupNorm: ("weight", "bias"),
-}
-"""A layer's own parameters that its rule knows; whatever else is registered on it has none."""
 
 MIXING = (nn.modules.batchnorm._BatchNorm,)
 
@@ -170,7 +150,15 @@ class Tape:
     ) -> None:
         if not torch.is_grad_enabled():
             return
-        x = args[0] if args else kwargs["input"]  # which all layers with a rule call it
+        taken = [*args, *kwargs.values()]
+        if len(taken) != 1 or not all(isinstance(each, Tensor) for each in (*taken, output)):
+            kinds = ", ".join(type(each).__name__ for each in taken)
+            raise ConfigError(
+                f"Expected layer {name!r} to take one tensor and give one, as its rule supposes; "
+                f"it took {kinds or 'nothing'} and gave {type(output).__name__}. Freeze it, or "
+                "train a layer within it."
+            )
+        (x,) = taken
         if self._is_backward:  # a checkpointed part, computed again: heard already, kept now
             self._start_graph(output)
             self._keep(x)
@@ -211,7 +199,7 @@ class Tape:
                 f"{len(x)} rows in and {len(dh)} out. The first axis must be the example."
             )
         self._awaited.discard(name)
-        tap = RULES[type(layer)].read(layer, *map(_single, (x, dh)))
+        tap = tap_of(name, layer, *map(_single, (x, dh)))
         own = tuple(each for each in tap.parameters if each in self._own[name])
         self._on_tap(name, replace(tap, parameters=own))
 
@@ -235,15 +223,9 @@ def tapped_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, nn
     for parameter in parameters:
         name = parameter.rpartition(".")[0]
         layer = modules[name]
-        if type(layer) not in RULES:
-            known = ", ".join(rule.__name__ for rule in RULES)
-            raise ConfigError(
-                f"Expected a layer with a rule for per-example gradients ({known}); "
-                f"{name or 'the model itself'} is a {type(layer).__name__} that holds "
-                f"{parameter!r}. Freeze it, or add a rule to dpexp/taps."
-            )
+        known = known_parameters(name, layer, parameter)
         own = parameter.removeprefix(f"{name}.")
-        if own not in CARRIED[type(layer)]:
+        if own not in known:
             raise ConfigError(
                 f"Expected a rule for every parameter that trains; {parameter!r} of the "
                 f"{type(layer).__name__} {name} has none. Remove the hook that makes weights of it "

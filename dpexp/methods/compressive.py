@@ -43,6 +43,7 @@ from torch import Tensor, nn
 
 from dpexp.methods.cosamp import cosamp, keep_largest
 from dpexp.methods.selection import head_parameters, shapes_of
+from dpexp.privacy.stated import Stated
 from dpexp.types import (
     Carrier,
     ConfigError,
@@ -106,6 +107,17 @@ class Compressive(Method):
         self._kappa, self._p, self._psi = kappa, p, psi
         self._bound, self._xi, self._batch_size = bound, xi, batch_size
         self._head = head
+
+    @staticmethod
+    def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
+        """Return the measurements, by how much their sum over a batch may change in l1."""
+        method, clip_norm = config["method"], float(config["privacy"]["clip_norm"])
+        if method["bound"] == "example":
+            change = size * method["xi"]
+        else:
+            kappa = size if method["kappa"] is None else method["kappa"]
+            change = 2 * kappa * method["batch_size"] * method["xi"]
+        return [Stated("measurements", clip_norm, change / clip_norm, "laplace", "coordinates")]
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name the classifier's parameters."""

@@ -14,6 +14,7 @@ Differences from the paper:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ from dpexp.methods.selection import (
     shapes_of,
     vector_parameters,
 )
+from dpexp.privacy.stated import Stated
 from dpexp.types import Carrier, Key, Method, Release, State, Tap, require_word
 
 GRADIENT = "gradient"
@@ -49,6 +51,11 @@ class DPSGD(Method):
         require_word("method.train", train, TRAINED)
         self._train = train
         self._head = head
+
+    @staticmethod
+    def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
+        """Return the whole gradient, clipped jointly, that verification expects."""
+        return [Stated("gradient", float(config["privacy"]["clip_norm"]), dimension=size)]
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name the parameters this method updates."""

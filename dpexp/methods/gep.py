@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ from dpexp.grad_sample.carriers import Explicit
 from dpexp.linalg import power_iteration
 from dpexp.methods import anchor
 from dpexp.methods.selection import all_parameters, classifier, shapes_of
+from dpexp.privacy.stated import Stated
 from dpexp.types import (
     Carrier,
     ConfigError,
@@ -98,6 +100,20 @@ class GEP(Method):
         self._has_random_labels = is_random
         self._residual, self._residual_clip, self._head = residual, residual_clip, head
         self.public_size = m if basis == "anchor" else 0
+
+    @staticmethod
+    def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
+        """Return the two vectors, clipped apart on one subsample, that verification expects."""
+        method = config["method"]
+        stated = [Stated("embedding", float(config["privacy"]["clip_norm"]))]
+        if method["residual"]:
+            stated.append(Stated("residual", float(method["residual_clip"])))
+        return stated
+
+    @staticmethod
+    def stated_public_examples(settings: Mapping[str, Any]) -> int:
+        """Return the m anchors that verification expects; a basis from no data has none."""
+        return settings["m"] if settings["basis"] == "anchor" else 0
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name every parameter that is not frozen."""

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ from dpexp.methods.selection import (
     shapes_of,
 )
 from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
+from dpexp.privacy.stated import Stated
 from dpexp.types import (
     Carrier,
     ConfigError,
@@ -104,6 +106,11 @@ class LSG(Method):
         self._power_iterations = power_iterations
         self._head_factor, self._head = head_factor, head
         self._dense_examples, self._batch_size = start_epoch * dataset_size, batch_size
+
+    @staticmethod
+    def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
+        """Return the one vector, clipped jointly, that verification expects."""
+        return [Stated("carriers", float(config["privacy"]["clip_norm"]))]
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name the weight matrices and the classifier; biases and norms stay frozen."""

@@ -27,6 +27,7 @@ Differences from the papers:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 from dpexp.linalg import orthonormal_columns
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.selection import matrix_parameters, require_rank
+from dpexp.privacy.stated import Stated
 from dpexp.types import ConfigError, Key, PublicGradients, State
 
 
@@ -53,6 +55,11 @@ class PowerSGD(DPSGD):
         self._rank = rank
         self._warm_start = warm_start
         self._error_feedback = error_feedback
+
+    @staticmethod
+    def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
+        """Return the whole gradient, clipped jointly, that verification expects."""
+        return [Stated("gradient", float(config["privacy"]["clip_norm"]), dimension=size)]
 
     def start(self, model: nn.Module) -> State:
         """Remember shapes, and which matrices are projected.

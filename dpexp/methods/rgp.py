@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,7 @@ from dpexp.methods.selection import (
     require_rank,
     shapes_of,
 )
+from dpexp.privacy.stated import Stated
 from dpexp.types import (
     Carrier,
     ConfigError,
@@ -101,6 +103,11 @@ class RGP(Method):
         self._residual = residual
         self._head_factor = head_factor
         self._head = head
+
+    @staticmethod
+    def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
+        """Return the one vector, clipped jointly, that verification expects."""
+        return [Stated("carriers", float(config["privacy"]["clip_norm"]))]
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name the weight matrices and the classifier; biases and norms stay frozen."""

@@ -27,6 +27,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ from dpexp.methods.selection import (
     require_rank,
     shapes_of,
 )
+from dpexp.privacy.stated import Stated
 from dpexp.types import (
     Carrier,
     ConfigError,
@@ -94,6 +96,16 @@ class CoreRGP(Method):
         self._head_scale, self._head = head_scale, head
         self.public_size = public_examples
         self._has_random_labels = has_random_labels("method.public_labels", public_labels)
+
+    @staticmethod
+    def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
+        """Return the one vector, clipped jointly, that verification expects."""
+        return [Stated("core", float(config["privacy"]["clip_norm"]))]
+
+    @staticmethod
+    def stated_public_examples(settings: Mapping[str, Any]) -> int:
+        """Return the number of public examples that verification expects."""
+        return settings["public_examples"]
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name the weight matrices and the classifier; biases and norms stay frozen."""

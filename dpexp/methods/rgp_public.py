@@ -10,13 +10,15 @@ taken there need neither a warm-up nor an update that shows through its noise. W
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpexp.methods.anchor import draw_public, has_random_labels
 from dpexp.methods.rgp import RGP
+from dpexp.privacy.stated import Stated
 from dpexp.types import ConfigError, PublicGradients, State
 
 
@@ -59,6 +61,16 @@ class PublicRGP(RGP):
             raise ConfigError(f"Expected method.public_examples >= 1; got {public_examples}.")
         self.public_size = public_examples
         self._has_random_labels = has_random_labels("method.public_labels", public_labels)
+
+    @staticmethod
+    def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
+        """Return the one vector, clipped jointly, that verification expects."""
+        return [Stated("carriers", float(config["privacy"]["clip_norm"]))]
+
+    @staticmethod
+    def stated_public_examples(settings: Mapping[str, Any]) -> int:
+        """Return the number of public examples that verification expects."""
+        return settings["public_examples"]
 
     def deltas(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator

@@ -21,14 +21,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpexp.grad_sample.carriers import Masked
+from dpexp.grad_sample.carriers import Explicit, Masked
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.selection import matrix_parameters
 from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
+from dpexp.privacy.stated import Stated
 from dpexp.types import Carrier, Key, PublicGradients, State, Tap, require_word
 
 
@@ -54,6 +56,11 @@ class SparseDPSGD(DPSGD):
         super().__init__(train, head)
         self._p, self._mask = p, mask
 
+    @staticmethod
+    def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
+        """Return the one vector, clipped jointly, that verification expects."""
+        return [Stated("gradient", float(config["privacy"]["clip_norm"]))]
+
     def start(self, model: nn.Module) -> State:
         """Remember shapes, and which matrices are sparsified; entries are chosen at every step."""
         state = super().start(model)
@@ -76,7 +83,11 @@ class SparseDPSGD(DPSGD):
         carried = dict(super().carry(state, layer, tap))
         for key, carrier in carried.items():
             kept = state["entries"].get(key.parameter)
-            if kept is not None:
+            if kept is None:
+                continue
+            if isinstance(carrier, Explicit):
+                carried[key] = Explicit(carrier.values.flatten(1).index_select(1, kept))
+            else:
                 carried[key] = Masked(carrier, kept, state["shapes"][key.parameter])
         return carried
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
+from dpexp.privacy.stated import StatedVotes
 from dpexp.types import ConfigError, require_word
 
 FARTHEST = 2.0**20
@@ -56,6 +58,19 @@ class PATE:
     def public_size(self) -> int:
         """Count the examples wanted of the task's public set; with 0 none are loaded."""
         return 0 if self.public == "test-half" else self.queries
+
+    @staticmethod
+    def stated_votes(settings: Mapping[str, Any], available: int | None) -> list[StatedVotes]:
+        """Return the queries that verification expects: all are checked, and some answered.
+
+        One teacher's vote moves the largest entry of a histogram by 1, and all of it by sqrt 2 in
+        l2: it leaves one class and joins another.
+        """
+        asked = settings["queries"] if available is None else min(settings["queries"], available)
+        return [
+            StatedVotes("check", 1.0, settings["check_ratio"], asked),
+            StatedVotes("votes", math.sqrt(2), 1.0, min(settings["answers"], asked)),
+        ]
 
     def __post_init__(self) -> None:
         """Check the ranges."""

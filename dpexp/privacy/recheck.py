@@ -1,9 +1,9 @@
 """A run's certificate, recomputed from its config by an accountant that calibrated nothing.
 
 Noise is calibrated by PRV or RDP (Opacus) or by the formulas of `dpexp.privacy.laplace`; here
-epsilon comes from Google's dp-accounting (`dpexp.privacy.pld`). What leaves at a step is restated
-here from the papers, not asked of the methods. What is looked at: sampling, q, N, steps, noise
-draws, releases and their sensitivities, noise, epsilon, names.
+epsilon comes from Google's dp-accounting (`dpexp.privacy.pld`). What leaves at a step is what each
+method states a second time, beside the code that runs (`dpexp.privacy.stated`). What is looked at:
+sampling, q, N, steps, noise draws, releases and their sensitivities, noise, epsilon, names.
 
 What is not recomputed is listed with what is found. Taken from the certificate, as no config holds
 it: how many parameters compressive SGD trains, which its sensitivity grows with.
@@ -12,7 +12,7 @@ it: how many parameters compressive SGD trains, which its sensitivity grows with
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,25 +20,19 @@ from dpexp.privacy import certificate as words
 from dpexp.privacy.calibration import num_steps
 from dpexp.privacy.epsilons import ROUNDING, differences
 from dpexp.privacy.pld import Part, gaussian_epsilon, laplace_epsilon, points
+from dpexp.privacy.stated import Stated, public_examples, statement_of
 from dpexp.privacy.statements import (
     OF_BOTH,
     OF_STEPS,
     OF_VOTES,
-    PATE,
     REMARKS,
     TRAINING,
-    UNKNOWN,
     VOTING,
     due_words,
-    public_examples,
-    statement_of,
     test_examples,
     trusted,
 )
 from dpexp.types import one_line
-
-CHECK, VOTES = 1.0, math.sqrt(2)
-"""What one teacher's vote moves: the largest entry of a histogram, and all of it in l2."""
 
 MOST_COMPOSED = 10**8
 """Mechanisms that are composed, and points of a grid (ours): more would take all memory."""
@@ -114,7 +108,11 @@ class _Check:
         """Make every comparison."""
         wanted, is_vote = self._config["privacy"], self._config.get("loop") == VOTING
         self._statement = statement_of(self._config)
-        if is_vote != (self._config["method"]["_target_"] == PATE):
+        self._due: Sequence[Stated] = ()
+        if not is_vote:
+            size = sum(self._privacy["trainable"].values())
+            self._due = self._statement.releases(self._config, size)
+        if is_vote != (self._statement.votes is not None):
             self.say(f"loop: {self._config.get('loop', TRAINING)} is not the method's")
         self._same("mechanism", words.CONFIDENT_GNMAX if is_vote else None)
         self._same("neighbouring", words.VOTING_NEIGHBOURS if is_vote else words.NEIGHBOURS)
@@ -166,13 +164,11 @@ class _Check:
         return (Part(batch / size, sigma, steps),)
 
     def _noise_law(self) -> str:
-        return "laplace" if self._statement.is_laplace else "gaussian"
+        return "laplace" if any(due.noise == "laplace" for due in self._due) else "gaussian"
 
     def _releases(self) -> list[float]:
-        """Compare what leaves at a step with the papers; give sensitivities in clip norms."""
-        privacy, known = self._privacy, self._statement
-        size = sum(privacy["trainable"].values())
-        expected, stated = known.releases(self._config, size), privacy["releases"]
+        """Compare what leaves at a step with what is stated; return sensitivities in clip norms."""
+        expected, stated = self._due, self._privacy["releases"]
         if len(stated) != len(expected):
             self.say(f"releases: {len(expected)} leave at a step; privacy.json names {len(stated)}")
         for release, due in zip(stated, expected, strict=False):
@@ -182,35 +178,38 @@ class _Check:
             self._same("clip_norm", due.clip_norm, release, place)
             self._same("sensitivity", due.sensitivity, release, place)
             if "noise" in release or not self._is_older:  # the first certificates knew of one only
-                self._same("noise", self._noise_law(), release, place)
-                self._same("clip", "coordinates" if known.is_laplace else "norm", release, place)
-        if known.is_whole:
-            self._same("dimension", size, stated[0], "release, ")
-        else:
+                self._same("noise", due.noise, release, place)
+                self._same("clip", due.clip, release, place)
+            if due.dimension is not None:
+                self._same("dimension", due.dimension, release, place)
+        if any(due.dimension is None for due in expected):
             self.unchecked.append("privacy.json releases' dimensions")
         return [due.sensitivity for due in expected]
 
     def _votes(self) -> tuple[Part, ...]:
         config, privacy, method = self._config, self._privacy, self._config["method"]
         check, votes = privacy["releases"]
-        std, ratio = privacy["noise_multiplier"], method["check_ratio"]
+        std = privacy["noise_multiplier"]
         self._same("sampling", words.NOT_SAMPLED)
         self._same("q", 1.0)
-        asked = self._cap()
-        caps = {"check": asked, "votes": min(method["answers"], asked)}
-        counts = {"check": privacy["steps"], "votes": privacy["answers"]}
-        rows = (("check", check, CHECK, std * ratio), ("votes", votes, VOTES, std))
-        for name, release, sensitivity, noise in rows:
-            place = f"release {name}, "
-            self._same("name", name, release, place)
-            self._same("sensitivity", sensitivity, release, place)
-            self._same("noise_std", noise, release, place)
-            self._same("drawn", counts[name] if config["privacy"]["noise"] else 0, release, place)
-            self._same("at_most", caps[name], release, place)
-            if not counts[name] <= caps[name]:
-                self.say(f"{place}{counts[name]} were made, of at most {caps[name]}")
+        due = self._statement.votes(method, self._available())
+        counts = privacy["steps"], privacy["answers"]
+        for release, count, stated in zip((check, votes), counts, due, strict=True):
+            place = f"release {stated.name}, "
+            self._same("name", stated.name, release, place)
+            self._same("sensitivity", stated.sensitivity, release, place)
+            self._same("noise_std", std * stated.noise, release, place)
+            self._same("drawn", count if config["privacy"]["noise"] else 0, release, place)
+            self._same("at_most", stated.at_most, release, place)
+            if not count <= stated.at_most:
+                self.say(f"{place}{count} were made, of at most {stated.at_most}")
+        spent = zip((check, votes), due, strict=True)
         joint = math.hypot(
-            *(math.sqrt(release["at_most"]) * s / std for _, release, s, std in rows if std)
+            *(
+                math.sqrt(release["at_most"]) * stated.sensitivity / (std * stated.noise)
+                for release, stated in spent
+                if std
+            )
         )
         self._same("effective_noise_multiplier", 1 / joint if joint else 0.0)
         self.unchecked.append("privacy.json releases' dimensions")
@@ -221,20 +220,18 @@ class _Check:
         if not config["privacy"]["noise"]:
             self._same("noise_multiplier", 0.0)
             return ()
-        return (
-            Part(1.0, check["noise_std"] / CHECK, check["at_most"]),
-            Part(1.0, votes["noise_std"] / VOTES, votes["at_most"]),
+        return tuple(
+            Part(1.0, release["noise_std"] / stated.sensitivity, release["at_most"])
+            for release, stated in zip((check, votes), due, strict=True)
         )
 
-    def _cap(self) -> int:
-        """Give how many queries may be asked: as config.yaml allows, and as the public set has."""
-        method, stated = self._config["method"], self._privacy.get("public")
+    def _available(self) -> int | None:
+        """Return how many public inputs teachers may be asked about; None where nothing says."""
+        stated, tests = self._privacy.get("public"), test_examples(self._config)
         if isinstance(stated, Mapping):
-            return min(method["queries"], stated["examples"])
-        tests = test_examples(self._config)
-        if method["public"] == "test-half" and tests is not None:
-            return min(method["queries"], tests // 2)
-        return method["queries"]
+            return stated["examples"]
+        is_half = self._config["method"]["public"] == "test-half" and tests is not None
+        return tests // 2 if is_half else None
 
     def _names(self, is_vote: bool) -> None:
         config, privacy, result = self._config, self._privacy, self._result
@@ -260,7 +257,7 @@ class _Check:
         else:
             needs = public_examples(config)
             due = config["public"] if needs else None
-            is_known = self._statement is not UNKNOWN and not trusted(config)
+            is_known = self._statement.is_known and not trusted(config)
             if stated is None and needs:
                 self.say(f"public: {needs} public examples are taken; privacy.json names none")
             elif stated is not None and not needs and is_known:
@@ -349,7 +346,7 @@ class _Check:
         stated, by = set(self._privacy["epsilon"]), self._privacy["calibrated_by"]
         if not wanted["noise"]:
             self._same("calibrated_by", "none")
-        if self._statement.is_laplace:
+        if self._noise_law() == "laplace":
             due = {"pure", "pld"}
         else:
             due = {"rdp"} if is_vote or by == "rdp" else {"prv", "rdp"}

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.analysis.theorem1 import RECOVERY, Theorem1, Theorem1Bound
 from dpexp.methods.cosamp import cosamp, keep_largest
 from dpexp.types import ConfigError
@@ -63,7 +62,7 @@ def test_what_measuring_and_noise_do_to_a_gradient_stays_below_w():
 def test_a_run_shows_its_loss_and_a_bound_that_it_stays_below(tmp_path):
     words = ["profile=embedded", "task=regression", "method=compressive", "analysis=theorem1"]
     words += ["privacy.budget=per_step", "eps=10", "epochs=6", "eval_every=2", "device=cpu"]
-    where = run.execute(run.compose([*words, f"results={tmp_path}"]))
+    where = cli.execute(cli.compose([*words, f"results={tmp_path}"]))
     seen = np.load(where / records.ANALYSIS)
     loss, bound = seen["theorem1/loss"], seen["theorem1/bound"]
     assert math.isnan(bound[0]) and (loss[1:] < bound[1:]).all()

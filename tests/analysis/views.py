@@ -2,7 +2,7 @@
 
 import torch
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.distributed.ranks import Ranks
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.observation import View
@@ -13,8 +13,8 @@ CPU = torch.device("cpu")
 
 def on_digits(*words, step=0):
     """View a run of WRN10-1 on digits as its analyses would."""
-    config = run.compose(["profile=embedded", "task=digits", "device=cpu", *words])
-    parts, ranks = run.build_parts(config, CPU), Ranks(0, 1, CPU)
+    config = cli.compose(["profile=embedded", "task=digits", "device=cpu", *words])
+    parts, ranks = cli.build_parts(config, CPU), Ranks(0, 1, CPU)
     state = parts.method.start(parts.model)
     mechanism = make_mechanism(config, parts.task.dataset_size, parts.method, state, ranks)
     gradient = PrivateGradient(

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.attacks import bounds, worlds
 from dpexp.attacks.audit import curve_bound, toss
 from dpexp.attacks.bounds_curves import gaussian_epsilon
@@ -66,8 +65,8 @@ def test_an_audited_run_states_its_bounds_and_what_they_rest_on(unbroken, tmp_pa
 
 def test_an_audited_run_goes_on_from_a_checkpoint_to_the_same_scores(unbroken, tmp_path):
     words = [*ONE_RUN, f"results={tmp_path}", "checkpoint.steps=1"]
-    config = run.compose(words)
-    parts = run.build_parts(config, ALONE.device)
+    config = cli.compose(words)
+    parts = cli.build_parts(config, ALONE.device)
     schedule = parts.schedule
 
     def stopping(step, num_steps):
@@ -77,7 +76,7 @@ def test_an_audited_run_goes_on_from_a_checkpoint_to_the_same_scores(unbroken, t
 
     with pytest.raises(KeyboardInterrupt):
         train(config, replace(parts, schedule=stopping), ALONE)
-    directory = run.execute(config)
+    directory = cli.execute(config)
     assert directory.name == unbroken.name
     for name, values in scores_of(unbroken).items():
         assert np.array_equal(scores_of(directory)[name], values)
@@ -85,7 +84,7 @@ def test_an_audited_run_goes_on_from_a_checkpoint_to_the_same_scores(unbroken, t
 
 
 def test_the_settings_of_an_audit_are_what_it_takes():
-    node = run.compose(ONE_RUN)["audit"]
+    node = cli.compose(ONE_RUN)["audit"]
     assert node.pop("name") == "one_run"
     check_settings("audit", node)
 
@@ -118,7 +117,7 @@ def one_step(epsilon, m, share=1.0):
     The noise is `share` of what the mechanism claims.
     """
     words = ["method=dpsgd", "task=digits", "profile=embedded", "model=cnn"]
-    parts = run.build_parts(run.compose([*words, "model.channels=[16,32]"]), ALONE.device)
+    parts = cli.build_parts(cli.compose([*words, "model.channels=[16,32]"]), ALONE.device)
     state, included = parts.method.start(parts.model), toss(0, m)
     releases = parts.method.releases(state, 1.0)
     sizes = {"dataset_size": 8, "batch_size": 8, "num_steps": 1, "releases": releases}
@@ -148,8 +147,8 @@ def test_a_quarter_of_the_noise_is_caught_in_one_run():
 
 
 def trials_of(method, num_trials, share=1.0, num_steps=2, eps=4.0):
-    config = run.compose([f"method={method}", *SMALL])
-    parts = run.build_parts(config, ALONE.device)
+    config = cli.compose([f"method={method}", *SMALL])
+    parts = cli.build_parts(config, ALONE.device)
     state = parts.method.start(parts.model)
     mechanism = build(
         {**PRIVACY, "eps": eps},
@@ -258,13 +257,11 @@ def test_the_script_writes_its_table_and_fails_where_more_leaks_than_is_accounte
 
 
 def test_every_private_method_is_a_subject_that_composes():
-    private = {path.stem for path in (run.CONF / "method").glob("*.yaml")}
+    private = {path.stem for path in (cli.CONF / "method").glob("*.yaml")}
     chosen = set()
-    for subject in audit.SUBJECTS:
-        for more in (subject.one_run, subject.small):
-            if more is not None:
-                audited = ["audit=one_run"] if more is subject.one_run else []
-                config = run.compose([*audit.COMMON, *subject.method, *more, *audited])
+    for subject in audit.subjects_of([]):
+        for config in (audit.of_one_run(subject, []), audit.of_two_worlds(subject, [])):
+            if config is not None:
                 assert config["privacy"]["noise"] is True and config["privacy"]["clip"] is True
                 chosen.add(config["method"]["name"])
     assert private - chosen == {"nonprivate", "powersgd"}

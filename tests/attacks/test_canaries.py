@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.attacks.audit import toss
 from dpexp.attacks.canaries import TOO_LONG, Canaried
 from dpexp.attacks.canaries_tipped import Tipped
@@ -40,7 +40,7 @@ BATCH = 40
 
 def parts_of(method, *words):
     torch.manual_seed(0)
-    return run.build_parts(run.compose([f"method={method}", *SMALL, *words]), ALONE.device)
+    return cli.build_parts(cli.compose([f"method={method}", *SMALL, *words]), ALONE.device)
 
 
 def canaried(method, included, **settings):
@@ -258,7 +258,7 @@ def test_a_spike_that_lies_elsewhere_is_nothing_here():
 
 def test_a_canary_in_gradients_is_refused_where_coordinates_are_clipped():
     words = ["method=compressive", "task=digits", "profile=embedded"]
-    parts = run.build_parts(run.compose(words), ALONE.device)
+    parts = cli.build_parts(cli.compose(words), ALONE.device)
     with pytest.raises(ConfigError, match="audit.canaries=mislabelled"):
         canaried(parts.method, [True]).start(parts.model)
 
@@ -266,7 +266,7 @@ def test_a_canary_in_gradients_is_refused_where_coordinates_are_clipped():
 def test_one_canary_changes_all_entries_that_are_kept():
     """By all that the declared sensitivity allows, but for the trifle that lets it decide."""
     words = ["task=digits", "profile=embedded", "method.psi=none", "batch_size=8"]
-    parts = run.build_parts(run.compose(["method=compressive", *words]), ALONE.device)
+    parts = cli.build_parts(cli.compose(["method=compressive", *words]), ALONE.device)
     (release,) = parts.method.releases(parts.method.start(parts.model), 0.1)
     mechanism, absent = whole_batch(8, (release,)), torch.zeros(1437, dtype=torch.bool)
     released = []
@@ -320,6 +320,6 @@ def test_mislabelled_examples_need_classes_and_room():
     with pytest.raises(ConfigError, match=r"audit\.m <= 1437"):
         mislabel(task, toss(0, 1438), 0)
     words = ["method=dpsgd", "task=regression", "profile=embedded"]
-    numbers = run.build_parts(run.compose(words), ALONE.device).task
+    numbers = cli.build_parts(cli.compose(words), ALONE.device).task
     with pytest.raises(ConfigError, match="task of classes"):
         mislabel(numbers, toss(0, 10), 0)

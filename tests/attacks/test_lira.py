@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import norm
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.attacks import lira
 from dpexp.attacks.roc import roc
 from dpexp.attacks.shadow import half
@@ -280,6 +280,6 @@ def test_mistakes_are_one_line(word, message, capsys):
 def test_the_budget_is_for_methods_with_noise():
     request = script.parse([*DIGITS, "methods=nonprivate,rgp", "eps=2"])
     assert script.compose(request, "rgp")["privacy"]["eps"] == 2
-    assert script.compose(request, "nonprivate") == run.compose(
+    assert script.compose(request, "nonprivate") == cli.compose(
         [*DIGITS, "method=nonprivate", "attack=shadow"]
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.attacks.soundness import TOLERANCE, check
 from dpexp.cli import check_method
 from tests.steps import CPU, METHODS, composed
@@ -34,7 +34,7 @@ def test_one_example_moves_a_release_by_no_more_than_is_declared_and_nothing_els
     method, *more = words
     small = [] if method == "compressive" or len(more) > 1 else SMALL + LOW_RANK.get(method, [])
     config = composed(method, *small, *more)
-    found = check(run.build_parts(config, CPU), config["privacy"]["clip_norm"], tries=2, climbs=5)
+    found = check(cli.build_parts(config, CPU), config["privacy"]["clip_norm"], tries=2, climbs=5)
     assert found.findings == ()
     assert found.worst.ratio <= 1 + TOLERANCE
     # The search goes as far as can be gone, but in a box, whose corners it does not know.
@@ -43,7 +43,7 @@ def test_one_example_moves_a_release_by_no_more_than_is_declared_and_nothing_els
 
 @pytest.mark.parametrize("unsound", UNSOUND, ids=lambda method: method.__name__)
 def test_a_false_declaration_is_found_out(unsound):
-    parts = replace(run.build_parts(composed("linear", *SMALL), CPU), method=unsound())
+    parts = replace(cli.build_parts(composed("linear", *SMALL), CPU), method=unsound())
     found = check(parts, 1.0, tries=2, climbs=5)
     assert re.search(UNSOUND[unsound], "\n".join(found.findings)), found
 
@@ -51,7 +51,7 @@ def test_a_false_declaration_is_found_out(unsound):
 def test_half_of_what_a_choice_of_entries_needs_is_too_little():
     config = composed("compressive", "method.psi=none")
     config["method"]["_target_"] = f"{HalfDeclared.__module__}.{HalfDeclared.__name__}"
-    found = check(run.build_parts(config, CPU), 1.0, tries=2, climbs=5)
+    found = check(cli.build_parts(config, CPU), 1.0, tries=2, climbs=5)
     assert found.worst.ratio > 1.3 and "measurements" in found.findings[0]
 
 

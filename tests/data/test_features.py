@@ -11,7 +11,7 @@ import torchvision
 from safetensors.torch import save_file
 from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.data.digits import digits
 from dpexp.data.features import encode
 from dpexp.data.public import generated
@@ -219,8 +219,8 @@ def test_a_run_trains_a_linear_model_on_features(models, tmp_path, resnet):
     words += ["task=digits", "profile=embedded", "features.image_size=8", "eval_every=10"]
     accuracy = {}
     for method in ("nonprivate", "dpsgd"):
-        config = run.compose([f"method={method}", *words, "epochs=10", f"results={tmp_path}"])
-        directory = run.execute(config)
+        config = cli.compose([f"method={method}", *words, "epochs=10", f"results={tmp_path}"])
+        directory = cli.execute(config)
         result = json.loads((directory / "result.json").read_text())
         privacy = json.loads((directory / "privacy.json").read_text())
         assert result["model"] == "linear" and privacy["trainable"] == {"head.weight": 5120}
@@ -232,4 +232,4 @@ def test_a_model_of_images_does_not_fit_features(models):
     words = ["method=dpsgd", "task=digits", "profile=embedded", "model=wrn10_1", "features=hub"]
     words += ["features.encoder=someone/vit", f"features.image_size={SIZE}", f"model_root={models}"]
     with pytest.raises(ConfigError, match=r"inputs of shape \(24,\).*Set model=linear"):
-        run.build_parts(run.compose(words), CPU)
+        cli.build_parts(cli.compose(words), CPU)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.data.grammar import (
     CONTRADICTION,
     ENTAILMENT,
@@ -178,7 +178,7 @@ def test_settings_that_the_words_do_not_bear_out_are_one_line(made, changes, lin
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pretrained_model_reads_the_texts_with_its_own_tokenizer(made, name):
-    repo = run.compose([f"task={name}", "method=rgp", "model=minilm"])["task"]["tokenizer"]
+    repo = cli.compose([f"task={name}", "method=rgp", "model=minilm"])["task"]["tokenizer"]
     task = made(name, tokenizer=repo, model_root=real_model(repo))
     own, (ids, lengths, seconds) = made(name), task.train.encoded
     assert torch.equal(task.train.targets, own.train.targets)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image, ImageOps
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.data.images import hub_images
 from dpexp.data.pixels import picture, pixels
 from dpexp.data.public import hub_images as public_images
@@ -298,7 +298,7 @@ def test_a_tasks_loader_names_row_and_file(kind, split, conf, with_row):
 
 @pytest.mark.parametrize("kind", ["RGB of 16 bits", "a small bomb, of which Pillow only warns"])
 def test_a_public_sets_loader_names_row_and_file(kind, conf, cifar, with_row):
-    said = yaml.safe_load((run.CONF / "public" / "imagenet32.yaml").read_text())
+    said = yaml.safe_load((cli.CONF / "public" / "imagenet32.yaml").read_text())
     said.pop("_target_")
     files = {"input_shape": [3, 32, 32], "num_classes": 10, "label_column": "unused"}
     root, path = with_row({**said, **files}, "train", REFUSED[kind][0])

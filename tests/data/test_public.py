@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.data import Examples
 from dpexp.data.public import generated, hub_images, none, require, scanned
 from dpexp.data.shapes import shapes
@@ -18,12 +18,12 @@ from dpexp.types import ConfigError, MissingData
 
 SETS = sorted(  # of images; tests/data/test_public_texts.py has the others
     path.stem
-    for path in (run.CONF / "public").glob("*.yaml")
+    for path in (cli.CONF / "public").glob("*.yaml")
     if "dpexp.data.public." in path.read_text()
 )
 TASKS = sorted(
     path.stem
-    for path in (run.CONF / "public" / "auto").glob("*.yaml")
+    for path in (cli.CONF / "public" / "auto").glob("*.yaml")
     if path.read_text().rpartition("/")[2].partition("@")[0] in SETS
 )
 
@@ -37,7 +37,7 @@ def task_of(shape, name="own", classes=10):
 
 
 def settings(name, **changes):
-    said = yaml.safe_load((run.CONF / "public" / f"{name}.yaml").read_text())
+    said = yaml.safe_load((cli.CONF / "public" / f"{name}.yaml").read_text())
     said.pop("_target_")
     return {**said, **changes}
 
@@ -208,7 +208,7 @@ def test_what_a_method_takes_must_be_there():
 
 @pytest.mark.parametrize("name", SETS)
 def test_settings_are_exactly_what_the_set_takes(name):
-    node = run.compose(["method=gep", "task=cifar10", f"public={name}"])["public"]
+    node = cli.compose(["method=gep", "task=cifar10", f"public={name}"])["public"]
     assert node["name"] == name
     takes = inspect.signature(hydra.utils.get_object(node["_target_"])).parameters
     assert set(node) - {"_target_"} == set(takes) - {"task"}
@@ -217,6 +217,6 @@ def test_settings_are_exactly_what_the_set_takes(name):
 @pytest.mark.parametrize("task", TASKS)
 def test_every_image_task_has_a_public_set_and_a_method_that_takes_one_asks_for_it(task):
     for method in ("gep", "bgep"):
-        chosen = run.compose([f"method={method}", f"task={task}"])["public"]["name"]
+        chosen = cli.compose([f"method={method}", f"task={task}"])["public"]["name"]
         assert chosen == ("shapes" if task in ("digits", "shapes") else "imagenet32")
-    assert "public" not in run.compose(["method=dpsgd", f"task={task}"])
+    assert "public" not in cli.compose(["method=dpsgd", f"task={task}"])

@@ -6,8 +6,7 @@ import hydra
 import pytest
 import torch
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.data import lexicon, reviews
 from dpexp.data.grammar import GRAMMARS
 from dpexp.data.public_texts import film_reviews, generated
@@ -25,12 +24,12 @@ COLD = BRIEF[:-2]
 
 
 def made(words):
-    config = run.compose(words)
-    return run.build_parts(config, CPU)
+    config = cli.compose(words)
+    return cli.build_parts(config, CPU)
 
 
 def text_task(conf_name, **changes):
-    node = run.compose([*SENTIMENT, "method=dpsgd", f"task={conf_name}"])["task"]
+    node = cli.compose([*SENTIMENT, "method=dpsgd", f"task={conf_name}"])["task"]
     return hydra.utils.instantiate({**node, "dataset_size": 60, "test_size": 20, **changes})
 
 
@@ -109,7 +108,7 @@ def test_texts_like_the_tasks_own_have_its_labels(name):
 @pytest.mark.parametrize("name", ["texts", "film_reviews"])
 def test_settings_are_exactly_what_the_set_takes(name):
     words = ["method=rgp_public", "task=sst2", "profile=quick", f"public={name}"]
-    node = run.compose(words)["public"]
+    node = cli.compose(words)["public"]
     assert node["name"] == name
     takes = inspect.signature(hydra.utils.get_object(node["_target_"])).parameters
     assert set(node) - {"_target_"} == set(takes) - {"task"}
@@ -121,9 +120,9 @@ def test_settings_are_exactly_what_the_set_takes(name):
 )
 def test_methods_and_warm_starts_that_take_public_texts_ask_for_the_tasks_own(task, model, name):
     for words in (["method=rgp_public"], ["method=dpsgd", "warm_start=public"]):
-        config = run.compose([*words, f"task={task}", f"model={model}"])
+        config = cli.compose([*words, f"task={task}", f"model={model}"])
         assert config["public"]["name"] == name
-    both = run.compose(["method=rgp_public", "warm_start=public", f"task={task}", f"model={model}"])
+    both = cli.compose(["method=rgp_public", "warm_start=public", f"task={task}", f"model={model}"])
     assert both["public"]["name"] == name
 
 
@@ -193,6 +192,6 @@ def test_images_without_the_tasks_labels_cannot_warm_a_model():
 
 def test_the_certificate_names_what_was_learnt_from(tmp_path):
     words = [*BRIEF, "epochs=0.1", f"results={tmp_path}"]
-    record = records.read(run.execute(run.compose(words)))
+    record = records.read(cli.execute(cli.compose(words)))
     assert record.privacy["public"]["name"] == "texts"
     assert record.privacy["public"]["examples"] == 2000

@@ -125,13 +125,14 @@ def assert_rule_holds(
         if name == "weight" and isinstance(layer, nn.Linear | nn.Conv2d):
             assert_low_rank_holds(tap, expected[0][name].flatten(2), seed)
             if getattr(layer, "groups", 1) == 1:
-                assert_rows_and_columns_hold(tap, expected[0][name].flatten(2), seed)
+                assert_rows_and_columns_hold(
+                    tap, expected[0][name].flatten(2), layer.weight.shape[1], seed
+                )
 
 
-def assert_rows_and_columns_hold(tap, each, seed):
+def assert_rows_and_columns_hold(tap, each, inputs, seed):
     """Some rows of dL_i and some inputs' columns of dR_i, each with its whole kernel."""
     p, d = each.shape[1:]
-    inputs = tap.x.shape[1 if tap.x.dim() == 4 else 2]
     left, right = random_like(torch.empty(p, 2), seed + 2), random_like(torch.empty(2, d), seed + 3)
     gen = torch.Generator().manual_seed(seed)
     rows = torch.randperm(p, generator=gen)[: (p + 1) // 2]

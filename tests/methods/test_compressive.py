@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 from torch import nn
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.data import Examples
 from dpexp.data.regression import squared_error
 from dpexp.distributed.ranks import Ranks
@@ -283,7 +283,7 @@ def test_measurements_that_compress_nothing_are_warned_of():
 
 def execute(results, *words):
     base = ["method=compressive", "profile=embedded", "device=cpu", f"results={results}"]
-    directory = run.execute(run.compose([*base, *words]))
+    directory = cli.execute(cli.compose([*base, *words]))
     read = {name: json.loads((directory / f"{name}.json").read_text()) for name in OUTPUTS}
     return read["result"], read["privacy"]
 
@@ -313,9 +313,9 @@ def test_a_run_states_the_noise_it_drew_and_what_the_papers_would_have_cost(tmp_
 
 def test_weights_of_zero_are_a_row_whose_loss_is_that_of_no_prediction(tmp_path):
     words = ["method=nonprivate", "optimizer.lr=1e-30", "task=regression", "epochs=2"]
-    config = run.compose([*words, "profile=embedded", "device=cpu", f"results={tmp_path}"])
-    result = json.loads((run.execute(config) / "result.json").read_text())
-    task = run.build_task(config, "cpu")
+    config = cli.compose([*words, "profile=embedded", "device=cpu", f"results={tmp_path}"])
+    result = json.loads((cli.execute(config) / "result.json").read_text())
+    task = cli.build_task(config, "cpu")
     x, y = (part.double().numpy() for part in (task.train.inputs, task.train.targets))
     least = np.mean((y - x @ np.linalg.lstsq(x, y)[0]) ** 2)
     assert result["relative_loss"] == pytest.approx(np.mean(y**2) / least - 1, rel=1e-5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.distributed.ranks import Ranks
 from dpexp.privacy import verify
 from dpexp.privacy.accounting import rdp_epsilon, rdp_epsilon_apart
@@ -29,7 +29,7 @@ def of(directory, name):
 def test_a_run_certifies_the_joint_release_and_what_accounting_apart_would_have_said(tmp_path):
     words = [*DIGITS, *FEW, "epochs=1", "eval_every=1", f"results={tmp_path}"]
     gep_run, bgep_run = (
-        run.execute(run.compose([f"method={method}", *words])) for method in ("gep", "bgep")
+        cli.execute(cli.compose([f"method={method}", *words])) for method in ("gep", "bgep")
     )
     pair, alone = of(gep_run, "privacy.json"), of(bgep_run, "privacy.json")
     assert [release["name"] for release in pair["releases"]] == ["embedding", "residual"]
@@ -46,7 +46,7 @@ def test_a_run_certifies_the_joint_release_and_what_accounting_apart_would_have_
     assert pair["public"]["name"] == "shapes" and pair["public"]["examples"] == 2000
     assert len(pair["public"]["fingerprint"]) == 64
     result = of(gep_run, "result.json")
-    plain = run.build_parts(run.compose(["method=dpsgd", *DIGITS]), CPU).task.fingerprint
+    plain = cli.build_parts(cli.compose(["method=dpsgd", *DIGITS]), CPU).task.fingerprint
     assert result["data_fingerprint"] == of(bgep_run, "result.json")["data_fingerprint"] != plain
 
 
@@ -66,9 +66,9 @@ def test_doubling_one_release_understates_as_the_authors_code_does():
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_run_without_what_it_needs_stops_before_it_begins(tmp_path, words, said):
-    config = run.compose(["method=gep", *DIGITS, *FEW, f"results={tmp_path}", *words])
+    config = cli.compose(["method=gep", *DIGITS, *FEW, f"results={tmp_path}", *words])
     with pytest.raises(ConfigError, match=said) as caught:
-        run.execute(config)
+        cli.execute(config)
     assert "\n" not in str(caught.value)
     assert not any(tmp_path.iterdir())
 
@@ -76,10 +76,10 @@ def test_a_run_without_what_it_needs_stops_before_it_begins(tmp_path, words, sai
 @pytest.mark.parametrize("words", [["method=dpsgd"], ["method=gep", *FEW, "method.basis=random"]])
 def test_a_public_set_is_not_loaded_where_nothing_needs_it(tmp_path, words):
     elsewhere = ["public=imagenet32", f"data_root={tmp_path}"]  # where there is none
-    config = run.compose([*words, *DIGITS, *elsewhere, "epochs=0.1", f"results={tmp_path}"])
-    assert run.build_parts(config, CPU).task.public is None
+    config = cli.compose([*words, *DIGITS, *elsewhere, "epochs=0.1", f"results={tmp_path}"])
+    assert cli.build_parts(config, CPU).task.public is None
     with warnings.catch_warnings(record=True) as said:
-        directory = run.execute(config)
+        directory = cli.execute(config)
     assert "public" not in of(directory, "privacy.json")
     told = [
         str(one.message) for one in said if "public=imagenet32 has no effect" in str(one.message)
@@ -91,14 +91,14 @@ def test_a_public_set_is_not_loaded_where_nothing_needs_it(tmp_path, words):
 def test_a_model_learns(tmp_path, method, at_least):
     words = [f"method={method}", *DIGITS, "method.m=100", "method.k=60", "eps=8"]
     brief = ["epochs=15", "eval_every=15", f"results={tmp_path}"]
-    result = of(run.execute(run.compose([*words, *brief])), "result.json")
+    result = of(cli.execute(cli.compose([*words, *brief])), "result.json")
     assert result["test_accuracy"] > at_least  # chance is 10
 
 
 def test_every_rank_finds_the_same_bases():
     """Dropout on public images draws from the step's seed, not from the rank's."""
-    config = run.compose(["method=gep", *DIGITS, *FEW])
-    parts = run.build_parts(config, CPU)
+    config = cli.compose(["method=gep", *DIGITS, *FEW])
+    parts = cli.build_parts(config, CPU)
     model = nn.Sequential()
     model.add_module("drop", nn.Dropout(0.5))
     model.add_module("flat", nn.Flatten())

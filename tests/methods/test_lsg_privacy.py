@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.methods.sparsity import num_kept
 from dpexp.types import Key
 from tests import steps
@@ -105,7 +105,7 @@ def test_pure_noise_comes_back_through_eq_3_with_zeros_where_frozen():
 
 def test_a_run_learns_and_its_certificate_counts_what_is_kept(tmp_path):
     words = ["method=lsg", *DIGITS, "eps=8", "epochs=5", "eval_every=5", f"results={tmp_path}"]
-    directory = run.execute(run.compose(words))
+    directory = cli.execute(cli.compose(words))
     result, privacy = (
         json.loads((directory / f"{name}.json").read_text()) for name in ("result", "privacy")
     )
@@ -113,7 +113,7 @@ def test_a_run_learns_and_its_certificate_counts_what_is_kept(tmp_path):
     assert 0.99 * 8 < privacy["epsilon"]["prv"] <= 8
     assert privacy["noise_draws"] == privacy["steps"] == result["steps"] == 20
     (release,) = privacy["releases"]
-    whole = run.build_parts(run.compose([*words, "method.p=0"]), torch.device("cpu"))
+    whole = cli.build_parts(cli.compose([*words, "method.p=0"]), torch.device("cpu"))
     (dense,) = whole.method.releases(whole.method.start(whole.model), 1.0)
     assert 0.5 * dense.dimension <= release["dimension"] < 0.6 * dense.dimension
     assert (release["sensitivity"], privacy["deviations"]) == (1, [])

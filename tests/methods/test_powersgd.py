@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.powersgd import PowerSGD
 from dpexp.privacy.seeds import generator
@@ -141,8 +141,8 @@ def test_a_rank_that_projects_nothing_is_refused(rank):
 
 def test_a_run_learns_at_dpsgds_price(tmp_path):
     base = ["task=digits", "profile=embedded", "epochs=8", "eval_every=8", "device=cpu"]
-    config = run.compose(["method=dp_powersgd", "eps=8", *base, f"results={tmp_path}"])
-    directory = run.execute(config)
+    config = cli.compose(["method=dp_powersgd", "eps=8", *base, f"results={tmp_path}"])
+    directory = cli.execute(config)
     result, privacy = (
         json.loads((directory / f"{name}.json").read_text()) for name in ("result", "privacy")
     )

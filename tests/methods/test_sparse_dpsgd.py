@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.grad_sample.carriers import AT_LEAST, Explicit, Masked, Outer
 from dpexp.grad_sample.linear import LinearWeight
 from dpexp.methods.dpsgd import DPSGD
@@ -281,7 +281,7 @@ def test_an_option_outside_its_range_is_refused_in_one_line(options, said):
 
 def test_a_run_learns_and_its_certificate_counts_what_is_kept(tmp_path):
     words = ["method=sparse_dpsgd", *DIGITS, "eps=8", "epochs=5", "eval_every=5"]
-    directory = run.execute(run.compose([*words, f"results={tmp_path}"]))
+    directory = cli.execute(cli.compose([*words, f"results={tmp_path}"]))
     result, privacy = (
         json.loads((directory / f"{name}.json").read_text()) for name in ("result", "privacy")
     )

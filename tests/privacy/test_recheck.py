@@ -9,8 +9,7 @@ import yaml
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.privacy.accounting import calibrate
 from dpexp.privacy.pld import Part, gaussian_epsilon, laplace_epsilon
 from dpexp.privacy.recheck import recheck
@@ -73,7 +72,7 @@ def test_noise_that_prv_calibrates_is_enough_by_a_hair(size, batch, steps, delta
 
 # Runs of every kind
 
-METHODS = sorted(path.stem for path in (run.CONF / "method").glob("*.yaml"))
+METHODS = sorted(path.stem for path in (cli.CONF / "method").glob("*.yaml"))
 SMALL = ["task=digits", "profile=embedded", "device=cpu", "epochs=0.2", "noise=true", "clip=true"]
 SMALL += ["eps=3"]
 OWN = {
@@ -98,7 +97,7 @@ DEPARTURES = {
 
 
 def record_of(tmp_path, *words):
-    return records.read(run.execute(run.compose([*SMALL, *words, f"results={tmp_path}"])))
+    return records.read(cli.execute(cli.compose([*SMALL, *words, f"results={tmp_path}"])))
 
 
 @pytest.mark.filterwarnings("ignore")

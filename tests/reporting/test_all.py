@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.cli import all as suite
 from dpexp.cli.config_cache import Configs
 from dpexp.records import caches
@@ -55,14 +54,14 @@ def test_a_mistake_is_one_line_and_exit_code_2(word, expected, capsys):
 
 
 def test_all_is_the_four_papers_tables_before_figures():
-    names = [f"{a.paper}/{a.name}" for a in suite.choose(suite.PAPERS, (), run.CONF)]
+    names = [f"{a.paper}/{a.name}" for a in suite.choose(suite.PAPERS, (), cli.CONF)]
     assert [n for n in names if n.startswith("rgp/table")] == [f"rgp/table{n}" for n in range(1, 6)]
     assert names.index("rgp/table5") < names.index("rgp/figure4") < names.index("lsg/table2")
     assert not [name for name in names if name.startswith("dpexp/")]
 
 
 def test_ours_are_picked_by_name_also_where_no_paper_is_asked_for():
-    picked = suite.choose(suite.PAPERS, ("dpexp/table1", "rgp/table3"), run.CONF)
+    picked = suite.choose(suite.PAPERS, ("dpexp/table1", "rgp/table3"), cli.CONF)
     assert [(a.paper, a.name) for a in picked] == [("rgp", "table3"), ("dpexp", "table1")]
 
 
@@ -87,7 +86,7 @@ def test_what_was_written_before_stays_on_the_page(tmp_path, capsys):
 
 
 def test_a_run_that_measures_time_is_kept_from_those_side_by_side(tmp_path):
-    table2 = spec.load(run.CONF, "rgp", "table2")
+    table2 = spec.load(cli.CONF, "rgp", "table2")
     again = replace(table2, alone=True)
     both = suite.Suite([table2, again], "embedded", [f"results={tmp_path}"])
     first, alone = both.missing()
@@ -115,11 +114,11 @@ def test_a_config_is_composed_once_and_again_where_what_decides_it_changes(
     tmp_path, cache, monkeypatch
 ):
     conf = tmp_path / "conf"
-    shutil.copytree(run.CONF, conf)
+    shutil.copytree(cli.CONF, conf)
     words = [*CHOSEN, "eps=3"]
     first = Configs(conf).compose(words)
     assert json.dumps(Configs(conf).compose(words)) == json.dumps(first)
-    assert json.dumps(first) == json.dumps(run.compose(words))
+    assert json.dumps(first) == json.dumps(cli.compose(words))
     assert records.run_id(first) == records.run_id(Configs(conf).compose(words))
 
     def again():
@@ -163,7 +162,7 @@ def test_configs_that_share_their_choices_are_each_as_hydra_composes_them(cache)
         ["task=sst2", "method=gep", "model=bert", "eps=8", "+analysis=[cost]", "public=texts"],
         CHOSEN,
     ):
-        assert json.dumps(shared.compose(words)) == json.dumps(run.compose(words)), words
+        assert json.dumps(shared.compose(words)) == json.dumps(cli.compose(words)), words
 
 
 def test_what_does_not_compose_is_told_as_hydra_tells_it(cache):
@@ -174,7 +173,7 @@ def test_what_does_not_compose_is_told_as_hydra_tells_it(cache):
         [*CHOSEN, "seed=-1"],
     ):
         with pytest.raises(Exception) as said:
-            run.compose(words)
+            cli.compose(words)
         with pytest.raises(type(said.value), match=re.escape(str(said.value).split("\n")[0])):
             Configs().compose(words)
     assert not any(cache.rglob("*.json"))
@@ -182,4 +181,4 @@ def test_what_does_not_compose_is_told_as_hydra_tells_it(cache):
 
 def test_a_mistaken_override_names_the_artifact():
     with pytest.raises(ConfigError, match="rgp/table3: .*epohcs"):
-        suite.Suite([spec.load(run.CONF, "rgp", "table3")], "embedded", ["epohcs=3"])
+        suite.Suite([spec.load(cli.CONF, "rgp", "table3")], "embedded", ["epohcs=3"])

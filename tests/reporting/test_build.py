@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpexp import cli as run
-from dpexp import records
+from dpexp import cli, records
 from dpexp.cli import artifact as script
 from dpexp.reporting import collect
 from dpexp.reporting.collect import build, cells, plan, readings, values
@@ -125,7 +124,7 @@ def test_what_makes_a_cell_what_it_says_cannot_be_overridden(capsys, words, said
 
 def test_what_a_cell_says_may_be_said_again():
     jobs = cells.expand(
-        spec.load(run.CONF, "rgp", "table3"), "embedded", run.compose, run.CONF, ["eps=2"], [0]
+        spec.load(cli.CONF, "rgp", "table3"), "embedded", cli.compose, cli.CONF, ["eps=2"], [0]
     )
     contradicted = {job.cell[1] for job in jobs if job.contradicts}
     assert contradicted == {"eps4", "eps6"}

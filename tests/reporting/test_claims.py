@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.records.predictions import PREDICTIONS, packed
 from dpexp.reporting import collect
 from dpexp.reporting.judge import claims, errors
@@ -227,8 +227,8 @@ def test_a_claim_that_says_something_else_is_a_mistake_in_one_line(conf, new, ex
 
 CLAIMS = [
     (path.parent.name, path.stem, number)
-    for path in sorted((run.CONF / "artifact").glob("*/*.yaml"))
-    for number in range(len(spec.load(run.CONF, path.parent.name, path.stem).claims))
+    for path in sorted((cli.CONF / "artifact").glob("*/*.yaml"))
+    for number in range(len(spec.load(cli.CONF, path.parent.name, path.stem).claims))
 ]
 
 LARGEST = {  # what a number can be at most; of stable ranks the smaller side of a matrix
@@ -300,7 +300,7 @@ def verdict_of(artifact, number, numbers):
 @pytest.mark.parametrize("profile", ["embedded", "quick", "paper"])
 @pytest.mark.parametrize(("paper", "name", "number"), CLAIMS)
 def test_every_claim_can_hold_and_can_fail(paper, name, number, profile):
-    artifact = spec.load(run.CONF, paper, name)
+    artifact = spec.load(cli.CONF, paper, name)
     claim = artifact.claims[number]
     pairs = claim.pairs(column.key for column in artifact.measured_columns)
     place = orders(pairs) if not claim.of else {cell: 1 for pair in pairs for cell in pair}

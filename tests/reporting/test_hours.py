@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from dpexp import cli as run
+from dpexp import cli
 from scripts import hours
 
 CPU = torch.device("cpu")
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 def config(tmp_path, *words):
     roots = [f"data_root={tmp_path}", f"model_root={tmp_path}", "profile=paper"]
-    return run.compose([*roots, *words])
+    return cli.compose([*roots, *words])
 
 
 def test_flops_are_the_models_times_the_examples_and_evaluations(tmp_path):
@@ -123,9 +123,9 @@ def test_an_estimate_needs_no_run(tmp_path, sampling):
         f"results={tmp_path}",
         f"sampling={sampling}",
     ]
-    config = run.compose(words)
-    seconds, megabytes = run.estimate(config)
+    config = cli.compose(words)
+    seconds, megabytes = cli.estimate(config)
     assert os.listdir(tmp_path) == []
-    result = json.loads((run.execute(config) / "result.json").read_text())
+    result = json.loads((cli.execute(config) / "result.json").read_text())
     assert result["wall_s"] / 10 < seconds < 10 * result["wall_s"]
     assert result["peak_memory_mb"] / 3 < megabytes < 3 * result["peak_memory_mb"]

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from dpexp import cli as run
+from dpexp import cli
 from dpexp.cli import artifact as artifact_script
 from dpexp.cli import groups, tune
 from dpexp.cli.config_cache import Configs
@@ -49,7 +49,7 @@ def conf(tmp_path, monkeypatch):
     """A conf of the suite's own groups, with one artifact beside them."""
     root = tmp_path / "conf"
     root.mkdir()
-    for part in run.CONF.iterdir():
+    for part in cli.CONF.iterdir():
         if part.name not in ("artifact", "tuned"):
             (root / part.name).symlink_to(part)
     folder = root / "artifact" / "made"
@@ -269,15 +269,15 @@ def test_a_grid_is_of_accuracies(conf):
         spec.load(conf, "made", "table1")
 
 
-COMMITTED = sorted((run.CONF / "tuned").glob("*/*/*.yaml"))
+COMMITTED = sorted((cli.CONF / "tuned").glob("*/*/*.yaml"))
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: "-".join(path.parts[-3:]))
 def test_choices_that_are_here_are_of_today_s_grids(path):
     profile, paper, name = path.parts[-3], path.parts[-2], path.stem
-    artifact = spec.load(run.CONF, paper, name)
-    choices = tuned.load(run.CONF, artifact, profile)
-    assert choices.keys() == tuned.known(run.CONF, artifact, profile).keys()
+    artifact = spec.load(cli.CONF, paper, name)
+    choices = tuned.load(cli.CONF, artifact, profile)
+    assert choices.keys() == tuned.known(cli.CONF, artifact, profile).keys()
     rows = {row.key: row for row in artifact.rows}
     columns = {column.key: column for column in artifact.columns}
     together = {}
@@ -303,7 +303,7 @@ def test_a_chosen_point_goes_before_what_its_profile_sets_for_all_cells(conf):
     tried = []
 
     def score(words):
-        tried.append(run.compose(words)["optimizer"]["lr"])
+        tried.append(cli.compose(words)["optimizer"]["lr"])
         return 70.0
 
     assert tune.main(["table1", "paper=made", "rows=private", "columns=eps8"], score) == 0

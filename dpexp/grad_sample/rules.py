@@ -1,0 +1,167 @@
+"""Layer rules: how a type of layer turns its input and output gradient into examples' gradients.
+
+One rule a type, registered by a decorator, so that a module of the user's own brings its rule
+along:
+
+    @grad_sample.rule(Scaled)
+    def scaled(layer: Scaled, x: Tensor, dh: Tensor) -> dict[str, Tensor]:
+        return {"weight": layer.factor * dh[:, :, None] * x[:, None, :], "bias": dh}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from dpexp.grad_sample.carriers import Explicit
+from dpexp.types import ConfigError, Tap
+
+Rule = Callable[[Any, Tensor, Tensor], Tap | Mapping[str, Tensor]]
+"""Maps a layer, its input [n, ...] and the gradient at its output [n, ...] to gradients [n, ...] of
+its parameters by name, or to a tap that need not form them."""
+
+
+class Registered(NamedTuple):
+    """A rule, and which of a layer's own parameters it knows."""
+
+    rule: Rule
+    parameters: tuple[str, ...]
+
+
+_RULES: dict[type[nn.Module], Registered] = {}
+
+
+def rule(
+    *kinds: type[nn.Module], parameters: tuple[str, ...] = ("weight", "bias")
+) -> Callable[[Rule], Rule]:
+    """Register a rule, as a decorator.
+
+    It holds for layers of exactly these types. A subclass may compute something else and takes none
+    of its parents' rules; where it computes the same, `rule(Mine)(rule_of(nn.Linear))` registers
+    its parent's.
+
+    Args:
+        kinds: of layers; each takes one tensor and gives one, the example on the first axis of
+            either.
+        parameters: those of a layer's own that the rule knows. A layer may lack some of them; what
+            else it holds has no rule, and cannot train.
+
+    Raises:
+        ConfigError: if a type has a rule already, or is no type of module.
+    """
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+            raise ConfigError(
+                f"Expected types of torch.nn.Module, as in @rule(MyLayer); got {kind!r}."
+            )
+
+    def register(function: Rule) -> Rule:
+        for kind in kinds:
+            if kind in _RULES:
+                there = _RULES[kind].rule
+                raise ConfigError(
+                    f"Expected one rule for a type of layer; {kind.__name__} has "
+                    f"{there.__module__}.{there.__qualname__}. Register a subclass of it instead."
+                )
+        _RULES.update(dict.fromkeys(kinds, Registered(function, parameters)))
+        return function
+
+    return register
+
+
+def rule_of(kind: type[nn.Module]) -> Rule:
+    """Return the rule for a type of layer.
+
+    Raises:
+        ConfigError: if it has none.
+    """
+    return _registered(kind, f"{kind.__name__} has none").rule
+
+
+def known_parameters(name: str, layer: nn.Module, parameter: str) -> tuple[str, ...]:
+    """Return which of a layer's own parameters its rule knows.
+
+    Args:
+        name: of the layer in the model.
+        layer: which is to train.
+        parameter: the first of its parameters that is, for the error.
+
+    Raises:
+        ConfigError: if its type has no rule.
+    """
+    what = f"{name or 'the model itself'} is a {type(layer).__name__} that holds {parameter!r}"
+    return _registered(type(layer), what).parameters
+
+
+def _registered(kind: type[nn.Module], what: str) -> Registered:
+    if kind in _RULES:
+        return _RULES[kind]
+    known = ", ".join(each.__name__ for each in _RULES)
+    parent = next((each.__name__ for each in kind.__mro__ if each in _RULES), None)
+    hint = f" A subclass does not take {parent}'s rule: what it computes may differ."
+    raise ConfigError(
+        f"Expected a layer with a rule for per-example gradients ({known}); {what}. Freeze it, or "
+        f"register a rule for it by @dpexp.grad_sample.rule({kind.__name__})."
+        + (hint if parent else "")
+    )
+
+
+def tap_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor) -> Tap:
+    """Return a layer's tap, by its rule.
+
+    Args:
+        name: of the layer in the model.
+        layer: one whose type has a rule.
+        x: its input, [n, ...].
+        dh: the gradient at its output, [n, ...].
+
+    Raises:
+        ConfigError: if the rule leaves out a gradient, or gives one of another shape.
+    """
+    function, parameters = _RULES[type(layer)]
+    made = function(layer, x, dh)
+    if not isinstance(made, Mapping):
+        return made
+    gradients = {}
+    for own, weight in layer.named_parameters(recurse=False):
+        if own in parameters:
+            shape, got = [len(x), *weight.shape], made.get(own)
+            if got is None or list(got.shape) != shape:
+                found = "none" if got is None else f"shape {list(got.shape)}"
+                raise ConfigError(
+                    f"Expected the rule for {type(layer).__name__} to give every example's "
+                    f"gradient of {own!r}, of shape {shape}; got {found} for layer {name!r}."
+                )
+            gradients[own] = got
+    return FormedTap(gradients, tuple(gradients))
+
+
+@dataclass(frozen=True)
+class FormedTap:
+    """What a rule made that forms every example's gradients, [n, ...] by parameter."""
+
+    gradients: Mapping[str, Tensor]
+    parameters: tuple[str, ...]
+
+    def gradient(self, name: str) -> Explicit:
+        """Carry one parameter's gradients."""
+        return Explicit(self.gradients[name])
+
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Explicit:
+        """Carry dW_i R^T, [n, p, r], or its rows [p'] alone."""
+        each = self.gradients["weight"]
+        each = each if rows is None else each.index_select(1, rows)
+        return Explicit(each.flatten(2) @ right_basis.T)
+
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> Explicit:
+        """Carry L^T dW_i, [n, r, d], or the columns of some inputs or channels [d'] alone."""
+        each = self.gradients["weight"]
+        each = each if columns is None else each.index_select(2, columns)
+        return Explicit(left_basis.T @ each.flatten(2))
+
+    def scaled(self, factor: float) -> FormedTap:
+        """Multiply every example's gradient by a constant."""
+        return replace(self, gradients={k: factor * each for k, each in self.gradients.items()})

@@ -1,0 +1,148 @@
+"""What a method states of itself for verification, and where verification finds it.
+
+A method says twice what leaves at a step. `Method.releases` is what a run does. The statement is
+written a second time in the same class, from the paper and not from the code that runs, and every
+certificate is held to it:
+
+    class Mine(Method):
+        @staticmethod
+        def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
+            return [Stated("gradient", config["privacy"]["clip_norm"])]
+
+`config` is the run's plain config, and `size` the number of trained parameters. What takes public
+examples states how many, as a function of its own settings: `stated_public_examples(settings)`, of
+methods and analyses alike. A method of teachers that vote has `stated_votes(settings, available)`
+in place of releases.
+
+A class speaks for itself alone: a subclass may release something else, and inherits no statement.
+
+A record may come from anyone and name any class. For it, modules of dpexp are imported and no
+others; elsewhere a class is looked for among the modules that this process has imported already,
+as programs do with those that the user's own conf or command line names. Nothing of a class is
+called but its statements.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+OPTIMIZERS = re.compile(r"torch\.optim\.\w+")
+
+
+@dataclass(frozen=True)
+class Stated:
+    """One release of a step, as a method states it.
+
+    Attributes:
+        name: None: any will do.
+        clip_norm: bound on one example's contribution.
+        sensitivity: in clip norms; in l2 under Gaussian noise, in l1 under Laplace noise.
+        noise: "gaussian" or "laplace", the same for all releases of a method.
+        clip: "norm" or "coordinates", what the bound is on.
+        dimension: how many numbers it holds; None: not stated, and not checked.
+    """
+
+    name: str | None
+    clip_norm: float
+    sensitivity: float = 1.0
+    noise: str = "gaussian"
+    clip: str = "norm"
+    dimension: int | None = None
+
+
+@dataclass(frozen=True)
+class StatedVotes:
+    """One kind of query to teachers, as a method states it.
+
+    Attributes:
+        name: of the query.
+        sensitivity: in l2, of the histogram of votes to one teacher's vote.
+        noise: standard deviation, in units of the certificate's noise multiplier.
+        at_most: how many may be made in a run.
+    """
+
+    name: str
+    sensitivity: float
+    noise: float
+    at_most: int
+
+
+@dataclass(frozen=True)
+class Statement:
+    """All that a config's method states, or what is taken on trust of it.
+
+    Attributes:
+        is_known: whether it states anything of what it releases.
+        releases: maps a config and the number of trained parameters to what leaves at a step.
+        votes: maps the method's settings and the number of public inputs (None: not known) to the
+            queries that may be made; None: the method does not vote.
+    """
+
+    is_known: bool
+    releases: Callable[[Mapping[str, Any], int], Sequence[Stated]]
+    votes: Callable[[Mapping[str, Any], int | None], Sequence[StatedVotes]] | None
+
+
+def _on_trust(config: Mapping[str, Any], _: int) -> list[Stated]:
+    """Return what is taken on trust of a method: one clipped vector, under Gaussian noise."""
+    return [Stated(None, float(config["privacy"]["clip_norm"]))]
+
+
+def statement_of(config: Mapping[str, Any]) -> Statement:
+    """Return what a config's method states."""
+    target = config["method"]["_target_"]
+    releases, votes = _own(target, "stated_releases"), _own(target, "stated_votes")
+    return Statement(
+        is_known=releases is not None or votes is not None,
+        releases=releases or _on_trust,
+        votes=votes,
+    )
+
+
+def public_examples(config: Mapping[str, Any]) -> int:
+    """Return how many public examples a run of this config needs; 0 where it loads none."""
+    needs = [_public_examples(config["method"])]
+    needs += [_public_examples(node) for node in (config.get("analysis") or {}).values()]
+    if config.get("warm_start"):
+        needs.append(config["warm_start"]["examples"])
+    return max(needs)
+
+
+def _public_examples(settings: Mapping[str, Any]) -> int:
+    stated = _own(settings["_target_"], "stated_public_examples")
+    return 0 if stated is None else stated(settings)
+
+
+def _own(target: str, name: str) -> Callable[..., Any] | None:
+    """Return a statement of the class at a dotted name; None where it makes none itself."""
+    module, _, class_name = str(target).rpartition(".")
+    # Importing runs a module, so that what a stranger's record names is not imported.
+    place = importlib.import_module(module) if is_ours(target) else sys.modules.get(module)
+    found = getattr(place, "__dict__", {}).get(class_name)
+    return getattr(found, name) if isinstance(found, type) and name in vars(found) else None
+
+
+@cache
+def is_ours(target: str) -> bool:
+    """Tell whether something is defined in dpexp's own files, or an optimizer of torch."""
+    if OPTIMIZERS.fullmatch(target):
+        return True
+    if not re.fullmatch(r"dpexp(\.\w+)+", target):
+        return False
+    _, *folders, name = target.split(".")
+    place = PACKAGE.joinpath(*folders)
+    for path in (place.with_suffix(".py"), place / "__init__.py"):
+        if folders and path.is_file():
+            return bool(
+                re.search(rf"^(class|def|from .*import.*)\b.*\b{name}\b", path.read_text(), re.M)
+            )
+    return False
