@@ -20,7 +20,7 @@ from dpexp.distributed.processes import launch
 from dpexp.distributed.ranks import RankLost, Ranks, buckets
 from dpexp.privacy.sampling import poisson
 from dpexp.training.gradient import PrivateGradient
-from dpexp.training.spent import surroundings_of
+from dpexp.training.ledger import surroundings_of
 from dpexp.training.train import make_mechanism, train
 from dpexp.types import ConfigError
 from tests.runs import CONFIGS, execute, of, one_thread  # noqa: F401 (a fixture)

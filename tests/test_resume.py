@@ -186,8 +186,8 @@ def test_a_run_whose_noise_was_not_drawn_once_a_step_fails(stopped, tmp_path):
 
 KILLED_AT_THE_END = """
 import os, signal, sys, run
-from dpexp.training.logbook import Logbook
-Logbook.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from dpexp.training.lifecycle import Lifecycle
+Lifecycle.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 run.execute(run.compose([*sys.argv[1:], "checkpoint.steps=1"]))
 """
 

@@ -24,7 +24,7 @@ from dpexp.privacy.seeds import generator
 from dpexp.records import NONFINITE, Ledger, Mark, Run, describe, read_mark
 from dpexp.training import checkpoint
 from dpexp.training.judging import evaluate, scores
-from dpexp.training.spent import OTHER_DATA, difference, read_ledger, surroundings_of
+from dpexp.training.ledger import OTHER_DATA, difference, read_ledger, surroundings_of
 from dpexp.training.tracking import Progress, Tracker
 from dpexp.training.train import Parts
 from dpexp.types import ConfigError

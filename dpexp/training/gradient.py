@@ -44,6 +44,7 @@ class StepOutcome:
         loss: summed over the examples.
         is_asked_to_stop: whether any rank was asked to stop the run.
         has_halved: whether memory ran out on any rank, which halved its micro-batch.
+        micro_batch: how many examples now go through the model at once, on every rank.
     """
 
     gradients: dict[str, Tensor]
@@ -55,6 +56,7 @@ class StepOutcome:
     loss: float
     is_asked_to_stop: bool
     has_halved: bool
+    micro_batch: int
 
 
 class _Tally(NamedTuple):
@@ -223,6 +225,7 @@ class PrivateGradient:
             loss=tally.loss,
             is_asked_to_stop=tally.is_asked_to_stop > 0,
             has_halved=tally.has_halved > 0,
+            micro_batch=self.micro_batch,
         )
 
     def rehearsal(self, state: State, examples: Any) -> Callable[[Tensor], None]:
