@@ -31,11 +31,9 @@ class Released(Protocol):
     """A frozen mechanism, as far as a run's lifecycle has to know it.
 
     Attributes:
-        noise: True, False, or "secret" for randomness that cannot be repeated.
         target_epsilon: None where no budget was asked for.
     """
 
-    noise: bool | str
     target_epsilon: float | None
 
     def identity(self) -> dict[str, Any]:
@@ -70,6 +68,10 @@ class Lifecycle:
     step, or after an evaluation. In the middle of an update there is no such moment. A step that
     was noted and is not in what is saved is for the budget ledger to judge: it is repeated to the
     last bit, or counts as spent.
+
+    Attributes:
+        surroundings: what sums and their rounding depend on, once it was resumed; None where they
+            cannot be repeated.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Lifecycle:
         # Ctrl-C reaches all ranks, each at a step of its own: there it ends them at once.
         self._stopping = Stopping(hears_interrupt=ranks.size == 1)
         self._is_agreed = False
+        self.surroundings: dict[str, Any] | None = None
         self._is_unsaved = False  # whether anything was done since the checkpoint
 
     def __enter__(self) -> Lifecycle:
@@ -138,23 +141,21 @@ class Lifecycle:
             RecordError: if the checkpoint is of another run, or of former code.
         """
         state, ranks = self._state, self._ranks
-        surroundings = surroundings_of(self._config, state.data, state.model, ranks)
-        found = None if self._run is None else self._find(take_up, surroundings)
+        self.surroundings = surroundings_of(self._config, state.data, state.model, ranks)
+        found = None if self._run is None else self._find(take_up)
         saved, next_step, micro_batch = ranks.from_first(found)
         if saved is not None:
             state.restore(saved, ranks.device)
-        if self._logger is not None:
-            self._logger.go_on(next_step, None if saved is None else state.metrics)
-            if saved is not None:
+            if self._run is not None:
+                self._run.restore_metrics(state.metrics)
                 log.info("resumed at step %d", state.step)
         state.micro_batch = micro_batch
         state.pass_over(next_step)
+        self.start_from(next_step)
         self._taken_up = time.monotonic() - state.wall_s
         state.hold(has_observed=True)
 
-    def _find(
-        self, take_up: TakeUp, surroundings: dict[str, Any] | None
-    ) -> tuple[dict[str, Any] | None, int, int]:
+    def _find(self, take_up: TakeUp) -> tuple[dict[str, Any] | None, int, int]:
         """Read checkpoint and ledger: the state to go on with, the next step, the micro-batch."""
         run, saved = self._run, None
         if run.status == "resume":
@@ -165,7 +166,7 @@ class Lifecycle:
                 checkpoint.require(run.checkpoint_path, saved, self._identity())
                 self._state.require_complete(saved, run.checkpoint_path)
         position = {} if saved is None else saved["position"]
-        self._ledger, next_step, micro_batch = take_up(run, position, surroundings)
+        self._ledger, next_step, micro_batch = take_up(run, position, self.surroundings)
         return saved, next_step, micro_batch
 
     def _identity(self) -> dict[str, Any]:
@@ -179,6 +180,11 @@ class Lifecycle:
     def end_steps(self) -> None:
         """Let whatever stops the process from now on do so at once: no step is to be waited for."""
         self._stopping.__exit__()
+
+    def start_from(self, step: int) -> None:
+        """Show the run as being at a step; what was done before does not count in its speed."""
+        if self._logger is not None:
+            self._logger.start_from(step)
 
     def note(self, steps: int) -> None:
         """Note in the budget ledger, before anything leaves, that so many steps may be released.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dpexp.privacy import Mechanism
@@ -35,10 +35,8 @@ class RunLogger:
         self._tracker = Tracker(run.config, run.directory)
         self._progress = Progress(num_steps, " ".join(words))
 
-    def go_on(self, step: int, metrics: Iterable[Mapping[str, Any]] | None) -> None:
-        """Begin at a step, with the lines of a checkpoint; None: metrics.jsonl stays as it is."""
-        if metrics is not None:
-            self._run.restore_metrics(metrics)
+    def start_from(self, step: int) -> None:
+        """Begin the bar at a step."""
         self._progress.start_from(step)
 
     def advance(self, examples: int) -> None:
