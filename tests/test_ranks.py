@@ -103,13 +103,13 @@ def train_all(ranks, config):
     if not ranks.is_first:
         torch.save(tensors, folder / "reduced.pt")
     added = reducible(ranks.rank)
-    ranks.to_first(added)
+    ranks.reduce(added)
     if ranks.is_first:
         torch.save(added, folder / "added.pt")
     for alone in (False, True):  # a tensor alone in its call is sent as it lies, where it can be
         given = varied(ranks.rank)
         for some in [[tensor] for tensor in given] if alone else [given]:
-            ranks.as_first(some)
+            ranks.broadcast(some)
         assert all(map(torch.equal, given, varied(0)))
 
 
