@@ -145,9 +145,9 @@ BELOW = 2.0
 def rate_by_private_loss(patch: pytest.MonkeyPatch) -> None:
     """Halve the learning rate whenever a step's training loss is larger than the last one's."""
     import dpexp.training.train
-    from dpexp.training.logbook import Logbook
+    from dpexp.training.lifecycle import Lifecycle
 
-    seen, after, rates = [], Logbook.after_step, dpexp.training.train.set_rates
+    seen, after, rates = [], Lifecycle.after_step, dpexp.training.train.set_rates
 
     def watching(self, outcome):
         seen.append(outcome.loss / max(1, outcome.examples))
@@ -157,22 +157,22 @@ def rate_by_private_loss(patch: pytest.MonkeyPatch) -> None:
         rises = sum(later > earlier for earlier, later in zip(seen, seen[1:], strict=False))
         rates(optimizer, initial, multiplier * 0.5**rises)
 
-    patch.setattr(Logbook, "after_step", watching)
+    patch.setattr(Lifecycle, "after_step", watching)
     patch.setattr(dpexp.training.train, "set_rates", steered)
 
 
 def stopped_by_private_loss(patch: pytest.MonkeyPatch) -> None:
     """End the run at the first step whose training loss is small, and account for all steps."""
-    from dpexp.training.logbook import Logbook
+    from dpexp.training.lifecycle import Lifecycle
 
-    after = Logbook.after_step
+    after = Lifecycle.after_step
 
     def broken(self, outcome):
         after(self, outcome)
         if outcome.loss < BELOW * outcome.examples:
-            self._at.step = self._at.noise_draws = self._mechanism.num_steps
+            self._state.step = self._state.noise_draws = self._mechanism.num_steps
 
-    patch.setattr(Logbook, "after_step", broken)
+    patch.setattr(Lifecycle, "after_step", broken)
 
 
 def step_by_exact_norm(patch: pytest.MonkeyPatch) -> None:

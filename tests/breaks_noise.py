@@ -41,12 +41,12 @@ def noise_on_the_first_rank(patch: pytest.MonkeyPatch) -> None:
         self._mechanism = replace(mechanism, noise=False)
         released, _ = release(self, sums, step)
         self._mechanism = mechanism
-        ranks.as_first(released.values())
+        ranks.broadcast(released.values())
         if ranks.is_first:
             multiplier = mechanism.noise_multiplier / mechanism.batch_size
             add_noise_(released, mechanism.releases, multiplier, mechanism.noise_generator(step))
-        share = ranks.as_first
-        vars(ranks)["as_first"] = lambda tensors: share([*tensors][-1:])  # the counts alone
+        share = ranks.broadcast
+        vars(ranks)["broadcast"] = lambda tensors: share([*tensors][-1:])  # the counts alone
         return released, 1
 
     patch.setattr(PrivateGradient, "_release", broken)

@@ -316,13 +316,13 @@ class Meeting(Ranks):
     def all_reduce(self, tensors):
         self.meet(tensors, lambda one, those: one.copy_(sum(those)))
 
-    def to_first(self, tensors):
+    def reduce(self, tensors):
         def add(one, those):
             one.copy_(sum(those)) if self.is_first else one.fill_(math.nan)  # of no use to anyone
 
         self.meet(tensors, add)
 
-    def as_first(self, tensors):
+    def broadcast(self, tensors):
         self.meet(tensors, lambda one, those: one.copy_(those[0]))
 
     def meet(self, tensors, change):

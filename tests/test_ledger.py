@@ -14,7 +14,7 @@ from dpexp.kernels import compiled
 from dpexp.privacy import PrivacyError
 from dpexp.records import Ledger, Mark, RecordError, read_mark
 from dpexp.training import checkpoint
-from dpexp.training.spent import surroundings_of
+from dpexp.training.ledger import surroundings_of
 from dpexp.training.train import train
 from tests.runs import (
     ALONE,

@@ -1,11 +1,16 @@
 """A run is done by one process at a time, and a dead one's lock binds nobody."""
 
+import errno
+import fcntl
 import os
 import resource
 import signal
 import subprocess
+import threading
+import time
 from pathlib import Path
 
+import filelock
 import pytest
 
 from dpexp import records
@@ -17,6 +22,22 @@ from dpexp import records
 with records.held(sys.argv[1], {"profile": {"name": "embedded"}, "seed": 0}):
     print("held", flush=True)
     time.sleep(600)
+"""
+
+TAKE_TURNS = """
+import os, sys, time
+from dpexp import records
+turns, inside = 0, os.path.join(sys.argv[1], "inside")
+ends = time.monotonic() + 2
+while time.monotonic() < ends:
+    try:
+        with records.held(sys.argv[2], {"profile": {"name": "embedded"}, "seed": 0}):
+            os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
+            os.unlink(inside)
+            turns += 1
+    except records.Busy:
+        pass
+print(turns)
 """
 
 
@@ -53,6 +74,45 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder):
     holder.wait()
     with records.held(tmp_path, CONFIG):
         pass
+
+
+def test_two_are_never_in_it_at_once_though_each_removes_its_file_and_its_folders(
+    tmp_path, programs
+):
+    words = ["-c", TAKE_TURNS, str(tmp_path), str(tmp_path / "results")]
+    processes = [programs.start(words, stdout=subprocess.PIPE) for _ in range(3)]
+    assert all(int(process.communicate()[0]) > 10 for process in processes)
+
+
+def test_whether_it_is_held_is_told_without_a_trace(tmp_path, holder):
+    assert records.is_held(tmp_path, CONFIG)
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    assert not records.is_held(tmp_path, CONFIG)
+    assert not records.is_held(tmp_path / "results", CONFIG)
+    assert not (tmp_path / "results").exists()
+
+
+def test_who_only_asks_whether_it_is_held_keeps_no_run_from_it(tmp_path):
+    with records.held(tmp_path, CONFIG):
+        (path,) = tmp_path.glob("embedded/locks/*")
+    path.parent.mkdir(parents=True)
+    with path.open("w") as asking:
+        filelock.lock_descriptor(asking.fileno())
+        threading.Thread(target=lambda: (time.sleep(0.05), asking.close())).start()
+        with records.held(tmp_path, CONFIG):
+            assert "pid" in path.read_text()
+
+
+def test_a_disk_that_cannot_lock_is_warned_of_and_the_run_is_done(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with pytest.warns(UserWarning, match="has no locks .*: start no run twice"):
+        with records.held(tmp_path, CONFIG):
+            assert not records.is_held(tmp_path, CONFIG)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_lock_is_free_again_after_a_run_that_failed(tmp_path):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dpexp import cli
+from dpexp.cli import audit, check_method, own_methods, verify
 from dpexp.privacy.stated import statement_of
-from scripts import audit, check_method, own, verify
 from tests.edited import content, mend, write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -271,7 +271,7 @@ def test_a_folder_that_is_not_there_is_a_mistake_in_one_line(theirs, tmp_path, p
 
 
 def test_every_method_of_conf_states_what_it_releases_itself():
-    said = own.methods()
+    said = own_methods.methods()
     assert len(said) > 15
     for name in said:
         config = cli.compose([f"method={name}", *DIGITS])

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import time
 from dataclasses import replace
 
@@ -10,11 +11,18 @@ import torch
 
 from dpexp import cli, records
 from dpexp.distributed.ranks import Ranks
-from dpexp.pate import loop
+from dpexp.pate import loop, stages
+from dpexp.pate.stages import assign
 from dpexp.privacy import PrivacyError, verify
 from dpexp.training import checkpoint
 from dpexp.types import ConfigError
-from tests.runs import Killed, execute, of, one_thread  # noqa: F401 (a fixture)
+from tests.runs import (
+    Killed,
+    assert_same_run,
+    execute,
+    of,
+    one_thread,  # noqa: F401 (a fixture)
+)
 from tests.test_pate import ALONE, CPU, SMALL
 
 
@@ -101,7 +109,7 @@ def test_teachers_answer_once_however_often_the_student_is_killed(tmp_path, nois
         parts = replace(cli.build_parts(config, CPU), schedule=die)
         with pytest.raises(Killed):
             loop.train(config, parts, ALONE)
-    kept = checkpoint.load(directory / "checkpoint.pt")["answers"]
+    kept = checkpoint.load(directory / "checkpoint.pt")["position"]["state"]["answers"]
     loop.train(config, cli.build_parts(config, CPU), ALONE)
     lines, result, privacy = of(directory)
     assert (result["asked"], result["answered"]) == (kept["asked"], len(kept["labels"]))
@@ -118,6 +126,98 @@ def test_teachers_answer_once_however_often_the_student_is_killed(tmp_path, nois
         pytest.raises(PrivacyError, match="its teachers have answered"),
     ):
         loop.train(config, parts, ALONE)
+
+
+def stopped(config, when, number):
+    """Train until something happens for the third time, and be sent a signal then."""
+    parts, seen = cli.build_parts(config, CPU), []
+
+    def send(*_):
+        seen.append(1)
+        if len(seen) == 3:
+            os.kill(os.getpid(), number)
+
+    if when == "teacher":
+        make = parts.method.teacher
+        parts.method = replace(parts.method, teacher=lambda **given: (send(), make(**given))[1])
+    else:
+        parts.model.register_forward_hook(lambda *_: send() if parts.model.training else None)
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        loop.train(config, parts, ALONE)
+    return checkpoint.load(records.locate(config["results"], config) / "checkpoint.pt")["position"]
+
+
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory):
+    return of(execute(tmp_path_factory.mktemp("brief"), *BRIEF))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("when", ["teacher", "student"])
+def test_a_run_that_is_stopped_finishes_the_step_and_goes_on_to_the_same_bits(
+    when, number, brief, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("dpexp.pate.stages.assign", counted := Counted(assign))
+    config = cli.compose([*BRIEF, f"results={tmp_path}"])
+    position = stopped(config, when, number)
+    kept = position["state"]
+    assert (kept["teachers"], position["step"]) == ((3, 0) if when == "teacher" else (6, 3))
+    assert ("answers" in kept) == (when == "student")
+    assert_same_run(of(execute(tmp_path, *BRIEF)), brief)
+    assert counted.calls == (2 if when == "teacher" else 1)
+
+
+class Counted:
+    def __init__(self, function):
+        self.function, self.calls = function, 0
+
+    def __call__(self, *given):
+        self.calls += 1
+        return self.function(*given)
+
+
+def test_under_another_secret_no_teachers_vote_is_kept(tmp_path, monkeypatch):
+    """An example may have another teacher then, and would have two votes."""
+    config = cli.compose([*BRIEF, "noise=secret", f"results={tmp_path}"])
+    assert stopped(config, "teacher", signal.SIGTERM)["state"]["teachers"] == 3
+    numbers, train_teacher = [], stages.train_teacher
+
+    def watched(pate, task, part, number, *rest):
+        numbers.append(number)
+        return train_teacher(pate, task, part, number, *rest)
+
+    monkeypatch.setattr(stages, "train_teacher", watched)
+    _, result, _ = of(execute(tmp_path, *BRIEF, "noise=secret"))
+    assert numbers == [*range(6)]
+    assert result["steps"] == 5
+
+
+def test_an_answer_that_was_saved_and_not_yet_noted_is_noted_and_kept(brief, tmp_path):
+    config = cli.compose([*BRIEF, f"results={tmp_path}"])
+    stopped(config, "student", signal.SIGTERM)
+    ledger = records.locate(tmp_path, config) / records.LEDGER
+    ledger.write_text(ledger.read_text().split("\n")[0] + "\n")  # as if killed in between
+    assert_same_run(of(execute(tmp_path, *BRIEF)), brief)
+    assert records.read_mark(ledger.parent).steps == brief[1]["asked"]
+
+
+def test_a_checkpoint_of_former_code_is_refused_in_one_line(tmp_path):
+    config = cli.compose([*BRIEF, f"results={tmp_path}"])
+    stopped(config, "student", signal.SIGTERM)
+    path = records.locate(tmp_path, config) / "checkpoint.pt"
+    saved = checkpoint.load(path)
+    checkpoint.save(path, {"of": saved["of"], "data": "", "votes": torch.zeros(1), "answers": {}})
+    with pytest.raises(records.RecordError, match="of this code") as refused:
+        execute(tmp_path, *BRIEF)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_student_without_answers_stays_as_it_was_and_is_judged(tmp_path):
+    words = [*BRIEF, "noise=false", "clip=false", "eps=null", "method.teacher_optimizer.lr=1e30"]
+    before = cli.build_parts(cli.compose(words), CPU).model.state_dict()
+    (line,), result, _ = of(execute(tmp_path, *words))
+    assert (line["step"], line["train_loss"], result["answered"]) == (0, None, 0)
+    assert result["weights_sha256"] == checkpoint.digest(before)
 
 
 def test_teachers_answer_again_only_where_they_answer_the_same(tmp_path):
@@ -167,7 +267,7 @@ def test_a_run_whose_noise_was_not_drawn_at_every_query_fails(tmp_path):
         loop.train(config, replace(cli.build_parts(config, CPU), schedule=die), ALONE)
     path = records.locate(tmp_path, config) / "checkpoint.pt"
     saved = checkpoint.load(path)
-    saved["answers"]["draws"]["check"] -= 1
+    saved["position"]["state"]["answers"]["draws"]["check"] -= 1
     checkpoint.save(path, saved)
     with pytest.raises(PrivacyError, match="drawn"):
         execute(tmp_path, *BRIEF)

@@ -19,7 +19,7 @@ from dpexp.distributed.processes import launch
 from dpexp.distributed.ranks import RankLost, Ranks, buckets
 from dpexp.privacy.sampling import poisson
 from dpexp.training.gradient import PrivateGradient
-from dpexp.training.spent import surroundings_of
+from dpexp.training.ledger import surroundings_of
 from dpexp.training.train import make_mechanism, train
 from dpexp.types import ConfigError
 from tests.runs import CONFIGS, execute, of, one_thread  # noqa: F401 (a fixture)
@@ -102,13 +102,13 @@ def train_all(ranks, config):
     if not ranks.is_first:
         torch.save(tensors, folder / "reduced.pt")
     added = reducible(ranks.rank)
-    ranks.to_first(added)
+    ranks.reduce(added)
     if ranks.is_first:
         torch.save(added, folder / "added.pt")
     for alone in (False, True):  # a tensor alone in its call is sent as it lies, where it can be
         given = varied(ranks.rank)
         for some in [[tensor] for tensor in given] if alone else [given]:
-            ranks.as_first(some)
+            ranks.broadcast(some)
         assert all(map(torch.equal, given, varied(0)))
 
 

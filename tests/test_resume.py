@@ -186,8 +186,8 @@ def test_a_run_whose_noise_was_not_drawn_once_a_step_fails(stopped, tmp_path):
 KILLED_AT_THE_END = """
 import os, signal, sys
 from dpexp import cli
-from dpexp.training.logbook import Logbook
-Logbook.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from dpexp.training.lifecycle import Lifecycle
+Lifecycle.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 cli.execute(cli.compose([*sys.argv[1:], "checkpoint.steps=1"]))
 """
 
@@ -266,8 +266,7 @@ def test_a_run_that_goes_on_is_the_same_one_on_a_dashboard(tmp_path):
 FILLED = """
 import json, resource, sys, warnings
 from dataclasses import replace
-import torch
-from dpexp import cli
+import torch, run
 from dpexp import records
 from dpexp.distributed.ranks import Ranks
 from dpexp.records import RecordError

@@ -23,7 +23,6 @@ says so and goes on to other cells); 2 for a mistake in what was asked.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import os
@@ -33,6 +32,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+
+from filelock import lock_descriptor
 
 from dpexp.cli import groups, search
 from dpexp.cli.arguments import changing, exit_code_of, split, truth
@@ -145,7 +146,7 @@ def _alone(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        lock_descriptor(folder)
         yield
     finally:
         os.close(folder)

@@ -41,11 +41,11 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Say whether this process writes records, draws noise and prepares for all."""
+        """Whether this process writes records, draws noise and prepares for all."""
         return self.rank == 0
 
     def share(self, indices: Tensor) -> Tensor:
-        """Take this rank's part of a global draw, known alike to all; it may be empty."""
+        """Return this rank's part of a global draw, known alike to all; it may be empty."""
         return indices[self.rank :: self.size]
 
     def all_reduce(self, tensors: Iterable[Tensor]) -> None:
@@ -59,14 +59,14 @@ class Ranks:
         """
         self._call(dist.all_reduce, tensors)
 
-    def to_first(self, tensors: Iterable[Tensor]) -> None:
-        """Sum each tensor over all ranks on the first; elsewhere what they hold has no meaning.
+    def reduce(self, tensors: Iterable[Tensor]) -> None:
+        """Sum each tensor over all ranks on the first; elsewhere they hold no meaning afterwards.
 
-        Args and Raises: as for `all_reduce`, half of which it is; `as_first` is the other half.
+        Args and Raises: as for `all_reduce`, which is `reduce` and then `broadcast`.
         """
         self._call(partial(dist.reduce, dst=0), tensors)
 
-    def as_first(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Give every rank the first one's numbers, bit for bit and in place.
 
         Args and Raises: as for `all_reduce`.
@@ -97,7 +97,7 @@ class Ranks:
         return box[0]
 
     def largest(self, value: float) -> float:
-        """Give the largest of what the ranks have; raises RankLost."""
+        """Return the largest of what the ranks have; raises RankLost."""
         each = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         each[self.rank] = value
         self.all_reduce([each])

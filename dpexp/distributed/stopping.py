@@ -19,11 +19,11 @@ WAIT = b"Interrupted: saving after this step. Ctrl-C again stops at once.\n"
 
 
 class Stopping:
-    """Hears, while it is entered, that the run is to stop.
+    """Handle SIGTERM, SIGINT and SIGUSR2: finish the step, save, exit.
 
-    By SIGTERM; by Ctrl-C where that is wanted, whose second one stops at once; and by SIGUSR2 where
-    a handler awaits it, such as submitit's, which queues a job again whose time is nearly over and
-    ends the process. That handler has its turn in `leave`.
+    SIGTERM is always handled. SIGINT (Ctrl-C) is where that is wanted, and a second one stops at
+    once. SIGUSR2 is where a handler awaits it, such as submitit's, which queues a job again whose
+    time is nearly over and ends the process. That handler is called by `leave`.
 
     Attributes:
         is_asked: whether a signal came.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,19 +16,22 @@ from torch import Tensor
 from dpexp.data.task import fingerprint
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
+from dpexp.grad_sample.freezing import trains
 from dpexp.methods.selection import all_parameters
+from dpexp.pate.answering import answered_once, take_up
 from dpexp.pate.settings import PATE
-from dpexp.pate.stages import EVALUATIONS, Answers, ask, teach, vote
+from dpexp.pate.stages import Answers, ballots, learn
 from dpexp.pate.votes import NoisyVotes, build_votes
-from dpexp.privacy import PrivacyError, verify
+from dpexp.privacy import verify
 from dpexp.privacy.certificate import TEST_HALF, UNRELEASED, UNSAID
 from dpexp.privacy.seeds import generator
-from dpexp.records import NONFINITE, Ledger, Mark, Run, describe, read_mark
-from dpexp.training import checkpoint
-from dpexp.training.judging import evaluate, scores
-from dpexp.training.spent import OTHER_DATA, difference, read_ledger, surroundings_of
-from dpexp.training.tracking import Progress, Tracker
-from dpexp.training.train import Parts
+from dpexp.training.judging import evaluate, judge
+from dpexp.training.lifecycle import Lifecycle
+from dpexp.training.numbers import check_checkpoint
+from dpexp.training.optimizers import check_optimizer
+from dpexp.training.schedules import require_rates
+from dpexp.training.train import Parts, set_rates
+from dpexp.training.train_state import TrainState
 from dpexp.types import ConfigError
 
 log = logging.getLogger("dpexp")
@@ -34,8 +39,8 @@ log = logging.getLogger("dpexp")
 TIMED_STEPS = 3
 """Of the student, in an estimate (ours)."""
 
-NOT_BEGUN = -1
-"""Step before the student's first evaluation."""
+EVALUATIONS = 5
+"""Of the student, evenly spread (ours)."""
 
 
 def train(config: dict, parts: Parts, ranks: Ranks) -> None:
@@ -52,50 +57,36 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         ConfigError: for a mistake in the config.
         PrivacyError: if the finished run does not hold what it claims.
     """
+    check_checkpoint(config["checkpoint"])
     memory.reset_peak(ranks.device)
-    began = time.monotonic()
-    pate = parts.method
+    pate, model = parts.method, parts.model
     mechanism, queries, task = make_mechanism(config, parts, ranks)
-    run = Run.open(config["results"], config)
-    words = [config[group]["name"] for group in ("method", "model", "task")]
-    sizes = {name: weight.numel() for name, weight in parts.model.named_parameters()}
-    learnt = all_parameters(parts.model)
-    trainable = {name: sizes[name] for name in learnt}
+    given, parts = parts, replace(parts, task=task)
+    sizes = {name: weight.numel() for name, weight in model.named_parameters()}
+    trainable = {name: sizes[name] for name in all_parameters(model)}
     frozen = {name: size for name, size in sizes.items() if name not in trainable}
-    announce(mechanism, pate, trainable)
-    with (
-        Tracker(config, run.directory) as tracker,
-        Progress(pate.teachers + pate.student_steps, " ".join(words)) as progress,
-    ):
-
-        def report(line: dict[str, Any]) -> None:
-            line |= {"epsilon": mechanism.epsilon()["rdp"], "clip_fraction": None, "nonfinite": 0}
-            run.log(line)
-            tracker.log(line)
-            progress.report(line)
-
-        surroundings = surroundings_of(config, task.fingerprint, parts.model, ranks)
-        votes, answers = released_once(
-            run, pate, mechanism, task, queries, surroundings, ranks, progress
-        )
+    optimizer = parts.make_optimizer([weight for weight in model.parameters() if trains(weight)])
+    check_optimizer(optimizer)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    state = TrainState(model, optimizer, {}, task.fingerprint)
+    steps = pate.teachers + pate.student_steps
+    with Lifecycle(config, mechanism, state, ranks, steps) as run:
+        announce(mechanism, pate, trainable)
+        run.resume(partial(take_up, mechanism, task.fingerprint))
+        votes, answers = answered_once(run, state, parts, mechanism, queries, ranks.device)
+        log.info("%d queries asked, %d answered", answers.asked, len(answers.labels))
         lessons = replace(queries.take(answers.answered), targets=answers.labels)
+        teach(run, state, parts, mechanism, lessons, rates, config["seed"], ranks.device)
+        run.stop_if_asked()
+        run.end_steps()
         unsaid = pate.teachers * len(votes) - int(votes.sum())
-        log.info("%d queries asked, %d answered", answers.asked, len(lessons))
-        last = teach(
-            replace(parts, task=task),
-            lessons,
-            config["seed"],
-            ranks.device,
-            progress.advance,
-            report,
-        )
         certificate = mechanism.certificate(
             asked=votes[: answers.asked].numpy(),
             answered=votes[answers.answered].numpy(),
             draws=answers.draws,
             trainable=trainable,
             frozen=frozen,
-            public=asked_of(config, parts),
+            public=asked_of(config, given),
             remarks=[
                 UNRELEASED,
                 *([UNSAID] * (unsaid > 0)),
@@ -103,91 +94,71 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             ],
         )
         verify(certificate)
-        wall = time.monotonic() - began
-        examples = pate.teachers * pate.teacher_steps * pate.teacher_batch
-        examples += last["step"] * pate.student_batch
-        said = {
-            **{name: last[name] for name in (task.metric, NONFINITE)},
-            "epochs": last["epoch"],
-            "steps": last["step"],
-            "weights_sha256": checkpoint.digest(parts.model.state_dict()),
+        numbers = {
+            "epochs": state.metrics[-1]["epoch"],
+            "steps": state.step,
             **judged(votes, answers, queries.targets),
             **({"pretrained_sha256": parts.pretrained} if parts.pretrained else {}),
             **({"unsaid_votes": unsaid} if unsaid else {}),
         }
-        peak_mb = memory.peak_mb(ranks.device)
-        result = describe(config, task, mechanism, ranks, said, wall, examples, peak_mb)
-        each = scores(parts.model, task.test, ranks.device, task.score).each
-        run.finish(result, certificate, right={task.metric: each.numpy() > 0})
-        tracker.conclude(result)
+        run.finish(task, certificate, numbers)
 
 
-def released_once(
-    run: Run,
-    pate: PATE,
+def teach(
+    run: Lifecycle,
+    state: TrainState,
+    parts: Parts,
     mechanism: NoisyVotes,
-    task: Any,
-    queries: Any,
-    surroundings: dict[str, Any] | None,
-    ranks: Ranks,
-    progress: Progress,
-) -> tuple[Tensor, Answers]:
-    """Let teachers vote and answer, or read what they answered before the run was killed.
-
-    Raises:
-        ConfigError: if the data are not those of the answers.
-        PrivacyError: if teachers have answered already, and their answers can neither be read nor
-            be given again to the last bit.
-    """
-    of = {"run": run.id, **mechanism.identity()}
-    saved = checkpoint.load(run.checkpoint_path) if run.status == "resume" else None
-    if saved is not None:
-        checkpoint.require(run.checkpoint_path, saved, of)
-    if mechanism.noise == "secret":
-        surroundings = None
-    if saved is None:
-        if mechanism.noise:
-            refuse_other_answers(run, task.fingerprint, surroundings)
-        if run.status == "resume":
-            run.restart()
-        votes = vote(pate, mechanism, task, queries, ranks.device, progress.advance)
-        answers = ask(votes, mechanism)
-        saved = {"of": of, "data": task.fingerprint, "votes": votes, "answers": vars(answers)}
-        checkpoint.save(run.checkpoint_path, saved)
-    elif saved["data"] != task.fingerprint:
-        raise ConfigError(OTHER_DATA)
-    else:
-        surroundings = None  # what a ledger that was lost said of them is not known
-        run.truncate_metrics(NOT_BEGUN)
-        progress.start_from(pate.teachers)
-        log.info("resumed with what the teachers had answered")
-    if mechanism.noise and read_mark(run.directory) is None:
-        asked = saved["answers"]["asked"]
-        mark = Mark(task.fingerprint, asked, surroundings=surroundings, run=run.id)
-        Ledger(run.directory, mark, is_durable=True).close()
-    return saved["votes"], Answers(**saved["answers"])
-
-
-def refuse_other_answers(run: Run, data: str, surroundings: dict[str, Any] | None) -> None:
-    """Let teachers answer a second time only where they give the same answers to the last bit.
+    lessons: Any,
+    rates: list[float],
+    seed: int,
+    device: torch.device,
+) -> None:
+    """Train the student on the labelled public inputs, from where it is.
 
     Args:
-        run: with noise, and without answers that can be read.
-        data: fingerprint of the task's examples.
-        surroundings: in which teachers would be trained; None if nothing can be repeated in them.
-
-    Raises:
-        ConfigError: if the data are not those of the answers.
-        PrivacyError: if they have answered in other surroundings, or nobody knows whether.
+        run: told of steps and evaluations.
+        state: of the student.
+        parts: task, model, settings and schedule.
+        mechanism: its budget is stated beside every evaluation.
+        lessons: public inputs with the labels that were answered; none leave the student as it is.
+        rates: the optimizer's initial ones.
+        seed: of the run.
+        device: the student's.
     """
-    mark = read_ledger(run, data, is_needed=False)
-    if mark is not None and mark.taken_up(0, surroundings) != mark:
-        why = difference(mark.surroundings, surroundings)
-        raise PrivacyError(
-            f"Expected budget left for {run.directory}; its teachers have answered, and their "
-            f"answers can neither be read nor given again exactly ({why}). Set seed to begin "
-            "another run, with another budget."
+    pate, steps = parts.method, parts.method.student_steps if len(lessons) else 0
+    require_rates(rates, parts.schedule, steps)
+    due = {math.ceil(steps * k / EVALUATIONS) for k in range(1, EVALUATIONS + 1)}
+
+    def evaluate_if_due() -> None:
+        if state.step not in due or (state.metrics and state.judged_at == state.step):
+            return
+        values, right = judge(parts.model, parts.task, device)
+        line = {
+            "step": state.step,
+            "epoch": state.step * pate.student_batch / max(1, len(lessons)),
+            "train_loss": state.loss / state.drawn if state.drawn else None,
+            **values,
+            "epsilon": mechanism.epsilon()["rdp"],
+            "clip_fraction": None,
+            "nonfinite": 0,
+        }
+        run.log_evaluation(line, values, right)
+        run.after_evaluation()
+
+    evaluate_if_due()
+    while state.step < steps:
+        set_rates(state.optimizer, rates, parts.schedule(state.step, steps))
+        state.loss += learn(
+            parts, state.optimizer, lessons, seed, state.step, device, run.before_update
         )
+        state.step += 1
+        state.drawn += 1  # a batch, whose mean loss was added
+        state.examples += pate.student_batch
+        state.hold()
+        run.count(pate.student_batch)
+        evaluate_if_due()
+        run.save_if_due()
 
 
 def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes, Any, Any]:
@@ -319,16 +290,18 @@ def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
     pate, device = parts.method, ranks.device
     mechanism, queries, task = make_mechanism(config, parts, ranks)
     lessons = replace(queries, targets=torch.zeros_like(queries.targets))
-    one = replace(parts, task=task, method=replace(pate, student_steps=TIMED_STEPS))
-    vote(pate, mechanism, task, queries, device, lambda _: None, only=1)  # the first also waits
+    optimizer = parts.make_optimizer([w for w in parts.model.parameters() if trains(w)])
+    first = ballots(pate, mechanism, task, queries, device, (0, 0))
+    next(first)  # which also waits
     times = [time.perf_counter()]
-    vote(pate, mechanism, task, queries, device, lambda _: None, only=1)
+    next(first)
     times.append(time.perf_counter())
-    teach(one, lessons, 0, device, lambda _: None, lambda _: None, evaluations=1)
+    for step in range(TIMED_STEPS):
+        learn(parts, optimizer, lessons, 0, step, device)
     times.append(time.perf_counter())
     evaluate(parts.model, task.test, device, task.score)
     times.append(time.perf_counter())
     teacher, student, evaluation = (b - a for a, b in pairwise(times))
-    steps = max(0.0, student - evaluation) * pate.student_steps / TIMED_STEPS
+    steps = student * pate.student_steps / TIMED_STEPS
     seconds = teacher * pate.teachers + steps + evaluation * EVALUATIONS
     return seconds, memory.peak_mb(device)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,22 +11,14 @@ from torch import Tensor, nn
 
 from dpexp.data import are_finite
 from dpexp.distributed import memory
-from dpexp.grad_sample.freezing import trains
 from dpexp.pate.settings import PATE
 from dpexp.pate.votes import CHECK, VOTES, NoisyVotes
 from dpexp.privacy.privatize import add_noise_
 from dpexp.privacy.seeds import generator, seed_default
-from dpexp.training.judging import EVAL_BATCH, judge
+from dpexp.training.judging import EVAL_BATCH
 from dpexp.training.optimizers import check_optimizer
-from dpexp.training.schedules import require_rates
-from dpexp.training.train import Parts, set_rates
-from dpexp.types import ConfigError, Key, one_line
-
-EVALUATIONS = 5
-"""Of the student, evenly spread (ours)."""
-
-Advance = Callable[[int], None]
-"""Told how many examples went through a model."""
+from dpexp.training.train import Parts
+from dpexp.types import Batch, ConfigError, Key, one_line
 
 
 @dataclass(frozen=True)
@@ -53,18 +44,18 @@ def assign(num_examples: int, teachers: int, root: int) -> Tensor:
     return torch.randint(teachers, (num_examples,), generator=gen)
 
 
-def vote(
+def ballots(
     pate: PATE,
     mechanism: NoisyVotes,
     task: Any,
     queries: Any,
     device: torch.device,
-    advance: Advance,
-    only: int | None = None,
-) -> Tensor:
-    """Train one teacher after the other and count what they say, [queries, classes]; private.
+    numbers: Iterable[int],
+) -> Iterator[Tensor]:
+    """Train one teacher after the other and yield what each says, [queries, classes]; private.
 
-    A teacher that diverged says nothing, which moves a histogram by no more than another vote.
+    A ballot has a one for each query, in the class that its teacher says. A teacher that diverged
+    says nothing, which moves a histogram by no more than another vote.
 
     Args:
         pate: the settings.
@@ -72,20 +63,18 @@ def vote(
         task: its training examples are the private ones.
         queries: public examples.
         device: where teachers are trained.
-        advance: told after each teacher how many examples went through it.
-        only: so many of the teachers; None: all.
+        numbers: which teachers, each in [0, pate.teachers).
     """
     owner = assign(len(task.train), pate.teachers, mechanism.root)
     inputs = queries.batch(torch.arange(len(queries))).inputs.to(device)
-    votes = torch.zeros(len(queries), task.num_classes, dtype=torch.float64)
-    for number in range(pate.teachers if only is None else only):
+    for number in numbers:
         part = task.train.take(torch.nonzero(owner == number).flatten())
         teacher = train_teacher(pate, task, part, number, mechanism.root, device)
         said = predict(teacher, inputs).cpu()
+        ballot = torch.zeros(len(queries), task.num_classes, dtype=torch.float64)
         speaks = said >= 0
-        votes[torch.nonzero(speaks).flatten(), said[speaks]] += 1
-        advance(pate.teacher_steps * pate.teacher_batch)
-    return votes
+        ballot[torch.nonzero(speaks).flatten(), said[speaks]] = 1
+        yield ballot
 
 
 def train_teacher(
@@ -103,7 +92,7 @@ def train_teacher(
     for _ in range(pate.teacher_steps if len(part) else 0):
         some = torch.randint(len(part), (pate.teacher_batch,), generator=gen)
         batch = part.batch(some).to(device)
-        descend(teacher, optimizer, task.loss, batch.inputs, batch.targets)
+        descend(teacher, optimizer, task.loss, batch)
     return teacher
 
 
@@ -129,12 +118,17 @@ def _made(setting: str, maker: Any, kind: type, **given: Any) -> Any:
 
 
 def descend(
-    model: nn.Module, optimizer: Any, loss: Callable, inputs: Tensor, targets: Tensor
+    model: nn.Module,
+    optimizer: Any,
+    loss: Callable,
+    batch: Batch,
+    before_update: Callable[[], None] = lambda: None,
 ) -> float:
-    """Take one ordinary step on a batch; give its mean loss."""
+    """Take one ordinary step on a batch and return its mean loss."""
     optimizer.zero_grad()
-    mean = loss(model(inputs), targets) / len(targets)
+    mean = loss(model(batch.inputs), batch.targets) / len(batch)
     mean.backward()
+    before_update()
     optimizer.step()
     return float(mean.detach())
 
@@ -184,51 +178,28 @@ def ask(votes: Tensor, mechanism: NoisyVotes) -> Answers:
     return Answers(asked, chosen, given, draws)
 
 
-def teach(
+def learn(
     parts: Parts,
+    optimizer: torch.optim.Optimizer,
     lessons: Any,
     seed: int,
+    step: int,
     device: torch.device,
-    advance: Advance,
-    report: Callable[[dict[str, Any]], None],
-    evaluations: int = EVALUATIONS,
-) -> dict[str, Any]:
-    """Train the student on the labelled public inputs; give its last evaluation.
+    before_update: Callable[[], None] = lambda: None,
+) -> float:
+    """Take one of the student's steps on labelled public inputs and return its mean loss.
 
     Args:
-        parts: task, model, optimizer and schedule.
-        lessons: public inputs with the labels that were answered; none leave the student as it is.
+        parts: task, model and settings.
+        optimizer: of the model.
+        lessons: public inputs with the labels that were answered, one or more.
         seed: of the run.
+        step: from 0; its examples and masks depend on nothing else.
         device: the student's.
-        advance: told after each step how many examples went through the student.
-        report: takes every evaluation.
-        evaluations: how many, evenly spread.
+        before_update: called when weights are about to change.
     """
-    model, task, pate = parts.model, parts.task, parts.method
-    seed_default(seed, "student/masks", 0)
-    optimizer = parts.make_optimizer([weight for weight in model.parameters() if trains(weight)])
-    check_optimizer(optimizer)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    steps = pate.student_steps if len(lessons) else 0
-    require_rates(rates, parts.schedule, steps)
-    due = {math.ceil(steps * k / evaluations) for k in range(1, evaluations + 1)}
-    line: dict[str, Any] = {}
-    losses: list[float] = []
-    for step in range(steps + 1):
-        if step in due:
-            line = {
-                "step": step,
-                "epoch": step * pate.student_batch / max(1, len(lessons)),
-                "train_loss": sum(losses) / len(losses) if losses else None,
-                **judge(model, task, device)[0],
-            }
-            losses = []
-            report(line)
-        if step < steps:
-            set_rates(optimizer, rates, parts.schedule(step, steps))
-            gen = generator(seed, "student", step)
-            some = torch.randint(len(lessons), (pate.student_batch,), generator=gen)
-            batch = lessons.batch(some).to(device)
-            losses.append(descend(model, optimizer, task.loss, batch.inputs, batch.targets))
-            advance(len(batch))
-    return line
+    seed_default(seed, "student/masks", step)
+    gen = generator(seed, "student", step)
+    some = torch.randint(len(lessons), (parts.method.student_batch,), generator=gen)
+    batch = lessons.batch(some).to(device)
+    return descend(parts.model, optimizer, parts.task.loss, batch, before_update)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import socket
@@ -11,15 +10,20 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from filelock import FileLock, Timeout, lock_descriptor
 
 from dpexp.records.files import RecordError
 from dpexp.records.record import locate
 
 ATTEMPTS = 100
 """How often a folder may vanish as it is made before it is taken for one that cannot be."""
+
+MOMENT = 0.2
+"""Seconds (ours) that a lock is waited for: `is_held` takes it for an instant, and who has just
+ended its run removes the file that others wait at."""
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What a file system that cannot lock answers."""
@@ -30,7 +34,7 @@ class Busy(RecordError):
 
 
 def path_of(root: str | Path, config: Mapping[str, Any]) -> Path:
-    """Say where a run's lock is: results/<profile>/locks/<id>."""
+    """Return where a run's lock is: results/<profile>/locks/<id>."""
     directory = locate(root, config)
     return directory.parent.with_name("locks") / directory.name
 
@@ -39,7 +43,7 @@ def path_of(root: str | Path, config: Mapping[str, Any]) -> Path:
 def held(root: str | Path, config: Mapping[str, Any]) -> Iterator[None]:
     """Hold a run's lock.
 
-    The system releases it when its holder ends, however it ends, so that none is ever stale; on a
+    The system releases it when its holder ends, however it ends, so that none is ever stale. On a
     file system shared by machines it does so once it has given the holder's machine up.
 
     Args:
@@ -52,12 +56,13 @@ def held(root: str | Path, config: Mapping[str, Any]) -> Iterator[None]:
     """
     path = path_of(root, config)
     made = [folder for folder in path.parents if not os.path.exists(folder)]  # no name's too long
-    file = _locked(path)
+    # A file that stands for a lock where there is none would outlive a killed holder.
+    lock = FileLock(path, timeout=MOMENT, poll_interval=MOMENT / 10, fallback_to_soft=False)
+    _acquire(lock, path)
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
     try:
         try:
-            json.dump(holder, file)
-            file.flush()
+            path.write_text(json.dumps(holder))
         except OSError as error:
             raise RecordError(f"Cannot write {path}: {error.strerror}.") from error
         yield
@@ -66,65 +71,44 @@ def held(root: str | Path, config: Mapping[str, Any]) -> Iterator[None]:
             path.unlink()
             for folder in made:
                 folder.rmdir()
-        with suppress(OSError):  # of what could not be written; it is closed all the same
-            file.close()
-
-
-def _locked(path: Path) -> IO[str]:
-    """Open and lock a file, again where its last holder has removed it or its folder."""
-    for attempt in count():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("a+")
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS:
-                continue
-            raise RecordError(f"Cannot make {path}: {error.strerror}.") from error
-        try:
-            _lock(file, path)
-            if os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                file.truncate(0)
-                return file
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            file.close()
-            raise
-        file.close()
-
-
-def _lock(file: IO[str], path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Busy(f"Run {path.name} is being done {_holder(file)}.") from None
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise RecordError(f"Cannot lock {path}: {error.strerror}.") from error
-        warnings.warn(
-            f"The file system of {path} has no locks ({error.strerror}): start no run twice.",
-            stacklevel=4,
-        )
+        with suppress(OSError):  # the system releases it all the same when the process ends
+            lock.release()
 
 
 def is_held(root: str | Path, config: Mapping[str, Any]) -> bool:
-    """Tell whether a run is being done."""
+    """Return whether a run is being done."""
     try:
-        with path_of(root, config).open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        with path_of(root, config).open("r+") as file:  # network disks lock no file read only
+            return not lock_descriptor(file.fileno(), blocking=False)
     except OSError:  # no lock file, or no locks
         return False
-    return False
 
 
-def _holder(file: IO[str]) -> str:
+def _acquire(lock: FileLock, path: Path) -> None:
+    """Take a lock, again where its last holder has removed its folder."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            lock.acquire()
+            return
+        except Timeout:
+            raise Busy(f"Run {path.name} is being done {_holder(path)}.") from None
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS:
+                continue
+            if error.errno not in NO_LOCKS:
+                raise RecordError(f"Cannot make {path}: {error.strerror}.") from error
+            warnings.warn(
+                f"The file system of {path} has no locks ({error.strerror}): start no run twice.",
+                stacklevel=4,
+            )
+            return
+
+
+def _holder(path: Path) -> str:
     """Word who holds a lock; its holder may be just about to write that down."""
-    file.seek(0)
     try:
-        who = json.load(file)
+        who = json.loads(path.read_text())
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(who["since"]))
         return f"by process {who['pid']} on {who['host']} since {since}"
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return "by another process"

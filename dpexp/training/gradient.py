@@ -44,6 +44,7 @@ class StepOutcome:
         loss: summed over the examples.
         is_asked_to_stop: whether any rank was asked to stop the run.
         has_halved: whether memory ran out on any rank, which halved its micro-batch.
+        micro_batch: how many examples now go through the model at once, on every rank.
     """
 
     gradients: dict[str, Tensor]
@@ -55,6 +56,7 @@ class StepOutcome:
     loss: float
     is_asked_to_stop: bool
     has_halved: bool
+    micro_batch: int
 
 
 class _Tally(NamedTuple):
@@ -185,7 +187,7 @@ class PrivateGradient:
         self._prepare(state, step)
         # GPUs of different kinds draw different numbers from one seed, and sums taken in different
         # bases cannot be added.
-        ranks.as_first(new_tensors(self._state, state))
+        ranks.broadcast(new_tensors(self._state, state))
         prepared = self._state
 
         def summed(micro_batch: int) -> float:
@@ -207,7 +209,7 @@ class PrivateGradient:
         if ranks.is_first and _Tally(*told.tolist()).has_halved:
             on_halved()
         released, noise_draws = self._release(sums, step)
-        ranks.as_first([*released.values(), told])
+        ranks.broadcast([*released.values(), told])
         with torch.no_grad():
             gradients, self._state = self._method.reconstruct(self._state, released)
         tally = _Tally(*told.tolist())
@@ -223,6 +225,7 @@ class PrivateGradient:
             loss=tally.loss,
             is_asked_to_stop=tally.is_asked_to_stop > 0,
             has_halved=tally.has_halved > 0,
+            micro_batch=self.micro_batch,
         )
 
     def rehearsal(self, state: State, examples: Any) -> Callable[[Tensor], None]:
@@ -348,7 +351,7 @@ class PrivateGradient:
     def _sum_over_ranks(self, sums: Mapping[Key, Tensor], tally: _Tally) -> Tensor:
         """Add the ranks' sums up on the first, in place; give their tallies' sum, to be shared."""
         told = torch.tensor(tally, dtype=torch.float64).to(self._ranks.device)
-        self._ranks.to_first([*sums.values(), told])
+        self._ranks.reduce([*sums.values(), told])
         return told
 
     @torch.no_grad()

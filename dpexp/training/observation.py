@@ -18,7 +18,7 @@ from dpexp.models.mode import in_mode
 from dpexp.privacy import ANALYSED, Mechanism
 from dpexp.privacy.seeds import generator
 from dpexp.training.gradient import PrivateGradient
-from dpexp.training.held import Position
+from dpexp.training.train_state import TrainState
 from dpexp.types import ConfigError, Method, State, Tap, one_line
 
 NONFINITE = "nonfinite"
@@ -222,8 +222,8 @@ class Observers:
         """Say what the certificate should of them, each word once."""
         return list(dict.fromkeys(one.deviation for one in self._analyses.values()))
 
-    def observe(self, at: Position) -> None:
-        """Let every analysis look, and keep what it gives in `at`.
+    def observe(self, now: TrainState) -> None:
+        """Let every analysis look, and keep what it gives in `now`.
 
         Neither the model's mode nor torch's random numbers are left changed, and no gradients are
         left on the model: between steps it has none.
@@ -238,50 +238,50 @@ class Observers:
             task=self._task,
             model=self._model,
             method=self._method,
-            state=at.state,
+            state=now.method_state,
             mechanism=self._mechanism,
             examples=self._examples,
-            step=at.step,
+            step=now.step,
             device=self._device,
             gradient=self._gradient,
         )
-        seen: dict[str, Any] = {"step": at.step, "epoch": view.epoch}
+        seen: dict[str, Any] = {"step": now.step, "epoch": view.epoch}
         cuda = [self._device] if self._device.type == "cuda" else []
         mode = in_mode(self._model, is_training=False)
         with mode, torch.random.fork_rng(cuda), torch.no_grad():
             for name, analysis in self._analyses.items():
-                memory = at.memories.setdefault(name, {})
+                memory = now.memories.setdefault(name, {})
                 try:
                     given = analysis.observe(view, memory)
                 except torch.linalg.LinAlgError as error:
                     raise ConfigError(
-                        f"Expected numbers that analysis={name} can decompose at step {at.step}; "
+                        f"Expected numbers that analysis={name} can decompose at step {now.step}; "
                         f"{one_line(error)} Leave the analysis out, or lower optimizer.lr."
                     ) from error
                 seen |= {f"{name}/{what}": value for what, value in given.items()}
         self._model.zero_grad()
-        _keep(at.traces, seen)
+        _keep(now.traces, seen)
 
-    def arrays(self, at: Position) -> dict[str, np.ndarray]:
+    def arrays(self, now: TrainState) -> dict[str, np.ndarray]:
         """Give analysis.npz: what was seen at every observation stacked, what was once as it is."""
-        count = len(at.traces.get("step", []))
+        count = len(now.traces.get("step", []))
         return {
             name: (torch.stack(values) if len(values) == count else values[0]).numpy()
-            for name, values in at.traces.items()
+            for name, values in now.traces.items()
         }
 
-    def numbers(self, at: Position) -> dict[str, float]:
+    def numbers(self, now: TrainState) -> dict[str, float]:
         """Give the analyses' numbers for result.json, each under NAME_number.
 
         NAME_nonfinite is how many observations found what is not finite, where any did.
         """
-        arrays = self.arrays(at)
+        arrays = self.arrays(now)
         numbers: dict[str, float] = {}
         for name, analysis in self._analyses.items() if arrays else ():
             own = {w: arrays[w] for w in WHEN}
             prefix = f"{name}/"
             own |= {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-            if count := at.memories.get(name, {}).get(NONFINITE, 0):
+            if count := now.memories.get(name, {}).get(NONFINITE, 0):
                 numbers[f"{name}_{NONFINITE}"] = count
             numbers |= {f"{name}_{what}": x for what, x in analysis.numbers(own).items()}
         return numbers

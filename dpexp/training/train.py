@@ -18,28 +18,22 @@ from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample.tape import tapped_layers
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
 from dpexp.privacy.certificate import JUDGED_ON_TRAINING
-from dpexp.records import ANALYSIS, SCORES
+from dpexp.records import ANALYSIS, SCORES, Run
 from dpexp.training.gradient import PrivateGradient
-from dpexp.training.held import Position
 from dpexp.training.judging import judge
-from dpexp.training.logbook import Logbook
-from dpexp.training.micro_batch import AUTO, MicroBatch
+from dpexp.training.ledger import take_up
+from dpexp.training.lifecycle import Lifecycle, TakenUp
+from dpexp.training.micro_batch import MicroBatch
+from dpexp.training.numbers import check_checkpoint, check_numbers
 from dpexp.training.observation import Analysis, Observers
 from dpexp.training.optimizers import check_optimizer, check_size
 from dpexp.training.probing import check_model
+from dpexp.training.run_logger import announce, metrics_line
 from dpexp.training.schedules import require_rates
-from dpexp.types import ConfigError, Method, State, setting_at
+from dpexp.training.train_state import TrainState
+from dpexp.types import Method, State
 
 EMPTY = 1e-12  # a batch size at which draws are empty, to time a step without examples
-
-POSITIVE: dict[str, type | tuple[type, ...]] = {
-    "batch_size": int,
-    "micro_batch": int,
-    "epochs": (int, float),
-    "eval_every": (int, float),
-    "privacy.clip_norm": (int, float),
-}
-"""Settings that must be positive numbers, and of which kind."""
 
 
 class Attack(Protocol):
@@ -124,15 +118,15 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         ConfigError: for a mistake in the config.
         PrivacyError: if the finished run does not hold what it claims.
     """
-    _check_checkpoint(config["checkpoint"])
+    check_checkpoint(config["checkpoint"])
     memory.reset_peak(ranks.device)
     attack = parts.attack
     if attack is not None:
         parts = attack.stage(parts, config["seed"])
     model, method, task = parts.model, parts.method, parts.task
     unchecked = first_look(parts, ranks.device)  # what cannot be trained is said first
-    at = Position(state=method.start(model), data=task.fingerprint)
-    mechanism = make_mechanism(config, task.dataset_size, method, at.state, ranks)
+    start = method.start(model)
+    mechanism = make_mechanism(config, task.dataset_size, method, start, ranks)
     require_room(mechanism, next(model.parameters()).dtype, config)
     trainable, frozen = named_parameters(model, method)
     weights = [parameter for name, parameter in model.named_parameters() if name in trainable]
@@ -141,56 +135,81 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     check_size(optimizer, size_of_release(mechanism), next(model.parameters()).dtype)
     rates = [group["lr"] for group in optimizer.param_groups]
     require_rates(rates, parts.schedule, mechanism.num_steps)
-    with Logbook(config, mechanism, model, optimizer, at, ranks) as book:
-        book.announce(trainable, frozen)
+    state = TrainState(model, optimizer, start, task.fingerprint)
+    with Lifecycle(config, mechanism, state, ranks, mechanism.num_steps) as run:
+        if ranks.is_first:
+            announce(mechanism, trainable, frozen)
         examples = on_device(task.train, ranks.device)
-        sizes = MicroBatch(config, parts, at.state, mechanism, ranks)
-        at = book.resume(lambda before: sizes.settle(before, examples))
+        sizes = MicroBatch(config, parts, start, mechanism, ranks)
+
+        def settle(directory: Run, before: Mapping, surroundings: dict | None) -> TakenUp:
+            size = sizes.settle(before.get("micro_batch", 0), examples)
+            if surroundings is not None:
+                surroundings = {**surroundings, "micro_batch": size}
+            found = take_up(directory, mechanism, before.get("step"), state.data, surroundings)
+            return TakenUp(*found, size)
+
+        run.resume(settle)
+        due = evaluations(config, mechanism)
         with PrivateGradient(
-            model, method, mechanism, ranks, at.micro_batch, task.public, task.loss
+            model, method, mechanism, ranks, state.micro_batch, task.public, task.loss
         ) as gradient:
             observers = Observers(
                 parts.analyses, task, model, method, examples, gradient, mechanism, ranks
             )
-            if at.step == 0:
-                observers.observe(at)
-                book.after_evaluation()
+            if state.step == 0:
+                observers.observe(state)
+                run.after_evaluation()
 
             def evaluate_if_due() -> None:
-                if book.is_evaluation_due():
-                    values, at.right = judge(model, task, ranks.device)
-                    book.log_evaluation(values)
-                    observers.observe(at)
-                    book.after_evaluation()
+                if state.step in due and state.judged_at < state.step:
+                    values, right = judge(model, task, ranks.device)
+                    run.log_evaluation(metrics_line(state, mechanism, values), values, right)
+                    observers.observe(state)
+                    run.after_evaluation()
 
             evaluate_if_due()  # resumed past lost steps, which left the weights as they are
-            while at.step < mechanism.num_steps:
-                set_rates(optimizer, rates, parts.schedule(at.step, mechanism.num_steps))
-                book.before_step()
+            while state.step < mechanism.num_steps:
+                set_rates(optimizer, rates, parts.schedule(state.step, mechanism.num_steps))
+                run.note(state.step + 1)
                 outcome = gradient(
-                    at.state, examples, at.step, book.is_asked_to_stop, book.rule_out_repeating
+                    state.method_state,
+                    examples,
+                    state.step,
+                    run.is_asked_to_stop,
+                    run.rule_out_repeating,
                 )
-                book.before_update()
+                run.before_update()
                 update(model, optimizer, outcome.gradients)
                 if outcome.has_halved:
-                    at.micro_batch = gradient.micro_batch
-                    sizes.lower(at.micro_batch)
-                book.after_step(outcome)
+                    sizes.lower(outcome.micro_batch)
+                run.after_step(outcome)
                 evaluate_if_due()
-                book.save_if_due()
-            book.stop_if_asked()
-            book.end_steps()
+                # Killed before its record is whole, what cannot be repeated could not be finished.
+                is_last = state.step == mechanism.num_steps
+                run.save_if_due(is_needed=is_last and not run.can_repeat)
+            run.stop_if_asked()
+            run.end_steps()
         deviations = [JUDGED_ON_TRAINING] if task.test is task.train else []
         deviations += [unchecked] * (unchecked is not None) + observers.deviations
         findings = Findings({}, {})
         if attack is not None:
             deviations.append(attack.deviation)
-            findings = attack.report(parts, at.state, mechanism, ranks.device)
-        certificate = certify(config, parts, mechanism, at, deviations)
-        numbers = {**findings.numbers, **observers.numbers(at), "micro_batch": at.micro_batch}
+            findings = attack.report(parts, state.method_state, mechanism, ranks.device)
+        certificate = certify(config, parts, mechanism, state, deviations)
+        numbers = {**findings.numbers, **observers.numbers(state)}
+        numbers |= {"micro_batch": state.micro_batch}
         numbers |= {"pretrained_sha256": parts.pretrained} if parts.pretrained else {}
-        files = {SCORES: findings.arrays, ANALYSIS: observers.arrays(at)}
-        book.finish(task, certificate, numbers, files)
+        numbers |= {"epochs": config["epochs"], "steps": state.step}
+        files = {SCORES: findings.arrays, ANALYSIS: observers.arrays(state)}
+        run.finish(task, certificate, numbers, files)
+
+
+def evaluations(config: dict, mechanism: Mechanism) -> set[int]:
+    """Return the steps after which the model is evaluated; the last one is among them."""
+    per_epoch = mechanism.dataset_size / mechanism.batch_size
+    every = max(1, round(config["eval_every"] * per_epoch))
+    return {*range(every, mechanism.num_steps, every), mechanism.num_steps}
 
 
 def first_look(parts: Parts, device: torch.device) -> str | None:
@@ -210,7 +229,7 @@ def first_look(parts: Parts, device: torch.device) -> str | None:
 
 
 def certify(
-    config: dict, parts: Parts, mechanism: Mechanism, at: Position, deviations: Sequence[str]
+    config: dict, parts: Parts, mechanism: Mechanism, state: TrainState, deviations: Sequence[str]
 ) -> dict[str, Any]:
     """State what a finished run claims, and hold it to that.
 
@@ -218,7 +237,7 @@ def certify(
         config: the run's.
         parts: as trained.
         mechanism: what sampled and noised.
-        at: after the last step.
+        state: after the last step.
         deviations: further words on what departs from the claim.
 
     Raises:
@@ -226,15 +245,15 @@ def certify(
     """
     trainable, frozen = named_parameters(parts.model, parts.method)
     certificate = mechanism.certificate(
-        steps=at.step,
-        noise_draws=at.noise_draws,
-        lost_steps=at.lost_steps,
+        steps=state.step,
+        noise_draws=state.noise_draws,
+        lost_steps=state.lost_steps,
         trainable=trainable,
         frozen=frozen,
         deviations=deviations,
     )
-    if not at.lost_steps:  # nothing is remembered of those that a remark could rest on
-        certificate |= parts.method.remarks(at.state, mechanism.epsilon_at)
+    if not state.lost_steps:  # nothing is remembered of those that a remark could rest on
+        certificate |= parts.method.remarks(state.method_state, mechanism.epsilon_at)
     if parts.task.public is not None:
         certificate["public"] = describe_public(config, parts.task.public)
     verify(certificate)
@@ -269,35 +288,6 @@ def make_mechanism(
             seed=config["seed"],
         )
     return ranks.from_first(mechanism)
-
-
-def check_numbers(config: dict) -> None:
-    """Refuse what is not a positive number, or not a whole one where examples are counted.
-
-    Raises:
-        ConfigError: naming the first such setting.
-    """
-    for place, kind in POSITIVE.items():
-        value = setting_at(config, place)
-        words = ", or auto" if place == "micro_batch" else ""
-        if words and value == AUTO:
-            continue
-        if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:
-            raise ConfigError(
-                f"Expected {place} to be a {'whole ' if kind is int else ''}number > 0{words}; "
-                f"got {place}={value}. Set {place}."
-            )
-
-
-def _check_checkpoint(settings: Mapping[str, Any]) -> None:
-    for key, kind, least in (("seconds", int | float, 0), ("steps", int, 1)):
-        value = settings[key]
-        is_number = isinstance(value, kind) and not isinstance(value, bool)
-        if value is not None and not (is_number and value >= least):
-            raise ConfigError(
-                f"Expected checkpoint.{key} to be null or a {'whole ' * (kind is int)}number "
-                f">= {least}; got {value}. Set checkpoint.{key}."
-            )
 
 
 def named_parameters(model: nn.Module, method: Method) -> tuple[dict[str, int], dict[str, int]]:

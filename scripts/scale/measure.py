@@ -117,8 +117,8 @@ def of_rank(ranks: Ranks, config: dict[str, Any]) -> None:
         seen["qr"] = seconds(lambda: [orthonormal_columns(tall) for _ in range(100)], repeats) / 100
     else:
         few = [torch.zeros(FEW) for _ in range(100)]
-        seen["few"] = seconds(lambda: [ranks.as_first([n]) for n in few], repeats) / len(few)
-        seen["many"] = seconds(lambda: ranks.as_first([numbers]), repeats)
+        seen["few"] = seconds(lambda: [ranks.broadcast([n]) for n in few], repeats) / len(few)
+        seen["many"] = seconds(lambda: ranks.broadcast([numbers]), repeats)
     if ranks.is_first:
         Path(config["out"]).write_text(json.dumps(seen))
 

@@ -123,10 +123,10 @@ def test_absent_texts_are_in_no_micro_batch_and_the_rest_keep_their_numbers():
 class Apart(Ranks):
     """A rank that is never added to the others."""
 
-    def to_first(self, tensors):
+    def reduce(self, tensors):
         """Leave the sums as this rank has them."""
 
-    def as_first(self, tensors):
+    def broadcast(self, tensors):
         """Leave them, and what was prepared."""
 
 

@@ -1,4 +1,4 @@
-"""Resuming a killed run without releasing a step twice uncounted."""
+"""The budget ledger of a run: a killed one is resumed without releasing a step twice uncounted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def take_up(
     data: str,
     surroundings: Mapping[str, Any] | None,
 ) -> tuple[Ledger | None, int]:
-    """Open a run's ledger, and say at which step it goes on.
+    """Open a run's budget ledger, and find the step at which it goes on.
 
     Args:
         run: begun, or to be gone on with.

@@ -1,0 +1,111 @@
+"""Teachers answer once, however often the run is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpexp.pate.stages import Answers, ask, ballots
+from dpexp.pate.votes import NoisyVotes
+from dpexp.privacy import PrivacyError
+from dpexp.records import Ledger, Mark, Run, read_mark
+from dpexp.training.ledger import difference, read_ledger
+from dpexp.training.lifecycle import Lifecycle, TakenUp
+from dpexp.training.states import mapped
+from dpexp.training.train import Parts
+from dpexp.training.train_state import TrainState
+
+
+def take_up(
+    mechanism: NoisyVotes,
+    data: str,
+    run: Run,
+    position: Mapping[str, Any],
+    surroundings: dict[str, Any] | None,
+) -> TakenUp:
+    """Open the run's budget ledger, which counts queries asked.
+
+    Teachers answer a second time only where they give the same answers to the last bit.
+
+    Args:
+        mechanism: what it claims.
+        data: fingerprint of the task's examples.
+        run: begun, or to be gone on with.
+        position: of its checkpoint; {} without one.
+        surroundings: in which teachers would be trained; None if nothing can be repeated in them.
+
+    Raises:
+        ConfigError: if the data are not those of the answers.
+        PrivacyError: if they have answered, and their answers can neither be read nor given again.
+    """
+    step = position.get("step", 0)
+    if not mechanism.noise:
+        return TakenUp(None, step)
+    if mechanism.noise == "secret":
+        surroundings = None
+    if "answers" in position.get("state", {}):
+        # What a ledger that was lost said of the surroundings is not known.
+        mark = read_mark(run.directory) or Mark(data, 0, run=run.id)
+        return TakenUp(Ledger(run.directory, mark, is_durable=True), step)
+    mark = read_ledger(run, data, is_needed=False)
+    if mark is None or not mark.steps:
+        mark = Mark(data, 0, surroundings=surroundings, run=run.id)
+    elif mark.taken_up(0, surroundings) != mark:
+        why = difference(mark.surroundings, surroundings)
+        raise PrivacyError(
+            f"Expected budget left for {run.directory}; its teachers have answered, and their "
+            f"answers can neither be read nor given again exactly ({why}). Set seed to begin "
+            "another run, with another budget."
+        )
+    return TakenUp(Ledger(run.directory, mark, is_durable=True), step)
+
+
+def answered_once(
+    run: Lifecycle,
+    state: TrainState,
+    parts: Parts,
+    mechanism: NoisyVotes,
+    queries: Any,
+    device: torch.device,
+) -> tuple[Tensor, Answers]:
+    """Let teachers vote and answer, or read what they answered before the run was killed.
+
+    Returns:
+        The votes, which are private, and the answers.
+    """
+    pate, kept = parts.method, mapped(_on_cpu, state.method_state)
+    if "answers" in kept:
+        answers = Answers(**kept["answers"])
+        run.note(answers.asked)
+        run.start_from(pate.teachers + state.step)
+        return kept["votes"], answers
+    # Elsewhere, or under another secret, an example may have another teacher: it could have two.
+    here = None if mechanism.noise == "secret" else run.surroundings
+    if here is None or kept.get("surroundings") != here:
+        kept = {"votes": torch.zeros(len(queries), parts.task.num_classes, dtype=torch.float64)}
+        kept |= {"teachers": 0, "surroundings": here}
+        state.examples = 0
+    run.start_from(kept["teachers"])
+    numbers = range(kept["teachers"], pate.teachers)
+    examples = pate.teacher_steps * pate.teacher_batch
+    for ballot in ballots(pate, mechanism, parts.task, queries, device, numbers):
+        kept = {**kept, "votes": kept["votes"] + ballot, "teachers": kept["teachers"] + 1}
+        state.method_state = kept
+        state.examples += examples
+        state.hold()
+        run.count(examples)
+        run.save_if_due()
+    answers = ask(kept["votes"], mechanism)
+    state.method_state = {**kept, "answers": vars(answers)}
+    state.noise_draws = sum(answers.draws.values())
+    state.hold()
+    run.save()  # before anything of them leaves
+    run.note(answers.asked)
+    return kept["votes"], answers
+
+
+def _on_cpu(leaf: Any) -> Any:
+    return leaf.cpu() if isinstance(leaf, Tensor) else leaf

@@ -1,0 +1,354 @@
+"""What surrounds every loop: directory, ledger, resuming, checkpoints, signals and the record."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from dpexp.distributed import memory
+from dpexp.distributed.ranks import RankLost, Ranks
+from dpexp.distributed.stopping import Stopping
+from dpexp.records import Ledger, RecordError, Run, describe
+from dpexp.training import checkpoint
+from dpexp.training.gradient import StepOutcome
+from dpexp.training.ledger import surroundings_of
+from dpexp.training.run_logger import RunLogger
+from dpexp.training.train_state import TrainState
+
+log = logging.getLogger("dpexp")
+
+ENDED = (Exception, KeyboardInterrupt, SystemExit)
+"""By what a run may end that is still to save what it has done."""
+
+
+class Released(Protocol):
+    """A frozen mechanism, as far as a run's lifecycle has to know it.
+
+    Attributes:
+        target_epsilon: None where no budget was asked for.
+    """
+
+    target_epsilon: float | None
+
+    def identity(self) -> dict[str, Any]:
+        """Give what a checkpoint must share to be gone on with."""
+
+
+class TakenUp(NamedTuple):
+    """Where a run goes on.
+
+    Attributes:
+        ledger: its budget ledger; None without noise.
+        next_step: from 0; later than the checkpoint's where steps are lost.
+        micro_batch: examples at once.
+    """
+
+    ledger: Ledger | None
+    next_step: int
+    micro_batch: int = 0
+
+
+TakeUp = Callable[[Run, Mapping[str, Any], dict[str, Any] | None], TakenUp]
+"""Opens a run's budget ledger: takes the run, its checkpoint's position ({} without one) and its
+surroundings (`surroundings_of`)."""
+
+
+class Lifecycle:
+    """One run from its directory to its record. Every rank has one; only the first rank's writes.
+
+    Handle SIGTERM, SIGINT and SIGUSR2: finish the step, save, exit.
+
+    Whatever ends a run, its state is saved first as it was when all its parts last agreed: after a
+    step, or after an evaluation. In the middle of an update there is no such moment. A step that
+    was noted and is not in what is saved is for the budget ledger to judge: it is repeated to the
+    last bit, or counts as spent.
+
+    Attributes:
+        surroundings: what sums and their rounding depend on, once it was resumed; None where they
+            cannot be repeated.
+    """
+
+    def __init__(
+        self,
+        config: dict,
+        mechanism: Released,
+        state: TrainState,
+        ranks: Ranks,
+        num_steps: int,
+    ) -> None:
+        """Open the run's directory.
+
+        Args:
+            config: the run's.
+            mechanism: what it claims.
+            state: before the first step.
+            ranks: who shares the run.
+            num_steps: of the whole run, for the bar.
+
+        Raises:
+            RecordError: if the directory cannot be written.
+        """
+        self._config, self._mechanism, self._ranks = config, mechanism, ranks
+        self._state, self._num_steps = state, num_steps
+        self._run = Run.open(config["results"], config) if ranks.is_first else None
+        self._logger: RunLogger | None = None
+        self._taken_up = self._saved = time.monotonic()
+        self._ledger: Ledger | None = None
+        # Ctrl-C reaches all ranks, each at a step of its own: there it ends them at once.
+        self._stopping = Stopping(hears_interrupt=ranks.size == 1)
+        self._is_agreed = False
+        self.surroundings: dict[str, Any] | None = None
+        self._is_unsaved = False  # whether anything was done since the checkpoint
+
+    def __enter__(self) -> Lifecycle:
+        """Start telling, and let the step at hand be done before a stop."""
+        if self._run is not None:
+            self._logger = RunLogger(self._run, self._num_steps, self._mechanism.target_epsilon)
+        self._stopping.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Save what was done, where an error ends the run, and close all."""
+        try:
+            if kind is not None and issubclass(kind, ENDED):
+                self._save_at_last(kind)
+        finally:
+            self.end_steps()
+            if self._ledger is not None:
+                self._ledger.close()
+            if self._logger is not None:
+                self._logger.close(exit_code=0 if kind is None else 1)
+
+    def resume(self, take_up: TakeUp) -> None:
+        """Go on from the run's checkpoint where there is one, alike on every rank.
+
+        Steps after it that may have been released, and that cannot be repeated to the last bit, are
+        lost: they are accounted for, their draws are not made again, and the run goes on behind
+        them.
+
+        Args:
+            take_up: opens the budget ledger, on the first rank.
+
+        Raises:
+            ConfigError: if the data are not those it began with.
+            PrivacyError: if no budget is left, or what is left is not known.
+            RecordError: if the checkpoint is of another run, or of former code.
+        """
+        state, ranks = self._state, self._ranks
+        self.surroundings = surroundings_of(self._config, state.data, state.model, ranks)
+        found = None if self._run is None else self._find(take_up)
+        saved, next_step, micro_batch = ranks.from_first(found)
+        if saved is not None:
+            state.restore(saved, ranks.device)
+            if self._run is not None:
+                self._run.restore_metrics(state.metrics)
+                log.info("resumed at step %d", state.step)
+        state.micro_batch = micro_batch
+        state.pass_over(next_step)
+        self.start_from(next_step)
+        self._taken_up = time.monotonic() - state.wall_s
+        state.hold(has_observed=True)
+
+    def _find(self, take_up: TakeUp) -> tuple[dict[str, Any] | None, int, int]:
+        """Read checkpoint and ledger: the state to go on with, the next step, the micro-batch."""
+        run, saved = self._run, None
+        if run.status == "resume":
+            saved = checkpoint.load(run.checkpoint_path)
+            if saved is None:
+                run.restart()
+            else:
+                checkpoint.require(run.checkpoint_path, saved, self._identity())
+                self._state.require_complete(saved, run.checkpoint_path)
+        position = {} if saved is None else saved["position"]
+        self._ledger, next_step, micro_batch = take_up(run, position, self.surroundings)
+        return saved, next_step, micro_batch
+
+    def _identity(self) -> dict[str, Any]:
+        return {"run": self._run.id, **self._mechanism.identity()}
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether this rank was asked to stop."""
+        return self._stopping.is_asked
+
+    def end_steps(self) -> None:
+        """Let whatever stops the process from now on do so at once: no step is to be waited for."""
+        self._stopping.__exit__()
+
+    def start_from(self, step: int) -> None:
+        """Show the run as being at a step; what was done before does not count in its speed."""
+        if self._logger is not None:
+            self._logger.start_from(step)
+
+    def note(self, steps: int) -> None:
+        """Note in the budget ledger, before anything leaves, that so many steps may be released.
+
+        Raises:
+            RecordError: if that cannot be written.
+        """
+        if self._ledger is not None:
+            self._ledger.note(steps)
+
+    def rule_out_repeating(self) -> None:
+        """Note that what may have been released, the step at hand included, can't be repeated.
+
+        Raises:
+            RecordError: if that cannot be written.
+        """
+        if self._ledger is not None:
+            self._ledger.rule_out_repeating(self._state.step + 1)
+
+    def before_update(self) -> None:
+        """Know that weights and optimizer are about to leave the state, until `after_step`."""
+        self._state.let_go()
+
+    def after_step(self, outcome: StepOutcome) -> None:
+        """Count a step, whose update is in the weights."""
+        self._state.after_step(outcome)
+        self._is_agreed = outcome.is_asked_to_stop
+        self.count(outcome.examples)
+
+    def count(self, examples: int) -> None:
+        """Show a step, which the state holds by now."""
+        self._is_unsaved = True
+        if self._logger is not None:
+            self._logger.advance(examples)
+
+    def log_evaluation(
+        self, line: dict[str, Any], values: dict[str, float], right: dict[str, Tensor]
+    ) -> None:
+        """Write an evaluation; it counts once `after_evaluation` was called.
+
+        Args:
+            line: of metrics.jsonl.
+            values: metric to value.
+            right: which test examples were got right, by metric.
+        """
+        self._state.after_evaluation(line, values, right)
+        if self._logger is not None:
+            self._logger.log(line)
+
+    def after_evaluation(self) -> None:
+        """Count an evaluation: its line, and what analyses saw. One that fails is made anew."""
+        self._state.hold(has_observed=True)
+        self._is_unsaved = self._state.step > 0
+
+    def save_if_due(self, is_needed: bool = False) -> None:
+        """Checkpoint every so many steps or seconds, when asked to stop, and where needed.
+
+        A periodic checkpoint that finds the disk full is a warning: the one before it is kept.
+
+        Args:
+            is_needed: whether the step at hand must be saved whatever the config says.
+
+        Raises:
+            RecordError: if the last one before stopping cannot be written.
+            SystemExit: if asked to stop, once the checkpoint is written.
+        """
+        if self._run is None and self._is_stopping():
+            self._stopping.leave()
+        if self._run is None or not (is_needed or self._is_save_due() or self._is_stopping()):
+            return
+        try:
+            self.save()
+        except RecordError as error:
+            if self._is_stopping():
+                raise
+            reason = getattr(error.__cause__, "strerror", error)
+            before = (
+                "the one before it is kept" if self._run.has_checkpoint else "there is none yet"
+            )
+            warnings.warn(
+                f"No checkpoint at step {self._state.step}: {reason}. The run goes on; {before}.",
+                stacklevel=2,
+            )
+        self._saved = time.monotonic()
+        if self._is_stopping():
+            log.info("stopped at step %d; run it again to go on", self._state.step)
+            self._stopping.leave()
+
+    def save(self) -> None:
+        """Checkpoint.
+
+        Raises:
+            RecordError: if it cannot be written.
+        """
+        self._state.wall_s = time.monotonic() - self._taken_up
+        saved = {"of": self._identity(), **self._state.to_checkpoint()}
+        checkpoint.save(self._run.checkpoint_path, saved)
+        self._is_unsaved = False
+
+    def _save_at_last(self, kind: type[BaseException]) -> None:
+        """Save before an error ends the run, where there is anything whole that is not on disk."""
+        if self._run is None or self._stopping.is_at_once or not self._state.roll_back():
+            return
+        if not self._is_unsaved or (self._run.directory / "result.json").exists():
+            return
+        try:
+            self.save()
+        except Exception as error:  # what ends the run goes on to be told
+            if not issubclass(kind, RecordError):
+                warnings.warn(f"No checkpoint at step {self._state.step}: {error}", stacklevel=2)
+        else:
+            if issubclass(kind, Exception) and not issubclass(kind, RankLost):
+                log.info("saved at step %d; run it again to go on", self._state.step)
+
+    def stop_if_asked(self) -> None:
+        """Save and stop where that was asked for since the last step's `save_if_due`.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: as `Stopping.leave`.
+        """
+        if self._is_stopping():
+            self.save_if_due()
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether what was released since the checkpoint can be released again, to the last bit."""
+        return self._ledger is None or self._ledger.can_repeat
+
+    def _is_save_due(self) -> bool:
+        steps, seconds = (self._config["checkpoint"][key] for key in ("steps", "seconds"))
+        if steps is not None and self._state.step % steps == 0:
+            return True
+        return seconds is not None and time.monotonic() - self._saved >= seconds
+
+    def finish(
+        self,
+        task: Any,
+        certificate: dict,
+        numbers: Mapping[str, Any],
+        arrays: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+    ) -> None:
+        """Write the run's result and certificate.
+
+        Args:
+            task: what it trained on.
+            certificate: of its privacy.
+            numbers: further ones for result.json; "epochs" and "steps" are among them.
+            arrays: by file; none, no file.
+        """
+        peak_mb = self._ranks.largest(memory.peak_mb(self._ranks.device))
+        if self._run is None:
+            return
+        state = self._state
+        wall = time.monotonic() - self._taken_up
+        said = {**state.last, **numbers}
+        said["weights_sha256"] = checkpoint.digest(state.model.state_dict())
+        result = describe(
+            self._config, task, self._mechanism, self._ranks, said, wall, state.examples, peak_mb
+        )
+        right = {name: each.numpy() for name, each in state.right.items()}
+        self._run.finish(result, certificate, arrays, right)
+        self._logger.conclude(result)
+
+    def _is_stopping(self) -> bool:
+        # Ranks that stopped at different steps would wait for each other for ever: what one was
+        # asked counts once a step's sums have told all.
+        return self._stopping.is_asked if self._ranks.size == 1 else self._is_agreed

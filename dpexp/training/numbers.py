@@ -1,0 +1,56 @@
+"""Numbers that a config may not mean otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dpexp.training.micro_batch import AUTO
+from dpexp.types import ConfigError, setting_at
+
+POSITIVE: dict[str, type | tuple[type, ...]] = {
+    "batch_size": int,
+    "micro_batch": int,
+    "epochs": (int, float),
+    "eval_every": (int, float),
+    "privacy.clip_norm": (int, float),
+}
+"""Settings that must be positive numbers, and of which kind."""
+
+
+def check_numbers(config: dict) -> None:
+    """Refuse what is not a positive number, or not a whole one where examples are counted.
+
+    Raises:
+        ConfigError: naming the first such setting.
+    """
+    for place, kind in POSITIVE.items():
+        value = setting_at(config, place)
+        words = ", or auto" if place == "micro_batch" else ""
+        if words and value == AUTO:
+            continue
+        if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:
+            raise ConfigError(
+                f"Expected {place} to be a {'whole ' if kind is int else ''}number > 0{words}; "
+                f"got {place}={value}. Set {place}."
+            )
+
+
+def check_checkpoint(settings: Mapping[str, Any]) -> None:
+    """Refuse how often to save where it is no number, or a negative one.
+
+    Args:
+        settings: seconds (>= 0) and steps (>= 1), each of which may be None.
+
+    Raises:
+        ConfigError: naming the first such setting.
+    """
+    for key, kind, least in (("seconds", int | float, 0), ("steps", int, 1)):
+        value = settings[key]
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if value is not None and not (is_number and value >= least):
+            raise ConfigError(
+                f"Expected checkpoint.{key} to be null or a {'whole ' * (kind is int)}number "
+                f">= {least}; got {value}. Set checkpoint.{key}."
+            )

@@ -1,0 +1,199 @@
+"""All that changes as a run goes on: what a checkpoint saves and what going on restores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.records import RecordError
+from dpexp.training.gradient import StepOutcome
+from dpexp.training.ledger import OTHER_DATA
+from dpexp.training.states import copied, mapped, marks
+from dpexp.types import ConfigError, State
+
+
+@dataclass
+class TrainState:
+    """A run between two steps.
+
+    A checkpoint is written by `to_checkpoint` and read by `restore`, and by nothing else. The state
+    also remembers the last moment at which all its parts agreed (`hold`), so that a run that fails
+    in the middle of a step can still save the step before (`roll_back`).
+
+    Attributes:
+        model: on the run's device.
+        optimizer: of its trainable parameters.
+        method_state: what the method keeps from step to step.
+        data: fingerprint of the task's examples.
+        step: steps taken, or lost.
+        lost_steps: how many of them a killed process may have released, and are not in the weights.
+        noise_draws: at how many of them noise was drawn.
+        examples: how many examples have gone through the model.
+        wall_s: seconds, over all the times the run was taken up.
+        drawn, clipped, nonfinite, loss: sums since the last evaluation.
+        micro_batch: examples at once, on the first rank (`dpexp.training.micro_batch`).
+        judged_at: step of the last evaluation.
+        last: what it gave, metric to value.
+        right: and which test examples were got right, [n] bool, by metric.
+        traces: what analyses have seen, one entry an observation (`dpexp.training.observation`).
+        memories: what each analysis keeps for itself.
+        metrics: one line an evaluation, as in metrics.jsonl.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    method_state: State
+    data: str
+    step: int = 0
+    lost_steps: int = 0
+    noise_draws: int = 0
+    examples: int = 0
+    wall_s: float = 0.0
+    drawn: int = 0
+    clipped: int = 0
+    nonfinite: int = 0
+    loss: float = 0.0
+    micro_batch: int = 0
+    judged_at: int = 0
+    last: dict[str, float] = field(default_factory=dict)
+    right: dict[str, Tensor] = field(default_factory=dict)
+    traces: dict[str, list[Tensor]] = field(default_factory=dict)
+    memories: dict[str, dict[str, Any]] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Hold nothing yet."""
+        self._tensors = [*self.model.parameters(), *self.model.buffers()]
+        self._held: dict[str, Any] | None = None
+        self._observed: dict[str, Any] = {}
+        self._marks: list[tuple[int, int]] = []
+
+    def _progress(self) -> dict[str, Any]:
+        """Return all fields but weights and optimizer, by name."""
+        names = [one.name for one in fields(self)]
+        return {name: getattr(self, name) for name in names if name not in ("model", "optimizer")}
+
+    def to_checkpoint(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the run."""
+        position = self._progress()
+        metrics = position.pop("metrics")
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "position": {"state": position.pop("method_state"), **position},
+            "metrics": metrics,
+        }
+
+    def require_complete(self, saved: Mapping[str, Any], path: Path) -> None:
+        """Check that a checkpoint has all that this code's state has.
+
+        Raises:
+            RecordError: it is of former code.
+        """
+        if "position" not in saved:
+            raise RecordError(
+                f"Expected {path} to be of this code; it does not say how far the run had come. Go "
+                "on with the former code, or set results."
+            )
+        if lacks := self.method_state.keys() - saved["position"]["state"].keys():
+            raise RecordError(
+                f"Expected {path} to be of this code; its method's state lacks "
+                f"{', '.join(sorted(lacks))}. Go on with the former code, or set results."
+            )
+
+    def restore(self, saved: Mapping[str, Any], device: torch.device) -> None:
+        """Take over what a checkpoint holds.
+
+        Args:
+            saved: of `to_checkpoint`, tensors on the CPU.
+            device: the model's.
+
+        Raises:
+            ConfigError: if the data are not those the run began with.
+        """
+        position = dict(saved["position"])
+        if position["data"] != self.data:
+            raise ConfigError(OTHER_DATA)
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.method_state = _moved(position.pop("state"), device)
+        self.memories = _moved(position.pop("memories"), device)
+        self.metrics = list(saved["metrics"])
+        for name, value in position.items():
+            setattr(self, name, value)
+
+    def pass_over(self, next_step: int) -> None:
+        """Count the steps before `next_step` as spent and lost: they may have been released."""
+        lost = next_step - self.step
+        self.step = next_step
+        self.lost_steps += lost
+        self.noise_draws += lost
+
+    def after_step(self, outcome: StepOutcome) -> None:
+        """Count a step, whose update is in the weights."""
+        self.method_state, self.step = outcome.state, self.step + 1
+        self.micro_batch = outcome.micro_batch
+        self.noise_draws += outcome.noise_draws
+        self.examples += outcome.examples
+        self.drawn += outcome.examples
+        self.clipped += outcome.clipped
+        self.nonfinite += outcome.nonfinite
+        self.loss += outcome.loss
+        self.hold()
+
+    def after_evaluation(
+        self, line: dict[str, Any], values: dict[str, float], right: dict[str, Tensor]
+    ) -> None:
+        """Take in an evaluation, and begin the sums anew; analyses may look before it is held.
+
+        Args:
+            line: of metrics.jsonl.
+            values: metric to value.
+            right: which test examples were got right, by metric.
+        """
+        self.drawn = self.clipped = self.nonfinite = 0
+        self.loss = 0.0
+        self.judged_at, self.last, self.right = line["step"], values, right
+        self.metrics.append(line)
+
+    def hold(self, has_observed: bool = False) -> None:
+        """Remember the state as it is now.
+
+        Args:
+            has_observed: whether analyses have looked since, so that what they keep is another.
+        """
+        if has_observed:  # they add to it in place
+            self._observed = {"traces": mapped(lambda leaf: leaf, self.traces)}
+            self._observed["memories"] = copied(self.memories)
+        self._held = {
+            **self._progress(),
+            **self._observed,
+            "method_state": mapped(lambda leaf: leaf, self.method_state),
+            "metrics": list(self.metrics),
+        }
+        self._marks = marks([self._tensors, self.method_state])
+
+    def let_go(self) -> None:
+        """Know that weights and optimizer are about to change, until the next `hold`."""
+        self._held = None
+
+    def roll_back(self) -> bool:
+        """Go back to what was held last; return whether weights and method's state agree with it.
+
+        What may have written into them since, such as an analysis or an attack that fails, is told
+        by their marks.
+        """
+        if self._held is None or self._marks != marks([self._tensors, self._held["method_state"]]):
+            return False
+        for name, value in self._held.items():
+            setattr(self, name, value)
+        return True
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return mapped(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)
