@@ -15,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "dpexp"
 CUDA_ONLY = re.compile(r"^(nvidia-|cuda-|triton$)")
 
 
@@ -40,6 +41,17 @@ def version(pin):
     (specifier,) = pin.specifier
     assert specifier.operator == "==", f"{pin} is not one exact version"
     return specifier.version
+
+
+def test_every_file_beside_the_code_is_named_as_package_data():
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    named = {
+        path for glob in tool["setuptools"]["package-data"]["dpexp"] for path in PACKAGE.glob(glob)
+    }
+    files = (path for path in PACKAGE.rglob("*") if path.is_file())
+    beside = {path for path in files if path.suffix not in (".py", ".pyc")}
+    assert len(beside) > 3
+    assert beside <= named
 
 
 def test_every_constraint_is_one_exact_public_version_for_any_machine(pins):
