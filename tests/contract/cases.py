@@ -9,7 +9,9 @@ import run
 
 def named(group):
     """List the names of a group of conf/, without what only picks another one."""
-    return sorted(path.stem for path in (run.CONF / group).glob("*.yaml") if path.stem != "auto")
+    found = sorted(path.stem for path in (run.CONF / group).glob("*.yaml") if path.stem != "auto")
+    assert found, f"no conf/{group}"
+    return found
 
 
 ALL_METHODS = named("method")
