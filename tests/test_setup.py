@@ -54,6 +54,16 @@ def test_every_file_beside_the_code_is_named_as_package_data():
     assert beside <= named
 
 
+def test_a_commit_is_held_to_what_make_lint_runs():
+    makefile = (ROOT / "Makefile").read_text()
+    (recipe,) = re.findall(r"^lint: .*\n((?:\t.*\n)+)", makefile, re.M)
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]
+    assert [f"\t$(PY){hook['entry'].removeprefix('.venv/bin/python')}" for hook in hooks] == (
+        recipe.splitlines()
+    )
+
+
 def test_every_constraint_is_one_exact_public_version_for_any_machine(pins):
     for name, pin in pins.items():
         assert "+" not in version(pin), f"{pin} names one build"

@@ -17,7 +17,7 @@ from dpexp.grad_sample.linear import LinearTap
 from dpexp.grad_sample.norm import NormTap
 from dpexp.types import ConfigError, Tap
 
-RULES: dict[type[nn.Module], type] = {
+RULES: dict[type[nn.Module], type[Any]] = {
     nn.Linear: LinearTap,
     nn.Conv2d: Conv2dTap,
     nn.Embedding: EmbeddingTap,
@@ -195,9 +195,9 @@ class Tape:
         return _Kept.apply(self._anchor, x.detach())
 
     def _after_backward(self, name: str, layer: nn.Module, dh: Tensor) -> None:
-        kept = self._inputs.pop(name)
+        node: Any = self._inputs.pop(name).grad_fn
         try:
-            (x,) = kept.grad_fn.saved_tensors
+            (x,) = node.saved_tensors
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise

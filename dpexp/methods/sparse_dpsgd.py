@@ -21,11 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from dpexp.grad_sample.carriers import Masked
+from dpexp.grad_sample.carriers import Masked, Outer
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.selection import matrix_parameters
 from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
@@ -77,7 +78,7 @@ class SparseDPSGD(DPSGD):
         for key, carrier in carried.items():
             kept = state["entries"].get(key.parameter)
             if kept is not None:
-                carried[key] = Masked(carrier, kept, state["shapes"][key.parameter])
+                carried[key] = Masked(cast(Outer, carrier), kept, state["shapes"][key.parameter])
         return carried
 
     def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:

@@ -151,6 +151,7 @@ class Logbook:
         return self._at
 
     def _identity(self) -> dict[str, Any]:
+        assert self._run is not None, "the first rank alone writes"
         return {"run": self._run.id, **self._mechanism.identity()}
 
     @property
@@ -167,6 +168,7 @@ class Logbook:
     ) -> tuple[Any, int, int]:
         """Read checkpoint and ledger: the state to go on with, the next step, the micro-batch."""
         run, mechanism = self._run, self._mechanism
+        assert run is not None, "the first rank alone reads"
         saved = None
         if run.status == "resume":
             saved = checkpoint.load(run.checkpoint_path)
@@ -289,6 +291,7 @@ class Logbook:
             self._stopping.leave()
 
     def _save(self) -> None:
+        assert self._run is not None, "the first rank alone writes"
         self._at.wall_s = time.monotonic() - self._taken_up
         state = {
             "of": self._identity(),

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from dpexp.types import ConfigError, Method, State, setting_at
 
 EMPTY = 1e-12  # a batch size at which draws are empty, to time a step without examples
 
-POSITIVE: dict[str, type | tuple[type, ...]] = {
+POSITIVE: dict[str, Any] = {
     "batch_size": int,
     "micro_batch": int,
     "epochs": (int, float),
@@ -181,7 +181,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             book.stop_if_asked()
             book.end_steps()
         deviations = [JUDGED_ON_TRAINING] if task.test is task.train else []
-        deviations += [unchecked] * (unchecked is not None) + observers.deviations
+        deviations += ([] if unchecked is None else [unchecked]) + observers.deviations
         findings = Findings({}, {})
         if attack is not None:
             deviations.append(attack.deviation)
@@ -366,7 +366,8 @@ def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
     micro_batch = MicroBatch(config, parts, state, mechanism, ranks).settle(0, examples)
 
     def timed(batch_size: float) -> tuple[float, int]:  # a permutation has no empty draws
-        part = replace(mechanism, batch_size=batch_size, sampling="poisson")
+        # An expected size may be any, where the draw is Poisson's.
+        part = replace(mechanism, batch_size=cast(int, batch_size), sampling="poisson")
         with PrivateGradient(
             model, method, part, ranks, micro_batch, task.public, task.loss
         ) as gradient:
