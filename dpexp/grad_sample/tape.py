@@ -195,9 +195,9 @@ class Tape:
         return _Kept.apply(self._anchor, x.detach())
 
     def _after_backward(self, name: str, layer: nn.Module, dh: Tensor) -> None:
-        node: Any = self._inputs.pop(name).grad_fn
+        kept: Any = self._inputs.pop(name)
         try:
-            (x,) = node.saved_tensors
+            (x,) = kept.grad_fn.saved_tensors
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
