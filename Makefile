@@ -44,6 +44,7 @@ pin-configs: $(READY)
 lint: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mypy
 
 bench: $(READY)
 	$(PY) -m scripts.bench $(ARGS)
@@ -82,7 +83,7 @@ all: $(READY)
 FORCE:
 
 clean:
-	rm -rf .venv .venv-torch-* build outputs multirun wandb .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-torch-* build outputs multirun wandb .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:
@@ -96,7 +97,7 @@ help:
 	@echo '       PYTHON=python3   the Python to make it with, 3.11 or 3.12'
 	@echo '       TORCH=           beside any target: another torch, 2.11.0 to 2.13, in .venv-torch-$$TORCH'
 	@echo 'make test               run the tests; ARGS="tests/grad_sample -x" for some of them'
-	@echo 'make lint               check style and format'
+	@echo 'make lint               check style, format and types'
 	@echo 'make bench              measure step time and memory into results/bench/'
 	@echo 'make verify             recompute every run'"'"'s certificate by another accountant'
 	@echo 'make audit              bound every private method'"'"'s epsilon from below, by canaries'

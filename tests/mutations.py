@@ -38,13 +38,14 @@ class Break:
     excess: float | None
 
 
+CONTRACT = "tests/contract/test_methods.py"
 GRADIENT, PRIVATIZE = "tests/test_gradient.py", "tests/test_privatize.py"
 INFLUENCE, NOISE, SEEDS = "tests/test_influence.py", "tests/test_noise.py", "tests/test_seeds.py"
 TWINS, IMAGES = "tests/test_twins.py", "tests/data/test_images.py"
 MECHANISM, GEP = "tests/privacy/test_mechanism.py", "tests/methods/test_gep.py"
 
 NOISE_ON_ALL = (
-    f"{GRADIENT}::test_every_released_coordinate_gets_the_declared_noise_once_and_nothing_else_does"
+    f"{CONTRACT}::test_every_released_coordinate_gets_the_declared_noise_once_and_nothing_else_does"
     "[rgp]"
 )
 RANKS = f"{GRADIENT}::test_ranks_share_one_draw_of_noise_and_take_the_same_step"
@@ -52,7 +53,7 @@ SIZED = f"{NOISE}::test_noise_has_its_law_and_all_its_bits_in_a_block_of_any_siz
 ONCE = f"{SEEDS}::test_no_state_of_any_generator_is_drawn_from_twice_in_a_run[dpsgd]"
 AGAIN = f"{SEEDS}::test_steps_and_pieces_share_no_noise_however_far_apart"
 SOUND = (
-    "tests/attacks/test_soundness.py::test_one_example_moves_a_release_by_no_more_than_is_declared"
+    f"{CONTRACT}::test_one_example_moves_a_release_by_no_more_than_is_declared"
     "_and_nothing_else_is_known[dpsgd]"
 )
 EQUAL = f"{TWINS}::test_after_equal_releases_all_is_equal_but_the_declared_diagnostics[dpsgd]"

@@ -91,13 +91,17 @@ def killed(results, *words, at, every=4):
 
 
 class Watched:
-    """A method that remembers what was released to it, and in what state."""
+    """A method that remembers what was summed and released to it, and in what state."""
 
     def __init__(self, method):
         self.method = method
 
     def __getattr__(self, name):
         return getattr(self.method, name)
+
+    def compress(self, state, sums):
+        self.summed = {key: total.clone() for key, total in sums.items()}
+        return self.method.compress(state, sums)
 
     def reconstruct(self, state, noisy):
         self.given, self.released = state, dict(noisy)

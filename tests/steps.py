@@ -6,7 +6,6 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
-import yaml
 from torch import nn
 
 from dpexp import cli
@@ -17,31 +16,18 @@ from dpexp.privacy import whole_batch
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.train import make_mechanism
 from dpexp.types import Batch
+from tests.contract.cases import case
 from tests.runs import Watched
 
 CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, CPU)
-METHODS = sorted(  # a method with a loop of its own takes no such steps
-    path.stem
-    for path in (cli.CONF / "method").glob("*.yaml")
-    if "loop" not in yaml.safe_load(path.read_text())
-)
 PRIVATE = ["noise=true", "clip=true", "eps=8"]
-FEW = ["method.m=20", "method.k=10"]
-SMALLER = {
-    "gep": FEW,
-    "bgep": FEW,
-    "bitfit": ["model=cnn"],
-    "rgp_public": ["method.public_examples=20"],
-    "rgp_core": ["method.public_examples=20"],
-}
-"""Settings that cost time and decide nothing here; and a model with biases, which WRN has not."""
 
 
 def composed(method, *words):
     """Give a config of one's own; a setting that many tests take is composed once for all."""
     base = ["task=digits", "profile=embedded", "batch_size=40", *PRIVATE]
-    return deepcopy(_composed((f"method={method}", *base, *SMALLER.get(method, []), *words)))
+    return deepcopy(_composed((f"method={method}", *base, *case(method).few, *words)))
 
 
 @cache

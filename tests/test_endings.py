@@ -15,6 +15,7 @@ from dpexp.training.observation import Analysis
 from dpexp.training.states import copied, mapped, marks
 from dpexp.training.train import train
 from dpexp.types import ConfigError
+from tests.contract.cases import METHODS
 from tests.runs import (
     ALONE,
     SHORT,
@@ -23,7 +24,7 @@ from tests.runs import (
     of,
     one_thread,  # noqa: F401 (a fixture)
 )
-from tests.steps import METHODS, Setting, composed
+from tests.steps import Setting, composed
 
 AT = 5  # the step, from 1, in which it happens; an evaluation falls on the next
 QUIET = "checkpoint.seconds=null"

@@ -1,24 +1,19 @@
-"""One private step, from a Poisson draw to gradients, with every method on real digits."""
+"""One private step, from a Poisson draw to gradients: draws, noise, bases and ranks."""
 
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy.stats import kstest
 
 from dpexp.data import Examples
 from dpexp.distributed.ranks import Ranks
-from dpexp.grad_sample import Tape
-from dpexp.training import checkpoint
 from dpexp.training.gradient import PrivateGradient
-from tests.runs import total_of
+from tests.contract.cases import METHODS
 from tests.steps import (
     CPU,
-    METHODS,
     Setting,
     Wide,
     composed,
@@ -27,40 +22,8 @@ from tests.steps import (
 )
 
 PAPERS = ["dpsgd", "rgp", "rgp_random", "dp_powersgd", "lsg", "sparse_dpsgd"]
-WIDER = {
-    "compressive": ["method.p=200"],
-    "bgep": ["model=linear", "method.m=400", "method.k=400"],
-    "rgp_core": ["method.rank=64"],
-}
-"""Settings that release more numbers a step, so that a sample of noise takes fewer steps."""
 
 # Micro-batches
-
-
-@pytest.mark.parametrize(
-    ("dtype", "micro_batches", "changes", "bound"),
-    [
-        (torch.float32, (5, 13), {}, 1e-6),
-        (torch.float32, (5, 13), {"noise": False}, 1e-6),
-        # Batches of one go through other convolution kernels, which round otherwise: in float32
-        # some processors' differ by more than 1e-6.
-        (torch.float64, (1, 13), {"noise": False}, 1e-14),
-    ],
-    ids=["step", "sums", "sums in float64"],
-)
-@pytest.mark.parametrize("method", METHODS)
-def test_a_step_does_not_depend_on_the_micro_batch_size(
-    method, dtype, micro_batches, changes, bound
-):
-    setting = Setting(composed(method), dtype)
-    whole = setting.step(micro_batch=1000, **changes)
-    assert whole.examples > 13
-    for micro_batch in micro_batches:
-        parts = setting.step(micro_batch=micro_batch, **changes)
-        assert parts.gradients.keys() == whole.gradients.keys()
-        assert distance(parts.gradients, whole.gradients) < bound
-        assert parts.loss == pytest.approx(whole.loss, rel=1e-6)
-        assert (parts.examples, parts.clipped) == (whole.examples, whole.clipped)
 
 
 @pytest.mark.parametrize("method", PAPERS)
@@ -115,63 +78,7 @@ def test_a_draw_larger_than_expected_is_used_whole_and_divided_by_the_expected_s
     assert distance(outcome.gradients, expected) < most
 
 
-def draw(release, like, gen):
-    """Draw noise of scale one as the release declares it."""
-    if release.noise == "gaussian":
-        return torch.randn(like.shape, generator=gen)
-    plus, minus = torch.empty(2, *like.shape, dtype=torch.float64).exponential_(generator=gen)
-    return (plus - minus).float()
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_an_empty_draw_gives_a_step_of_noise_alone(method):
-    setting = Setting(composed(method, "batch_size=4"))
-    step = setting.find_step(lambda drawn: drawn == 0)
-    outcome = setting.step(step)
-    assert outcome.noise_draws == 1 and (outcome.examples, outcome.loss) == (0, 0.0)
-    gen, scale = setting.mechanism.noise_generator(step), setting.mechanism.noise_multiplier
-    releases = {release.name: release for release in setting.mechanism.releases}
-    for key, block in setting.method.released.items():
-        noise = scale * releases[key.release].clip_norm * draw(releases[key.release], block, gen)
-        torch.testing.assert_close(block, noise / 4)
-    shapes = {name: tuple(p.shape) for name, p in setting.model.named_parameters()}
-    for name in setting.method.trainable(setting.model):
-        assert tuple(outcome.gradients[name].shape) == shapes[name]
-        assert outcome.gradients[name].isfinite().all()
-    silent = setting.step(step, noise=False)
-    assert flat(silent.gradients).abs().max() == 0
-    assert silent.noise_draws == 0
-
-
 # Noise
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_released_coordinate_gets_the_declared_noise_once_and_nothing_else_does(method):
-    setting = Setting(composed(method, *WIDER.get(method, [])), torch.float64)
-    mechanism = setting.mechanism
-    dimension = sum(release.dimension for release in mechanism.releases)
-    scale = {r.name: mechanism.noise_multiplier * r.clip_norm for r in mechanism.releases}
-    drawn = []
-    for step in range(math.ceil(20_000 / dimension)):
-        noisy = setting.step(step, micro_batch=13)  # several micro-batches, one draw of noise
-        given, released = setting.method.given, setting.method.released
-        setting.step(step, micro_batch=13, noise=False)
-        silent = setting.method.released
-        added = {key: (released[key] - silent[key]) / scale[key.release] for key in released}
-        added = flat(added) * mechanism.batch_size
-        assert int((added != 0).sum()) == len(added) == dimension
-        drawn.append(added.numpy())
-        # Nothing else leaves: the gradients are made of the release and of public state.
-        made, _ = setting.method.reconstruct(given, released)
-        assert set(made) == set(noisy.gradients) == set(setting.method.trainable(setting.model))
-        for name, gradient in made.items():
-            assert torch.equal(gradient, noisy.gradients[name])
-    drawn = np.concatenate(drawn)
-    law = {"gaussian": "norm", "laplace": "laplace"}[mechanism.releases[0].noise]
-    assert kstest(drawn, law).pvalue > 1e-3
-    for wrong in (0.8, 1.25):  # the test itself must be able to tell
-        assert kstest(drawn / wrong, law).pvalue < 1e-6
 
 
 def test_noise_scales_with_the_clip_norm():
@@ -232,57 +139,7 @@ def test_bases_do_not_depend_on_private_data(method):
         assert not torch.equal(first["left"][name], later["left"][name])
 
 
-# What every method promises
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_carriers_sum_to_the_declared_blocks(method):
-    setting = Setting(composed(method))
-    model, inner = setting.model, setting.parts.method
-    setting.step()
-    state = setting.method.given  # as `prepare` made it
-    carried = {}
-    with Tape(
-        model,
-        inner.trainable(model),
-        lambda layer, tap: carried.update(inner.carry(state, layer, tap)),
-    ) as tape:
-        batch = setting.examples.batch(torch.arange(3))
-        tape.expect(3)
-        F.cross_entropy(model(batch.inputs), batch.targets, reduction="sum").backward()
-        tape.check_complete()
-    shapes = {key: tuple(shape) for key, shape in inner.blocks(state).items()}
-    assert carried.keys() == shapes.keys()
-    for key, carrier in carried.items():
-        assert carrier.squared_norms().shape == (3,)
-        for weights in (None, torch.ones(3)):
-            assert tuple(total_of(carrier, weights).shape) == shapes[key]
-        kept = carrier.keep(torch.tensor([True, False, True]))
-        assert kept.squared_norms().shape == (2,)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_declared_releases_hold_at_every_step_and_count_every_block(method):
-    setting = Setting(composed(method))
-    declared = setting.method.releases(setting.state, 0.5)
-    state = setting.step().state
-    assert setting.method.releases(state, 0.5) == declared
-    blocks = setting.method.blocks(state)
-    assert blocks == setting.method.blocks(setting.state)
-    for release in declared:
-        own = [b for key, b in setting.method.released.items() if key.release == release.name]
-        assert release.dimension == sum(block.numel() for block in own) > 0
-        assert release.clip_norm == 0.5 or release.name == "residual"  # clipped apart, in gep
-        assert release.sensitivity == 1.0 or release.noise == "laplace"
-    assert {key.release for key in blocks} == {release.name for release in declared}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_seed_decides_a_step(method):
-    first, second = (Setting(composed(method)).step(2) for _ in range(2))
-    other = Setting(composed(method, "seed=1")).step(2)
-    assert torch.equal(flat(first.gradients), flat(second.gradients))
-    assert not torch.equal(flat(first.gradients), flat(other.gradients))
+# Dropout
 
 
 def test_masks_of_dropout_follow_the_seed_or_the_secret():
@@ -295,16 +152,6 @@ def test_masks_of_dropout_follow_the_seed_or_the_secret():
     assert masks()[0] == masks()[0] != masks("seed=1")[0]
     secret = masks("noise=secret")[0]  # seed=0 as well
     assert secret != masks("noise=secret")[0] and secret != masks()[0]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_state_that_was_saved_and_loaded_goes_on_alike(method, tmp_path):
-    setting = Setting(composed(method))
-    state = setting.step(0).state
-    checkpoint.save(tmp_path / "state.pt", state)
-    loaded = checkpoint.load(tmp_path / "state.pt")
-    one, other = setting.step(1, state=state), setting.step(1, state=loaded)
-    assert torch.equal(flat(one.gradients), flat(other.gradients))
 
 
 # Several ranks

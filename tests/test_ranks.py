@@ -255,6 +255,7 @@ def test_a_killed_rank_ends_the_run_with_one_line_and_leaves_nobody(tmp_path, pr
     assert line.startswith("error: Rank 1 of 2 died, and the run with it: SIGKILL")
     assert line.endswith("Run it again to go on from its last checkpoint.")
     assert len(ranks) == 2 and not any(map(is_rank, ranks))
+    assert (tmp_path / "embedded").is_dir()
     assert not any((tmp_path / "embedded" / "locks").glob("*"))
 
 

@@ -115,7 +115,7 @@ OTHER_SEEDS = {
     "torch.Generator": {"dpexp.analysis.anchors", "dpexp.privacy.seeds"},
     "manual_seed": {"dpexp.cli.parts", "dpexp.analysis.anchors"},
     "default_rng": {"dpexp.data.public", "dpexp.data.regression", "dpexp.data.shapes"},
-    "random.Random": {"dpexp.data.lexicon", "dpexp.data.grammar"},
+    "random.Random": {"dpexp.data.grammar"},
 }
 """Who else seeds what draws: from a generator's own number, or to make or choose data."""
 OTHER_SEEDS["torch.Generator"] |= {"dpexp.data.task", "dpexp.data.public"}

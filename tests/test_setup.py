@@ -15,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "dpexp"
 CUDA_ONLY = re.compile(r"^(nvidia-|cuda-|triton$)")
 
 
@@ -40,6 +41,27 @@ def version(pin):
     (specifier,) = pin.specifier
     assert specifier.operator == "==", f"{pin} is not one exact version"
     return specifier.version
+
+
+def test_every_file_beside_the_code_is_named_as_package_data():
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    named = {
+        path for glob in tool["setuptools"]["package-data"]["dpexp"] for path in PACKAGE.glob(glob)
+    }
+    files = (path for path in PACKAGE.rglob("*") if path.is_file())
+    beside = {path for path in files if path.suffix not in (".py", ".pyc")}
+    assert len(beside) > 3
+    assert beside <= named
+
+
+def test_a_commit_is_held_to_what_make_lint_runs():
+    makefile = (ROOT / "Makefile").read_text()
+    (recipe,) = re.findall(r"^lint: .*\n((?:\t.*\n)+)", makefile, re.M)
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]
+    assert [f"\t$(PY){hook['entry'].removeprefix('.venv/bin/python')}" for hook in hooks] == (
+        recipe.splitlines()
+    )
 
 
 def test_every_constraint_is_one_exact_public_version_for_any_machine(pins):

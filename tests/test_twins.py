@@ -15,17 +15,14 @@ from dpexp.pate import loop
 from dpexp.pate.stages import assign
 from dpexp.records import DIAGNOSTICS, without_diagnostics
 from dpexp.training import micro_batch
+from tests.contract.cases import METHODS, USUAL, case
 from tests.runs import ALONE, one_thread  # noqa: F401 (a fixture)
-from tests.steps import METHODS, PRIVATE, composed
+from tests.steps import PRIVATE, composed
 from tests.texts import LONGEST, save_glue
 from tests.twins import at_start, build, files, others, trained
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = ["model=cnn", "model.channels=[4,8]", "model.kernel=3"]
-LOW_RANK = dict.fromkeys(
-    ["dp_powersgd", "lsg", "powersgd", "rgp", "rgp_core", "rgp_public", "rgp_random"],
-    ["method.rank=2"],
-)
+SMALL = USUAL.narrow
 EIGHT = ["batch_size=360", "epochs=2", "eval_every=0.5", "checkpoint.steps=1", "optimizer.lr=2"]
 """Steps, an evaluation after every second one, and a checkpoint after each."""
 
@@ -64,8 +61,8 @@ def assert_equal(first, *others):
 @pytest.mark.parametrize("words", [*([m] for m in METHODS), *OTHERS], ids=" ".join)
 def test_after_equal_releases_all_is_equal_but_the_declared_diagnostics(words, tmp_path):
     method, *more = words
-    small = [] if method == "compressive" or more else SMALL + LOW_RANK.get(method, [])
-    assert_equal(*triplets(composed(method, *small, *EIGHT, *more), tmp_path))
+    narrow = () if more else case(method).narrow
+    assert_equal(*triplets(composed(method, *narrow, *EIGHT, *more), tmp_path))
 
 
 def test_a_micro_batch_found_by_trials_changes_nothing_else(tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
-"""Two generated sets of texts, whose labels follow from what the texts say.
+"""One grammar of generated texts, whose labels follow from what the texts say.
 
-Ours. Written by small grammars from a fixed seed in about a second, so that language models run
-with no data at hand. Much of a label shows in single words, as in real reviews and inferences
+Ours. It writes from a fixed seed in about a second, so that language models run with no data at
+hand. Its words lie in `dpexp/data/words`, a file a language: sentences of film reviews (task
+sentiment), premises and hypotheses about scenes (task entailment), and phrases of film reviews
+(public=film_reviews). Much of a label shows in single words, as in real reviews and inferences
 (Gururangan et al. 2018); the rest takes composition: negation, contrast, and what a word of one
 text says of a word of the other.
 
@@ -12,47 +14,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from random import Random
 from typing import Any
 
 import torch
+import yaml
 
-from dpexp.data.sayings import (
-    ADDITION,
-    CLOSERS,
-    CONTRADICTION,
-    CONTRAST,
-    COUNTS,
-    ENTAILMENT,
-    FILM_KINDS,
-    FILM_NEGATORS,
-    FILM_PARTS,
-    INTENSIFIERS,
-    LOOKS,
-    NEUTRAL,
-    OPENERS,
-    OPINIONS,
-    REASONS,
-    SCENE_NEGATORS,
-    WIDER,
-)
 from dpexp.data.task import Task, assemble
-from dpexp.data.text import Encoded, Texts, Tokenizer, pack
+from dpexp.data.text import SPECIALS, Texts, Tokenizer, WordLevel
 from dpexp.types import ConfigError, require_word
-
-SPECIALS = ("[pad]", "[cls]", "[sep]")
-"""Ids 0, 1 and 2 of the vocabularies; words follow in alphabetical order."""
 
 Text = tuple[str, ...]
 """A sentence, or premise and hypothesis."""
 
 
-def _words(*phrases: str) -> set[str]:
-    return {word for phrase in phrases for word in phrase.split()}
+@cache
+def words_of(language: str) -> dict[str, Any]:
+    """Read the words of a language: sentiment, entailment or film_reviews."""
+    text = (files("dpexp.data") / "words" / f"{language}.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)
 
 
-def _vocabulary(*phrases: str) -> tuple[str, ...]:
-    return (*SPECIALS, *sorted(_words(*phrases)))
+REVIEWS, SCENES = words_of("sentiment"), words_of("entailment")
+
+ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
+"""Labels of scenes, in GLUE's order."""
+
+
+def _words(phrases: Any) -> set[str]:
+    """Collect the words of phrases, which lie in lists of any depth."""
+    if isinstance(phrases, str):
+        return set(phrases.split())
+    return set().union(*map(_words, phrases))
 
 
 @dataclass(frozen=True)
@@ -70,36 +65,6 @@ class Grammar:
     read: Callable[..., int | None]
     classes: int
     words: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class WordLevel:
-    """A word an id: [cls] a [sep], or [cls] a [sep] b [sep].
-
-    Attributes:
-        words: what the ids stand for, special ones first.
-    """
-
-    words: tuple[str, ...]
-
-    @property
-    def vocabulary(self) -> int:
-        """Give the number that all ids are below."""
-        return len(self.words)
-
-    def encode(self, *columns: Sequence[str]) -> Encoded:
-        """Turn texts, or pairs of texts, into ids."""
-        ids = {word: index for index, word in enumerate(self.words)}
-        pad, cls, sep = (ids[special] for special in SPECIALS)
-        rows, seconds = [], []
-        for texts in zip(*columns, strict=True):
-            row, begins = [cls], []
-            for text in texts:
-                begins.append(len(row))
-                row += [*(ids[word] for word in text.split()), sep]
-            rows.append(row)
-            seconds.append(begins[1] if len(begins) == 2 else len(row))
-        return pack(rows, seconds, pad)
 
 
 def generated(
@@ -198,14 +163,14 @@ def opinion(sentence: str) -> int | None:
     What follows the last "but" decides. There the words of opinion vote, and each negator turns the
     next one around.
     """
-    praise, is_negated = 0, False
+    (bad, good), praise, is_negated = REVIEWS["opinions"], 0, False
     for word in sentence.split():
-        if word == CONTRAST:
+        if word == "but":
             praise, is_negated = 0, False
-        elif word in FILM_NEGATORS:
+        elif word in REVIEWS["negators"]:
             is_negated = not is_negated
-        elif word in OPINIONS[0] or word in OPINIONS[1]:
-            praise += 1 if (word in OPINIONS[1]) != is_negated else -1
+        elif word in bad or word in good:
+            praise += 1 if (word in good) != is_negated else -1
             is_negated = False
     return int(praise > 0) if praise else None
 
@@ -221,7 +186,7 @@ def relation(premise: str, hypothesis: str) -> int:
     verdicts, is_negated = {ENTAILMENT}, False
     for word in hypothesis.split():
         path = _path(word)
-        if word in SCENE_NEGATORS:
+        if word in SCENES["negators"]:
             is_negated = not is_negated
         elif word in _UNSEEN:
             verdicts.add(NEUTRAL)
@@ -232,14 +197,14 @@ def relation(premise: str, hypothesis: str) -> int:
     return max(verdicts)
 
 
-_UNSEEN = _words(*REASONS) - {"are", "the"}
+_UNSEEN = _words(SCENES["reasons"]) - {"are", "the"}
 
 
 def _path(word: str) -> list[str]:
     """List a word, all wider ones and the question; nothing for a word that shows nothing."""
     path = [word]
-    while path[-1] in WIDER:
-        path.append(WIDER[path[-1]])
+    while path[-1] in SCENES["wider"]:
+        path.append(SCENES["wider"][path[-1]])
     return path[:-1] and path
 
 
@@ -252,40 +217,40 @@ def _compare(asked: list[str], seen: list[str]) -> int:
 def _review(rng: Random) -> Text:
     """Write a sentence of one or two clauses; "and" joins like ones, "but" unlike ones."""
     first = _clause(rng)
-    joint = pick(rng, (None, None, ADDITION, CONTRAST))
-    sentence = [pick(rng, OPENERS)] if chance(rng, 0.2) else []
+    joint = pick(rng, (None, None, "and", "but"))
+    sentence = [pick(rng, REVIEWS["openers"])] if chance(rng, 0.2) else []
     sentence.append(first)
     if joint:
         second = _clause(rng)
-        while (opinion(second) == opinion(first)) != (joint == ADDITION):
+        while (opinion(second) == opinion(first)) != (joint == "and"):
             second = _clause(rng)
         sentence += [joint, second]
     if chance(rng, 0.3):
-        sentence.append(pick(rng, CLOSERS))
+        sentence.append(pick(rng, REVIEWS["closers"]))
     return (" ".join(sentence),)
 
 
 def _clause(rng: Random) -> str:
     label = int(rng.random() * 2)
-    said = [pick(rng, OPINIONS[label])]
+    said = [pick(rng, REVIEWS["opinions"][label])]
     if chance(rng, 0.4):
-        said.insert(0, pick(rng, INTENSIFIERS))
+        said.insert(0, pick(rng, REVIEWS["intensifiers"]))
     # "not funny" is said more often than "not dull".
     is_negated = chance(rng, 0.3 if label else 0.1)
-    negator = [pick(rng, FILM_NEGATORS)] if is_negated else []
+    negator = [pick(rng, REVIEWS["negators"])] if is_negated else []
     verb = pick(rng, ("is", "was"))
     form = int(rng.random() * 3)
     if form == 0:
-        article = "an" if said[0][0] in "aeiou" else "a"
-        return " ".join(["this", verb, *negator, article, *said, pick(rng, FILM_KINDS)])
-    part = ["the", pick(rng, FILM_PARTS)]
+        kind = pick(rng, REVIEWS["kinds"])
+        return " ".join(["this", verb, *negator, article(said[0]), *said, kind])
+    part = ["the", pick(rng, REVIEWS["parts"])]
     if form == 1:
         return " ".join([*part, verb, *negator, *said])
     return " ".join(["i", "found", *part, *negator, *said])
 
 
 _NARROWER = {
-    wide: [word for word in WIDER if wide in _path(word)[1:]]
+    wide: [word for word in SCENES["wider"] if wide in _path(word)[1:]]
     for wide in ("who", "moving", "resting", "outside", "inside")
 }
 
@@ -295,9 +260,9 @@ def _scene(rng: Random) -> Text:
     who = pick(rng, _NARROWER["who"])
     does = pick(rng, _NARROWER[pick(rng, ("moving", "resting"))])
     place = pick(rng, _NARROWER[pick(rng, ("outside", "inside"))])
-    look = [pick(rng, LOOKS)] if chance(rng, 0.3) else []
-    premise = [pick(rng, COUNTS), *look, who, does, "in the", place]
-    asked = WIDER[pick(rng, (does, place))]
+    look = [pick(rng, SCENES["looks"])] if chance(rng, 0.3) else []
+    premise = [pick(rng, SCENES["counts"]), *look, who, does, "in the", place]
+    asked = SCENES["wider"][pick(rng, (does, place))]
     if chance(rng, 0.5):
         asked = pick(rng, ("moving", "resting", "outside", "inside"))
     if chance(rng, 0.15):
@@ -308,13 +273,99 @@ def _scene(rng: Random) -> Text:
     hypothesis = [pick(rng, ("the", "some")), subject]
     form = int(rng.random() * 3)
     if form == 0:
-        verb = does if chance(rng, 0.7) else pick(rng, _NARROWER[WIDER[does]])
+        verb = does if chance(rng, 0.7) else pick(rng, _NARROWER[SCENES["wider"][does]])
         hypothesis.append(verb)
     else:
         hypothesis += ["are", *(["not"] if chance(rng, 0.15) else []), asked]
     if chance(rng, 0.3):
-        hypothesis.append(pick(rng, REASONS))
+        hypothesis.append(pick(rng, SCENES["reasons"]))
     return " ".join(premise), " ".join(hypothesis)
+
+
+SIDES = ("bad", "good")
+"""Which words of film_reviews blame and praise, by label."""
+
+
+def phrases(size: int, seed: int) -> tuple[list[str], list[int]]:
+    """Write phrases of film reviews and say of each whether it praises (1) or blames (0).
+
+    Args:
+        size: how many, >= 1.
+        seed: the phrases are the same wherever this is.
+    """
+    rng = Random(f"film reviews {seed}")
+    labels = [int(chance(rng, 0.5)) for _ in range(size)]
+    return [_phrase(rng, label) for label in labels], labels
+
+
+def _phrase(rng: Random, label: int) -> str:
+    """Write one or two clauses; of two unlike ones the last speaks for the whole."""
+    clause, form = _part(rng, label), rng.random()
+    if form < 0.5:
+        return clause
+    if form < 0.62:
+        return f"{clause} {pick(rng, (',', 'and', ';'))} {_part(rng, label)}"
+    if form < 0.68:
+        return f"{_part(rng, 1 - label)} {pick(rng, ('but', ', but', 'yet', ', yet'))} {clause}"
+    if form < 0.74:
+        opener = pick(rng, ("despite", "for all", "in spite of", "although", "though", "even if"))
+        return f"{opener} {_part(rng, 1 - label)} , {clause}"
+    aside = pick(rng, words_of("film_reviews")["asides"])
+    return f"{clause} {aside}" if form < 0.9 else f"{aside} , {clause}"
+
+
+def _part(rng: Random, label: int) -> str:
+    film = words_of("film_reviews")
+    own, others = film[SIDES[label]], film[SIDES[1 - label]]
+
+    def one(kind: str, words: dict[str, Any] = film) -> str:
+        return pick(rng, words[kind])
+
+    def said(negated: float = 0.0) -> str:
+        if chance(rng, negated):
+            degree = [one("degrees")] if chance(rng, 0.3) else []
+            return " ".join([one("negators"), *degree, one("adjectives", others)])
+        adjective, form = one("adjectives", own), rng.random()
+        if form < 0.25:
+            return f"{one('degrees')} {adjective}"
+        return f"too {adjective}" if form < 0.3 and not label else adjective
+
+    # "not funny" is said more often than "not dull".
+    negated = 0.06 if label else 0.12
+    form = int(rng.random() * 15)
+    if form == 0:
+        return said(negated)
+    if form in (1, 2):
+        first = said()
+        more = f" , {one('adjectives', own)}" if form == 2 else ""
+        return f"{article(first)} {first}{more} {one('kinds')}"
+    if form == 3:
+        return f"{said()} and {said()}"
+    if form == 4:
+        verb = pick(rng, ("is", "are", "feels", "seems", "was"))
+        return f"the {one('parts')} {verb} {said(negated)}"
+    if form == 5:
+        return f"{one('subjects')} {one('verbs', own)}"
+    if form == 6:
+        return one("verbs", own)
+    if form == 7:
+        verb = pick(rng, ("is", "was", "'s", "amounts to", "turns out to be", "proves"))
+        return f"{one('subjects')} {verb} {one('names', own)}"
+    if form == 8:
+        return one("names", own)
+    if form == 9:
+        return one("exclamations", own)
+    if form == 10:
+        if chance(rng, 0.2 if label else 0.45):
+            return f"{one('spared' if label else 'without')} {one('nouns', others)}"
+        return f"{one('with')} {one('nouns', own)}"
+    if form == 11:
+        return f"{said()} {one('parts')}"
+    if form == 12:
+        return f"{one('nouns', own)} and {one('nouns', own)}"
+    if form == 13:
+        return f"{one('adjectives', own)} {one('many')}"
+    return f"{one('exclamations', own)} , {one('names', own)}"
 
 
 def pick(rng: Random, options: Sequence[Any]) -> Any:
@@ -327,34 +378,12 @@ def chance(rng: Random, probability: float) -> bool:
     return rng.random() < probability
 
 
+def article(word: str) -> str:
+    """Give "an" before a vowel, "a" before another letter."""
+    return "an" if word[0] in "aeiou" else "a"
+
+
 GRAMMARS = {
-    "sentiment": Grammar(
-        _review,
-        opinion,
-        2,
-        _vocabulary(
-            *OPINIONS[0],
-            *OPINIONS[1],
-            *FILM_PARTS,
-            *FILM_KINDS,
-            *INTENSIFIERS,
-            *FILM_NEGATORS,
-            *OPENERS,
-            *CLOSERS,
-            "the this is was a an i found but and",
-        ),
-    ),
-    "entailment": Grammar(
-        _scene,
-        relation,
-        3,
-        _vocabulary(
-            *WIDER,
-            *COUNTS,
-            *LOOKS,
-            *REASONS,
-            *SCENE_NEGATORS,
-            "some the are is in",
-        ),
-    ),
+    "sentiment": Grammar(_review, opinion, 2, (*SPECIALS, *sorted(_words(REVIEWS.values())))),
+    "entailment": Grammar(_scene, relation, 3, (*SPECIALS, *sorted(_words(SCENES.values())))),
 }

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from dpexp.data import reviews
-from dpexp.data.grammar import GRAMMARS, WordLevel, draw
+from dpexp.data.grammar import GRAMMARS, draw, phrases
 from dpexp.data.task import Task, with_public
-from dpexp.data.text import Encoded, Texts, Tokenizer
+from dpexp.data.text import Encoded, Texts, Tokenizer, WordLevel
 from dpexp.types import ConfigError
 
 FILM_REVIEWS = ("sst2",)
@@ -17,7 +16,7 @@ FILM_REVIEWS = ("sst2",)
 def film_reviews(
     task: Task, *, name: str, size: int, data_seed: int, tokenizer: str | None, model_root: str
 ) -> Task:
-    """Write phrases of film reviews by a grammar of ours (`dpexp.data.reviews`).
+    """Write phrases of film reviews by a grammar of ours (`dpexp.data.grammar`).
 
     Args:
         task: sst2.
@@ -32,7 +31,7 @@ def film_reviews(
     """
     _require(task, name, size, FILM_REVIEWS)
     words = Tokenizer.load(tokenizer, model_root, task.train.longest, task.name)
-    texts, labels = reviews.write(size, data_seed)
+    texts, labels = phrases(size, data_seed)
     return _with_texts(task, words.encode(texts), labels)
 
 

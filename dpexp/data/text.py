@@ -28,6 +28,9 @@ FILES = (
 )
 """Files that decide what a tokenizer does."""
 
+SPECIALS = ("[pad]", "[cls]", "[sep]")
+"""Ids 0, 1 and 2 of the vocabularies; words follow in alphabetical order."""
+
 
 class Encoded(NamedTuple):
     """Some texts, or pairs of texts, as token ids.
@@ -199,6 +202,36 @@ class Tokenizer:
                 # An empty second text still has the separator that ends it.
                 second = len(ids) - (len(columns) - 1)
                 seconds.append(parts.index(1) if 1 in parts else second)
+        return pack(rows, seconds, pad)
+
+
+@dataclass(frozen=True)
+class WordLevel:
+    """A word an id: [cls] a [sep], or [cls] a [sep] b [sep].
+
+    Attributes:
+        words: what the ids stand for, special ones first.
+    """
+
+    words: tuple[str, ...]
+
+    @property
+    def vocabulary(self) -> int:
+        """Give the number that all ids are below."""
+        return len(self.words)
+
+    def encode(self, *columns: Sequence[str]) -> Encoded:
+        """Turn texts, or pairs of texts, into ids."""
+        ids = {word: index for index, word in enumerate(self.words)}
+        pad, cls, sep = (ids[special] for special in SPECIALS)
+        rows, seconds = [], []
+        for texts in zip(*columns, strict=True):
+            row, begins = [cls], []
+            for text in texts:
+                begins.append(len(row))
+                row += [*(ids[word] for word in text.split()), sep]
+            rows.append(row)
+            seconds.append(begins[1] if len(begins) == 2 else len(row))
         return pack(rows, seconds, pad)
 
 

@@ -76,6 +76,11 @@ class Geometry:
         return slice(first, first + count), slice(start, stop, stride)
 
 
+def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:
+    height, width = sizes
+    return height, width
+
+
 def positions(images: Tensor) -> Tensor:
     """View images [m, c, h, w] as [m, c, h * w], in either memory format without a copy."""
     if images.is_contiguous(memory_format=torch.channels_last):
@@ -242,8 +247,8 @@ class Conv2dWeight:
     def _by_gram(self, x: Tensor, dh: Tensor) -> Size:
         flat = positions(dh)
         patches, of_dh = patch_gram(x, self.at, *dh.shape[2:]), torch.bmm(flat.mT, flat)
-        squares = (gram.diagonal(dim1=1, dim2=2) for gram in (patches, of_dh))
-        terms = self._terms_of(*squares, x, dh)
+        inputs, outputs = (gram.diagonal(dim1=1, dim2=2) for gram in (patches, of_dh))
+        terms = self._terms_of(inputs, outputs, x, dh)
         return size_by_gram(patches * of_dh, terms, self._roundings(x, dh))
 
     def _by_forming(self, x: Tensor, dh: Tensor) -> Size:
@@ -313,7 +318,8 @@ class Conv2dTap:
         if isinstance(padding, str):  # "same" may pad one side more than the other
             x, padding = F.pad(x, layer._reversed_padding_repeated_twice), (0, 0)
         names = ("weight",) if layer.bias is None else ("weight", "bias")
-        at = Geometry(layer.kernel_size, layer.stride, padding, layer.dilation, layer.groups)
+        kernel, stride, dilation = map(_pair, (layer.kernel_size, layer.stride, layer.dilation))
+        at = Geometry(kernel, stride, _pair(padding), dilation, layer.groups)
         return cls(x, dh, at, names)
 
     def gradient(self, name: str) -> Outer | Explicit:

@@ -72,8 +72,8 @@ class LinearWeight:
 
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
         """Give the size of the terms dh_s x_s^T."""
-        norms = (torch.linalg.vector_norm(each, dim=2).double().square() for each in (x, dh))
-        return terms_of(*norms, (x.shape[2], dh.shape[2]), dh.dtype)
+        of_x, of_dh = (torch.linalg.vector_norm(each, dim=2).double().square() for each in (x, dh))
+        return terms_of(of_x, of_dh, (x.shape[2], dh.shape[2]), dh.dtype)
 
     def num_positions(self, dh: Tensor) -> int:
         """Count them."""
@@ -107,8 +107,9 @@ def _by_gram(x: Tensor, dh: Tensor) -> Size:
     """|dh^T x|^2 = <x x^T, dh dh^T>: two t x t matrices in place of one p x d."""
     of_x, of_dh = torch.bmm(x, x.mT), torch.bmm(dh, dh.mT)
     dims = (x.shape[2], dh.shape[2])
-    squares = (gram.diagonal(dim1=1, dim2=2) for gram in (of_x, of_dh))
-    return size_by_gram(of_x * of_dh, terms_of(*squares, dims, dh.dtype), _roundings(x, dh))
+    inputs, outputs = (gram.diagonal(dim1=1, dim2=2) for gram in (of_x, of_dh))
+    terms = terms_of(inputs, outputs, dims, dh.dtype)
+    return size_by_gram(of_x * of_dh, terms, _roundings(x, dh))
 
 
 def _roundings(x: Tensor, dh: Tensor) -> int:

@@ -183,7 +183,7 @@ class Tape:
         return _Kept.apply(self._anchor, x.detach())
 
     def _after_backward(self, name: str, layer: nn.Module, dh: Tensor) -> None:
-        kept = self._inputs.pop(name)
+        kept: Any = self._inputs.pop(name)
         try:
             (x,) = kept.grad_fn.saved_tensors
         except RuntimeError as error:

@@ -134,8 +134,10 @@ class GEP(Method):
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> State:
         """Find this step's bases (lines 3-8), from public examples or from nothing."""
-        anchors, bases = {}, {}
+        anchors: dict[str, Tensor] = {}
+        bases: dict[str, Tensor] = {}
         if self._basis == "anchor":
+            assert public is not None, "a method that takes public examples is given some"
             labels = self._draw_labels(model, gen) if self._has_random_labels else None
             anchors = anchor.anchor_gradients(public, self._m, labels, state["groups"])
         for group, names in state["groups"].items():

@@ -137,7 +137,9 @@ class LSG(Method):
     ) -> State:
         """Choose what is kept, and find L and R: from weights, which are already released."""
         p = self._p_at(state["step"])
-        left, right, rows, columns, entries = {}, {}, {}, {}, {}
+        left, right, entries = {}, {}, {}
+        rows: dict[str, Tensor | None] = {}
+        columns: dict[str, Tensor | None] = {}
         for name, shape in state["shapes"].items():
             matrix = model.get_parameter(name).detach().flatten(1)
             rank = min(self._rank, *matrix.shape)

@@ -27,7 +27,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -133,6 +133,7 @@ class CoreRGP(Method):
         """Find L, R and S before the first step, from public examples."""
         if state["scale"]:
             return state
+        assert public is not None, "a method that takes public examples is given some"
         indices, labels = draw_public(
             public, self.public_size, state["head"], self._has_random_labels, gen
         )
@@ -203,7 +204,8 @@ class CoreRGP(Method):
             if name in state["matrices"]:
                 part = _core(state, name, tap).square().sum(0)
             else:  # as many entries as the layer has, equally scaled
-                part = sum(tap.gradient(key).squared_norms().sum() for key in tap.parameters)
+                norms = (tap.gradient(key).squared_norms().sum() for key in tap.parameters)
+                part = cast(Tensor, sum(norms))
             squares[layer] = squares.get(layer, 0) + part / self.public_size
 
         hear(add)

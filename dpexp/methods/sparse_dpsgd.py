@@ -21,12 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from dpexp.grad_sample.carriers import Explicit, Masked
+from dpexp.grad_sample.carriers import Explicit, Masked, Outer
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.selection import matrix_parameters
 from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
@@ -88,7 +88,7 @@ class SparseDPSGD(DPSGD):
             if isinstance(carrier, Explicit):
                 carried[key] = Explicit(carrier.values.flatten(1).index_select(1, kept))
             else:
-                carried[key] = Masked(carrier, kept, state["shapes"][key.parameter])
+                carried[key] = Masked(cast(Outer, carrier), kept, state["shapes"][key.parameter])
         return carried
 
     def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:

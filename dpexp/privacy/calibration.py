@@ -117,8 +117,10 @@ def build(
         )
     q = batch_size / dataset_size
     if noise and laplace:
+        assert epsilon is not None  # checked above
         sigma, calibrated_by = calibrate_laplace(q, epsilon / num_steps), "pure"
     elif noise:
+        assert epsilon is not None
         sigma, calibrated_by = calibrate(q, num_steps, delta, epsilon)
         if clip:
             confirm((Part(q, sigma, num_steps),), delta, epsilon)

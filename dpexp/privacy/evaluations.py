@@ -141,7 +141,7 @@ def _compare_epsilons(record: Record, findings: list[str], unchecked: list[str])
         except PRVFailed:
             unchecked.append(f"{BEFORE_THE_LAST}epsilon, where its accountant fails")
             return
-        if None in (due, said):
+        if due is None or said is None:
             is_same = due is said
         else:
             is_same = math.isclose(said, due, rel_tol=OF_A_VERSION)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from scipy.special import log_ndtr, ndtr
 
@@ -59,7 +60,7 @@ def gaussian_epsilon(parts: tuple[Part, ...], delta: float, target: float) -> fl
     if any(_delta_of_one(part, HOPELESS * target) > delta for part in parts):
         return math.inf
     grid = _grid(parts, target)
-    total = None
+    total: Any = None
     for part in parts:
         one = pld.from_gaussian_mechanism(
             part.sigma,

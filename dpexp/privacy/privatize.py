@@ -122,8 +122,8 @@ class ClippedSum:
                 self._largest[release.name] = largest if seen is None else seen.maximum(largest)
             else:
                 size, self._held[key] = carrier.measured()
-                seen = self._sizes.get(release.name)
-                self._sizes[release.name] = size if seen is None else seen.plus(size)
+                before = self._sizes.get(release.name)
+                self._sizes[release.name] = size if before is None else before.plus(size)
 
     def close_micro_batch(self, num_examples: int) -> None:
         """Clip every example jointly over its release's blocks, and add them to the sums."""

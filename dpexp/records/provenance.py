@@ -67,10 +67,10 @@ def git_commit(folder: str | Path | None = None) -> str | None:
 
 @cache
 def code_sha256() -> str:
-    """Hash the package's source: what no version names while the code is being worked on."""
+    """Hash the package's source and words: no version names them while they are worked on."""
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.yaml")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

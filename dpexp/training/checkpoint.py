@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ def save(path: str | Path, state: Any) -> None:
     def write(file: IO[bytes]) -> None:
         hashing = _Hashing(file)
         try:
-            torch.save(state, hashing)
+            torch.save(state, cast(IO[bytes], hashing))
         except RuntimeError:
             if hashing.error is not None:  # torch reports a full disk as its own bookkeeping's
                 raise hashing.error from None
@@ -141,7 +141,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         whole.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         values = tensor.detach().cpu().contiguous().flatten()
-        whole.update(values.view(torch.uint8).numpy())
+        whole.update(values.view(torch.uint8).numpy().data)
     return whole.hexdigest()
 
 

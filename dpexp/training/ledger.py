@@ -136,7 +136,7 @@ def surroundings_of(
     """
     if ranks.device.type != "cpu" and not torch.are_deterministic_algorithms_enabled():
         return None
-    own = {
+    own: dict[str, Any] = {
         "data": data,
         "weights": digest(model.state_dict()),
         "device": describe_device(ranks.device),
@@ -146,7 +146,8 @@ def surroundings_of(
     }
     layout = config["model"].get("channels_last")
     if layout and ranks.device.type == "cpu":
-        own["kernels"] = compiled().sha256 if compiled() else None
+        kernels = compiled()
+        own["kernels"] = kernels.sha256 if kernels else None
     if layout == "auto":
         layout = own.get("kernels") is not None
     each = torch.zeros(ranks.size, dtype=torch.int64, device=ranks.device)

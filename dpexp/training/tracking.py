@@ -206,9 +206,9 @@ class Progress:
         if self._bar.disable:
             words = " ".join(f"{key}={value}" for key, value in self._said().items())
             left = tqdm.format_interval(self.seconds_left)
-            line = f"{self._label} step {self._step}/{self._total} {words} left={left}".strip()
+            text = f"{self._label} step {self._step}/{self._total} {words} left={left}".strip()
             with _unheard():
-                print(line, file=self._stream, flush=True)
+                print(text, file=self._stream, flush=True)
 
     def _said(self) -> dict[str, str]:
         return {"examples/s": f"{self.examples_per_s:.0f}", **self._words}

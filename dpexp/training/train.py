@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -191,7 +191,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             run.stop_if_asked()
             run.end_steps()
         deviations = [JUDGED_ON_TRAINING] if task.test is task.train else []
-        deviations += [unchecked] * (unchecked is not None) + observers.deviations
+        deviations += ([] if unchecked is None else [unchecked]) + observers.deviations
         findings = Findings({}, {})
         if attack is not None:
             deviations.append(attack.deviation)
@@ -356,7 +356,8 @@ def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
     micro_batch = MicroBatch(config, parts, state, mechanism, ranks).settle(0, examples)
 
     def timed(batch_size: float) -> tuple[float, int]:  # a permutation has no empty draws
-        part = replace(mechanism, batch_size=batch_size, sampling="poisson")
+        # An expected size may be any, where the draw is Poisson's.
+        part = replace(mechanism, batch_size=cast(int, batch_size), sampling="poisson")
         with PrivateGradient(
             model, method, part, ranks, micro_batch, task.public, task.loss
         ) as gradient:

@@ -1,12 +1,10 @@
 from pathlib import Path
 
-import datasets
-import numpy as np
 import pytest
 import yaml
-from PIL import Image
 
 from dpexp.data.images import hub_images
+from tests.images import save_images
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,29 +38,8 @@ def conf():
 def hub_folder(tmp_path):
     """Writes random images where a set of the hub would have them, and says what it wrote."""
 
-    def write(settings, counts, shards=1, seed=0):
-        rng = np.random.default_rng(seed)
-        channels, height, width = settings["input_shape"]
-        folder = tmp_path / "data" / settings["repo"] / settings["config"]
-        folder.mkdir(parents=True, exist_ok=True)
-        written = {}
-        for split, count in counts.items():
-            pixels = rng.integers(0, 256, (count, height, width, channels), dtype=np.uint8)
-            labels = rng.integers(0, settings["num_classes"], count)
-            images = [Image.fromarray(p.squeeze(-1) if channels == 1 else p) for p in pixels]
-            columns = {settings["image_column"]: images, settings["label_column"]: labels}
-            features = datasets.Features(
-                {
-                    settings["image_column"]: datasets.Image(),
-                    settings["label_column"]: datasets.Value("int64"),
-                }
-            )
-            whole = datasets.Dataset.from_dict(columns, features=features)
-            for index in range(shards):
-                part = whole.shard(shards, index, contiguous=True)
-                part.to_parquet(folder / f"{split}-{index:05d}-of-{shards:05d}.parquet")
-            written[split] = (pixels.transpose(0, 3, 1, 2), labels)
-        return str(tmp_path / "data"), written
+    def write(*what, **how):
+        return str(tmp_path / "data"), save_images(tmp_path / "data", *what, **how)
 
     return write
 

@@ -1,5 +1,7 @@
 """The two generated tasks of texts."""
 
+import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from dpexp.data.grammar import (
     draw,
     generated,
     opinion,
+    phrases,
     relation,
 )
 from dpexp.types import ConfigError
@@ -28,6 +31,16 @@ FINGERPRINTS = {
     "sentiment": "c364c0fef56dffe28bc4a52b8aa0bd7079d0332dcb402352675a498095b7e2fd",
     "entailment": "4c55e68478cea8bff0ffad5bc2ecc39dcd206465ece65aa72127e8b30cb4f87a",
 }
+
+
+WRITTEN = {
+    "sentiment": "042f8bdfc252a06167fd7ba0c5f2e1efaee07a6f6aa0047e0d027c502cb836b1",
+    "entailment": "dd1e13107f136d6d74cb45a262552845ee1ee0648d71b044051eb071731b6389",
+    "public sentiment": "fec56d65901c90888450a04f34ca0d63d1312a65d3987273c52b0482c1ed0f2a",
+    "public entailment": "c9e0efdff0260f56cae63b292e0ed97b0e0e81516c9f5ab9c220782e3694f30b",
+    "film_reviews": "3dc7c9e1ffa43130cab418aa182986970d27ddb9951516da814eaa93935f0a5c",
+}
+"""sha256 of what each language writes with the settings of conf/, as JSON."""
 
 
 @pytest.fixture
@@ -56,6 +69,19 @@ def test_texts_are_the_same_everywhere_and_of_all_classes_alike(conf, name):
         assert counts.max() - counts.min() <= 1
     assert task.delta < 1 / task.dataset_size == 1 / len(task.train)
     assert generated(**conf(name, tokenizer=None, data_seed=1)).fingerprint != task.fingerprint
+
+
+def written(name):
+    if name == "film_reviews":
+        return phrases(20_000, 0)
+    is_public, task = name.startswith("public"), name.split()[-1]
+    return draw(GRAMMARS[task], f"{name} 0", *([2000] if is_public else [1000, 16_000]))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_every_text_is_the_one_that_records_of_runs_are_of(name):
+    text = json.dumps(written(name))
+    assert hashlib.sha256(text.encode()).hexdigest() == WRITTEN[name]
 
 
 def test_texts_do_not_depend_on_how_a_process_orders_its_sets():

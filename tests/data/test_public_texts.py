@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from dpexp import cli, records
-from dpexp.data import lexicon, reviews
-from dpexp.data.grammar import GRAMMARS
+from dpexp.data.grammar import GRAMMARS, SIDES, phrases, words_of
 from dpexp.data.public_texts import film_reviews, generated
 from dpexp.training.judging import evaluate
 from dpexp.training.warm_start import fit
@@ -21,6 +20,7 @@ BRIEF = ["method=dpsgd", *SENTIMENT, *FEW, "warm_start=public", "warm_start.exam
 
 WORD_LEVEL = {"tokenizer": None, "model_root": "models"}
 COLD = BRIEF[:-2]
+ADJECTIVES = [words_of("film_reviews")[side]["adjectives"] for side in SIDES]
 
 
 def made(words):
@@ -37,16 +37,18 @@ def text_task(conf_name, **changes):
 
 
 def test_no_word_speaks_for_both_labels():
-    bad, good = reviews.WORDS
-    for negative, positive in zip(bad, good, strict=True):
+    bad, good = (words_of("film_reviews")[side] for side in SIDES)
+    assert len(bad) == 5 and bad.keys() == good.keys()
+    for kind in bad:
+        negative, positive = bad[kind], good[kind]
         assert len(negative) == len(set(negative)) and len(positive) == len(set(positive))
         assert not set(negative) & set(positive)
 
 
 def test_phrases_come_from_the_seed_alone_and_are_of_either_label():
-    texts, labels = reviews.write(2000, 0)
-    assert (texts, labels) == reviews.write(2000, 0)
-    assert texts[:300] != reviews.write(300, 1)[0]
+    texts, labels = phrases(2000, 0)
+    assert (texts, labels) == phrases(2000, 0)
+    assert texts[:300] != phrases(300, 1)[0]
     assert 900 < sum(labels) < 1100
     assert len(set(texts)) > 1500
     assert max(len(text.split()) for text in texts) < 40
@@ -54,8 +56,8 @@ def test_phrases_come_from_the_seed_alone_and_are_of_either_label():
 
 @pytest.mark.parametrize("label", [0, 1])
 def test_an_adjective_alone_has_the_label_of_its_list(label):
-    texts, labels = reviews.write(4000, 2)
-    adjectives = (lexicon.BAD, lexicon.GOOD)[label]
+    texts, labels = phrases(4000, 2)
+    adjectives = ADJECTIVES[label]
     alone = [given for text, given in zip(texts, labels, strict=True) if text in adjectives]
     assert len(alone) > 20
     assert set(alone) == {label}
@@ -65,14 +67,14 @@ def test_an_adjective_alone_has_the_label_of_its_list(label):
 def test_of_two_unlike_clauses_the_last_has_the_label(turns):
     """Negated words speak for the other side, but they are few."""
     agree = against = 0
-    for text, label in zip(*reviews.write(20_000, 3), strict=True):
+    for text, label in zip(*phrases(20_000, 3), strict=True):
         if any(turn in text for turn in turns):
             last = text.replace(" yet ", " but ").rpartition(
                 " , " if turns[0] != " but " else " but "
             )[2]
             words = set(last.split())
-            agree += len(words & set((lexicon.BAD, lexicon.GOOD)[label]))
-            against += len(words & set((lexicon.GOOD, lexicon.BAD)[label]))
+            agree += len(words & set(ADJECTIVES[label]))
+            against += len(words & set(ADJECTIVES[1 - label]))
     assert agree > 300
     assert agree > 5 * against
 

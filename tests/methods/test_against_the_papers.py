@@ -16,6 +16,7 @@ from tests.methods import literal
 
 NUM, CLASSES, CLIP_NORM = 6, 3, 0.1
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
+MATRICES = ("conv1.weight", "conv2.weight", "hidden.weight")
 
 
 class TinyNet(nn.Module):
@@ -111,6 +112,7 @@ def test_rgp_update_is_the_projection_of_the_gradient_when_nothing_is_clipped():
     model, (x, y) = TinyNet(), data()
     got = step(model, make_rgp(), x, y, clip=False)
     nn.functional.cross_entropy(model(x), y).backward()
+    assert got.state["left"].keys() == set(MATRICES)
     for name, left in got.state["left"].items():
         full = model.get_parameter(name).grad.flatten(1)
         onto_left = left @ left.T

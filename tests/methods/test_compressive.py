@@ -231,16 +231,6 @@ def test_one_example_among_many_can_change_every_entry_that_is_kept():
     assert 0.998 < moved / (release.sensitivity * XI) <= 1
 
 
-def test_an_example_that_is_not_finite_costs_itself_alone():
-    method, model, (x, y) = make(), Regression(), data()
-    others = [0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11]
-    _, expected, _ = take_step(model, method, x[others], y[others])
-    x[4, 2] = math.nan
-    outcome, got, _ = take_step(model, method, x, y, micro_batch=5)
-    torch.testing.assert_close(got, expected, **CLOSE)
-    assert outcome.nonfinite == 1
-
-
 def test_the_sum_of_a_larger_draw_than_expected_stays_in_the_box():
     method, model, (x, y) = make(psi="none", kappa=None, batch_size=2), Regression(), data()
     _, total, _ = take_step(model, method, x, y - 1e6)

@@ -11,10 +11,8 @@ from dpexp.methods.rgp_public import PublicRGP
 from dpexp.privacy.seeds import generator
 from dpexp.types import ConfigError
 from tests.methods import literal
-from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data
+from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, MATRICES, NUM, TinyNet, data
 from tests.methods.test_public_carriers import CPU, PUBLIC, gradient_of, public_set
-
-MATRICES = ("conv1.weight", "conv2.weight", "hidden.weight")
 
 
 def make(**options):

@@ -118,4 +118,5 @@ def test_every_rank_finds_the_same_bases():
         with gradient, warnings.catch_warnings():
             gradient(state, parts.task.train, 0)
         bases.append(method.prepared["bases"])
-    assert all(torch.equal(bases[0][name], bases[1][name]) for name in bases[0])
+    assert bases[0] and bases[0].keys() == bases[1].keys()
+    assert all(torch.equal(basis, bases[1][name]) for name, basis in bases[0].items())

@@ -50,7 +50,7 @@ def test_adding_one_example_moves_the_sums_by_at_most_the_clip_norm(
     "words", [["method.p=0.3"], ["method.mask=random"], ["method.start_epoch=1"]]
 )
 def test_noise_is_on_all_that_is_kept_and_on_nothing_that_is_frozen(words):
-    """The same for the defaults, with powers of the test itself, is in tests/test_gradient.py."""
+    """The same for the defaults, with powers of the test itself, is in tests/contract."""
     setting = steps.Setting(steps.composed("lsg", *words), torch.float64)
     mechanism, state, drawn = setting.mechanism, setting.state, []
     is_late = "method.start_epoch=1" in words

@@ -84,6 +84,7 @@ def test_layers_within_the_rank_the_classifier_and_biases_are_left_whole():
     model, (x, y) = TinyNet(), data()
     got = step(model, make(rank=5), x, y)
     whole = literal.dpsgd(model, x, y, CLIP_NORM, NUM)
+    assert got.gradients.keys() == whole.keys()
     for name, gradient in got.gradients.items():
         same = torch.allclose(gradient, whole[name], **CLOSE)
         assert same == (name not in ("conv1.weight", "hidden.weight"))

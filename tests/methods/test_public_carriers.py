@@ -12,7 +12,7 @@ from dpexp.privacy.seeds import generator
 from dpexp.training.gradient import PrivateGradient
 from dpexp.types import ConfigError
 from tests.methods import literal
-from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data
+from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, MATRICES, NUM, TinyNet, data
 
 CPU = torch.device("cpu")
 PUBLIC = 300  # more than go through the model at once
@@ -69,6 +69,7 @@ def test_carriers_span_the_principal_subspace_of_the_public_gradient():
     drawn = torch.randint(PUBLIC, (PUBLIC,), generator=generator(0, "method", 0, CPU))
     loss = nn.functional.cross_entropy(model(public.inputs[drawn]), public.targets[drawn])
     loss.backward()
+    assert got.state["left"].keys() == set(MATRICES)
     for name, left in got.state["left"].items():
         right = got.state["right"][name]
         columns, _, rows = torch.linalg.svd(model.get_parameter(name).grad.flatten(1))
@@ -98,6 +99,7 @@ def test_no_private_example_moves_the_carriers():
         method = make()
         with gradient_of(model, method, public) as gradient:
             seen.append(gradient(method.start(model), Examples(inputs, y), 0).state["left"])
+    assert seen[0].keys() == seen[1].keys() == set(MATRICES)
     for name, left in seen[0].items():
         assert torch.equal(left, seen[1][name])
 

@@ -270,6 +270,7 @@ def test_a_grid_is_of_accuracies(conf):
 
 
 COMMITTED = sorted((cli.CONF / "tuned").glob("*/*/*.yaml"))
+assert COMMITTED
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: "-".join(path.parts[-3:]))

@@ -173,8 +173,8 @@ def _crowded(
     if not differing:
         return None
     row = differing[0]
-    heard = [subject.trial(batch, chance) for batch in (examples.crowd, singles[row])]
-    return verdict.said(subject.model, *heard, row, most, MANY)
+    among, alone = (subject.trial(batch, chance) for batch in (examples.crowd, singles[row]))
+    return verdict.said(subject.model, among, alone, row, most, MANY)
 
 
 def _gradients(

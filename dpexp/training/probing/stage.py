@@ -7,7 +7,7 @@ import random
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -78,7 +78,8 @@ class FixedDraws(TorchDispatchMode):
         super().__init__()
         self.is_opaque = self.has_drawn = False
         self.choices = 0
-        self._chance, self._before = chance, None
+        self._chance = chance
+        self._before: tuple[Any, ...] | None = None
 
     def __enter__(self) -> FixedDraws:
         """Begin to fix draws; Python's and numpy's begin anew."""
@@ -236,7 +237,7 @@ def reseed(chance: Chance) -> None:
 
 def _of_others() -> tuple[Any, ...]:
     """Tell how far draws without torch have come."""
-    _, words, place, *rest = np.random.get_state()
+    _, words, place, *rest = cast(tuple[Any, ...], np.random.get_state())
     return random.getstate(), words.tobytes(), place, *rest
 
 
@@ -270,7 +271,7 @@ def set_attributes(model: nn.Module, attributes: Attributes) -> None:
             held.clear()
             held.update(value)
         else:
-            vars(modules[name])[key] = value
+            modules[name].__dict__[key] = value
 
 
 def _is_plain(key: str, value: Any) -> bool:
@@ -321,9 +322,9 @@ def state_kept(model: nn.Module) -> Iterator[None]:
         for name, module in modules.items():
             for key in [k for k, v in vars(module).items() if _is_plain(k, v)]:
                 if (name, key) not in originals:
-                    del vars(module)[key]
+                    del module.__dict__[key]
         for (name, key), value in originals.items():
-            vars(modules[name])[key] = value
+            modules[name].__dict__[key] = value
             if isinstance(value, Tensor):
                 with torch.no_grad():
                     value.detach().copy_(contents[name, key])

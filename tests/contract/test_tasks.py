@@ -1,0 +1,103 @@
+"""What every task promises, read from files like its own or made as its YAML says."""
+
+import pytest
+import torch
+import yaml
+
+from dpexp import cli
+from dpexp.cli.config_cache import Configs
+from dpexp.types import MissingData
+from tests.contract.cases import TASKS
+from tests.images import save_images
+from tests.steps import CPU
+from tests.texts import save_glue
+
+CONFIGS = Configs()
+SETTINGS = {
+    task: yaml.safe_load((cli.CONF / "task" / f"{task}.yaml").read_text()) for task in TASKS
+}
+READ = [task for task, settings in SETTINGS.items() if "data_root" in settings]
+SEEDS = ("data_seed", "split_seed")
+LOANS = "int.rate,installment,fico\n0.1{seed},750,300\n0.2,100,575\n0.3,3000,850\n"
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path, monkeypatch):
+    """Nothing that was decoded before is read, and no hub answers."""
+    monkeypatch.setenv("DPEXP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def make(tmp_path, tiny_models):
+    """Make a task of few examples; where it is read from files, of ones like its own."""
+
+    def made(name, seed=0):
+        settings, root = SETTINGS[name], tmp_path / f"data{seed}"
+        if name == "lending_club":
+            root.mkdir(exist_ok=True)
+            (root / "loans.csv").write_text(LOANS.format(seed=seed))
+            words = [f"task.csv={root}/loans.csv", "task.dataset_size=3"]
+        elif name not in READ:
+            sizes = ("dataset_size", "test_size") if "data_seed" in settings else ()
+            words = [f"task.{size}=90" for size in sizes if size in settings]
+            words += [f"task.{axis}={seed}" for axis in SEEDS if axis in settings]
+        elif "text_columns" in settings:
+            tests = settings["test_splits"].values()
+            save_glue(root, name, {settings["train_split"]: 20 + seed} | dict.fromkeys(tests, 9))
+            words = [f"task.dataset_size={20 + seed}", "task.tokenizer=tiny/bert"]
+        else:
+            splits = settings["train_splits"]
+            counts = dict.fromkeys([*splits, *settings["test_splits"]], 15)
+            save_images(root, settings, counts, seed=seed)
+            words = [f"task.dataset_size={15 * len(splits)}"]
+        where = [f"data_root={root}", f"model_root={tiny_models}"]
+        words = [f"task={name}", "profile=embedded", *words, *where]
+        return cli.build_task(CONFIGS.compose_anew(["method=dpsgd", *words]), CPU)
+
+    return made
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_holds_what_it_declares(name, make):
+    task = make(name)
+    assert (task.name, len(task.train)) == (name, task.dataset_size)
+    assert 0 < task.delta == SETTINGS[name]["delta"]
+    for part in (task.train, task.test, *task.also.values()):
+        count = len(part)
+        assert count > 0
+        batch, nothing = part.batch(torch.arange(count)), part.batch(torch.arange(0))
+        assert len(batch) == count and len(nothing) == len(nothing.inputs) == 0
+        *shape, longest = task.input_shape  # texts are cut to the longest of a batch
+        assert list(batch.inputs.shape[1:-1]) == shape and batch.inputs.shape[-1] <= longest
+        assert batch.inputs.shape[-1] == longest or SETTINGS[name].get("tokenizer")
+        if task.num_classes > 1:
+            assert batch.targets.dtype == torch.int64
+            assert 0 <= batch.targets.min() <= batch.targets.max() < task.num_classes
+        else:
+            assert batch.targets.is_floating_point()
+        pieces = [piece.tolist() for piece in part.micro_batches(torch.arange(count), 4)]
+        assert sorted(sum(pieces, [])) == list(range(count))
+        assert len(pieces) >= count / 4 or SETTINGS[name].get("tokenizer")
+    targets = task.test.batch(torch.arange(len(task.test))).targets
+    outputs = torch.zeros(len(targets), task.num_classes)
+    assert task.loss(outputs, targets).shape == ()
+    assert task.score(outputs, targets).shape == targets.shape
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_fingerprint_is_of_the_examples_alone(name, make):
+    task = make(name)
+    assert make(name).fingerprint == task.fingerprint  # from what was decoded, too
+    assert make(name, seed=1).fingerprint != task.fingerprint
+
+
+@pytest.mark.parametrize("name", READ)
+def test_data_that_are_not_there_are_one_line_that_says_where(name, tmp_path, tiny_models):
+    words = ["method=dpsgd", f"task={name}", "profile=embedded", f"data_root={tmp_path}/none"]
+    if "tokenizer" in SETTINGS[name]:
+        words += ["task.tokenizer=tiny/bert", f"model_root={tiny_models}"]
+    with pytest.raises(MissingData, match=f"{tmp_path}/none") as raised:
+        cli.build_task(CONFIGS.compose_anew(words), CPU)
+    assert "\n" not in str(raised.value)
