@@ -137,11 +137,12 @@ class Tap(Protocol):
     layer's weight flattened to [p, d]: for a convolution d counts input channels times kernel
     positions (rgp, Section 2.1).
 
-    Attributes:
-        parameters: the layer's own parameters that a rule exists for, e.g. ("weight", "bias").
+    Every one is a dataclass.
     """
 
-    parameters: tuple[str, ...]
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Name the layer's own parameters that a rule exists for, e.g. ("weight", "bias")."""
 
     def gradient(self, name: str) -> Carrier:
         """Carry the whole gradient of one parameter."""

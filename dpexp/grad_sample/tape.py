@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -201,7 +201,7 @@ class Tape:
         self._awaited.discard(name)
         tap = tap_of(name, layer, *map(_single, (x, dh)))
         own = tuple(each for each in tap.parameters if each in self._own[name])
-        self._on_tap(name, replace(tap, parameters=own))
+        self._on_tap(name, replace(cast(Any, tap), parameters=own))
 
 
 def _single(tensor: Tensor) -> Tensor:

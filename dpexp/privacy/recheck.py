@@ -192,7 +192,9 @@ class _Check:
         std = privacy["noise_multiplier"]
         self._same("sampling", words.NOT_SAMPLED)
         self._same("q", 1.0)
-        due = self._statement.votes(method, self._available())
+        votes_of = self._statement.votes
+        assert votes_of is not None  # else it is no loop of votes, and `_steps` checks it
+        due = votes_of(method, self._available())
         counts = privacy["steps"], privacy["answers"]
         for release, count, stated in zip((check, votes), counts, due, strict=True):
             place = f"release {stated.name}, "
@@ -230,8 +232,9 @@ class _Check:
         stated, tests = self._privacy.get("public"), test_examples(self._config)
         if isinstance(stated, Mapping):
             return stated["examples"]
-        is_half = self._config["method"]["public"] == "test-half" and tests is not None
-        return tests // 2 if is_half else None
+        if tests is None or self._config["method"]["public"] != "test-half":
+            return None
+        return tests // 2
 
     def _names(self, is_vote: bool) -> None:
         config, privacy, result = self._config, self._privacy, self._result

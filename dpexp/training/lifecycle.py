@@ -28,16 +28,14 @@ ENDED = (Exception, KeyboardInterrupt, SystemExit)
 
 
 class Released(Protocol):
-    """A frozen mechanism, as far as a run's lifecycle has to know it.
+    """A frozen mechanism, as far as a run's lifecycle has to know it."""
 
-    Attributes:
-        target_epsilon: None where no budget was asked for.
-    """
-
-    target_epsilon: float | None
+    @property
+    def target_epsilon(self) -> float | None:
+        """Return the epsilon that was asked for."""
 
     def identity(self) -> dict[str, Any]:
-        """Give what a checkpoint must share to be gone on with."""
+        """Return what a checkpoint must share to be gone on with."""
 
 
 class TakenUp(NamedTuple):
@@ -142,7 +140,7 @@ class Lifecycle:
         """
         state, ranks = self._state, self._ranks
         self.surroundings = surroundings_of(self._config, state.data, state.model, ranks)
-        found = None if self._run is None else self._find(take_up)
+        found = None if self._run is None else self._find(self._run, take_up)
         saved, next_step, micro_batch = ranks.from_first(found)
         if saved is not None:
             state.restore(saved, ranks.device)
@@ -155,22 +153,22 @@ class Lifecycle:
         self._taken_up = time.monotonic() - state.wall_s
         state.hold(has_observed=True)
 
-    def _find(self, take_up: TakeUp) -> tuple[dict[str, Any] | None, int, int]:
+    def _find(self, run: Run, take_up: TakeUp) -> tuple[dict[str, Any] | None, int, int]:
         """Read checkpoint and ledger: the state to go on with, the next step, the micro-batch."""
-        run, saved = self._run, None
+        saved = None
         if run.status == "resume":
             saved = checkpoint.load(run.checkpoint_path)
             if saved is None:
                 run.restart()
             else:
-                checkpoint.require(run.checkpoint_path, saved, self._identity())
+                checkpoint.require(run.checkpoint_path, saved, self._identity(run))
                 self._state.require_complete(saved, run.checkpoint_path)
         position = {} if saved is None else saved["position"]
         self._ledger, next_step, micro_batch = take_up(run, position, self.surroundings)
         return saved, next_step, micro_batch
 
-    def _identity(self) -> dict[str, Any]:
-        return {"run": self._run.id, **self._mechanism.identity()}
+    def _identity(self, run: Run) -> dict[str, Any]:
+        return {"run": run.id, **self._mechanism.identity()}
 
     @property
     def is_asked_to_stop(self) -> bool:
@@ -274,13 +272,15 @@ class Lifecycle:
             self._stopping.leave()
 
     def save(self) -> None:
-        """Checkpoint.
+        """Checkpoint, on the first rank.
 
         Raises:
             RecordError: if it cannot be written.
         """
+        if self._run is None:
+            return
         self._state.wall_s = time.monotonic() - self._taken_up
-        saved = {"of": self._identity(), **self._state.to_checkpoint()}
+        saved = {"of": self._identity(self._run), **self._state.to_checkpoint()}
         checkpoint.save(self._run.checkpoint_path, saved)
         self._is_unsaved = False
 
@@ -346,7 +346,8 @@ class Lifecycle:
         )
         right = {name: each.numpy() for name, each in state.right.items()}
         self._run.finish(result, certificate, arrays, right)
-        self._logger.conclude(result)
+        if self._logger is not None:
+            self._logger.conclude(result)
 
     def _is_stopping(self) -> bool:
         # Ranks that stopped at different steps would wait for each other for ever: what one was

@@ -9,7 +9,7 @@ from typing import Any
 from dpexp.training.micro_batch import AUTO
 from dpexp.types import ConfigError, setting_at
 
-POSITIVE: dict[str, type | tuple[type, ...]] = {
+POSITIVE: dict[str, Any] = {
     "batch_size": int,
     "micro_batch": int,
     "epochs": (int, float),
