@@ -69,8 +69,8 @@ def explain(error: Exception) -> str:
     from dpexp.types import one_line
 
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, name = error.missing_cfg_file.rpartition("/")
-        options = error.options or options_of(group)
+        group, _, name = error.missing_cfg_file.partition("/")
+        options = options_of(group)
         if not group or not options:
             return one_line(error)
         return f"Expected {group} to be one of {', '.join(options)}; got {group}={name}." + nearest(

@@ -11,5 +11,6 @@ CONF = INSTALLED if INSTALLED.is_dir() else PACKAGE.parent / "conf"
 
 
 def options_of(group: str) -> list[str]:
-    """List what a config group can be set to."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "auto")
+    """List what a config group can be set to; options in folders are named with them."""
+    paths = [path.relative_to(CONF / group) for path in (CONF / group).rglob("*.yaml")]
+    return sorted(p.with_suffix("").as_posix() for p in paths if not p.parts[0].startswith("auto"))
