@@ -12,7 +12,7 @@ small products side by side give the same numbers in up to 40 % less time."""
 
 
 def thin_product(thin: Tensor, wide: Tensor) -> Tensor:
-    """Give thin @ wide, [r, m], for thin [r, k] and wide [k, m]; in blocks of 64 columns."""
+    """Return thin @ wide, [r, m], for thin [r, k] and wide [k, m]; in blocks of 64 columns."""
     if not _is_cut(wide, len(thin), wide.shape[1], 64):
         return thin @ wide
     blocks = wide.unflatten(1, (-1, 64)).transpose(0, 1)
@@ -20,7 +20,7 @@ def thin_product(thin: Tensor, wide: Tensor) -> Tensor:
 
 
 def outer_product(columns: Tensor, rows: Tensor) -> Tensor:
-    """Give columns @ rows, [p, d], for columns [p, k] and rows [k, d]; in blocks of 32 rows."""
+    """Return columns @ rows, [p, d], for columns [p, k] and rows [k, d]; in blocks of 32 rows."""
     product = columns.new_empty(1).expand(len(columns), rows.shape[1])
     if not _is_cut(product, len(rows), len(columns), 32):
         return columns @ rows
@@ -34,7 +34,7 @@ def _is_cut(large: Tensor, rank: int, size: int, block: int) -> bool:
 
 
 def orthonormal_columns(matrix: Tensor) -> Tensor:
-    """Give an orthonormal basis whose span contains the columns of a tall matrix.
+    """Return an orthonormal basis whose span contains the columns of a tall matrix.
 
     Householder QR: orthonormal to working precision even where the columns are dependent or zero,
     which Gram-Schmidt is not.
@@ -82,7 +82,7 @@ def random_bases(
 
 
 def reparametrized_update(left: Tensor, right: Tensor, d_left: Tensor, d_right: Tensor) -> Tensor:
-    """Give dW = dL R + L dR - L L^T dL R, [p, d] (rgp, Eq. 3).
+    """Return dW = dL R + L dR - L L^T dL R, [p, d] (rgp, Eq. 3).
 
     Args:
         left: L [p, r] with orthonormal columns.

@@ -1,4 +1,4 @@
-"""The words the rooms share: a batch, a tap, a carrier, a release, a method.
+"""The words the rooms share: a batch, layer gradients, per-example gradients, a release, a method.
 
 Index legend, used throughout the suite: n examples, p outputs, d inputs, r rank, t positions
 (tokens or pixels).
@@ -35,7 +35,7 @@ def require_word(setting: str, word: str, words: Sequence[str]) -> None:
 
 
 def setting_at(config: Mapping[str, Any], place: str) -> Any:
-    """Give the setting at a place such as "privacy.clip_norm"; None where there is none."""
+    """Return the setting at a place such as "privacy.clip_norm"; None where there is none."""
     value: Any = config
     for key in place.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -43,7 +43,7 @@ def setting_at(config: Mapping[str, Any], place: str) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """Give an error's words on one line."""
+    """Return an error's words on one line."""
     return " ".join(str(error).split())
 
 
@@ -67,7 +67,7 @@ class Batch:
         return len(self.targets)
 
     def to(self, device: torch.device) -> Batch:
-        """Give the same examples on a device."""
+        """Return the same examples on a device."""
         return Batch(self.inputs.to(device), self.targets.to(device))
 
 
@@ -77,7 +77,7 @@ class Key(NamedTuple):
     Attributes:
         release: the release it belongs to; blocks of one release are clipped jointly.
         parameter: the parameter it speaks of, as in `named_parameters`, or a group of them.
-        part: which of the parameter's carriers it is.
+        part: which of the parameter's blocks it is.
     """
 
     release: str
@@ -100,37 +100,37 @@ class Size(NamedTuple):
     floor: Tensor
 
     def plus(self, other: Size) -> Size:
-        """Give the size of two blocks as one."""
+        """Return the size of two blocks as one."""
         return Size(*(mine + its for mine, its in zip(self, other, strict=True)))
 
-    def keep(self, mask: Tensor) -> Size:
+    def select(self, mask: Tensor) -> Size:
         """Drop the examples where mask [n] is False."""
         return Size(*(each[mask] for each in self))
 
 
-class Carrier(Protocol):
+class PerExampleGrads(Protocol):
     """A block of per-example vectors that need never exist side by side."""
 
-    def squared_norms(self) -> Tensor:
+    def norms_squared(self) -> Tensor:
         """Bound the squared l2 norm of every example's block from above, [n] in float64."""
 
-    def measured(self) -> tuple[Size, Carrier]:
-        """Give sizes, and the smaller carrier to hold until clip weights are known."""
+    def measured(self) -> tuple[Size, PerExampleGrads]:
+        """Return sizes, and the smaller form to hold until clip weights are known."""
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
         """Add the examples' blocks to their sum, each times its weight [n] (None: all ones)."""
 
-    def each(self) -> Tensor:
+    def materialize(self) -> Tensor:
         """Form every example's block side by side, [n, ...]; large where the layer is."""
 
-    def keep(self, mask: Tensor) -> Carrier:
+    def select(self, mask: Tensor) -> PerExampleGrads:
         """Drop the examples where mask [n] is False."""
 
-    def widened(self) -> Carrier:
-        """Give the same blocks in float64."""
+    def double(self) -> PerExampleGrads:
+        """Return the same blocks in float64."""
 
 
-class Tap(Protocol):
+class LayerGrads(Protocol):
     """What one layer saw of one micro-batch: its input and its output's gradient.
 
     One implementation per layer type, in `dpexp.grad_sample`; a method sees only this. W is the
@@ -144,23 +144,23 @@ class Tap(Protocol):
     def parameters(self) -> tuple[str, ...]:
         """Name the layer's own parameters that a rule exists for, e.g. ("weight", "bias")."""
 
-    def gradient(self, name: str) -> Carrier:
-        """Carry the whole gradient of one parameter."""
+    def gradient(self, name: str) -> PerExampleGrads:
+        """Return the whole gradient of one parameter."""
 
-    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Carrier:
-        """Carry dL_i = dW_i R^T, [n, p, r], for R [r, d] (rgp, Theorem 2.1).
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> PerExampleGrads:
+        """Return dL_i = dW_i R^T, [n, p, r], for R [r, d] (rgp, Theorem 2.1).
 
         With `rows`, indices [p'] of outputs, only those rows are computed: [n, p', r].
         """
 
-    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> Carrier:
-        """Carry dR_i = L^T dW_i, [n, r, d], for L [p, r] (rgp, Theorem 2.1).
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> PerExampleGrads:
+        """Return dR_i = L^T dW_i, [n, r, d], for L [p, r] (rgp, Theorem 2.1).
 
         With `columns`, indices [d'] of inputs (of input channels, for a convolution, each with
         its whole kernel), only those columns are computed: [n, r, d'] or [n, r, d' k k].
         """
 
-    def scaled(self, factor: float) -> Tap:
+    def scaled(self, factor: float) -> LayerGrads:
         """Multiply every example's gradient by a constant, before anything is clipped."""
 
 
@@ -189,12 +189,12 @@ class Release:
 
 
 def is_laplace(releases: tuple[Release, ...]) -> bool:
-    """Say whether a step's noise is Laplace's."""
+    """Return whether a step's noise is Laplace's."""
     return any(release.noise == "laplace" for release in releases)
 
 
 def joint_sensitivity(releases: tuple[Release, ...]) -> float:
-    """Give the sensitivity of all releases of a step taken as one vector, in clip norms.
+    """Return the sensitivity of all releases of a step taken as one vector, in clip norms.
 
     In l2, under Gaussian noise, it is the root of the sum of squares; in l1, under Laplace noise,
     the sum.
@@ -208,8 +208,8 @@ State = dict[str, Any]
 """A method's whole memory between steps: plain tensors and numbers, so that it can be saved."""
 
 
-Listener = Callable[[str, Tap], None]
-"""Hears a layer's name and its tap."""
+LayerCallback = Callable[[str, LayerGrads], None]
+"""Takes a layer's name and its gradients."""
 
 
 class PublicGradients(Protocol):
@@ -221,7 +221,7 @@ class PublicGradients(Protocol):
     def micro_batches(
         self, indices: Tensor, targets: Tensor | None
     ) -> Iterator[Mapping[str, Tensor]]:
-        """Give every trainable parameter's gradients, [m, ...], some m examples at a time.
+        """Return every trainable parameter's gradients, [m, ...], some m examples at a time.
 
         Args:
             indices: of public examples, [n].
@@ -232,7 +232,7 @@ class PublicGradients(Protocol):
         """
 
     def total(self, indices: Tensor, targets: Tensor | None) -> Mapping[str, Tensor]:
-        """Give every trainable parameter's gradient, summed over some examples.
+        """Return every trainable parameter's gradient, summed over some examples.
 
         Args:
             indices: of public examples, [n].
@@ -242,13 +242,15 @@ class PublicGradients(Protocol):
             ConfigError: if the set's own targets are wanted where it has none.
         """
 
-    def hear(self, indices: Tensor, targets: Tensor | None, listener: Listener) -> None:
-        """Let a listener hear every tapped layer of some examples, some m of them at a time.
+    def visit_layers(
+        self, indices: Tensor, targets: Tensor | None, callback: LayerCallback
+    ) -> None:
+        """Call back for every hooked layer, some m examples at a time.
 
         Args:
             indices: of public examples, [n].
             targets: their class indices, [n]; None: the set's own.
-            listener: hears taps whose first axis is m.
+            callback: takes layer gradients whose first axis is m.
 
         Raises:
             ConfigError: if the set's own targets are wanted where it has none.
@@ -270,7 +272,7 @@ class Method(Protocol):
         """Name the parameters this method updates; all others are frozen."""
 
     def start(self, model: nn.Module) -> State:
-        """Give the state before the first step."""
+        """Return the state before the first step."""
 
     def prepare(
         self,
@@ -279,7 +281,7 @@ class Method(Protocol):
         public: PublicGradients | None,
         gen: torch.Generator,
     ) -> State:
-        """Give this step's state: carriers, masks or bases, from nothing private.
+        """Return this step's state: bases or masks, from nothing private.
 
         On several ranks every tensor new in the returned state is overwritten in place by the first
         rank's; Python numbers must already agree.
@@ -287,25 +289,27 @@ class Method(Protocol):
         return state
 
     def forward_weights(self, state: State) -> Mapping[str, Tensor]:
-        """Give the weights to run this step with in place of the model's own (usually none)."""
+        """Return the weights to run this step with in place of the model's own (usually none)."""
         return {}
 
-    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
-        """Turn one layer's tap into carriers; called as backward reaches the layer.
+    def per_example_grads(
+        self, state: State, layer: str, layer_grads: LayerGrads
+    ) -> Mapping[Key, PerExampleGrads]:
+        """Return one layer's per-example gradients by block; called as backward reaches it.
 
         May mutate the state's dicts and lists (each attempt gets a copy), never its tensors.
         """
 
-    def crafted(self, state: State) -> tuple[int, Mapping[Key, Carrier]]:
-        """Give made-up examples that join this step's draw: how many, and all their blocks.
+    def crafted(self, state: State) -> tuple[int, Mapping[Key, PerExampleGrads]]:
+        """Return made-up examples that join this step's draw: how many, and all their blocks.
 
         Usually none; an audit's canaries (`dpexp.attacks`) come in here, and are clipped, summed
         and noised like any example.
         """
         return 0, {}
 
-    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
-        """Give the shape of every block that `carry` will sum to; empty draws need it."""
+    def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Return the shape of every block's sum over examples; empty draws need it."""
 
     def compress(self, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
         """Turn the clipped sums over the whole batch into what is released, before the noise.
@@ -326,7 +330,7 @@ class Method(Protocol):
     def remarks(
         self, state: State, epsilon_at: Callable[[Sequence[float]], float | None]
     ) -> dict[str, Any]:
-        """Give what the certificate should say besides (usually nothing).
+        """Return what the certificate should say besides (usually nothing).
 
         Args:
             state: after the last step.

@@ -82,11 +82,11 @@ class Cost(NamedTuple):
     flops: float
 
     def times(self, number: float) -> Cost:
-        """Give the cost of so many."""
+        """Return the cost of so many."""
         return Cost(self.seconds * number, self.flops * number)
 
     def plus(self, other: Cost) -> Cost:
-        """Give the cost of both."""
+        """Return the cost of both."""
         return Cost(self.seconds + other.seconds, self.flops + other.flops)
 
 
@@ -252,7 +252,7 @@ def plan(
     device: torch.device,
     flops: float | None,
 ) -> Iterator[str]:
-    """Give a table in Markdown, line by line: hours that the runs of each take, and the total.
+    """Return a table in Markdown, line by line: hours that the runs of each take, and the total.
 
     A run that several share counts for the first of them.
 

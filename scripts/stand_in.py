@@ -72,7 +72,7 @@ def stand_in(given: dict[str, Any], shrink: int) -> dict[str, Any]:
 
 
 def _encoder(model: dict[str, Any]) -> dict[str, Any]:
-    """Give the settings of an encoder of the same shape with random weights."""
+    """Return the settings of an encoder of the same shape with random weights."""
     if model["repo"] not in ENCODERS:
         raise ConfigError(f"No shape is known for {model['repo']}; a plan can't tell its cost.")
     architecture, layers, width, heads, feed_forward = ENCODERS[model["repo"]]
@@ -145,6 +145,6 @@ def examples(
 
 
 def public(task: Task, *, size: int) -> Task:
-    """Give a task public examples like its own; a method may take `size` of them."""
+    """Return a task public examples like its own; a method may take `size` of them."""
     batch = task.train.batch(torch.arange(size) % len(task.train))
     return replace(task, public=Endless(batch.inputs, batch.targets, None))

@@ -21,8 +21,8 @@ def clip_micro_batches(patch: pytest.MonkeyPatch) -> None:
     def broken(self, num_examples):
         self.counts.examples += num_examples
         sums = {key: self._like.new_zeros(self._shapes[key]) for key in self._held}
-        for key, carrier in self._held.items():
-            carrier.add_to(sums[key], None)
+        for key, grads in self._held.items():
+            grads.add_to(sums[key], None)
         for name, release in self._releases.items():
             own = {key: total for key, total in sums.items() if key.release == name}
             norm = torch.cat([total.flatten() for total in own.values()]).norm()
@@ -39,10 +39,10 @@ def clip_layers(patch: pytest.MonkeyPatch) -> None:
 
     def broken(self, num_examples):
         self.counts.examples += num_examples
-        for key, carrier in self._held.items():
+        for key, grads in self._held.items():
             bound = self._releases[key.release].clip_norm
-            weights = clip_weights(carrier.squared_norms().sqrt(), bound)
-            carrier.add_to(self._sum(key), weights)
+            weights = clip_weights(grads.norms_squared().sqrt(), bound)
+            grads.add_to(self._sum(key), weights)
         self._held, self._sizes = {}, {}
 
     patch.setattr(ClippedSum, "close_micro_batch", broken)
@@ -99,25 +99,28 @@ def top_entries_of_exact_sums(patch: pytest.MonkeyPatch) -> None:
 
 
 def kept_beside_the_state(patch: pytest.MonkeyPatch) -> None:
-    """Carry only where the last step's exact sums were positive."""
-    from dpexp.grad_sample.carriers import Explicit
+    """Return only where the last step's exact sums were positive."""
+    from dpexp.grad_sample.per_example import MaterializedGrads
     from dpexp.methods.dpsgd import DPSGD
 
-    carry = DPSGD.carry
+    per_example_grads = DPSGD.per_example_grads
 
     def watching(self, state, sums):
         self.seen = {key: total > 0 for key, total in sums.items()}
         return sums
 
-    def broken(self, state, layer, tap):
-        carried = carry(self, state, layer, tap)
+    def broken(self, state, layer, layer_grads):
+        per_example = per_example_grads(self, state, layer, layer_grads)
         seen = getattr(self, "seen", None)
         if seen is None:
-            return carried
-        return {key: Explicit(each.each() * seen[key]) for key, each in carried.items()}
+            return per_example
+        return {
+            key: MaterializedGrads(each.materialize() * seen[key])
+            for key, each in per_example.items()
+        }
 
     patch.setattr(DPSGD, "compress", watching, raising=False)
-    patch.setattr(DPSGD, "carry", broken)
+    patch.setattr(DPSGD, "per_example_grads", broken)
 
 
 # What goes in

@@ -30,7 +30,7 @@ def half_noise(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_on_the_first_rank(patch: pytest.MonkeyPatch) -> None:
-    """Give every rank the sums first, and add noise on one of them then."""
+    """Return every rank the sums first, and add noise on one of them then."""
     from dpexp.privacy.privatize import add_noise_
     from dpexp.training.gradient import PrivateGradient
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 
 import dpexp  # noqa: F401  (makes torchvision importable before a test module imports it)
-from dpexp.cli.signals import hear
+from dpexp.cli.signals import restore_signals
 
 # A busy machine makes a timed example flaky; a failing one is replayed from its printed blob.
 settings.register_profile("dpexp", deadline=None, print_blob=True)
@@ -15,7 +15,7 @@ settings.load_profile("dpexp")
 
 def pytest_configure():
     """Hear the signals that tests send, also where a job in the background ignores them."""
-    hear()
+    restore_signals()
 
 
 def pytest_collection_modifyitems(items):

@@ -4,13 +4,13 @@ import copy
 import json
 
 from dpexp import records
-from dpexp.privacy.finished import recheck_record
+from dpexp.privacy.verification.record import verify_record
 from dpexp.records.record import contents
 
 
 def found_in(directory):
     record = records.read(directory)
-    return None if record is None else recheck_record(record)
+    return None if record is None else verify_record(record)
 
 
 def content(directory, name):
@@ -31,7 +31,7 @@ def mend(directory):
 
 
 def edits(value, place=()):
-    """Give every single change of a plain value: entries lost, and scalars of other sizes."""
+    """Return every single change of a plain value: entries lost, and scalars of other sizes."""
     entries = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in entries:
         where = (*place, key)

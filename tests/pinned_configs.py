@@ -27,7 +27,7 @@ GROUPS = ("method", "task", "profile")
 
 
 def of_artifact(compose: Compose, path: Path) -> Iterator[str]:
-    """Give a line for every cell of an artifact in every profile, of one seed."""
+    """Return a line for every cell of an artifact in every profile, of one seed."""
     artifact = spec.load(CONF, path.parent.name, path.stem)
     for profile in artifact.profiles:
         for job in cells.expand(artifact, profile, compose, CONF, seeds=(0,)):
@@ -36,7 +36,7 @@ def of_artifact(compose: Compose, path: Path) -> Iterator[str]:
 
 
 def of_choice(compose: Compose, *options: str) -> str:
-    """Give the line of a method, a task and a profile, all else being default."""
+    """Return the line of a method, a task and a profile, all else being default."""
     words = [f"{group}={option}" for group, option in zip(GROUPS, options, strict=True)]
     return line(*words, config=compose(words))
 
@@ -52,7 +52,7 @@ def content(config: dict) -> str:
 
 
 def lines(compose: Compose) -> list[str]:
-    """Give all lines, sorted."""
+    """Return all lines, sorted."""
     artifacts = (CONF / "artifact").glob("*/*.yaml")
     found = [one for path in artifacts for one in of_artifact(compose, path)]
     choices = product(*map(options_of, GROUPS))

@@ -73,7 +73,7 @@ class Program:
         self.wait()
 
     def poll(self) -> int | None:
-        """Give the exit code if the process has ended."""
+        """Return the exit code if the process has ended."""
         return self._await(0)
 
     def wait(self, timeout: float = PATIENCE) -> int:

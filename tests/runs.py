@@ -13,7 +13,7 @@ from dpexp.cli.config_cache import Configs
 from dpexp.distributed.ranks import Ranks
 from dpexp.records import read_mark
 from dpexp.training.train import train
-from dpexp.types import Carrier
+from dpexp.types import PerExampleGrads
 
 CONFIGS = Configs()
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -108,8 +108,8 @@ class Watched:
         return self.method.reconstruct(state, noisy)
 
 
-def total_of(carrier: Carrier, weights: Tensor | None) -> Tensor:
+def total_of(grads: PerExampleGrads, weights: Tensor | None) -> Tensor:
     """Sum a carrier's per-example blocks, each times its weight [n] (None: all ones)."""
-    total = torch.zeros_like(carrier.each()[0], memory_format=torch.contiguous_format)
-    carrier.add_to(total, weights)
+    total = torch.zeros_like(grads.materialize()[0], memory_format=torch.contiguous_format)
+    grads.add_to(total, weights)
     return total

@@ -25,7 +25,7 @@ PRIVATE = ["noise=true", "clip=true", "eps=8"]
 
 
 def composed(method, *words):
-    """Give a config of one's own; a setting that many tests take is composed once for all."""
+    """Return a config of one's own; a setting that many tests take is composed once for all."""
     base = ["task=digits", "profile=embedded", "batch_size=40", *PRIVATE]
     return deepcopy(_composed((f"method={method}", *base, *case(method).few, *words)))
 

@@ -72,7 +72,7 @@ def test_every_single_change_of_the_evaluations_is_found_or_said(kind, copy_of):
 
 
 def is_told_of_line(found, where, count):
-    """Tell whether what is not checked names an entry of a line; of the last one's, apart."""
+    """Return whether what is not checked names an entry of a line; of the last one's, apart."""
     index, key = where[0], where[-1]
     lists = [words for words in found.unchecked if words.startswith("metrics.jsonl ")]
     if index == count - 1:
@@ -91,7 +91,7 @@ def test_what_a_line_is_said_not_to_be_checked_for_is_its_diagnostics(directorie
 
 
 def changed_arrays(arrays):
-    """Give changes of predictions.npz that are to be found, each with its name."""
+    """Return changes of predictions.npz that are to be found, each with its name."""
     (name,) = [key for key in arrays if key not in ("run",) and not key.endswith(":count")]
     bits, count = np.unpackbits(arrays[name]), int(arrays[f"{name}:count"])
     for place in (0, count // 2, count - 1):

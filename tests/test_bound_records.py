@@ -14,7 +14,7 @@ import pytest
 
 from dpexp import cli, records
 from dpexp.cli import parameter_names
-from dpexp.privacy.finished import recheck_record
+from dpexp.privacy.verification.record import verify_record
 from dpexp.records.predictions import PREDICTIONS, packed, unpacked
 from dpexp.records.record import hash_of
 from tests.edited import content, edited, edits, found_in, mend, write
@@ -52,7 +52,7 @@ def copy_of(directories, tmp_path):
 
 
 def is_said(found, file, where):
-    """Tell whether what is not checked names a place of a file."""
+    """Return whether what is not checked names a place of a file."""
     lists = [words for words in found.unchecked if words.startswith(f"{file} ")]
     key = next(key for key in where if isinstance(key, str))
     if "dimension" in where:
@@ -69,7 +69,7 @@ def test_every_single_change_of_result_or_certificate_is_found_or_said(kind, cop
     """Even where the hashes are mended; only an entry that is said not to be checked may pass."""
     directory = copy_of(kind)
     whole = records.read(directory)
-    untouched = recheck_record(whole)
+    untouched = verify_record(whole)
     assert untouched.findings == ()
     passed, tried = [], 0
     for file in ("result.json", "privacy.json"):
@@ -84,7 +84,7 @@ def test_every_single_change_of_result_or_certificate_is_found_or_said(kind, cop
             else:
                 result = changed
             record = records.Record(directory, whole.config, result, privacy, whole.metrics)
-            found = recheck_record(record)
+            found = verify_record(record)
             tried += 1
             is_older = len(where) == 1 and where[0] in FORMS
             is_told = is_said(found, file, where) or is_said(untouched, file, where)
@@ -211,11 +211,11 @@ def test_an_older_record_is_held_to_its_metrics_and_that_is_said(copy_of):
 )
 def test_what_is_not_ours_is_taken_on_trust_and_never_for_ours(place, change, said, directories):
     record = records.read(directories["dpsgd"])
-    assert recheck_record(record).trusted == ()
+    assert verify_record(record).trusted == ()
     config = copy.deepcopy(record.config)
     (config if place is None else config[place]).update(change)
     other = records.Record(record.directory, config, record.result, record.privacy, record.metrics)
-    assert any(said in words for words in recheck_record(other).trusted)
+    assert any(said in words for words in verify_record(other).trusted)
 
 
 def test_every_part_that_conf_names_is_ours():
@@ -234,7 +234,7 @@ def test_a_loop_is_the_methods_own(directories):
     record = records.read(directories["dpsgd"])
     config = record.config | {"loop": "dpexp.pate"}
     other = records.Record(record.directory, config, record.result, record.privacy, record.metrics)
-    assert any("loop: " in finding for finding in recheck_record(other).findings)
+    assert any("loop: " in finding for finding in verify_record(other).findings)
 
 
 def test_pates_caps_are_those_of_config_and_public_set(copy_of):
@@ -264,7 +264,7 @@ def test_absurd_counts_are_a_finding_and_nothing_is_computed(count, copy_of):
     for release in privacy["releases"]:
         release["at_most"] = count
     other = records.Record(directory, config, record.result, privacy, record.metrics)
-    assert any("too many to be composed" in f for f in recheck_record(other).findings)
+    assert any("too many to be composed" in f for f in verify_record(other).findings)
 
 
 @pytest.mark.parametrize("part", ["model", "method"])

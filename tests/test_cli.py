@@ -41,7 +41,7 @@ def shell(tmp_path, programs):
 
 
 def the_error(done):
-    """Give the one line that a mistake is to be told in."""
+    """Return the one line that a mistake is to be told in."""
     assert done.returncode == 2, done.stderr
     assert done.stdout == "" and "Traceback" not in done.stderr
     (line,) = done.stderr.splitlines()

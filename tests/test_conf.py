@@ -51,7 +51,7 @@ def check_settings(group, node):
 
 
 def leaves_its_warm_up(config):
-    """Say whether RGP gets to decompose its updates, which is what sets it apart."""
+    """Return whether RGP gets to decompose its updates, which is what sets it apart."""
     size, batch = config["task"]["dataset_size"], config["batch_size"]
     steps = num_steps(config["epochs"], size, batch, config["privacy"]["sampling"])
     return config["method"].get("warm_up_steps", 0) < steps

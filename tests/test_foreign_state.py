@@ -24,7 +24,7 @@ ABSURD, CLAIMED = [*SHORT, "eps=1000"], [*SHORT, "eps=0.5"]
 
 @pytest.fixture
 def two(tmp_path):
-    """Give the folders of two killed runs: one of no privacy to speak of, one of eps = 0.5."""
+    """Return the folders of two killed runs: one of no privacy to speak of, one of eps = 0.5."""
     return killed(tmp_path, *ABSURD, at=6), killed(tmp_path, *CLAIMED, at=6)
 
 

@@ -64,14 +64,18 @@ def test_a_method_of_ones_own_is_held_to_it():
 class Forgetful(DPSGD):
     """Declares a block that no layer carries, or carries one that it does not declare."""
 
-    def blocks(self, state):
-        return {**super().blocks(state), **dict.fromkeys(self.more, (2,))}
+    def release_shapes(self, state):
+        return {**super().release_shapes(state), **dict.fromkeys(self.more, (2,))}
 
-    def carry(self, state, layer, tap):
-        return {key: c for key, c in super().carry(state, layer, tap).items() if key != self.lost}
+    def per_example_grads(self, state, layer, layer_grads):
+        return {
+            key: c
+            for key, c in super().per_example_grads(state, layer, layer_grads).items()
+            if key != self.lost
+        }
 
     def releases(self, state, clip_norm):
-        return one_release("gradient", self.blocks(state), clip_norm)
+        return one_release("gradient", self.release_shapes(state), clip_norm)
 
     def reconstruct(self, state, noisy):
         return {}, state

@@ -71,7 +71,7 @@ def words(hub):
 
 
 def the_line(*words):
-    """Give the one line of a mistake, and whether it came before any training."""
+    """Return the one line of a mistake, and whether it came before any training."""
     with pytest.raises(ConfigError) as raised:
         cli.build_parts(cli.compose(words), torch.device("cpu"))
     message = str(raised.value)

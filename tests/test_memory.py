@@ -57,15 +57,15 @@ class Carrying(Watched):
 
     def __init__(self, method):
         super().__init__(method)
-        self.carried = []
+        self.per_example = []
 
-    def carry(self, state, layer, tap):
-        carriers = self.method.carry(state, layer, tap)
-        self.carried.extend(map(weakref.ref, carriers.values()))
+    def per_example_grads(self, state, layer, layer_grads):
+        carriers = self.method.per_example_grads(state, layer, layer_grads)
+        self.per_example.extend(map(weakref.ref, carriers.values()))
         return carriers
 
     def count_held(self):
-        return sum(carrier() is not None for carrier in self.carried)
+        return sum(grads() is not None for grads in self.per_example)
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "rgp", "gep"])
@@ -85,7 +85,7 @@ def test_what_failed_is_let_go_before_memory_is_given_back(method):
     finally:
         gc.callbacks.remove(count)
         gc.enable()
-    assert setting.method.carried and held == [0, 0]
+    assert setting.method.per_example and held == [0, 0]
 
 
 def test_a_rehearsal_that_failed_lets_go_too():
@@ -99,7 +99,7 @@ def test_a_rehearsal_that_failed_lets_go_too():
         rehearse = gradient.rehearsal(setting.state, setting.examples)
         with pytest.raises(torch.OutOfMemoryError):
             rehearse(torch.arange(80))
-        assert setting.method.carried and setting.method.count_held() == 0
+        assert setting.method.per_example and setting.method.count_held() == 0
         rehearse(torch.arange(20))
 
 

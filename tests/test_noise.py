@@ -37,7 +37,7 @@ def release(noise, size):
 
 
 def drawn(size, noise, dtype, device="cpu", multiplier=1.0):
-    """Give the noise on blocks of a size, twice `ENOUGH` numbers or one block, flat."""
+    """Return the noise on blocks of a size, twice `ENOUGH` numbers or one block, flat."""
     parts = []
     for step in range(math.ceil(2 * ENOUGH / size)):
         sums = {KEY: torch.zeros(size, dtype=dtype, device=device)}
@@ -47,7 +47,7 @@ def drawn(size, noise, dtype, device="cpu", multiplier=1.0):
 
 
 def ones_of_low_bits(numbers):
-    """Give the share of ones in each of the low bits of the mantissa, lowest first."""
+    """Return the share of ones in each of the low bits of the mantissa, lowest first."""
     whole = {4: torch.int32, 8: torch.int64}[numbers.element_size()]
     bits = numbers.contiguous().view(whole)
     return torch.stack([(bits >> k & 1).double().mean() for k in LOW_BITS[numbers.dtype]])

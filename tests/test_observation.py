@@ -11,7 +11,7 @@ import torch
 from dpexp import cli, records
 from dpexp.distributed.ranks import Ranks
 from dpexp.privacy import ANALYSED
-from dpexp.privacy.recheck import recheck
+from dpexp.privacy.verification.files import verify_files
 from dpexp.training.observation import Analysis
 from dpexp.training.train import train
 from dpexp.types import ConfigError
@@ -165,11 +165,11 @@ def test_attacks_and_analyses_share_a_run(tmp_path):
     assert result["attack_success"] >= 0 and (directory / "scores.npz").exists()
     assert privacy["deviations"][0] == ANALYSED and len(privacy["deviations"]) == 2
     config = cli.compose([*DIGITS, "attack=loss_threshold", "analysis=stable_rank"])
-    assert not recheck(config, result, privacy).findings
+    assert not verify_files(config, result, privacy).findings
     hushed = {**privacy, "deviations": privacy["deviations"][1:]}
-    assert "is missing" in " ".join(recheck(config, result, hushed).findings)
+    assert "is missing" in " ".join(verify_files(config, result, hushed).findings)
     del config["analysis"]
-    assert "is not so" in " ".join(recheck(config, result, privacy).findings)
+    assert "is not so" in " ".join(verify_files(config, result, privacy).findings)
 
 
 def test_pate_has_no_gradients_to_look_at(tmp_path):

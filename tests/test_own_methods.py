@@ -52,7 +52,7 @@ class Two(Method):
             self.key(at, state["shapes"][at]): tap.gradient(name) for name, at in full.items()
         }
 
-    def blocks(self, state):
+    def release_shapes(self, state):
         return {self.key(name, shape): shape for name, shape in state["shapes"].items()}
 
     def releases(self, state, clip_norm):

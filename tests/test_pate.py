@@ -28,7 +28,7 @@ SMALL += ["method.answers=60", "method.student_steps=100"]
 
 
 def tiny(**options):
-    """Give settings whose teachers cost next to nothing."""
+    """Return settings whose teachers cost next to nothing."""
     defaults = {
         "teachers": 5,
         "teacher": partial(CNN, channels=(1, 2), kernel=1),

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest, norm, truncnorm
 
-from dpexp.grad_sample.carriers import Explicit, Outer
 from dpexp.grad_sample.linear import LinearWeight
+from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
 from dpexp.privacy.privatize import (
     FAR,
     GRAIN,
@@ -33,7 +33,7 @@ LIKE = torch.empty(0, dtype=torch.float64)
 
 def clipped_sum(a, b, releases=RELEASES, **options):
     sums = ClippedSum(SHAPES, releases, LIKE, **options)
-    sums.take({A: Explicit(a), B: Explicit(b)})
+    sums.take({A: MaterializedGrads(a), B: MaterializedGrads(b)})
     sums.close_micro_batch(len(a))
     return sums
 
@@ -60,7 +60,7 @@ def test_what_is_not_finite_leaves_out_no_other_example_that_float64_sums():
     """Both are taken apart from the rest, where norms in float32 say nothing."""
     values = torch.tensor([[math.nan, 0, 0], [0, 1e30, 0], [0, 0, 1e25], [0.5, 0, 0]])
     sums = ClippedSum({A: (3,)}, RELEASES, torch.empty(0))
-    sums.take({A: Explicit(values)})
+    sums.take({A: MaterializedGrads(values)})
     sums.close_micro_batch(4)
     # Their norms leave room for what the others' sum, here in float32, is rounded by.
     expected = torch.tensor([0.5, *[2.0 / (1 + 2**-10)] * 2], dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_sums_over_many_micro_batches_lose_what_a_few_hundred_examples_lose(micr
     some = torch.full((micro_batch, 3), value), torch.zeros(micro_batch, 2, 2)
     taken = 0
     while taken < num:
-        sums.take({A: Explicit(some[0]), B: Explicit(some[1])})
+        sums.take({A: MaterializedGrads(some[0]), B: MaterializedGrads(some[1])})
         sums.close_micro_batch(micro_batch)
         taken += micro_batch
         if taken == micro_batch * 7:  # looking at them on the way changes nothing
@@ -93,7 +93,7 @@ def test_an_example_that_float32_cannot_measure_widens_what_was_gathered():
     expected = torch.zeros(3, dtype=torch.float64)
     for a in ([[0.1, 0, 0], [0.2, 0, 0]], [[0, 1e30, 0], [0, 0, 0.3]], [[0, 0, 0.7], [0, 0.4, 0]]):
         values = torch.tensor(a)
-        sums.take({A: Explicit(values), B: Explicit(torch.zeros(2, 2, 2))})
+        sums.take({A: MaterializedGrads(values), B: MaterializedGrads(torch.zeros(2, 2, 2))})
         sums.close_micro_batch(2)
         norms = torch.linalg.vector_norm(values.double(), dim=1, keepdim=True)
         expected += (values.double() * (2 / norms).clamp(max=1)).sum(0)
@@ -116,7 +116,10 @@ def test_releases_are_clipped_apart():
         torch.empty(0),
     )
     sums.take(
-        {A: Explicit(torch.tensor([[10.0, 0, 0]])), apart: Explicit(torch.tensor([[0, 10.0]]))}
+        {
+            A: MaterializedGrads(torch.tensor([[10.0, 0, 0]])),
+            apart: MaterializedGrads(torch.tensor([[0, 10.0]])),
+        }
     )
     sums.close_micro_batch(1)
     # Up to what float32's weights leave to rounding: 2^-10.
@@ -141,7 +144,7 @@ def test_an_input_that_is_not_finite_stays_out_of_the_other_examples_gradient():
     x[1] = math.nan
     key = Key("gradient", "weight")
     sums = ClippedSum({key: (5, 4)}, RELEASES, LIKE)
-    sums.take({key: Outer(LinearWeight(), x, dh)})
+    sums.take({key: FactoredGrads(LinearWeight(), x, dh)})
     sums.close_micro_batch(3)
     assert sums.sums[key].isfinite().all()
     assert sums.counts.nonfinite == 1
@@ -228,7 +231,10 @@ def test_releases_may_be_clipped_in_different_ways():
         torch.empty(0),
     )
     sums.take(
-        {A: Explicit(torch.tensor([[10.0, 0, 0]])), apart: Explicit(torch.tensor([[-9.0, 0.5]]))}
+        {
+            A: MaterializedGrads(torch.tensor([[10.0, 0, 0]])),
+            apart: MaterializedGrads(torch.tensor([[-9.0, 0.5]])),
+        }
     )
     sums.close_micro_batch(1)
     assert 2.0 * (1 - 2**-9) < sums.sums[A].norm() <= 2.0

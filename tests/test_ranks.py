@@ -147,7 +147,7 @@ def varied(rank):
 
 
 def distance(one, other):
-    """Give the largest difference of two models' weights."""
+    """Return the largest difference of two models' weights."""
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
@@ -237,7 +237,7 @@ def sent(number, whom):
 
 
 def is_rank(pid):
-    """Say whether a process lives and is a spawned one; what is dead has no command line."""
+    """Return whether a process lives and is a spawned one; what is dead has no command line."""
     try:
         return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -101,7 +101,7 @@ def test_decisions_are_numbered_as_a_reader_sees_them():
 
 
 def rows_under(heading):
-    """Give the cells of the README's table with this heading, row by row."""
+    """Return the cells of the README's table with this heading, row by row."""
     (table,) = re.findall(rf"^{re.escape(heading)}.*\n\|[- :|]*\n((?:\|.*\n)*)", README, re.M)
     return [line.strip("| ").split(" | ") for line in table.splitlines()]
 

@@ -53,7 +53,9 @@ def test_the_products_are_those_that_torch_counts(net, name):
 @pytest.mark.parametrize("name", METHODS)
 def test_the_numbers_released_and_trained_are_the_methods(name):
     model, method = model_of(WIDE), method_of(name, WIDE)
-    blocks = method.blocks(method.prepare(model, method.start(model), None, torch.Generator()))
+    blocks = method.release_shapes(
+        method.prepare(model, method.start(model), None, torch.Generator())
+    )
     sizes = [torch.Size(shape).numel() for shape in blocks.values()]
     assert sorted(WIDE.released(name)) == sorted(sizes)
     parameters = dict(model.named_parameters())
@@ -66,10 +68,10 @@ def test_what_an_example_holds_is_what_its_carriers_hold(name):
     state = method.prepare(model, method.start(model), None, torch.Generator())
     matrices = {n for n, p in model.named_parameters() if p.ndim == 2 and "layer." in n}
 
-    def take(layer, tap):
-        for key, carrier in method.carry(state, layer, tap).items():
+    def take(layer, layer_grads):
+        for key, grads in method.per_example_grads(state, layer, layer_grads).items():
             if key.parameter in matrices:
-                held.extend(vars(carrier.measured()[1]).values())
+                held.extend(vars(grads.measured()[1]).values())
 
     batch = texts_of(WIDE).batch(torch.arange(4))
     with Tape(model, method.trainable(model), take) as tape:

@@ -138,7 +138,7 @@ def called(path):
 
 
 def axis_of(node):
-    """Give an axis as it is written, what fills it in left out: "forward/" of f"forward/{rank}"."""
+    """Return an axis as written, without what fills it in: "forward/" of f"forward/{rank}"."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -201,7 +201,7 @@ class Named:
 
     @property
     def twice(self):
-        """Give who made a generator of a name that had been made, over all names."""
+        """Return who made a generator of a name that had been made, over all names."""
         return {frozenset(places) for places in self.places.values() if len(places) > 1}
 
 

@@ -48,7 +48,7 @@ def roots(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(roots, tmp_path_factory):
-    """Give the results folder of a run on folder a."""
+    """Return the results folder of a run on folder a."""
     results = tmp_path_factory.mktemp("results")
     execute(results, *IMAGES, f"data_root={roots['a']}")
     return results
@@ -118,7 +118,7 @@ def test_nothing_is_fetched_to_look_a_run_up(done, tmp_path, monkeypatch):
 
 @pytest.fixture
 def weights(tmp_path):
-    """Give a config of a pretrained model, its folder and what its record would say."""
+    """Return a config of a pretrained model, its folder and what its record would say."""
     folder = tmp_path / "models" / "owner" / "name"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -165,7 +165,7 @@ def test_records_without_hashes_and_models_that_are_not_here_say_so(weights):
 
 @pytest.fixture
 def words(weights):
-    """Give a config whose prompts alone read a tokenizer, its folder and what its record says."""
+    """Return a config whose prompts alone read a tokenizer, its folder and what its record says."""
     config, folder, _ = weights
     (folder / "tokenizer.json").write_text('{"good": 1, "bad": 2}')
     (folder / "added_tokens.json").write_text("{}")
@@ -225,7 +225,7 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\nerror: pass: epsilon 0.1"
 
 
 def rewritten(done, roots, tmp_path, **change):
-    """Give a results folder whose one record says something else in result.json."""
+    """Return a results folder whose one record says something else in result.json."""
     results = shutil.copytree(done, tmp_path / "results")
     (path,) = Path(results).rglob("result.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | change))

@@ -43,7 +43,7 @@ def leaves(*args, **settings):
 
 
 def odd(*args, **settings):
-    """Give what is none of what a run is made of."""
+    """Return what is none of what a run is made of."""
     return "odd"
 
 

@@ -63,9 +63,9 @@ def taped(model, batch, read):
     """Read every parameter's carrier as backward reaches its layer."""
     got, wanted = {}, [name for name, _ in model.named_parameters()]
 
-    def listen(layer, tap):
-        for name in tap.parameters:
-            got[f"{layer}.{name}"] = read(tap.gradient(name))
+    def listen(layer, layer_grads):
+        for name in layer_grads.parameters:
+            got[f"{layer}.{name}"] = read(layer_grads.gradient(name))
 
     with Tape(model, wanted, listen) as tape:
         tape.expect(len(batch))
@@ -126,23 +126,23 @@ def test_every_parameters_per_example_gradient_is_autograds(kind, built):
     assert (batch.inputs[:, 1] == 0).any() and (batch.inputs[:, 2] == 1).any()
     batch.inputs[0, 0, 3] = model.encoder.config.pad_token_id  # as a word: its row never learns
     expected = one_by_one(model, batch)
-    assert_same(taped(model, batch, lambda carrier: carrier.each()), expected)
+    assert_same(taped(model, batch, lambda grads: grads.materialize()), expected)
     for name, each in expected.items():
         if not name.endswith("key.bias"):
             assert each.flatten(1).norm(dim=1).min() > 1e-9, f"{name} has no gradient to compare"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", ["squared_norms", "measured"])
+@pytest.mark.parametrize("way", ["norms_squared", "measured"])
 def test_squared_norms_and_weighted_sums_are_of_the_same_gradients(kind, way):
     model, batch = tiny(kind), texts(kind, LENGTHS).batch(EVERY)
     expected = one_by_one(model, batch)
     weights = torch.linspace(0.1, 1, len(batch), dtype=torch.float64)
 
-    def read(carrier):
-        if way == "squared_norms":
-            return carrier.squared_norms(), total_of(carrier, weights)
-        size, held = carrier.measured()
+    def read(grads):
+        if way == "norms_squared":
+            return grads.norms_squared(), total_of(grads, weights)
+        size, held = grads.measured()
         return size.squares, total_of(held, weights)
 
     got = taped(model, batch, read)
@@ -158,7 +158,7 @@ def test_with_dropout_the_examples_gradients_sum_to_the_same_forward_passs(kind,
     torch.manual_seed(5)
     expected = batch_gradient(model, batch)
     torch.manual_seed(5)
-    got = taped(model, batch, lambda carrier: carrier.each().sum(0))
+    got = taped(model, batch, lambda grads: grads.materialize().sum(0))
     assert_same(got, expected)
     model.head.eval()  # the encoder's dropout is on, not the classifier's alone
     torch.manual_seed(5)
@@ -173,17 +173,17 @@ def test_with_dropout_the_examples_gradients_sum_to_the_same_forward_passs(kind,
 def test_padding_changes_neither_outputs_nor_gradients(kind, built):
     model, examples = built(kind), texts(kind, LENGTHS)
     together = examples.batch(EVERY)
-    padded = taped(model, together, lambda carrier: carrier.each())
-    squares = taped(model, together, lambda carrier: carrier.squared_norms())
+    padded = taped(model, together, lambda grads: grads.materialize())
+    squares = taped(model, together, lambda grads: grads.norms_squared())
     for index, length in enumerate(LENGTHS):
         alone = examples.batch(torch.tensor([index]))
         assert alone.inputs.shape[2] == length
         torch.testing.assert_close(
             model(alone.inputs)[0], model(together.inputs)[index], rtol=1e-8, atol=1e-10
         )
-        expected = taped(model, alone, lambda carrier: carrier.each()[0])
+        expected = taped(model, alone, lambda grads: grads.materialize()[0])
         assert_same({name: each[index] for name, each in padded.items()}, expected, index)
-        expected = taped(model, alone, lambda carrier: carrier.squared_norms()[0])
+        expected = taped(model, alone, lambda grads: grads.norms_squared()[0])
         assert_same({name: each[index] for name, each in squares.items()}, expected, index)
 
 
@@ -319,11 +319,11 @@ def test_a_head_tied_to_the_embeddings_is_refused_by_name():
 # Halved precision
 
 
-def single(carrier):
+def single(grads):
     """Measure what is held, which must be float32 whatever the model's precision."""
-    held = [part for name, part in vars(carrier).items() if name in ("values", "dh")]
+    held = [part for name, part in vars(grads).items() if name in ("values", "dh")]
     assert held and all(part.dtype == torch.float32 for part in held)
-    return carrier.squared_norms()
+    return grads.norms_squared()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -385,5 +385,5 @@ def test_no_example_gets_a_table_or_a_matrix_of_its_own(train):
     else:
         assert seen.numbers < matrix_of_each / 2
     with Largest() as seen:  # what it would see if they were formed
-        taped(model, examples.batch(torch.arange(num)), lambda carrier: len(carrier.each()))
+        taped(model, examples.batch(torch.arange(num)), lambda grads: len(grads.materialize()))
     assert seen.numbers == num * table

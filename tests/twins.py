@@ -16,7 +16,7 @@ from tests.runs import ALONE
 
 
 def others(examples):
-    """Give as many examples of the same kind, none like the one in its place, one not finite."""
+    """Return as many examples of the same kind, none like the one in its place, one not finite."""
     order = torch.arange(len(examples) - 1, -1, -1)
     if hasattr(examples, "encoded"):  # texts: others' lengths, too
         return replace(examples.take(order), targets=examples.targets)
@@ -30,7 +30,7 @@ def others(examples):
 
 
 def twin(task, is_other, **_):
-    """Give a task or, for the other of two twins, one of the same public and test examples."""
+    """Return a task or, for the other of two twins, one of the same public and test examples."""
     if not is_other:
         return task
     test = task.test
@@ -61,7 +61,7 @@ class Recorded(Injected):
 
 
 def easy(task, model):
-    """Give a task on whose targets a model is right, whatever it says.
+    """Return a task on whose targets a model is right, whatever it says.
 
     Where releases are injected a model goes the same way on any data; on such data its loss falls.
     """
@@ -123,7 +123,7 @@ def trained(config, results, is_other, said_by=None):
 
 
 def at_start(parts):
-    """Give all that a run has before its first step but the private examples."""
+    """Return all that a run has before its first step but the private examples."""
     sets = {"test": parts.task.test, "public": parts.task.public}
     if parts.task.test is parts.task.train:
         sets.pop("test")

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from dpexp.grad_sample.carriers import Explicit
+from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.methods.compressive import Compressive
 from dpexp.methods.cosamp import keep_largest
 from dpexp.methods.dpsgd import DPSGD
-from dpexp.types import Carrier
+from dpexp.types import PerExampleGrads
 
 
 def like(sums, flat):
@@ -125,10 +125,10 @@ class LongerStep(OnHead):
 class Averaging(OnHead):
     """Divides by how many examples there were."""
 
-    def carry(self, state, layer, tap):
-        carried = super().carry(state, layer, tap)
-        self.count = len(next(iter(carried.values())).squared_norms())
-        return carried
+    def per_example_grads(self, state, layer, layer_grads):
+        per_example = super().per_example_grads(state, layer, layer_grads)
+        self.count = len(next(iter(per_example.values())).norms_squared())
+        return per_example
 
     def reconstruct(self, state, noisy):
         gradients, state = super().reconstruct(state, noisy)
@@ -194,18 +194,21 @@ class Masking(OnHead):
         self.seen = {key: total > 0 for key, total in sums.items()}
         return sums
 
-    def carry(self, state, layer, tap):
-        carried = super().carry(state, layer, tap)
+    def per_example_grads(self, state, layer, layer_grads):
+        per_example = super().per_example_grads(state, layer, layer_grads)
         if not hasattr(self, "seen"):
-            return carried
-        return {key: Explicit(each.each() * self.seen[key]) for key, each in carried.items()}
+            return per_example
+        return {
+            key: MaterializedGrads(each.materialize() * self.seen[key])
+            for key, each in per_example.items()
+        }
 
 
 class Echoing(OnHead):
     """Adds the last step's exact sums as a made-up example, clipped as any."""
 
     def compress(self, state, sums):
-        self.seen = {key: Explicit(total[None].clone()) for key, total in sums.items()}
+        self.seen = {key: MaterializedGrads(total[None].clone()) for key, total in sums.items()}
         return sums
 
     def crafted(self, state):
@@ -215,43 +218,52 @@ class Echoing(OnHead):
 class Scaling(OnHead):
     """Scales by the inputs' size that the micro-batch before had."""
 
-    def carry(self, state, layer, tap):
-        before, self.seen = getattr(self, "seen", 1.0), float(tap.x.nan_to_num().abs().mean())
-        carried = super().carry(state, layer, tap)
-        return {key: Explicit(1e-3 * before * each.each()) for key, each in carried.items()}
+    def per_example_grads(self, state, layer, layer_grads):
+        before, self.seen = (
+            getattr(self, "seen", 1.0),
+            float(layer_grads.x.nan_to_num().abs().mean()),
+        )
+        per_example = super().per_example_grads(state, layer, layer_grads)
+        return {
+            key: MaterializedGrads(1e-3 * before * each.materialize())
+            for key, each in per_example.items()
+        }
 
 
-class Lying(Carrier):
+class Lying(PerExampleGrads):
     """Says that its vectors are half as long as they are."""
 
-    def __init__(self, carrier):
-        self.carrier = carrier
+    def __init__(self, grads):
+        self.grads = grads
 
-    def squared_norms(self) -> Tensor:
-        return self.carrier.squared_norms() / 4
+    def norms_squared(self) -> Tensor:
+        return self.grads.norms_squared() / 4
 
     def measured(self):
-        size, held = self.carrier.measured()
+        size, held = self.grads.measured()
         return size._replace(squares=size.squares / 4, energy=size.energy / 4), Lying(held)
 
     def add_to(self, total, weights):
-        self.carrier.add_to(total, weights)
+        self.grads.add_to(total, weights)
 
-    def each(self):
-        return self.carrier.each()
+    def materialize(self):
+        return self.grads.materialize()
 
-    def keep(self, mask):
-        return Lying(self.carrier.keep(mask))
+    def select(self, mask):
+        return Lying(self.grads.select(mask))
 
-    def widened(self):
-        return Lying(self.carrier.widened())
+    def double(self):
+        return Lying(self.grads.double())
 
 
 class Understated(OnHead):
     """Clips by norms that are too small."""
 
-    def carry(self, state, layer, tap):
-        return {key: Lying(carrier) for key, carrier in super().carry(state, layer, tap).items()}
+    def per_example_grads(self, state, layer, layer_grads):
+        return {
+            key: Lying(grads)
+            for key, grads in super().per_example_grads(state, layer, layer_grads).items()
+        }
 
 
 class ChangesSums(OnHead):

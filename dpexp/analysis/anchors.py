@@ -53,7 +53,7 @@ class Anchors:
         self._power_iterations, self._has_random_labels = power_iterations, is_random
 
     def groups(self, view: View) -> Groups:
-        """Give the names of each group's parameters.
+        """Return the names of each group's parameters.
 
         Raises:
             ConfigError: if the method leaves some of them frozen.
@@ -111,7 +111,7 @@ def shares_of(anchors: Mapping[str, Tensor], total: int, setting: str) -> dict[s
 
 
 def residual(gradients: Tensor, basis: Tensor) -> Tensor:
-    """Give R = G - G B^T B, what of each row lies outside a subspace (gep, Algorithm 1, line 11).
+    """Return R = G - G B^T B, what of each row lies outside a subspace (gep, Algorithm 1, line 11).
 
     Args:
         gradients: G [n, p], or one gradient [p].
@@ -121,7 +121,7 @@ def residual(gradients: Tensor, basis: Tensor) -> Tensor:
 
 
 def projection_error(mean: Tensor, basis: Tensor) -> float:
-    """Give the projection error rate |r / n| / |g| (gep, Section 3.2, Figure 4).
+    """Return the projection error rate |r / n| / |g| (gep, Section 3.2, Figure 4).
 
     Projecting is linear, so that the mean of the residuals is the residual of the mean.
 

@@ -27,7 +27,7 @@ class Cost(Analysis):
     """Times and weighs one step of the method beside plain autograd's, on the same examples.
 
     Before the first step of the run, side by side and in turns (rgp Table 1, gep Table 4, whose
-    formulas say how both should grow). A step is everything but the optimizer: carriers, forward,
+    formulas say how both should grow). A step is everything but the optimizer: bases, forward,
     backward, clipping, noise, reconstruction; the non-private one is forward, backward and the
     gradient of every parameter. Gives for result.json seconds (`private_s`, `nonprivate_s`, medians
     over rounds), their `ratio`; `private_mb`, `nonprivate_mb`, by how much a step's peak is above
@@ -73,7 +73,7 @@ class Cost(Analysis):
         }
 
     def _steps(self, view: View, examples: Any) -> tuple[Measured, Measured]:
-        """Give what measures a step without and with privacy, by whatever it is given."""
+        """Return what measures a step without and with privacy, by whatever it is given."""
         model, task, device = view.model, view.task, view.device
         mechanism = whole_batch(
             len(examples),
@@ -107,7 +107,7 @@ class Cost(Analysis):
         return plain, private
 
     def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """Give what was measured."""
+        """Return what was measured."""
         return {name: float(v) for name, v in traces.items() if name not in ("step", "epoch")}
 
 
@@ -120,7 +120,7 @@ def _seconds(step: Step, device: torch.device) -> float:
 
 
 def _weigh(step: Step, device: torch.device) -> float:
-    """Give the MB that a step takes besides what is in use; the first one warms up."""
+    """Return the MB that a step takes besides what is in use; the first one warms up."""
     step()
     _wait(device)
     machine.reset_peak(device)

@@ -63,7 +63,7 @@ class GradientRank(Analysis):
         return settings["m"]
 
     def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
-        """Give each group's stable rank, before and after the projection."""
+        """Return each group's stable rank, before and after the projection."""
         groups = self._anchors.groups(view)
         anchors = self._anchors.gradients(view, groups)
         share = shares_of(anchors, self._k, "analysis.gradient_rank.k")
@@ -78,7 +78,7 @@ class GradientRank(Analysis):
         return ranks
 
     def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """Give by how much the residuals' stable rank is above the gradients', on average."""
+        """Return by how much the residuals' stable rank is above the gradients', on average."""
         pairs = {name.partition("/")[2]: name for name in traces if name.startswith("residual/")}
         return {
             f"ratio/{group}": float((traces[own] / traces[group]).mean())

@@ -25,14 +25,14 @@ def blocks(matrix: Tensor, most: int) -> Tensor:
 
 
 def largest_share(matrix: Tensor, part: float) -> float:
-    """Give the share of |A|_F^2 that the largest `part` of the entries hold, in [part, 1]."""
+    """Return the share of |A|_F^2 that the largest `part` of the entries hold, in [part, 1]."""
     squares = matrix.double().square().flatten()
     count = max(1, round(part * len(squares)))
     return float(squares.topk(count).values.sum() / squares.sum())
 
 
 def line_share(matrix: Tensor) -> float:
-    """Give the share of the variance of |A_ij| that rows' and columns' means explain, in [0, 1].
+    """Return the share of the variance of |A_ij| that rows' and columns' means explain, in [0, 1].
 
     Of independent, equal entries of a [p, d] it would be about (p + d) / (p d).
     """
@@ -76,7 +76,7 @@ class Intensity(Analysis):
         self._blocks, self._batch = blocks, batch
 
     def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
-        """Give both pictures and what is counted of them, once.
+        """Return both pictures and what is counted of them, once.
 
         Raises:
             ConfigError: the method trains no such parameter.
@@ -97,5 +97,5 @@ class Intensity(Analysis):
         return found
 
     def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """Give the shares, in percent."""
+        """Return the shares, in percent."""
         return {k: float(v) for k, v in traces.items() if k.endswith(("_tenth", "_lines"))}

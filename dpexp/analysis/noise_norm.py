@@ -42,7 +42,7 @@ class NoiseNorm(Analysis):
         self._epochs = epochs
 
     def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
-        """Give both norms, at the first observation.
+        """Return both norms, at the first observation.
 
         Raises:
             ConfigError: for a run without a budget, or whose method releases more than gradients.
@@ -79,6 +79,6 @@ class NoiseNorm(Analysis):
         return math.sqrt(square) / len(some)
 
     def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """Give both norms and their ratio; nothing where a kill lost the first observation."""
+        """Return both norms and their ratio; nothing where a kill lost the first observation."""
         names = ("noise", "gradient", "ratio")
         return {name: float(traces[name]) for name in names if name in traces}

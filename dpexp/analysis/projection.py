@@ -62,7 +62,7 @@ class Projection(Analysis):
         return settings["m"]
 
     def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
-        """Give every group's error rate for every k and both kinds of basis."""
+        """Return every group's error rate for every k and both kinds of basis."""
         groups = self._anchors.groups(view)
         anchors = self._anchors.gradients(view, groups)
         names = [name for names in groups.values() for name in names]

@@ -14,13 +14,13 @@ from dpexp.types import ConfigError
 
 
 def principal(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Give the first singular vectors of a matrix [p, d]: U [p, r] and V [d, r], in float64."""
+    """Return the first singular vectors of a matrix [p, d]: U [p, r] and V [d, r], in float64."""
     left, _, right = torch.linalg.svd(matrix.double(), full_matrices=False)
     return left[:, :rank], right[:rank].T
 
 
 def projection_residual(matrix: Tensor, left: Tensor, right: Tensor) -> float:
-    """Give |(I - U U^T) A (I - V V^T)|_F / |A|_F, in [0, 1] (rgp, Eqs. 5-6).
+    """Return |(I - U U^T) A (I - V V^T)|_F / |A|_F, in [0, 1] (rgp, Eqs. 5-6).
 
     Args:
         matrix: A [p, d].
@@ -63,7 +63,7 @@ class ProjectionResidual(Analysis):
         self._parameter, self._rank, self._batch = parameter, rank, batch
 
     def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
-        """Give both residuals, and remember the subspace.
+        """Return both residuals, and remember the subspace.
 
         Raises:
             ConfigError: the method trains no such parameter, or the rank leaves no residual.

@@ -14,7 +14,7 @@ from dpexp.types import ConfigError
 
 
 def stable_rank(matrix: Tensor) -> float:
-    """Give |A|_F^2 / |A|_2^2 of a matrix [p, d]: in [1, min(p, d)]; NaN of zeros.
+    """Return |A|_F^2 / |A|_2^2 of a matrix [p, d]: in [1, min(p, d)]; NaN of zeros.
 
     Of what is not finite it is NaN too. From the eigenvalues of the smaller Gram matrix in float64,
     which is faster than singular values and exact enough: the largest one is the best conditioned.
@@ -50,7 +50,7 @@ class StableRank(Analysis):
         self._batch = batch
 
     def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
-        """Give the stable rank of the mean gradient of a fixed batch, layer by layer."""
+        """Return the stable rank of the mean gradient of a fixed batch, layer by layer."""
         matrices = [name for name in view.trained if view.model.get_parameter(name).ndim > 1]
         some = view.draw("batch", self._batch)
         gradients = view.mean_gradients(view.examples, some, matrices)

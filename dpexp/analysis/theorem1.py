@@ -121,7 +121,7 @@ class Theorem1Bound(Analysis):
         self._kappa, self._rows, self._xi, self._rate = kappa, rows, xi, rate
 
     def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
-        """Give loss and bounds at theta[step + 1]."""
+        """Return loss and bounds at theta[step + 1]."""
         x, y = view.task.train.inputs.double().cpu(), view.task.train.targets.double().cpu()
         if "best" not in memory:
             memory.update(best=torch.linalg.lstsq(x, y[:, None]).solution[:, 0], radius=0.0)
@@ -153,5 +153,5 @@ class Theorem1Bound(Analysis):
         return seen | dict(zip(names, given, strict=True))
 
     def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """Give what was last observed."""
+        """Return what was last observed."""
         return {name: float(traces[name][-1]) for name in traces if name not in ("step", "epoch")}

@@ -2,8 +2,8 @@
 
 Two kinds of evidence. From one run (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846): m
 canaries, each in the run or not by its own fair coin; after training the attacker guesses r of the
-coins, and v guesses are right. From two worlds: many independent trials with one canary, as many
-without; the attacker calls each trial one or the other.
+coins, and v guesses are right. From a distinguishing game: many independent trials with one canary,
+as many without; the attacker calls each trial one or the other.
 
 And two kinds of claim they are held against. "(epsilon, delta)" is the run's own. A trade-off
 curve (`bounds_curves`) says for every rate of false positives how many true ones are possible; it
@@ -31,7 +31,7 @@ TOLERANCE = 1e-3
 """Of a bound, absolute; it is rounded down."""
 
 THRESHOLDS = 200
-"""So many are compared by the first half of two worlds' trials (ours)."""
+"""So many are compared by the first half of a distinguishing game's trials (ours)."""
 
 SMALLEST_DEVIATION = 1e-9
 """Of scores, where all are alike."""
@@ -98,7 +98,7 @@ class Guesses:
         return largest_refuted(lambda epsilon: self.p_value(epsilon, delta) < 1 - confidence)
 
     def refutes(self, curve: Curve, confidence: float) -> bool:
-        """Say whether so many right guesses are too unlikely under a trade-off curve.
+        """Return whether so many right guesses are too unlikely under a trade-off curve.
 
         Let p_w be the probability of w right guesses, F the curve's largest true positive rate at a
         false positive rate (concave). For a coin j and a number c, look at the event that j is
@@ -132,7 +132,7 @@ class Guesses:
 
 @dataclass(frozen=True)
 class Errors:
-    """What an attacker made of independent trials in two worlds.
+    """What an attacker made of independent trials in a distinguishing game.
 
     Attributes:
         false_positives: how many trials without the canary were called trials with it; expected

@@ -27,12 +27,12 @@ POINTS = 4000
 
 
 def gaussian(mu: float) -> Curve:
-    """Give the curve of one Gaussian mechanism: sensitivity mu, noise of standard deviation 1."""
+    """Return the curve of one Gaussian mechanism: sensitivity mu, noise of standard deviation 1."""
     return lambda rate: float(ndtr(ndtri(min(rate, 1.0)) - mu))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Give the epsilon of that mechanism (Dong et al. 2022, Corollary 2.13).
+    """Return the epsilon of that mechanism (Dong et al. 2022, Corollary 2.13).
 
     Args:
         mu: >= 0.
@@ -50,7 +50,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def subsampled_gaussian(sampling_prob: float, sigma: float, num_steps: int) -> Curve:
-    """Give the curve of a run: a Gaussian mechanism on Poisson samples, composed.
+    """Return the curve of a run: a Gaussian mechanism on Poisson samples, composed.
 
     The privacy loss is composed numerically, by the arithmetic of the run's PRV accountant.
 

@@ -1,4 +1,4 @@
-"""White-box canaries: made-up gradients that join a run, and how loudly each is heard.
+"""White-box canaries: crafted gradients that join a run, and their scores.
 
 A canary is an example whose gradient the attacker chooses: far longer than the clip norm, in a
 direction of its own. It takes part in each step by its own coin, with the run's probability q.
@@ -24,15 +24,15 @@ from dpexp.attacks.canaries_wrapped import Wrapped
 from dpexp.attacks.directions import KINDS, Directions
 from dpexp.privacy.seeds import generator
 from dpexp.types import (
-    Carrier,
     ConfigError,
     Key,
+    LayerGrads,
     Method,
+    PerExampleGrads,
     PublicGradients,
     Release,
     Size,
     State,
-    Tap,
 )
 
 TOO_LONG = 100.0
@@ -43,44 +43,44 @@ Blocks = Mapping[Key, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Overheard:
-    """A layer's carrier that remembers what the real examples added to their sum.
+    """A layer's per-example gradients that record what the real examples added to their sum.
 
     Attributes:
-        carrier: the layer's.
+        grads: the layer's.
         heard: the real examples' clipped sum by block, so far; written to.
         key: this block's.
     """
 
-    carrier: Carrier
+    grads: PerExampleGrads
     heard: dict[Key, Tensor]
     key: Key
 
-    def squared_norms(self) -> Tensor:
+    def norms_squared(self) -> Tensor:
         """Bound the squared l2 norm of every example's block from above, [n] in float64."""
-        return self.carrier.squared_norms()
+        return self.grads.norms_squared()
 
     def measured(self) -> tuple[Size, Overheard]:
-        """Give every example's size, and what to hold until the weights are known."""
-        size, carrier = self.carrier.measured()
-        return size, Overheard(carrier, self.heard, self.key)
+        """Return every example's size, and what to hold until the weights are known."""
+        size, grads = self.grads.measured()
+        return size, Overheard(grads, self.heard, self.key)
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
-        """Add the examples' blocks to their sum, to the last bit as if nobody listened."""
+        """Add the examples' blocks to their sum, bit by bit as without the record."""
         before = total.clone()
-        self.carrier.add_to(total, weights)
+        self.grads.add_to(total, weights)
         self.heard[self.key] = self.heard.get(self.key, 0) + (total - before)
 
-    def each(self) -> Tensor:
+    def materialize(self) -> Tensor:
         """Form every example's block side by side."""
-        return self.carrier.each()
+        return self.grads.materialize()
 
-    def keep(self, mask: Tensor) -> Overheard:
+    def select(self, mask: Tensor) -> Overheard:
         """Drop the examples where mask [n] is False."""
-        return Overheard(self.carrier.keep(mask), self.heard, self.key)
+        return Overheard(self.grads.select(mask), self.heard, self.key)
 
-    def widened(self) -> Overheard:
-        """Give the same vectors in float64."""
-        return Overheard(self.carrier.widened(), self.heard, self.key)
+    def double(self) -> Overheard:
+        """Return the same vectors in float64."""
+        return Overheard(self.grads.double(), self.heard, self.key)
 
 
 class Canaried(Wrapped):
@@ -119,7 +119,7 @@ class Canaried(Wrapped):
         self._directions: dict[tuple[str, int], Directions] = {}
 
     def start(self, model: nn.Module) -> State:
-        """Begin with nothing heard.
+        """Begin with an empty record.
 
         Raises:
             ConfigError: if the method does not release the sum of clipped vectors, in which a
@@ -157,28 +157,30 @@ class Canaried(Wrapped):
             "like": next(model.parameters()).new_empty(0),
         }
 
-    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
-        """Carry what the method does, and listen to what becomes of it."""
-        carried = super().carry(state, layer, tap)
-        return {key: Overheard(carrier, state["heard"], key) for key, carrier in carried.items()}
+    def per_example_grads(
+        self, state: State, layer: str, layer_grads: LayerGrads
+    ) -> Mapping[Key, PerExampleGrads]:
+        """Return what the method does, recording its sums."""
+        per_example = super().per_example_grads(state, layer, layer_grads)
+        return {key: Overheard(grads, state["heard"], key) for key, grads in per_example.items()}
 
-    def crafted(self, state: State) -> tuple[int, Mapping[Key, Carrier]]:
-        """Give the canaries that take part in this step, too long in every release."""
+    def crafted(self, state: State) -> tuple[int, Mapping[Key, PerExampleGrads]]:
+        """Return the canaries that take part in this step, too long in every release."""
         who = state["who"]
         if not len(who):
             return 0, {}
-        carried: dict[Key, Carrier] = {}
+        per_example: dict[Key, PerExampleGrads] = {}
         for release, blocks, directions in self._heard_in(state):
             start = 0
             for key, shape in blocks.items():
                 norm = TOO_LONG * release.clip_norm
-                carried[key] = directions.carrier(who, start, shape, norm)
+                per_example[key] = directions.grads(who, start, shape, norm)
                 start += math.prod(shape)
-        return len(who), carried
+        return len(who), per_example
 
     def _heard_in(self, state: State) -> list[tuple[Release, Blocks, Directions]]:
         """List releases with their blocks, in order, and the canaries' directions in them."""
-        blocks, found = self.blocks(state), []
+        blocks, found = self.release_shapes(state), []
         for release in self.releases(state, self._clip_norm):
             own = {key: shape for key, shape in blocks.items() if key.release == release.name}
             dimension = sum(math.prod(shape) for shape in own.values())
@@ -194,7 +196,7 @@ class Canaried(Wrapped):
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
-        """Listen for the canaries, and reconstruct as the method does."""
+        """Score the canaries, and reconstruct as the method does."""
         scores = state["scores"].clone()
         for release, blocks, directions in self._heard_in(state):
             left = [

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpexp.types import Carrier, Key, Method, PublicGradients, Release, State, Tap
+from dpexp.types import Key, LayerGrads, Method, PerExampleGrads, PublicGradients, Release, State
 
 
 class Wrapped(Method):
@@ -43,20 +43,22 @@ class Wrapped(Method):
         return {**state, "method": self._method.prepare(model, state["method"], public, gen)}
 
     def forward_weights(self, state: State) -> Mapping[str, Tensor]:
-        """Give the weights to run this step with."""
+        """Return the weights to run this step with."""
         return self._method.forward_weights(state["method"])
 
-    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
-        """Carry what the method does."""
-        return self._method.carry(state["method"], layer, tap)
+    def per_example_grads(
+        self, state: State, layer: str, layer_grads: LayerGrads
+    ) -> Mapping[Key, PerExampleGrads]:
+        """Return what the method does."""
+        return self._method.per_example_grads(state["method"], layer, layer_grads)
 
-    def crafted(self, state: State) -> tuple[int, Mapping[Key, Carrier]]:
-        """Give the method's made-up examples."""
+    def crafted(self, state: State) -> tuple[int, Mapping[Key, PerExampleGrads]]:
+        """Return the method's made-up examples."""
         return self._method.crafted(state["method"])
 
-    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
-        """Give the method's blocks."""
-        return self._method.blocks(state["method"])
+    def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Return the method's blocks."""
+        return self._method.release_shapes(state["method"])
 
     def compress(self, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
         """Compress as the method does."""

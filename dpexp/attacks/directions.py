@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpexp.grad_sample.carriers import Explicit
+from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.grad_sample.rounding import size_of_held
-from dpexp.types import Carrier, Size
+from dpexp.types import PerExampleGrads, Size
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Spikes:
     shape: tuple[int, ...]
 
     def measured(self) -> tuple[Size, Spikes]:
-        """Give every example's size, and what to hold until the weights are known."""
+        """Return every example's size, and what to hold until the weights are known."""
         return size_of_held(self.values[:, None]), self
 
-    def squared_norms(self) -> Tensor:
+    def norms_squared(self) -> Tensor:
         """Bound the squared l2 norm of every example's block from above, [n] in float64."""
         return self.measured()[0].squares
 
@@ -42,26 +42,28 @@ class Spikes:
         values = self.values if weights is None else self.values * weights.to(self.values.dtype)
         total.view(-1).index_add_(0, self.places, values.to(total.dtype))
 
-    def each(self) -> Tensor:
+    def materialize(self) -> Tensor:
         """Form every example's block, [n, ...]."""
         whole = self.values.new_zeros(len(self.values), math.prod(self.shape))
         whole.scatter_(1, self.places[:, None], self.values[:, None])
         return whole.view(-1, *self.shape)
 
-    def keep(self, mask: Tensor) -> Spikes:
+    def select(self, mask: Tensor) -> Spikes:
         """Drop the examples where mask [n] is False."""
         return Spikes(self.values[mask], self.places[mask], self.shape)
 
-    def widened(self) -> Spikes:
-        """Give the same vectors in float64."""
+    def double(self) -> Spikes:
+        """Return the same vectors in float64."""
         return Spikes(self.values.double(), self.places, self.shape)
 
 
 class Directions(Protocol):
     """One direction of a released vector for each canary."""
 
-    def carrier(self, who: Tensor, start: int, shape: tuple[int, ...], norm: float) -> Carrier:
-        """Give the part within one block of some canaries [n], each of that norm in all.
+    def grads(
+        self, who: Tensor, start: int, shape: tuple[int, ...], norm: float
+    ) -> PerExampleGrads:
+        """Return the part within one block of some canaries [n], each of that norm in all.
 
         Args:
             who: which canaries.
@@ -71,7 +73,7 @@ class Directions(Protocol):
         """
 
     def inner(self, vector: Tensor) -> Tensor:
-        """Give every canary's inner product with a vector [d], [m]."""
+        """Return every canary's inner product with a vector [d], [m]."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +95,16 @@ class Coordinates:
         signs = 2.0 * torch.randint(2, (m,), generator=gen) - 1
         return Coordinates(torch.cat(rounds)[:m].to(like.device), signs.to(like))
 
-    def carrier(self, who: Tensor, start: int, shape: tuple[int, ...], norm: float) -> Carrier:
-        """Give the part within one block of some canaries."""
+    def grads(
+        self, who: Tensor, start: int, shape: tuple[int, ...], norm: float
+    ) -> PerExampleGrads:
+        """Return the part within one block of some canaries."""
         places, values = self.places[who] - start, norm * self.signs[who]
         inside = (places >= 0) & (places < math.prod(shape))
         return Spikes(values * inside, places * inside, shape)
 
     def inner(self, vector: Tensor) -> Tensor:
-        """Give every canary's inner product with a vector."""
+        """Return every canary's inner product with a vector."""
         return vector[self.places] * self.signs
 
 
@@ -120,13 +124,15 @@ class Dense:
         rows = torch.randn(m, dimension, generator=gen)
         return Dense((rows / rows.norm(dim=1, keepdim=True)).to(like))
 
-    def carrier(self, who: Tensor, start: int, shape: tuple[int, ...], norm: float) -> Carrier:
-        """Give the part within one block of some canaries."""
+    def grads(
+        self, who: Tensor, start: int, shape: tuple[int, ...], norm: float
+    ) -> PerExampleGrads:
+        """Return the part within one block of some canaries."""
         part = self.rows[who, start : start + math.prod(shape)]
-        return Explicit(norm * part.reshape(-1, *shape))
+        return MaterializedGrads(norm * part.reshape(-1, *shape))
 
     def inner(self, vector: Tensor) -> Tensor:
-        """Give every canary's inner product with a vector."""
+        """Return every canary's inner product with a vector."""
         return self.rows @ vector.to(self.rows.dtype)
 
 

@@ -106,7 +106,7 @@ class Found:
     tried: int
 
     def words(self) -> dict[str, Any]:
-        """Give the knobs by name, rounded for reading."""
+        """Return the knobs by name, rounded for reading."""
         return {each.name: round(getattr(self.knobs, each.name), 3) for each in fields(self.knobs)}
 
 
@@ -147,7 +147,7 @@ def climb(target: Target, seconds: float, seed: int, most: int | None = None) ->
 
 
 def drawing(seed: int, index: int = 0) -> torch.Generator:
-    """Give the generator of a search, or of what an example and its neighbours are made of."""
+    """Return the generator of a search, or of what an example and its neighbours are made of."""
     return generator(seed, "influence", index)
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from dpexp.attacks.influence import OTHERS, Knobs, Moved, drawing
-from dpexp.grad_sample.carriers import Explicit, Masked, Outer
-from dpexp.grad_sample.conv2d import Conv2dTap, Conv2dWeight, Geometry
+from dpexp.grad_sample.conv2d import Conv2dGrads, Conv2dWeight, Geometry
 from dpexp.grad_sample.embedding import EmbeddingWeight
-from dpexp.grad_sample.linear import LinearTap, LinearWeight
+from dpexp.grad_sample.linear import LinearGrads, LinearWeight
+from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads, MaterializedGrads
 from dpexp.privacy.bound import is_exact_enough
 from dpexp.privacy.privatize import ClippedSum
-from dpexp.types import Carrier, Key, Release
+from dpexp.types import Key, PerExampleGrads, Release
 
 KEY = Key("gradient", "weight")
 
@@ -31,13 +31,13 @@ class Form:
     Attributes:
         x: shape of an example's input; positions first, but channels first for images.
         h: shape of its output gradient, alike.
-        carrier: makes the batch's carrier of both.
+        grads: makes the batch's per-example gradients of both.
         block: shape of its sum.
     """
 
     x: tuple[int, ...]
     h: tuple[int, ...]
-    carrier: Callable[[Tensor, Tensor], Carrier]
+    grads: Callable[[Tensor, Tensor], PerExampleGrads]
     block: tuple[int, ...]
 
     def moved(self, knobs: Knobs, seed: int) -> Moved:
@@ -47,23 +47,23 @@ class Form:
         xs, hs = _neighbours(self, knobs, x, h, gen)
         if knobs.coarse > 0.5:
             xs, hs = (each.bfloat16().float() for each in (xs, hs))
-        whole = self.carrier(xs, hs)
-        alone = whole.keep(torch.arange(len(xs)) == len(xs) - 1)
+        whole = self.grads(xs, hs)
+        alone = whole.select(torch.arange(len(xs)) == len(xs) - 1)
         size, _ = alone.measured()
         clip_norm = float(size.squares.sqrt()) * 10.0**knobs.log_clip
         if not 0 < clip_norm < LARGEST:
             clip_norm = 10.0**knobs.log_clip
-        with_it = _summed(self, self.carrier(xs, hs), clip_norm)
+        with_it = _summed(self, self.grads(xs, hs), clip_norm)
         without = 0.0
         if len(xs) > 1:
-            without = _summed(self, self.carrier(xs[:-1], hs[:-1]), clip_norm)
+            without = _summed(self, self.grads(xs[:-1], hs[:-1]), clip_norm)
         distance = float(torch.linalg.vector_norm(with_it - without)) / clip_norm
         is_calm = bool(is_exact_enough(size, clip_norm).all())
         return Moved(math.inf if math.isnan(distance) else distance, is_calm)
 
 
 def _linear(d: int, p: int, t: int, *, is_plain: bool = False) -> Form:
-    return Form((t, d), (t, p), lambda x, h: Outer(LinearWeight(is_plain), x, h), (p, d))
+    return Form((t, d), (t, p), lambda x, h: FactoredGrads(LinearWeight(is_plain), x, h), (p, d))
 
 
 def _basis(size: int, rank: int) -> Tensor:
@@ -72,11 +72,15 @@ def _basis(size: int, rank: int) -> Tensor:
 
 
 def _linear_carriers(d: int, p: int, t: int, rank: int, side: str) -> Form:
-    def carrier(x: Tensor, h: Tensor) -> Carrier:
-        tap = LinearTap(x, h, ("weight",))
-        return tap.left(_basis(d, rank).T) if side == "left" else tap.right(_basis(p, rank))
+    def grads(x: Tensor, h: Tensor) -> PerExampleGrads:
+        layer_grads = LinearGrads(x, h, ("weight",))
+        return (
+            layer_grads.left(_basis(d, rank).T)
+            if side == "left"
+            else layer_grads.right(_basis(p, rank))
+        )
 
-    return Form((t, d), (t, p), carrier, (p, rank) if side == "left" else (rank, d))
+    return Form((t, d), (t, p), grads, (p, rank) if side == "left" else (rank, d))
 
 
 def _images(
@@ -85,34 +89,38 @@ def _images(
     at = Geometry((kernel, kernel), (stride, stride), (kernel // 2, kernel // 2), (1, 1), groups)
     layout = torch.channels_last if last else torch.contiguous_format
 
-    def carrier(x: Tensor, h: Tensor) -> Carrier:
+    def grads(x: Tensor, h: Tensor) -> PerExampleGrads:
         both = (each.contiguous(memory_format=layout) for each in (x, h))
-        return Outer(Conv2dWeight(at), *both)
+        return FactoredGrads(Conv2dWeight(at), *both)
 
     block, outputs = (p, d // groups, kernel, kernel), -(-size // stride)
-    return Form((d, size, size), (p, outputs, outputs), carrier, block)
+    return Form((d, size, size), (p, outputs, outputs), grads, block)
 
 
 def _image_carriers(d: int, p: int, size: int, rank: int, side: str, last: bool = False) -> Form:
     at = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)
     layout = torch.channels_last if last else torch.contiguous_format
 
-    def carrier(x: Tensor, h: Tensor) -> Carrier:
+    def grads(x: Tensor, h: Tensor) -> PerExampleGrads:
         x, h = (each.contiguous(memory_format=layout) for each in (x, h))
-        tap = Conv2dTap(x, h, at, ("weight",))
-        return tap.left(_basis(9 * d, rank).T) if side == "left" else tap.right(_basis(p, rank))
+        layer_grads = Conv2dGrads(x, h, at, ("weight",))
+        return (
+            layer_grads.left(_basis(9 * d, rank).T)
+            if side == "left"
+            else layer_grads.right(_basis(p, rank))
+        )
 
     block = (p, rank) if side == "left" else (rank, 9 * d)
-    return Form((d, size, size), (p, size, size), carrier, block)
+    return Form((d, size, size), (p, size, size), grads, block)
 
 
 def _masked(whole: Form, every: int = 2) -> Form:
     kept = torch.arange(0, math.prod(whole.block), every)
 
-    def carrier(x: Tensor, h: Tensor) -> Carrier:
-        return Masked(whole.carrier(x, h), kept, whole.block)
+    def grads(x: Tensor, h: Tensor) -> PerExampleGrads:
+        return MaskedGrads(whole.grads(x, h), kept, whole.block)
 
-    return Form(whole.x, whole.h, carrier, (len(kept),))
+    return Form(whole.x, whole.h, grads, (len(kept),))
 
 
 def _embedding(rows: int, d: int, t: int) -> Form:
@@ -121,13 +129,13 @@ def _embedding(rows: int, d: int, t: int) -> Form:
     return Form(
         (t, 1),
         (t, d),
-        lambda x, h: Outer(EmbeddingWeight(rows), tokens.expand(len(h), -1), h * x.sign()),
+        lambda x, h: FactoredGrads(EmbeddingWeight(rows), tokens.expand(len(h), -1), h * x.sign()),
         (rows, d),
     )
 
 
 def _held(t: int, d: int) -> Form:
-    return Form((t, 1), (t, d), lambda x, h: Explicit((x * h).sum(1)), (d,))
+    return Form((t, 1), (t, d), lambda x, h: MaterializedGrads((x * h).sum(1)), (d,))
 
 
 FORMS: Mapping[str, Form] = {
@@ -162,10 +170,10 @@ FORMS: Mapping[str, Form] = {
 """Every rule and form, at sizes where it is taken."""
 
 
-def _summed(form: Form, carrier: Carrier, clip_norm: float) -> Tensor:
+def _summed(form: Form, grads: PerExampleGrads, clip_norm: float) -> Tensor:
     release = Release(KEY.release, math.prod(form.block), clip_norm)
     total = ClippedSum({KEY: form.block}, (release,), torch.empty(0))
-    total.take({KEY: carrier})
+    total.take({KEY: grads})
     total.close_micro_batch(0)
     return total.sums[KEY].double()
 
@@ -183,7 +191,7 @@ def _example(form: Form, knobs: Knobs, gen: torch.Generator) -> tuple[Tensor, Te
 
 
 def positions(shape: tuple[int, ...], knobs: Knobs, gen: torch.Generator) -> Tensor:
-    """Give numbers at every position, [t, channels]."""
+    """Return numbers at every position, [t, channels]."""
     channels, num = (shape[0], math.prod(shape[1:])) if len(shape) == 3 else (shape[1], shape[0])
     values = torch.randn(num, channels, generator=gen)
     values = knobs.constant + (1 - knobs.constant) * values

@@ -31,7 +31,7 @@ ATTACKS = {
 
 
 def confidences(logits: Tensor, targets: Tensor) -> Tensor:
-    """Give log(p / (1 - p)), p being the probability of an example's own class (Section IV-C).
+    """Return log(p / (1 - p)), p being the probability of an example's own class (Section IV-C).
 
     Of logits z that is z_y - log sum_{j != y} exp z_j, which no p near one can overflow.
 
@@ -81,12 +81,12 @@ def fit(values: np.ndarray, mask: np.ndarray, *, is_shared: bool) -> Gaussian:
 
 
 def online(observed: np.ndarray, inside: Gaussian, outside: Gaussian) -> np.ndarray:
-    """Give the log likelihood ratio of "trained on" to "not" (Algorithm 1), [n]."""
+    """Return the log likelihood ratio of "trained on" to "not" (Algorithm 1), [n]."""
     return norm.logpdf(observed, *inside) - norm.logpdf(observed, *outside)
 
 
 def offline(observed: np.ndarray, outside: Gaussian) -> np.ndarray:
-    """Give how far a confidence lies above those of models without the example (Eq. 4), [n].
+    """Return how far a confidence lies above those of models without the example (Eq. 4), [n].
 
     In standard deviations, of which the one-sided probability is a rising function that would round
     to one.
@@ -156,5 +156,5 @@ class Attacked:
         return int((~self.is_member[0]).sum())
 
     def of_each(self, attack: str) -> list[Roc]:
-        """Give the curve of each model alone."""
+        """Return the curve of each model alone."""
         return [roc(*some) for some in zip(self.scores[attack], self.is_member, strict=True)]

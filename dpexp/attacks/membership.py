@@ -39,7 +39,7 @@ def require_classes(task: Any, setting: str) -> None:
 
 @torch.no_grad()
 def logits_of(model: nn.Module, examples: Any, device: torch.device) -> Tensor:
-    """Give the model's logits in eval mode, [n, c] in float64 on the CPU, in the examples' order.
+    """Return the model's logits in eval mode, [n, c] in float64 on the CPU, in the examples' order.
 
     Args:
         model: trained.

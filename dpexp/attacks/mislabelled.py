@@ -40,7 +40,7 @@ class Thinned:
         return getattr(self.__dict__["examples"], name)
 
     def to(self, device: torch.device | str) -> Thinned:
-        """Give the same examples on a device."""
+        """Return the same examples on a device."""
         return replace(self, examples=self.examples.to(device))
 
     def batch(self, indices: Tensor) -> Batch:
@@ -85,7 +85,7 @@ def choose(size: int, m: int, seed: int) -> Tensor:
 
 
 def scores(model: nn.Module, examples: Thinned, m: int, seed: int, device: torch.device) -> Tensor:
-    """Give minus the loss of each canary on its wrong label, in eval mode, [m] on the CPU.
+    """Return minus the loss of each canary on its wrong label, in eval mode, [m] on the CPU.
 
     Args:
         model: trained.

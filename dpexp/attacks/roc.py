@@ -29,14 +29,14 @@ class Roc:
 
     @property
     def balanced_accuracy(self) -> float:
-        """Give the best mean of both groups' shares told right.
+        """Return the best mean of both groups' shares told right.
 
         Of all thresholds on these very scores: on few of them chance is a little above 0.5.
         """
         return float(np.max(1 + self.tpr - self.fpr) / 2)
 
     def tpr_at(self, fpr: float | np.ndarray) -> np.ndarray:
-        """Give the most true positives at no more than some false positives, nothing interpolated.
+        """Return the largest true positive rate at a false positive rate, without interpolation.
 
         Args:
             fpr: rates in [0, 1].

@@ -141,7 +141,7 @@ class Search:
             self._sizes[key.release] = size + math.prod(shape)
 
     def worst(self, climbs: int) -> Movement:
-        """Give the farthest movement found.
+        """Return the farthest movement found.
 
         Args:
             climbs: steps from each of the best starts, >= 0.

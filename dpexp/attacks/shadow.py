@@ -53,7 +53,7 @@ class Shadow:
     def report(
         self, parts: Parts, state: State, mechanism: Mechanism, device: torch.device
     ) -> Findings:
-        """Give the mask of members [n] and the confidence in each example [n].
+        """Return the mask of members [n] and the confidence in each example [n].
 
         Raises:
             ConfigError: training diverged.

@@ -74,7 +74,7 @@ class Injected:
         return getattr(self.inner, name)
 
     def compress(self, state: State, sums: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """Give normal numbers in place of what the method makes of the sums."""
+        """Return normal numbers in place of what the method makes of the sums."""
         gen = generator(self._seed, "injected", self._calls)
         self._calls += 1
         made = self.inner.compress(state, sums)
@@ -168,11 +168,11 @@ class _Bench:
         self._ranks = Ranks(0, 1, next(self.model.parameters()).device)
 
     def start(self) -> State:
-        """Give the state before the first step."""
+        """Return the state before the first step."""
         return copy.deepcopy(self._method).start(self.model)
 
     def releases(self, state: State) -> tuple:
-        """Give what is declared."""
+        """Return what is declared."""
         return self._method.releases(state, self._clip_norm)
 
     def step(
@@ -307,7 +307,7 @@ def _moved_by_examples(
 def _adversarial(
     base: _Made, more: _Made, num_classes: int
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Give examples to add: like others, huge, tiny, cancelling, and not finite."""
+    """Return examples to add: like others, huge, tiny, cancelling, and not finite."""
     inputs, target, first = more.inputs[0], more.targets[0], base.targets[0]
     is_number = base.targets.is_floating_point()
     other = -1e6 * (1 + first.abs()) if is_number else (first + 1) % max(2, num_classes)
@@ -344,7 +344,7 @@ def _secrecy(parts: Any, clip_norm: float, findings: dict[str, None]) -> None:
             made += [("what is prepared", seen.given), ("the gradient", outcome.gradients)]
             made += [("the state", state)]
             bench.update(replace(outcome, gradients=dict(outcome.gradients)))
-            # Whatever a method keeps beside its state, its carriers must not know of it.
+            # What a method keeps beside its state must not reach its per-example gradients.
             _, after = bench.step(copy.deepcopy(method), state, sets[0], step + 1)
             made += [("what is carried next", after.sums)]
         ways.append([*made, ("the model", dict(bench.model.state_dict()))])

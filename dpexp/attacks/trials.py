@@ -1,4 +1,4 @@
-"""Trials in two worlds of the method that a config names, with what is accounted for."""
+"""Trials in a distinguishing game of the method that a config names, with what is accounted for."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpexp.attacks import worlds
+from dpexp.attacks import distinguishing
 from dpexp.pate.votes import build_votes
 from dpexp.privacy import build, require_room
 from dpexp.training.train import Parts
 
 SMALL_BATCH = 8
-"""Examples of a step, none of them real (ours); it cancels in what is heard of a canary."""
+"""Examples of a step, none of them real (ours); it cancels in a canary's score."""
 
 
 class Trials(NamedTuple):
@@ -61,7 +61,7 @@ def of_steps(config: Mapping[str, Any], parts: Parts, num_trials: int, num_steps
         seed=config["seed"],
     )
     require_room(mechanism, next(parts.model.parameters()).dtype, config)
-    scores = worlds.of_steps(parts, mechanism, num_trials)
+    scores = distinguishing.of_steps(parts, mechanism, num_trials)
     return Trials(*scores, mechanism.epsilon(num_steps), mechanism.delta, not mechanism.is_laplace)
 
 
@@ -83,5 +83,5 @@ def of_votes(config: Mapping[str, Any], num_trials: int) -> Trials:
         max_answers=method["answers"],
         seed=config["seed"],
     )
-    scores = worlds.of_votes(mechanism, method["teachers"], num_trials)
+    scores = distinguishing.of_votes(mechanism, method["teachers"], num_trials)
     return Trials(*scores, mechanism.epsilon()["rdp"], mechanism.delta, True)

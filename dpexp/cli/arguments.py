@@ -11,7 +11,7 @@ from typing import Any
 
 from dpexp.cli import errors
 from dpexp.cli.quoting import readable
-from dpexp.cli.signals import hear
+from dpexp.cli.signals import restore_signals
 from dpexp.cli.streams import patience
 from dpexp.records import RESULT_NEUTRAL, RecordError
 from dpexp.reporting.schema.artifact import unknown
@@ -97,7 +97,7 @@ positive = partial(number, above=0)
 
 
 def whole(least: int) -> Reader:
-    """Give what reads WORD=NUMBER, a whole one from `least`."""
+    """Return what reads WORD=NUMBER, a whole one from `least`."""
 
     def read(word: str) -> int:
         key, _, value = word.partition("=")
@@ -109,7 +109,7 @@ def whole(least: int) -> Reader:
 
 
 def changing(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Give the overrides that change the numbers, as `device=cpu` does not."""
+    """Return the overrides that change the numbers, as `device=cpu` does not."""
     return tuple(w for w in overrides if re.split("[.=]", w.lstrip("+~"))[0] not in RESULT_NEUTRAL)
 
 
@@ -145,7 +145,7 @@ def exit_code_of(
     if {"-h", "--help"} & set(words):
         print((doc or "").strip())
         return 0
-    hear()
+    restore_signals()
     try:
         return program(words)
     except KeyboardInterrupt:

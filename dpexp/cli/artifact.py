@@ -117,7 +117,7 @@ def parse(words: Sequence[str]) -> Request:
 
 
 def is_picked(request: Request, artifact: spec.Artifact, cell: spec.Key) -> bool:
-    """Tell whether rows= and columns= ask for this cell; raises ConfigError if one picks none.
+    """Return whether rows= and columns= ask for this cell; raises ConfigError if one picks none.
 
     A level line is asked for by any column of its panel.
     """
@@ -231,7 +231,7 @@ def _compare(outcomes: Sequence[collect.Outcome], to_do: Sequence[cells.Job]) ->
 
 
 def _holds(numbers: Path) -> bool:
-    """Tell whether a table or figure that was written before has a value of ours."""
+    """Return whether a table or figure that was written before has a value of ours."""
     if not numbers.is_file():
         return False
     with numbers.open(encoding="utf-8") as lines:

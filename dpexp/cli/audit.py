@@ -6,10 +6,11 @@ python -m scripts.audit methods=dpsgd,rgp eps=4
 Each method is audited twice at 95 % confidence, and the lower bounds on epsilon stand beside the
 epsilon its accountant states, in <results>/<profile>/audit.md and audit.csv:
 
-    one run     a run of `audit=one_run` on the embedded profile: canaries join by coins, the coins
-                are guessed (PATE, which has no step gradients, is audited in two worlds alone). A
-                finished one is looked up, and held to the data and weights that are here
-    two worlds  many short runs of the same pipeline, on a small model, with and without one canary
+    one run     a run of `audit=one_run` on the embedded profile: canaries join by coins, the
+                coins are guessed (not for PATE, which has no step gradients). A finished one is
+                looked up, and held to the data and weights that are here
+    two worlds  a distinguishing game: many short runs of the same pipeline, on a small model, with
+                and without one canary
 
 Its own words, each WORD=VALUE; any other is a Hydra override and goes to every run:
 
@@ -36,8 +37,8 @@ from typing import Any
 import torch
 
 from dpexp import records
+from dpexp.attacks import distinguishing
 from dpexp.attacks import trials as two_worlds
-from dpexp.attacks import worlds
 from dpexp.cli import lookup, own_methods, verify
 from dpexp.cli.arguments import changing, exit_code_of, listed, split, whole
 from dpexp.cli.composition import compose
@@ -54,7 +55,7 @@ SMALL = ("model=cnn", "model.channels=[4,8]", "model.kernel=3")
 """A model for thousands of steps (ours), as the sizes below."""
 
 SIZES = {"rank": 2, "m": 20, "k": 8, "public_examples": 20}
-"""Settings of methods that have them, in two worlds (ours)."""
+"""Settings of methods that have them, in a distinguishing game (ours)."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Row:
 
     Attributes:
         method: its name.
-        accounted: epsilon of the run, or where there is none of a trial in two worlds.
+        accounted: epsilon of the run, or where there is none of a trial in a distinguishing game.
         one_run: lower bound from one run.
         one_run_curve: the same by the mechanism's trade-off curve.
         canaries, guesses, right: what they rest on.
@@ -175,7 +176,7 @@ def of_one_run(subject: Subject, user: Sequence[str]) -> dict[str, Any] | None:
 
 
 def of_two_worlds(subject: Subject, user: Sequence[str]) -> dict[str, Any]:
-    """Compose what a method is audited with in two worlds, as small as its settings let it be."""
+    """Compose the small run whose trials are a method's distinguishing game."""
     elsewhere = [word for word in user if not word.startswith("audit")]
     words = [*_words(subject), *subject.small]
     settings = compose([*words, *elsewhere])["method"]
@@ -202,7 +203,7 @@ def audit(
         told = verify.require(directory).result
     config = of_two_worlds(subject, user)
     found = _in_two_worlds(config, trials, steps)
-    verdict = worlds.judge(
+    verdict = distinguishing.judge(
         found.without,
         found.within,
         delta=found.delta,

@@ -47,7 +47,7 @@ class Configs:
         self._loaded: dict[str, Any] = {}
 
     def compose_anew(self, words: Sequence[str]) -> dict[str, Any]:
-        """Give what `compose` gives, and neither take nor keep it."""
+        """Return what `compose` gives, and neither take nor keep it."""
         try:
             return self._composed(words)[0]
         except ConfigError:  # of what is composed, which is looked at by the same means
@@ -56,7 +56,7 @@ class Configs:
             return composition.compose(words)  # which says what is wrong
 
     def compose(self, words: Sequence[str]) -> dict[str, Any]:
-        """Give the plain config that these overrides compose to; raises as that does."""
+        """Return the plain config that these overrides compose to; raises as that does."""
         name = "\0".join(map(_meant, words))
         with suppress(KeyError, TypeError, AttributeError):
             kept = self._kept.get(name)
@@ -92,12 +92,12 @@ class Configs:
         return composition.plain(config, words), files
 
     def _chooses(self, word: str) -> bool:
-        """Tell whether a word chooses an option of a group, or takes a choice back."""
+        """Return whether a word chooses an option of a group, or takes a choice back."""
         place = word.lstrip("+~").partition("=")[0]
         return "." not in place and re.split("[/@]", place)[0] in self._groups
 
     def _state(self, names: Sequence[str] | set[str]) -> dict[str, str | None]:
-        """Give what files of conf are like now, by their names; None for one that is not there."""
+        """Return the present state of files of conf, by name; None for one that is not there."""
         for name in set(names) - self._known.keys():
             try:
                 content = (self._conf / f"{name}.yaml").read_bytes()

@@ -26,7 +26,7 @@ from omegaconf.errors import (
 
 from dpexp.cli.groups import CONF, options_of
 from dpexp.cli.quoting import readable
-from dpexp.cli.signals import hear
+from dpexp.cli.signals import restore_signals
 from dpexp.cli.streams import patience
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -161,7 +161,7 @@ def guarded(program: Any) -> None:
         sys.argv[1:] = for_help(sys.argv[1:])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing
     sys.argv[1:] = readable(sys.argv[1:], is_sweep=bool(SWEEP & set(sys.argv)))
-    hear()
+    restore_signals()
     argparse.ArgumentParser.error = _unknown_option
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
@@ -202,7 +202,7 @@ def for_help(words: Sequence[str]) -> list[str]:
 
 
 def mistake(error: Exception) -> str | None:
-    """Give the line for an error that the user can mend; None for one that is ours."""
+    """Return the line for an error that the user can mend; None for one that is ours."""
     if isinstance(error, HydraException | OmegaConfBaseException):
         return explain(error)
     if isinstance(error, AssertionError) and _is_hydras(error):

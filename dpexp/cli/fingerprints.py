@@ -45,7 +45,7 @@ def _weights(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
 
 
 def _tokenizers(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
-    """Give the files of every tokenizer that a config's texts or prompts go through."""
+    """Return the files of every tokenizer that a config's texts or prompts go through."""
     for name, root in tokenizers_named(config).items():
         from dpexp.data.hub import model_folder
         from dpexp.data.text import FILES

@@ -31,7 +31,16 @@ class Kind(NamedTuple):
 
 
 ATTACK = Kind("an attack (dpexp.training.train.Attack)", ("stage", "report", "deviation"))
-STEPS = ("trainable", "start", "prepare", "carry", "blocks", "compress", "releases", "reconstruct")
+STEPS = (
+    "trainable",
+    "start",
+    "prepare",
+    "per_example_grads",
+    "release_shapes",
+    "compress",
+    "releases",
+    "reconstruct",
+)
 DATA = ("train", "test", "public", "input_shape", "num_classes", "fingerprint", "loss", "metric")
 TASK = Kind("a task (dpexp.data.Task)", DATA)
 KINDS = {
@@ -97,7 +106,7 @@ def make(
 
 
 def find(place: str, target: Any) -> Callable[..., Any]:
-    """Give what a `_target_` names.
+    """Return what a `_target_` names.
 
     Args:
         place: of the node that it is in.
@@ -184,7 +193,7 @@ def said(node: Any) -> Any:
 
 
 def _named(place: str, node: Any) -> Iterator[tuple[str, Any]]:
-    """Give every `_target_` within a node, its own included, with its place."""
+    """Return every `_target_` within a node, its own included, with its place."""
     children = node.items() if isinstance(node, dict) else enumerate(node)
     for key, value in children:
         if key == "_target_":
@@ -214,7 +223,7 @@ def _in_one_line(place: str, target: str) -> Iterator[None]:
 
 
 def _told(target: str, error: BaseException) -> BaseException:
-    """Give what a call's error is to be told as: itself where it is told already, or ours."""
+    """Return what a call's error is to be told as: itself where it is told already, or ours."""
     from dpexp.distributed.memory import ran_out
     from dpexp.records import RecordError
     from dpexp.types import ConfigError

@@ -104,7 +104,7 @@ def compose(request: Request, method: str) -> dict[str, Any]:
 
 
 def of_seeds(config: dict[str, Any], num: int) -> list[dict[str, Any]]:
-    """Give the configs of a method's models, of which only the seeds differ."""
+    """Return the configs of a method's models, of which only the seeds differ."""
     return [{**config, "seed": seed} for seed in range(num)]
 
 

@@ -167,7 +167,7 @@ def _compare_pretrained(config: Mapping[str, Any], result: Mapping[str, Any]) ->
 
 
 def fingerprint_here(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Give the fingerprint of the data that a config reads here, or "" and why there is none."""
+    """Return the fingerprint of the data that a config reads here, or "" and why there is none."""
     import torch
 
     from dpexp.cli.parts import build_task

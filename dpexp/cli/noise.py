@@ -67,12 +67,12 @@ class Setting:
     epsilon: float
 
     def ours(self) -> float:
-        """Give the multiplier that a run of this setting is calibrated to."""
+        """Return the multiplier that a run of this setting is calibrated to."""
         sigma, _ = calibrate(self.q, self.steps, self.delta, self.epsilon)
         return sigma * self.releases**0.5
 
     def theirs(self) -> float:
-        """Give the multiplier that the paper's accountant asks for."""
+        """Return the multiplier that the paper's accountant asks for."""
         return moments_multiplier(
             self.q, self.steps, self.delta, self.epsilon, num_releases=self.releases
         )
@@ -92,7 +92,7 @@ def setting_of(paper: str, config: Mapping[str, Any]) -> Setting | None:
 
 
 def settings(artifact: Artifact) -> Iterator[Setting]:
-    """Give those of an artifact's cells under the paper profile."""
+    """Return those of an artifact's cells under the paper profile."""
     jobs = cells.expand(artifact, "paper", Configs().compose, groups.CONF, (), (0,))
     for job in jobs:
         found = job.config and setting_of(artifact.paper, job.config)

@@ -18,7 +18,7 @@ SEARCHPATH = "hydra.searchpath"
 
 
 def is_searchpath(word: str) -> bool:
-    """Tell whether a word names further folders of conf, as hydra.searchpath=[file:///my/conf]."""
+    """Return whether a word names further folders of conf, as hydra.searchpath=[file:///my/conf]."""
     return word.lstrip("+").partition("=")[0] == SEARCHPATH
 
 

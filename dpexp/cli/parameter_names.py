@@ -70,7 +70,7 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
 
 
 def _is_plain(node: Mapping[str, Any]) -> bool:
-    """Say whether Hydra would call nothing for settings but what their own `_target_` names."""
+    """Return whether Hydra would call nothing for settings but what their own `_target_` names."""
     waiting: list[Any] = [value for key, value in node.items() if key != "_target_"]
     if any(str(key).startswith("_") for key in {*node} - {"_target_"}):
         return False

@@ -89,7 +89,7 @@ def _with_public(task: Any, size: int, config: dict[str, Any]) -> Any:
 
 
 def fit_to_task(node: dict[str, Any], task: Any) -> dict[str, Any]:
-    """Give what a model asks for of the task's shape."""
+    """Return what a model asks for of the task's shape."""
     from dpexp.types import ConfigError
 
     takes = parameters("model", node)

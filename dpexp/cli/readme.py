@@ -43,7 +43,7 @@ def _main(words: Sequence[str]) -> int:
 
 
 def written_anew(text: str) -> str:
-    """Give a README with every block as it is made today.
+    """Return a README with every block as it is made today.
 
     Raises:
         ConfigError: for a block that the text lacks, or has and nobody makes.

@@ -84,7 +84,7 @@ def attempt(words: Sequence[str]) -> float:
 
 
 def combinations(words: Sequence[str]) -> list[tuple[str, ...]]:
-    """Give every choice of one value a word; lists and mappings are one value."""
+    """Return every choice of one value a word; lists and mappings are one value."""
     choices = []
     for word in words:
         key, equals, values = word.partition("=")

@@ -6,8 +6,8 @@ import signal
 import threading
 
 
-def hear() -> None:
-    """Let a program hear the signals that it answers, however it was started.
+def restore_signals() -> None:
+    """Restore the signals that the program handles, however it was started.
 
     A shell's background jobs, and what many build systems start, ignore Ctrl-C; others begin with
     signals blocked, which their children would be too. Only a process's main thread can.

@@ -114,7 +114,7 @@ def _command(pid: int) -> bytes:
 
 
 def resident(pid: int) -> int:
-    """Give a process's resident bytes; 0 once it has ended."""
+    """Return a process's resident bytes; 0 once it has ended."""
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
@@ -187,7 +187,7 @@ def _outliving(ranks: Sequence[int]) -> list[int]:
 
 
 def growth(memory: Sequence[tuple[int, ...]]) -> float:
-    """Give the largest ratio, over ranks, of the last quarter's peak to the second quarter's."""
+    """Return the largest ratio, over ranks, of the last quarter's peak to the second quarter's."""
     quarter = len(memory) // 4
     if not quarter:
         raise ConfigError("Expected a run long enough for eight looks at its memory. Set epochs.")

@@ -20,7 +20,7 @@ class Patient:
         self._stream, self.fault = stream, ""
 
     def __getattr__(self, name: str) -> Any:
-        """Give what the stream has."""
+        """Return what the stream has."""
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:

@@ -58,7 +58,7 @@ def choose(papers: Sequence[str], only: Sequence[str], conf: Path) -> list[spec.
 
 
 def natural(path: Path) -> tuple[str, int]:
-    """Give what orders tables before figures, and table 10 after table 9."""
+    """Return what orders tables before figures, and table 10 after table 9."""
     name = path.stem.rstrip("0123456789")
     return "" if name == "table" else name, int(path.stem[len(name) :] or 0)
 

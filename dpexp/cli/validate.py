@@ -192,7 +192,7 @@ def _check_complete(config: Mapping[str, Any]) -> None:
 
 @cache
 def _defaults() -> tuple[dict[str, Any], list[str]]:
-    """Give what conf/config.yaml sets, and the groups it chooses from."""
+    """Return what conf/config.yaml sets, and the groups it chooses from."""
     tree = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
     groups = [group for entry in tree.pop("defaults") if isinstance(entry, dict) for group in entry]
     return tree, groups
@@ -297,7 +297,7 @@ def _outside(place: str, value: float, least: float, largest: float) -> str:
 
 
 def _numbers(place: str, node: Any) -> Iterator[tuple[str, float]]:
-    """Give every number of a config with its place, but for what is none of ours."""
+    """Return every number of a config with its place, but for what is none of ours."""
     if isinstance(node, int | float):
         yield place, node
     elif isinstance(node, Mapping):

@@ -131,12 +131,12 @@ def bootstrap(above: errors.Side, below: errors.Side, times: int = 400) -> bool:
 
 @functools.cache
 def _drawn(n: int, times: int) -> np.ndarray:
-    """Give what share each of n examples has of each draw, [n, times]."""
+    """Return what share each of n examples has of each draw, [n, times]."""
     return np.random.default_rng(1).multinomial(n, np.full(n, 1 / n), times).T / n
 
 
 def share(setting: Setting, draws: int, says: Says = ours, seed: int = 0) -> float:
-    """Give the share of draws in which the first method is said to be above the second.
+    """Return the share of draws in which the first method is said to be above the second.
 
     Args:
         setting: what is drawn.

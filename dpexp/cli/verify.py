@@ -12,7 +12,7 @@ names and no such file does, nothing is imported.
 
 One line a finding; a run without any gets one that says what was recomputed, or that no privacy is
 claimed, one for each part that is not dpexp's own and is taken on trust, and one that says what was
-not checked. What is compared, and how closely: `dpexp.privacy.recheck`, docs/privacy.md.
+not checked. What is compared, and how closely: `dpexp.privacy.verification.files`, docs/privacy.md.
 Exit code: 0 if every certificate holds; 1 if one does not; else 2 if a path is no finished run.
 """
 
@@ -24,8 +24,8 @@ from pathlib import Path
 
 from dpexp import records
 from dpexp.cli import own_methods, parameter_names
-from dpexp.privacy.finished import recheck_record
-from dpexp.privacy.recheck import NAMES
+from dpexp.privacy.verification.files import NAMES
+from dpexp.privacy.verification.record import verify_record
 from dpexp.reporting.text import clean
 from dpexp.types import ConfigError
 
@@ -48,7 +48,7 @@ def verify(directory: Path) -> tuple[int, list[str]]:
             "Expected a finished run: whole config.yaml, result.json, privacy.json and "
             f"metrics.jsonl; {directory} does not hold them{f' ({why})' if why else ''}."
         ]
-    found = recheck_record(record)
+    found = verify_record(record)
     parameters = parameter_names.compare(record) if not found.findings else None
     findings = [*found.findings, *(parameters or [])]
     name = records.run_id(record.config)
@@ -74,7 +74,7 @@ def require(directory: Path) -> records.Record:
         raise records.RecordError(
             f"Expected a finished run in {directory}; {clean(why)}. Set results."
         )
-    if findings := recheck_record(record).findings:
+    if findings := verify_record(record).findings:
         raise records.RecordError(
             f"Expected the record {directory} to hold; {clean(findings[0])}. Set results to "
             "another one."

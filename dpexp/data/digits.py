@@ -52,7 +52,7 @@ def digits(
 
 
 def _split(test_size: int, seed: int) -> tuple[Tensor, ...]:
-    """Give training and test images and labels, as scikit-learn has and splits them."""
+    """Return training and test images and labels, as scikit-learn has and splits them."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -379,7 +379,7 @@ def chance(rng: Random, probability: float) -> bool:
 
 
 def article(word: str) -> str:
-    """Give "an" before a vowel, "a" before another letter."""
+    """Return "an" before a vowel, "a" before another letter."""
     return "an" if word[0] in "aeiou" else "a"
 
 

@@ -144,7 +144,7 @@ def _fetch(repo: str, kind: str, patterns: list[str]) -> tuple[Path | None, str]
 
 
 def _is_writable(folder: Path) -> bool:
-    """Say whether files can be put into a folder, or into one to be made there."""
+    """Return whether files can be put into a folder, or into one to be made there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -120,7 +120,7 @@ def check_names(
 
 
 def _own_order(task: str, names: tuple[str, ...]) -> Sequence[str] | None:
-    """Give the order a task has its classes in; None: it has none that these names speak of."""
+    """Return the order a task has its classes in; None: it has none that these names speak of."""
     if task in TEXTS:
         return None if names == _count(names) else TEXTS[task]
     said = [_plain(name) for name in names]
@@ -144,7 +144,7 @@ def _compare(
 
 
 def _count(names: Sequence[str]) -> tuple[str, ...]:
-    """Give the indices of some names as their names."""
+    """Return the indices of some names as their names."""
     return tuple(map(str, range(len(names))))
 
 

@@ -110,7 +110,7 @@ def lending_club(
 def _decode(
     path: Path, target: str, unit: str, columns: Mapping[str, Range]
 ) -> tuple[Tensor, Tensor]:
-    """Give columns [n, d] in [0, 1] and rates [n]."""
+    """Return columns [n, d] in [0, 1] and rates [n]."""
     records = _records(path)
     place = _places(path, next(records, (1, []))[1], target, columns)
     rate = _reader(path, target, None, unit)

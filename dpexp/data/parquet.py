@@ -84,7 +84,7 @@ def texts(values: pa.Array, column: str, path: Path, first: int, remedy: str) ->
 
 
 def class_names(path: Path, column: str) -> tuple[str, ...] | None:
-    """Give the names a file has for a column's class indices, in their order; None: it has none.
+    """Return the names a file has for a column's class indices, in their order; None: it has none.
 
     They lie where the `datasets` library keeps them, in the schema.
 

@@ -19,7 +19,7 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def relative_loss(outputs: Tensor, targets: Tensor, least: float) -> Tensor:
-    """Give what each example adds to f(theta) / f(theta*) - 1, [n], for f(theta*) = least.
+    """Return what each example adds to f(theta) / f(theta*) - 1, [n], for f(theta*) = least.
 
     Source: compressive, Section 4.
     """

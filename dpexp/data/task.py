@@ -56,15 +56,15 @@ class Examples:
         return self.inputs.nbytes + self.targets.nbytes
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Give all that is held, to be hashed."""
+        """Return all that is held, to be hashed."""
         return self.inputs, self.targets
 
     def to(self, device: torch.device | str) -> Examples:
-        """Give the same examples on a device."""
+        """Return the same examples on a device."""
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
     def take(self, indices: Tensor) -> Examples:
-        """Give some of the examples, by index [m]."""
+        """Return some of the examples, by index [m]."""
         return replace(self, inputs=self.inputs[indices], targets=self.targets[indices])
 
     def batch(self, indices: Tensor) -> Batch:
@@ -110,7 +110,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def percent_right(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Give 100 where the largest logit is the target's, else 0, [n]; outputs must be finite."""
+    """Return 100 where the largest logit is the target's, else 0, [n]; outputs must be finite."""
     return 100.0 * ((outputs.argmax(1) == targets) & are_finite(outputs))
 
 
@@ -247,7 +247,7 @@ def _check_test(name: str, metric: str, targets: Tensor) -> None:
 
 
 def with_public(task: Task, public: Examples) -> Task:
-    """Give a task public examples, and a fingerprint that knows them.
+    """Return a task public examples, and a fingerprint that knows them.
 
     Args:
         task: with or without some.

@@ -71,16 +71,16 @@ class Texts:
         return sum(tensor.nbytes for tensor in self.tensors())
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Give all that is held, to be hashed."""
+        """Return all that is held, to be hashed."""
         return (*self.encoded, self.targets)
 
     def to(self, device: torch.device | str) -> Texts:
-        """Give the same examples on a device."""
+        """Return the same examples on a device."""
         encoded = Encoded(*(tensor.to(device) for tensor in self.encoded))
         return replace(self, encoded=encoded, targets=self.targets.to(device))
 
     def take(self, indices: Tensor) -> Texts:
-        """Give some of the examples, by index [m]."""
+        """Return some of the examples, by index [m]."""
         encoded = Encoded(*(tensor[indices] for tensor in self.encoded))
         return replace(self, encoded=encoded, targets=self.targets[indices])
 
@@ -182,7 +182,7 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """Give the number that all ids are below, added tokens' too."""
+        """Return the number that all ids are below, added tokens' too."""
         return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
 
     @property
@@ -217,7 +217,7 @@ class WordLevel:
 
     @property
     def vocabulary(self) -> int:
-        """Give the number that all ids are below."""
+        """Return the number that all ids are below."""
         return len(self.words)
 
     def encode(self, *columns: Sequence[str]) -> Encoded:

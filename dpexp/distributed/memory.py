@@ -65,7 +65,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_mb(device: torch.device) -> float:
-    """Give the peak since the last reset in MB (10^6 bytes): of tensors on a GPU, else resident."""
+    """Return the peak in MB (10^6 bytes) since the last reset: a GPU's tensors, else resident."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     if STATUS.exists():
@@ -75,7 +75,7 @@ def peak_mb(device: torch.device) -> float:
 
 
 def room_mb(device: torch.device, sharing: int) -> float | None:
-    """Give how far `peak_mb` may rise before memory runs out; None where nothing says.
+    """Return how far `peak_mb` may rise before memory runs out; None where nothing says.
 
     Args:
         device: where this process computes.
@@ -92,7 +92,7 @@ def room_mb(device: torch.device, sharing: int) -> float | None:
 
 
 def _left_to_group() -> float:
-    """Give the bytes that a container's limit leaves (cgroup v2); infinity without one."""
+    """Return the bytes that a container's limit leaves (cgroup v2); infinity without one."""
     try:
         limit = (CGROUP / "memory.max").read_text().strip()
         used = (CGROUP / "memory.current").read_text()
@@ -107,7 +107,7 @@ def _kilobytes(path: Path, field: str) -> int:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Say whether an error means that memory ran out."""
+    """Return whether an error means that memory ran out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
@@ -179,7 +179,7 @@ def in_one_line(what: str, remedy: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """Give the sentence that says how much was asked for."""
+    """Return the sentence that says how much was asked for."""
     sentences = one_line(error).split(". ")
     chosen = next((some for some in sentences if "allocate" in some), sentences[0])
     return chosen.rstrip(".") or type(error).__name__

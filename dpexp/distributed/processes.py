@@ -40,7 +40,7 @@ and the pipe between holds 64 KB."""
 
 
 def is_torchrun() -> bool:
-    """Say whether torchrun started this process, as one rank of several."""
+    """Return whether torchrun started this process, as one rank of several."""
     return "WORLD_SIZE" in os.environ
 
 

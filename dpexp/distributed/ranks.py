@@ -67,7 +67,7 @@ class Ranks:
         self._call(partial(dist.reduce, dst=0), tensors)
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Give every rank the first one's numbers, bit for bit and in place.
+        """Return every rank the first one's numbers, bit for bit and in place.
 
         Args and Raises: as for `all_reduce`.
         """
@@ -88,7 +88,7 @@ class Ranks:
                 tensor.copy_(part.view_as(tensor))
 
     def from_first(self, value: Any) -> Any:
-        """Give every rank what the first one has; raises RankLost."""
+        """Return every rank what the first one has; raises RankLost."""
         if self.size == 1:
             return value
         box = [value]

@@ -1,4 +1,4 @@
-"""How a run hears that it is to stop, and how it ends once it has saved."""
+"""Handle SIGTERM, SIGINT and SIGUSR2: finish the step, save, exit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Stopping:
         self._former: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Stopping:
-        """Listen; only a process's main thread can."""
+        """Install the handlers; only a process's main thread can."""
         if threading.current_thread() is threading.main_thread():
             self._listen(signal.SIGTERM)
             if callable(signal.getsignal(signal.SIGUSR2)):
@@ -51,7 +51,7 @@ class Stopping:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Listen no more: who listened before does so again."""
+        """Restore the handlers that were there before."""
         for number, handler in self._former.items():
             signal.signal(number, handler)
 

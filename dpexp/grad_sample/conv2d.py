@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from dpexp import kernels
-from dpexp.grad_sample.carriers import Explicit, Outer
 from dpexp.grad_sample.chunks import over_chunks
+from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
 from dpexp.grad_sample.rounding import (
     TERMS,
     Terms,
@@ -56,7 +56,7 @@ class Geometry:
         return values.view(-1, self.groups, *values.shape[1:])
 
     def touching(self, axis: int, shift: int, outputs: int, inputs: int) -> tuple[slice, slice]:
-        """Give the outputs whose kernel position `shift` lies inside the image, and where.
+        """Return the outputs whose kernel position `shift` lies inside the image, and where.
 
         Args:
             axis: 0 for rows, 1 for columns.
@@ -123,7 +123,7 @@ def _is_grouped_faster(dh: Tensor, d: int) -> bool:
 
 
 def _shift_by_shift(x: Tensor, dh: Tensor, at: Geometry) -> Iterator[Tensor]:
-    """Give dW_i[:, :, a, b] for every shift (a, b), each [m, p, d].
+    """Return dW_i[:, :, a, b] for every shift (a, b), each [m, p, d].
 
     dh is spread onto the padded input's grid (zeros between strides and at row ends), so that
     every shift is one matrix product of two strided views: no patch is ever copied.
@@ -146,7 +146,7 @@ def _shift_by_shift(x: Tensor, dh: Tensor, at: Geometry) -> Iterator[Tensor]:
 
 
 def patch_gram(x: Tensor, at: Geometry, rows: int, columns: int) -> Tensor:
-    """Give the inner products of the patches under every two outputs, [m, h' * w', h' * w'].
+    """Return the inner products of the patches under every two outputs, [m, h' * w', h' * w'].
 
     <patch_s, patch_t> is the image's own Gram matrix summed along k x k diagonal shifts.
     """
@@ -162,7 +162,7 @@ def patch_gram(x: Tensor, at: Geometry, rows: int, columns: int) -> Tensor:
 
 
 def _mixed(images: Tensor, weights: Tensor) -> Tensor:
-    """Give weights @ image at every position, [m, r, h, w], for weights [r, c]."""
+    """Return weights @ image at every position, [m, r, h, w], for weights [r, c]."""
     if images.is_contiguous():
         mixed = torch.matmul(weights, images.flatten(2))
         return mixed.view(-1, len(weights), *images.shape[2:])
@@ -203,9 +203,9 @@ class Conv2dWeight:
         size = p * d * len(self.at.shifts())
         if size > folded_x[0].numel() + folded_dh[0].numel() or self._prefers_gram(x, dh):
             return None
-        return self.each(x, dh)
+        return self.materialize(x, dh)
 
-    def each(self, x: Tensor, dh: Tensor) -> Tensor:
+    def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
         """Form the gradients, [n, groups * p, d, k, k]."""
         formed = kernel_gradients(self.at.fold(x), self.at.fold(dh), self.at)
         return formed.view(len(x), dh.shape[1], -1, *self.at.kernel)
@@ -228,7 +228,7 @@ class Conv2dWeight:
         return over_chunks(_held_size, (formed,), formed[0].numel())
 
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
-        """Give the size of the terms, a patch of the input times an output's gradient each."""
+        """Return the size of the terms, a patch of the input times an output's gradient each."""
         each = self._terms(self.at.fold(x), self.at.fold(dh))
         return Terms(*(self.at.unfold(value).sum(1) for value in each))
 
@@ -288,13 +288,13 @@ class Conv2dWeight:
 class Conv2dMatrix(Conv2dWeight):
     """The same with every kernel in a row: dW_i is [p, d k k]."""
 
-    def each(self, x: Tensor, dh: Tensor) -> Tensor:
+    def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
         """Form the gradients, [n, p, d k k]."""
-        return super().each(x, dh).flatten(2)
+        return super().materialize(x, dh).flatten(2)
 
 
 @dataclass(frozen=True)
-class Conv2dTap:
+class Conv2dGrads:
     """What a Conv2d saw: x [n, channels, h, w] and dh [n, outputs, h', w']."""
 
     x: Tensor
@@ -303,7 +303,7 @@ class Conv2dTap:
     parameters: tuple[str, ...]
 
     @classmethod
-    def read(cls, layer: nn.Conv2d, x: Tensor, dh: Tensor) -> Conv2dTap:
+    def read(cls, layer: nn.Conv2d, x: Tensor, dh: Tensor) -> Conv2dGrads:
         """Take the layer's geometry; string paddings are applied to the input here.
 
         Raises:
@@ -322,14 +322,14 @@ class Conv2dTap:
         at = Geometry(kernel, stride, _pair(padding), dilation, layer.groups)
         return cls(x, dh, at, names)
 
-    def gradient(self, name: str) -> Outer | Explicit:
-        """Carry the kernel's gradient, or the bias's dh_i summed over positions."""
+    def gradient(self, name: str) -> FactoredGrads | MaterializedGrads:
+        """Return the kernel's gradient, or the bias's dh_i summed over positions."""
         if name == "bias":
-            return Explicit(self.dh.sum((2, 3)))
-        return Outer(Conv2dWeight(self.at), self.x, self.dh)
+            return MaterializedGrads(self.dh.sum((2, 3)))
+        return FactoredGrads(Conv2dWeight(self.at), self.x, self.dh)
 
-    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Explicit:
-        """Carry dL_i = dh_i (R x_i)^T, [n, p, r], or its rows [p'] alone.
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
+        """Return dL_i = dh_i (R x_i)^T, [n, p, r], or its rows [p'] alone.
 
         A thin k x k convolution, then one product.
         """
@@ -338,21 +338,25 @@ class Conv2dTap:
         kernel = right_basis.reshape(len(right_basis), x.shape[1], *at.kernel)
         thin = F.conv2d(x, kernel, None, at.stride, at.padding, at.dilation)
         each = _products(at.fold(dh), thin)
-        return Explicit(each.view(n, -1, len(right_basis)))
+        return MaterializedGrads(each.view(n, -1, len(right_basis)))
 
-    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> Outer | Explicit:
-        """Carry dR_i = (L^T dh_i) x_i^T, [n, r, d k k], or the columns of some channels [d'].
+    def right(
+        self, left_basis: Tensor, columns: Tensor | None = None
+    ) -> FactoredGrads | MaterializedGrads:
+        """Return dR_i = (L^T dh_i) x_i^T, [n, r, d k k], or the columns of some channels [d'].
 
         It is the kernel gradient of a convolution with r outputs, whose dh_i is L^T dh_i.
         """
         at, (p, r) = self._ungrouped(columns), left_basis.shape
         x = _channels(self.x, columns)
         if at.groups == 1:
-            return Outer(Conv2dMatrix(at), x, _mixed(self.dh, left_basis.T))
+            return FactoredGrads(Conv2dMatrix(at), x, _mixed(self.dh, left_basis.T))
         dh = self.dh.reshape(len(self.dh), at.groups, p // at.groups, -1)
         bases = left_basis.reshape(at.groups, p // at.groups, r).mT
         thin = torch.matmul(bases, dh).view(-1, r, *self.dh.shape[2:])
-        return Explicit(at.unfold(kernel_gradients(at.fold(x), thin, at).flatten(2)).sum(1))
+        return MaterializedGrads(
+            at.unfold(kernel_gradients(at.fold(x), thin, at).flatten(2)).sum(1)
+        )
 
     def _ungrouped(self, some: Tensor | None) -> Geometry:
         if some is not None and self.at.groups > 1:
@@ -362,9 +366,9 @@ class Conv2dTap:
             )
         return self.at
 
-    def scaled(self, factor: float) -> Conv2dTap:
+    def scaled(self, factor: float) -> Conv2dGrads:
         """Multiply every example's gradient by a constant."""
         return replace(self, dh=factor * self.dh)
 
 
-rule(nn.Conv2d)(Conv2dTap.read)
+rule(nn.Conv2d)(Conv2dGrads.read)

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from dpexp.grad_sample.carriers import Outer
 from dpexp.grad_sample.chunks import over_chunks
+from dpexp.grad_sample.per_example import FactoredGrads
 from dpexp.grad_sample.rounding import Terms, eta, raised, size_by_gram
 from dpexp.grad_sample.rules import rule
 from dpexp.types import ConfigError, Size
@@ -39,7 +39,7 @@ class EmbeddingWeight:
         raise TypeError("An Embedding's gradients are never held.")
 
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
-        """Give the size of the terms, which meet where their tokens are the same."""
+        """Return the size of the terms, which meet where their tokens are the same."""
         same = x[:, :, None] == x[:, None, :]
         return _terms(same, torch.linalg.vector_norm(dh, dim=2).double().square(), dh)
 
@@ -54,7 +54,7 @@ class EmbeddingWeight:
         rows.index_add_(0, places.flatten(), dh.flatten(0, 1).double())
         total.index_add_(0, tokens, rows.to(total.dtype))
 
-    def each(self, x: Tensor, dh: Tensor) -> Tensor:
+    def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
         """Form the gradients, [n, rows, d]."""
         tables = dh.new_zeros(len(x), self.rows, dh.shape[-1])
         return tables.scatter_add_(1, x[..., None].expand_as(dh), dh)
@@ -79,7 +79,7 @@ def _terms(same: Tensor, squares: Tensor, dh: Tensor) -> Terms:
 
 
 @dataclass(frozen=True)
-class EmbeddingTap:
+class EmbeddingGrads:
     """What an Embedding saw: ids x [n, t] and dh [n, t, d]."""
 
     x: Tensor
@@ -88,7 +88,7 @@ class EmbeddingTap:
     parameters: tuple[str, ...] = ("weight",)
 
     @classmethod
-    def read(cls, layer: nn.Embedding, x: Tensor, dh: Tensor) -> EmbeddingTap:
+    def read(cls, layer: nn.Embedding, x: Tensor, dh: Tensor) -> EmbeddingGrads:
         """Bring ids to [n, t]; the padding row, which never learns, gets no gradient.
 
         Raises:
@@ -105,19 +105,19 @@ class EmbeddingTap:
             dh = dh * (x != layer.padding_idx)[..., None]
         return cls(x, dh, layer.num_embeddings)
 
-    def gradient(self, name: str) -> Outer:
-        """Carry the table's gradient, [n, rows, d] if it were formed."""
-        return Outer(EmbeddingWeight(self.rows), self.x, self.dh)
+    def gradient(self, name: str) -> FactoredGrads:
+        """Return the table's gradient, [n, rows, d] if it were formed."""
+        return FactoredGrads(EmbeddingWeight(self.rows), self.x, self.dh)
 
-    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Outer:
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> FactoredGrads:
         """Refuse: a table of tokens is trained whole or frozen."""
         raise TypeError("An Embedding has no matrix product to carry at low rank.")
 
     right = left
 
-    def scaled(self, factor: float) -> EmbeddingTap:
+    def scaled(self, factor: float) -> EmbeddingGrads:
         """Multiply every example's gradient by a constant."""
         return replace(self, dh=factor * self.dh)
 
 
-rule(nn.Embedding, parameters=("weight",))(EmbeddingTap.read)
+rule(nn.Embedding, parameters=("weight",))(EmbeddingGrads.read)

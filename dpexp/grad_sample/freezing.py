@@ -15,7 +15,7 @@ _FROZEN_FOR_NOW = WeakTensorKeyDictionary()
 
 
 def trains(parameter: nn.Parameter) -> bool:
-    """Say whether a parameter is to be trained, unless a method leaves it out."""
+    """Return whether a parameter is to be trained, unless a method leaves it out."""
     return parameter.requires_grad or parameter in _FROZEN_FOR_NOW
 
 
@@ -27,7 +27,7 @@ def freeze(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def thaw(parameters: Iterable[nn.Parameter]) -> None:
-    """Give that back."""
+    """Return that back."""
     for parameter in parameters:
         parameter.requires_grad_(True)
         _FROZEN_FOR_NOW.pop(parameter, None)

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from dpexp.grad_sample.carriers import Explicit, Outer
 from dpexp.grad_sample.chunks import over_chunks
+from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
 from dpexp.grad_sample.rounding import (
     LONG,
     TERMS,
@@ -42,9 +42,9 @@ class LinearWeight:
     def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
         """Form the gradients [n, p, d] where they are the smaller thing to hold."""
         t, d, p = x.shape[1], x.shape[2], dh.shape[2]
-        return self.each(x, dh) if p * d < t * (p + d) else None
+        return self.materialize(x, dh) if p * d < t * (p + d) else None
 
-    def each(self, x: Tensor, dh: Tensor) -> Tensor:
+    def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
         """Form the gradients, [n, p, d]."""
         return torch.bmm(dh.mT, x)
 
@@ -71,7 +71,7 @@ class LinearWeight:
         return Size(squares, terms.energy, terms.floor)
 
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
-        """Give the size of the terms dh_s x_s^T."""
+        """Return the size of the terms dh_s x_s^T."""
         of_x, of_dh = (torch.linalg.vector_norm(each, dim=2).double().square() for each in (x, dh))
         return terms_of(of_x, of_dh, (x.shape[2], dh.shape[2]), dh.dtype)
 
@@ -89,12 +89,12 @@ class LinearWeight:
                 add_(total, of_dh.T @ of_x)
 
     def _by_forming(self, x: Tensor, dh: Tensor) -> Size:
-        formed = size_of_held(self.each(x, dh).flatten(1))
+        formed = size_of_held(self.materialize(x, dh).flatten(1))
         return size_of_formed(formed, self.terms(x, dh), self.num_positions(dh), dh.dtype)
 
 
 def _thin(basis: Tensor, x: Tensor) -> Tensor:
-    """Give basis x_i^T, [n, r, t], for basis [r, d] and x [n, t, d]."""
+    """Return basis x_i^T, [n, r, t], for basis [r, d] and x [n, t, d]."""
     return torch.bmm(basis.expand(len(x), -1, -1), x.mT)
 
 
@@ -118,7 +118,7 @@ def _roundings(x: Tensor, dh: Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class LinearTap:
+class LinearGrads:
     """What a Linear layer saw: x [n, t, d] and dh [n, t, p] (t = 1 for plain vectors)."""
 
     x: Tensor
@@ -127,34 +127,34 @@ class LinearTap:
     is_plain: bool = False
 
     @classmethod
-    def read(cls, layer: nn.Linear, x: Tensor, dh: Tensor) -> LinearTap:
+    def read(cls, layer: nn.Linear, x: Tensor, dh: Tensor) -> LinearGrads:
         """Bring inputs of any rank to [n, t, d]."""
         names = ("weight",) if layer.bias is None else ("weight", "bias")
         n = len(x)
         is_plain = x.ndim == 2
         return cls(x.reshape(n, -1, x.shape[-1]), dh.reshape(n, -1, dh.shape[-1]), names, is_plain)
 
-    def gradient(self, name: str) -> Outer | Explicit:
-        """Carry dW_i [n, p, d] or the bias's dh_i summed over positions [n, p]."""
+    def gradient(self, name: str) -> FactoredGrads | MaterializedGrads:
+        """Return dW_i [n, p, d] or the bias's dh_i summed over positions [n, p]."""
         if name == "bias":
-            return Explicit(self.dh.sum(1))
-        return Outer(LinearWeight(self.is_plain), self.x, self.dh)
+            return MaterializedGrads(self.dh.sum(1))
+        return FactoredGrads(LinearWeight(self.is_plain), self.x, self.dh)
 
-    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Explicit:
-        """Carry dL_i = dh_i^T (x_i R^T), [n, p, r], or its rows [p'] alone."""
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
+        """Return dL_i = dh_i^T (x_i R^T), [n, p, r], or its rows [p'] alone."""
         # As dL_i^T: a product with a long last axis is several times faster, also than picking
         # rows out of dh before it (ours, measured on CPUs).
         each = torch.bmm(_thin(right_basis, self.x), self.dh)
-        return Explicit((each if rows is None else _picked(each, rows)).mT)
+        return MaterializedGrads((each if rows is None else _picked(each, rows)).mT)
 
-    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> Explicit:
-        """Carry dR_i = (dh_i L)^T x_i, [n, r, d], or its columns [d'] alone."""
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> MaterializedGrads:
+        """Return dR_i = (dh_i L)^T x_i, [n, r, d], or its columns [d'] alone."""
         each = torch.bmm(_thin(left_basis.T.contiguous(), self.dh), self.x)
-        return Explicit(each if columns is None else _picked(each, columns))
+        return MaterializedGrads(each if columns is None else _picked(each, columns))
 
-    def scaled(self, factor: float) -> LinearTap:
+    def scaled(self, factor: float) -> LinearGrads:
         """Multiply every example's gradient by a constant."""
         return replace(self, dh=factor * self.dh)
 
 
-rule(nn.Linear)(LinearTap.read)
+rule(nn.Linear)(LinearGrads.read)

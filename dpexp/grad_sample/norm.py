@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpexp.grad_sample.carriers import Explicit
+from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.grad_sample.rules import rule
 
 
 @dataclass(frozen=True)
-class NormTap:
+class NormGrads:
     """What a normalising layer saw: x-hat and dh, both [n, ...], and the axes its weight spans."""
 
     normalised: Tensor
@@ -21,7 +21,7 @@ class NormTap:
     parameters: tuple[str, ...]
 
     @classmethod
-    def read(cls, layer: nn.LayerNorm | nn.GroupNorm, x: Tensor, dh: Tensor) -> NormTap:
+    def read(cls, layer: nn.LayerNorm | nn.GroupNorm, x: Tensor, dh: Tensor) -> NormGrads:
         """Normalise again without the affine part; cheaper than keeping it from forward."""
         names = tuple(name for name, _ in layer.named_parameters(recurse=False))
         if isinstance(layer, nn.GroupNorm):
@@ -30,20 +30,20 @@ class NormTap:
         x_hat = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
         return cls(x_hat, dh, tuple(range(1, x.dim() - len(layer.normalized_shape))), names)
 
-    def gradient(self, name: str) -> Explicit:
-        """Carry the scale's dh * x-hat or the shift's dh, summed over positions."""
+    def gradient(self, name: str) -> MaterializedGrads:
+        """Return the scale's dh * x-hat or the shift's dh, summed over positions."""
         each = self.dh * self.normalised if name == "weight" else self.dh
-        return Explicit(each.sum(self.summed) if self.summed else each)
+        return MaterializedGrads(each.sum(self.summed) if self.summed else each)
 
-    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Explicit:
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
         """Refuse: a normalising layer has no matrix."""
         raise TypeError("A normalising layer has no weight matrix to carry at low rank.")
 
     right = left
 
-    def scaled(self, factor: float) -> NormTap:
+    def scaled(self, factor: float) -> NormGrads:
         """Multiply every example's gradient by a constant."""
         return replace(self, dh=factor * self.dh)
 
 
-rule(nn.LayerNorm, nn.GroupNorm)(NormTap.read)
+rule(nn.LayerNorm, nn.GroupNorm)(NormGrads.read)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpexp.types import Batch, Carrier, ConfigError, Listener, Tap
+from dpexp.types import Batch, ConfigError, LayerCallback, LayerGrads, PerExampleGrads
 
 PUBLIC_BATCH = 125
 """Public examples in memory at once (ours): not `micro_batch`, which may change no result, for
@@ -23,14 +23,14 @@ class Passes:
     Attributes:
         examples: a set, usually the public one, with `batch(indices)`.
         parameters: those whose gradients are wanted, by name.
-        backward: takes a batch through the model and lets a listener hear the tape.
+        backward: takes a batch through the model, with a callback for its layers.
         device: the model's.
         setting: what asks for the set's own labels, for errors.
     """
 
     examples: Any
     parameters: Mapping[str, Tensor]
-    backward: Callable[[Batch, Listener], Tensor]
+    backward: Callable[[Batch, LayerCallback], Tensor]
     device: torch.device
     setting: str = "method.public_labels"
 
@@ -40,21 +40,23 @@ class Passes:
     def micro_batches(
         self, indices: Tensor, targets: Tensor | None
     ) -> Iterator[Mapping[str, Tensor]]:
-        """Give every trainable parameter's gradients, [m, ...], some m examples at a time."""
+        """Return every trainable parameter's gradients, [m, ...], some m examples at a time."""
         for batch in self._batches(indices, targets):
-            yield self._listen(batch, lambda _, carrier: carrier.each())
+            yield self._collect(batch, lambda _, grads: grads.materialize())
 
     def total(self, indices: Tensor, targets: Tensor | None) -> Mapping[str, Tensor]:
-        """Give every trainable parameter's gradient, summed over some examples."""
+        """Return every trainable parameter's gradient, summed over some examples."""
         sums = {name: torch.zeros_like(weight) for name, weight in self.parameters.items()}
         for batch in self._batches(indices, targets):
-            self._listen(batch, lambda name, carrier: carrier.add_to(sums[name], None))
+            self._collect(batch, lambda name, grads: grads.add_to(sums[name], None))
         return sums
 
-    def hear(self, indices: Tensor, targets: Tensor | None, listener: Listener) -> None:
-        """Let a listener hear every tapped layer of some examples, some m of them at a time."""
+    def visit_layers(
+        self, indices: Tensor, targets: Tensor | None, callback: LayerCallback
+    ) -> None:
+        """Call back for every hooked layer, some m examples at a time."""
         for batch in self._batches(indices, targets):
-            self.backward(batch, listener)
+            self.backward(batch, callback)
 
     def _batches(self, indices: Tensor, targets: Tensor | None) -> Iterator[Batch]:
         for piece in torch.arange(len(indices)).split(PUBLIC_BATCH):
@@ -68,15 +70,15 @@ class Passes:
                 )
             yield batch
 
-    def _listen(self, batch: Batch, take: Callable[[str, Carrier], Any]) -> dict[str, Any]:
+    def _collect(self, batch: Batch, take: Callable[[str, PerExampleGrads], Any]) -> dict[str, Any]:
         """Take every parameter's gradients as backward gives them; no layer's are held for long."""
         taken: dict[str, Any] = {}
 
-        def hear(layer: str, tap: Tap) -> None:
-            for name in tap.parameters:
+        def take_all(layer: str, layer_grads: LayerGrads) -> None:
+            for name in layer_grads.parameters:
                 full = f"{layer}.{name}"
                 if full in self.parameters:
-                    taken[full] = take(full, tap.gradient(name))
+                    taken[full] = take(full, layer_grads.gradient(name))
 
-        self.backward(batch, hear)
+        self.backward(batch, take_all)
         return taken

@@ -31,12 +31,12 @@ LONG = 2**10
 
 
 def unit(dtype: torch.dtype) -> float:
-    """Give u, the unit roundoff."""
+    """Return u, the unit roundoff."""
     return torch.finfo(dtype).eps / 2
 
 
 def eta(dtype: torch.dtype) -> float:
-    """Give the least normal number."""
+    """Return the least normal number."""
     return torch.finfo(dtype).tiny
 
 
@@ -55,7 +55,7 @@ def raised(terms: int, dtype: torch.dtype) -> float:
 
 
 def size_of_held(values: Tensor) -> Size:
-    """Give the size of vectors that are added as they are, [n, numbers]."""
+    """Return the size of vectors that are added as they are, [n, numbers]."""
     numbers, least = values.shape[1], eta(values.dtype)
     squares = squares_of(values) * (1 + raised(min(numbers, LONG), values.dtype))
     squares = squares + 2 * least * numbers
@@ -63,7 +63,7 @@ def size_of_held(values: Tensor) -> Size:
 
 
 def squares_of(values: Tensor) -> Tensor:
-    """Give squared norms as they are computed, [n] in float64, of vectors [n, numbers]."""
+    """Return squared norms as they are computed, [n] in float64, of vectors [n, numbers]."""
     whole = values.shape[1] // LONG * LONG
     squares = torch.linalg.vector_norm(values[:, whole:], dim=1).double().square()
     if not whole:
@@ -73,7 +73,7 @@ def squares_of(values: Tensor) -> Tensor:
 
 
 def size_of_products(x: Tensor, h: Tensor) -> Size:
-    """Give the size of h x^T for one position each, x [n, d] and h [n, p]."""
+    """Return the size of h x^T for one position each, x [n, d] and h [n, p]."""
     d, p = x.shape[1], h.shape[1]
     of_x, of_h = x.double().square().sum(1), h.double().square().sum(1)
     squares = of_x * of_h * (1 + raised(d + p, torch.float64))
@@ -102,7 +102,7 @@ def terms_of(
     dtype: torch.dtype,
     roundings: int | None = None,
 ) -> Terms:
-    """Give the size of the terms from norms at every position.
+    """Return the size of the terms from norms at every position.
 
     Args:
         inputs: [n, t], the squared norms of x_s, as computed.
@@ -122,7 +122,7 @@ def terms_of(
 
 
 def size_by_gram(product: Tensor, terms: Terms, roundings: int) -> Size:
-    """Give the size of sums over positions from inner products.
+    """Return the size of sums over positions from inner products.
 
     |sum_s h_s x_s^T|^2 = sum over s, t of <x_s, x_t> <h_s, h_t>. Each is off by gamma |x_s| |x_t|
     |h_s| |h_t|, and so all of them by gamma times the energy, however they cancel.
@@ -139,7 +139,7 @@ def size_by_gram(product: Tensor, terms: Terms, roundings: int) -> Size:
 
 
 def size_of_formed(formed: Size, terms: Terms, positions: int, dtype: torch.dtype) -> Size:
-    """Give the size of sums over positions that were formed, measured and thrown away.
+    """Return the size of sums over positions that were formed, measured and thrown away.
 
     What their sum adds up is not the vectors that were measured, but their terms once more.
 

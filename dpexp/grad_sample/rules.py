@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from dpexp.grad_sample.carriers import Explicit
-from dpexp.types import ConfigError, Tap
+from dpexp.grad_sample.per_example import MaterializedGrads
+from dpexp.types import ConfigError, LayerGrads
 
-Rule = Callable[[Any, Tensor, Tensor], Tap | Mapping[str, Tensor]]
+Rule = Callable[[Any, Tensor, Tensor], LayerGrads | Mapping[str, Tensor]]
 """Maps a layer, its input [n, ...] and the gradient at its output [n, ...] to gradients [n, ...] of
-its parameters by name, or to a tap that need not form them."""
+its parameters by name, or to `LayerGrads` that need not form them."""
 
 
 class Registered(NamedTuple):
@@ -109,8 +109,8 @@ def _registered(kind: type[nn.Module], what: str) -> Registered:
     )
 
 
-def tap_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor) -> Tap:
-    """Return a layer's tap, by its rule.
+def layer_grads_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor) -> LayerGrads:
+    """Return a layer's gradients, by its rule.
 
     Args:
         name: of the layer in the model.
@@ -136,32 +136,32 @@ def tap_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor) -> Tap:
                     f"gradient of {own!r}, of shape {shape}; got {found} for layer {name!r}."
                 )
             gradients[own] = got
-    return FormedTap(gradients, tuple(gradients))
+    return FormedGrads(gradients, tuple(gradients))
 
 
 @dataclass(frozen=True)
-class FormedTap:
+class FormedGrads:
     """What a rule made that forms every example's gradients, [n, ...] by parameter."""
 
     gradients: Mapping[str, Tensor]
     parameters: tuple[str, ...]
 
-    def gradient(self, name: str) -> Explicit:
-        """Carry one parameter's gradients."""
-        return Explicit(self.gradients[name])
+    def gradient(self, name: str) -> MaterializedGrads:
+        """Return one parameter's gradients."""
+        return MaterializedGrads(self.gradients[name])
 
-    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> Explicit:
-        """Carry dW_i R^T, [n, p, r], or its rows [p'] alone."""
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
+        """Return dW_i R^T, [n, p, r], or its rows [p'] alone."""
         each = self.gradients["weight"]
         each = each if rows is None else each.index_select(1, rows)
-        return Explicit(each.flatten(2) @ right_basis.T)
+        return MaterializedGrads(each.flatten(2) @ right_basis.T)
 
-    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> Explicit:
-        """Carry L^T dW_i, [n, r, d], or the columns of some inputs or channels [d'] alone."""
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> MaterializedGrads:
+        """Return L^T dW_i, [n, r, d], or the columns of some inputs or channels [d'] alone."""
         each = self.gradients["weight"]
         each = each if columns is None else each.index_select(2, columns)
-        return Explicit(left_basis.T @ each.flatten(2))
+        return MaterializedGrads(left_basis.T @ each.flatten(2))
 
-    def scaled(self, factor: float) -> FormedTap:
+    def scaled(self, factor: float) -> FormedGrads:
         """Multiply every example's gradient by a constant."""
         return replace(self, gradients={k: factor * each for k, each in self.gradients.items()})

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.grad_sample.freezing import freeze, thaw, trains
-from dpexp.grad_sample.rules import known_parameters, tap_of
-from dpexp.types import ConfigError, Tap
+from dpexp.grad_sample.rules import known_parameters, layer_grads_of
+from dpexp.types import ConfigError, LayerGrads
 
 MIXING = (nn.modules.batchnorm._BatchNorm,)
 
@@ -26,7 +26,7 @@ class _Kept(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
-        """Give an empty tensor whose node has the tensor; the anchor makes autograd want one."""
+        """Return an empty tensor whose node has the tensor; the anchor makes autograd want one."""
         ctx.save_for_backward(tensor)
         return torch.empty_like(anchor)
 
@@ -39,7 +39,7 @@ class _Start(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
-        """Give the tensor itself, as if it had been changed; the anchor makes autograd want it."""
+        """Return the tensor itself, marked as changed; the anchor makes autograd want it."""
         ctx.mark_dirty(tensor)
         return tensor
 
@@ -50,35 +50,38 @@ class _Start(torch.autograd.Function):
 
 
 class Tape:
-    """Freezes a model and taps the layers that hold some of its parameters.
+    """Freezes a model and hooks the layers that hold some of its parameters.
 
     While the tape is attached no parameter requires gradients, so autograd computes only what flows
-    between layers. Each tapped layer's (input, output gradient) is passed on once per micro-batch
+    between layers. Each hooked layer's (input, output gradient) is passed on once per micro-batch
     and not kept.
     """
 
     def __init__(
-        self, model: nn.Module, parameters: Collection[str], on_tap: Callable[[str, Tap], None]
+        self,
+        model: nn.Module,
+        parameters: Collection[str],
+        on_layer: Callable[[str, LayerGrads], None],
     ) -> None:
         """Attach the hooks.
 
         Args:
             model: any module; its state is not changed except for `requires_grad`.
-            parameters: names, as in `named_parameters`, whose layers are to be tapped.
-            on_tap: called with the layer's name and its tap.
+            parameters: names, as in `named_parameters`, whose layers are to be hooked.
+            on_layer: called with the layer's name and its gradients.
 
         Raises:
             ConfigError: for a layer without a rule, one that mixes examples, or shared parameters;
                 the message names it.
         """
-        self._on_tap = on_tap
+        self._on_layer = on_layer
         self._num_examples = 0
         self._awaited: set[str] = set()
         self._used: set[str] = set()
         self._inputs: dict[str, Tensor] = {}  # what `_Kept` gave
         self._anchor = torch.empty(0, requires_grad=True)
         self._is_backward = False
-        self._layers = tapped_layers(model, parameters)
+        self._layers = hooked_layers(model, parameters)
         self._own: dict[str, tuple[str, ...]] = {}  # each layer's parameters that are trained
         for parameter in parameters:
             layer, _, own = parameter.rpartition(".")
@@ -102,7 +105,7 @@ class Tape:
         self._awaited = set(self._layers)
 
     def backward(self, loss: Tensor) -> None:
-        """Run backward: layers are heard, and what was checkpointed is computed again.
+        """Run backward: hooks are called, and what was checkpointed is computed again.
 
         Raises:
             ConfigError: naming the layers that took no part in the loss.
@@ -159,7 +162,7 @@ class Tape:
                 "train a layer within it."
             )
         (x,) = taken
-        if self._is_backward:  # a checkpointed part, computed again: heard already, kept now
+        if self._is_backward:  # a checkpointed part, computed again: its input is kept now
             self._start_graph(output)
             self._keep(x)
             return
@@ -199,9 +202,9 @@ class Tape:
                 f"{len(x)} rows in and {len(dh)} out. The first axis must be the example."
             )
         self._awaited.discard(name)
-        tap = tap_of(name, layer, *map(_single, (x, dh)))
-        own = tuple(each for each in tap.parameters if each in self._own[name])
-        self._on_tap(name, replace(cast(Any, tap), parameters=own))
+        layer_grads = layer_grads_of(name, layer, *map(_single, (x, dh)))
+        own = tuple(each for each in layer_grads.parameters if each in self._own[name])
+        self._on_layer(name, replace(cast(Any, layer_grads), parameters=own))
 
 
 def _single(tensor: Tensor) -> Tensor:
@@ -209,7 +212,7 @@ def _single(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
-def tapped_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, nn.Module]:
+def hooked_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, nn.Module]:
     """Find the layers that own the named parameters, and check that each has a rule.
 
     Raises:
@@ -281,7 +284,7 @@ def _extent(tensor: Tensor) -> int:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Say whether two tensors share a byte; columns of one matrix lie between each other's."""
+    """Return whether two tensors share a byte; columns of one matrix lie between each other's."""
     start = min(one.data_ptr(), other.data_ptr())
     end = max(tensor.data_ptr() + _extent(tensor) for tensor in (one, other))
     seen = torch.zeros(end - start, dtype=torch.uint8)

@@ -70,7 +70,7 @@ def compiled() -> Compiled | None:
 
 
 def is_channels_last(images: Tensor) -> bool:
-    """Say whether images [m, c, h, w] are float32, on a CPU and laid out [m, h, w, c].
+    """Return whether images [m, c, h, w] are float32, on a CPU and laid out [m, h, w, c].
 
     Images of one position or channel are laid out either way; libraries take them as they are.
     """
@@ -85,15 +85,15 @@ def is_channels_last(images: Tensor) -> bool:
 
 
 def would_take(images: Tensor) -> bool:
-    """Say whether there are kernels for such images [m, c, h, w] once they are channels last."""
+    """Return whether there are kernels for such images [m, c, h, w] once they are channels last."""
     return images.device.type == "cpu" and images.dtype == torch.float32 and compiled() is not None
 
 
 def address(tensor: Tensor) -> ctypes.c_void_p:
-    """Give a tensor to C, which must not keep it."""
+    """Return a tensor to C, which must not keep it."""
     return ctypes.c_void_p(tensor.data_ptr())
 
 
 def struct(*numbers: int) -> ctypes.Array:
-    """Give numbers to C as a struct of int64_t."""
+    """Return numbers to C as a struct of int64_t."""
     return (ctypes.c_int64 * len(numbers))(*numbers)

@@ -17,7 +17,7 @@ SLOWNESS = 3  # ours, measured: of a Gram form's multiplications beside the kern
 
 
 def are_taken(x: Tensor, dh: Tensor, kernel: tuple[int, int]) -> bool:
-    """Say whether `kernel_gradients` takes a layer's input and output gradient.
+    """Return whether `kernel_gradients` takes a layer's input and output gradient.
 
     Args:
         x: [m, d, h, w].

@@ -17,7 +17,7 @@ from dpexp.kernels.compiled import address, compiled, is_channels_last, struct
 
 
 def norm_relu(norm: nn.GroupNorm, x: Tensor) -> Tensor:
-    """Give relu(norm(x)), in x's memory format.
+    """Return relu(norm(x)), in x's memory format.
 
     Args:
         norm: torch's own operations take one with parameters.
@@ -33,7 +33,7 @@ def norm_relu(norm: nn.GroupNorm, x: Tensor) -> Tensor:
 class _NormReLU(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Give the activations, and every channel's mean and one over its deviation."""
+        """Return the activations, and every channel's mean and one over its deviation."""
         y = torch.empty_like(x)
         mean, scale = x.new_empty(2, *x.shape[:2])
         tensors = map(address, (x, y, mean, scale))
@@ -51,7 +51,7 @@ class _NormReLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
-        """Give the gradient at x."""
+        """Return the gradient at x."""
         x, *others = ctx.saved_tensors
         if torch.is_grad_enabled():  # and that of this one may be wanted
             again = F.relu(F.group_norm(x, ctx.groups, eps=ctx.eps))

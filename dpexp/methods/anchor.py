@@ -64,7 +64,7 @@ def shares(sizes: Mapping[str, int], total: int, setting: str = "method.k") -> d
 
 
 def has_random_labels(setting: str, public_labels: str | bool) -> bool:
-    """Say whether public examples get labels drawn afresh, or keep their own.
+    """Return whether public examples get labels drawn afresh, or keep their own.
 
     Args:
         setting: its name, for errors.

@@ -45,14 +45,14 @@ from dpexp.methods.cosamp import cosamp, keep_largest
 from dpexp.methods.selection import head_parameters, shapes_of
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
-    Carrier,
     ConfigError,
     Key,
+    LayerGrads,
     Method,
+    PerExampleGrads,
     PublicGradients,
     Release,
     State,
-    Tap,
     require_word,
 )
 
@@ -156,12 +156,17 @@ class Compressive(Method):
         ) / math.sqrt(self._p)
         return {**state, "psi": psi}
 
-    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
-        """Carry the classifier's gradient."""
-        return {Key(GRADIENT, f"{layer}.{name}"): tap.gradient(name) for name in tap.parameters}
+    def per_example_grads(
+        self, state: State, layer: str, layer_grads: LayerGrads
+    ) -> Mapping[Key, PerExampleGrads]:
+        """Return the classifier's gradient."""
+        return {
+            Key(GRADIENT, f"{layer}.{name}"): layer_grads.gradient(name)
+            for name in layer_grads.parameters
+        }
 
-    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
-        """Give the classifier's shapes."""
+    def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Return the classifier's shapes."""
         return {Key(GRADIENT, name): shape for name, shape in state["shapes"].items()}
 
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
@@ -174,7 +179,7 @@ class Compressive(Method):
 
     def compress(self, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
         """Keep the largest entries of the mean and measure them."""
-        total = torch.cat([sums[key].flatten() for key in self.blocks(state)])
+        total = torch.cat([sums[key].flatten() for key in self.release_shapes(state)])
         mean = (total / self._batch_size).clamp(-self._xi, self._xi)
         kept = keep_largest(mean, state["kappa"])
         if self._psi == "gaussian":
@@ -213,5 +218,5 @@ class Compressive(Method):
 
 
 def _column_norm(psi: Tensor) -> float:
-    """Give the largest l1 norm of a column, in float64: the release is scaled by it."""
+    """Return the largest l1 norm of a column, in float64: the release is scaled by it."""
     return float(psi.abs().sum(0, dtype=torch.float64).max())

@@ -8,7 +8,8 @@ Abadi et al. 2016 (arXiv 1607.00133), Algorithm 1:
 
 Differences from the paper:
  1. Per-example gradients are not formed: norms come from each layer's input and output gradient,
-    and the clipped sum is one weighted batch gradient (`dpexp.grad_sample.carriers.Outer`).
+    and the clipped sum is one weighted batch gradient
+    (`dpexp.grad_sample.per_example.FactoredGrads`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dpexp.methods.selection import (
     vector_parameters,
 )
 from dpexp.privacy.stated import Stated
-from dpexp.types import Carrier, Key, Method, Release, State, Tap, require_word
+from dpexp.types import Key, LayerGrads, Method, PerExampleGrads, Release, State, require_word
 
 GRADIENT = "gradient"
 TRAINED = ("all", "matrices", "biases", "head")
@@ -71,22 +72,24 @@ class DPSGD(Method):
         """Remember nothing but the parameters' shapes."""
         return {"shapes": shapes_of(model, self.trainable(model))}
 
-    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
-        """Carry each trained parameter's whole gradient."""
-        names = {name: f"{layer}.{name}" for name in tap.parameters}
+    def per_example_grads(
+        self, state: State, layer: str, layer_grads: LayerGrads
+    ) -> Mapping[Key, PerExampleGrads]:
+        """Return each trained parameter's whole gradient."""
+        names = {name: f"{layer}.{name}" for name in layer_grads.parameters}
         return {
-            Key(GRADIENT, full): tap.gradient(name)
+            Key(GRADIENT, full): layer_grads.gradient(name)
             for name, full in names.items()
             if full in state["shapes"]
         }
 
-    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
-        """Give each parameter's shape."""
+    def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Return each parameter's shape."""
         return {Key(GRADIENT, name): shape for name, shape in state["shapes"].items()}
 
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
         """Declare the one vector."""
-        return one_release(GRADIENT, self.blocks(state), clip_norm)
+        return one_release(GRADIENT, self.release_shapes(state), clip_norm)
 
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]

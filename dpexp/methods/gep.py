@@ -31,20 +31,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpexp.grad_sample.carriers import Explicit
+from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.linalg import power_iteration
 from dpexp.methods import anchor
 from dpexp.methods.selection import all_parameters, classifier, shapes_of
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
-    Carrier,
     ConfigError,
     Key,
+    LayerGrads,
     Method,
+    PerExampleGrads,
     PublicGradients,
     Release,
     State,
-    Tap,
     require_word,
 )
 
@@ -154,31 +154,37 @@ class GEP(Method):
         classes = len(model.get_parameter(classifier(model, self._head)[-1]))
         return torch.randint(classes, (self._m,), generator=gen, device=gen.device)
 
-    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
+    def per_example_grads(
+        self, state: State, layer: str, layer_grads: LayerGrads
+    ) -> Mapping[Key, PerExampleGrads]:
         """Hold a layer's gradients; once their group is whole, carry its w_i and r_i."""
-        carried: dict[Key, Carrier] = {}
-        for name in tap.parameters:
+        per_example: dict[Key, PerExampleGrads] = {}
+        for name in layer_grads.parameters:
             full = f"{layer}.{name}"
             group = next(g for g, names in state["groups"].items() if full in names)
             held = state["held"].setdefault(group, {})
-            held[full] = tap.gradient(name).each().flatten(1)
+            held[full] = layer_grads.gradient(name).materialize().flatten(1)
             if len(held) == len(state["groups"][group]):
-                carried |= self._project(state, group, state["held"].pop(group))
-        return carried
+                per_example |= self._project(state, group, state["held"].pop(group))
+        return per_example
 
-    def _project(self, state: State, group: str, each: dict[str, Tensor]) -> dict[Key, Carrier]:
+    def _project(
+        self, state: State, group: str, each: dict[str, Tensor]
+    ) -> dict[Key, PerExampleGrads]:
         bases = state["bases"]
         embedding = sum(g @ bases[name].T for name, g in each.items())
-        carried: dict[Key, Carrier] = {Key(EMBEDDING, group): Explicit(embedding)}
+        per_example: dict[Key, PerExampleGrads] = {
+            Key(EMBEDDING, group): MaterializedGrads(embedding)
+        }
         if self._residual:
             for name, g in each.items():
                 residual = torch.addmm(g, embedding, bases[name], alpha=-1)
                 shape = state["shapes"][name]
-                carried[Key(RESIDUAL, name)] = Explicit(residual.view(-1, *shape))
-        return carried
+                per_example[Key(RESIDUAL, name)] = MaterializedGrads(residual.view(-1, *shape))
+        return per_example
 
-    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
-        """Give [k] for every group and, but for B-GEP, every parameter's shape."""
+    def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Return [k] for every group and, but for B-GEP, every parameter's shape."""
         shapes = {Key(EMBEDDING, group): (share,) for group, share in state["shares"].items()}
         if self._residual:
             shapes |= {Key(RESIDUAL, name): shape for name, shape in state["shapes"].items()}

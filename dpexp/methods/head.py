@@ -11,17 +11,21 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from dpexp.types import Carrier, Key, Tap
+from dpexp.types import Key, LayerGrads, PerExampleGrads
 
 
-def head_carriers(release: str, layer: str, tap: Tap, scale: float) -> dict[Key, Carrier]:
-    """Carry the gradients of one of the classifier's layers, scaled."""
-    scaled = tap.scaled(scale)
-    return {Key(release, f"{layer}.{name}"): scaled.gradient(name) for name in tap.parameters}
+def head_grads(
+    release: str, layer: str, layer_grads: LayerGrads, scale: float
+) -> dict[Key, PerExampleGrads]:
+    """Return the gradients of one of the classifier's layers, scaled."""
+    scaled = layer_grads.scaled(scale)
+    return {
+        Key(release, f"{layer}.{name}"): scaled.gradient(name) for name in layer_grads.parameters
+    }
 
 
 def head_blocks(release: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[Key, tuple[int, ...]]:
-    """Give the shapes of the classifier's blocks."""
+    """Return the shapes of the classifier's blocks."""
     return {Key(release, name): shape for name, shape in shapes.items()}
 
 

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.linalg import power_iteration, reparametrized_update
-from dpexp.methods.head import head_blocks, head_carriers, head_gradients
+from dpexp.methods.head import head_blocks, head_gradients, head_grads
 from dpexp.methods.selection import (
     head_parameters,
     matrices_and_head,
@@ -45,14 +45,14 @@ from dpexp.methods.selection import (
 from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
-    Carrier,
     ConfigError,
     Key,
+    LayerGrads,
     Method,
+    PerExampleGrads,
     PublicGradients,
     Release,
     State,
-    Tap,
     require_word,
 )
 
@@ -168,19 +168,21 @@ class LSG(Method):
             by_row = by_column = matrix.abs()
         return by_row.sum(1), by_column.sum(0).view(channels, -1).sum(1)
 
-    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
-        """Carry the kept rows of dL_i and columns of dR_i, or the classifier's scaled gradient."""
+    def per_example_grads(
+        self, state: State, layer: str, layer_grads: LayerGrads
+    ) -> Mapping[Key, PerExampleGrads]:
+        """Return the kept rows of dL_i and columns of dR_i, or the classifier's scaled gradient."""
         weight = f"{layer}.weight"
         if weight in state["shapes"]:
             rows, columns = state["rows"][weight], state["columns"][weight]
             return {
-                Key(CARRIERS, weight, "left"): tap.left(state["right"][weight], rows),
-                Key(CARRIERS, weight, "right"): tap.right(state["left"][weight], columns),
+                Key(CARRIERS, weight, "left"): layer_grads.left(state["right"][weight], rows),
+                Key(CARRIERS, weight, "right"): layer_grads.right(state["left"][weight], columns),
             }
-        return head_carriers(CARRIERS, layer, tap, self._head_factor)
+        return head_grads(CARRIERS, layer, layer_grads, self._head_factor)
 
-    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
-        """Give [p', r] and [r, c' k k] of what is kept, and the classifier's shapes."""
+    def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Return [p', r] and [r, c' k k] of what is kept, and the classifier's shapes."""
         frozen = 0.0 if self._mask == "direct" else state["p"]
         shapes: dict[Key, tuple[int, ...]] = {}
         for name, (p, channels, *kernel) in state["shapes"].items():
@@ -194,7 +196,7 @@ class LSG(Method):
 
         Before `start_epoch` nothing is frozen; the sensitivity is the same before and after.
         """
-        return one_release(CARRIERS, self.blocks({**state, "p": self._p_at(0)}), clip_norm)
+        return one_release(CARRIERS, self.release_shapes({**state, "p": self._p_at(0)}), clip_norm)
 
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]

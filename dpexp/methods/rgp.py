@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.linalg import power_iteration, random_bases, reparametrized_update
-from dpexp.methods.head import head_blocks, head_carriers, head_gradients
+from dpexp.methods.head import head_blocks, head_gradients, head_grads
 from dpexp.methods.selection import (
     head_parameters,
     matrices_and_head,
@@ -43,14 +43,14 @@ from dpexp.methods.selection import (
 )
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
-    Carrier,
     ConfigError,
     Key,
+    LayerGrads,
     Method,
+    PerExampleGrads,
     PublicGradients,
     Release,
     State,
-    Tap,
     require_word,
 )
 
@@ -160,7 +160,7 @@ class RGP(Method):
     def deltas(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> Iterator[tuple[str, Tensor]]:
-        """Give each layer's Delta_t in turn, in its weight's shape: from nothing private."""
+        """Return each layer's Delta_t in turn, in its weight's shape: from nothing private."""
         has_warmed_up = state["step"] >= max(self._warm_up_steps, 1)
         for name in state["shapes"]:
             weight = model.get_parameter(name).detach()
@@ -172,7 +172,7 @@ class RGP(Method):
             yield name, weight
 
     def forward_weights(self, state: State) -> Mapping[str, Tensor]:
-        """Give L R for every layer where the residual weight is dropped (Eq. 12)."""
+        """Return L R for every layer where the residual weight is dropped (Eq. 12)."""
         if self._residual:
             return {}
         return {
@@ -180,18 +180,22 @@ class RGP(Method):
             for name, shape in state["shapes"].items()
         }
 
-    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
-        """Carry dL_i and dR_i, or the classifier's scaled gradient."""
+    def per_example_grads(
+        self, state: State, layer: str, layer_grads: LayerGrads
+    ) -> Mapping[Key, PerExampleGrads]:
+        """Return dL_i and dR_i, or the classifier's scaled gradient."""
         weight = f"{layer}.weight"
         if weight in state["shapes"]:
-            carried = {Key(CARRIERS, weight, "left"): tap.left(state["right"][weight])}
+            per_example = {Key(CARRIERS, weight, "left"): layer_grads.left(state["right"][weight])}
             if self._carriers != "left":
-                carried[Key(CARRIERS, weight, "right")] = tap.right(state["left"][weight])
-            return carried
-        return head_carriers(CARRIERS, layer, tap, self._head_factor)
+                per_example[Key(CARRIERS, weight, "right")] = layer_grads.right(
+                    state["left"][weight]
+                )
+            return per_example
+        return head_grads(CARRIERS, layer, layer_grads, self._head_factor)
 
-    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
-        """Give [p, r] and [r, d] for every layer, and the classifier's shapes."""
+    def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Return [p, r] and [r, d] for every layer, and the classifier's shapes."""
         shapes: dict[Key, tuple[int, ...]] = {}
         for name, shape in state["shapes"].items():
             p, d = shape[0], prod(shape[1:])
@@ -203,7 +207,7 @@ class RGP(Method):
 
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
         """Declare the one vector, clipped jointly over all layers."""
-        return one_release(CARRIERS, self.blocks(state), clip_norm)
+        return one_release(CARRIERS, self.release_shapes(state), clip_norm)
 
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]

@@ -32,9 +32,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from dpexp.grad_sample.carriers import Explicit
+from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.methods.anchor import draw_public, has_random_labels
-from dpexp.methods.head import head_blocks, head_carriers
+from dpexp.methods.head import head_blocks, head_grads
 from dpexp.methods.selection import (
     head_parameters,
     matrices_and_head,
@@ -45,15 +45,15 @@ from dpexp.methods.selection import (
 )
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
-    Carrier,
     ConfigError,
     Key,
-    Listener,
+    LayerCallback,
+    LayerGrads,
     Method,
+    PerExampleGrads,
     PublicGradients,
     Release,
     State,
-    Tap,
 )
 
 CORE = "core"
@@ -138,18 +138,18 @@ class CoreRGP(Method):
             public, self.public_size, state["head"], self._has_random_labels, gen
         )
 
-        def hear(listener: Listener) -> None:
-            public.hear(indices, labels, listener)
+        def visit(callback: LayerCallback) -> None:
+            public.visit_layers(indices, labels, callback)
 
         like = next(model.parameters())
-        left, right = self._bases(state["matrices"], hear, gen, like)
+        left, right = self._bases(state["matrices"], visit, gen, like)
         state = {**state, "left": left, "right": right}
-        return {**state, "scale": self._scales(state, hear, like)}
+        return {**state, "scale": self._scales(state, visit, like)}
 
     def _bases(
         self,
         matrices: Mapping[str, tuple[int, ...]],
-        hear: Callable[[Listener], None],
+        visit: Callable[[LayerCallback], None],
         gen: torch.Generator,
         like: Tensor,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -167,16 +167,16 @@ class CoreRGP(Method):
             ]
             seconds[name] = like.new_zeros(p, p), like.new_zeros(d, d)
 
-        def add(layer: str, tap: Tap) -> None:
+        def add(layer: str, layer_grads: LayerGrads) -> None:
             name = f"{layer}.weight"
             if name in matrices:
                 to_left, to_right = sketches[name]
-                columns = tap.left(to_right).each().transpose(0, 1).flatten(1)
-                rows = tap.right(to_left).each().flatten(0, 1)
+                columns = layer_grads.left(to_right).materialize().transpose(0, 1).flatten(1)
+                rows = layer_grads.right(to_left).materialize().flatten(0, 1)
                 seconds[name][0].addmm_(columns, columns.T)
                 seconds[name][1].addmm_(rows.T, rows)
 
-        hear(add)
+        visit(add)
         total = sum(float(each.abs().sum()) for two in seconds.values() for each in two)
         if not 0 < total < math.inf:
             raise ConfigError(
@@ -193,24 +193,27 @@ class CoreRGP(Method):
     def _scales(
         self,
         state: State,
-        hear: Callable[[Listener], None],
+        visit: Callable[[LayerCallback], None],
         like: Tensor,
     ) -> dict[str, Tensor]:
-        """Give S for every layer; the classifier's layers have one number each."""
+        """Return S for every layer; the classifier's layers have one number each."""
         squares: dict[str, Tensor] = {}
 
-        def add(layer: str, tap: Tap) -> None:
+        def add(layer: str, layer_grads: LayerGrads) -> None:
             name = f"{layer}.weight"
             if name in state["matrices"]:
-                part = _core(state, name, tap).square().sum(0)
+                part = _core(state, name, layer_grads).square().sum(0)
             else:  # as many entries as the layer has, equally scaled
-                norms = (tap.gradient(key).squared_norms().sum() for key in tap.parameters)
+                norms = (
+                    layer_grads.gradient(key).norms_squared().sum()
+                    for key in layer_grads.parameters
+                )
                 part = cast(Tensor, sum(norms))
             squares[layer] = squares.get(layer, 0) + part / self.public_size
 
-        hear(add)
+        visit(add)
         sizes: Counter[str] = Counter()
-        for key, shape in self.blocks(state).items():
+        for key, shape in self.release_shapes(state).items():
             sizes[key.parameter.rpartition(".")[0]] += prod(shape)
         floor = FLOOR * sum(each.sum() for each in squares.values()) / sum(sizes.values())
         scale, norm = {}, like.new_zeros(())
@@ -222,15 +225,17 @@ class CoreRGP(Method):
             norm += (each / scale[layer].square()).sum()
         return {layer: each * norm.sqrt() for layer, each in scale.items()}
 
-    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
-        """Carry dM_i, or the classifier's scaled gradient."""
+    def per_example_grads(
+        self, state: State, layer: str, layer_grads: LayerGrads
+    ) -> Mapping[Key, PerExampleGrads]:
+        """Return dM_i, or the classifier's scaled gradient."""
         weight, scale = f"{layer}.weight", state["scale"][layer]
         if weight in state["matrices"]:
-            return {Key(CORE, weight): Explicit(_core(state, weight, tap) / scale)}
-        return head_carriers(CORE, layer, tap, 1 / float(scale))
+            return {Key(CORE, weight): MaterializedGrads(_core(state, weight, layer_grads) / scale)}
+        return head_grads(CORE, layer, layer_grads, 1 / float(scale))
 
-    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
-        """Give [r, r] for every layer, smaller where a side is, and the classifier's shapes."""
+    def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Return [r, r] for every layer, smaller where a side is, and the classifier's shapes."""
         shapes: dict[Key, tuple[int, ...]] = {}
         for name, shape in state["matrices"].items():
             sides = shape[0], prod(shape[1:])
@@ -239,7 +244,7 @@ class CoreRGP(Method):
 
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
         """Declare the one vector, clipped jointly over all layers."""
-        return one_release(CORE, self.blocks(state), clip_norm)
+        return one_release(CORE, self.release_shapes(state), clip_norm)
 
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
@@ -256,12 +261,12 @@ class CoreRGP(Method):
         return gradients, state
 
 
-def _core(state: State, name: str, tap: Tap) -> Tensor:
+def _core(state: State, name: str, layer_grads: LayerGrads) -> Tensor:
     """Form L^T dW_i R^T, [n, r, r]."""
-    return state["left"][name].T @ tap.left(state["right"][name]).each()
+    return state["left"][name].T @ layer_grads.left(state["right"][name]).materialize()
 
 
 def _principal(second_moment: Tensor, rank: int) -> Tensor:
-    """Give the eigenvectors of the largest eigenvalues, largest first, [m, min(rank, m)]."""
+    """Return the eigenvectors of the largest eigenvalues, largest first, [m, min(rank, m)]."""
     vectors = torch.linalg.eigh(second_moment).eigenvectors
     return vectors[:, -min(rank, len(vectors)) :].flip(1).contiguous()

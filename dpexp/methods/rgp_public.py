@@ -75,7 +75,7 @@ class PublicRGP(RGP):
     def deltas(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> Iterator[tuple[str, Tensor]]:
-        """Give each layer's public gradient, summed over the examples drawn."""
+        """Return each layer's public gradient, summed over the examples drawn."""
         assert public is not None, "a method that takes public examples is given some"
         indices, labels = draw_public(
             public, self.public_size, state["head"], self._has_random_labels, gen

@@ -96,7 +96,7 @@ def vector_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
 
 
 def shapes_of(model: nn.Module, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Give some parameters' shapes by name."""
+    """Return some parameters' shapes by name."""
     return {name: tuple(model.get_parameter(name).shape) for name in names}
 
 

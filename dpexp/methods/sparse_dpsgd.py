@@ -26,12 +26,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from dpexp.grad_sample.carriers import Explicit, Masked, Outer
+from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads, MaterializedGrads
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.selection import matrix_parameters
 from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
 from dpexp.privacy.stated import Stated
-from dpexp.types import Carrier, Key, PublicGradients, State, Tap, require_word
+from dpexp.types import Key, LayerGrads, PerExampleGrads, PublicGradients, State, require_word
 
 
 class SparseDPSGD(DPSGD):
@@ -78,22 +78,26 @@ class SparseDPSGD(DPSGD):
             entries[name] = most_important(importance, self._p)
         return {**state, "entries": entries}
 
-    def carry(self, state: State, layer: str, tap: Tap) -> Mapping[Key, Carrier]:
-        """Carry the kept entries of each matrix's gradient, and other gradients whole."""
-        carried = dict(super().carry(state, layer, tap))
-        for key, carrier in carried.items():
+    def per_example_grads(
+        self, state: State, layer: str, layer_grads: LayerGrads
+    ) -> Mapping[Key, PerExampleGrads]:
+        """Return the kept entries of each matrix's gradient, and other gradients whole."""
+        per_example = dict(super().per_example_grads(state, layer, layer_grads))
+        for key, grads in per_example.items():
             kept = state["entries"].get(key.parameter)
             if kept is None:
                 continue
-            if isinstance(carrier, Explicit):
-                carried[key] = Explicit(carrier.values.flatten(1).index_select(1, kept))
+            if isinstance(grads, MaterializedGrads):
+                per_example[key] = MaterializedGrads(grads.values.flatten(1).index_select(1, kept))
             else:
-                carried[key] = Masked(cast(Outer, carrier), kept, state["shapes"][key.parameter])
-        return carried
+                per_example[key] = MaskedGrads(
+                    cast(FactoredGrads, grads), kept, state["shapes"][key.parameter]
+                )
+        return per_example
 
-    def blocks(self, state: State) -> Mapping[Key, tuple[int, ...]]:
-        """Give [kept] for each sparsified matrix, and the other parameters' shapes."""
-        shapes = dict(super().blocks(state))
+    def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
+        """Return [kept] for each sparsified matrix, and the other parameters' shapes."""
+        shapes = dict(super().release_shapes(state))
         for key, shape in shapes.items():
             size = prod(shape)
             if key.parameter in state["entries"] and num_kept(size, self._p) < size:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    """Give a padded 3 x 3 convolution without bias, He fan-out initialisation."""
+    """Return a padded 3 x 3 convolution without bias, He fan-out initialisation."""
     conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv

@@ -269,7 +269,7 @@ def _load(
 
 
 def _is_encoders(name: str, encoder: nn.Module) -> bool:
-    """Say whether a weight in a file is of the encoder itself, and no table of positions' numbers.
+    """Return whether a weight in a file is the encoder's own, not a buffer of position numbers.
 
     What lies on top, such as the head of masked language modelling, is not wanted.
     """

@@ -10,7 +10,7 @@ from dpexp.types import ConfigError
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """Give 4 groups and no affine parameters, as the gep authors do."""
+    """Return 4 groups and no affine parameters, as the gep authors do."""
     return nn.GroupNorm(4, channels, affine=False)
 
 

@@ -12,7 +12,7 @@ from dpexp.types import ConfigError
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """Give min(32, channels) groups and no affine parameters, as the rgp and lsg authors do."""
+    """Return min(32, channels) groups and no affine parameters, as the rgp and lsg authors do."""
     return nn.GroupNorm(min(32, channels), channels, affine=False)
 
 

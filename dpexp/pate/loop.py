@@ -180,7 +180,7 @@ def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes
     if parts.attack is not None:
         raise ConfigError(
             "Expected no attack or audit with method=pate, which releases votes and no gradients; "
-            "got one. Leave it out; python -m scripts.audit methods=pate audits it in two worlds."
+            "got one. Leave it out; python -m scripts.audit methods=pate audits its votes."
         )
     if parts.analyses:
         raise ConfigError(
@@ -220,7 +220,7 @@ def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes
 
 
 def split_public(task: Any, source: str) -> tuple[Any, Any]:
-    """Give the public examples, and the task with the test examples that are not among them.
+    """Return the public examples, and the task with the test examples that are not among them.
 
     Raises:
         ConfigError: where PATE's teachers cannot learn the task, or it has no public set.

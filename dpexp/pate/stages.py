@@ -135,7 +135,7 @@ def descend(
 
 @torch.no_grad()
 def predict(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Give each input's class, [n], in eval mode; -1 where the output is not finite."""
+    """Return each input's class, [n], in eval mode; -1 where the output is not finite."""
     model.eval()
 
     def chosen(outputs: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class NoisyVotes:
         )
 
     def noise_generator(self, release: str, query: int) -> torch.Generator:
-        """Give the generator of one query's noise, on the CPU."""
+        """Return the generator of one query's noise, on the CPU."""
         return generator(self.root, f"noise/{release}", query)
 
     def epsilon(self) -> dict[str, float | None]:
@@ -94,7 +94,7 @@ class NoisyVotes:
         )
 
     def identity(self) -> dict[str, Any]:
-        """Give the numbers and words that saved answers must share to be gone on with."""
+        """Return the numbers and words that saved answers must share to be gone on with."""
         return {
             "dataset_size": self.dataset_size,
             "checks": self.max_checks,

@@ -135,7 +135,7 @@ def rdp_epsilon_apart(q: float, sigmas: Sequence[float], steps: int, delta: floa
 
 @lru_cache(maxsize=16)
 def _costs(delta: float) -> tuple[tuple[float, float], ...]:
-    """Give what delta adds to the RDP of every order, in the two terms that turn it to epsilon."""
+    """Return what delta adds to each order's RDP to give epsilon, as two terms."""
     orders = np.array(ORDERS)
     terms = np.log(delta * orders) / (orders - 1), np.log1p(-1 / orders)
     return tuple(zip(*(term.tolist() for term in terms), strict=True))

@@ -26,7 +26,7 @@ UNDERFLOW = 2.0**-27
 
 
 def slack_of(dtype: torch.dtype, *, is_widened: bool = False) -> float:
-    """Give the share of its energy that an example's weight leaves to rounding.
+    """Return the share of its energy that an example's weight leaves to rounding.
 
     Args:
         dtype: the model's.

@@ -50,7 +50,7 @@ def num_steps(epochs: float, dataset_size: int, batch_size: int, sampling: str =
 def whole_batch(
     size: int, releases: Sequence[Release], noise_multiplier: float = 0.0, *, clip: bool = True
 ) -> Mechanism:
-    """Give a mechanism for one step on every example, with noise that no budget asked for.
+    """Return a mechanism for one step on every example, with noise that no budget asked for.
 
     To time a step, or to hold it against an algorithm box; it is for no private data.
 

@@ -39,7 +39,7 @@ LEAST_LOG = -1e4
 def effective_multiplier(
     check_std: float, vote_std: float, max_checks: int, max_answers: int
 ) -> float:
-    """Give the noise multiplier of the one Gaussian mechanism that costs as much as all queries.
+    """Return the noise multiplier of the one Gaussian mechanism that costs as much as all queries.
 
     Args:
         check_std: sigma_1 > 0, in votes.
@@ -102,7 +102,7 @@ def log_flip_of_votes(histograms: np.ndarray, vote_std: float) -> np.ndarray:
 
 
 def log_flip_of_check(largest: np.ndarray, threshold: float, check_std: float) -> np.ndarray:
-    """Give the log-probability of the check's less likely outcome, [n].
+    """Return the log-probability of the check's less likely outcome, [n].
 
     Args:
         largest: entry of each query's histogram, [n].

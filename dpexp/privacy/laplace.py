@@ -23,7 +23,7 @@ LARGE = 500.0
 
 
 def amplified(epsilon: float, q: float) -> float:
-    """Give a step's epsilon on a subsample, from its epsilon on the whole data."""
+    """Return a step's epsilon on a subsample, from its epsilon on the whole data."""
     if epsilon > LARGE:
         return epsilon + math.log(q)
     return math.log1p(q * math.expm1(epsilon))
@@ -69,5 +69,5 @@ def pld_epsilon(q: float, sigma: float, steps: int) -> float:
 
 
 def calibrate_laplace(q: float, step_epsilon: float) -> float:
-    """Give the least sigma whose step, on a subsample of probability q, costs step_epsilon."""
+    """Return the least sigma whose step, on a subsample of probability q, costs step_epsilon."""
     return (1 + ROUNDING) / unamplified(step_epsilon, q)

@@ -83,7 +83,7 @@ class Mechanism:
         return poisson(self.root, step, self.dataset_size, self.sampling_prob)
 
     def noise_generator(self, step: int, device: str | torch.device = "cpu") -> torch.Generator:
-        """Give the generator of the step's noise; the first rank alone draws from it."""
+        """Return the generator of the step's noise; the first rank alone draws from it."""
         return generator(self.root, "noise", step, device)
 
     @property
@@ -124,7 +124,7 @@ class Mechanism:
         return prv_epsilon(q, sigma, steps, self.delta, self.num_steps)
 
     def epsilon_at(self, factors: Sequence[float]) -> float | None:
-        """Give the run's epsilon had step t's Laplace noise been divided by factors[t].
+        """Return the run's epsilon had step t's Laplace noise been divided by factors[t].
 
         Args:
             factors: one per step, > 0; above 1 for less noise than was drawn.
@@ -144,7 +144,7 @@ class Mechanism:
         return rdp_epsilon_apart(self.sampling_prob, sigmas, steps, self.delta)
 
     def identity(self) -> dict[str, Any]:
-        """Give the numbers and words that a checkpoint must share to be gone on with."""
+        """Return the numbers and words that a checkpoint must share to be gone on with."""
         return {
             "sampling": self.sampling,
             "dataset_size": self.dataset_size,

@@ -38,7 +38,7 @@ MOST, LEAST = 1e6, 0.01
 
 @lru_cache(maxsize=4)
 def _terms(q: float) -> np.ndarray:
-    """Give log(C(a, k) (1 - q)^(a - k) q^k) of every order a and k, [orders, largest order + 1]."""
+    """Return log(C(a, k) (1 - q)^(a - k) q^k), [orders, largest order + 1]."""
     order, k = ORDERS[:, None], np.arange(ORDERS[-1] + 1)[None, :]
     with np.errstate(all="ignore"):
         terms = gammaln(order + 1) - gammaln(k + 1) - gammaln(np.maximum(order - k, 0) + 1)
@@ -47,7 +47,7 @@ def _terms(q: float) -> np.ndarray:
 
 
 def whole_orders_rdp(q: float, sigma: float) -> np.ndarray:
-    """Give the RDP of one step of the subsampled Gaussian at `ORDERS`.
+    """Return the RDP of one step of the subsampled Gaussian at `ORDERS`.
 
     Args:
         q: sampling probability in (0, 1].
@@ -112,7 +112,7 @@ def moments_multiplier(
 
 
 def papers_multiplier(paper: str, certificate: Mapping[str, Any]) -> float | None:
-    """Give the noise multiplier that a paper's accountant asks for where a run had its own.
+    """Return the noise multiplier that a paper's accountant asks for where a run had its own.
 
     Args:
         paper: "rgp", "gep" or another.

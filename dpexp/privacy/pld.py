@@ -86,7 +86,7 @@ def points(parts: tuple[Part, ...], target: float) -> float:
 
 
 def _delta_of_one(part: Part, epsilon: float) -> float:
-    """Give the delta of one of a part's mechanisms, an example removed (Balle and Wang 2018)."""
+    """Return the delta of one of a part's mechanisms, an example removed (Balle and Wang 2018)."""
     inner = epsilon + math.log1p(-(1 - part.q) * math.exp(-epsilon)) - math.log(part.q)
     mu = 1 / part.sigma
     other = math.exp(inner + float(log_ndtr(-mu / 2 - inner / mu)))

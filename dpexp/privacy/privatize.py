@@ -10,11 +10,11 @@ from itertools import chain, repeat
 import torch
 from torch import Tensor, nn
 
-from dpexp.grad_sample.carriers import Explicit
+from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.grad_sample.rounding import add_
 from dpexp.privacy.bound import is_exact_enough, slack_of, upper_bound
 from dpexp.privacy.seeds import spawned
-from dpexp.types import Carrier, ConfigError, Key, Release, Size
+from dpexp.types import ConfigError, Key, PerExampleGrads, Release, Size
 
 Blocks = dict[Key, Tensor]
 
@@ -41,11 +41,11 @@ class ClipCounts:
 class ClippedSum:
     """Sums per-example vectors, each clipped as its release says, over micro-batches.
 
-    Formal guarantees: whatever the carriers hold, what one example adds to the sum of a release is
-    no longer than its clip norm, the rounding of its own terms included, or none of its coordinates
+    Formal guarantees: whatever gradients hold, what one example adds to the sum of a release is no
+    longer than its clip norm, the rounding of its own terms included, or none of its coordinates
     larger where the release is clipped by coordinates; an example whose norm is not finite adds
     zero (`dpexp.privacy.bound`; docs/privacy.md says what other examples' rounding may do besides).
-    With clipping off there is no such bound, and carriers are summed as they come.
+    With clipping off there is no such bound, and gradients are summed as they come.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ClippedSum:
         self._gathers, self._gathered = 2 * micro_batch <= NARROW, 0
         self._releases = {release.name: release for release in releases}
         self._is_clipping, self._is_wide = is_clipping, is_wide
-        self._held: dict[Key, Carrier] = {}
+        self._held: dict[Key, PerExampleGrads] = {}
         self._sizes: dict[str, Size] = {}
         self._largest: dict[str, Tensor] = {}  # coordinates
 
@@ -90,7 +90,7 @@ class ClippedSum:
         return {key: wide[key] if key in wide else self._sum(key) for key in self._shapes}
 
     def _sum(self, key: Key) -> Tensor:
-        """Give a block's sum to add to; where it is to be wide and is not, it is widened first."""
+        """Return a block's sum to add to, in float64 where sums are to be."""
         if self._is_wide or self._releases[key.release].clip == "coordinates":
             return self._widened(key)
         # Only once there is something to add: before that, activations want the memory.
@@ -99,7 +99,7 @@ class ClippedSum:
         return self._narrow[key]
 
     def _widened(self, key: Key) -> Tensor:
-        """Give a block's sum in float64, with what was gathered for it."""
+        """Return a block's sum in float64, with what was gathered for it."""
         gathered = self._narrow.pop(key, None)
         if key not in self._wide:
             if gathered is None:
@@ -109,19 +109,19 @@ class ClippedSum:
             add_(self._wide[key], gathered)
         return self._wide[key]
 
-    def take(self, carriers: Mapping[Key, Carrier]) -> None:
-        """Take one layer's carriers of the current micro-batch."""
-        for key, carrier in carriers.items():
+    def take(self, per_example: Mapping[Key, PerExampleGrads]) -> None:
+        """Take one layer's per-example gradients of the current micro-batch."""
+        for key, grads in per_example.items():
             if not self._is_clipping:
-                carrier.add_to(self._sum(key), None)
+                grads.add_to(self._sum(key), None)
                 continue
             release = self._releases[key.release]
             if release.clip == "coordinates":
-                largest, self._held[key] = clip_coordinates(carrier.each(), release.clip_norm)
+                largest, self._held[key] = clip_coordinates(grads.materialize(), release.clip_norm)
                 seen = self._largest.get(release.name)
                 self._largest[release.name] = largest if seen is None else seen.maximum(largest)
             else:
-                size, self._held[key] = carrier.measured()
+                size, self._held[key] = grads.measured()
                 before = self._sizes.get(release.name)
                 self._sizes[release.name] = size if before is None else before.plus(size)
 
@@ -154,27 +154,27 @@ class ClippedSum:
             self._is_wide |= not self._gathers  # from the second micro-batch on
             return
         # In the model's precision they could not be measured, or would cost others their digits.
-        others = {key: carrier.keep(~is_exact).widened() for key, carrier in held.items()}
+        others = {key: grads.select(~is_exact).double() for key, grads in held.items()}
         of_others = {name: each[~is_exact] for name, each in largest.items()}
         self._add(others, self._measured(others), of_others, is_widened=True)
-        held = {key: carrier.keep(is_exact) for key, carrier in held.items()}
-        sizes = {name: size.keep(is_exact) for name, size in sizes.items()}
+        held = {key: grads.select(is_exact) for key, grads in held.items()}
+        sizes = {name: size.select(is_exact) for name, size in sizes.items()}
         largest = {name: each[is_exact] for name, each in largest.items()}
         self._add(held, sizes, largest)
 
-    def _measured(self, held: dict[Key, Carrier]) -> dict[str, Size]:
-        """Measure anew what is clipped by its norm; carriers are replaced by what to hold."""
+    def _measured(self, held: dict[Key, PerExampleGrads]) -> dict[str, Size]:
+        """Measure anew what is clipped by its norm; gradients are replaced by what to hold."""
         sizes: dict[str, Size] = {}
-        for key, carrier in held.items():
+        for key, grads in held.items():
             if self._releases[key.release].clip == "norm":
-                size, held[key] = carrier.measured()
+                size, held[key] = grads.measured()
                 seen = sizes.get(key.release)
                 sizes[key.release] = size if seen is None else seen.plus(size)
         return sizes
 
     def _add(
         self,
-        held: dict[Key, Carrier],
+        held: dict[Key, PerExampleGrads],
         sizes: Mapping[str, Size],
         largest: Mapping[str, Tensor],
         *,
@@ -198,18 +198,18 @@ class ClippedSum:
         if num_finite < num:  # zero times NaN is NaN, so such examples must go
             weights = {name: weight[is_finite] for name, weight in weights.items()}
             for key in held:
-                held[key] = held[key].keep(is_finite)
+                held[key] = held[key].select(is_finite)
         while held:
-            key, carrier = held.popitem()
-            carrier.add_to(self._sum(key), weights.get(key.release))
+            key, grads = held.popitem()
+            grads.add_to(self._sum(key), weights.get(key.release))
 
 
 def clip_weights(norms: Tensor, clip_norm: float) -> Tensor:
-    """Give min(1, C / norm) for norms [n] >= 0, or bounds of them; norms of zero give one."""
+    """Return min(1, C / norm) for norms [n] >= 0, or bounds of them; norms of zero give one."""
     return clip_norm / norms.clamp(min=clip_norm)
 
 
-def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, Explicit]:
+def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, MaterializedGrads]:
     """Clamp per-example vectors [n, ...] to [-bound, bound] in every coordinate.
 
     Returns:
@@ -217,7 +217,7 @@ def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, Explicit]:
         clamped vectors.
     """
     clamped = values.double().clamp(-bound, bound)  # to be added without rounding
-    return values.flatten(1).abs().amax(1), Explicit(clamped)
+    return values.flatten(1).abs().amax(1), MaterializedGrads(clamped)
 
 
 FULL = (torch.float32, torch.float64)

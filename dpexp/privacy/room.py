@@ -24,7 +24,7 @@ normal numbers with all their bits. Above: a sum of 2^26 examples, and noise's f
 
 
 def reach(dtype: torch.dtype) -> tuple[float, float]:
-    """Give the least and the largest size that clip norms and noise may have.
+    """Return the least and the largest size that clip norms and noise may have.
 
     They are 2^-100 and 2^100 in float32, whose normal numbers are 2^-126 to 2^128. Norms are
     squared in float64, which a model in float64 must leave room for: there it is 2^-498 to 2^498.
@@ -67,7 +67,7 @@ def require_room(mechanism: Mechanism, dtype: torch.dtype, config: Mapping[str, 
 
 
 def size_of_release(mechanism: Mechanism) -> float:
-    """Give the size of one number of what a step releases: its noise, or else the clip norm.
+    """Return the size of one number of what a step releases: its noise, or else the clip norm.
 
     It is divided by the batch size; 1 without either, where nobody knows.
     """

@@ -133,7 +133,7 @@ def _own(target: str, name: str) -> Callable[..., Any] | None:
 
 @cache
 def is_ours(target: str) -> bool:
-    """Tell whether something is defined in dpexp's own files, or an optimizer of torch."""
+    """Return whether something is defined in dpexp's own files, or an optimizer of torch."""
     if OPTIMIZERS.fullmatch(target):
         return True
     if not re.fullmatch(r"dpexp(\.\w+)+", target):

@@ -21,7 +21,7 @@ MOST = 5000
 
 
 def cache_dir() -> Path:
-    """Give the folder: DPEXP_CACHE, else dpexp in XDG_CACHE_HOME, else ~/.cache/dpexp.
+    """Return the folder: DPEXP_CACHE, else dpexp in XDG_CACHE_HOME, else ~/.cache/dpexp.
 
     Raises:
         ConfigError: DPEXP_CACHE is to lie in a home, or a variable, that there is not.
@@ -47,7 +47,7 @@ class Kept:
         self._kind, self._version = kind, hashlib.sha256(version).hexdigest()[:16]
 
     def get(self, name: str) -> Any:
-        """Give what was kept by that name; None where nothing was, or nothing that is JSON."""
+        """Return what was kept by that name; None where nothing was, or nothing that is JSON."""
         path = self._path(name)
         with suppress(OSError, ValueError, RecursionError):
             return json.loads(path.read_text(encoding="utf-8"))

@@ -57,7 +57,7 @@ def replace_file(
 
 
 def at_home(setting: str, path: str) -> str:
-    """Give a path with ~, ~user and $VARIABLE replaced, as a shell does only where it is let.
+    """Return a path with ~, ~user and $VARIABLE replaced, as a shell does only where it is let.
 
     Raises:
         ConfigError: there is no such home, or the variable is not set.

@@ -43,7 +43,7 @@ class Mark:
     run: str = ""
 
     def taken_up(self, step: int, surroundings: Mapping[str, Any] | None) -> Mark:
-        """Give the mark of a killed run that goes on: at `begun_at`, or its checkpoint if later.
+        """Return the mark of a killed run that goes on: at `begun_at`, or its checkpoint if later.
 
         A step repeated to the last bit releases nothing new. One that differs, if only by rounding,
         does: both times the noise is the same, so that the difference of the two releases has none.

@@ -49,7 +49,7 @@ def _first_settings(optimizer: dict[str, Any], had_adam: bool) -> dict[str, Any]
 
 
 def _had_adam(config: Mapping[str, Any]) -> bool:
-    """Tell whether Adam was the default of a run, or of the model that its method prefers."""
+    """Return whether Adam was the default of a run, or of the model that its method prefers."""
     model, method = (config.get(group) for group in ("model", "method"))
     is_texts = isinstance(model, dict) and "tokenizer" in model
     return is_texts or (isinstance(method, dict) and method.get("name") == "compressive")

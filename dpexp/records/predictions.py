@@ -19,7 +19,7 @@ COUNT, RUN = ":count", "run"
 
 
 def packed(run: str, right: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Give the arrays of predictions.npz; none where nothing was counted.
+    """Return the arrays of predictions.npz; none where nothing was counted.
 
     Args:
         run: its id.

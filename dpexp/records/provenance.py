@@ -102,7 +102,7 @@ def describe(
     examples: int,
     peak_mb: float,
 ) -> dict[str, Any]:
-    """Give result.json: what was run, what came out, and what it rests on.
+    """Return result.json: what was run, what came out, and what it rests on.
 
     Args:
         config: the run's.

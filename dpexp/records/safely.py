@@ -80,7 +80,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def checked(value: Any) -> Any:
-    """Give a value back if it is a plain one of dicts, lists and finite scalars, and no giant.
+    """Return a value back if it is a plain one of dicts, lists and finite scalars, and no giant.
 
     Raises:
         Damaged: it is not.

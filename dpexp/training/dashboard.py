@@ -56,7 +56,7 @@ def start(config: Mapping[str, Any], directory: Path, kind: str) -> Any:
 
 
 def within(seconds: float, call: Callable[[], Any]) -> Any:
-    """Give what a call gives, or raise what it raises.
+    """Return what a call gives, or raise what it raises.
 
     Raises:
         NoAnswer: it has not come back; it is left waiting in a thread that ends with the process.

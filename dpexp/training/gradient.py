@@ -20,7 +20,7 @@ from dpexp.privacy import Mechanism
 from dpexp.privacy.privatize import ClippedSum, add_noise_, require_full_precision
 from dpexp.privacy.seeds import generator, seed_default
 from dpexp.training.states import mapped, new_tensors
-from dpexp.types import Batch, ConfigError, Key, Listener, Method, State, Tap
+from dpexp.types import Batch, ConfigError, Key, LayerCallback, LayerGrads, Method, State
 
 PREPARED_LESS = (
     "Set a smaller method.rank, method.k or method.m, a smaller model or another device."
@@ -78,7 +78,7 @@ class _Pass(nn.Module):
         self.model, self._loss, self._tape = model, loss, tape
 
     def forward(self, batch: Batch) -> Tensor:
-        """Give the loss, summed over the batch."""
+        """Return the loss, summed over the batch."""
         loss = self._loss(self.model(batch.inputs), batch.targets)
         self._tape.backward(loss)
         return loss.detach()
@@ -107,11 +107,11 @@ class PrivateGradient:
         public: Any = None,
         loss: Judge = cross_entropy,
     ) -> None:
-        """Tap the model's trainable layers; leaving the context removes the taps.
+        """Hook the model's trainable layers; leaving the context removes the hooks.
 
         Args:
             model: on the ranks' device.
-            method: turns taps into carriers and releases into gradients.
+            method: turns layer gradients into per-example gradients, and releases into gradients.
             mechanism: sampler and noise.
             ranks: who shares the batch.
             micro_batch: how many examples go through the model at once, >= 1.
@@ -132,10 +132,12 @@ class PrivateGradient:
         named = model.named_parameters()
         self._trained = {name: weight for name, weight in named if name in self.trained}
         require_full_precision(model)
-        self._listener: Listener = self._take
+        self._callback: LayerCallback = self._take
         self._blocks: Collection[Key] = ()
         self._awaited: set[Key] = set()  # blocks that a micro-batch has not given yet
-        self._tape = Tape(model, self.trained, lambda layer, tap: self._listener(layer, tap))
+        self._tape = Tape(
+            model, self.trained, lambda layer, layer_grads: self._callback(layer, layer_grads)
+        )
         self._pass = _Pass(model, loss, self._tape)
         self._public = None
         if public is not None:
@@ -146,16 +148,16 @@ class PrivateGradient:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the taps."""
+        """Remove the hooks."""
         self._tape.detach()
 
     def passes(self, examples: Any, setting: str = "method.public_labels") -> Passes:
-        """Give the per-example gradients of any set; of a private one they are not private."""
+        """Return the per-example gradients of any set; of a private one they are not private."""
         return Passes(examples, self._trained, self._backward, self._ranks.device, setting)
 
     @contextmanager
     def untapped(self) -> Iterator[None]:
-        """Leave the model to autograd meanwhile, as if it had never been tapped."""
+        """Leave the model to autograd meanwhile, as if it had no hooks."""
         self._tape.detach()
         try:
             yield
@@ -272,9 +274,11 @@ class PrivateGradient:
 
     def _start_sum(self, prepared: State, micro_batch: int) -> None:
         self._forget()
-        self._state = mapped(lambda leaf: leaf, prepared)  # `carry` adds to it, for one attempt
+        self._state = mapped(
+            lambda leaf: leaf, prepared
+        )  # `per_example_grads` adds to it, for one attempt
         like = next(self._model.parameters())
-        blocks = self._method.blocks(self._state)
+        blocks = self._method.release_shapes(self._state)
         self._blocks = blocks.keys()
         mechanism = self._mechanism
         self._sum = ClippedSum(
@@ -291,15 +295,15 @@ class PrivateGradient:
         self._tape.expect(0)
         self._sum = ClippedSum({}, (), torch.empty(0))
 
-    def _take(self, layer: str, tap: Tap) -> None:
-        carried = self._method.carry(self._state, layer, tap)
-        if unknown := carried.keys() - self._blocks:
+    def _take(self, layer: str, layer_grads: LayerGrads) -> None:
+        per_example = self._method.per_example_grads(self._state, layer, layer_grads)
+        if unknown := per_example.keys() - self._blocks:
             raise ConfigError(
-                f"Expected the method to carry the blocks that it declares; of layer {layer!r} it "
-                f"carries {_words(unknown)}. Declare them in `blocks`."
+                f"Expected the method to give the blocks that it declares; of layer {layer!r} it "
+                f"gives {_words(unknown)}. Declare them in `release_shapes`."
             )
-        self._awaited -= carried.keys()
-        self._sum.take(carried)
+        self._awaited -= per_example.keys()
+        self._sum.take(per_example)
 
     def _check_carried(self) -> None:
         """Refuse a micro-batch of which some declared block is not.
@@ -310,7 +314,7 @@ class PrivateGradient:
             raise ConfigError(
                 "Expected a gradient for every block that the method releases; "
                 f"{_words(self._awaited)} got none. Freeze those parameters, or let the method's "
-                "`carry` give their gradients."
+                "`per_example_grads` return their gradients."
             )
 
     def _micro_batches(self, examples: Any, indices: Tensor, step: int, micro_batch: int) -> float:
@@ -332,16 +336,16 @@ class PrivateGradient:
 
     @torch.no_grad()
     def _take_crafted(self) -> None:
-        num_examples, carriers = self._method.crafted(self._state)
+        num_examples, per_example = self._method.crafted(self._state)
         if num_examples:
-            self._sum.take(carriers)
+            self._sum.take(per_example)
             self._sum.close_micro_batch(num_examples)
 
     @torch.enable_grad()
     def _backward(
-        self, batch: Batch, listener: Listener, weights: Mapping[str, Tensor] | None = None
+        self, batch: Batch, callback: LayerCallback, weights: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        self._listener = listener
+        self._callback = callback
         self._tape.expect(len(batch))
         if weights:
             named = {f"model.{name}": weight for name, weight in weights.items()}
@@ -356,7 +360,7 @@ class PrivateGradient:
 
     @torch.no_grad()
     def _release(self, sums: dict[Key, Tensor], step: int) -> tuple[dict[Key, Tensor], int]:
-        """Give what leaves the mechanism, on the first rank; the others' has the right shapes.
+        """Return what leaves the mechanism, on the first rank; the others' has the right shapes.
 
         The sums, which are twice as large as the model, are let go.
         """

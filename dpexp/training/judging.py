@@ -57,7 +57,7 @@ def judge(
 def evaluate(
     model: nn.Module, examples: Any, device: torch.device, score: Judge = percent_right
 ) -> float:
-    """Give the mean score over examples, in eval mode; by default the percentage right."""
+    """Return the mean score over examples, in eval mode; by default the percentage right."""
     return scores(model, examples, device, score).mean
 
 

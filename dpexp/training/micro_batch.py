@@ -239,7 +239,7 @@ def _tried(rehearse: Any, indices: Tensor, device: torch.device) -> Trial:
 
 
 def _widest(examples: Any) -> Tensor:
-    """Give one of the longest texts, [1]; of a set whose examples are all alike, the last one."""
+    """Return one of the longest texts, [1]; of a set whose examples are all alike, the last one."""
     for some in examples.micro_batches(torch.arange(len(examples)), 1):
         last = some
     return last[-1:]

@@ -19,7 +19,7 @@ from dpexp.privacy import ANALYSED, Mechanism
 from dpexp.privacy.seeds import generator
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.train_state import TrainState
-from dpexp.types import ConfigError, Method, State, Tap, one_line
+from dpexp.types import ConfigError, LayerGrads, Method, State, one_line
 
 NONFINITE = "nonfinite"
 """Under which an analysis's memory counts the observations that found what is not finite."""
@@ -29,7 +29,7 @@ WHEN = ("step", "epoch")
 
 
 def is_finite(memory: dict[str, Any], *tensors: Tensor) -> bool:
-    """Say whether all that is to be decomposed is finite; count the observation where it is not.
+    """Return whether all that is to be decomposed is finite; count the observation where it is not.
 
     A run that diverged goes on being looked at: an analysis gives NaN then, and result.json has
     how many of its observations did, as NAME_nonfinite.
@@ -82,12 +82,12 @@ class View:
 
     @property
     def is_first(self) -> bool:
-        """Say whether no step was taken yet."""
+        """Return whether no step was taken yet."""
         return self.step == 0
 
     @property
     def is_last(self) -> bool:
-        """Say whether no step will follow."""
+        """Return whether no step will follow."""
         return self.step == self.mechanism.num_steps
 
     def generator(self, axis: str, step: int | None = None) -> torch.Generator:
@@ -106,7 +106,7 @@ class View:
         return order[:size]
 
     def per_example(self, examples: Any, setting: str = "method.public_labels") -> Passes:
-        """Give the gradients of single examples: `micro_batches(indices, targets=None)`.
+        """Return the gradients of single examples: `micro_batches(indices, targets=None)`.
 
         Args:
             examples: the training set, the test set, a public one.
@@ -117,7 +117,7 @@ class View:
     def mean_gradients(
         self, examples: Any, indices: Tensor, names: Sequence[str]
     ) -> dict[str, Tensor]:
-        """Give the mean gradient of some examples' loss by some parameters, in their shapes.
+        """Return the mean gradient of some examples' loss by some parameters, in their shapes.
 
         Args:
             examples: any set.
@@ -127,10 +127,10 @@ class View:
         weights = dict(self.model.named_parameters())
         totals = {name: torch.zeros_like(weights[name], requires_grad=False) for name in names}
 
-        def add(layer: str, tap: Tap) -> None:
-            for own in tap.parameters:
+        def add(layer: str, layer_grads: LayerGrads) -> None:
+            for own in layer_grads.parameters:
                 if (name := f"{layer}.{own}") in totals:
-                    tap.gradient(own).add_to(totals[name], None)
+                    layer_grads.gradient(own).add_to(totals[name], None)
 
         passes = self.per_example(examples)
         for some in examples.micro_batches(indices, PUBLIC_BATCH):
@@ -190,7 +190,7 @@ class Analysis(Protocol):
         """
 
     def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """Give what result.json should hold besides (usually nothing).
+        """Return what result.json should hold besides (usually nothing).
 
         Args:
             traces: what was observed, stacked, and "step" and "epoch".
@@ -263,7 +263,7 @@ class Observers:
         _keep(now.traces, seen)
 
     def arrays(self, now: TrainState) -> dict[str, np.ndarray]:
-        """Give analysis.npz: what was seen at every observation stacked, what was once as it is."""
+        """Return the arrays of analysis.npz; those of every observation are stacked."""
         count = len(now.traces.get("step", []))
         return {
             name: (torch.stack(values) if len(values) == count else values[0]).numpy()
@@ -271,7 +271,7 @@ class Observers:
         }
 
     def numbers(self, now: TrainState) -> dict[str, float]:
-        """Give the analyses' numbers for result.json, each under NAME_number.
+        """Return the analyses' numbers for result.json, each under NAME_number.
 
         NAME_nonfinite is how many observations found what is not finite, where any did.
         """

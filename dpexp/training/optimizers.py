@@ -59,7 +59,7 @@ def check_size(optimizer: torch.optim.Optimizer, size: float, dtype: torch.dtype
 
 
 def _stepped(optimizer: torch.optim.Optimizer, size: float, dtype: torch.dtype) -> list[Tensor]:
-    """Give what one like it remembers after a step along gradients of a size.
+    """Return what one like it remembers after a step along gradients of a size.
 
     Empty where its constructor asks for more than its defaults say.
     """

@@ -70,7 +70,7 @@ def begin_with(
 def _mean(
     model: TextClassifier, words: transformers.PreTrainedTokenizerBase, texts: list
 ) -> Tensor:
-    """Give the mean of texts' features in eval mode, [width]."""
+    """Return the mean of texts' features in eval mode, [width]."""
     encoded = words(texts, padding=True, return_tensors="pt")
     ids, mask = encoded["input_ids"], encoded["attention_mask"]
     inputs = torch.stack([ids, mask, torch.zeros_like(ids)], dim=1)

@@ -45,7 +45,7 @@ class Milestones:
             )
 
     def __call__(self, step: int, num_steps: int) -> float:
-        """Give the multiplier at a step, from 0."""
+        """Return the multiplier at a step, from 0."""
         progress = step / num_steps
         return self.factor ** sum(progress >= fraction for fraction in self.fractions)
 
@@ -55,7 +55,7 @@ class LinearDecay:
     """Fall from 1 to 0 in equal parts: BERT's (Devlin et al. 2018), but with no warm-up."""
 
     def __call__(self, step: int, num_steps: int) -> float:
-        """Give the multiplier at a step, from 0."""
+        """Return the multiplier at a step, from 0."""
         return 1 - step / num_steps
 
 
@@ -64,7 +64,7 @@ class InverseRoot:
     """Divide by the square root of the step's number, from 1 (compressive, Theorem 1)."""
 
     def __call__(self, step: int, num_steps: int) -> float:
-        """Give the multiplier at a step, from 0."""
+        """Return the multiplier at a step, from 0."""
         return 1 / math.sqrt(step + 1)
 
 

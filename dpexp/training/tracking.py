@@ -90,7 +90,7 @@ class Tracker:
             self._run = None
 
     def _try(self, call: Callable[[], Any], seconds: float) -> Any:
-        """Give what a call into wandb gives; once one fails there is no dashboard any more."""
+        """Return what a call into wandb gives; once one fails there is no dashboard any more."""
         try:
             return dashboard.within(seconds, call)
         except Exception as error:
@@ -140,7 +140,7 @@ def _unheard() -> Iterator[None]:
 class Progress:
     """A bar with examples per second, epsilon spent and time left; plain lines off a terminal.
 
-    What cannot be written goes unheard: a run does not end for want of a listener.
+    What cannot be written is dropped: a run goes on without its dashboard.
 
     Args:
         total_steps: of the whole run.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dpexp.data.task import fingerprint
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
-from dpexp.grad_sample.tape import tapped_layers
+from dpexp.grad_sample.tape import hooked_layers
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
 from dpexp.privacy.certificate import JUDGED_ON_TRAINING
 from dpexp.records import ANALYSIS, SCORES, Run
@@ -46,7 +46,7 @@ class Attack(Protocol):
     deviation: str
 
     def stage(self, parts: Parts, seed: int) -> Parts:
-        """Give the parts to train in place of these: fewer examples, canaries, a watched method.
+        """Return the parts to train in place of these: fewer examples, canaries, a watched method.
 
         Args:
             parts: as the config says.
@@ -222,7 +222,7 @@ def first_look(parts: Parts, device: torch.device) -> str | None:
         ConfigError: naming the layer that cannot be trained, or the module that mixes examples.
     """
     trained = parts.method.trainable(parts.model)
-    tapped_layers(parts.model, trained)
+    hooked_layers(parts.model, trained)
     unchecked = check_model(parts.model, trained, parts.task, device)
     memory.reset_peak(device)  # what was tried is not what the run takes
     return unchecked

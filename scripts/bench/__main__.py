@@ -59,7 +59,7 @@ def in_turns(steps: Mapping[str, Run], rounds: int, device: torch.device) -> pd.
 
 
 def weigh(case: Case, name: str, batch: int, device: torch.device) -> float:
-    """Give what taking steps adds to the memory in use before the first, in MB."""
+    """Return what taking steps adds to the memory in use before the first, in MB."""
     step = case.build(batch, device)[name]()
     memory.reset_peak(device)
     before = memory.peak_mb(device)

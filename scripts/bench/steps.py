@@ -60,7 +60,7 @@ class Case:
 
 
 def whole(examples: Any) -> Batch:
-    """Give all examples as one batch."""
+    """Return all examples as one batch."""
     return examples.batch(torch.arange(len(examples)))
 
 
@@ -94,7 +94,7 @@ def private_step(
 
 
 def rgp(carriers: str, rank: int = 16, head_factor: float = 0.01) -> RGP:
-    """Give RGP as in Table 3's setting."""
+    """Return RGP as in Table 3's setting."""
     return RGP(
         rank=rank,
         carriers=carriers,
@@ -108,12 +108,12 @@ def rgp(carriers: str, rank: int = 16, head_factor: float = 0.01) -> RGP:
 
 
 def core(rank: int = 16) -> CoreRGP:
-    """Give RGP with a core, its bases from random examples."""
+    """Return RGP with a core, its bases from random examples."""
     return CoreRGP(rank, 0.5, 0.1, "head", public_examples=8, public_labels="random")
 
 
 def lsg(rank: int = 16, head_factor: float = 0.01) -> LSG:
-    """Give LSG at RGP's rank, half of it frozen."""
+    """Return LSG at RGP's rank, half of it frozen."""
     return LSG(
         rank=rank,
         p=0.5,

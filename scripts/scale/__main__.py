@@ -33,12 +33,12 @@ ETHERNET = 12.5e9  # bytes/s of a node, each way: one link of 100 Gbit/s
 
 
 def tables(machine: Machine) -> str:
-    """Give all tables in markdown."""
+    """Return all tables in markdown."""
     return f"{counted()}\n\n{timed(machine)}\n\n{sending(machine)}"
 
 
 def counted() -> str:
-    """Give what is counted, whatever the machine."""
+    """Return what is counted, whatever the machine."""
     rows = []
     for net in NETWORKS:
         for method in METHODS:
@@ -67,7 +67,7 @@ def counted() -> str:
 
 
 def timed(machine: Machine) -> str:
-    """Give a step's seconds, and what they go to."""
+    """Return a step's seconds, and what they go to."""
     rows = []
     for net in NETWORKS:
         for method in METHODS:
@@ -81,7 +81,7 @@ def timed(machine: Machine) -> str:
 
 
 def sending(machine: Machine) -> str:
-    """Give the milliseconds of sending alone at the most GPUs, on two networks."""
+    """Return the milliseconds of sending alone at the most GPUs, on two networks."""
     rows, slow = [], replace(machine, network=ETHERNET)
     for net in NETWORKS:
         for method in METHODS:

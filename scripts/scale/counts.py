@@ -65,8 +65,8 @@ class Network:
             return self.layers * 2 * [w] + [w, *heads]
         return self.layers * (9 * [w] + [self.feed_forward]) + [w, w, *heads]
 
-    def carried(self, method: str) -> Callable[[int], int]:
-        """Give how many numbers a low-rank method carries of a matrix's side."""
+    def per_example(self, method: str) -> Callable[[int], int]:
+        """Return how many numbers a low-rank method carries of a matrix's side."""
         frozen = self.p if method == "LSG" else 0.0
         return lambda side: self.rank * num_kept(side, frozen)
 
@@ -77,7 +77,9 @@ class Network:
             tables = [rows * self.width for rows in self.tables]
             own = self.vectors + [p * d for p, d in self.matrices + [*self.head]]
             return own + tables
-        return head + [*map(self.carried(method), (s for shape in self.matrices for s in shape))]
+        return head + [
+            *map(self.per_example(method), (s for shape in self.matrices for s in shape))
+        ]
 
     def shared(self, method: str) -> list[int]:
         """List the sizes of what the first rank prepares for all: bases; LSG's 8-byte indices."""
@@ -127,7 +129,7 @@ def of_micro_batch(net: Network, method: str, n: int, half: float = 2) -> Iterat
         both = n * t * (p + d)
         yield Work("float32", 0, widened * both)
         if is_low_rank:
-            kept = sum(map(net.carried(method), (p, d)))
+            kept = sum(map(net.per_example(method), (p, d)))
             flops = 4 * r * both + 2 * n * kept
             yield Work("float32", flops, 8 * both + 4 * n * (r * (p + d) + 2 * kept))
         elif p * d < t * (p + d):  # formed once, and held
@@ -175,4 +177,4 @@ def held_bytes(net: Network, method: str) -> float:
     if method == "DP-SGD":
         shapes = zip(net.matrices, net.met, strict=True)
         return 4 * sum(min(t * (p + d), p * d) for (p, d), t in shapes)
-    return 4 * sum(map(net.carried(method), (side for shape in net.matrices for side in shape)))
+    return 4 * sum(map(net.per_example(method), (side for shape in net.matrices for side in shape)))

@@ -37,7 +37,7 @@ class Machine:
     half_bytes: float = 2  # of a number in the passes: 4 where nothing is bfloat16
 
     def seconds(self, work: Work) -> float:
-        """Give the longer of computing and moving (a roofline)."""
+        """Return the longer of computing and moving (a roofline)."""
         peak, reached = (
             (self.half_peak, self.half_reached)
             if work.kind == "bfloat16"
@@ -47,16 +47,16 @@ class Machine:
 
     @property
     def bandwidth(self) -> float:
-        """Give the bytes per second that memory sustains."""
+        """Return the bytes per second that memory sustains."""
         return self.memory_peak * self.memory_reached
 
     def sending(self, numbers: float, gpus: int) -> float:
-        """Give the seconds of float32 going down a chain, all of whose links work at once."""
+        """Return the seconds of float32 going down a chain, all of whose links work at once."""
         link = self.nvlink if gpus <= self.node else min(self.nvlink, self.network)
         return 4 * numbers / (link * self.link_reached) if gpus > 1 else 0.0
 
     def hopping(self, calls: int, gpus: int) -> float:
-        """Give the seconds until the last of a chain hears: N - 1 hops a call."""
+        """Return the seconds until the last of a chain hears: N - 1 hops a call."""
         return (gpus - 1) * calls * self.hop
 
 
@@ -92,7 +92,7 @@ def _calls(blocks: Sequence[int]) -> int:
 def step(
     net: Network, method: str, gpus: int, machine: Machine, has_optimizer: bool = True
 ) -> dict[str, float]:
-    """Give a step's seconds by what bounds them.
+    """Return a step's seconds by what bounds them.
 
     Args:
         net: the network.

@@ -87,7 +87,7 @@ def gradient_of(name: str, net: Network, ranks: Ranks) -> Callable[[], Any]:
 
 
 def seconds(work: Callable[[], Any], repeats: int) -> float:
-    """Give the least time, for what else runs here only adds; one repeat more warms up.
+    """Return the least time, for what else runs here only adds; one repeat more warms up.
 
     Ranks begin together.
     """
@@ -124,7 +124,7 @@ def of_rank(ranks: Ranks, config: dict[str, Any]) -> None:
 
 
 def measured(size: int, net: Network, repeats: int) -> dict[str, float]:
-    """Give seconds by name on a number of ranks, each of one thread."""
+    """Return seconds by name on a number of ranks, each of one thread."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "seen.json"
         config = {"device": "cpu", "ranks": size, "net": net, "repeats": repeats, "out": str(out)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dpexp import cli, records
-from dpexp.attacks import bounds, worlds
+from dpexp.attacks import bounds, distinguishing
 from dpexp.attacks.audit import curve_bound, toss
 from dpexp.attacks.bounds_curves import gaussian_epsilon
 from dpexp.attacks.canaries import Canaried
@@ -159,8 +159,8 @@ def trials_of(method, num_trials, share=1.0, num_steps=2, eps=4.0):
         seed=0,
     )
     less = replace(mechanism, noise_multiplier=share * mechanism.noise_multiplier)
-    without, within = worlds.of_steps(parts, less, num_trials)
-    verdict = worlds.judge(
+    without, within = distinguishing.of_steps(parts, less, num_trials)
+    verdict = distinguishing.judge(
         without, within, delta=mechanism.delta, confidence=0.95, is_gaussian=True
     )
     return without, within, verdict, mechanism
@@ -196,8 +196,10 @@ def votes(epsilon, share=1.0):
         seed=0,
     )
     less = replace(mechanism, noise_multiplier=share * mechanism.noise_multiplier)
-    without, within = worlds.of_votes(less, 100, 600)
-    return mechanism, worlds.judge(without, within, delta=1e-4, confidence=0.95, is_gaussian=True)
+    without, within = distinguishing.of_votes(less, 100, 600)
+    return mechanism, distinguishing.judge(
+        without, within, delta=1e-4, confidence=0.95, is_gaussian=True
+    )
 
 
 def test_a_teachers_vote_shows_and_within_what_is_accounted_for():
@@ -216,7 +218,7 @@ def test_votes_with_an_eighth_of_the_noise_are_caught():
 def test_a_gaussian_bound_is_of_gaussian_mechanisms_alone():
     same = np.random.default_rng(0).standard_normal((2, 50))
     settings = {"delta": 0.0, "confidence": 0.95}
-    assert worlds.judge(*same, **settings, is_gaussian=False).epsilon_lower_gaussian is None
+    assert distinguishing.judge(*same, **settings, is_gaussian=False).epsilon_lower_gaussian is None
     assert gaussian_epsilon(0.0, 1e-5) == 0
 
 

@@ -231,16 +231,16 @@ def test_a_direction_cut_into_blocks_is_the_direction(kind):
     directions = kind.draw(8, 14, generator(0, "test", 1), vector)
     who, start, blocks = torch.tensor([6, 0, 3]), 0, []
     for shape in shapes:
-        carrier = directions.carrier(who, start, shape, 5.0)
-        each, total = carrier.each(), torch.zeros(shape)
+        grads = directions.grads(who, start, shape, 5.0)
+        each, total = grads.materialize(), torch.zeros(shape)
         weights = torch.tensor([0.5, 1.0, 2.0])
-        carrier.add_to(total, weights)
+        grads.add_to(total, weights)
         torch.testing.assert_close(total, torch.tensordot(weights, each, 1))
         squares = each.flatten(1).double().square().sum(1)
-        bounds = carrier.squared_norms()
+        bounds = grads.norms_squared()
         assert ((bounds >= squares) & (bounds <= squares * (1 + 2e-4) + 1e-30)).all()
         mask = torch.tensor([True, False, True])
-        torch.testing.assert_close(carrier.keep(mask).each(), each[mask])
+        torch.testing.assert_close(grads.select(mask).materialize(), each[mask])
         blocks.append(each.flatten(1))
         start += math.prod(shape)
     whole = torch.cat(blocks, 1)
@@ -250,7 +250,7 @@ def test_a_direction_cut_into_blocks_is_the_direction(kind):
 
 def test_a_spike_that_lies_elsewhere_is_nothing_here():
     spike = Spikes(torch.tensor([0.0, 2.0]), torch.tensor([0, 3]), (2, 2))
-    assert spike.each().tolist() == [[[0, 0], [0, 0]], [[0, 0], [0, 2]]]
+    assert spike.materialize().tolist() == [[[0, 0], [0, 0]], [[0, 0], [0, 2]]]
 
 
 # Where coordinates are clipped

@@ -10,8 +10,8 @@ from dpexp.attacks.influence import Knobs, climb
 from dpexp.attacks.influence_forms import FORMS, Form
 from dpexp.attacks.influence_networks import NETWORKS
 from dpexp.cli import attack
-from dpexp.grad_sample.carriers import Explicit, Outer
 from dpexp.grad_sample.linear import LinearWeight
+from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
 from dpexp.types import Size
 from tests.runs import one_thread  # noqa: F401
 
@@ -30,7 +30,7 @@ CANCELLING = (
 
 
 def is_large(name):
-    """Say whether one example of a form takes a tenth of a second or more."""
+    """Return whether one example of a form takes a tenth of a second or more."""
     sizes = ("200,000", "300,000", "640", "3072", "4096", "masked", "768 to 768, 128")
     return any(size in name for size in sizes)
 
@@ -100,7 +100,7 @@ class Unraised(LinearWeight):
 
 
 @dataclass(frozen=True)
-class Short(Explicit):
+class Short(MaterializedGrads):
     """Vectors whose norms are three millionths too short: within the slack, and so not found."""
 
     share: float = 1.0
@@ -109,15 +109,15 @@ class Short(Explicit):
         size, held = super().measured()
         return Size(size.squares * self.share**2, size.energy * self.share**2, size.floor), held
 
-    def keep(self, mask):
+    def select(self, mask):
         return Short(self.values[mask], self.share)
 
-    def widened(self):
+    def double(self):
         return Short(self.values.double(), self.share)
 
 
 def test_the_search_finds_a_gram_form_that_is_not_raised():
-    form = Form((2, 256), (2, 192), lambda x, h: Outer(Unraised(), x, h), (192, 256))
+    form = Form((2, 256), (2, 192), lambda x, h: FactoredGrads(Unraised(), x, h), (192, 256))
     assert climb(form, math.inf, seed=0, most=400).moved > 1.01
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dpexp import records
-from dpexp.privacy.recheck import recheck
+from dpexp.privacy.verification.files import verify_files
 from tests.contract.cases import ALL_METHODS, METHODS, case
 from tests.runs import (
     assert_same_run,
@@ -34,9 +34,9 @@ def test_a_run_verifies_and_one_that_was_killed_ends_as_it_did(method, tmp_path)
     assert whole[1]["weights_sha256"]
     assert_same_run(of(again), whole)
     record = records.read(directory)
-    found = recheck(record.config, record.result, record.privacy)
+    found = verify_files(record.config, record.result, record.privacy)
     assert found.findings == ()
     assert 0.9 * 3 < found.epsilon <= 3  # PATE's noise is calibrated by RDP, which is looser
     record.privacy["releases"][0]["name"] = "other"
-    findings = recheck(record.config, record.result, record.privacy).findings
+    findings = verify_files(record.config, record.result, record.privacy).findings
     assert any("name: expected" in finding for finding in findings)

@@ -23,21 +23,25 @@ every_method = pytest.mark.parametrize("method", METHODS)
 
 
 def carried_alone(setting, index):
-    """Give one example's block of each key: a batch of one, and nothing clipped."""
-    model, inner, carried = setting.model, setting.parts.method, {}
+    """Return one example's block of each key: a batch of one, and nothing clipped."""
+    model, inner, per_example = setting.model, setting.parts.method, {}
     state, names = setting.method.given, inner.trainable(setting.model)
     with Tape(
-        model, names, lambda layer, tap: carried.update(inner.carry(state, layer, tap))
+        model,
+        names,
+        lambda layer, layer_grads: per_example.update(
+            inner.per_example_grads(state, layer, layer_grads)
+        ),
     ) as tape:
         batch = setting.examples.batch(index[None])
         tape.expect(1)
         F.cross_entropy(model(batch.inputs), batch.targets, reduction="sum").backward()
         tape.check_complete()
-    return {key: total_of(carrier, None) for key, carrier in carried.items()}
+    return {key: total_of(grads, None) for key, grads in per_example.items()}
 
 
 def gradient_alone(setting, index):
-    """Give one example's gradient by autograd, without any hook."""
+    """Return one example's gradient by autograd, without any hook."""
     names = [name for name, _ in setting.model.named_parameters()]
     batch = setting.examples.batch(index[None])
     loss = F.cross_entropy(setting.model(batch.inputs), batch.targets)
@@ -64,7 +68,7 @@ def test_a_sum_is_that_of_every_examples_blocks_clipped_one_by_one(method):
     outcome = setting.step(micro_batch=13, noise=False)
     drawn, releases = setting.mechanism.sample(0), setting.mechanism.releases
     assert outcome.examples == len(drawn) > 13
-    assert setting.method.summed.keys() == setting.method.blocks(setting.state).keys()
+    assert setting.method.summed.keys() == setting.method.release_shapes(setting.state).keys()
     expected = {key: torch.zeros_like(total) for key, total in setting.method.summed.items()}
     for index in drawn:
         for key, block in clipped(carried_alone(setting, index), releases).items():
@@ -150,8 +154,8 @@ def test_declared_releases_hold_at_every_step_and_count_every_block(method):
     declared = setting.method.releases(setting.state, 0.5)
     state = setting.step().state
     assert setting.method.releases(state, 0.5) == declared
-    blocks = setting.method.blocks(state)
-    assert blocks == setting.method.blocks(setting.state)
+    blocks = setting.method.release_shapes(state)
+    assert blocks == setting.method.release_shapes(setting.state)
     assert {k: tuple(total.shape) for k, total in setting.method.summed.items()} == blocks
     for release in declared:
         own = [b for key, b in setting.method.released.items() if key.release == release.name]

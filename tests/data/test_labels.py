@@ -131,7 +131,7 @@ def test_metadata_of_another_kind_name_nothing(kept, tmp_path):
 
 
 def name_classes(path, column, names):
-    """Give the classes of a file other names, as its metadata keep them."""
+    """Return the classes of a file other names, as its metadata keep them."""
     table = pa.parquet.read_table(path)
     features = json.loads(table.schema.metadata[b"huggingface"])
     features["info"]["features"][column] = {"names": list(names), "_type": "ClassLabel"}

@@ -14,9 +14,9 @@ from torch.func import functional_call, grad, vmap
 from dpexp import cli, grad_sample, records
 from dpexp.grad_sample import Tape
 from dpexp.methods.dpsgd import DPSGD
-from dpexp.privacy.finished import recheck_record
+from dpexp.privacy.verification.record import verify_record
 from dpexp.types import ConfigError
-from tests.grad_sample.test_rules import assert_rule_holds, per_example_by_torch_func, tapped
+from tests.grad_sample.test_rules import assert_rule_holds, hooked, per_example_by_torch_func
 from tests.steps import sums_of
 
 CODE = '''
@@ -113,16 +113,19 @@ def test_per_example_gradients_are_torch_funcs(brought, kind, n):
         assert_rule_holds(layer, images(n, *shape), n, (per_example_by_torch_func,))
     else:
         x = images(0, *shape)
-        tap = tapped(layer.double(), x, torch.zeros_like(layer(x)))
+        layer_grads = hooked(layer.double(), x, torch.zeros_like(layer(x)))
         for name, parameter in layer.named_parameters():
-            assert tap.gradient(name).each().shape == (0, *parameter.shape)
+            assert layer_grads.gradient(name).materialize().shape == (0, *parameter.shape)
 
 
 def test_a_factor_before_the_clip_is_on_every_gradient(brought):
     layer, x = brought.module.Bend(4).double(), images(3, 4)
-    tap = tapped(layer, x, images(3, 4))
+    layer_grads = hooked(layer, x, images(3, 4))
     for name in ("gain", "shift"):
-        once, thrice = tap.gradient(name).each(), tap.scaled(3.0).gradient(name).each()
+        once, thrice = (
+            layer_grads.gradient(name).materialize(),
+            layer_grads.scaled(3.0).gradient(name).materialize(),
+        )
         torch.testing.assert_close(thrice, 3 * once)
 
 
@@ -166,7 +169,7 @@ def test_a_model_of_such_layers_trains_privately_end_to_end(brought, tmp_path, m
     words += ["batch_size=200", "micro_batch=64", "epochs=1", "eps=8", "device=cpu"]
     words += ["privacy.clip_norm=0.01", *own]
     record = records.read(cli.execute(cli.compose([*words, f"results={tmp_path}"])))
-    found = recheck_record(record)
+    found = verify_record(record)
     assert found.findings == () and 7 < found.epsilon <= 8
     assert set(record.privacy["trainable"]) == trained
     assert set(record.privacy["frozen"]) == EVERYTHING - trained
@@ -210,7 +213,7 @@ class Plain(nn.Module):
 
 
 def kind():
-    """Give a type of layer that no test has registered a rule for."""
+    """Return a type of layer that no test has registered a rule for."""
     return type("Fresh", (Plain,), {})
 
 
@@ -230,12 +233,15 @@ def test_a_rule_holds_for_its_type_and_for_no_subclass():
     child = type("Child", (parent,), {"forward": lambda self, x: 3 * self.weight * x})
     grad_sample.rule(parent)(by_the_book)
     x = torch.ones(4, 2)
-    assert once(nn.Sequential(parent()), x)["0"].gradient("weight").each().tolist() == x.tolist()
+    assert (
+        once(nn.Sequential(parent()), x)["0"].gradient("weight").materialize().tolist()
+        == x.tolist()
+    )
     assert "A subclass does not take Fresh's rule" in refused(nn.Sequential(child()))
 
     grad_sample.rule(child)(lambda layer, x, dh: {"weight": 3 * x * dh})
-    tap = once(nn.Sequential(child()), x)["0"]
-    assert tap.gradient("weight").each().tolist() == (3 * x).tolist()
+    layer_grads = once(nn.Sequential(child()), x)["0"]
+    assert layer_grads.gradient("weight").materialize().tolist() == (3 * x).tolist()
 
 
 def test_a_subclass_may_register_its_parents_rule():
@@ -260,7 +266,7 @@ def test_a_second_rule_for_a_type_is_refused_and_the_first_one_stays():
     assert grad_sample.rule_of(fresh) is by_the_book
     with pytest.raises(ConfigError):  # nothing of what was refused is registered
         grad_sample.rule_of(other)
-    with pytest.raises(ConfigError, match=r"Linear has dpexp\.grad_sample\.linear\.LinearTap"):
+    with pytest.raises(ConfigError, match=r"Linear has dpexp\.grad_sample\.linear\.LinearGrads"):
         grad_sample.rule(nn.Linear)(by_the_book)
 
 

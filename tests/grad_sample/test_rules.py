@@ -9,11 +9,11 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from dpexp.grad_sample import Tape
-from dpexp.grad_sample.carriers import Explicit, Outer
 from dpexp.grad_sample.chunks import BUDGET_BYTES
 from dpexp.grad_sample.conv2d import Conv2dWeight, Geometry, _is_grouped_faster, kernel_gradients
 from dpexp.grad_sample.embedding import EmbeddingWeight
 from dpexp.grad_sample.linear import LinearWeight
+from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
 from tests.runs import total_of
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
@@ -52,18 +52,20 @@ def random_like(tensor, seed):
     )
 
 
-def tapped(layer, x, direction):
+def hooked(layer, x, direction):
     """Run the tape on one layer, whose loss is <direction, output>."""
     caught = []
     model = nn.Sequential(layer)
     with Tape(
-        model, [name for name, _ in model.named_parameters()], lambda _, tap: caught.append(tap)
+        model,
+        [name for name, _ in model.named_parameters()],
+        lambda _, layer_grads: caught.append(layer_grads),
     ) as tape:
         tape.expect(len(x))
         (model(x) * direction).sum().backward()
         tape.check_complete()
-    (tap,) = caught
-    return tap
+    (layer_grads,) = caught
+    return layer_grads
 
 
 def per_example_by_torch_func(layer, x, direction):
@@ -84,13 +86,13 @@ def per_example_by_opacus(layer, x, direction):
     return each
 
 
-def assert_norms_close(carrier, got, expected):
+def assert_norms_close(grads, got, expected):
     """Equal to 1e-9, but for what is added on purpose against rounding."""
     slack = torch.zeros_like(expected)
-    if isinstance(carrier, Outer):
-        shifts = len(carrier.rule.at.shifts()) if isinstance(carrier.rule, Conv2dWeight) else 1
-        x = carrier.x if carrier.x.is_floating_point() else torch.ones_like(carrier.x)
-        energies = [each.flatten(1).double().square().sum(1) for each in (x, carrier.dh)]
+    if isinstance(grads, FactoredGrads):
+        shifts = len(grads.rule.at.shifts()) if isinstance(grads.rule, Conv2dWeight) else 1
+        x = grads.x if grads.x.is_floating_point() else torch.ones_like(grads.x)
+        energies = [each.flatten(1).double().square().sum(1) for each in (x, grads.dh)]
         slack = 1e-11 * shifts * energies[0] * energies[1]
     assert ((got - expected).abs() <= 1e-9 * expected + 1e-11 + slack).all()
     assert (got >= expected * (1 - 1e-13)).all()
@@ -103,53 +105,53 @@ def assert_rule_holds(
     direction = random_like(layer(x), seed)
     weights = random_like(torch.empty(len(x)), seed + 1).abs()
     expected = [reference(layer, x, direction) for reference in references]
-    tap = tapped(layer, x, direction)
-    assert set(tap.parameters) == {name for name, _ in layer.named_parameters()}
+    layer_grads = hooked(layer, x, direction)
+    assert set(layer_grads.parameters) == {name for name, _ in layer.named_parameters()}
     for name, parameter in layer.named_parameters():
-        carrier = tap.gradient(name)
-        total = total_of(carrier, weights).view_as(parameter)
+        grads = layer_grads.gradient(name)
+        total = total_of(grads, weights).view_as(parameter)
         for each in (reference[name] for reference in expected):
             norms = each.flatten(1).square().sum(1)
-            assert_norms_close(carrier, carrier.squared_norms(), norms)
-            measured, held = carrier.measured()
-            assert_norms_close(carrier, measured.squares, norms)
+            assert_norms_close(grads, grads.norms_squared(), norms)
+            measured, held = grads.measured()
+            assert_norms_close(grads, measured.squares, norms)
             torch.testing.assert_close(total_of(held, weights).view_as(parameter), total, **CLOSE)
             torch.testing.assert_close(total, torch.tensordot(weights, each, dims=1), **CLOSE)
-            plain = total_of(carrier, None).view_as(parameter)
+            plain = total_of(grads, None).view_as(parameter)
             torch.testing.assert_close(plain, each.sum(0), **CLOSE)
-            torch.testing.assert_close(carrier.each().view_as(each), each, **CLOSE)
-            if isinstance(carrier, Outer):  # whose gradients may be edited
-                before = carrier.x.clone(), carrier.dh.clone()
-                carrier.each().fill_(9)
-                assert torch.equal(carrier.x, before[0]) and torch.equal(carrier.dh, before[1])
+            torch.testing.assert_close(grads.materialize().view_as(each), each, **CLOSE)
+            if isinstance(grads, FactoredGrads):  # whose gradients may be edited
+                before = grads.x.clone(), grads.dh.clone()
+                grads.materialize().fill_(9)
+                assert torch.equal(grads.x, before[0]) and torch.equal(grads.dh, before[1])
         if name == "weight" and isinstance(layer, nn.Linear | nn.Conv2d):
-            assert_low_rank_holds(tap, expected[0][name].flatten(2), seed)
+            assert_low_rank_holds(layer_grads, expected[0][name].flatten(2), seed)
             if getattr(layer, "groups", 1) == 1:
                 assert_rows_and_columns_hold(
-                    tap, expected[0][name].flatten(2), layer.weight.shape[1], seed
+                    layer_grads, expected[0][name].flatten(2), layer.weight.shape[1], seed
                 )
 
 
-def assert_rows_and_columns_hold(tap, each, inputs, seed):
+def assert_rows_and_columns_hold(layer_grads, each, inputs, seed):
     """Some rows of dL_i and some inputs' columns of dR_i, each with its whole kernel."""
     p, d = each.shape[1:]
     left, right = random_like(torch.empty(p, 2), seed + 2), random_like(torch.empty(2, d), seed + 3)
     gen = torch.Generator().manual_seed(seed)
     rows = torch.randperm(p, generator=gen)[: (p + 1) // 2]
     columns = torch.randperm(inputs, generator=gen)[: (inputs + 1) // 2]
-    d_left = tap.left(right, rows).each()
+    d_left = layer_grads.left(right, rows).materialize()
     torch.testing.assert_close(d_left, (each @ right.T)[:, rows], **CLOSE)
-    d_right = tap.right(left, columns).each()
+    d_right = layer_grads.right(left, columns).materialize()
     expected = (left.T @ each).unflatten(2, (inputs, -1))[:, :, columns].flatten(2)
     torch.testing.assert_close(d_right, expected, **CLOSE)
 
 
-def assert_low_rank_holds(tap, each, seed):
+def assert_low_rank_holds(layer_grads, each, seed):
     """Theorem 2.1: dL_i = dW_i R^T and dR_i = L^T dW_i."""
     p, d = each.shape[1:]
     left, right = random_like(torch.empty(p, 2), seed + 2), random_like(torch.empty(2, d), seed + 3)
-    torch.testing.assert_close(tap.left(right).each(), each @ right.T, **CLOSE)
-    torch.testing.assert_close(tap.right(left).each(), left.T @ each, **CLOSE)
+    torch.testing.assert_close(layer_grads.left(right).materialize(), each @ right.T, **CLOSE)
+    torch.testing.assert_close(layer_grads.right(left).materialize(), left.T @ each, **CLOSE)
 
 
 @MANY
@@ -182,11 +184,11 @@ def test_conv2d_with_same_padding(kernel):
 def test_conv2d_norm_is_the_same_by_gram_and_by_kernel(drawn, n, seed):
     layer, image = drawn
     x = random_like(torch.empty(n, layer.in_channels, *image), seed)
-    outer = tapped(layer, x, random_like(layer(x), seed)).gradient("weight")
+    outer = hooked(layer, x, random_like(layer(x), seed)).gradient("weight")
     rule, at = outer.rule, outer.rule.at
     assert isinstance(rule, Conv2dWeight)
     folded = at.fold(outer.x), at.fold(outer.dh)
-    expected = rule.each(outer.x, outer.dh).flatten(1).square().sum(1)
+    expected = rule.materialize(outer.x, outer.dh).flatten(1).square().sum(1)
     for form in (rule._by_gram, rule._by_forming):
         assert_norms_close(outer, at.unfold(form(*folded).squares).sum(1), expected)
 
@@ -234,25 +236,25 @@ def test_group_norm(groups, channels, positions, n, seed):
 
 def test_a_right_carrier_is_held_as_the_smaller_of_the_two():
     """Formed, it is 16 x 64 x 9 numbers an example; its parts are 80 numbers a pixel."""
-    for pixels, held in ((4 * 4, Outer), (16 * 16, Explicit)):
+    for pixels, held in ((4 * 4, FactoredGrads), (16 * 16, MaterializedGrads)):
         side = int(pixels**0.5)
         layer = nn.Conv2d(64, 64, 3, padding=1).double()
         x = random_like(torch.empty(2, 64, side, side), 0)
-        tap = tapped(layer, x, random_like(layer(x), 1))
-        carrier = tap.right(random_like(torch.empty(64, 16), 2))
-        size, kept = carrier.measured()
+        layer_grads = hooked(layer, x, random_like(layer(x), 1))
+        grads = layer_grads.right(random_like(torch.empty(64, 16), 2))
+        size, kept = grads.measured()
         assert type(kept) is held
-        assert_norms_close(carrier, size.squares, carrier.each().flatten(1).square().sum(1))
+        assert_norms_close(grads, size.squares, grads.materialize().flatten(1).square().sum(1))
 
 
 def test_slices_of_examples_give_what_the_whole_batch_gives():
     layer = nn.Conv2d(16, 32, 3, padding=1, stride=2).double()
     x = random_like(torch.empty(65, 16, 32, 32), 0)
     assert x.nbytes > 2 * BUDGET_BYTES["cpu"]  # three slices, or more
-    whole = tapped(layer, x, random_like(layer(x), 1))
-    for carrier in (whole.gradient("weight"), whole.right(random_like(torch.empty(32, 2), 2))):
-        expected = carrier.each().flatten(1).square().sum(1)
-        torch.testing.assert_close(carrier.squared_norms(), expected, **CLOSE)
+    whole = hooked(layer, x, random_like(layer(x), 1))
+    for grads in (whole.gradient("weight"), whole.right(random_like(torch.empty(32, 2), 2))):
+        expected = grads.materialize().flatten(1).square().sum(1)
+        torch.testing.assert_close(grads.norms_squared(), expected, **CLOSE)
 
 
 @pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (2, 1, 1), (1, 2, 2)])
@@ -279,17 +281,17 @@ def test_float32_norms_bound_gradients_whose_terms_cancel(layer, offset):
     dh = dh - dh.mean(1, keepdim=True)
     if layer == "linear":
         x = offset + torch.randn(n, t, 64, generator=gen)
-        outer = Outer(LinearWeight(), x, dh)
+        outer = FactoredGrads(LinearWeight(), x, dh)
         true = torch.einsum("ntp,ntd->npd", dh.double(), x.double())
     elif layer == "conv":
         x = offset + torch.randn(n, 64, 3, 3, generator=gen)
         at = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)
         dh = dh.mT.reshape(n, 48, 3, 3)
-        outer = Outer(Conv2dWeight(at), x, dh)
+        outer = FactoredGrads(Conv2dWeight(at), x, dh)
         true = kernel_gradients(x.double(), dh.double(), at)
     else:
         x = torch.zeros(n, t, dtype=torch.long)
         dh = offset * dh
-        outer = Outer(EmbeddingWeight(5), x, dh)
+        outer = FactoredGrads(EmbeddingWeight(5), x, dh)
         true = dh.double().sum(1)
-    assert (true.flatten(1).square().sum(1) <= outer.squared_norms()).all()
+    assert (true.flatten(1).square().sum(1) <= outer.norms_squared()).all()

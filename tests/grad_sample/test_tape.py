@@ -17,8 +17,8 @@ def ignore(*_):
     pass
 
 
-def run(model, x, parameters=None, on_tap=ignore):
-    with Tape(model, parameters or names(model), on_tap) as tape:
+def run(model, x, parameters=None, on_layer=ignore):
+    with Tape(model, parameters or names(model), on_layer) as tape:
         tape.expect(len(x))
         model(x).sum().backward()
         tape.check_complete()
@@ -144,7 +144,7 @@ def test_no_weight_gradient_is_formed_and_the_model_is_given_back():
 
 def test_evaluation_under_no_grad_is_not_taped():
     model, seen = nn.Sequential(nn.Linear(3, 4)), []
-    with Tape(model, names(model), lambda *tap: seen.append(tap)), torch.no_grad():
+    with Tape(model, names(model), lambda *layer_grads: seen.append(layer_grads)), torch.no_grad():
         model(torch.randn(2, 3))
         model(torch.randn(2, 3))
     assert seen == []
@@ -172,9 +172,9 @@ def taken(model, x, parameters=None):
     """Sum every parameter's gradients, as the tape takes them."""
     sums = {}
 
-    def take(layer, tap):
-        for name in tap.parameters:
-            sums[f"{layer}.{name}"] = tap.gradient(name).each().sum(0)
+    def take(layer, layer_grads):
+        for name in layer_grads.parameters:
+            sums[f"{layer}.{name}"] = layer_grads.gradient(name).materialize().sum(0)
 
     run(model, x, parameters, take)
     return sums

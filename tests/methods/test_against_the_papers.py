@@ -229,7 +229,7 @@ def test_a_rank_that_fits_no_layer_is_refused(rank):
 
 def test_a_layer_smaller_than_the_rank_uses_its_own_smaller_side():
     state = make_rgp(rank=6).start(TinyNet())
-    blocks = make_rgp(rank=6).blocks(state)
+    blocks = make_rgp(rank=6).release_shapes(state)
     shapes = {(key.parameter, key.part): shape for key, shape in blocks.items()}
     assert shapes["conv2.weight", "left"] == (4, 4)
     assert shapes["hidden.weight", "right"] == (6, 36)

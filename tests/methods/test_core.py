@@ -173,7 +173,7 @@ def test_a_smaller_head_scale_gives_the_classifier_less_of_the_vector():
 def test_a_layer_smaller_than_the_rank_has_a_smaller_core():
     state = prepared(make(rank=7), public_set())
     method = make(rank=7)
-    shapes = {key.parameter: shape for key, shape in method.blocks(state).items()}
+    shapes = {key.parameter: shape for key, shape in method.release_shapes(state).items()}
     assert shapes["conv1.weight"] == (6, 7)
     assert shapes["conv2.weight"] == (4, 7)
     assert shapes["hidden.weight"] == (7, 7)

@@ -351,7 +351,7 @@ def test_a_checkpoint_holds_no_basis_and_no_gradient(tmp_path):
 def test_blocks_speak_of_groups_and_of_parameters():
     model = TinyNet()
     state = gep().start(model)
-    blocks = gep().blocks(state)
+    blocks = gep().release_shapes(state)
     assert {key.parameter for key in blocks if key.release == "embedding"} == set(STAGES)
     for name, parameter in model.named_parameters():
         assert blocks[Key("residual", name)] == tuple(parameter.shape)

@@ -170,7 +170,7 @@ def test_direct_sparsification_leaves_out_entries_of_the_finished_update():
             expected[name].view(-1)[entry] = 0
     got = step(model, method, x, y)
     assert_same(got.gradients, expected)
-    assert method.blocks(got.state) == make(0.0).blocks(make(0.0).start(model))
+    assert method.release_shapes(got.state) == make(0.0).release_shapes(make(0.0).start(model))
 
 
 def test_random_masks_are_algorithm_1_with_rows_and_columns_drawn_afresh_every_step():
@@ -219,7 +219,7 @@ def test_the_kept_part_is_rounded_up(size, p, kept):
 
 def test_blocks_hold_what_is_kept_alone_and_whole_kernels_of_it():
     method, model = make(0.5, rank=4), Ungrouped()
-    blocks = method.blocks(method.start(model))
+    blocks = method.release_shapes(method.start(model))
     shapes = {(key.parameter, key.part): shape for key, shape in blocks.items()}
     assert shapes == {
         ("conv1.weight", "left"): (3, 4),  # of 6 outputs
@@ -246,7 +246,7 @@ def test_sparsity_switches_on_at_its_epoch_under_one_declaration():
         state = got.state
         twin = dense if at < 6 else sparse
         assert late.releases(state, CLIP_NORM) == declared
-        assert late.blocks(state) == twin.blocks(twin.start(model))
+        assert late.release_shapes(state) == twin.release_shapes(twin.start(model))
         assert_same(got.gradients, step(model, twin, x, y).gradients)
 
 

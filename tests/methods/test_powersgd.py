@@ -76,7 +76,7 @@ def test_what_leaves_is_what_leaves_with_dpsgd():
     model, private, plain = TinyNet(), make(), DPSGD("all", "head")
     of_private, of_plain = private.start(model), plain.start(model)
     assert private.trainable(model) == plain.trainable(model)
-    assert private.blocks(of_private) == plain.blocks(of_plain)
+    assert private.release_shapes(of_private) == plain.release_shapes(of_plain)
     assert private.releases(of_private, 0.3) == plain.releases(of_plain, 0.3)
 
 

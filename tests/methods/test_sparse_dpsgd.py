@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 
 from dpexp import cli
-from dpexp.grad_sample.carriers import AT_LEAST, Explicit, Masked, Outer
 from dpexp.grad_sample.linear import LinearWeight
+from dpexp.grad_sample.per_example import AT_LEAST, FactoredGrads, MaskedGrads, MaterializedGrads
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.sparse_dpsgd import SparseDPSGD
 from dpexp.types import ConfigError
@@ -93,7 +93,7 @@ def test_three_steps_are_the_papers(net, p, micro_batch):
 def test_with_nothing_frozen_it_is_dpsgd():
     model, (x, y) = TinyNet(), data()
     sparse, plain = make(0.0), DPSGD("all", "head")
-    assert sparse.blocks(sparse.start(model)) == plain.blocks(plain.start(model))
+    assert sparse.release_shapes(sparse.start(model)) == plain.release_shapes(plain.start(model))
     assert_same(step(model, sparse, x, y).gradients, step(model, plain, x, y).gradients)
 
 
@@ -118,13 +118,16 @@ def test_every_matrix_but_the_classifier_is_sparsified_and_nothing_else():
     model = NormedNet()
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     blocks = {
-        key.parameter: shape for key, shape in make(0.3).blocks(make(0.3).start(model)).items()
+        key.parameter: shape
+        for key, shape in make(0.3).release_shapes(make(0.3).start(model)).items()
     }
     sparse = {"conv.weight": (4 * 9 - 10,), "hidden.weight": (5 * 64 - 96,)}
     assert blocks == {**shapes, **sparse}
     alone = make(0.3, train="matrices")
     of_head = {name: shape for name, shape in shapes.items() if name.startswith("head.")}
-    blocks = {key.parameter: shape for key, shape in alone.blocks(alone.start(model)).items()}
+    blocks = {
+        key.parameter: shape for key, shape in alone.release_shapes(alone.start(model)).items()
+    }
     assert blocks == {**sparse, **of_head}
 
 
@@ -144,9 +147,9 @@ class Counting(LinearWeight):
 
     formed_at_once: list[int] = []
 
-    def each(self, x, dh):
+    def materialize(self, x, dh):
         self.formed_at_once.append(len(x))
-        return super().each(x, dh)
+        return super().materialize(x, dh)
 
 
 SMALL, LARGE = (8, 6), (320, 330)  # of the latter ten gradients are more than AT_LEAST
@@ -157,7 +160,7 @@ def masked(positions, entries, shape=SMALL, num=10):
     x = torch.randn(num, positions, shape[1], generator=gen, dtype=torch.float64)
     dh = torch.randn(num, positions, shape[0], generator=gen, dtype=torch.float64)
     Counting.formed_at_once.clear()
-    return Masked(Outer(Counting(), x, dh), entries, shape)
+    return MaskedGrads(FactoredGrads(Counting(), x, dh), entries, shape)
 
 
 @pytest.mark.parametrize(
@@ -165,34 +168,34 @@ def masked(positions, entries, shape=SMALL, num=10):
 )
 def test_part_of_a_gradient_is_that_part_of_it_however_it_is_sliced(positions, shape, pieces):
     entries = torch.arange(0, shape[0] * shape[1], 2)
-    carrier = masked(positions, entries, shape)
-    carrier.each()
+    grads = masked(positions, entries, shape)
+    grads.materialize()
     assert len(Counting.formed_at_once) == pieces
-    part = Explicit(carrier.whole.each().flatten(1)[:, entries])
+    part = MaterializedGrads(grads.whole.materialize().flatten(1)[:, entries])
     weights = torch.linspace(0.1, 1, 10, dtype=torch.float64)
-    torch.testing.assert_close(carrier.each(), part.values, **CLOSE)
-    for some, of_part in ((carrier, part), (carrier.measured()[1], part)):
-        torch.testing.assert_close(some.squared_norms(), of_part.squared_norms(), **CLOSE)
+    torch.testing.assert_close(grads.materialize(), part.values, **CLOSE)
+    for some, of_part in ((grads, part), (grads.measured()[1], part)):
+        torch.testing.assert_close(some.norms_squared(), of_part.norms_squared(), **CLOSE)
         for scale in (weights, None):
             torch.testing.assert_close(total_of(some, scale), total_of(of_part, scale), **CLOSE)
         few = weights > 0.5
-        torch.testing.assert_close(some.keep(few).each(), part.keep(few).values, **CLOSE)
-    torch.testing.assert_close(carrier.measured()[0].squares, part.squared_norms(), **CLOSE)
+        torch.testing.assert_close(some.select(few).materialize(), part.select(few).values, **CLOSE)
+    torch.testing.assert_close(grads.measured()[0].squares, part.norms_squared(), **CLOSE)
 
 
 @pytest.mark.parametrize("positions", [1, 30])
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_an_entry_that_is_not_finite_breaks_its_examples_norm_alone(bad, positions):
-    carrier = masked(positions, torch.arange(6, 48))  # all rows but the first
-    expected = carrier.squared_norms()
+    grads = masked(positions, torch.arange(6, 48))  # all rows but the first
+    expected = grads.norms_squared()
     others = [i != 3 for i in range(10)]
-    carrier.whole.dh[3, 0, 0] = bad
-    measured = carrier.measured()[0].squares
+    grads.whole.dh[3, 0, 0] = bad
+    measured = grads.measured()[0].squares
     torch.testing.assert_close(measured[others], expected[others], **CLOSE)
     # What is left out counts too, formed or not: which of the two hangs on others' padding.
     assert not measured[3].isfinite()
-    carrier.whole.dh[3, 0, 1] = bad
-    assert carrier.measured()[0].squares.isfinite().tolist() == others
+    grads.whole.dh[3, 0, 1] = bad
+    assert grads.measured()[0].squares.isfinite().tolist() == others
 
 
 def test_no_more_gradients_are_formed_at_once_than_the_layers_tape_holds():
@@ -203,7 +206,7 @@ def test_no_more_gradients_are_formed_at_once_than_the_layers_tape_holds():
     assert max(Counting.formed_at_once) == 20 * on_tape // whole > AT_LEAST // whole
     many = masked(100, torch.arange(on_tape - 1), LARGE, num=20)
     _, held = many.measured()
-    assert isinstance(held, Explicit) and held.values.shape == (20, on_tape - 1)
+    assert isinstance(held, MaterializedGrads) and held.values.shape == (20, on_tape - 1)
     assert sum(Counting.formed_at_once) == 20  # formed once, and not again for the sum
 
 

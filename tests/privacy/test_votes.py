@@ -116,7 +116,7 @@ def test_the_data_dependent_bound_is_theorem_6():
 
 
 def winners(histogram, std):
-    """Give the probability that each class wins under the noise, by integration."""
+    """Return the probability that each class wins under the noise, by integration."""
 
     def density(x, k):
         others = [norm.cdf((x - h) / std) for j, h in enumerate(histogram) if j != k]

@@ -123,7 +123,7 @@ def test_a_config_is_composed_once_and_again_where_what_decides_it_changes(
     assert records.run_id(first) == records.run_id(Configs(conf).compose(words))
 
     def again():
-        """Tell whether it is composed again, as it was when nothing has changed."""
+        """Return whether it is composed again, as it was when nothing has changed."""
         before = marked(cache)
         return Configs(conf).compose(words) != before
 

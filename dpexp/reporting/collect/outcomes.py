@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp import records
-from dpexp.privacy.finished import recheck_record
+from dpexp.privacy.verification.record import verify_record
 from dpexp.reporting.collect.cells import Job
 
 DONE = "done"
@@ -53,7 +53,7 @@ def outcome(job: Job, results: Path) -> Outcome:
         return Outcome(job, NOT_RUN)
     record = records.find(results, job.config)
     if record is not None:
-        found = recheck_record(record)
+        found = verify_record(record)
         if found.findings:
             return Outcome(job, REFUSED, f"{record.directory}: {'; '.join(found.findings)}")
         trusted = tuple(f"{TRUSTED}{word}" for word in found.trusted)

@@ -202,14 +202,14 @@ def _gradients(
 def _by_autograd(
     subject: Subject, batch: Batch, chance: Chance
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Give the gradients, and for each how large its terms are: what their rounding scales with."""
+    """Return gradients by name, and the scale of each one's terms, which rounding grows with."""
     model, parameters = subject.model, subject.parameters
     weights = {name: model.get_parameter(name) for name in parameters}
     flags = [(p, p.requires_grad) for p in model.parameters()]
     layers = {name.rpartition(".")[0] for name in parameters}
     seen: dict[str, list[float]] = {name: [0.0, 0.0] for name in layers}
 
-    def hear(name: str, layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+    def record(name: str, layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
         x = args[0] if args else kwargs["input"]
         taps = math.prod(getattr(layer, "kernel_size", (1,)))
         entries = x.numel() if isinstance(layer, nn.GroupNorm | nn.LayerNorm) else 0
@@ -219,7 +219,7 @@ def _by_autograd(
             output.register_hook(lambda dh: _note(seen[name], dh))
 
     hooks = [
-        model.get_submodule(name).register_forward_hook(partial(hear, name), with_kwargs=True)
+        model.get_submodule(name).register_forward_hook(partial(record, name), with_kwargs=True)
         for name in layers
     ]
     try:

@@ -105,7 +105,7 @@ def first_difference(one: Recorder, other: Recorder, row: int, most: float) -> E
 
 
 def gap(one: Tensor, other: Tensor) -> float:
-    """Give how far two tensors lie apart, relative to the larger.
+    """Return how far two tensors lie apart, relative to the larger.
 
     What is not finite in both alike is no difference; in one alone it is an infinite one.
     """

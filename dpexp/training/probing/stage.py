@@ -126,13 +126,13 @@ class FixedDraws(TorchDispatchMode):
 
 
 def _given(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Give an operation's arguments by name."""
+    """Return an operation's arguments by name."""
     names = [argument.name for argument in func._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _of_range(out: Tensor, given: Any) -> Sequence[Any]:
-    """Give the least and the greatest whole number, and some between; of few, all."""
+    """Return the least and the greatest whole number, and some between; of few, all."""
     low, high = (given.get(a, given.get(b)) for a, b in (("low", "from"), ("high", "to")))
     low = 0 if low is None else int(low)
     if high is None:
@@ -167,7 +167,7 @@ def _of_waiting(out: Tensor, given: Any) -> Sequence[Any]:
 
 
 def _of_kinds(out: Tensor, given: Any) -> Sequence[Any]:
-    """Give kinds by how likely they are; those of no weight are left out."""
+    """Return kinds by how likely they are; those of no weight are left out."""
     order = given["self"].argsort(dim=-1, descending=True, stable=True)
     some = max(1, int((given["self"] > 0).sum(-1).min()))
     at = torch.arange(out.shape[-1], device=out.device)
@@ -250,7 +250,7 @@ Attributes = dict[tuple[str, str], Any]
 
 
 def attributes_of(model: nn.Module) -> Attributes:
-    """Give the tensors, numbers and lists of both that modules hold beside buffers, copied."""
+    """Return the tensors, numbers and lists of both that modules hold beside buffers, copied."""
     return {
         (name, key): _copied(value)
         for name, module in model.named_modules()

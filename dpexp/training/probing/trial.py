@@ -19,7 +19,7 @@ from dpexp.training.probing.stage import (
     buffers_of,
     state_kept,
 )
-from dpexp.types import Batch, Tap
+from dpexp.types import Batch, LayerGrads
 
 Judge = Callable[[Tensor, Tensor], Tensor]
 
@@ -92,17 +92,17 @@ class Subject:
         places = torch.arange(len(batch), device=batch.inputs.device)
         shapes = {name: self.model.get_parameter(name) for name in self.parameters}
 
-        def take(layer: str, tap: Tap) -> None:
-            for own in tap.parameters:
+        def take(layer: str, layer_grads: LayerGrads) -> None:
+            for own in layer_grads.parameters:
                 name = f"{layer}.{own}"
                 for row, sums in [*each.items(), *([(None, total)] if is_whole else [])]:
-                    carrier = tap.gradient(own)
-                    carrier = carrier if row is None else carrier.keep(places == row)
+                    grads = layer_grads.gradient(own)
+                    grads = grads if row is None else grads.select(places == row)
                     sums[name] = torch.zeros_like(
                         shapes[name], requires_grad=False, memory_format=torch.contiguous_format
                     )
                     with torch.no_grad():
-                        carrier.add_to(sums[name], None)
+                        grads.add_to(sums[name], None)
 
         recorder, draws = Recorder(len(batch)), FixedDraws(chance)
         heard = recorder.on(self.model) if is_heard else nullcontext()
@@ -123,7 +123,7 @@ class Subject:
             )
 
     def outputs(self, batch: Batch, chance: Chance) -> Tensor:
-        """Give a batch's outputs alone; autograd sees them, as a model's own hooks may ask for."""
+        """Return a batch's outputs; autograd records them, as a model's own hooks may need it."""
         with state_kept(self.model), FixedDraws(chance):
             return self.model(batch.inputs).detach().clone()
 

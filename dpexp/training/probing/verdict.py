@@ -43,7 +43,7 @@ def mixing(
 
 
 def differ(one: Mapping[str, Tensor], other: Mapping[str, Tensor], most: float) -> bool:
-    """Say whether an example's gradients differ by more than a share."""
+    """Return whether an example's gradients differ by more than a share."""
     sizes = {name: size_of(each) for name, each in one.items()}
     largest = max(filter(math.isfinite, sizes.values()), default=0.0)
     for name, mine in one.items():
@@ -58,7 +58,7 @@ def differ(one: Mapping[str, Tensor], other: Mapping[str, Tensor], most: float) 
 
 
 def size_of(tensor: Tensor) -> float:
-    """Give the norm."""
+    """Return the norm."""
     return float(torch.linalg.vector_norm(tensor))
 
 

@@ -1,4 +1,4 @@
-"""Audits in two worlds: many short runs with one canary in them, as many without.
+"""The distinguishing game: many short runs with one canary in them, as many without.
 
 The trials are of the suite's own pipeline (`dpexp.training.gradient`), on a model that stands
 still. Every real example is left out and the canary takes part in every step: of all neighbouring
@@ -29,7 +29,7 @@ from dpexp.types import Method
 
 @dataclass(frozen=True)
 class Verdict:
-    """What two worlds' trials say.
+    """What the trials of a distinguishing game show.
 
     Attributes:
         errors: at the threshold that is best for (epsilon, delta)-privacy.

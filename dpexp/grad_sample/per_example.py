@@ -27,7 +27,7 @@ from dpexp.types import Size
 
 
 @dataclass(frozen=True)
-class Explicit:
+class MaterializedGrads:
     """Per-example vectors that are held.
 
     Attributes:
@@ -36,12 +36,12 @@ class Explicit:
 
     values: Tensor
 
-    def measured(self) -> tuple[Size, Explicit]:
-        """Give every example's size, and what to hold until the weights are known."""
+    def measured(self) -> tuple[Size, MaterializedGrads]:
+        """Return every example's size, and what to hold until the weights are known."""
         held = self.values.mT if self._is_transposed() else self.values
         return over_chunks(_flat_size, (held,), max(1, prod(held.shape[1:]))), self
 
-    def squared_norms(self) -> Tensor:
+    def norms_squared(self) -> Tensor:
         """Bound the squared l2 norm of every example's block from above, [n] in float64."""
         return self.measured()[0].squares
 
@@ -53,17 +53,17 @@ class Explicit:
         for values, some in zip(*slices, strict=True):
             add_(total, _weighted_sum(values, some, self._is_transposed()).view_as(total))
 
-    def each(self) -> Tensor:
-        """Give the vectors, [n, ...]."""
+    def materialize(self) -> Tensor:
+        """Return the vectors, [n, ...]."""
         return self.values
 
-    def keep(self, mask: Tensor) -> Explicit:
+    def select(self, mask: Tensor) -> MaterializedGrads:
         """Drop the examples where mask [n] is False."""
-        return Explicit(self.values[mask])
+        return MaterializedGrads(self.values[mask])
 
-    def widened(self) -> Explicit:
-        """Give the same vectors in float64."""
-        return Explicit(self.values.double())
+    def double(self) -> MaterializedGrads:
+        """Return the same vectors in float64."""
+        return MaterializedGrads(self.values.double())
 
     def _is_transposed(self) -> bool:
         return self.values.ndim == 3 and self.values.mT.is_contiguous()
@@ -79,7 +79,7 @@ def _weighted_sum(values: Tensor, weights: Tensor, is_transposed: bool) -> Tenso
     return torch.tensordot(weights, values, dims=1)
 
 
-class OuterRule(Protocol):
+class FactoredRule(Protocol):
     """How one layer type turns (input, output gradient) into a parameter's gradient.
 
     Attributes:
@@ -92,13 +92,13 @@ class OuterRule(Protocol):
         """Form every example's gradient where it is smaller than x and dh together, else None."""
 
     def size(self, x: Tensor, dh: Tensor) -> Size:
-        """Give the size of every example's gradient without keeping it."""
+        """Return the size of every example's gradient without keeping it."""
 
     def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
-        """Give the size of every example's gradient where it is formed and held."""
+        """Return the size of every example's gradient where it is formed and held."""
 
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
-        """Give the size of the terms that an example's positions add to its gradient."""
+        """Return the size of the terms that an example's positions add to its gradient."""
 
     def num_positions(self, dh: Tensor) -> int:
         """Count the positions whose terms are added."""
@@ -106,12 +106,12 @@ class OuterRule(Protocol):
     def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
         """Add the examples' gradients to their sum, which has the parameter's shape."""
 
-    def each(self, x: Tensor, dh: Tensor) -> Tensor:
+    def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
         """Form every example's gradient, [n, ...] in the parameter's shape; callers may edit it."""
 
 
 @dataclass(frozen=True)
-class Outer:
+class FactoredGrads:
     """Per-example gradients described by a layer's input and output gradient, never formed.
 
     Scaling example i's gradient by w_i is scaling its dh_i, so the clipped sum is one ordinary
@@ -126,18 +126,18 @@ class Outer:
         dh: [n, ...], the gradient at its output.
     """
 
-    rule: OuterRule
+    rule: FactoredRule
     x: Tensor
     dh: Tensor
 
-    def measured(self) -> tuple[Size, Explicit | Outer]:
-        """Give every example's size, and the smaller thing to hold until the weights are known."""
+    def measured(self) -> tuple[Size, MaterializedGrads | FactoredGrads]:
+        """Return every example's size, and what to hold until the clip weights are known."""
         formed = self.rule.formed(self.x, self.dh)
         if formed is None:
             return self.rule.size(self.x, self.dh), self
-        return self.rule.size_of_formed(formed, self.x, self.dh), Explicit(formed)
+        return self.rule.size_of_formed(formed, self.x, self.dh), MaterializedGrads(formed)
 
-    def squared_norms(self) -> Tensor:
+    def norms_squared(self) -> Tensor:
         """Bound the squared l2 norm of every example's gradient from above, [n] in float64."""
         return self.rule.size(self.x, self.dh).squares
 
@@ -151,16 +151,16 @@ class Outer:
         for x, dh, some in zip(*slices, strict=True):
             self.rule.add_to(total, x, dh * some)
 
-    def each(self) -> Tensor:
+    def materialize(self) -> Tensor:
         """Form every example's gradient side by side, [n, ...]."""
-        return self.rule.each(self.x, self.dh)
+        return self.rule.materialize(self.x, self.dh)
 
-    def keep(self, mask: Tensor) -> Outer:
+    def select(self, mask: Tensor) -> FactoredGrads:
         """Drop the examples where mask [n] is False."""
         return replace(self, x=self.x[mask], dh=self.dh[mask])
 
-    def widened(self) -> Outer:
-        """Give the same gradients in float64, to be formed or measured there."""
+    def double(self) -> FactoredGrads:
+        """Return the same gradients in float64, to be formed or measured there."""
         x = self.x.double() if self.x.is_floating_point() else self.x
         return replace(self, x=x, dh=self.dh.double())
 
@@ -169,8 +169,8 @@ AT_LEAST = 2**20  # ours: numbers to form at once even where a layer holds fewer
 
 
 @dataclass(frozen=True)
-class Masked:
-    """Some entries of per-example gradients that are described by an `Outer`.
+class MaskedGrads:
+    """Some entries of per-example gradients that are described by a `FactoredGrads`.
 
     Which entries an inner product leaves out cannot be told from Gram matrices, so norms need the
     gradients themselves: they are formed a few examples at a time, never many more numbers at once
@@ -182,16 +182,16 @@ class Masked:
         shape: of that.
     """
 
-    whole: Outer
+    whole: FactoredGrads
     entries: Tensor
     shape: tuple[int, ...]
 
-    def measured(self) -> tuple[Size, Explicit | Masked]:
-        """Give every example's size, and the smaller thing to hold until the weights are known."""
+    def measured(self) -> tuple[Size, MaterializedGrads | MaskedGrads]:
+        """Return every example's size, and what to hold until the clip weights are known."""
         rule, x, dh = self.whole.rule, self.whole.x, self.whole.dh
-        held: Explicit | Masked = self
+        held: MaterializedGrads | MaskedGrads = self
         if len(self.entries) < self._held():
-            held = Explicit(self.each())
+            held = MaterializedGrads(self.materialize())
             if not rule.is_padded:  # what is held is what is added: no terms meet in the sum
                 return rule.size_of_formed(held.values, x, dh), held
             formed = over_chunks(size_of_held, (held.values,), max(1, len(self.entries)))
@@ -202,7 +202,7 @@ class Masked:
         # Of texts either way the same: which is smaller hangs on padding, and so on neighbours.
         return size_of_formed(formed, rule.terms(x, dh), rule.num_positions(dh), dh.dtype), held
 
-    def squared_norms(self) -> Tensor:
+    def norms_squared(self) -> Tensor:
         """Bound the squared l2 norm of every example's kept entries from above, [n]."""
         return self.measured()[0].squares
 
@@ -212,17 +212,17 @@ class Masked:
         self.whole.add_to(whole, weights)
         total += whole.flatten().index_select(0, self.entries)
 
-    def each(self) -> Tensor:
+    def materialize(self) -> Tensor:
         """Form every example's kept entries side by side, [n, kept]."""
         return torch.cat([piece.index_select(1, self.entries) for piece in self._pieces()])
 
-    def keep(self, mask: Tensor) -> Masked:
+    def select(self, mask: Tensor) -> MaskedGrads:
         """Drop the examples where mask [n] is False."""
-        return replace(self, whole=self.whole.keep(mask))
+        return replace(self, whole=self.whole.select(mask))
 
-    def widened(self) -> Masked:
-        """Give the same entries in float64."""
-        return replace(self, whole=self.whole.widened())
+    def double(self) -> MaskedGrads:
+        """Return the same entries in float64."""
+        return replace(self, whole=self.whole.double())
 
     def _held(self) -> int:
         return self.whole.x[0].numel() + self.whole.dh[0].numel()
@@ -232,4 +232,4 @@ class Masked:
         numbers = max(len(whole.x) * self._held(), AT_LEAST)
         size = max(1, numbers // prod(self.shape))
         for x, dh in zip(whole.x.split(size), whole.dh.split(size), strict=True):
-            yield whole.rule.each(x, dh).flatten(1)
+            yield whole.rule.materialize(x, dh).flatten(1)

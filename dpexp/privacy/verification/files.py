@@ -18,10 +18,10 @@ from typing import Any
 
 from dpexp.privacy import certificate as words
 from dpexp.privacy.calibration import num_steps
-from dpexp.privacy.epsilons import ROUNDING, differences
 from dpexp.privacy.pld import Part, gaussian_epsilon, laplace_epsilon, points
 from dpexp.privacy.stated import Stated, public_examples, statement_of
-from dpexp.privacy.statements import (
+from dpexp.privacy.verification.epsilons import ROUNDING, differences
+from dpexp.privacy.verification.statements import (
     OF_BOTH,
     OF_STEPS,
     OF_VOTES,
@@ -43,7 +43,7 @@ NAMES = "privacy.json trainable and frozen: that they are the model's names"
 
 
 @dataclass(frozen=True)
-class Recheck:
+class Verification:
     """What a recomputation found.
 
     Attributes:
@@ -59,12 +59,12 @@ class Recheck:
     unchecked: tuple[str, ...] = ()
 
 
-def recheck(
+def verify_files(
     config: Mapping[str, Any],
     result: Mapping[str, Any],
     privacy: Mapping[str, Any],
     tests: Mapping[str, int] | None = None,
-) -> Recheck:
+) -> Verification:
     """Recompute a run's certificate from config.yaml, result.json and privacy.json.
 
     Args:
@@ -80,7 +80,7 @@ def recheck(
         trust = trusted(config)
     except Exception as error:  # whatever reading a damaged certificate may raise
         check.say(f"malformed or incomplete: {type(error).__name__}: {one_line(error)[:200]}")
-    return Recheck(tuple(check.findings), check.epsilon, tuple(trust), tuple(check.unchecked))
+    return Verification(tuple(check.findings), check.epsilon, tuple(trust), tuple(check.unchecked))
 
 
 class _Check:

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpexp.privacy.accounting import PRVFailed, prv_epsilon, rdp_epsilon
-from dpexp.privacy.epsilons import ROUNDING
 from dpexp.privacy.laplace import pure_epsilon
-from dpexp.privacy.statements import TRAINING, VOTING
+from dpexp.privacy.verification.epsilons import ROUNDING
+from dpexp.privacy.verification.statements import TRAINING, VOTING
 from dpexp.records import OF_A_LINE, Record
 
 FILE = "metrics.jsonl"
@@ -36,7 +36,7 @@ OF_A_VERSION = 1e-3
 """Share by which another version of the same accountant may differ (ours)."""
 
 
-def recheck_lines(record: Record, is_certified: bool) -> tuple[list[str], list[str]]:
+def verify_lines(record: Record, is_certified: bool) -> tuple[list[str], list[str]]:
     """Compare a record's evaluations; what is malformed may raise anything.
 
     Args:
@@ -94,7 +94,7 @@ def _malformed(line: Mapping[str, Any], measured: Sequence[str]) -> list[str]:
 
 
 def _due(record: Record) -> list[int] | None:
-    """Give the steps after which a run evaluates; None for a loop that is not ours."""
+    """Return the steps after which a run evaluates; None for a loop that is not ours."""
     config, loop = record.config, record.config.get("loop", TRAINING)
     if loop == VOTING:
         steps = config["method"]["student_steps"] if record.privacy["answers"] else 0
@@ -110,7 +110,7 @@ def _due(record: Record) -> list[int] | None:
 
 
 def _is_lost(record: Record, steps: list[int], due: list[int]) -> bool:
-    """Say whether evaluations lack because a kill lost their steps."""
+    """Return whether evaluations lack because a kill lost their steps."""
     lost = record.privacy.get("lost_steps", 0)
     return bool(lost) and steps == [step for step in due if step in {*steps}]
 
@@ -150,7 +150,7 @@ def _compare_epsilons(record: Record, findings: list[str], unchecked: list[str])
 
 
 def _epsilon(privacy: Mapping[str, Any], step: int, last: float | None) -> float | None:
-    """Give the budget spent after some steps; PATE's is spent before its student's first."""
+    """Return the budget spent after some steps; PATE's is spent before its student's first."""
     by, sigma = privacy["calibrated_by"], privacy["effective_noise_multiplier"]
     if privacy["target_epsilon"] is None:
         return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dpexp.privacy.evaluations import recheck_lines
-from dpexp.privacy.recheck import Recheck, recheck
+from dpexp.privacy.verification.files import Verification, verify_files
+from dpexp.privacy.verification.lines import verify_lines
 from dpexp.records import Binding, Record, bind
 from dpexp.types import one_line
 
@@ -16,7 +16,7 @@ OF_RESULTS = {
 """Entries of result.json that are compared, beside what metrics.jsonl has."""
 
 
-def recheck_record(record: Record) -> Recheck:
+def verify_record(record: Record) -> Verification:
     """Recompute a finished run's certificate, and hold its files to each other.
 
     Never raises: what cannot be read or computed is a finding.
@@ -25,9 +25,9 @@ def recheck_record(record: Record) -> Recheck:
         bound = bind(record)
     except Exception as error:
         bound = Binding((f"malformed or incomplete: {one_line(error)[:200]}",), (), {})
-    found = recheck(record.config, record.result, record.privacy, bound.tests)
+    found = verify_files(record.config, record.result, record.privacy, bound.tests)
     try:
-        said, unread = recheck_lines(record, is_certified=not found.findings)
+        said, unread = verify_lines(record, is_certified=not found.findings)
     except Exception as error:
         said, unread = [f"metrics.jsonl: malformed or incomplete: {one_line(error)[:200]}"], []
     compared = {key for line in record.metrics[-1:] for key in line} | OF_RESULTS

@@ -35,7 +35,7 @@ def test_examples(config: Mapping[str, Any]) -> int | None:
 def due_words(
     config: Mapping[str, Any], privacy: Mapping[str, Any], is_vote: bool
 ) -> dict[str, bool]:
-    """Give the words that certificates may say of themselves, and whether this one has to."""
+    """Return the words that certificates may say of themselves, and whether this one has to."""
     wanted = config["privacy"]
     is_private = bool(wanted["noise"] and (wanted["clip"] or is_vote))
     return {

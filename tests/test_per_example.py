@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpexp.grad_sample.carriers import Explicit, Masked, Outer
 from dpexp.grad_sample.chunks import BUDGET_BYTES
 from dpexp.grad_sample.conv2d import Conv2dMatrix, Geometry
 from dpexp.grad_sample.embedding import EmbeddingWeight
-from dpexp.grad_sample.linear import LinearTap, LinearWeight
+from dpexp.grad_sample.linear import LinearGrads, LinearWeight
+from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads, MaterializedGrads
 from dpexp.privacy.bound import is_exact_enough, slack_of, upper_bound
 from dpexp.privacy.privatize import ClippedSum
 from dpexp.types import Key, Release
@@ -20,11 +20,11 @@ from dpexp.types import Key, Release
 def test_float32_norms_of_long_vectors_are_bounded_to_four_digits():
     gen = torch.Generator().manual_seed(0)
     x, dh = torch.randn(2, 3, 1024, generator=gen), torch.randn(2, 3, 2048, generator=gen)
-    whole = Outer(LinearWeight(), x, dh)
+    whole = FactoredGrads(LinearWeight(), x, dh)
     entries = torch.arange(0, 2**21, 2)
-    expected = whole.each().double().flatten(1)[:, entries].square().sum(1)
-    explicit = Explicit(whole.each().flatten(1)[:, ::2]).squared_norms()
-    masked = Masked(whole, entries, (2048, 1024)).squared_norms()
+    expected = whole.materialize().double().flatten(1)[:, entries].square().sum(1)
+    explicit = MaterializedGrads(whole.materialize().flatten(1)[:, ::2]).norms_squared()
+    masked = MaskedGrads(whole, entries, (2048, 1024)).norms_squared()
     for bound, most in ((explicit, 2e-4), (masked, 2e-3)):
         assert ((bound >= expected) & (bound <= expected * (1 + most))).all()
 
@@ -33,12 +33,15 @@ def convolved(memory_format):
     """Describe right carriers as WRN28-4's last stage has them."""
     x, dh = torch.randn(16, 256, 8, 8), torch.randn(16, 16, 8, 8)
     tensors = (each.contiguous(memory_format=memory_format) for each in (x, dh))
-    return Outer(Conv2dMatrix(Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)), *tensors), (16, 2304)
+    return FactoredGrads(Conv2dMatrix(Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)), *tensors), (
+        16,
+        2304,
+    )
 
 
 def masked():
-    whole = Outer(LinearWeight(), torch.randn(16, 30, 64), torch.randn(16, 30, 64))
-    return Masked(whole, torch.arange(4000), (64, 64)), (4000,)
+    whole = FactoredGrads(LinearWeight(), torch.randn(16, 30, 64), torch.randn(16, 30, 64))
+    return MaskedGrads(whole, torch.arange(4000), (64, 64)), (4000,)
 
 
 def at_position(dh, who, position):
@@ -58,26 +61,26 @@ def at_position(dh, who, position):
 )
 def test_terms_that_cancel_erase_nothing_of_other_examples(make, who):
     torch.manual_seed(0)
-    carrier, shape = make()
-    outer = getattr(carrier, "whole", carrier)
+    grads, shape = make()
+    outer = getattr(grads, "whole", grads)
     outer.x[who], outer.dh[who] = 1, 0
     for position, value in ((18, 2.0**27), (27, 1), (28, -(2.0**27))):
         outer.dh[at_position(outer.dh, who, position)] = value
-    size, held = carrier.measured()
-    assert type(held) is type(carrier)
+    size, held = grads.measured()
+    assert type(held) is type(grads)
     assert bool(is_exact_enough(size, 1.0)[who]) is False  # it is summed in float64, apart
     whole, without = (
-        summed(some, shape) for some in (carrier, carrier.keep(torch.arange(16) != who))
+        summed(some, shape) for some in (grads, grads.select(torch.arange(16) != who))
     )
     assert float(torch.linalg.vector_norm(whole - without)) <= 1 + 1e-6
 
 
-def summed(carrier, shape, clip_norm=1.0):
+def summed(grads, shape, clip_norm=1.0):
     """Clip and sum a carrier's examples, in float32."""
     key, numbers = Key("gradient", "weight"), math.prod(shape)
     sums = ClippedSum({key: shape}, (Release("gradient", numbers, clip_norm),), torch.empty(0))
-    sums.take({key: carrier})
-    sums.close_micro_batch(len(carrier.each()))
+    sums.take({key: grads})
+    sums.close_micro_batch(len(grads.materialize()))
     return sums.sums[key]
 
 
@@ -85,7 +88,7 @@ def summed(carrier, shape, clip_norm=1.0):
 def test_float32_norms_of_equal_entries_are_bounded_to_four_digits(size):
     """Where rounding does not average out."""
     values = torch.full((2, size), 1 / 3)
-    got, expected = Explicit(values).squared_norms(), values.double().square().sum(1)
+    got, expected = MaterializedGrads(values).norms_squared(), values.double().square().sum(1)
     assert ((got >= expected) & (got <= expected * (1 + 2e-4))).all()
 
 
@@ -112,7 +115,7 @@ def test_long_vectors_are_squared_a_few_at_a_time(num, lies):
     ]
     values = values.contiguous() if lies == "plainly" else values
     with Largest() as largest:
-        squares = Explicit(values).squared_norms()
+        squares = MaterializedGrads(values).norms_squared()
     torch.testing.assert_close(squares, values.square().sum((1, 2)), rtol=1e-12, atol=0)
     assert squares.shape == (num,) and 8 * largest.numbers <= BUDGET_BYTES["cpu"]
 
@@ -122,9 +125,9 @@ def test_kept_entries_of_images_that_are_held_bring_no_terms_into_the_sum(every)
     """Else most examples of a sparse method would be summed in float64."""
     gen = torch.Generator().manual_seed(0)
     x, dh = torch.randn(4, 16, 16, 16, generator=gen), torch.randn(4, 8, 16, 16, generator=gen)
-    whole = Outer(Conv2dMatrix(Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)), x, dh)
-    size, held = Masked(whole, torch.arange(0, 8 * 144, every), (8, 144)).measured()
-    assert type(held) is Explicit
+    whole = FactoredGrads(Conv2dMatrix(Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)), x, dh)
+    size, held = MaskedGrads(whole, torch.arange(0, 8 * 144, every), (8, 144)).measured()
+    assert type(held) is MaterializedGrads
     assert (size.energy == size.squares).all()
     assert (size.squares >= held.values.double().square().sum(1)).all()
 
@@ -144,13 +147,13 @@ def test_padding_moves_no_weight(kind, lengths):
 
     def bound(t):
         if kind == "embedding":
-            carrier = Outer(EmbeddingWeight(40), ids[:, :t], dh[:, :t])
+            grads = FactoredGrads(EmbeddingWeight(40), ids[:, :t], dh[:, :t])
         else:
-            tap = LinearTap.read(nn.Linear(96, 96), x[:, :t], dh[:, :t])
-            carrier = tap.gradient("weight")
+            layer_grads = LinearGrads.read(nn.Linear(96, 96), x[:, :t], dh[:, :t])
+            grads = layer_grads.gradient("weight")
         if kind == "masked":
-            carrier = Masked(carrier, torch.arange(0, 96 * 96, 2), (96, 96))
-        size, held = carrier.measured()
+            grads = MaskedGrads(grads, torch.arange(0, 96 * 96, 2), (96, 96))
+        size, held = grads.measured()
         return upper_bound(size, slack_of(torch.float32)), type(held)
 
     (alone, form), (padded, another) = bound(short), bound(long)
@@ -179,6 +182,6 @@ def added(*micro_batches):
     key = Key("gradient", "weight")
     sums = ClippedSum({key: (5,)}, (Release("gradient", 5, 1.0),), torch.empty(0))
     for values in micro_batches:
-        sums.take({key: Explicit(values)})
+        sums.take({key: MaterializedGrads(values)})
         sums.close_micro_batch(len(values))
     return sums.sums[key].double()

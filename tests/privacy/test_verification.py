@@ -12,14 +12,14 @@ from scipy.stats import norm
 from dpexp import cli, records
 from dpexp.privacy.accounting import calibrate
 from dpexp.privacy.pld import Part, gaussian_epsilon, laplace_epsilon
-from dpexp.privacy.recheck import recheck
+from dpexp.privacy.verification.files import verify_files
 from tests.contract.cases import case
 
 # The accountant against closed forms
 
 
 def gaussian_delta(log_odds, mu):
-    """Give H(N(mu, 1) || N(0, 1)) at e^log_odds (Balle and Wang 2018, Theorem 8)."""
+    """Return H(N(mu, 1) || N(0, 1)) at e^log_odds (Balle and Wang 2018, Theorem 8)."""
     return norm.cdf(mu / 2 - log_odds / mu) - math.exp(log_odds) * norm.cdf(-mu / 2 - log_odds / mu)
 
 
@@ -97,7 +97,7 @@ def record_of(tmp_path, *words):
 @pytest.mark.parametrize("words", DEPARTURES.values(), ids=DEPARTURES)
 def test_a_run_that_departs_from_the_rule_holds_as_what_it_is(tmp_path, words):
     record = record_of(tmp_path, *words)
-    found = recheck(record.config, record.result, record.privacy)
+    found = verify_files(record.config, record.result, record.privacy)
     assert found.findings == ()
     assert (found.epsilon is None) == any("no privacy" in w for w in record.privacy["deviations"])
 
@@ -127,7 +127,7 @@ def forged(record, file, change):
         change(files[file])
     else:
         files[file] |= change
-    return recheck(**files).findings
+    return verify_files(**files).findings
 
 
 def lower_noise(privacy):
@@ -274,7 +274,7 @@ FORGERIES = {
 @pytest.mark.parametrize(("which", "file", "change", "said"), FORGERIES.values(), ids=FORGERIES)
 def test_a_change_in_any_file_is_found(runs, which, file, change, said):
     record = runs[which]
-    assert recheck(record.config, record.result, record.privacy).findings == ()
+    assert verify_files(record.config, record.result, record.privacy).findings == ()
     findings = forged(record, file, change)
     assert any(said in finding for finding in findings), findings
     assert all("\n" not in finding for finding in findings)
@@ -284,7 +284,7 @@ def test_a_change_in_any_file_is_found(runs, which, file, change, said):
 def test_a_certificate_of_another_run_is_found(runs):
     for name, record in runs.items():
         for other_name, other in runs.items():
-            findings = recheck(record.config, record.result, other.privacy).findings
+            findings = verify_files(record.config, record.result, other.privacy).findings
             assert bool(findings) == (name != other_name)
 
 
@@ -296,5 +296,5 @@ def test_a_method_not_known_here_is_taken_to_release_one_clipped_vector(runs):
     twice["releases"] *= 2
     config = yaml.safe_load(json.dumps(record.config))
     config["method"] |= renamed
-    findings = recheck(config, record.result, twice).findings
+    findings = verify_files(config, record.result, twice).findings
     assert any("1 leave at a step; privacy.json names 2" in finding for finding in findings)

@@ -1,0 +1,1 @@
+"""Verification: a finished run held to a second statement of what its config releases."""
