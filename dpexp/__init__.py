@@ -16,6 +16,35 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from dpexp.records import Record
+
+__all__ = ["run"]
+
+
+def run(*words: str) -> Record:
+    """Train a model, or look its run up where it is done.
+
+        record = dpexp.run("method=rgp task=digits eps=8 profile=embedded")
+        record.result["test_accuracy"], record.privacy["epsilon"]["prv"], record.directory
+
+    A run that shares several GPUs starts processes: call it under `if __name__ == "__main__":`.
+
+    Args:
+        words: those of `python run.py`, in one string or several, quoted as in a shell. A sweep is
+            a loop of yours.
+
+    Returns:
+        The run's record: directory, config, result, privacy certificate and metrics.
+
+    Raises:
+        ConfigError: for a mistake in what is asked, on one line.
+        Busy: if another process does this run just now.
+    """
+    from dpexp.cli.from_python import run  # with torch, which `import dpexp` does not wait for
+
+    return run(words)
+
+
 TORCHVISION_SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -352,7 +353,11 @@ def test_a_small_profile_says_where_it_leaves_a_run_large():
 
 def test_what_a_run_does_not_read_is_told_of():
     def idle(*words):
-        return validate.idle(cli.compose(["task=digits", "profile=embedded", *words]), words)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            config = cli.compose(["task=digits", "profile=embedded", *words])
+            validate.warn_of_idle(config, words)
+        return [str(each.message).partition(" ")[0] for each in warned]
 
     assert idle("method=pate", "epochs=3", "++batch_size=7", "seed=2") == [
         "epochs=3",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,8 +34,14 @@ def by(value: Any, known: Mapping[str, Any], other: Any) -> Any:
     return known.get(str(value), other)
 
 
+def called() -> str:
+    """Return how this program is called, for its help: `dpexp run` where it is installed."""
+    return sys.argv[0] if sys.argv[0].startswith("dpexp ") else "python run.py"
+
+
 OmegaConf.register_new_resolver("up_to", up_to, replace=True)
 OmegaConf.register_new_resolver("by", by, replace=True)
+OmegaConf.register_new_resolver("called", called, replace=True)
 OmegaConf.register_new_resolver("options", lambda group: ", ".join(options_of(group)), replace=True)
 
 # Launchers' configs bear their plugins' names on purpose: `hydra/launcher=joblib` means either.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -28,12 +27,8 @@ def job(cfg: DictConfig) -> None:
 
         config = plain(cfg, HydraConfig.get().overrides.task)
         is_first = os.environ.get("RANK", "0") == "0"
-        for word in validate.idle(config, HydraConfig.get().overrides.task) if is_first else ():
-            warnings.warn(
-                f"{word} has no effect with method={config['method']['name']} as it is set; it "
-                "makes the run another one all the same. Leave it out.",
-                stacklevel=1,
-            )
+        if is_first:
+            validate.warn_of_idle(config, HydraConfig.get().overrides.task)
         if is_first and (line := done_before(config)):
             print(line, file=sys.stderr)
         directory = execute(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from inspect import Parameter
@@ -156,12 +157,18 @@ def unscaled(config: Mapping[str, Any]) -> str:
     )
 
 
-def idle(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    """List the overrides of settings that this run does not read, though they enter its name."""
+def warn_of_idle(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Warn of overrides of settings that this run does not read, though they enter its id."""
     unread = set() if config["clip"] else {"privacy.clip_norm"}
     if "loop" in config:  # a method's own, which takes its settings from the method
         unread |= {"epochs", "batch_size", "eval_every", "privacy.clip_norm"}
-    return [word for word in overrides if word.lstrip("+").partition("=")[0] in unread]
+    for word in overrides:
+        if word.lstrip("+").partition("=")[0] in unread:
+            warnings.warn(
+                f"{word} has no effect with method={config['method']['name']} as it is set; it "
+                "makes the run another one all the same. Leave it out.",
+                stacklevel=1,
+            )
 
 
 def _check_keys(config: Mapping[str, Any]) -> None:

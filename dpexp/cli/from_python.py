@@ -1,0 +1,31 @@
+"""One run from Python: `dpexp.run`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from dpexp import records
+from dpexp.cli import errors, validate
+from dpexp.cli.composition import compose
+from dpexp.cli.execution import execute
+from dpexp.cli.lookup import done_before
+from dpexp.cli.quoting import readable
+from dpexp.types import ConfigError
+
+
+def run(words: Sequence[str]) -> records.Record:
+    """Train what the words ask for, or look it up; `dpexp.run` says more."""
+    overrides = readable([part for word in words for part in shlex.split(word)])
+    try:
+        config = compose(overrides)
+    except Exception as error:
+        line = errors.mistake(error)
+        if line is None:
+            raise
+        raise ConfigError(line) from error
+    validate.warn_of_idle(config, overrides)
+    done_before(config)  # refuses what was made of other data or weights
+    record = records.read(execute(config))
+    assert record is not None  # it was written or looked up just now
+    return record

@@ -1,0 +1,55 @@
+"""`dpexp.run`: the command line's run from Python."""
+
+import subprocess
+import sys
+
+import pytest
+
+import dpexp
+from dpexp import cli, records
+from dpexp.types import ConfigError
+from tests.runs import one_thread  # noqa: F401 (a fixture)
+
+WORDS = "method=dpsgd task=digits profile=embedded eps=8 epochs=0.2 device=cpu"
+
+
+def test_it_trains_and_the_second_time_looks_up_what_the_command_line_would_make(tmp_path):
+    folder = tmp_path / "my results"
+    first = dpexp.run(WORDS, f"results='{folder}'")
+    assert first.privacy["epsilon"]["prv"] <= 8 and 0 < first.result["test_accuracy"] <= 100
+    assert first.config == cli.compose([*WORDS.split(), f'results="{folder}"']) | {
+        key: first.config[key] for key in ("device", "ranks", "micro_batch")
+    }
+    assert first.directory == records.locate(folder, first.config)
+    written = (first.directory / "result.json").stat().st_mtime_ns
+    again = dpexp.run(*WORDS.split(), f"results='{folder}'")
+    assert again == first
+    assert (first.directory / "result.json").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("method=rpg task=digits", r"got method=rpg. Did you mean rgp\?"),
+        ("method=rgp task=digits eps=1,2", "Ambiguous value"),
+        ("method=rgp task=digits epz=1", "Unknown key epz"),
+        ("method=rgp", "Expected a task"),
+        ("method=rgp task=digits profile=embedded eps=-1", "eps"),
+    ],
+)
+def test_a_mistake_is_one_line(words, line, tmp_path):
+    with pytest.raises(ConfigError, match=line) as refused:
+        dpexp.run(words, f"results={tmp_path}")
+    assert "\n" not in str(refused.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_override_without_effect_warns(tmp_path):
+    words = WORDS.replace("eps=8", "eps=null noise=false clip=false")
+    with pytest.warns(UserWarning, match="privacy.clip_norm=7 has no effect with method=dpsgd"):
+        dpexp.run(words, "privacy.clip_norm=7", f"results={tmp_path}")
+
+
+def test_importing_the_package_waits_for_no_torch():
+    code = "import sys, dpexp; dpexp.run; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
