@@ -21,7 +21,7 @@ class Examples:
     """A set of examples, small enough for one device.
 
     Attributes:
-        inputs: [n, ...]; uint8 in [0, 255], scaled to [0, 1] in batches, or floats, used unscaled.
+        inputs: [n, ...]; uint8 in [0, 255], scaled to [0, 1] in batches, or floats, used as stored.
         targets: [n], class indices, or numbers in a regression.
         mean: of the inputs in [0, 1], one number per channel (dimension 1); None: not normalised.
         std: likewise.

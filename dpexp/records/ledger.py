@@ -29,8 +29,8 @@ class Mark:
     Attributes:
         data: fingerprint of the task's examples.
         steps: number of steps that may have been released.
-        begun_from: step of the checkpoint from which the last session of the run started.
-        begun_at: step at which that session started; later than `begun_from` if steps were lost.
+        begun_from: step of the checkpoint from which the run last started.
+        begun_at: step at which it last started; later than `begun_from` if steps were lost.
         surroundings: fingerprint of whatever affects rounding; None if no step can be repeated.
         run: id of the run; "" in a ledger written by an older version.
     """
