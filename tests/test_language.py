@@ -310,7 +310,7 @@ def test_a_task_seen_in_pretraining_is_warned_of(task, words):
         assert told == []
     else:
         (line,) = told
-        assert f"what it says of {task}" in line and "tiny/bert was pretrained on" in line
+        assert f"its accuracy on {task}" in line and "tiny/bert was pretrained on" in line
 
 
 # Whole runs
