@@ -84,6 +84,7 @@ def the_error(done):
         (["method=rgp", *DIGITS, "optimizer.lr=null"], "optimizer.lr to be a number; got null"),
         (["method=rgp", *DIGITS, "+loop=os"], "loop to be a module with train and estimate"),
         (["method=rgp", *DIGITS, "optimizer._target_=os.system"], "Hydra refuses it"),
+        (["method=rgp", *DIGITS, "schedule._target_=os.system"], "Hydra refuses it"),
         (
             ["--method", "rgp", *DIGITS],
             "arguments: --method. Settings are words such as method=rgp",
@@ -195,6 +196,9 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
         (["~wandb.mode"], "Expected wandb.mode, one of disabled, offline, online; it was taken"),
         (["model._target_=nowhere.Net"], r"that can be imported; got nowhere.Net \(No module"),
         (["schedule.fractions=[0.6,0.3]"], r"Expected schedule.fractions to rise in \(0, 1\)"),
+        (["model._target_=os.system"], "Expected model to name what .* Hydra refuses it"),
+        (["method._target_=os.system"], "Expected method to name what .* Hydra refuses it"),
+        (["task._target_=os.system"], "Expected task to name what .* Hydra refuses it"),
         (["model.width=0"], "Expected model.width >= 1"),
         (["task.std=[0]"], r"Expected task.std to be positive numbers.*got \[0\]. Set task.std"),
         (["task.mean=[0.1,0.2]"], "Expected task.mean to be numbers, one a channel or one for all"),
