@@ -9,7 +9,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from dpexp.cli import errors
+from dpexp.cli import blocks, errors
 from dpexp.cli.groups import CONF, options_of
 from dpexp.cli.quoting import readable
 
@@ -36,6 +36,8 @@ def by(value: Any, known: Mapping[str, Any], other: Any) -> Any:
 OmegaConf.register_new_resolver("up_to", up_to, replace=True)
 OmegaConf.register_new_resolver("by", by, replace=True)
 OmegaConf.register_new_resolver("options", lambda group: ", ".join(options_of(group)), replace=True)
+
+blocks.store()
 
 # Launchers' configs bear their plugins' names on purpose: `hydra/launcher=joblib` means either.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore")

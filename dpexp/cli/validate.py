@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from dpexp import records
+from dpexp.cli import blocks
 from dpexp.cli.errors import nearest, unknown_key
 from dpexp.cli.groups import CONF
 from dpexp.cli.instantiate import parameters
@@ -148,7 +149,7 @@ def unscaled(config: Mapping[str, Any]) -> str:
     examples = epochs * task["dataset_size"]
     if examples < MANY:
         return ""
-    scaled = {path.stem for path in (CONF / "scale" / profile).glob("*.yaml")}
+    scaled = {name for name, _ in blocks.of(CONF / "scale" / f"{profile}.yaml")}
     tasks = sorted(scaled & {path.stem for path in (CONF / "task").glob("*.yaml")})
     return (
         f"profile={profile} leaves task={task['name']} at {epochs:g} epochs, through "
