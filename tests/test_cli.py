@@ -209,6 +209,7 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
         (["ranks=true"], "Expected ranks to be auto or a number from 1; got ranks=True"),
         (["task.dataset_size=1000"], "Expected task.dataset_size=1000 training examples"),
         (["device=gpu"], "Expected device auto, cpu, cuda or cuda:N"),
+        (["recipe=bert"], "Expected recipe to be a block, such as recipe=minilm/rgp; got a whole"),
         (["+foo=1"], "Unknown key foo; valid here: eps, noise, "),
         (["+epocs=1"], "Unknown key epocs; .* Did you mean epochs?"),
         (["method.name=dpsgd"], "Expected method to keep the name .* got method.name=dpsgd"),

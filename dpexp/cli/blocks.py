@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from dpexp.cli.groups import CONF
 
-GROUPS = ("recipe", "scale")
+GROUPS = {"recipe": "recipe=minilm/rgp", "scale": "scale=quick/gep"}
+"""Groups of which a file holds blocks, with an example of one."""
 
 
 def files() -> list[Path]:

@@ -167,6 +167,12 @@ def idle(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
 
 def _check_keys(config: Mapping[str, Any]) -> None:
     """Refuse a setting that nothing reads; a table that others look values up in may be new."""
+    for group, example in blocks.GROUPS.items():
+        if group in config:
+            raise ConfigError(
+                f"Expected {group} to be a block, such as {example}; got a whole file. "
+                f"Leave {group} out: a run takes its own."
+            )
     tree, groups = _defaults()
     known = [key for key in (*tree, *groups, "loop") if key.isidentifier() and key != "hydra"]
     for key, value in config.items():
