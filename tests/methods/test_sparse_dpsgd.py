@@ -139,7 +139,7 @@ def test_with_matrices_alone_it_takes_their_part_of_a_joint_step():
     assert_same(step(model, make(0.3, train="matrices"), x, y).gradients, expected)
 
 
-# Masked per-example gradients
+# MaskedGrads per-example gradients
 
 
 class Counting(LinearWeight):
