@@ -12,7 +12,7 @@ The classifier is not reparametrized; its gradient, times `head_factor`, is part
 vector, and what is released of it is used as it is: as in the authors' code.
 
 Differences from the paper:
- 1. PerExampleGrads gradients come from the layer's input and output gradient, so the forward pass is the
+ 1. Carrier gradients come from the layer's input and output gradient, so the forward pass is the
     ordinary one and W's own gradient is never formed; Theorem 2.1 says they are the same numbers.
  2. Householder QR in place of Gram-Schmidt: the same span, safer in floating point.
  3. With no warm-up, the very first step still decomposes W: there is no update yet.

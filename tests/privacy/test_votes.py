@@ -231,7 +231,7 @@ def weakened(told):
     told["releases"][1]["noise_std"] *= 0.99
 
 
-def double(told):
+def widened(told):
     told["releases"][0]["at_most"] += 1
 
 
