@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 LARGE, THIN = 2**17, 32
-"""Numbers from which a matrix meets one of at most so many rows in blocks (ours, measured on a
-CPU): there the library's product takes such a matrix at half the speed of memory, and many
-small products side by side give the same numbers in up to 40 % less time."""
+"""Matrices of `LARGE` entries or more are multiplied by matrices of at most `THIN` rows in blocks
+(ours, measured on a CPU). torch's single product runs at half the speed of memory there; batched
+small products give the same numbers in up to 40 % less time."""
 
 
 def thin_product(thin: Tensor, wide: Tensor) -> Tensor:
@@ -36,8 +36,8 @@ def _is_cut(large: Tensor, rank: int, size: int, block: int) -> bool:
 def orthonormal_columns(matrix: Tensor) -> Tensor:
     """Return an orthonormal basis whose span contains the columns of a tall matrix.
 
-    Householder QR: orthonormal to working precision even where the columns are dependent or zero,
-    which Gram-Schmidt is not.
+    Uses Householder QR: unlike Gram-Schmidt, it is orthonormal to working precision even if the
+    columns are dependent or zero.
 
     Args:
         matrix: [m, r] with r <= m.
@@ -51,13 +51,13 @@ def orthonormal_columns(matrix: Tensor) -> Tensor:
 def power_iteration(
     delta: Tensor, rank: int, iterations: int, gen: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Find bases near the principal column and row spaces of a matrix (rgp, Algorithm 2).
+    """Return bases near the principal column and row spaces of a matrix (rgp, Algorithm 2).
 
     Args:
         delta: [p, d], the historical update; never a private gradient.
         rank: r in [1, min(p, d)].
         iterations: K >= 1.
-        gen: source of the Gaussian start, on delta's device.
+        gen: draws the Gaussian start, on delta's device.
 
     Returns:
         L [p, r] with orthonormal columns and R [r, d] with orthonormal rows.
@@ -72,7 +72,7 @@ def power_iteration(
 def random_bases(
     p: int, d: int, rank: int, gen: torch.Generator, like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Draw L [p, r] and R [r, d] with orthonormal columns and rows, uniformly (Haar)."""
+    """Return random L [p, r] and R [r, d] with orthonormal columns and rows, uniform (Haar)."""
 
     def draw(size: int) -> Tensor:
         gaussian = torch.randn(size, rank, generator=gen, device=like.device, dtype=like.dtype)
@@ -90,6 +90,6 @@ def reparametrized_update(left: Tensor, right: Tensor, d_left: Tensor, d_right: 
         d_left: dL [p, r].
         d_right: dR [r, d].
     """
-    # One product of [dL - L L^T dL, L] and [R; dR]: the result, as large as W, is written once.
+    # One product of [dL - L L^T dL, L] and [R; dR] writes the result, as large as W, only once.
     columns = torch.cat([d_left - left @ (left.T @ d_left), left], dim=1)
     return outer_product(columns, torch.cat([right, d_right]))

@@ -1,4 +1,4 @@
-"""The words the rooms share: a batch, layer gradients, per-example gradients, a release, a method.
+"""Types that all rooms share: batches, layer gradients, per-example gradients, releases, methods.
 
 Index legend, used throughout the suite: n examples, p outputs, d inputs, r rank, t positions
 (tokens or pixels).
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 class ConfigError(ValueError):
-    """A mistake in what the user asked for; printed as one line, exit code 2, no traceback."""
+    """A user's mistake; printed on one line without a traceback, exit code 2."""
 
 
 def require_word(setting: str, word: str, words: Sequence[str]) -> None:
@@ -35,7 +35,7 @@ def require_word(setting: str, word: str, words: Sequence[str]) -> None:
 
 
 def setting_at(config: Mapping[str, Any], place: str) -> Any:
-    """Return the setting at a place such as "privacy.clip_norm"; None where there is none."""
+    """Return the setting at a dotted path such as "privacy.clip_norm"; None if it is missing."""
     value: Any = config
     for key in place.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -43,21 +43,21 @@ def setting_at(config: Mapping[str, Any], place: str) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's words on one line."""
+    """Return an error's message on one line."""
     return " ".join(str(error).split())
 
 
 class MissingData(ConfigError):
-    """Data or a pretrained model is not where it was looked for; the line says what to do."""
+    """Data or a pretrained model is missing; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some examples, ready for the model.
+    """Examples, ready for the model.
 
     Attributes:
         inputs: [n, ...], normalised and on the model's device.
-        targets: [n], class indices, or numbers in a regression.
+        targets: [n], class indices; numbers for regression.
     """
 
     inputs: Tensor
@@ -76,8 +76,8 @@ class Key(NamedTuple):
 
     Attributes:
         release: the release it belongs to; blocks of one release are clipped jointly.
-        parameter: the parameter it speaks of, as in `named_parameters`, or a group of them.
-        part: which of the parameter's blocks it is.
+        parameter: a parameter's name, as in `named_parameters`, or a group's.
+        part: which of the parameter's blocks.
     """
 
     release: str
@@ -86,11 +86,11 @@ class Key(NamedTuple):
 
 
 class Size(NamedTuple):
-    """How large every example's block can be; all in float64, [n].
+    """Upper bounds on the size of every example's block; all in float64, [n].
 
     Attributes:
-        squares: at least the squared l2 norm of the block, whatever rounding took from it.
-        energy: at least the squared norm of what its sum adds were every term positive; `squares`
+        squares: bound on the squared l2 norm of the block, rounding included.
+        energy: bound on the squared norm of the sum of the absolute values of its terms; `squares`
             where the block itself is added.
         floor: what underflow may add to the block's weighted sum, in l2.
     """
@@ -100,28 +100,28 @@ class Size(NamedTuple):
     floor: Tensor
 
     def plus(self, other: Size) -> Size:
-        """Return the size of two blocks as one."""
-        return Size(*(mine + its for mine, its in zip(self, other, strict=True)))
+        """Return the size of two blocks taken together."""
+        return Size(*(first + second for first, second in zip(self, other, strict=True)))
 
     def select(self, mask: Tensor) -> Size:
         """Drop the examples where mask [n] is False."""
-        return Size(*(each[mask] for each in self))
+        return Size(*(bound[mask] for bound in self))
 
 
 class PerExampleGrads(Protocol):
-    """A block of per-example vectors that need never exist side by side."""
+    """A block of per-example gradients, formed or not."""
 
     def norms_squared(self) -> Tensor:
         """Bound the squared l2 norm of every example's block from above, [n] in float64."""
 
     def measured(self) -> tuple[Size, PerExampleGrads]:
-        """Return sizes, and the smaller form to hold until clip weights are known."""
+        """Return sizes, and the smaller form to keep until the clip weights are known."""
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
-        """Add the examples' blocks to their sum, each times its weight [n] (None: all ones)."""
+        """Add the examples' blocks, times their weights [n] (None: all ones), to `total`."""
 
     def materialize(self) -> Tensor:
-        """Form every example's block side by side, [n, ...]; large where the layer is."""
+        """Return every example's block, [n, ...]; needs n times the layer's memory."""
 
     def select(self, mask: Tensor) -> PerExampleGrads:
         """Drop the examples where mask [n] is False."""
@@ -131,21 +131,19 @@ class PerExampleGrads(Protocol):
 
 
 class LayerGrads(Protocol):
-    """What one layer saw of one micro-batch: its input and its output's gradient.
+    """One layer's input and output gradient for one micro-batch.
 
-    One implementation per layer type, in `dpexp.grad_sample`; a method sees only this. W is the
-    layer's weight flattened to [p, d]: for a convolution d counts input channels times kernel
-    positions (rgp, Section 2.1).
-
-    Every one is a dataclass.
+    `dpexp.grad_sample` has one implementation per layer type, each a dataclass; methods use this
+    interface alone. W is the layer's weight flattened to [p, d]: for a convolution d counts input
+    channels times kernel positions (rgp, Section 2.1).
     """
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Name the layer's own parameters that a rule exists for, e.g. ("weight", "bias")."""
+        """Return the names of the layer's parameters that a rule covers, e.g. ("weight",)."""
 
     def gradient(self, name: str) -> PerExampleGrads:
-        """Return the whole gradient of one parameter."""
+        """Return the full gradient of one parameter."""
 
     def left(self, right_basis: Tensor, rows: Tensor | None = None) -> PerExampleGrads:
         """Return dL_i = dW_i R^T, [n, p, r], for R [r, d] (rgp, Theorem 2.1).
@@ -161,23 +159,23 @@ class LayerGrads(Protocol):
         """
 
     def scaled(self, factor: float) -> LayerGrads:
-        """Multiply every example's gradient by a constant, before anything is clipped."""
+        """Return the gradients times a constant, before clipping."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """One vector that leaves the private data at every step.
+    """One vector that is released at every step.
 
     Attributes:
-        name: how keys refer to it.
-        dimension: how many numbers it holds.
+        name: as in `Key.release`.
+        dimension: number of entries.
         clip_norm: the bound C on one example's contribution; each coordinate gets noise of
             standard deviation (Laplace: of scale) noise_multiplier * clip_norm.
         sensitivity: largest change when one example is added or removed, in units of clip_norm;
             in l2 under Gaussian noise, in l1 under Laplace noise.
         noise: "gaussian" or "laplace", the same for all releases of a method.
-        clip: what the bound is on: the l2 "norm" of an example's vector, or the absolute value
-            of each of its "coordinates".
+        clip: "norm" bounds the l2 norm of an example's vector, "coordinates" the absolute value of
+            each of its coordinates.
     """
 
     name: str
@@ -189,15 +187,15 @@ class Release:
 
 
 def is_laplace(releases: tuple[Release, ...]) -> bool:
-    """Return whether a step's noise is Laplace's."""
+    """Return whether a step's noise is Laplace noise."""
     return any(release.noise == "laplace" for release in releases)
 
 
 def joint_sensitivity(releases: tuple[Release, ...]) -> float:
-    """Return the sensitivity of all releases of a step taken as one vector, in clip norms.
+    """Return the joint sensitivity of all releases of a step, in clip norms.
 
-    In l2, under Gaussian noise, it is the root of the sum of squares; in l1, under Laplace noise,
-    the sum.
+    Under Gaussian noise it is in l2, the root of the sum of squares; under Laplace noise it is in
+    l1, the sum.
     """
     if is_laplace(releases):
         return sum(release.sensitivity for release in releases)
@@ -205,71 +203,71 @@ def joint_sensitivity(releases: tuple[Release, ...]) -> float:
 
 
 State = dict[str, Any]
-"""A method's whole memory between steps: plain tensors and numbers, so that it can be saved."""
+"""A method's state between steps: plain tensors and numbers, so that it can be saved."""
 
 
 LayerCallback = Callable[[str, LayerGrads], None]
-"""Takes a layer's name and its gradients."""
+"""Called with a layer's name and its gradients."""
 
 
 class PublicGradients(Protocol):
-    """Per-example gradients of public examples, at the model's present weights."""
+    """Per-example gradients of public examples, at the model's current weights."""
 
     def __len__(self) -> int:
-        """Count the public examples."""
+        """Return the number of public examples."""
 
     def micro_batches(
         self, indices: Tensor, targets: Tensor | None
     ) -> Iterator[Mapping[str, Tensor]]:
-        """Return every trainable parameter's gradients, [m, ...], some m examples at a time.
+        """Yield every trainable parameter's gradients, [m, ...], m examples at a time.
 
         Args:
             indices: of public examples, [n].
             targets: their class indices, [n]; None: the set's own.
 
         Raises:
-            ConfigError: if the set's own targets are wanted where it has none.
+            ConfigError: if `targets` is None and the set has none of its own.
         """
 
     def total(self, indices: Tensor, targets: Tensor | None) -> Mapping[str, Tensor]:
-        """Return every trainable parameter's gradient, summed over some examples.
+        """Return every trainable parameter's gradient, summed over the examples.
 
         Args:
             indices: of public examples, [n].
             targets: their class indices, [n]; None: the set's own.
 
         Raises:
-            ConfigError: if the set's own targets are wanted where it has none.
+            ConfigError: if `targets` is None and the set has none of its own.
         """
 
     def visit_layers(
         self, indices: Tensor, targets: Tensor | None, callback: LayerCallback
     ) -> None:
-        """Call back for every hooked layer, some m examples at a time.
+        """Call `callback` for every hooked layer, m examples at a time.
 
         Args:
             indices: of public examples, [n].
             targets: their class indices, [n]; None: the set's own.
-            callback: takes layer gradients whose first axis is m.
+            callback: called with layer gradients whose first axis is m.
 
         Raises:
-            ConfigError: if the set's own targets are wanted where it has none.
+            ConfigError: if `targets` is None and the set has none of its own.
         """
 
 
 class Method(Protocol):
-    """What a method does between the tape and the optimizer; the trainer does everything else.
+    """A training method: everything between the layer gradients and the optimizer.
 
-    Methods subclass it; what has a body here is what most of them do.
+    Methods subclass it. A body here is a default.
 
     Attributes:
-        public_size: how many public examples `prepare` needs; with 0 none are loaded.
+        public_size: how many public examples `prepare` needs; none are loaded if 0.
     """
 
     public_size: int = 0
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
-        """Name the parameters this method updates; all others are frozen."""
+        """Return the names of the parameters that this method updates; all others are frozen."""
 
     def start(self, model: nn.Module) -> State:
         """Return the state before the first step."""
@@ -281,60 +279,60 @@ class Method(Protocol):
         public: PublicGradients | None,
         gen: torch.Generator,
     ) -> State:
-        """Return this step's state: bases or masks, from nothing private.
+        """Return this step's state, e.g. bases or masks, computed from nothing private.
 
-        On several ranks every tensor new in the returned state is overwritten in place by the first
-        rank's; Python numbers must already agree.
+        With several ranks, every new tensor in the returned state is overwritten in place by rank
+        0's; Python numbers must already agree.
         """
         return state
 
     def forward_weights(self, state: State) -> Mapping[str, Tensor]:
-        """Return the weights to run this step with in place of the model's own (usually none)."""
+        """Return weights that replace the model's own in this step's forward (usually none)."""
         return {}
 
     def per_example_grads(
         self, state: State, layer: str, layer_grads: LayerGrads
     ) -> Mapping[Key, PerExampleGrads]:
-        """Return one layer's per-example gradients by block; called as backward reaches it.
+        """Return one layer's per-example gradients by block; called when backward reaches it.
 
-        May mutate the state's dicts and lists (each attempt gets a copy), never its tensors.
+        It may change the state's dicts and lists (each attempt gets a copy), never its tensors.
         """
 
     def crafted(self, state: State) -> tuple[int, Mapping[Key, PerExampleGrads]]:
-        """Return made-up examples that join this step's draw: how many, and all their blocks.
+        """Return crafted examples that join this step's batch: how many, and all their blocks.
 
-        Usually none; an audit's canaries (`dpexp.attacks`) come in here, and are clipped, summed
-        and noised like any example.
+        Usually none. An audit's canaries (`dpexp.attacks`) enter here; they are clipped, summed and
+        noised like any example.
         """
         return 0, {}
 
     def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
-        """Return the shape of every block's sum over examples; empty draws need it."""
+        """Return the shape of every block's sum over examples, also needed for an empty batch."""
 
     def compress(self, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
-        """Turn the clipped sums over the whole batch into what is released, before the noise.
+        """Return what is released, before noise, from the clipped sums over the whole batch.
 
-        It must not change `sums`; whatever it gives, `releases` states the sensitivity of. Noise is
-        added to that in place, so nothing else may hold it.
+        It must not change `sums`. `releases` states the sensitivity of the result. Noise is added
+        to the result in place, so nothing else may refer to it.
         """
         return sums
 
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
-        """Declare what leaves at every step; the same at every step."""
+        """Return the releases of a step; they are the same at every step."""
 
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
-        """Turn what was released into a gradient per trainable parameter, and the next state."""
+        """Return a gradient per trainable parameter from the noisy releases, and the next state."""
 
     def remarks(
         self, state: State, epsilon_at: Callable[[Sequence[float]], float | None]
     ) -> dict[str, Any]:
-        """Return what the certificate should say besides (usually nothing).
+        """Return further entries for the certificate (usually none).
 
         Args:
             state: after the last step.
-            epsilon_at: takes factors, one a step, to the run's epsilon had step t's Laplace noise
-                been divided by factors[t]; None where there is none to state.
+            epsilon_at: maps factors, one per step, to the epsilon that the run would have if step
+                t's Laplace noise were divided by factors[t]; None if the run states no epsilon.
         """
         return {}

@@ -1,1 +1,1 @@
-"""Ranks, their processes and signals, and memory."""
+"""Ranks, processes, signals and memory."""

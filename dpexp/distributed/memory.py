@@ -1,4 +1,4 @@
-"""Memory: how it is kept between steps, its peak between two calls, and what to do without it."""
+"""Memory: keep freed pages, measure peaks, recover from running out."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SIGNS = (
     "out of memory",  # CUDA itself, outside torch's allocator
     "ALLOC_FAILED",  # cuBLAS, cuDNN
 )
-"""What libraries that have no exception of their own for it say when memory runs out."""
+"""Out-of-memory messages of libraries that have no exception type for it."""
 
 
 def keep_pages() -> None:
-    """Let the C library keep freed memory, on Linux with glibc; elsewhere do nothing.
+    """Make the C library keep freed memory, on Linux with glibc; elsewhere do nothing.
 
-    Every step frees what the next one asks for again. Handing those pages to the kernel and
-    back costs up to a tenth of a step on a CPU (ours, measured on WRN28-4, batches of 32).
+    Every step allocates again what the last one freed. Returning those pages to the kernel costs
+    up to a tenth of a step on a CPU (ours, measured on WRN28-4, batches of 32).
     """
     if not sys.platform.startswith("linux"):
         return
@@ -51,13 +51,13 @@ def keep_pages() -> None:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start a new measurement; on a CPU outside Linux the peak stays the process's own."""
+    """Reset the peak; on a CPU outside Linux it remains that of the whole process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif CLEAR.exists():
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
-            trim(0)  # what earlier runs freed is not this one's
+            trim(0)  # memory that earlier runs freed does not count
         try:
             CLEAR.write_text("5")  # resets VmHWM, see proc_pid_clear_refs(5)
         except OSError:
@@ -65,7 +65,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_mb(device: torch.device) -> float:
-    """Return the peak in MB (10^6 bytes) since the last reset: a GPU's tensors, else resident."""
+    """Return the peak since the last reset, in MB (10^6 bytes): GPU tensors, or resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     if STATUS.exists():
@@ -75,11 +75,11 @@ def peak_mb(device: torch.device) -> float:
 
 
 def room_mb(device: torch.device, sharing: int) -> float | None:
-    """Return how far `peak_mb` may rise before memory runs out; None where nothing says.
+    """Return how far `peak_mb` may rise before memory runs out, in MB; None if unknown.
 
     Args:
         device: where this process computes.
-        sharing: how many processes like this one share that memory, >= 1.
+        sharing: number of such processes that share the memory, >= 1.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -92,7 +92,7 @@ def room_mb(device: torch.device, sharing: int) -> float | None:
 
 
 def _left_to_group() -> float:
-    """Return the bytes that a container's limit leaves (cgroup v2); infinity without one."""
+    """Return the bytes left under a container's limit (cgroup v2); infinity without a limit."""
     try:
         limit = (CGROUP / "memory.max").read_text().strip()
         used = (CGROUP / "memory.current").read_text()
@@ -114,25 +114,25 @@ def ran_out(error: BaseException) -> bool:
 
 
 def collect() -> None:
-    """Free what nothing refers to any more, on a GPU for other sizes too."""
+    """Collect garbage, and empty torch's cache on a GPU so that other sizes can use it."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def halving(work: Callable[[int], Result], size: int, of: str) -> tuple[Result, int]:
-    """Do some work, with half the size each time that memory runs out.
+    """Call `work`, halving the size each time that memory runs out.
 
     Args:
-        work: takes the size; begins anew each time, and keeps nothing of what failed.
-        size: how many examples at once to begin with, >= 1.
-        of: what the size is called, for the warnings.
+        work: called with the size; starts over each time, and keeps nothing of a failed attempt.
+        size: number of examples at once to start with, >= 1.
+        of: name of the size, for warnings.
 
     Returns:
-        What the work gave, and the size at which it did.
+        The result of `work`, and the size at which it succeeded.
 
     Raises:
-        ConfigError: not even one example fits.
+        ConfigError: if not even one example fits.
     """
     while True:
         try:
@@ -143,14 +143,14 @@ def halving(work: Callable[[int], Result], size: int, of: str) -> tuple[Result, 
             if size == 1:
                 raise ConfigError(one_example(error)) from None
             reason = _reason(error)
-        # Only here: until the clause ends, the error's traceback holds the tensors of the attempt.
+        # Inside the except clause the error's traceback would still hold the attempt's tensors.
         collect()
         log.warning("out of memory with %s=%d (%s): going on with %d", of, size, reason, size // 2)
         size //= 2
 
 
 def one_example(error: BaseException) -> str:
-    """Say that not even one example fits, and what would help."""
+    """Return the message that not even one example fits, with remedies."""
     return (
         f"Expected one example to fit in memory; it does not: {_reason(error)}. For a language "
         "model set model.checkpointing=true or model.precision=bfloat16; else a smaller model, or "
@@ -160,14 +160,14 @@ def one_example(error: BaseException) -> str:
 
 @contextmanager
 def in_one_line(what: str, remedy: str) -> Iterator[None]:
-    """Turn running out of memory into a mistake that the user can mend.
+    """Turn an out-of-memory error into a ConfigError with a remedy.
 
     Args:
-        what: should have fitted.
+        what: what should have fitted.
         remedy: what to set, as a sentence.
 
     Raises:
-        ConfigError: memory ran out.
+        ConfigError: if memory runs out.
     """
     try:
         yield
@@ -179,7 +179,7 @@ def in_one_line(what: str, remedy: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the sentence that says how much was asked for."""
+    """Return the sentence that says how much memory was requested."""
     sentences = one_line(error).split(". ")
     chosen = next((some for some in sentences if "allocate" in some), sentences[0])
     return chosen.rstrip(".") or type(error).__name__

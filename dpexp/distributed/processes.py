@@ -1,4 +1,4 @@
-"""The processes that share a run: started, passed signals on to, and ended together."""
+"""Start a run's processes, forward signals to them, and end them together."""
 
 from __future__ import annotations
 
@@ -27,36 +27,37 @@ from dpexp.types import ConfigError, one_line
 log = logging.getLogger("dpexp")
 
 PATIENCE = timedelta(minutes=30)
-"""How long ranks wait for a silent one (Gloo's own default): longer than what the first rank does
-alone, such as an analysis. A death is noticed at once; only a node cut off costs that long."""
+"""How long ranks wait for one that does not answer (Gloo's own default): longer than what rank 0
+does alone, such as an analysis. A dead process is noticed at once; only a node that is cut off
+takes this long."""
 
 GRACE = 5.0
-"""Seconds that ranks have to end by themselves once one has failed (ours)."""
+"""Seconds that the other ranks have to exit once one has failed (ours)."""
 
 
 REASON, TRACE = 400, 2000
-"""Characters of a rank's reason and trace that are passed on: nobody reads before all have ended,
-and the pipe between holds 64 KB."""
+"""Characters kept of a rank's reason and of its trace. They are read only after all ranks ended,
+and the pipe holds 64 KB."""
 
 
 def is_torchrun() -> bool:
-    """Return whether torchrun started this process, as one rank of several."""
+    """Return whether torchrun started this process as one of several ranks."""
     return "WORLD_SIZE" in os.environ
 
 
 def launch(work: Callable[[Ranks, dict], None], config: dict) -> None:
-    """Run `work(ranks, config)` on every rank and wait.
+    """Run `work(ranks, config)` on every rank, and wait.
 
-    Under torchrun this process is one rank already. Otherwise `ranks=auto` means one process a GPU
-    (a single one without GPUs, or where the device is named), and a number that many.
+    Under torchrun this process is already one rank. Otherwise `ranks=auto` starts one process per
+    GPU (a single one without GPUs or with a named device), and a number starts that many.
 
     Args:
         work: importable by name, so that other processes can run it.
         config: the run's plain config.
 
     Raises:
-        RankLost: a rank died, and the others were ended.
-        SystemExit: the ranks were stopped by SIGTERM, which is passed on to them.
+        RankLost: if a rank died; the others are ended.
+        SystemExit: if the ranks were stopped by SIGTERM, which is forwarded to them.
     """
     device = choose_device(config["device"])
     if is_torchrun():
@@ -65,7 +66,7 @@ def launch(work: Callable[[Ranks, dict], None], config: dict) -> None:
         try:
             _work_as(rank, size, local_rank, device, work, config)
         except RankLost:
-            if rank:  # the first one says it for all, and torchrun names the dead
+            if rank:  # rank 0 reports for all, and torchrun names the rank that died
                 raise SystemExit(1) from None
             raise
         return
@@ -88,11 +89,11 @@ def _number_of(variable: str, default: int | None = None) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End a process that was a rank, without taking Python apart.
+    """End a rank's process without Python's shutdown.
 
-    A thread of Gloo or NCCL may drop its last tensor after the main thread's work is done. If
-    Python is ending by then, the lock that this takes is gone, and the C++ runtime aborts: a
-    finished run would count as failed.
+    A thread of Gloo or NCCL may free its last tensor after the main thread is done. If Python is
+    shutting down by then, the lock that this needs is gone and the C++ runtime aborts. A finished
+    run would then count as failed.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -101,7 +102,7 @@ def leave(code: int) -> NoReturn:
 
 
 def leave_after(program: Callable[[], None]) -> NoReturn:
-    """Run a program as one of torchrun's ranks, and end the process as it would have."""
+    """Run a program as one of torchrun's ranks, then exit with its exit code."""
     try:
         program()
         code = 0
@@ -145,10 +146,10 @@ def _work_as(
     stopped = None
     try:
         work(Ranks(rank, size, device), config)
-    except SystemExit as end:  # on all ranks, at the same step
+    except SystemExit as end:  # all ranks stop at the same step
         stopped = end
     with together():
-        dist.barrier()  # the first rank may still be writing the record, or the checkpoint
+        dist.barrier()  # rank 0 may still be writing the record or the checkpoint
     dist.destroy_process_group()
     if stopped is not None:
         raise stopped
@@ -167,10 +168,10 @@ def _spawned(
     logging.basicConfig(format="%(message)s", level=level if rank == 0 else logging.WARNING)
     code = 0
     try:
-        # Not SIGINT, which torch sets here: a shell's background jobs ignore it.
+        # SIGKILL, not torch's SIGINT, which a shell's background jobs ignore.
         torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's goes to the starting process too
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends it to the parent too
         if device.type == "cpu":
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
@@ -193,13 +194,13 @@ def _spawned(
 
 @dataclass(frozen=True)
 class _Report:
-    """Why a rank failed, where it could still say so.
+    """A rank's report of its own failure.
 
     Attributes:
         rank: in [0, size).
         error: for the user.
-        trace: where it was, for an error that is ours.
-        is_echo: whether another rank's failure is all that it saw.
+        trace: the traceback, if the error is a bug of ours.
+        is_echo: whether it only reports another rank's failure.
     """
 
     rank: int
@@ -213,8 +214,8 @@ def _died(rank: int, size: int, why: str) -> RankLost:
 
 
 def _spawn(size: int, device: torch.device, work: Callable, config: dict) -> None:
-    """Start the ranks, pass SIGTERM on to them, and leave none behind."""
-    # Here rather than on the first rank, so that nobody else takes the port meanwhile.
+    """Start the ranks, forward SIGTERM to them, and leave none running."""
+    # The store is here, not on rank 0, so that no other process can take the port in between.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     reports = torch.multiprocessing.get_context("spawn").SimpleQueue()
     level = log.getEffectiveLevel()
@@ -223,7 +224,7 @@ def _spawn(size: int, device: torch.device, work: Callable, config: dict) -> Non
     stopping = Stopping(lambda: _send(processes, signal.SIGTERM))
     with stopping:
         try:
-            # Ctrl-C reaches the ranks too; while they import, each would print where it was.
+            # Ctrl-C reaches the ranks too; one that is still importing would print a traceback.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 context = torch.multiprocessing.spawn(_spawned, arguments, size, join=False)
@@ -233,17 +234,17 @@ def _spawn(size: int, device: torch.device, work: Callable, config: dict) -> Non
             if stopping.is_asked:
                 _send(processes, signal.SIGTERM)
             codes = _wait(processes)
-        except KeyboardInterrupt:  # the ranks have heard it too
+        except KeyboardInterrupt:  # the ranks got it too
             _wait(processes, GRACE)
             raise
         finally:
             _send(processes, signal.SIGKILL)
             for process in processes:
                 process.join()
-    said = []
+    received = []
     while not reports.empty():
-        said.append(reports.get())
-    _conclude(codes, said, stopping, size)
+        received.append(reports.get())
+    _conclude(codes, received, stopping, size)
 
 
 def _send(processes: Iterable[Any], number: int) -> None:
@@ -254,10 +255,10 @@ def _send(processes: Iterable[Any], number: int) -> None:
 
 
 def _wait(processes: list[Any], seconds: float | None = None) -> dict[int, int]:
-    """Wait until all have ended, or one has failed and the others had `GRACE`.
+    """Wait until all have ended, or until `GRACE` seconds after one has failed.
 
     Returns:
-        Exit codes of those that ended, by rank, in the order in which they did.
+        Exit codes by rank of those that ended, in the order in which they ended.
     """
     left = {process.sentinel: rank for rank, process in enumerate(processes)}
     codes = {}
@@ -271,24 +272,24 @@ def _wait(processes: list[Any], seconds: float | None = None) -> dict[int, int]:
     return codes
 
 
-def _conclude(codes: dict[int, int], said: list[_Report], stopping: Stopping, size: int) -> None:
-    """Return if all ranks did their work; else raise the one thing that there is to say."""
-    for report in said:
+def _conclude(codes: dict[int, int], reports: list[_Report], stopping: Stopping, size: int) -> None:
+    """Return if all ranks succeeded; otherwise raise the one error that explains the failure."""
+    for report in reports:
         if not report.is_echo:
             if report.trace:
                 log.error("%s", report.trace.rstrip())
             raise report.error
     if STOPPED in codes.values() or (stopping.is_asked and any(codes.values())):
         stopping.leave()
-    speaking = {report.rank for report in said}
+    reported = {report.rank for report in reports}
     for rank, code in codes.items():
-        if code and rank not in speaking:
-            raise _died(rank, size, _worded(code))
-    if said:
-        raise said[0].error
+        if code and rank not in reported:
+            raise _died(rank, size, _cause_of(code))
+    if reports:
+        raise reports[0].error
 
 
-def _worded(code: int) -> str:
+def _cause_of(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     name = signal.Signals(-code).name

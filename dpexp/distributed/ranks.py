@@ -1,4 +1,4 @@
-"""Processes that share one run: each takes a part of every batch, and all take the same step."""
+"""Ranks of one run: each processes a part of every batch, and all take the same step."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from torch import Tensor
 from dpexp.types import ConfigError, one_line
 
 BUCKET = 2**26
-"""Numbers in one call (ours): 256 MB in float32, which is what sending few large messages in place
-of many small ones costs in memory."""
+"""Numbers in one collective call (ours): 256 MB in float32, the memory that it costs to send few
+large messages in place of many small ones."""
 
 GO_ON = "Run it again to go on from its last checkpoint."
 
 
 class RankLost(RuntimeError):
-    """A rank is gone, and the run with it; one line says which and why."""
+    """A rank died and ended the run; one line says which and why."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among those that share the run.
+    """This process's rank among those that share the run.
 
     Attributes:
         rank: in [0, size).
-        size: how many processes.
-        device: where this one computes.
+        size: number of processes.
+        device: this process's device.
     """
 
     rank: int
@@ -41,33 +41,33 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes records, draws noise and prepares for all."""
+        """Whether this is rank 0, which writes records, draws noise and prepares steps."""
         return self.rank == 0
 
     def share(self, indices: Tensor) -> Tensor:
-        """Return this rank's part of a global draw, known alike to all; it may be empty."""
+        """Return this rank's part of a batch that all ranks drew alike; it may be empty."""
         return indices[self.rank :: self.size]
 
     def all_reduce(self, tensors: Iterable[Tensor]) -> None:
-        """Sum each tensor over all ranks, in place: one call a kind of number and `BUCKET`.
+        """Sum each tensor over all ranks, in place, with one call per bucket of a dtype.
 
         Args:
-            tensors: of the same shapes and kinds in the same order on every rank.
+            tensors: of the same shapes and dtypes in the same order on every rank.
 
         Raises:
-            RankLost: another rank is gone.
+            RankLost: if another rank died.
         """
         self._call(dist.all_reduce, tensors)
 
     def reduce(self, tensors: Iterable[Tensor]) -> None:
-        """Sum each tensor over all ranks on the first; elsewhere they hold no meaning afterwards.
+        """Reduce each tensor to rank 0, in place; undefined on other ranks.
 
         Args and Raises: as for `all_reduce`, which is `reduce` and then `broadcast`.
         """
         self._call(partial(dist.reduce, dst=0), tensors)
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Return every rank the first one's numbers, bit for bit and in place.
+        """Overwrite each tensor with rank 0's values, bit for bit and in place.
 
         Args and Raises: as for `all_reduce`.
         """
@@ -82,13 +82,13 @@ class Ranks:
             with together():
                 collective(packed)
             if packed.data_ptr() == bucket[0].data_ptr():
-                continue  # one tensor, sent as it lies
+                continue  # one tensor, sent without a copy
             parts = packed.split([tensor.numel() for tensor in bucket])
             for tensor, part in zip(bucket, parts, strict=True):
                 tensor.copy_(part.view_as(tensor))
 
     def from_first(self, value: Any) -> Any:
-        """Return every rank what the first one has; raises RankLost."""
+        """Return rank 0's value on every rank; raises RankLost."""
         if self.size == 1:
             return value
         box = [value]
@@ -97,31 +97,31 @@ class Ranks:
         return box[0]
 
     def largest(self, value: float) -> float:
-        """Return the largest of what the ranks have; raises RankLost."""
-        each = torch.zeros(self.size, dtype=torch.float64, device=self.device)
-        each[self.rank] = value
-        self.all_reduce([each])
-        return float(each.max())
+        """Return the largest value over the ranks; raises RankLost."""
+        values = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        values[self.rank] = value
+        self.all_reduce([values])
+        return float(values.max())
 
 
 def buckets(tensors: Iterable[Tensor], size: int = BUCKET) -> Iterator[list[Tensor]]:
-    """Group tensors of one dtype, in their order, into lists of at most `size` numbers.
+    """Group tensors of one dtype, in order, into lists of at most `size` numbers.
 
-    A tensor of more is alone in its list. The lists depend on nothing but shapes and dtypes.
+    A larger tensor has a list of its own. The lists depend on shapes and dtypes alone.
     """
-    open_ones: dict[torch.dtype, list[Tensor]] = {}
+    pending: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
-        held = open_ones.setdefault(tensor.dtype, [])
-        if held and sum(one.numel() for one in held) + tensor.numel() > size:
-            yield held
-            held = open_ones[tensor.dtype] = []
-        held.append(tensor)
-    yield from open_ones.values()
+        bucket = pending.setdefault(tensor.dtype, [])
+        if bucket and sum(member.numel() for member in bucket) + tensor.numel() > size:
+            yield bucket
+            bucket = pending[tensor.dtype] = []
+        bucket.append(tensor)
+    yield from pending.values()
 
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Word the failure of a collective: torch's is a RuntimeError, or a kind of it."""
+    """Turn the failure of a collective, a RuntimeError in torch, into RankLost."""
     try:
         yield
     except RuntimeError as error:
@@ -130,10 +130,10 @@ def together() -> Iterator[None]:
 
 
 def choose_device(wanted: str) -> torch.device:
-    """Turn `auto`, `cpu`, `cuda` or `cuda:1` into a device.
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:1`.
 
     Raises:
-        ConfigError: for a device this machine lacks.
+        ConfigError: for a device that this machine lacks.
     """
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -11,74 +11,79 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 STOPPED = 128 + signal.SIGTERM
-"""Exit code of what was stopped, once it has saved what it did."""
+"""Exit code of a run that was stopped and has saved its state."""
 
 
 WAIT = b"Interrupted: saving after this step. Ctrl-C again stops at once.\n"
-"""What a first Ctrl-C is answered with."""
+"""Printed at the first Ctrl-C."""
 
 
 class Stopping:
     """Handle SIGTERM, SIGINT and SIGUSR2: finish the step, save, exit.
 
-    SIGTERM is always handled. SIGINT (Ctrl-C) is where that is wanted, and a second one stops at
-    once. SIGUSR2 is where a handler awaits it, such as submitit's, which queues a job again whose
-    time is nearly over and ends the process. That handler is called by `leave`.
+    SIGTERM is always handled. SIGINT (Ctrl-C) is handled on request, and a second one stops at
+    once. SIGUSR2 is handled if it already has a handler, such as submitit's, which requeues a job
+    near its time limit and ends the process. `leave` calls that handler.
 
     Attributes:
         is_asked: whether a signal came.
-        is_at_once: whether a second Ctrl-C came: nothing is to be waited for.
+        is_at_once: whether a second Ctrl-C came: stop without waiting.
     """
 
     def __init__(
         self, tell: Callable[[], None] = lambda: None, *, hears_interrupt: bool = False
     ) -> None:
-        """Take what is called at once when a signal comes, and whether Ctrl-C is one."""
+        """Set up without handlers.
+
+        Args:
+            tell: called at once when a signal comes.
+            hears_interrupt: whether to handle SIGINT.
+        """
         self.is_asked = self.is_at_once = False
         self._hears_interrupt, self._is_interrupted = hears_interrupt, False
         self._tell, self._last = tell, signal.SIGTERM
         self._former: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Stopping:
-        """Install the handlers; only a process's main thread can."""
+        """Install the handlers, which works only in the main thread."""
         if threading.current_thread() is threading.main_thread():
-            self._listen(signal.SIGTERM)
+            self._handle(signal.SIGTERM)
             if callable(signal.getsignal(signal.SIGUSR2)):
-                self._listen(signal.SIGUSR2)
+                self._handle(signal.SIGUSR2)
             is_python = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-            if self._hears_interrupt and is_python:  # else somebody ignores it, or has plans
-                self._listen(signal.SIGINT)
+            if self._hears_interrupt and is_python:  # else it is ignored, or has a handler
+                self._handle(signal.SIGINT)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the handlers that were there before."""
+        """Restore the former handlers."""
         for number, handler in self._former.items():
             signal.signal(number, handler)
 
     def leave(self) -> NoReturn:
-        """End the process as who asked expects it.
+        """End the process as the sender of the signal expects.
 
         Raises:
-            KeyboardInterrupt: asked by Ctrl-C.
-            SystemExit: with `STOPPED`, or as the former handler of SIGUSR2 has it.
+            KeyboardInterrupt: after Ctrl-C.
+            SystemExit: with `STOPPED`, or as the former handler of SIGUSR2 raises it.
         """
         self.__exit__()
         if self._last != signal.SIGTERM:
             self._former[self._last](self._last, None)
         raise SystemExit(STOPPED)
 
-    def _listen(self, number: signal.Signals) -> None:
-        self._former[number] = signal.signal(number, self._hear)
+    def _handle(self, number: signal.Signals) -> None:
+        self._former[number] = signal.signal(number, self._on_signal)
 
-    def _hear(self, number: int, _: object) -> None:
+    def _on_signal(self, number: int, _: object) -> None:
         is_interrupt = number == signal.SIGINT
         if is_interrupt and self._is_interrupted:
             self.is_at_once = True
             raise KeyboardInterrupt
         self.is_asked, self._is_interrupted = True, self._is_interrupted or is_interrupt
-        if self._last == signal.SIGTERM:  # which follows at the limit, and takes nothing back
+        if self._last == signal.SIGTERM:  # a SIGTERM at the time limit does not replace it
             self._last = signal.Signals(number)
-        if is_interrupt:  # not by print, which may be at work just now; nobody may be listening
+        if is_interrupt:  # print may be running right now; stderr may be closed
             with suppress(OSError, ValueError, AttributeError):
                 os.write(sys.__stderr__.fileno(), WAIT)
         self._tell()

@@ -1,4 +1,4 @@
-"""Examples in slices, so that what is formed and thrown away stays small."""
+"""Process examples in slices, to bound temporary memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 from dpexp.types import Size
 
-# Ours, measured: slices that stay in a processor's cache are faster than whole batches, and small
-# beside any layer's activations; a GPU wants more to do at a time.
+# Ours, measured. Slices that fit in a CPU's cache are faster than whole batches, and small next to
+# any layer's activations. A GPU needs larger slices to be busy.
 BUDGET_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
 
 
 def over_chunks(size_of: Callable[..., Size], tensors: tuple[Tensor, ...], numbers: int) -> Size:
-    """Measure examples slice by slice.
+    """Return the sizes of all examples, computed slice by slice.
 
     Args:
         size_of: maps tensors [m, ...] to sizes [m].

@@ -1,6 +1,6 @@
 """The rule for nn.Conv2d: any stride, padding, dilation and groups.
 
-Nothing here unfolds the input into its patches: a kernel's gradient is a sum over positions, one
+The input is never unfolded into patches: a kernel's gradient is a sum over positions, computed one
 k x k shift at a time. Groups are independent convolutions on slices of the channels; they are
 folded into the example axis, and m counts examples times groups.
 """
@@ -35,7 +35,7 @@ from dpexp.types import ConfigError, Size
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where a convolution's kernel touches its input; every pair is (rows, columns)."""
+    """Geometry of a convolution; every pair is (rows, columns)."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int]
@@ -44,28 +44,28 @@ class Geometry:
     groups: int
 
     def shifts(self) -> list[tuple[int, int]]:
-        """List the kernel's positions, row by row."""
+        """Return the kernel's positions, row by row."""
         return list(product(range(self.kernel[0]), range(self.kernel[1])))
 
     def fold(self, x: Tensor) -> Tensor:
-        """Turn [n, groups * c, h, w] into [n * groups, c, h, w]."""
+        """Reshape [n, groups * c, h, w] to [n * groups, c, h, w]."""
         return x if self.groups == 1 else x.reshape(-1, x.shape[1] // self.groups, *x.shape[2:])
 
     def unfold(self, values: Tensor) -> Tensor:
-        """Turn [n * groups, ...] back into [n, groups, ...]."""
+        """Reshape [n * groups, ...] to [n, groups, ...]."""
         return values.view(-1, self.groups, *values.shape[1:])
 
     def touching(self, axis: int, shift: int, outputs: int, inputs: int) -> tuple[slice, slice]:
-        """Return the outputs whose kernel position `shift` lies inside the image, and where.
+        """Return the outputs whose kernel position `shift` is inside the image, and its inputs.
 
         Args:
             axis: 0 for rows, 1 for columns.
             shift: kernel position along the axis.
             outputs: output size along the axis.
-            inputs: input size along the axis, padding left out.
+            inputs: input size along the axis, without padding.
 
         Returns:
-            Slices of the outputs and of the inputs, equally long.
+            Slices of the outputs and of the inputs, of equal length.
         """
         stride, offset = self.stride[axis], shift * self.dilation[axis] - self.padding[axis]
         first = max(0, -(offset // stride))
@@ -89,12 +89,12 @@ def positions(images: Tensor) -> Tensor:
 
 
 def kernel_gradients(x: Tensor, dh: Tensor, at: Geometry) -> Tensor:
-    """Form every example's kernel gradient, [m, p, d, k, k].
+    """Return every example's kernel gradient, [m, p, d, k, k].
 
     Args:
         x: [m, d, h, w].
         dh: [m, p, h', w'].
-        at: the convolution's geometry, groups folded away.
+        at: the geometry; groups are already folded into m.
     """
     m, p, d = len(x), dh.shape[1], x.shape[1]
     if kernels.are_taken(x, dh, at.kernel):
@@ -102,8 +102,8 @@ def kernel_gradients(x: Tensor, dh: Tensor, at: Geometry) -> Tensor:
     if not _is_grouped_faster(dh, d):
         shifts = torch.stack(list(_shift_by_shift(x, dh, at)), dim=-1)
         return shifts.view(m, p, d, *at.kernel)
-    # m examples are m groups of one convolution, whose weight gradient keeps them apart.
-    each = conv2d_weight(
+    # m examples become m groups of one convolution, so its weight gradient is per example.
+    gradients = conv2d_weight(
         x.reshape(1, m * d, *x.shape[2:]),
         (m * p, d, *at.kernel),
         dh.reshape(1, m * p, *dh.shape[2:]),
@@ -112,21 +112,21 @@ def kernel_gradients(x: Tensor, dh: Tensor, at: Geometry) -> Tensor:
         at.dilation,
         groups=m,
     )
-    return each.view(m, p, d, *at.kernel)
+    return gradients.view(m, p, d, *at.kernel)
 
 
 def _is_grouped_faster(dh: Tensor, d: int) -> bool:
-    """Say where oneDNN's grouped kernels beat products of whole shifts (ours, measured)."""
+    """Return whether oneDNN's grouped kernels beat one product per shift (ours, measured)."""
     p, positions = dh.shape[1], dh.shape[2] * dh.shape[3]
     is_vector = dh.device.type == "cpu" and dh.dtype == torch.float32 and p % 8 == 0
     return is_vector and positions >= 64 and p * d < 128 * 128
 
 
 def _shift_by_shift(x: Tensor, dh: Tensor, at: Geometry) -> Iterator[Tensor]:
-    """Return dW_i[:, :, a, b] for every shift (a, b), each [m, p, d].
+    """Yield dW_i[:, :, a, b] for every shift (a, b), each [m, p, d].
 
-    dh is spread onto the padded input's grid (zeros between strides and at row ends), so that
-    every shift is one matrix product of two strided views: no patch is ever copied.
+    dh is spread onto the padded input's grid, with zeros between strides and at row ends. Every
+    shift is then one matrix product of two strided views, and no patch is copied.
     """
     (sr, sc), (pr, pc) = at.stride, at.padding
     rows, columns = dh.shape[2], dh.shape[3]
@@ -146,9 +146,9 @@ def _shift_by_shift(x: Tensor, dh: Tensor, at: Geometry) -> Iterator[Tensor]:
 
 
 def patch_gram(x: Tensor, at: Geometry, rows: int, columns: int) -> Tensor:
-    """Return the inner products of the patches under every two outputs, [m, h' * w', h' * w'].
+    """Return the inner products of the input patches of every two outputs, [m, h' * w', h' * w'].
 
-    <patch_s, patch_t> is the image's own Gram matrix summed along k x k diagonal shifts.
+    <patch_s, patch_t> is the image's Gram matrix summed over k x k diagonal shifts.
     """
     m, _, height, width = x.shape
     flat = positions(x)
@@ -173,7 +173,7 @@ def _channels(images: Tensor, some: Tensor | None) -> Tensor:
     """Pick channels [c'] of images [m, c, h, w], in their memory format; None: all."""
     if some is None or images.is_contiguous():
         return images if some is None else images[:, some]
-    last = images.permute(0, 2, 3, 1)  # indexing would lay the channels out first
+    last = images.permute(0, 2, 3, 1)  # indexing would lose channels_last
     return last.gather(3, some.expand(*last.shape[:3], -1)).permute(0, 3, 1, 2)
 
 
@@ -197,7 +197,7 @@ class Conv2dWeight:
     is_padded: ClassVar[bool] = False
 
     def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
-        """Form the gradients [n, groups * p, d, k, k] where they are the smaller thing to hold."""
+        """Return the gradients [n, groups * p, d, k, k]; None if x and dh take less memory."""
         folded_x, folded_dh = self.at.fold(x), self.at.fold(dh)
         p, d = folded_dh.shape[1], folded_x.shape[1]
         size = p * d * len(self.at.shifts())
@@ -206,34 +206,34 @@ class Conv2dWeight:
         return self.materialize(x, dh)
 
     def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Form the gradients, [n, groups * p, d, k, k]."""
+        """Return the gradients, [n, groups * p, d, k, k]."""
         formed = kernel_gradients(self.at.fold(x), self.at.fold(dh), self.at)
         return formed.view(len(x), dh.shape[1], -1, *self.at.kernel)
 
     def size(self, x: Tensor, dh: Tensor) -> Size:
-        """Use the Gram form or the direct one, whichever takes less time."""
+        """Return the gradients' sizes, by the Gram form or the direct one, whichever is faster."""
         folded = self.at.fold(x), self.at.fold(dh)
         if self._prefers_gram(x, dh):
             inputs, outputs = (images[0, 0].numel() for images in folded)
-            each = over_chunks(self._by_gram, folded, numbers=inputs**2 + 3 * outputs**2)
+            bounds = over_chunks(self._by_gram, folded, numbers=inputs**2 + 3 * outputs**2)
         else:
             d, p = (images.shape[1] for images in folded)
             held = sum(images[0].numel() for images in folded)
             numbers = p * d * len(self.at.shifts()) + held
-            each = over_chunks(self._by_forming, folded, numbers)
-        return Size(*(self.at.unfold(value).sum(1) for value in each))
+            bounds = over_chunks(self._by_forming, folded, numbers)
+        return Size(*(self.at.unfold(bound).sum(1) for bound in bounds))
 
     def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
-        """Measure what is held; images of a set are of one size, so that all are alike."""
+        """Return the sizes of the formed gradients; images have one size, so none is padded."""
         return over_chunks(_held_size, (formed,), formed[0].numel())
 
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
-        """Return the size of the terms, a patch of the input times an output's gradient each."""
-        each = self._terms(self.at.fold(x), self.at.fold(dh))
-        return Terms(*(self.at.unfold(value).sum(1) for value in each))
+        """Return the size of the terms: an input patch times the gradient at its output."""
+        bounds = self._terms(self.at.fold(x), self.at.fold(dh))
+        return Terms(*(self.at.unfold(bound).sum(1) for bound in bounds))
 
     def num_positions(self, dh: Tensor) -> int:
-        """Count the outputs of a channel."""
+        """Return the number of output positions."""
         return dh.shape[2] * dh.shape[3]
 
     def _prefers_gram(self, x: Tensor, dh: Tensor) -> bool:
@@ -266,36 +266,42 @@ class Conv2dWeight:
         return self._terms_of(patches.flatten(1), of_dh.flatten(1), x, dh)
 
     def _roundings(self, x: Tensor, dh: Tensor) -> int:
-        """Count what both inner products may round: a patch's adds one of channels a shift."""
+        """Return the number of roundings in both inner products.
+
+        A patch's inner product adds one inner product over channels per shift.
+        """
         return x.shape[1] + len(self.at.shifts()) + dh.shape[1]
 
     def _terms_of(self, of_x: Tensor, of_dh: Tensor, x: Tensor, dh: Tensor) -> Terms:
-        """Rate the terms of a large image higher: the library adds all its positions in a row."""
+        """Return the size of the terms from squared norms at every position.
+
+        The energy of a large image is raised: the library adds up all its positions in a row.
+        """
         dims = (x.shape[1] * len(self.at.shifts()), dh.shape[1])
         terms = terms_of(of_x, of_dh, dims, dh.dtype, self._roundings(x, dh))
         share = max(1.0, self.num_positions(dh) / (4 * TERMS))
         return terms._replace(energy=terms.energy * share**2)
 
     def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
-        """Add the batch gradient to total [groups * p, d, k, k], or with kernels in rows."""
+        """Add the batch gradient to total, [groups * p, d, k, k] or flattened kernels."""
         at = self.at
         size = (dh.shape[1], x.shape[1] // at.groups, *at.kernel)
         added = conv2d_weight(x, size, dh, at.stride, at.padding, at.dilation, at.groups)
-        add_(total, added.reshape(total.shape))  # laid out like x, so channels last perhaps
+        add_(total, added.reshape(total.shape))  # may be channels_last, like x
 
 
 @dataclass(frozen=True)
 class Conv2dMatrix(Conv2dWeight):
-    """The same with every kernel in a row: dW_i is [p, d k k]."""
+    """As Conv2dWeight, with flattened kernels: dW_i is [p, d k k]."""
 
     def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Form the gradients, [n, p, d k k]."""
+        """Return the gradients, [n, p, d k k]."""
         return super().materialize(x, dh).flatten(2)
 
 
 @dataclass(frozen=True)
 class Conv2dGrads:
-    """What a Conv2d saw: x [n, channels, h, w] and dh [n, outputs, h', w']."""
+    """Layer gradients of a Conv2d: x [n, channels, h, w] and dh [n, outputs, h', w']."""
 
     x: Tensor
     dh: Tensor
@@ -304,7 +310,7 @@ class Conv2dGrads:
 
     @classmethod
     def read(cls, layer: nn.Conv2d, x: Tensor, dh: Tensor) -> Conv2dGrads:
-        """Take the layer's geometry; string paddings are applied to the input here.
+        """Return the layer's gradients; a string padding is applied to the input here.
 
         Raises:
             ConfigError: for a padding mode other than zeros.
@@ -315,7 +321,7 @@ class Conv2dGrads:
                 "Pad in the model instead, before the convolution."
             )
         padding = layer.padding
-        if isinstance(padding, str):  # "same" may pad one side more than the other
+        if isinstance(padding, str):  # "same" may pad asymmetrically
             x, padding = F.pad(x, layer._reversed_padding_repeated_twice), (0, 0)
         names = ("weight",) if layer.bias is None else ("weight", "bias")
         kernel, stride, dilation = map(_pair, (layer.kernel_size, layer.stride, layer.dilation))
@@ -367,7 +373,7 @@ class Conv2dGrads:
         return self.at
 
     def scaled(self, factor: float) -> Conv2dGrads:
-        """Multiply every example's gradient by a constant."""
+        """Return the gradients times a constant."""
         return replace(self, dh=factor * self.dh)
 
 

@@ -28,40 +28,40 @@ class EmbeddingWeight:
     is_padded: ClassVar[bool] = True
 
     def formed(self, x: Tensor, dh: Tensor) -> None:
-        """Form nothing: a vocabulary per example is never the smaller thing to hold."""
+        """Return None: a vocabulary per example always takes more memory."""
 
     def size(self, x: Tensor, dh: Tensor) -> Size:
-        """Use the Gram form; the direct one would hold a vocabulary per example."""
+        """Return the gradients' sizes by the Gram form; forming takes a vocabulary per example."""
         return over_chunks(_by_gram, (x, dh), numbers=6 * x.shape[1] ** 2)
 
     def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
-        """Refuse: nothing is formed."""
+        """Raise TypeError: nothing is formed."""
         raise TypeError("An Embedding's gradients are never held.")
 
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
-        """Return the size of the terms, which meet where their tokens are the same."""
+        """Return the size of the terms, which are added where their tokens are the same."""
         same = x[:, :, None] == x[:, None, :]
         return _terms(same, torch.linalg.vector_norm(dh, dim=2).double().square(), dh)
 
     def num_positions(self, dh: Tensor) -> int:
-        """Say one: terms are added in float64, one by one."""
+        """Return 1: terms are added in float64, one by one."""
         return 1
 
     def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
-        """Add the batch gradient to total [rows, d], in the rows that were looked up alone."""
+        """Add the batch gradient to total [rows, d], touching only rows that were looked up."""
         tokens, places = x.unique(return_inverse=True)
         rows = dh.new_zeros(len(tokens), dh.shape[2], dtype=torch.float64)
         rows.index_add_(0, places.flatten(), dh.flatten(0, 1).double())
         total.index_add_(0, tokens, rows.to(total.dtype))
 
     def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Form the gradients, [n, rows, d]."""
+        """Return the gradients, [n, rows, d]."""
         tables = dh.new_zeros(len(x), self.rows, dh.shape[-1])
         return tables.scatter_add_(1, x[..., None].expand_as(dh), dh)
 
 
 def _by_gram(x: Tensor, dh: Tensor) -> Size:
-    """Two positions' gradients meet only where their tokens are the same."""
+    """Return the sizes; gradients of two positions overlap only if their tokens are the same."""
     same = x[:, :, None] == x[:, None, :]
     of_dh = torch.bmm(dh, dh.mT)
     terms = _terms(same, of_dh.diagonal(dim1=1, dim2=2), dh)
@@ -69,7 +69,7 @@ def _by_gram(x: Tensor, dh: Tensor) -> Size:
 
 
 def _terms(same: Tensor, squares: Tensor, dh: Tensor) -> Terms:
-    """Bound (in every row, sum_s |dh_s|)^2, added over rows, from squared norms [n, t]."""
+    """Return bounds on (sum_s |dh_s| of a row)^2, summed over rows, from squared norms [n, t]."""
     d, t, least = dh.shape[2], dh.shape[1], eta(dh.dtype)
     norms = (squares.double() + 2 * least * d).sqrt()
     together = torch.bmm(same.double(), norms[..., None])[..., 0]
@@ -80,7 +80,7 @@ def _terms(same: Tensor, squares: Tensor, dh: Tensor) -> Terms:
 
 @dataclass(frozen=True)
 class EmbeddingGrads:
-    """What an Embedding saw: ids x [n, t] and dh [n, t, d]."""
+    """Layer gradients of an Embedding: ids x [n, t] and dh [n, t, d]."""
 
     x: Tensor
     dh: Tensor
@@ -89,7 +89,7 @@ class EmbeddingGrads:
 
     @classmethod
     def read(cls, layer: nn.Embedding, x: Tensor, dh: Tensor) -> EmbeddingGrads:
-        """Bring ids to [n, t]; the padding row, which never learns, gets no gradient.
+        """Return the layer's gradients, ids reshaped to [n, t]; the padding row gets none.
 
         Raises:
             ConfigError: if the layer's options make one example's gradient depend on others.
@@ -106,17 +106,17 @@ class EmbeddingGrads:
         return cls(x, dh, layer.num_embeddings)
 
     def gradient(self, name: str) -> FactoredGrads:
-        """Return the table's gradient, [n, rows, d] if it were formed."""
+        """Return the table's gradient, [n, rows, d] if materialized."""
         return FactoredGrads(EmbeddingWeight(self.rows), self.x, self.dh)
 
     def left(self, right_basis: Tensor, rows: Tensor | None = None) -> FactoredGrads:
-        """Refuse: a table of tokens is trained whole or frozen."""
+        """Raise TypeError: a token table is trained whole or frozen."""
         raise TypeError("An Embedding has no matrix product to carry at low rank.")
 
     right = left
 
     def scaled(self, factor: float) -> EmbeddingGrads:
-        """Multiply every example's gradient by a constant."""
+        """Return the gradients times a constant."""
         return replace(self, dh=factor * self.dh)
 
 

@@ -1,7 +1,7 @@
 """Which parameters train: what a model's author froze stays frozen.
 
-A tape freezes all while it is attached, so that `requires_grad` says nothing then; which of them it
-froze is kept here.
+While a tape is attached, it sets `requires_grad=False` on all parameters. This module remembers
+which of them the tape froze.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ _FROZEN_FOR_NOW = WeakTensorKeyDictionary()
 
 
 def trains(parameter: nn.Parameter) -> bool:
-    """Return whether a parameter is to be trained, unless a method leaves it out."""
+    """Return whether the model's author lets a parameter train."""
     return parameter.requires_grad or parameter in _FROZEN_FOR_NOW
 
 
 def freeze(parameters: Iterable[nn.Parameter]) -> None:
-    """Take from parameters that train that autograd sees them, until `thaw`."""
+    """Hide trainable parameters from autograd until `thaw`."""
     for parameter in parameters:
         parameter.requires_grad_(False)
         _FROZEN_FOR_NOW[parameter] = True
 
 
 def thaw(parameters: Iterable[nn.Parameter]) -> None:
-    """Return that back."""
+    """Undo `freeze`."""
     for parameter in parameters:
         parameter.requires_grad_(True)
         _FROZEN_FOR_NOW.pop(parameter, None)

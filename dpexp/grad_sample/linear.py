@@ -32,24 +32,24 @@ class LinearWeight:
     """dW_i = dh_i^T x_i for x [n, t, d] and dh [n, t, p].
 
     Attributes:
-        is_plain: whether the layer saw vectors, which are one position whatever stands beside them.
-            A text of one position would have more beside a longer one.
+        is_plain: whether the inputs are vectors, with one position whatever the batch. A text of
+            one position is padded to more beside a longer one.
     """
 
     is_plain: bool = False
     is_padded: ClassVar[bool] = True
 
     def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
-        """Form the gradients [n, p, d] where they are the smaller thing to hold."""
+        """Return the gradients [n, p, d]; None if x and dh take less memory."""
         t, d, p = x.shape[1], x.shape[2], dh.shape[2]
         return self.materialize(x, dh) if p * d < t * (p + d) else None
 
     def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Form the gradients, [n, p, d]."""
+        """Return the gradients, [n, p, d]."""
         return torch.bmm(dh.mT, x)
 
     def size(self, x: Tensor, dh: Tensor) -> Size:
-        """Use the Gram form or the direct one, whichever multiplies less."""
+        """Return the gradients' sizes, by the Gram form or the direct one, whichever is cheaper."""
         t, d, p = x.shape[1], x.shape[2], dh.shape[2]
         if self.is_plain:
             return size_of_products(x[:, 0], dh[:, 0])
@@ -58,10 +58,10 @@ class LinearWeight:
         return over_chunks(self._by_forming, (x, dh), numbers=p * d)
 
     def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
-        """Raise norms as the Gram form does.
+        """Return the sizes of formed gradients, raised as in the Gram form.
 
-        Which form is taken hangs on how far texts are padded, and so on an example's neighbours,
-        who may not change its weight.
+        The choice of form depends on padding, and so on the other examples in the batch. They must
+        not change an example's clip weight.
         """
         if self.is_plain:
             return size_of_products(x[:, 0], dh[:, 0])
@@ -99,7 +99,7 @@ def _thin(basis: Tensor, x: Tensor) -> Tensor:
 
 
 def _picked(each: Tensor, last: Tensor) -> Tensor:
-    """Pick entries of the last axis; gather does it three to six times faster (ours, on CPUs)."""
+    """Select entries of the last axis by gather, three to six times faster (ours, on CPUs)."""
     return each.gather(2, last.expand(*each.shape[:2], -1))
 
 
@@ -113,13 +113,13 @@ def _by_gram(x: Tensor, dh: Tensor) -> Size:
 
 
 def _roundings(x: Tensor, dh: Tensor) -> int:
-    """Count what either form of a norm may round: two inner products, or a long vector's pieces."""
+    """Return the roundings in either form of a norm: two inner products, or a vector's pieces."""
     return max(x.shape[2] + dh.shape[2], LONG)
 
 
 @dataclass(frozen=True)
 class LinearGrads:
-    """What a Linear layer saw: x [n, t, d] and dh [n, t, p] (t = 1 for plain vectors)."""
+    """Layer gradients of a Linear: x [n, t, d] and dh [n, t, p] (t = 1 for plain vectors)."""
 
     x: Tensor
     dh: Tensor
@@ -128,7 +128,7 @@ class LinearGrads:
 
     @classmethod
     def read(cls, layer: nn.Linear, x: Tensor, dh: Tensor) -> LinearGrads:
-        """Bring inputs of any rank to [n, t, d]."""
+        """Return the layer's gradients, inputs of any rank reshaped to [n, t, d]."""
         names = ("weight",) if layer.bias is None else ("weight", "bias")
         n = len(x)
         is_plain = x.ndim == 2
@@ -142,8 +142,8 @@ class LinearGrads:
 
     def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
         """Return dL_i = dh_i^T (x_i R^T), [n, p, r], or its rows [p'] alone."""
-        # As dL_i^T: a product with a long last axis is several times faster, also than picking
-        # rows out of dh before it (ours, measured on CPUs).
+        # Computed as dL_i^T: a product with a long last axis is several times faster. Selecting
+        # rows of dh first would be slower (ours, measured on CPUs).
         each = torch.bmm(_thin(right_basis, self.x), self.dh)
         return MaterializedGrads((each if rows is None else _picked(each, rows)).mT)
 
@@ -153,7 +153,7 @@ class LinearGrads:
         return MaterializedGrads(each if columns is None else _picked(each, columns))
 
     def scaled(self, factor: float) -> LinearGrads:
-        """Multiply every example's gradient by a constant."""
+        """Return the gradients times a constant."""
         return replace(self, dh=factor * self.dh)
 
 

@@ -13,7 +13,7 @@ from dpexp.grad_sample.rules import rule
 
 @dataclass(frozen=True)
 class NormGrads:
-    """What a normalising layer saw: x-hat and dh, both [n, ...], and the axes its weight spans."""
+    """Layer gradients of a norm: x-hat and dh, both [n, ...], and the axes its weight spans."""
 
     normalised: Tensor
     dh: Tensor
@@ -22,7 +22,7 @@ class NormGrads:
 
     @classmethod
     def read(cls, layer: nn.LayerNorm | nn.GroupNorm, x: Tensor, dh: Tensor) -> NormGrads:
-        """Normalise again without the affine part; cheaper than keeping it from forward."""
+        """Return the layer's gradients; x-hat is recomputed, which is cheaper than keeping it."""
         names = tuple(name for name, _ in layer.named_parameters(recurse=False))
         if isinstance(layer, nn.GroupNorm):
             x_hat = F.group_norm(x, layer.num_groups, eps=layer.eps)
@@ -36,13 +36,13 @@ class NormGrads:
         return MaterializedGrads(each.sum(self.summed) if self.summed else each)
 
     def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
-        """Refuse: a normalising layer has no matrix."""
+        """Raise TypeError: a normalising layer has no matrix."""
         raise TypeError("A normalising layer has no weight matrix to carry at low rank.")
 
     right = left
 
     def scaled(self, factor: float) -> NormGrads:
-        """Multiply every example's gradient by a constant."""
+        """Return the gradients times a constant."""
         return replace(self, dh=factor * self.dh)
 
 

@@ -1,4 +1,4 @@
-"""Gradients of examples outside a step's draw: public ones, or those that an analysis looks at."""
+"""Gradients of examples outside a step's batch: public ones, or those that an analysis asks for."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 from dpexp.types import Batch, ConfigError, LayerCallback, LayerGrads, PerExampleGrads
 
 PUBLIC_BATCH = 125
-"""Public examples in memory at once (ours): not `micro_batch`, which may change no result, for
-rounding in anchor gradients would move the bases."""
+"""Public examples in memory at once (ours). `micro_batch` is not used: it must change no result,
+and rounding in anchor gradients would move the bases."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Gradients of examples outside the step's draw: the same tape, at the model's own weights.
+    """Gradients of examples outside the step's batch, by the same tape at the model's own weights.
 
     Attributes:
         examples: a set, usually the public one, with `batch(indices)`.
-        parameters: those whose gradients are wanted, by name.
-        backward: takes a batch through the model, with a callback for its layers.
+        parameters: names of those whose gradients are wanted.
+        backward: runs a batch forward and backward, with a callback for its layers.
         device: the model's.
-        setting: what asks for the set's own labels, for errors.
+        setting: the setting that asks for the set's own labels, for errors.
     """
 
     examples: Any
@@ -40,12 +40,12 @@ class Passes:
     def micro_batches(
         self, indices: Tensor, targets: Tensor | None
     ) -> Iterator[Mapping[str, Tensor]]:
-        """Return every trainable parameter's gradients, [m, ...], some m examples at a time."""
+        """Yield every trainable parameter's gradients, [m, ...], m examples at a time."""
         for batch in self._batches(indices, targets):
             yield self._collect(batch, lambda _, grads: grads.materialize())
 
     def total(self, indices: Tensor, targets: Tensor | None) -> Mapping[str, Tensor]:
-        """Return every trainable parameter's gradient, summed over some examples."""
+        """Return every trainable parameter's gradient, summed over the examples."""
         sums = {name: torch.zeros_like(weight) for name, weight in self.parameters.items()}
         for batch in self._batches(indices, targets):
             self._collect(batch, lambda name, grads: grads.add_to(sums[name], None))
@@ -54,7 +54,7 @@ class Passes:
     def visit_layers(
         self, indices: Tensor, targets: Tensor | None, callback: LayerCallback
     ) -> None:
-        """Call back for every hooked layer, some m examples at a time."""
+        """Call `callback` for every hooked layer, m examples at a time."""
         for batch in self._batches(indices, targets):
             self.backward(batch, callback)
 
@@ -71,7 +71,7 @@ class Passes:
             yield batch
 
     def _collect(self, batch: Batch, take: Callable[[str, PerExampleGrads], Any]) -> dict[str, Any]:
-        """Take every parameter's gradients as backward gives them; no layer's are held for long."""
+        """Return `take` of every parameter's gradients, layer by layer as backward reaches them."""
         taken: dict[str, Any] = {}
 
         def take_all(layer: str, layer_grads: LayerGrads) -> None:

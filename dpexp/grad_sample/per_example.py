@@ -1,7 +1,7 @@
-"""Batches of per-example vectors: held, or only described.
+"""Batches of per-example gradients: materialized or factored.
 
-Both know how large every example's vector can be and their weighted sum, which is all that clipping
-needs. What rounding takes from either is bounded in `dpexp.grad_sample.rounding`.
+Both give bounds on every example's norm and a weighted sum, which is all that clipping needs.
+`dpexp.grad_sample.rounding` bounds the rounding of both.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from dpexp.types import Size
 
 @dataclass(frozen=True)
 class MaterializedGrads:
-    """Per-example vectors that are held.
+    """Per-example gradients in memory.
 
     Attributes:
-        values: [n, ...]; matrices may be held transposed, as a view.
+        values: [n, ...]; matrices may be transposed views.
     """
 
     values: Tensor
 
     def measured(self) -> tuple[Size, MaterializedGrads]:
-        """Return every example's size, and what to hold until the weights are known."""
+        """Return every example's size, and what to keep until the clip weights are known."""
         held = self.values.mT if self._is_transposed() else self.values
         return over_chunks(_flat_size, (held,), max(1, prod(held.shape[1:]))), self
 
@@ -46,7 +46,7 @@ class MaterializedGrads:
         return self.measured()[0].squares
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
-        """Add the blocks to their sum, each times its weight [n] (None: all ones)."""
+        """Add the blocks, times their weights [n] (None: all ones), to `total`."""
         if weights is None:
             weights = self.values.new_ones(len(self.values))
         slices = (self.values.split(EXAMPLES), weights.to(self.values.dtype).split(EXAMPLES))
@@ -83,45 +83,45 @@ class FactoredRule(Protocol):
     """How one layer type turns (input, output gradient) into a parameter's gradient.
 
     Attributes:
-        is_padded: whether how many positions an example has hangs on its neighbours, as texts' do.
+        is_padded: whether an example's number of positions depends on the batch, as in texts.
     """
 
     is_padded: ClassVar[bool]
 
     def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
-        """Form every example's gradient where it is smaller than x and dh together, else None."""
+        """Return every example's gradient if it is smaller than x and dh together, else None."""
 
     def size(self, x: Tensor, dh: Tensor) -> Size:
         """Return the size of every example's gradient without keeping it."""
 
     def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
-        """Return the size of every example's gradient where it is formed and held."""
+        """Return the size of every example's gradient from the formed gradients."""
 
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
-        """Return the size of the terms that an example's positions add to its gradient."""
+        """Return the size of the terms that each example's positions add to its gradient."""
 
     def num_positions(self, dh: Tensor) -> int:
-        """Count the positions whose terms are added."""
+        """Return the number of positions whose terms are added."""
 
     def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
-        """Add the examples' gradients to their sum, which has the parameter's shape."""
+        """Add the examples' gradients to `total`, which has the parameter's shape."""
 
     def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
-        """Form every example's gradient, [n, ...] in the parameter's shape; callers may edit it."""
+        """Return every example's gradient, [n, ...] in the parameter's shape, safe to edit."""
 
 
 @dataclass(frozen=True)
 class FactoredGrads:
-    """Per-example gradients described by a layer's input and output gradient, never formed.
+    """Per-example gradients given by a layer's input and output gradient.
 
-    Scaling example i's gradient by w_i is scaling its dh_i, so the clipped sum is one ordinary
-    batch gradient: no second backward pass (book-keeping; Bu et al. 2023, arXiv 2210.00038).
-    Where a layer's gradients are smaller than its input and output gradient, as in the first
-    stage of a ResNet, `measured` forms them once and holds those instead: less memory, and no
-    second product.
+    Scaling example i's gradient by w_i is scaling its dh_i. The clipped sum is therefore one
+    ordinary batch gradient, without a second backward pass (book-keeping; Bu et al. 2023, arXiv
+    2210.00038). If a layer's gradients are smaller than its input and output gradient, as in the
+    first stage of a ResNet, `measured` forms them once and keeps them: less memory, and no second
+    product.
 
     Attributes:
-        rule: the layer type's arithmetic.
+        rule: the layer type's rule.
         x: [n, ...], the layer's input.
         dh: [n, ...], the gradient at its output.
     """
@@ -131,7 +131,7 @@ class FactoredGrads:
     dh: Tensor
 
     def measured(self) -> tuple[Size, MaterializedGrads | FactoredGrads]:
-        """Return every example's size, and what to hold until the clip weights are known."""
+        """Return every example's size, and what to keep until the clip weights are known."""
         formed = self.rule.formed(self.x, self.dh)
         if formed is None:
             return self.rule.size(self.x, self.dh), self
@@ -142,7 +142,7 @@ class FactoredGrads:
         return self.rule.size(self.x, self.dh).squares
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
-        """Add the gradients to their sum, each times its weight [n] (None: all ones)."""
+        """Add the gradients, times their weights [n] (None: all ones), to `total`."""
         size = pieces_of(len(self.x), self.rule.num_positions(self.dh))
         if weights is None:
             weights = self.dh.new_ones(len(self.dh))
@@ -152,7 +152,7 @@ class FactoredGrads:
             self.rule.add_to(total, x, dh * some)
 
     def materialize(self) -> Tensor:
-        """Form every example's gradient side by side, [n, ...]."""
+        """Return every example's gradient, [n, ...]."""
         return self.rule.materialize(self.x, self.dh)
 
     def select(self, mask: Tensor) -> FactoredGrads:
@@ -160,26 +160,26 @@ class FactoredGrads:
         return replace(self, x=self.x[mask], dh=self.dh[mask])
 
     def double(self) -> FactoredGrads:
-        """Return the same gradients in float64, to be formed or measured there."""
+        """Return the same gradients in float64."""
         x = self.x.double() if self.x.is_floating_point() else self.x
         return replace(self, x=x, dh=self.dh.double())
 
 
-AT_LEAST = 2**20  # ours: numbers to form at once even where a layer holds fewer; 4 MB in float32
+AT_LEAST = 2**20  # ours: numbers formed at once even if a layer has fewer; 4 MB in float32
 
 
 @dataclass(frozen=True)
 class MaskedGrads:
-    """Some entries of per-example gradients that are described by a `FactoredGrads`.
+    """Selected entries of a `FactoredGrads`.
 
-    Which entries an inner product leaves out cannot be told from Gram matrices, so norms need the
-    gradients themselves: they are formed a few examples at a time, never many more numbers at once
-    than the layer's input and output gradient hold, and thrown away again.
+    Gram matrices do not give the norm of selected entries, so the gradients must be formed. That is
+    done a few examples at a time, with not many more numbers at once than the layer's input and
+    output gradient have.
 
     Attributes:
         whole: the gradients.
         entries: [kept], indices into one example's flattened gradient.
-        shape: of that.
+        shape: shape of one example's gradient.
     """
 
     whole: FactoredGrads
@@ -187,19 +187,20 @@ class MaskedGrads:
     shape: tuple[int, ...]
 
     def measured(self) -> tuple[Size, MaterializedGrads | MaskedGrads]:
-        """Return every example's size, and what to hold until the clip weights are known."""
+        """Return every example's size, and what to keep until the clip weights are known."""
         rule, x, dh = self.whole.rule, self.whole.x, self.whole.dh
         held: MaterializedGrads | MaskedGrads = self
         if len(self.entries) < self._held():
             held = MaterializedGrads(self.materialize())
-            if not rule.is_padded:  # what is held is what is added: no terms meet in the sum
+            if not rule.is_padded:  # the formed values themselves are added, not their terms
                 return rule.size_of_formed(held.values, x, dh), held
             formed = over_chunks(size_of_held, (held.values,), max(1, len(self.entries)))
-        else:  # zeros for what is left out cost less than picking the rest (ours, on CPUs)
+        else:  # zeroing the other entries is faster than selecting (ours, on CPUs)
             is_kept = self.whole.dh.new_zeros(prod(self.shape)).index_fill_(0, self.entries, 1)
             sizes = [size_of_held(piece.mul_(is_kept)) for piece in self._pieces()]
             formed = Size(*map(torch.cat, zip(*sizes, strict=True)))
-        # Of texts either way the same: which is smaller hangs on padding, and so on neighbours.
+        # Texts get the same bound in both branches, for the choice depends on padding, and so on
+        # the other examples in the batch.
         return size_of_formed(formed, rule.terms(x, dh), rule.num_positions(dh), dh.dtype), held
 
     def norms_squared(self) -> Tensor:
@@ -207,13 +208,13 @@ class MaskedGrads:
         return self.measured()[0].squares
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
-        """Add the kept entries to their sum [kept], each times its weight [n] (None: all ones)."""
+        """Add the kept entries, times their weights [n] (None: all ones), to `total` [kept]."""
         whole = total.new_zeros(self.shape)
         self.whole.add_to(whole, weights)
         total += whole.flatten().index_select(0, self.entries)
 
     def materialize(self) -> Tensor:
-        """Form every example's kept entries side by side, [n, kept]."""
+        """Return every example's kept entries, [n, kept]."""
         return torch.cat([piece.index_select(1, self.entries) for piece in self._pieces()])
 
     def select(self, mask: Tensor) -> MaskedGrads:

@@ -1,10 +1,10 @@
-"""What floating point may take from a norm or add to a sum, so that clipping holds for every input.
+"""Bounds on floating-point error in norms and sums, so that clipping holds for every input.
 
-docs/privacy.md derives what is stated here. Notation (Higham 2002, Accuracy and Stability of
+docs/privacy.md has the derivations. Notation (Higham 2002, Accuracy and Stability of
 Numerical Algorithms, Section 3.1): u is the unit roundoff, 2^-24 in float32; gamma_k = k u / (1 - k
 u) bounds the relative error of an inner product of k terms, added in any order, with or without
-fused operations. What underflows, or is flushed to zero, is off by eta at most, the least normal
-number.
+fused operations. A number that underflows or is flushed to zero is off by at most eta, the least
+normal number.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 from dpexp.types import Size
 
 TERMS = 2048
-"""Positions whose terms one product in the model's precision adds up, at most; such products are
-added in float64."""
+"""Largest number of positions whose terms one product in the model's precision adds up. Several
+such products are added in float64."""
 
 EXAMPLES = 64
-"""Examples whose vectors one product in the model's precision adds up, at most."""
+"""Largest number of examples whose vectors one product in the model's precision adds up."""
 
-AT_ONCE = 2**17  # ours: numbers that are widened at once, 1 MB in float64
+AT_ONCE = 2**17  # ours: numbers converted to float64 at once, 1 MB
 
 LONG = 2**10
-"""Numbers beyond which a norm is taken in pieces of so many, whose squares are added in float64."""
+"""Longer vectors' norms are computed in pieces of this length; the squares are added in float64."""
 
 
 def unit(dtype: torch.dtype) -> float:
@@ -41,21 +41,21 @@ def eta(dtype: torch.dtype) -> float:
 
 
 def raised(terms: int, dtype: torch.dtype) -> float:
-    """Bound the relative error of an inner product by what was computed: 2 gamma_k.
+    """Return 2 gamma_k, a bound on an inner product's error relative to its computed value.
 
     Args:
-        terms: k, how many are added.
+        terms: k, the number of terms.
         dtype: of the arithmetic.
 
     Returns:
-        Infinity where k is too many for the precision to say anything; float64 then takes over.
+        Infinity if k is too large for the bound to hold in this precision; float64 is used then.
     """
-    share = (terms + 8) * unit(dtype)  # eight more for what a few operations around it round
+    share = (terms + 8) * unit(dtype)  # eight more for the operations around it
     return 2 * share / (1 - share) if share < 1 / 4 else math.inf
 
 
 def size_of_held(values: Tensor) -> Size:
-    """Return the size of vectors that are added as they are, [n, numbers]."""
+    """Return the size of vectors [n, numbers] that are added themselves, not as sums of terms."""
     numbers, least = values.shape[1], eta(values.dtype)
     squares = squares_of(values) * (1 + raised(min(numbers, LONG), values.dtype))
     squares = squares + 2 * least * numbers
@@ -63,7 +63,7 @@ def size_of_held(values: Tensor) -> Size:
 
 
 def squares_of(values: Tensor) -> Tensor:
-    """Return squared norms as they are computed, [n] in float64, of vectors [n, numbers]."""
+    """Return the computed squared norms, [n] in float64, of vectors [n, numbers]."""
     whole = values.shape[1] // LONG * LONG
     squares = torch.linalg.vector_norm(values[:, whole:], dim=1).double().square()
     if not whole:
@@ -73,7 +73,7 @@ def squares_of(values: Tensor) -> Tensor:
 
 
 def size_of_products(x: Tensor, h: Tensor) -> Size:
-    """Return the size of h x^T for one position each, x [n, d] and h [n, p]."""
+    """Return the size of h x^T for examples with one position, x [n, d] and h [n, p]."""
     d, p = x.shape[1], h.shape[1]
     of_x, of_h = x.double().square().sum(1), h.double().square().sum(1)
     squares = of_x * of_h * (1 + raised(d + p, torch.float64))
@@ -81,13 +81,13 @@ def size_of_products(x: Tensor, h: Tensor) -> Size:
 
 
 class Terms(NamedTuple):
-    """How large the terms h_s x_s^T are that an example's positions add, [n] in float64.
+    """Upper bounds on the terms h_s x_s^T that an example's positions add up, [n] in float64.
 
     Attributes:
-        energy: at least (sum_s |x_s| |h_s|)^2.
+        energy: bound on (sum_s |x_s| |h_s|)^2.
         floor: as in `Size`.
-        unseen: at least what underflow takes from the sum of the products of two Gram matrices, or
-            from the squares of a gradient that is formed.
+        unseen: bound on what underflow takes from the sum of the products of two Gram matrices, or
+            from the squares of a formed gradient.
     """
 
     energy: Tensor
@@ -107,9 +107,9 @@ def terms_of(
     Args:
         inputs: [n, t], the squared norms of x_s, as computed.
         outputs: [n, t], those of h_s.
-        dims: (d, p), how many products are in each of the two.
+        dims: (d, p), the lengths of x_s and h_s.
         dtype: in which they were computed.
-        roundings: how often one number of each was rounded, both together; None: d + p.
+        roundings: roundings in one number of each, added; None: d + p.
     """
     (d, p), t, least = dims, inputs.shape[1], eta(dtype)
     x, h = ((each.double() + 2 * least * size).sqrt() for each, size in ((inputs, d), (outputs, p)))
@@ -124,13 +124,13 @@ def terms_of(
 def size_by_gram(product: Tensor, terms: Terms, roundings: int) -> Size:
     """Return the size of sums over positions from inner products.
 
-    |sum_s h_s x_s^T|^2 = sum over s, t of <x_s, x_t> <h_s, h_t>. Each is off by gamma |x_s| |x_t|
-    |h_s| |h_t|, and so all of them by gamma times the energy, however they cancel.
+    |sum_s h_s x_s^T|^2 = sum over s, t of <x_s, x_t> <h_s, h_t>. Each term's error is at most gamma
+    |x_s| |x_t| |h_s| |h_t|, so the total error is at most gamma times the energy, whatever cancels.
 
     Args:
-        product: [n, t, t], of the two inner products.
-        terms: how large they are.
-        roundings: k of both inner products together.
+        product: [n, t, t], the products of the two inner products.
+        terms: bounds on the terms.
+        roundings: k of both inner products, added.
     """
     squares = product.sum((1, 2), dtype=torch.float64)
     squares = squares.masked_fill(squares.isinf(), math.inf).clamp(min=0)  # below it overflows too
@@ -139,15 +139,15 @@ def size_by_gram(product: Tensor, terms: Terms, roundings: int) -> Size:
 
 
 def size_of_formed(formed: Size, terms: Terms, positions: int, dtype: torch.dtype) -> Size:
-    """Return the size of sums over positions that were formed, measured and thrown away.
+    """Return the size of sums over positions that were formed, measured and discarded.
 
-    What their sum adds up is not the vectors that were measured, but their terms once more.
+    The sum over examples adds up their terms again, not the vectors that were measured.
 
     Args:
-        formed: of the vectors, as `size_of_held` has it.
-        terms: how large their terms are.
-        positions: how many were added up. Up to `TERMS` counts as so many: padding, which hangs on
-            an example's neighbours, moves no weight.
+        formed: size of the vectors, from `size_of_held`.
+        terms: bounds on their terms.
+        positions: how many were added up. Fewer than `TERMS` count as `TERMS`, so that padding,
+            which depends on the other examples in the batch, changes no clip weight.
         dtype: in which they were formed.
     """
     lost = raised(max(positions, TERMS), dtype) * terms.energy.sqrt()
@@ -156,14 +156,14 @@ def size_of_formed(formed: Size, terms: Terms, positions: int, dtype: torch.dtyp
 
 
 def pieces_of(num_examples: int, positions: int) -> int:
-    """Say how many examples one product in the model's precision may add up."""
+    """Return how many examples one product in the model's precision may add up."""
     return max(1, min(num_examples, EXAMPLES, TERMS // max(positions, 1)))
 
 
 def add_(total: Tensor, part: Tensor) -> None:
-    """Add a part to a total of another precision, in place and a few numbers at a time.
+    """Add a tensor to a total of another precision, in place and a few numbers at a time.
 
-    Added whole, it would first be widened whole.
+    Adding it at once would first convert all of it to float64.
     """
     if part.dtype == total.dtype or total.device.type != "cpu":
         total += part

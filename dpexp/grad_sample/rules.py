@@ -1,7 +1,6 @@
-"""Layer rules: how a type of layer turns its input and output gradient into examples' gradients.
+"""Layer rules: per-example gradients of a layer type from its input and output gradient.
 
-One rule a type, registered by a decorator, so that a module of the user's own brings its rule
-along:
+Each type has one rule. A decorator registers it, so that a user's own module brings its rule along:
 
     @grad_sample.rule(Scaled)
     def scaled(layer: Scaled, x: Tensor, dh: Tensor) -> dict[str, Tensor]:
@@ -25,7 +24,7 @@ its parameters by name, or to `LayerGrads` that need not form them."""
 
 
 class Registered(NamedTuple):
-    """A rule, and which of a layer's own parameters it knows."""
+    """A rule, and which of a layer's own parameters it covers."""
 
     rule: Rule
     parameters: tuple[str, ...]
@@ -37,20 +36,19 @@ _RULES: dict[type[nn.Module], Registered] = {}
 def rule(
     *kinds: type[nn.Module], parameters: tuple[str, ...] = ("weight", "bias")
 ) -> Callable[[Rule], Rule]:
-    """Register a rule, as a decorator.
+    """Return a decorator that registers a rule for exactly these layer types.
 
-    It holds for layers of exactly these types. A subclass may compute something else and takes none
-    of its parents' rules; where it computes the same, `rule(Mine)(rule_of(nn.Linear))` registers
-    its parent's.
+    A subclass does not inherit its parent's rule, for it may compute something else. If it computes
+    the same, register the parent's rule: `rule(Mine)(rule_of(nn.Linear))`.
 
     Args:
-        kinds: of layers; each takes one tensor and gives one, the example on the first axis of
-            either.
-        parameters: those of a layer's own that the rule knows. A layer may lack some of them; what
-            else it holds has no rule, and cannot train.
+        kinds: layer types; each maps one tensor to one tensor, with the example as first axis of
+            both.
+        parameters: the layer's own parameters that the rule covers. A layer may lack some of them;
+            its other parameters have no rule and cannot train.
 
     Raises:
-        ConfigError: if a type has a rule already, or is no type of module.
+        ConfigError: if a type already has a rule, or is not a module type.
     """
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
@@ -61,10 +59,11 @@ def rule(
     def register(function: Rule) -> Rule:
         for kind in kinds:
             if kind in _RULES:
-                there = _RULES[kind].rule
+                present = _RULES[kind].rule
                 raise ConfigError(
                     f"Expected one rule for a type of layer; {kind.__name__} has "
-                    f"{there.__module__}.{there.__qualname__}. Register a subclass of it instead."
+                    f"{present.__module__}.{present.__qualname__}. Register a subclass of it "
+                    "instead."
                 )
         _RULES.update(dict.fromkeys(kinds, Registered(function, parameters)))
         return function
@@ -82,15 +81,15 @@ def rule_of(kind: type[nn.Module]) -> Rule:
 
 
 def known_parameters(name: str, layer: nn.Module, parameter: str) -> tuple[str, ...]:
-    """Return which of a layer's own parameters its rule knows.
+    """Return which of a layer's own parameters its rule covers.
 
     Args:
         name: of the layer in the model.
-        layer: which is to train.
-        parameter: the first of its parameters that is, for the error.
+        layer: the layer to train.
+        parameter: its first parameter to train, for the error.
 
     Raises:
-        ConfigError: if its type has no rule.
+        ConfigError: if the layer's type has no rule.
     """
     what = f"{name or 'the model itself'} is a {type(layer).__name__} that holds {parameter!r}"
     return _registered(type(layer), what).parameters
@@ -110,30 +109,30 @@ def _registered(kind: type[nn.Module], what: str) -> Registered:
 
 
 def layer_grads_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor) -> LayerGrads:
-    """Return a layer's gradients, by its rule.
+    """Return a layer's gradients from its rule.
 
     Args:
         name: of the layer in the model.
-        layer: one whose type has a rule.
+        layer: a layer whose type has a rule.
         x: its input, [n, ...].
         dh: the gradient at its output, [n, ...].
 
     Raises:
-        ConfigError: if the rule leaves out a gradient, or gives one of another shape.
+        ConfigError: if the rule omits a gradient, or returns one of another shape.
     """
     function, parameters = _RULES[type(layer)]
-    made = function(layer, x, dh)
-    if not isinstance(made, Mapping):
-        return made
+    result = function(layer, x, dh)
+    if not isinstance(result, Mapping):
+        return result
     gradients = {}
     for own, weight in layer.named_parameters(recurse=False):
         if own in parameters:
-            shape, got = [len(x), *weight.shape], made.get(own)
+            shape, got = [len(x), *weight.shape], result.get(own)
             if got is None or list(got.shape) != shape:
-                found = "none" if got is None else f"shape {list(got.shape)}"
+                received = "none" if got is None else f"shape {list(got.shape)}"
                 raise ConfigError(
                     f"Expected the rule for {type(layer).__name__} to give every example's "
-                    f"gradient of {own!r}, of shape {shape}; got {found} for layer {name!r}."
+                    f"gradient of {own!r}, of shape {shape}; got {received} for layer {name!r}."
                 )
             gradients[own] = got
     return FormedGrads(gradients, tuple(gradients))
@@ -141,7 +140,7 @@ def layer_grads_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor) -> LayerG
 
 @dataclass(frozen=True)
 class FormedGrads:
-    """What a rule made that forms every example's gradients, [n, ...] by parameter."""
+    """Layer gradients from a rule that returns per-example gradients, [n, ...] by parameter."""
 
     gradients: Mapping[str, Tensor]
     parameters: tuple[str, ...]
@@ -151,17 +150,17 @@ class FormedGrads:
         return MaterializedGrads(self.gradients[name])
 
     def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
-        """Return dW_i R^T, [n, p, r], or its rows [p'] alone."""
-        each = self.gradients["weight"]
-        each = each if rows is None else each.index_select(1, rows)
-        return MaterializedGrads(each.flatten(2) @ right_basis.T)
+        """Return dW_i R^T, [n, p, r], or only its rows [p']."""
+        weight = self.gradients["weight"]
+        weight = weight if rows is None else weight.index_select(1, rows)
+        return MaterializedGrads(weight.flatten(2) @ right_basis.T)
 
     def right(self, left_basis: Tensor, columns: Tensor | None = None) -> MaterializedGrads:
-        """Return L^T dW_i, [n, r, d], or the columns of some inputs or channels [d'] alone."""
-        each = self.gradients["weight"]
-        each = each if columns is None else each.index_select(2, columns)
-        return MaterializedGrads(left_basis.T @ each.flatten(2))
+        """Return L^T dW_i, [n, r, d], or only the columns of inputs or channels [d']."""
+        weight = self.gradients["weight"]
+        weight = weight if columns is None else weight.index_select(2, columns)
+        return MaterializedGrads(left_basis.T @ weight.flatten(2))
 
     def scaled(self, factor: float) -> FormedGrads:
-        """Multiply every example's gradient by a constant."""
-        return replace(self, gradients={k: factor * each for k, each in self.gradients.items()})
+        """Return the gradients times a constant."""
+        return replace(self, gradients={k: factor * g for k, g in self.gradients.items()})

@@ -1,4 +1,4 @@
-"""Hooks that hand every layer's input and output gradient to the method, as backward reaches it."""
+"""Hooks that pass every layer's input and output gradient to the method during backward."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ MIXING = (nn.modules.batchnorm._BatchNorm,)
 
 
 class _Kept(torch.autograd.Function):
-    """Keeps a tensor as autograd keeps what its own nodes need for backward.
+    """Saves a tensor for backward as autograd's own nodes do.
 
-    So a layer's input goes where activation checkpointing sends what it drops: it is computed
-    again when backward asks for it.
+    So activation checkpointing applies to a layer's input: it is dropped, and recomputed when
+    backward needs it.
     """
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
-        """Return an empty tensor whose node has the tensor; the anchor makes autograd want one."""
+        """Return an empty tensor whose node saves `tensor`; `anchor` requires gradients."""
         ctx.save_for_backward(tensor)
         return torch.empty_like(anchor)
 
 
 class _Start(torch.autograd.Function):
-    """Starts a graph at a tensor that needs none yet, without a copy.
+    """Makes a tensor require gradients without a copy and without making it a leaf.
 
     A leaf that requires gradients may not be changed in place, as ReLU(inplace=True) would do.
     """
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
-        """Return the tensor itself, marked as changed; the anchor makes autograd want it."""
+        """Return the tensor itself, marked as changed in place; `anchor` requires gradients."""
         ctx.mark_dirty(tensor)
         return tensor
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
-        """End here: nothing before it is trained."""
+        """Return no gradients: nothing before this tensor is trained."""
         return None, None
 
 
 class Tape:
-    """Freezes a model and hooks the layers that hold some of its parameters.
+    """Freezes a model and hooks the layers of given parameters.
 
-    While the tape is attached no parameter requires gradients, so autograd computes only what flows
-    between layers. Each hooked layer's (input, output gradient) is passed on once per micro-batch
-    and not kept.
+    While the tape is attached no parameter requires gradients, so autograd computes only the
+    gradients between layers. Each hooked layer's (input, output gradient) is passed on once per
+    micro-batch and not kept.
     """
 
     def __init__(
@@ -66,23 +66,23 @@ class Tape:
         """Attach the hooks.
 
         Args:
-            model: any module; its state is not changed except for `requires_grad`.
-            parameters: names, as in `named_parameters`, whose layers are to be hooked.
-            on_layer: called with the layer's name and its gradients.
+            model: any module; only `requires_grad` is changed.
+            parameters: names, as in `named_parameters`, whose layers are hooked.
+            on_layer: called with a layer's name and its gradients.
 
         Raises:
-            ConfigError: for a layer without a rule, one that mixes examples, or shared parameters;
-                the message names it.
+            ConfigError: for a layer without a rule, a layer that mixes examples, or shared
+                parameters; the message names it.
         """
         self._on_layer = on_layer
         self._num_examples = 0
         self._awaited: set[str] = set()
         self._used: set[str] = set()
-        self._inputs: dict[str, Tensor] = {}  # what `_Kept` gave
+        self._inputs: dict[str, Tensor] = {}  # results of `_Kept`
         self._anchor = torch.empty(0, requires_grad=True)
         self._is_backward = False
         self._layers = hooked_layers(model, parameters)
-        self._own: dict[str, tuple[str, ...]] = {}  # each layer's parameters that are trained
+        self._own: dict[str, tuple[str, ...]] = {}  # each layer's trained parameters
         for parameter in parameters:
             layer, _, own = parameter.rpartition(".")
             self._own[layer] = (*self._own.get(layer, ()), own)
@@ -90,7 +90,7 @@ class Tape:
         self.attach()
 
     def attach(self) -> None:
-        """Freeze the parameters and put the hooks on, as after a `detach`."""
+        """Freeze the parameters and register the hooks, also again after `detach`."""
         freeze(self._trained)
         self._hooks = [
             layer.register_forward_hook(partial(self._after_forward, name), with_kwargs=True)
@@ -98,17 +98,17 @@ class Tape:
         ]
 
     def expect(self, num_examples: int) -> None:
-        """Say how many examples the next micro-batch holds."""
+        """Set the number of examples of the next micro-batch."""
         self._num_examples = num_examples
         self._used = set()
         self._inputs = {}
         self._awaited = set(self._layers)
 
     def backward(self, loss: Tensor) -> None:
-        """Run backward: hooks are called, and what was checkpointed is computed again.
+        """Run backward, which calls the hooks and recomputes checkpointed activations.
 
         Raises:
-            ConfigError: naming the layers that took no part in the loss.
+            ConfigError: naming the layers that do not contribute to the loss.
         """
         self._is_backward = True
         try:
@@ -118,10 +118,10 @@ class Tape:
         self.check_complete()
 
     def check_complete(self) -> None:
-        """Refuse a backward pass that missed a layer.
+        """Check that backward reached every hooked layer.
 
         Raises:
-            ConfigError: naming the layers that took no part in the loss.
+            ConfigError: naming the layers that do not contribute to the loss.
         """
         if self._awaited:
             raise ConfigError(
@@ -136,7 +136,7 @@ class Tape:
         thaw(self._trained)
 
     def __enter__(self) -> Tape:
-        """Use as a context manager; leaving it detaches."""
+        """Return the tape; leaving the context detaches it."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -153,16 +153,16 @@ class Tape:
     ) -> None:
         if not torch.is_grad_enabled():
             return
-        taken = [*args, *kwargs.values()]
-        if len(taken) != 1 or not all(isinstance(each, Tensor) for each in (*taken, output)):
-            kinds = ", ".join(type(each).__name__ for each in taken)
+        inputs = [*args, *kwargs.values()]
+        if len(inputs) != 1 or not all(isinstance(value, Tensor) for value in (*inputs, output)):
+            kinds = ", ".join(type(value).__name__ for value in inputs)
             raise ConfigError(
-                f"Expected layer {name!r} to take one tensor and give one, as its rule supposes; "
-                f"it took {kinds or 'nothing'} and gave {type(output).__name__}. Freeze it, or "
+                f"Expected layer {name!r} to take one tensor and return one, as its rule assumes; "
+                f"it took {kinds or 'nothing'} and returned {type(output).__name__}. Freeze it, or "
                 "train a layer within it."
             )
-        (x,) = taken
-        if self._is_backward:  # a checkpointed part, computed again: its input is kept now
+        (x,) = inputs
+        if self._is_backward:  # recomputation of a checkpointed part
             self._start_graph(output)
             self._keep(x)
             return
@@ -173,16 +173,16 @@ class Tape:
             )
         self._used.add(name)
         self._start_graph(output)
-        # Kept here, not by the hook, which lives as long as the graph: the layer is done earlier.
+        # Not in the hook's closure, which lives as long as the graph; the input is freed earlier.
         self._inputs[name] = self._keep(x)
         output.register_hook(partial(self._after_backward, name, layer))
 
     def _start_graph(self, output: Tensor) -> None:
-        if not output.requires_grad:  # nothing before it is trained: the graph starts here
+        if not output.requires_grad:  # nothing before this layer is trained
             _Start.apply(self._anchor, output)
 
     def _keep(self, x: Tensor) -> Tensor:
-        # Not its node alone, which before torch 2.13 lets go of what it saved.
+        # Return the tensor, not its node: before torch 2.13 the node alone frees what it saved.
         return _Kept.apply(self._anchor, x.detach())
 
     def _after_backward(self, name: str, layer: nn.Module, dh: Tensor) -> None:
@@ -193,7 +193,7 @@ class Tape:
             if "modified by an inplace operation" not in str(error):
                 raise
             raise ConfigError(
-                f"Expected the input of layer {name!r} to stay as it was; the model changed it in "
+                f"Expected the input of layer {name!r} to stay unchanged; the model changed it in "
                 "place before backward reached the layer. Make that operation out of place."
             ) from None
         if len(x) != self._num_examples or len(dh) != self._num_examples:
@@ -203,21 +203,21 @@ class Tape:
             )
         self._awaited.discard(name)
         layer_grads = layer_grads_of(name, layer, *map(_single, (x, dh)))
-        own = tuple(each for each in layer_grads.parameters if each in self._own[name])
+        own = tuple(key for key in layer_grads.parameters if key in self._own[name])
         self._on_layer(name, replace(cast(Any, layer_grads), parameters=own))
 
 
 def _single(tensor: Tensor) -> Tensor:
-    """Bring what autocast halved to float32: norms and sums want its precision."""
+    """Convert half precision, from autocast, to float32, which norms and sums need."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def hooked_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, nn.Module]:
-    """Find the layers that own the named parameters, and check that each has a rule.
+    """Return the layers of the named parameters, by name, after checking that each has a rule.
 
     Raises:
-        ConfigError: naming the layer that mixes examples or has no rule, a parameter that the rule
-            does not know, is in two places, or is frozen by the model's author.
+        ConfigError: naming a layer that mixes examples or has no rule, or a parameter that the rule
+            does not cover, that is shared, or that the model's author froze.
     """
     _refuse_mixing(model)
     _refuse_sharing(model)
@@ -236,7 +236,7 @@ def hooked_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, nn
             )
         if not trains(model.get_parameter(parameter)):
             raise ConfigError(
-                f"Expected the method to leave frozen what the model freezes; it trains "
+                f"Expected the method to train no parameter that the model froze; it trains "
                 f"{parameter!r}, whose requires_grad is False. Leave it out of `trainable`, or "
                 "let the model train it."
             )
@@ -249,7 +249,7 @@ def _refuse_mixing(model: nn.Module) -> None:
         if isinstance(module, MIXING) or getattr(module, "track_running_stats", False):
             raise ConfigError(
                 f"Expected layers that keep examples apart; {name} is a {type(module).__name__}, "
-                "whose statistics mix them, so no one example's influence is bounded. "
+                "whose statistics mix them, so that no example's influence is bounded. "
                 "Use nn.GroupNorm instead."
             )
 
@@ -257,7 +257,7 @@ def _refuse_mixing(model: nn.Module) -> None:
 def _refuse_sharing(model: nn.Module) -> None:
     places: list[tuple[int, int, int, str, nn.Parameter]] = []
     for order, (name, parameter) in enumerate(model.named_parameters(remove_duplicate=False)):
-        start = parameter.data_ptr()  # by what they hold: an empty one lies nowhere, or on meta
+        start = parameter.data_ptr()  # compare memory; an empty or meta tensor has none
         span = (start, start + _extent(parameter)) if start else (-id(parameter),) * 2
         places.append((*span, order, name, parameter))
     near: list[tuple[int, int, int, str, nn.Parameter]] = []
@@ -269,7 +269,7 @@ def _refuse_sharing(model: nn.Module) -> None:
                 first, second = sorted([place, other], key=lambda place: place[2])
                 found.append((second[2], first[2], second[3], first[3]))
         near.append(place)
-    if found:  # the first in the model's order, wherever memory lies
+    if found:  # report the first in the model's order
         _, _, again, first_of_it = min(found)
         raise ConfigError(
             f"Expected every parameter in one place; {again!r} is {first_of_it!r} again, or a part "
@@ -278,13 +278,13 @@ def _refuse_sharing(model: nn.Module) -> None:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Count the bytes from a tensor's first to its last."""
+    """Return the number of bytes from a tensor's first to its last."""
     steps = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (steps + 1) * tensor.element_size()
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors share a byte; columns of one matrix lie between each other's."""
+    """Return whether two tensors share a byte; views of a matrix may interleave without that."""
     start = min(one.data_ptr(), other.data_ptr())
     end = max(tensor.data_ptr() + _extent(tensor) for tensor in (one, other))
     seen = torch.zeros(end - start, dtype=torch.uint8)

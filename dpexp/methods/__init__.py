@@ -1,1 +1,1 @@
-"""One file a method; each reads like its algorithm box."""
+"""One file per method; each follows its algorithm box."""

@@ -38,15 +38,15 @@ def parameter_groups(
 
 
 def shares(sizes: Mapping[str, int], total: int, setting: str = "method.k") -> dict[str, int]:
-    """Share basis vectors out in proportion to the square root of each group's size.
+    """Return each group's number of basis vectors, in proportion to the square root of its size.
 
-    Whole numbers by Webster's method: one each, and then always to the group that is furthest
-    behind. A group gets no more than it has parameters.
+    Rounded by Webster's method: one for each group, then always one for the group furthest below
+    its share. No group gets more than its number of parameters.
 
     Args:
         sizes: number of parameters by group.
         total: how many vectors, k.
-        setting: what decides k, for errors.
+        setting: that determines k, for errors.
 
     Raises:
         ConfigError: if there are fewer vectors than groups, or more than parameters.
@@ -64,7 +64,7 @@ def shares(sizes: Mapping[str, int], total: int, setting: str = "method.k") -> d
 
 
 def has_random_labels(setting: str, public_labels: str | bool) -> bool:
-    """Return whether public examples get labels drawn afresh, or keep their own.
+    """Return whether public examples get random labels instead of their own.
 
     Args:
         setting: its name, for errors.
@@ -108,10 +108,10 @@ def draw_public(
 def anchor_gradients(
     public: PublicGradients, m: int, labels: Tensor | None, groups: Groups
 ) -> dict[str, Tensor]:
-    """Take the gradients of the first m public examples, [m, p] by group.
+    """Return the gradients of the first m public examples, [m, p] by group.
 
     Args:
-        public: the public set at the model's present weights.
+        public: the public set at the model's current weights.
         m: how many.
         labels: [m]; None: the set's own.
         groups: what to put side by side.

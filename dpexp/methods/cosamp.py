@@ -1,4 +1,4 @@
-"""CoSaMP: a sparse vector back from few noisy measurements (Needell and Tropp 2009).
+"""CoSaMP: recover a sparse vector from few noisy measurements (Needell and Tropp 2009).
 
 As the paper uses it (compressive, Algorithm 1), for y = Psi z + noise, Psi [p, n], z kappa-sparse:
 

@@ -69,7 +69,7 @@ class DPSGD(Method):
         return all_parameters(model)
 
     def start(self, model: nn.Module) -> State:
-        """Remember nothing but the parameters' shapes."""
+        """Return the parameters' shapes."""
         return {"shapes": shapes_of(model, self.trainable(model))}
 
     def per_example_grads(

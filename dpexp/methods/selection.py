@@ -1,4 +1,4 @@
-"""Which parameters a method trains, their shapes, and the one vector that they make."""
+"""Select a method's trained parameters, with their shapes and their joint release."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def shapes_of(model: nn.Module, names: Iterable[str]) -> dict[str, tuple[int, ..
 def one_release(
     name: str, blocks: Mapping[Key, tuple[int, ...]], clip_norm: float
 ) -> tuple[Release, ...]:
-    """Declare one vector of all blocks, clipped jointly."""
+    """Return one release of all blocks, clipped jointly."""
     return (Release(name, sum(map(prod, blocks.values())), clip_norm),)
 
 

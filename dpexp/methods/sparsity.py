@@ -1,4 +1,4 @@
-"""Which part of a layer a sparse method updates: the most important (1 - p) of it (lsg)."""
+"""Select the most important (1 - p) of a layer, which a sparse method updates (lsg)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def require_fraction(p: float) -> None:
 
 
 def num_kept(size: int, p: float) -> int:
-    """Count what is left of `size` when p of it is frozen, rounded up, so that some always is."""
+    """Return how many of `size` remain if a fraction p is frozen, rounded up, so at least one."""
     return max(1, size - math.floor(round(p * size, 9)))
 
 
 def most_important(importance: Tensor, p: float) -> Tensor | None:
-    """Find the largest entries of an importance [size] that the paper's top (1 - p) keeps.
+    """Return the indices of the largest (1 - p) of an importance [size].
 
     Returns:
-        Indices in rising order, [num_kept(size, p)]; None where that is all.
+        Indices in ascending order, [num_kept(size, p)]; None if all are kept.
     """
     count = num_kept(len(importance), p)
     if count == len(importance):
@@ -41,7 +41,7 @@ def most_important(importance: Tensor, p: float) -> Tensor | None:
 
 
 def scattered(kept: Tensor, indices: Tensor | None, size: int, dim: int = 0) -> Tensor:
-    """Put what was kept back in its place along one axis, zeros elsewhere (None: all was kept)."""
+    """Return kept values at their indices along one axis, zeros elsewhere (None: all were kept)."""
     if indices is None:
         return kept
     shape = list(kept.shape)

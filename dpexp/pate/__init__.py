@@ -1,4 +1,4 @@
-"""PATE: a student learns public inputs from the noisy votes of teachers that share no example.
+"""PATE: a student learns public inputs from noisy votes of teachers with disjoint training data.
 
 Papernot et al. 2017 (arXiv 1610.05755) and 2018 (arXiv 1802.08908): gep's baseline (Table 1). With
 n_j(x) the number of teachers that say class j of a public input x:
@@ -12,7 +12,8 @@ Only checks and labels leave the private data (`dpexp.pate.votes`); the noise is
 that all that may be asked and answered fits the budget, whatever the votes.
 
 Differences from the papers:
- 1. They state the data-dependent epsilon alone, which is itself private. Here the budget holds
+ 1. They state the data-dependent epsilon alone, which depends on private data. Here the budget
+ holds
     without looking at the votes; the data-dependent epsilon stands beside it in the certificate.
  2. So that this is possible, no more than `queries` inputs are asked and `answers` answered.
  3. Each example's teacher is drawn for it alone, in place of equal slices: an example that is added

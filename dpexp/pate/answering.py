@@ -1,4 +1,4 @@
-"""Teachers answer once, however often the run is killed."""
+"""Release the teachers' answers once, however often the run is killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def take_up(
 ) -> TakenUp:
     """Open the run's budget ledger, which counts queries asked.
 
-    Teachers answer a second time only where they give the same answers to the last bit.
+    Teachers answer a second time only if their answers are the same bit for bit.
 
     Args:
         mechanism: what it claims.
@@ -47,7 +47,7 @@ def take_up(
     if mechanism.noise == "secret":
         surroundings = None
     if "answers" in position.get("state", {}):
-        # What a ledger that was lost said of the surroundings is not known.
+        # A lost ledger's surroundings are unknown.
         mark = read_mark(run.directory) or Mark(data, 0, run=run.id)
         return TakenUp(Ledger(run.directory, mark, is_durable=True), step)
     mark = read_ledger(run, data, is_needed=False)
@@ -71,7 +71,7 @@ def answered_once(
     queries: Any,
     device: torch.device,
 ) -> tuple[Tensor, Answers]:
-    """Let teachers vote and answer, or read what they answered before the run was killed.
+    """Return the teachers' votes and answers, new or saved before the run was killed.
 
     Returns:
         The votes, which are private, and the answers.
@@ -82,7 +82,7 @@ def answered_once(
         run.note(answers.asked)
         run.start_from(pate.teachers + state.step)
         return kept["votes"], answers
-    # Elsewhere, or under another secret, an example may have another teacher: it could have two.
+    # In other surroundings, or with another secret, an example could get a second teacher.
     here = None if mechanism.noise == "secret" else run.surroundings
     if here is None or kept.get("surroundings") != here:
         kept = {"votes": torch.zeros(len(queries), parts.task.num_classes, dtype=torch.float64)}

@@ -1,4 +1,4 @@
-"""PATE's own loop: every stage of a run, in order."""
+"""PATE's loop: every stage of a run, in order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ EVALUATIONS = 5
 def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     """Train teachers, ask them, train the student, and write the run's record.
 
-    Answers are released once: they are kept, and a run that was killed goes on with its student.
+    Answers are released once. They are saved, and a killed run continues with its student.
 
     Args:
         config: the run's plain config.
@@ -55,7 +55,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
 
     Raises:
         ConfigError: for a mistake in the config.
-        PrivacyError: if the finished run does not hold what it claims.
+        PrivacyError: if the finished run does not have the privacy that it claims.
     """
     check_checkpoint(config["checkpoint"])
     memory.reset_peak(ranks.device)
@@ -114,14 +114,14 @@ def teach(
     seed: int,
     device: torch.device,
 ) -> None:
-    """Train the student on the labelled public inputs, from where it is.
+    """Train the student on the labelled public inputs, from its current step.
 
     Args:
-        run: told of steps and evaluations.
+        run: records steps and evaluations.
         state: of the student.
         parts: task, model, settings and schedule.
         mechanism: its budget is stated beside every evaluation.
-        lessons: public inputs with the labels that were answered; none leave the student as it is.
+        lessons: public inputs with their released labels; without any the student stays untrained.
         rates: the optimizer's initial ones.
         seed: of the run.
         device: the student's.
@@ -162,14 +162,13 @@ def teach(
 
 
 def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes, Any, Any]:
-    """Freeze the mechanism, and choose what is asked.
+    """Return the frozen mechanism, and the queries.
 
     Returns:
-        The mechanism, the queries in the order in which they are asked, and the task with the test
-        set that is left.
+        The mechanism, the queries in order, and the task with the rest of the test set.
 
     Raises:
-        ConfigError: for what PATE cannot do, or a size that does not fit.
+        ConfigError: for settings that PATE does not support, or a size out of range.
     """
     pate, privacy = parts.method, config["privacy"]
     if not isinstance(pate, PATE):
@@ -223,7 +222,7 @@ def split_public(task: Any, source: str) -> tuple[Any, Any]:
     """Return the public examples, and the task with the test examples that are not among them.
 
     Raises:
-        ConfigError: where PATE's teachers cannot learn the task, or it has no public set.
+        ConfigError: if PATE's teachers cannot learn the task, or it has no public set.
     """
     if len(task.input_shape) != 3 or task.train.targets.is_floating_point():
         raise ConfigError(
@@ -232,14 +231,14 @@ def split_public(task: Any, source: str) -> tuple[Any, Any]:
         )
     if source == "task":
         return task.public, task
-    # The same half for every run, so that all are judged by the same examples.
+    # The same half for every run, so that all are evaluated on the same examples.
     order = torch.randperm(len(task.test), generator=generator(0, "test-half", 0))
     half = len(order) // 2
     return task.test.take(order[:half]), replace(task, test=task.test.take(order[half:]))
 
 
 def asked_of(config: dict, parts: Parts) -> dict[str, Any]:
-    """Name the public examples, of which the first queries are asked, and count them."""
+    """Return a description of the public examples; the first ones are the queries."""
     is_half = parts.method.public == "test-half"
     public, _ = split_public(parts.task, parts.method.public)
     return {
@@ -250,7 +249,7 @@ def asked_of(config: dict, parts: Parts) -> dict[str, Any]:
 
 
 def announce(mechanism: NoisyVotes, pate: PATE, trainable: dict[str, int]) -> None:
-    """Print what trains and what will be asked of whom, before the first teacher."""
+    """Log the student, the teachers and the queries, before the first teacher."""
     log.info("student, of public inputs alone: %s numbers", f"{sum(trainable.values()):,}")
     for name, size in trainable.items():
         log.info("  %-40s %12s", name, f"{size:,}")
@@ -268,7 +267,7 @@ def announce(mechanism: NoisyVotes, pate: PATE, trainable: dict[str, int]) -> No
 
 
 def judged(votes: Tensor, answers: Answers, truth: Tensor) -> dict[str, Any]:
-    """Say how right teachers and answers were, in percent; diagnostics that no guarantee covers."""
+    """Return the accuracy of teachers and answers in percent; not covered by the guarantee."""
     said = {"asked": answers.asked, "answered": len(answers.labels)}
     if (truth < 0).any():  # a public set without the task's labels
         return said
@@ -281,7 +280,7 @@ def judged(votes: Tensor, answers: Answers, truth: Tensor) -> dict[str, Any]:
 
 
 def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
-    """Time one teacher, a few of the student's steps and an evaluation, and scale them to the run.
+    """Return a run's time, scaled from one teacher, a few student steps and one evaluation.
 
     Returns:
         Seconds for the run, and the peak memory in MB.

@@ -1,4 +1,4 @@
-"""What a run of PATE can be told."""
+"""Settings of PATE."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dpexp.privacy.stated import StatedVotes
 from dpexp.types import ConfigError, require_word
 
 FARTHEST = 2.0**20
-"""Of the check's noise from the answers', either way: farther apart, one of both is a million times
-what it need be, or none that counts (ours)."""
+"""Largest ratio of the check's noise to the answers', either way (ours). Beyond it one of them is a
+million times too large, or negligible."""
 
 
 @dataclass(frozen=True)
 class PATE:
-    """Settings of teachers, queries and student; conf/method/pate.yaml says where they come from.
+    """Settings of teachers, queries and student; conf/method/pate.yaml has their sources.
 
     Attributes:
         teachers: how many, >= 1.
@@ -56,12 +56,12 @@ class PATE:
 
     @property
     def public_size(self) -> int:
-        """Count the examples wanted of the task's public set; with 0 none are loaded."""
+        """Number of examples needed of the task's public set; none are loaded if 0."""
         return 0 if self.public == "test-half" else self.queries
 
     @staticmethod
     def stated_votes(settings: Mapping[str, Any], available: int | None) -> list[StatedVotes]:
-        """Return the queries that verification expects: all are checked, and some answered.
+        """Return the queries that verification expects: all are checked, and some are answered.
 
         One teacher's vote moves the largest entry of a histogram by 1, and all of it by sqrt 2 in
         l2: it leaves one class and joins another.

@@ -23,12 +23,12 @@ from dpexp.types import Batch, ConfigError, Key, one_line
 
 @dataclass(frozen=True)
 class Answers:
-    """What left the private data.
+    """The released answers.
 
     Attributes:
-        asked: how many queries were checked, the first ones.
-        answered: which of them were answered, [m].
-        labels: what was answered, [m].
+        asked: number of queries checked, from the first on.
+        answered: indices of the answered queries, [m].
+        labels: their answers, [m].
         draws: how often noise was drawn, by release.
     """
 
@@ -52,10 +52,10 @@ def ballots(
     device: torch.device,
     numbers: Iterable[int],
 ) -> Iterator[Tensor]:
-    """Train one teacher after the other and yield what each says, [queries, classes]; private.
+    """Train one teacher after the other and yield its ballot, [queries, classes]; not private.
 
-    A ballot has a one for each query, in the class that its teacher says. A teacher that diverged
-    says nothing, which moves a histogram by no more than another vote.
+    A ballot has a one for each query, in the class that the teacher predicts. A diverged teacher
+    casts no vote, which changes a histogram by no more than another vote.
 
     Args:
         pate: the settings.
@@ -80,7 +80,7 @@ def ballots(
 def train_teacher(
     pate: PATE, task: Any, part: Any, number: int, root: int, device: torch.device
 ) -> nn.Module:
-    """Train one teacher on its part alone; without examples it stays as it was made."""
+    """Train one teacher on its part alone; without examples it stays untrained."""
     seed_default(root, "teacher/weights", number)  # and masks
     channels, *size = task.input_shape
     fitted = {"in_channels": channels, "num_classes": task.num_classes, "image_size": size}
@@ -97,14 +97,14 @@ def train_teacher(
 
 
 def _made(setting: str, maker: Any, kind: type, **given: Any) -> Any:
-    """Make a teacher's part; what its settings are refused with is the user's to mend.
+    """Return a teacher's network or optimizer.
 
     Raises:
-        ConfigError: if they are refused, or it is of another kind.
+        ConfigError: if its constructor fails, or returns another type.
     """
     try:
         made = maker(**given)
-    except (Exception, SystemExit) as error:  # as many ways as there are networks and optimizers
+    except (Exception, SystemExit) as error:  # any constructor may fail in its own way
         if isinstance(error, ConfigError) or memory.ran_out(error):
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"
@@ -135,7 +135,7 @@ def descend(
 
 @torch.no_grad()
 def predict(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return each input's class, [n], in eval mode; -1 where the output is not finite."""
+    """Return each input's predicted class, [n], in eval mode; -1 if the output is not finite."""
     model.eval()
 
     def chosen(outputs: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def predict(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def ask(votes: Tensor, mechanism: NoisyVotes) -> Answers:
-    """Check and answer one query after the other, until either cap is reached (Algorithm 1).
+    """Return the noisy answers, query by query until either cap is reached (Algorithm 1).
 
     Args:
         votes: histograms [queries, classes], float64.
@@ -192,11 +192,11 @@ def learn(
     Args:
         parts: task, model and settings.
         optimizer: of the model.
-        lessons: public inputs with the labels that were answered, one or more.
+        lessons: public inputs with their released labels, one or more.
         seed: of the run.
         step: from 0; its examples and masks depend on nothing else.
         device: the student's.
-        before_update: called when weights are about to change.
+        before_update: called before weights change.
     """
     seed_default(seed, "student/masks", step)
     gen = generator(seed, "student", step)

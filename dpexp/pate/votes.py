@@ -1,4 +1,4 @@
-"""The frozen mechanism of a run that learns from noisy votes: its noise, its caps, its price."""
+"""The frozen mechanism of PATE: noise, caps and epsilon of noisy votes."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ CHECK, VOTES = "check", "votes"
 
 @dataclass(frozen=True)
 class NoisyVotes:
-    """Confident-GNMax under two caps: how many queries are asked, and how many answered.
+    """Confident-GNMax with two caps: on queries asked and on queries answered.
 
     Attributes:
         dataset_size: examples behind the teachers, as declared in the config.
         num_classes: length of a histogram of votes.
-        threshold: what a noisy largest entry must reach, in votes.
+        threshold: least noisy largest entry that is answered, in votes.
         check_ratio: the check's noise over the answer's.
         max_checks: cap on queries asked.
         max_answers: cap on queries answered.
-        target_epsilon: None where no budget was asked for.
+        target_epsilon: None without a budget.
         delta: in (0, 1).
         noise: True, False, or "secret" for randomness seeded by the operating system.
         noise_multiplier: sigma_2, the standard deviation of an answer's noise, in votes; 0 without
@@ -60,7 +60,7 @@ class NoisyVotes:
 
     @property
     def root(self) -> int:
-        """What all draws that meet private data derive from: the seed, or the secret."""
+        """Root seed of all draws that affect private data: the seed, or the secret."""
         return self.seed if self._secret is None else self._secret
 
     @property
@@ -70,7 +70,7 @@ class NoisyVotes:
 
     @property
     def releases(self) -> tuple[Release, Release]:
-        """Declare what leaves at a query: clip norms give each noise its scale."""
+        """The releases of a query; their clip norms scale the noise."""
         check = CHECK_SENSITIVITY / self.check_ratio
         return (
             Release(CHECK, 1, self.check_ratio, check),
@@ -82,7 +82,7 @@ class NoisyVotes:
         return generator(self.root, f"noise/{release}", query)
 
     def epsilon(self) -> dict[str, float | None]:
-        """Bound the budget of the whole run, whatever the votes; None without noise."""
+        """Bounds on the run's epsilon for any votes, by accountant; None without noise."""
         if not self.noise:
             return {"rdp": None}
         return votes_epsilon(self._effective, self.delta)
@@ -94,7 +94,7 @@ class NoisyVotes:
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return the numbers and words that saved answers must share to be gone on with."""
+        """Return the values that saved answers must match to be used."""
         return {
             "dataset_size": self.dataset_size,
             "checks": self.max_checks,
@@ -110,7 +110,7 @@ class NoisyVotes:
 
     @property
     def deviations(self) -> list[str]:
-        """Say in words what stands between this run and a replayable guarantee."""
+        """Return, in words, how this run departs from a replayable guarantee."""
         said = {
             words.NO_NOISE: not self.noise,
             words.SECRET: self.noise == "secret",
@@ -129,7 +129,7 @@ class NoisyVotes:
         public: Mapping[str, Any],
         remarks: list[str],
     ) -> dict[str, Any]:
-        """State what was released and what it cost, as plain JSON.
+        """Return what was released and what it cost, as plain JSON.
 
         Args:
             asked: histograms of the queries that were checked, [n, classes].
@@ -137,8 +137,8 @@ class NoisyVotes:
             draws: how often noise was drawn, by release.
             trainable: the student's parameter names with their numbers of entries.
             frozen: likewise.
-            public: names the public examples, and says how many there are.
-            remarks: further words on what departs from the claim.
+            public: description and number of the public examples.
+            remarks: further deviations from the claim.
         """
         dependent = None
         if self.noise:
@@ -201,20 +201,20 @@ def build_votes(
     max_answers: int,
     seed: int,
 ) -> NoisyVotes:
-    """Calibrate the noise to the budget and freeze the run's mechanism.
+    """Return the run's frozen mechanism, with noise calibrated to the budget.
 
     Args:
         privacy: eps (> 0; may be None without noise), delta, noise (True, False or "secret").
         dataset_size: examples behind the teachers.
         num_classes: length of a histogram of votes, >= 2.
-        threshold: what a noisy largest entry must reach, in votes.
+        threshold: least noisy largest entry that is answered, in votes.
         check_ratio: the check's noise over the answer's, > 0.
         max_checks: cap on queries asked, >= 1.
         max_answers: cap on queries answered, in [1, max_checks].
         seed: of an experiment that can be repeated.
 
     Raises:
-        ConfigError: for a budget that cannot be meant.
+        ConfigError: for an invalid budget.
     """
     check_privacy(privacy, dataset_size)
     epsilon, delta, noise = privacy["eps"], float(privacy["delta"]), privacy["noise"]

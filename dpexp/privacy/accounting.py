@@ -1,14 +1,14 @@
-"""What a Poisson-subsampled Gaussian costs, and the least noise that fits a budget.
+"""Epsilon of a Poisson-subsampled Gaussian, and the least noise that fits a budget.
 
-Neighbouring data sets differ by one example added or removed. The effective multiplier sigma is
-the noise's standard deviation over the l2 sensitivity of all that a step releases; q is the
-probability with which an example joins a step.
+Neighbouring data sets differ by one example added or removed. The effective multiplier sigma is the
+noise's standard deviation over the joint l2 sensitivity of a step's releases; q is the sampling
+probability.
 
 Two accountants. PRV (Gopi, Lee and Wutschitz 2021, arXiv:2106.02848) convolves the privacy loss
-numerically; what is reported is its upper bound, discretisation error included. RDP (Mironov,
+numerically; its upper bound is reported, discretisation error included. RDP (Mironov,
 Talwar and Zhang 2019, arXiv:1908.10530; conversion by Balle et al. 2020, arXiv:1905.09982) is
-looser, but never fails. Both are Opacus's arithmetic: its PRV is several times faster than the
-`prv-accountant` package, agrees with it to five digits, and survives smaller sigma.
+looser, but never fails. Both use Opacus's code: its PRV is several times faster than the
+`prv-accountant` package, agrees with it to five digits, and works for smaller sigma.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from dpexp.records.caches import Kept
 from dpexp.types import ConfigError
 
 RELATIVE_ERROR = 2e-3
-"""Error allowed in PRV's epsilon, as a share of RDP's epsilon (ours): what an upper bound costs."""
+"""Error allowed in PRV's epsilon, as a fraction of RDP's epsilon (ours)."""
 
 TOLERANCE = 1e-3
-"""A calibrated epsilon lies within this share below its target (ours)."""
+"""A calibrated epsilon is below its target by at most this fraction (ours)."""
 
 MAX_GRID = 2**22
-"""Points a discretised privacy loss may have; beyond, the error grows instead (ours)."""
+"""Largest number of grid points of a privacy loss; the error grows instead of the grid (ours)."""
 
 MAX_RELATIVE_ERROR = 2e-2
-"""Beyond this share of epsilon PRV is no better than RDP, and given up (ours)."""
+"""PRV fails if its error exceeds this fraction of epsilon: it is no better than RDP then (ours)."""
 
 SLACK = 1e-9
-"""Share by which rounding may make RDP fall where the order rises (ours)."""
+"""Fraction by which rounding may make RDP decrease as the order increases (ours)."""
 
 MOST_NOISE = 1e6
-"""No larger multiplier is looked for (ours)."""
+"""Largest multiplier that calibration tries (ours)."""
 
 MAX_MISSING_MASS = 0.1
-"""Share of delta that rounding may take before PRV is given up (ours)."""
+"""PRV fails if rounding takes more than this fraction of delta (ours)."""
 
-# Dense where the optimum of training runs lies (2 to 30), coarse up to the 1024 tiny budgets need.
+# Dense from 2 to 30, the optimum of most training runs; coarse up to 1024, for tiny budgets.
 ORDERS = (
     *(1.0 + x / 20 for x in range(1, 40)),
     *(3.0 + x / 10 for x in range(70)),
@@ -60,12 +60,12 @@ ORDERS = (
 
 
 class PRVFailed(RuntimeError):
-    """PRV has no trustworthy answer for these numbers; RDP must do."""
+    """PRV has no reliable answer for these numbers; use RDP."""
 
 
 @lru_cache(maxsize=2**14)
 def _rdp_per_step(q: float, sigma: float, order: float) -> float:
-    # Opacus takes seconds to import and most runs of the suite's commands never need it.
+    # Imported here because it takes seconds and most commands do not need it.
     from opacus.accountants.analysis.rdp import compute_rdp
 
     with np.errstate(all="ignore"):
@@ -77,7 +77,7 @@ def _rdp_per_step(q: float, sigma: float, order: float) -> float:
 
 
 def rdp_epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
-    """Bound epsilon by Renyi differential privacy, over a dense set of orders.
+    """Return an upper bound on epsilon by Renyi differential privacy, over a dense set of orders.
 
     Args:
         q: sampling probability in (0, 1].
@@ -93,13 +93,13 @@ def rdp_epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
     finite: list[tuple[float, float]] = []  # orders and their RDP, both ascending
 
     def is_hopeless(index: int) -> bool:
-        """Tell that an order cannot be the best: RDP falls nowhere as the order rises."""
+        """Return whether an order cannot be the best, as RDP does not decrease with the order."""
         below = bisect_right(finite, (ORDERS[index], math.inf))
         least = finite[below - 1][1] if below else 0.0
         return _epsilon(least * steps, costs[index]) > best * (1 + SLACK)
 
-    # An order costs milliseconds where it is fractional, so whole ones go first; and those beside
-    # the best of them before the others, which are hopeless then.
+    # Fractional orders take milliseconds each, so whole ones are first. Next are the neighbours of
+    # the best one; most others are hopeless then.
     whole = [index for index, order in enumerate(ORDERS) if float(order).is_integer()]
     rest = [index for index, order in enumerate(ORDERS) if not float(order).is_integer()]
     best_order = ORDERS[whole[0]]
@@ -117,10 +117,10 @@ def rdp_epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
 
 
 def rdp_epsilon_apart(q: float, sigmas: Sequence[float], steps: int, delta: float) -> float:
-    """Add up the subsampled RDP of several releases of a step, as if each had its own subsample.
+    """Return epsilon from the summed RDP of a step's releases, as if each had its own subsample.
 
-    Releases of one step share its subsample, so this understates what they cost together; it is
-    the arithmetic of gep's released code.
+    Releases of one step share its subsample, so this understates their joint cost; it is the
+    arithmetic of gep's released code.
 
     Args:
         q: sampling probability in (0, 1].
@@ -135,7 +135,7 @@ def rdp_epsilon_apart(q: float, sigmas: Sequence[float], steps: int, delta: floa
 
 @lru_cache(maxsize=16)
 def _costs(delta: float) -> tuple[tuple[float, float], ...]:
-    """Return what delta adds to each order's RDP to give epsilon, as two terms."""
+    """Return the two terms that convert each order's RDP to epsilon at this delta."""
     orders = np.array(ORDERS)
     terms = np.log(delta * orders) / (orders - 1), np.log1p(-1 / orders)
     return tuple(zip(*(term.tolist() for term in terms), strict=True))
@@ -147,7 +147,7 @@ def _epsilon(rdp: float, costs: tuple[float, float]) -> float:
 
 @dataclass(frozen=True)
 class _Loss:
-    """One step's privacy loss on a grid wide enough for `max_steps` of them."""
+    """One step's privacy loss, on a grid wide enough for `max_steps` compositions."""
 
     discrete: Any
     epsilon_error: float
@@ -163,7 +163,7 @@ def _loss(q: float, sigma: float, max_steps: int, delta: float) -> _Loss:
     law = prv.PoissonSubsampledGaussianPRV(q, sigma)
     error = RELATIVE_ERROR * rough
     half_width = _half_width(q, sigma, max_steps, error, delta_error)
-    # Theorem 5.5 of the PRV paper: the mesh that keeps the error of `max_steps` compositions.
+    # Theorem 5.5 of the PRV paper: the mesh for the error allowed in `max_steps` compositions.
     mesh_per_error = 1 / math.sqrt(max_steps * math.log(12 / delta_error) / 2)
     error = max(error, 2 * half_width / mesh_per_error / MAX_GRID)
     if not error <= MAX_RELATIVE_ERROR * rough:
@@ -174,10 +174,10 @@ def _loss(q: float, sigma: float, max_steps: int, delta: float) -> _Loss:
 
 
 def _half_width(q: float, sigma: float, max_steps: int, error: float, delta_error: float) -> float:
-    """Bound the loss of `max_steps`, and of one: Opacus's `compute_safe_domain_size`.
+    """Return a bound on the loss of `max_steps` steps and of one.
 
-    That computes the same RDP once for all steps and once for one, which takes longer than all the
-    rest of PRV.
+    As Opacus's `compute_safe_domain_size`, which computes the same RDP twice, for all steps and for
+    one, and so takes longer than the rest of PRV.
     """
     from opacus.accountants import RDPAccountant
     from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
@@ -194,18 +194,18 @@ def _half_width(q: float, sigma: float, max_steps: int, error: float, delta_erro
 
 @lru_cache(maxsize=256)
 def prv_epsilon(q: float, sigma: float, steps: int, delta: float, max_steps: int = 0) -> float:
-    """Bound epsilon from above by composing the privacy loss numerically.
+    """Return an upper bound on epsilon, composing the privacy loss numerically.
 
     Args:
         q: sampling probability in (0, 1].
         sigma: effective noise multiplier; 0 gives infinity.
         steps: how many steps compose, >= 0.
         delta: in (0, 1).
-        max_steps: the run's last step; all steps of a run then share one grid, so that asking
-            often is cheap.
+        max_steps: the run's number of steps; all its steps then share one grid, so that repeated
+            calls are cheap.
 
     Raises:
-        PRVFailed: where the numbers are beyond this accountant.
+        PRVFailed: if the numbers are beyond this accountant.
     """
     if steps == 0:
         return 0.0
@@ -218,7 +218,7 @@ def prv_epsilon(q: float, sigma: float, steps: int, delta: float, max_steps: int
             warnings.simplefilter("ignore")
             loss = _loss(q, sigma, max(steps, max_steps), delta)
             composed = prv.compose_heterogeneous([loss.discrete], [steps])
-            # Rounding of some 1e-13 a step: count what is missing as a loss that is infinite.
+            # Rounding loses some 1e-13 of mass per step: count it as an infinite loss.
             missing = abs(float(composed.pmf.sum()) - 1)
             if not missing <= MAX_MISSING_MASS * delta:
                 raise PRVFailed(f"rounding lost {missing:.1g} of the mass, too much for {delta:g}")
@@ -233,10 +233,10 @@ def prv_epsilon(q: float, sigma: float, steps: int, delta: float, max_steps: int
 
 @lru_cache(maxsize=256)
 def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float, str]:
-    """Find the least effective multiplier whose epsilon fits the target.
+    """Return the least effective multiplier whose epsilon fits the target.
 
-    What was found is kept between runs; it is measured again before it is believed, which takes one
-    evaluation in place of some ten.
+    Results are cached between runs. A cached one is checked before use, which takes one evaluation
+    in place of some ten.
 
     Args:
         q: sampling probability in (0, 1].
@@ -245,7 +245,7 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
         target: epsilon, > 0.
 
     Returns:
-        sigma, and the accountant it was found by: "prv", or "rdp" where PRV fails.
+        sigma, and the accountant that gave it: "prv", or "rdp" if PRV fails.
 
     Raises:
         ConfigError: if no noise is enough.
@@ -266,7 +266,7 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
         sigma = float(found)
         if 0 < sigma <= MOST_NOISE and target * (1 - TOLERANCE) <= by_prv(sigma) <= target:
             return sigma, "prv"
-    start = math.sqrt(steps) * q / target + 0.5  # right within a small factor for common settings
+    start = math.sqrt(steps) * q / target + 0.5  # within a small factor for common settings
     try:
         by_rdp_sigma = _least(by_rdp, target, start)
     except ArithmeticError:
@@ -279,23 +279,23 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
                 f"No noise gives epsilon {target:g} at delta {delta:g} over {steps} steps of "
                 f"sampling probability {q:.3g}; ask for a larger eps or fewer epochs."
             ) from None
-        return by_rdp_sigma, "rdp"  # not kept: PRV may have failed for want of memory
+        return by_rdp_sigma, "rdp"  # not cached: PRV may have failed for lack of memory
     kept.put(name, sigma)
     return sigma, "prv"
 
 
 @lru_cache(maxsize=1)
 def _version() -> bytes:
-    """Name what decides on a multiplier beside its budget."""
+    """Return a fingerprint of the code that determines a multiplier for a given budget."""
     versions = [f"{each} {version(each)}" for each in ("opacus", "numpy", "scipy")]
     return "\n".join(versions).encode() + Path(__file__).read_bytes()
 
 
 def _least(epsilon: Callable[[float], float], target: float, sigma: float) -> float:
-    """Solve epsilon(sigma) = target from above, by guarded secants in the logarithms.
+    """Return sigma with epsilon(sigma) just below target, by guarded secants in the logarithms.
 
     Raises:
-        ArithmeticError: if no sigma up to a million fits, or none is found.
+        ArithmeticError: if no sigma up to a million fits.
     """
     aim = math.log(target * (1 - TOLERANCE / 2))
     too_little, enough = 0.0, math.inf  # bracket: epsilon above and below the target
@@ -329,5 +329,5 @@ def _next(seen: list[tuple[float, float]], aim: float, sigma: float) -> float:
     slope = -1.5  # epsilon falls about as sigma^-1 to sigma^-2 around common budgets
     if len(seen) == 2 and x != seen[0][0]:
         slope = min((y - seen[0][1]) / (x - seen[0][0]), -0.1)
-    # A factor of four at most: far off, the secant extrapolates wildly.
+    # At most a factor of four: far from the solution the secant extrapolates badly.
     return math.exp(x + max(-1.4, min(1.4, (aim - y) / slope)))

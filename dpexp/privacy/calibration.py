@@ -1,4 +1,4 @@
-"""From a budget and a declaration to a run's mechanism: checks, step counts, calibrated noise."""
+"""Build a run's mechanism from its budget and releases: checks, step counts, calibrated noise."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from dpexp.types import ConfigError, Release, is_laplace, joint_sensitivity, req
 SAMPLINGS = ("poisson", "shuffle")
 
 MOST = 1e12
-"""Steps that no run takes (ours); counts below it are exact in floating point."""
+"""Upper limit on a run's steps (ours); smaller counts are exact in floating point."""
 
 SURE = 1e-8
-"""Delta from which on both accountants resolve any run of ours (up to a million steps)."""
+"""Least delta at which both accountants resolve any run of ours (up to a million steps)."""
 
 BUDGETS = ("total", "per_step")
-"""What eps is the budget of: the run, or each of its steps."""
+"""Whether eps is the budget of the run or of each step."""
 
 
 def num_steps(epochs: float, dataset_size: int, batch_size: int, sampling: str = "poisson") -> int:
-    """Count the steps of a training run.
+    """Return the number of steps of a training run.
 
     Under Poisson sampling an epoch is 1/q steps, rounded up once at the end; shuffled epochs are
     whole permutations whose last batch may be short.
 
     Raises:
-        ConfigError: if a number is not positive, the batch larger than the data, or the steps more
-            than anyone takes.
+        ConfigError: if a number is not positive, the batch is larger than the data, or there are
+            too many steps.
     """
     _require(epochs > 0, f"Expected epochs > 0; got {epochs}. Set epochs.")
     _check_sizes(dataset_size, batch_size)
@@ -50,15 +50,15 @@ def num_steps(epochs: float, dataset_size: int, batch_size: int, sampling: str =
 def whole_batch(
     size: int, releases: Sequence[Release], noise_multiplier: float = 0.0, *, clip: bool = True
 ) -> Mechanism:
-    """Return a mechanism for one step on every example, with noise that no budget asked for.
+    """Return a mechanism for one step on every example, with noise that fits no budget.
 
-    To time a step, or to hold it against an algorithm box; it is for no private data.
+    For timing a step or comparing it with an algorithm box, never for private data.
 
     Args:
-        size: examples, all of which are drawn.
-        releases: what leaves.
-        noise_multiplier: >= 0; 0 is no noise.
-        clip: whether examples' contributions are bounded.
+        size: number of examples, all of which are drawn.
+        releases: of the step.
+        noise_multiplier: >= 0; 0 for no noise.
+        clip: whether examples' contributions are clipped.
     """
     return Mechanism(
         dataset_size=size,
@@ -85,20 +85,20 @@ def build(
     releases: tuple[Release, ...],
     seed: int,
 ) -> Mechanism:
-    """Calibrate the noise to the budget and freeze the run's mechanism.
+    """Return the run's frozen mechanism, with noise calibrated to the budget.
 
     Args:
         privacy: eps (> 0; may be None without noise), delta, noise (True, False or "secret"),
-            clip (bool), sampling ("poisson" or "shuffle"); under Laplace noise also budget, which
-            says whether eps is for the run ("total") or for each step ("per_step").
+            clip (bool), sampling ("poisson" or "shuffle"); under Laplace noise also budget, eps for
+            the run ("total") or for each step ("per_step").
         dataset_size: training examples.
         batch_size: expected size of a logical batch, at most dataset_size.
-        num_steps: how many steps the budget must last.
-        releases: what leaves at every step.
-        seed: of an experiment that can be repeated.
+        num_steps: number of steps that the budget is for.
+        releases: of every step.
+        seed: of a reproducible experiment.
 
     Raises:
-        ConfigError: for a budget, size or name that cannot be meant.
+        ConfigError: for an invalid budget, size or name.
     """
     _check(privacy, dataset_size, batch_size, num_steps)
     assert len({release.noise for release in releases}) <= 1, "one accountant knows one noise"
@@ -142,9 +142,10 @@ def build(
 
 
 def confirm(parts: tuple[Part, ...], delta: float, epsilon: float) -> None:
-    """Ask the accountant that verifies finished runs before the first step, where delta is tiny.
+    """Check, for a tiny delta, that the verifying accountant can confirm epsilon.
 
-    Its rounding is some 1e-15 a step: what it cannot confirm then, it could not afterwards.
+    Its rounding is some 1e-15 a step. If it cannot confirm the budget before the first step, it
+    cannot do so afterwards.
 
     Raises:
         ConfigError: if it cannot.
@@ -180,10 +181,10 @@ def _check(privacy: Mapping[str, Any], dataset_size: int, batch_size: int, num_s
 
 
 def check_privacy(privacy: Mapping[str, Any], dataset_size: int) -> None:
-    """Refuse a budget or a word that cannot be meant, and warn of a delta that is too large.
+    """Check the privacy settings, and warn if delta is too large.
 
     Raises:
-        ConfigError: naming the first such setting.
+        ConfigError: naming the first invalid setting.
     """
     eps, delta, noise, clip = (privacy[key] for key in ("eps", "delta", "noise", "clip"))
     sampling = privacy["sampling"]

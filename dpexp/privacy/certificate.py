@@ -24,30 +24,30 @@ JUDGED_ON_TRAINING = "the metric is of the training set, without noise: it is no
 UNRELEASED = "teacher_accuracy is of votes without noise: it is no part of the guarantee"
 TEST_HALF = "half of the test set is the student's public data; accuracy is of the other half"
 UNSAID = "unsaid_votes counts those of teachers that diverged: it is no part of the guarantee"
-"""What loops remark."""
+"""Deviations that the loops add."""
 
 APART = "as if each release of a step had a subsample of its own: understates epsilon, no claim"
 
 NEIGHBOURS = "add or remove one example"
 VOTING_NEIGHBOURS = "add or remove one example: one teacher's vote may change"
-"""Which training sets a certificate holds for."""
+"""The neighbouring relations of certificates."""
 
 UNTRIED = "the model was not tried on made-up examples, and may mix them"
 OF_THE_RUN = (UNSAID, UNTRIED)
-"""What hangs on how a run went, and on no config: it may be said or not."""
+"""Deviations that depend on the run, not on its config; either may be absent."""
 
 NOT_SAMPLED = "none: every example is one teacher's"
 
 OF_ATTACKS = ("attacked:", "audited:", "a shadow:")
-"""How the deviations begin that attacks and audits (`dpexp.attacks`) add."""
+"""Prefixes of the deviations that attacks and audits (`dpexp.attacks`) add."""
 
 ANALYSED = "analysis run: not private"
-"""Said where analyses looked at private gradients (`dpexp.training.observation`)."""
+"""Deviation of runs whose analyses use private gradients (`dpexp.training.observation`)."""
 
 NO_GUARANTEE = (NO_NOISE, NO_CLIPPING)
 
 CONFIDENT_GNMAX = "Confident-GNMax on teachers' votes"
-"""Names the mechanism whose certificate counts queries in place of steps."""
+"""The mechanism whose certificate counts queries in place of steps."""
 
 
 class PrivacyError(RuntimeError):
@@ -55,10 +55,10 @@ class PrivacyError(RuntimeError):
 
 
 def verify(certificate: Mapping[str, Any]) -> None:
-    """Recompute what a certificate claims, from the certificate's own numbers.
+    """Recompute a certificate's claims from its own numbers.
 
     Args:
-        certificate: as `Mechanism.certificate` gives it, or as read back from privacy.json.
+        certificate: from `Mechanism.certificate`, or read from privacy.json.
 
     Raises:
         PrivacyError: if noise was not drawn once per accounted step, if the recomputed epsilon

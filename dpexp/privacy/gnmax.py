@@ -1,4 +1,4 @@
-"""What noisy votes cost: Confident-GNMax, bounded without the votes and, more tightly, with them.
+"""Epsilon of Confident-GNMax: bounded without the votes and, more tightly, with them.
 
 Papernot et al. 2018 (arXiv 1802.08908). Neighbouring data sets differ by one example added or
 removed, which is one teacher's; its vote may change, so the histogram of votes moves by at most
@@ -9,10 +9,10 @@ histogram with noise sigma_2). In Renyi divergence of order a
     a check costs    a / (2 sigma_1^2)
     an answer costs  a / sigma_2^2        Proposition 8
 
-How many are answered depends on the votes, but never exceeds the number allowed; the sum over all
-that is allowed bounds the run: composition may be adaptive under a cap (Feldman and Zrnic 2021,
-arXiv 2008.11193, for Renyi divergence; Smith and Thakurta 2022, arXiv 2210.17520, for Gaussian
-mechanisms). It is what one Gaussian mechanism costs, which both accountants can read.
+The number of answers depends on the votes, but never exceeds the cap, so the sum at the caps bounds
+the run: composition may be adaptive under a cap (Feldman and Zrnic 2021, arXiv 2008.11193, for
+Renyi divergence; Smith and Thakurta 2022, arXiv 2210.17520, for Gaussian mechanisms). The sum is
+the cost of one Gaussian mechanism, which both accountants can compute.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from dpexp.privacy.accounting import ORDERS, PRVFailed, prv_epsilon, rdp_epsilon
 from dpexp.types import ConfigError
 
 CHECK_SENSITIVITY = 1.0
-"""Of the largest entry of a histogram of votes."""
+"""Sensitivity of the largest entry of a histogram of votes."""
 
 VOTE_SENSITIVITY = math.sqrt(2)
-"""Of a histogram of votes, in l2: one entry less, another more."""
+"""Sensitivity of a histogram of votes in l2: one entry decreases, another increases."""
 
 LEAST_LOG = -1e4
-"""Where a log-probability is cut off; what is larger still bounds it."""
+"""Least log-probability; raising a smaller one to it keeps the bound valid."""
 
 
 def effective_multiplier(
     check_std: float, vote_std: float, max_checks: int, max_answers: int
 ) -> float:
-    """Return the noise multiplier of the one Gaussian mechanism that costs as much as all queries.
+    """Return the noise multiplier of one Gaussian mechanism with the cost of all queries.
 
     Args:
         check_std: sigma_1 > 0, in votes.
@@ -53,7 +53,7 @@ def effective_multiplier(
 
 
 def votes_epsilon(multiplier: float, delta: float) -> dict[str, float]:
-    """Bound epsilon without looking at the votes: by RDP, and by PRV where that does not fail."""
+    """Return bounds on epsilon for any votes: by RDP, and by PRV unless that fails."""
     epsilon = {"rdp": rdp_epsilon(1.0, multiplier, 1, delta)}
     try:
         return epsilon | {"prv": prv_epsilon(1.0, multiplier, 1, delta)}
@@ -62,10 +62,10 @@ def votes_epsilon(multiplier: float, delta: float) -> dict[str, float]:
 
 
 def calibrate_votes(target: float, delta: float) -> float:
-    """Find the least effective multiplier whose RDP epsilon fits the target.
+    """Return the least effective multiplier whose RDP epsilon fits the target.
 
-    Every order a allows sigma^2 = a / (2 (target - c)), c being what the conversion to
-    (epsilon, delta) adds at that order; the least of them is the answer.
+    Every order a allows sigma^2 = a / (2 (target - c)), where c is what the conversion to
+    (epsilon, delta) adds at that order. The result is the least of them.
 
     Args:
         target: epsilon, > 0.
@@ -89,7 +89,7 @@ def calibrate_votes(target: float, delta: float) -> float:
 
 
 def log_flip_of_votes(histograms: np.ndarray, vote_std: float) -> np.ndarray:
-    """Bound the log-probability that noise makes another class win (Proposition 7), [n].
+    """Return bounds on the log-probability that noise makes another class win (Prop. 7), [n].
 
     Args:
         histograms: votes [n, classes].
@@ -113,14 +113,14 @@ def log_flip_of_check(largest: np.ndarray, threshold: float, check_std: float) -
 
 
 def data_dependent_rdp(log_flip: np.ndarray, sigma: float) -> np.ndarray:
-    """Bound the Renyi divergence by how sure the outcome was (Theorem 6, Proposition 10).
+    """Return data-dependent bounds on the Renyi divergence (Theorem 6, Proposition 10).
 
     Args:
-        log_flip: log of a bound on the probability of any outcome but the likeliest, [n], < 0.
-        sigma: of an answer, sigma_2; of a check, sqrt(2) sigma_1, which costs the same.
+        log_flip: log of a bound on the probability of all outcomes but the likeliest, [n], < 0.
+        sigma: sigma_2 for an answer; sqrt(2) sigma_1 for a check, which costs the same.
 
     Returns:
-        [n, orders], never above the bound that ignores the votes.
+        [n, orders], at most the data-independent bound.
     """
     orders, log_q = np.array(ORDERS), np.maximum(log_flip, LEAST_LOG)[:, None]
     independent = orders / sigma**2
@@ -147,7 +147,7 @@ def data_dependent_epsilon(
     vote_std: float,
     delta: float,
 ) -> float:
-    """Sum what the queries cost given their votes. Not itself private, and no guarantee to publish.
+    """Return the data-dependent epsilon. It is not itself private, and no guarantee to publish.
 
     Args:
         asked: histograms of the queries that were checked, [n, classes].
@@ -163,6 +163,6 @@ def data_dependent_epsilon(
     rdp = data_dependent_rdp(checks, math.sqrt(2) * check_std).sum(0)
     rdp += data_dependent_rdp(log_flip_of_votes(answered, vote_std), vote_std).sum(0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the best order is the last: the bound holds
+        warnings.simplefilter("ignore")  # the best order may be the last; the bound still holds
         epsilon, _ = get_privacy_spent(orders=list(ORDERS), rdp=rdp, delta=delta)
     return max(0.0, float(epsilon))

@@ -1,4 +1,4 @@
-"""One frozen object per run that samples, noises and accounts, so that the three cannot drift."""
+"""One frozen object per run that samples, adds noise and accounts, so that they cannot disagree."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Mechanism:
     Attributes:
         dataset_size: training examples, as declared in the config.
         batch_size: expected size of a logical batch.
-        num_steps: how many steps the budget is for.
+        num_steps: number of steps that the budget is for.
         sampling: "poisson", or "shuffle" as the authors' code did.
-        target_epsilon: None where no budget was asked for.
-        delta: in (0, 1); 0 under Laplace noise, which is purely private.
+        target_epsilon: None without a budget.
+        delta: in (0, 1); 0 under Laplace noise.
         noise: True, False, or "secret" for randomness seeded by the operating system.
         clip: whether examples' contributions are bounded.
         noise_multiplier: 0 without noise.
-        releases: what leaves at every step.
-        seed: of an experiment that can be repeated.
-        calibrated_by: "prv", "rdp" where PRV fails, "pure" under Laplace noise, or "none".
+        releases: of every step.
+        seed: of a reproducible experiment.
+        calibrated_by: "prv", "rdp" if PRV fails, "pure" under Laplace noise, or "none".
     """
 
     dataset_size: int
@@ -56,7 +56,7 @@ class Mechanism:
 
     @property
     def sampling_prob(self) -> float:
-        """Probability q with which an example takes part in a step."""
+        """Probability q that an example is in a step's batch."""
         return self.batch_size / self.dataset_size
 
     @property
@@ -66,11 +66,11 @@ class Mechanism:
 
     @property
     def root(self) -> int:
-        """What all draws that meet private data derive from: the seed, or the secret."""
+        """Root seed of all draws that affect private data: the seed, or the secret."""
         return self.seed if self._secret is None else self._secret
 
     def sample(self, step: int) -> Tensor:
-        """Draw the step's examples, independently of every other step's draw.
+        """Return the step's batch, drawn independently of all other steps.
 
         Args:
             step: from 0.
@@ -83,30 +83,30 @@ class Mechanism:
         return poisson(self.root, step, self.dataset_size, self.sampling_prob)
 
     def noise_generator(self, step: int, device: str | torch.device = "cpu") -> torch.Generator:
-        """Return the generator of the step's noise; the first rank alone draws from it."""
+        """Return the generator of the step's noise; only rank 0 draws from it."""
         return generator(self.root, "noise", step, device)
 
     @property
     def is_laplace(self) -> bool:
-        """Whether the noise is Laplace's."""
+        """Whether the noise is Laplace noise."""
         return is_laplace(self.releases)
 
     @property
     def accountants(self) -> tuple[str, ...]:
-        """Name those that bound epsilon here, the one that is held to the target first."""
+        """Return the accountants that apply; the first is the one held to the target."""
         if self.is_laplace:
             return ("pure", "pld")
         return ("rdp",) if self.calibrated_by == "rdp" else ("prv", "rdp")
 
     def epsilon(self, steps: int, accountant: str | None = None) -> float | None:
-        """Bound the budget spent after some steps.
+        """Return an upper bound on the epsilon spent after some steps.
 
         Args:
-            steps: in [0, num_steps] for a cheap answer; beyond, a new grid is built.
+            steps: >= 0; beyond num_steps a new grid is built, which takes longer.
             accountant: one of `accountants`; None: the first.
 
         Returns:
-            None where there is no guarantee to state.
+            None if there is no guarantee.
         """
         if not self.is_private:
             return None
@@ -124,13 +124,13 @@ class Mechanism:
         return prv_epsilon(q, sigma, steps, self.delta, self.num_steps)
 
     def epsilon_at(self, factors: Sequence[float]) -> float | None:
-        """Return the run's epsilon had step t's Laplace noise been divided by factors[t].
+        """Return the epsilon that the run would have if step t's noise were divided by factors[t].
 
         Args:
-            factors: one per step, > 0; above 1 for less noise than was drawn.
+            factors: one per step, > 0; above 1 means less Laplace noise than was drawn.
 
         Returns:
-            None where there is no guarantee to state.
+            None if there is no guarantee.
         """
         if not self.is_private or not self.is_laplace:
             return None
@@ -144,7 +144,7 @@ class Mechanism:
         return rdp_epsilon_apart(self.sampling_prob, sigmas, steps, self.delta)
 
     def identity(self) -> dict[str, Any]:
-        """Return the numbers and words that a checkpoint must share to be gone on with."""
+        """Return the values that a checkpoint must match to be resumed."""
         return {
             "sampling": self.sampling,
             "dataset_size": self.dataset_size,
@@ -161,7 +161,7 @@ class Mechanism:
 
     @property
     def deviations(self) -> list[str]:
-        """Say in words what stands between this run and a replayable guarantee."""
+        """Return, in words, how this run departs from a replayable guarantee."""
         said = {
             words.NO_NOISE: not self.noise,
             words.NO_CLIPPING: not self.clip,
@@ -182,15 +182,15 @@ class Mechanism:
         deviations: Sequence[str] = (),
         lost_steps: int = 0,
     ) -> dict[str, Any]:
-        """State what was released and what it cost, as plain JSON.
+        """Return what was released and what it cost, as plain JSON.
 
         Args:
-            steps: how many were taken, or lost.
-            noise_draws: at how many of them noise was, or may have been, drawn.
+            steps: number of steps taken or lost.
+            noise_draws: number of steps at which noise was, or may have been, drawn.
             trainable: parameter names with their numbers of entries.
             frozen: likewise.
-            deviations: further words on what departs from the claim.
-            lost_steps: how many may have been released, and are not in the weights.
+            deviations: further deviations from the claim.
+            lost_steps: number of steps that may have been released but are not in the weights.
         """
         lost = [words.LOST] if lost_steps else []
         apart = self._epsilon_apart(steps)

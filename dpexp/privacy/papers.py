@@ -1,10 +1,10 @@
-"""The noise that the papers' own accountants ask for, to stand beside ours.
+"""Noise multipliers by the papers' own accountants, to compare with ours.
 
-No run is calibrated by these: what they give tells how much of a difference from a paper's numbers
-is owed to tighter accounting alone.
+No run is calibrated by these. They show how much of a difference from a paper's numbers is due to
+tighter accounting alone.
 
 Source: rgp, Section 5 (a moments accountant); gep, Appendix D, Lemmas D.2 to D.4 and Equation 5,
-and the authors' code, which doubles the subsampled RDP of one release where two leave; Mironov,
+and the authors' code, which doubles the subsampled RDP of one release for two releases; Mironov,
 Talwar and Zhang 2019, arXiv:1908.10530, Section 3.3, whose whole orders are the moments of Abadi
 et al. 2016, Theorem 2; Mironov 2017, arXiv:1702.07476, Proposition 3, for the conversion.
 """
@@ -22,18 +22,18 @@ from scipy.special import gammaln, logsumexp
 from dpexp.privacy.certificate import CONFIDENT_GNMAX, NO_GUARANTEE
 
 BY_MOMENTS = ("rgp", "gep")
-"""Papers whose accountant is this one. lsg's is numerical, as ours; compressive's noise is pure."""
+"""Papers with this accountant. lsg's is numerical, like ours; compressive's privacy is pure."""
 
 ORDERS = np.arange(2, 513)
-"""Whole orders, as the moments have; up to 512 is ours. gep's released code takes tenths from 2 to
-31.9, which moves its multipliers by 1.3 % at most, but at ε = 0.5 (6.42 in place of 5.61) and at
-0.1, which they do not reach."""
+"""Integer orders, as for moments; up to 512 is ours. gep's released code uses tenths from 2 to
+31.9. That changes its multipliers by at most 1.3 %, except at ε = 0.5 (6.42 in place of 5.61) and
+at 0.1, which those orders do not reach."""
 
 PRECISION = 1e-4
-"""Share by which a multiplier may lie above the least one (ours)."""
+"""Fraction by which a multiplier may exceed the least one (ours)."""
 
 MOST, LEAST = 1e6, 0.01
-"""Between these a multiplier is looked for (ours)."""
+"""Search range of multipliers (ours)."""
 
 
 @lru_cache(maxsize=4)
@@ -65,17 +65,17 @@ def whole_orders_rdp(q: float, sigma: float) -> np.ndarray:
 def moments_epsilon(
     q: float, sigma: float, steps: int, delta: float, *, num_releases: int = 1
 ) -> float:
-    """Bound epsilon as the papers' codes do: RDP at whole orders, then Mironov's conversion.
+    """Return epsilon as the papers' code does: RDP at integer orders, then Mironov's conversion.
 
-    With several releases a step it is no bound: they share a subsample, and the codes add their
-    RDP as if each had one of its own.
+    It is no bound with several releases a step. They share a subsample, but the code adds their RDP
+    as if each had its own.
 
     Args:
         q: sampling probability in (0, 1].
         sigma: each release's noise over its own sensitivity, > 0.
         steps: how many steps compose, >= 1.
         delta: in (0, 1).
-        num_releases: how many vectors leave at a step, >= 1; gep's pair is 2.
+        num_releases: vectors released per step, >= 1; 2 for gep.
     """
     rdp = num_releases * steps * whole_orders_rdp(q, sigma)
     return float(np.min(rdp + math.log(1 / delta) / (ORDERS - 1)))
@@ -85,7 +85,7 @@ def moments_epsilon(
 def moments_multiplier(
     q: float, steps: int, delta: float, epsilon: float, *, num_releases: int = 1
 ) -> float:
-    """Find the least noise multiplier that `moments_epsilon` lets fit a budget.
+    """Return the least noise multiplier whose `moments_epsilon` fits a budget.
 
     Args:
         q: sampling probability in (0, 1].
@@ -95,9 +95,8 @@ def moments_multiplier(
         num_releases: see `moments_epsilon`.
 
     Returns:
-        Each release's noise over its own sensitivity, which is what a certificate calls
-        noise_multiplier; at most `PRECISION` above the least, and never below `LEAST`. Infinity if
-        `MOST` does not reach the budget.
+        Each release's noise over its own sensitivity, as `noise_multiplier` in a certificate; at
+        most `PRECISION` above the least, and never below `LEAST`. Infinity if `MOST` is too little.
     """
     if moments_epsilon(q, MOST, steps, delta, num_releases=num_releases) > epsilon:
         return math.inf
@@ -112,15 +111,15 @@ def moments_multiplier(
 
 
 def papers_multiplier(paper: str, certificate: Mapping[str, Any]) -> float | None:
-    """Return the noise multiplier that a paper's accountant asks for where a run had its own.
+    """Return the noise multiplier by a paper's accountant for a run's setting.
 
     Args:
         paper: "rgp", "gep" or another.
         certificate: the run's, as in privacy.json.
 
     Returns:
-        What stands beside the certificate's noise_multiplier; None of a paper whose accountant is
-        no moments accountant, and of a run that was not calibrated to a budget by Gaussian noise.
+        To compare with the certificate's noise_multiplier. None if the paper's accountant is not a
+        moments accountant, or the run's Gaussian noise was not calibrated to a budget.
     """
     if paper not in BY_MOMENTS or certificate.get("mechanism") == CONFIDENT_GNMAX:
         return None

@@ -1,4 +1,4 @@
-"""The only reduction over examples, and the only place where noise is drawn."""
+"""Clip and sum over examples, and add noise; neither happens anywhere else."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from dpexp.types import ConfigError, Key, PerExampleGrads, Release, Size
 Blocks = dict[Key, Tensor]
 
 NARROW = 256
-"""Examples that may be summed in the model's precision: so few numbers that all push the same way
-lose 10^-5 clip norms in float32, which the weights leave room for."""
+"""Largest number of examples summed in the model's precision. Even if all their vectors agree, the
+float32 sum loses only 10^-5 clip norms, which the clip weights leave room for."""
 
 
 @dataclass
 class ClipCounts:
-    """What clipping did to one logical batch.
+    """Clipping counts of one logical batch.
 
     Attributes:
-        examples: how many were drawn.
-        clipped: how many had a norm, or a coordinate, above the clip norm in some release.
-        nonfinite: how many had a NaN or infinite norm; they contribute zero.
+        examples: number of examples in the batch.
+        clipped: number with a norm, or a coordinate, above the clip norm in some release.
+        nonfinite: number with a NaN or infinite norm; they contribute zero.
     """
 
     examples: int = 0
@@ -39,13 +39,14 @@ class ClipCounts:
 
 
 class ClippedSum:
-    """Sums per-example vectors, each clipped as its release says, over micro-batches.
+    """Sums clipped per-example gradients over micro-batches.
 
-    Formal guarantees: whatever gradients hold, what one example adds to the sum of a release is no
-    longer than its clip norm, the rounding of its own terms included, or none of its coordinates
-    larger where the release is clipped by coordinates; an example whose norm is not finite adds
-    zero (`dpexp.privacy.bound`; docs/privacy.md says what other examples' rounding may do besides).
-    With clipping off there is no such bound, and gradients are summed as they come.
+    Formal guarantees, for every input: an example's contribution to a release's sum has a norm of
+    at most the clip norm, the rounding of its own terms included. In a release clipped by
+    coordinates, the clip norm bounds each coordinate instead. An example whose norm is not finite
+    adds zero.
+    See `dpexp.privacy.bound`, and docs/privacy.md for other examples' rounding. Without clipping
+    there is no such bound.
     """
 
     def __init__(
@@ -61,27 +62,27 @@ class ClippedSum:
         """Start from zeros.
 
         Args:
-            shapes: of the blocks, the only ones that may be taken.
-            releases: their clip norms.
+            shapes: of all blocks.
+            releases: with their clip norms.
             like: a tensor with the examples' device and precision.
-            is_clipping: False sums the vectors as they are.
-            is_wide: True keeps every sum in float64 from the start, as where ranks are to add
-                theirs; else the first micro-batch is summed in the model's precision, if it has no
-                more than `NARROW` examples, and all are in float64 once there are more.
-            micro_batch: how many examples come at once. Where two such fit `NARROW`, so many are
-                gathered in the model's precision before they are added to float64, which costs
-                more than a small micro-batch's products do.
+            is_clipping: False sums the gradients unclipped.
+            is_wide: True keeps every sum in float64 from the start, as needed to add over ranks.
+                False sums the first micro-batch in the model's precision, if it has no more than
+                `NARROW` examples, and uses float64 once there are more.
+            micro_batch: examples at once. If two micro-batches fit in `NARROW`, as many as fit are
+                summed in the model's precision before they are added to float64, which costs more
+                than a small micro-batch's products.
         """
         self.counts = ClipCounts()
         self._shapes, self._like = shapes, like
-        self._narrow: Blocks = {}  # in the model's precision, and not in `_wide` yet
+        self._narrow: Blocks = {}  # in the model's precision, not yet in `_wide`
         self._wide: Blocks = {}
         self._gathers, self._gathered = 2 * micro_batch <= NARROW, 0
         self._releases = {release.name: release for release in releases}
         self._is_clipping, self._is_wide = is_clipping, is_wide
         self._held: dict[Key, PerExampleGrads] = {}
         self._sizes: dict[str, Size] = {}
-        self._largest: dict[str, Tensor] = {}  # coordinates
+        self._largest: dict[str, Tensor] = {}  # largest coordinate by release
 
     @property
     def sums(self) -> Blocks:
@@ -90,16 +91,16 @@ class ClippedSum:
         return {key: wide[key] if key in wide else self._sum(key) for key in self._shapes}
 
     def _sum(self, key: Key) -> Tensor:
-        """Return a block's sum to add to, in float64 where sums are to be."""
+        """Return a block's sum to add to, in float64 if required."""
         if self._is_wide or self._releases[key.release].clip == "coordinates":
             return self._widened(key)
-        # Only once there is something to add: before that, activations want the memory.
+        # Allocated only when there is something to add: until then activations need the memory.
         if key not in self._narrow:
             self._narrow[key] = self._like.new_zeros(self._shapes[key])
         return self._narrow[key]
 
     def _widened(self, key: Key) -> Tensor:
-        """Return a block's sum in float64, with what was gathered for it."""
+        """Return a block's sum in float64, after adding its sum in the model's precision."""
         gathered = self._narrow.pop(key, None)
         if key not in self._wide:
             if gathered is None:
@@ -153,7 +154,7 @@ class ClippedSum:
             self._add(held, sizes, largest)
             self._is_wide |= not self._gathers  # from the second micro-batch on
             return
-        # In the model's precision they could not be measured, or would cost others their digits.
+        # The rest is summed in float64: its norm overflows, or it would cost others digits.
         others = {key: grads.select(~is_exact).double() for key, grads in held.items()}
         of_others = {name: each[~is_exact] for name, each in largest.items()}
         self._add(others, self._measured(others), of_others, is_widened=True)
@@ -163,7 +164,7 @@ class ClippedSum:
         self._add(held, sizes, largest)
 
     def _measured(self, held: dict[Key, PerExampleGrads]) -> dict[str, Size]:
-        """Measure anew what is clipped by its norm; gradients are replaced by what to hold."""
+        """Return new sizes of all releases clipped by norm; `held` gets the forms to keep."""
         sizes: dict[str, Size] = {}
         for key, grads in held.items():
             if self._releases[key.release].clip == "norm":
@@ -180,7 +181,7 @@ class ClippedSum:
         *,
         is_widened: bool = False,
     ) -> None:
-        """Clip some examples and add them to the sums; what is held is let go meanwhile."""
+        """Clip examples and add them to the sums, emptying `held` on the way."""
         is_widened &= self._like.dtype != torch.float64
         slack = slack_of(self._like.dtype, is_widened=is_widened)
         clip_norms = {name: release.clip_norm for name, release in self._releases.items()}
@@ -195,7 +196,7 @@ class ClippedSum:
         self.counts.clipped += int((torch.stack(above).any(0) & is_finite).sum())
         self.counts.nonfinite += num - num_finite
         weights = {name: clip_weights(bound, clip_norms[name]) for name, bound in bounds.items()}
-        if num_finite < num:  # zero times NaN is NaN, so such examples must go
+        if num_finite < num:  # zero times NaN is NaN, so drop these examples
             weights = {name: weight[is_finite] for name, weight in weights.items()}
             for key in held:
                 held[key] = held[key].select(is_finite)
@@ -205,33 +206,33 @@ class ClippedSum:
 
 
 def clip_weights(norms: Tensor, clip_norm: float) -> Tensor:
-    """Return min(1, C / norm) for norms [n] >= 0, or bounds of them; norms of zero give one."""
+    """Return min(1, C / norm) for norms [n] >= 0 or bounds on them; 1 for norms of zero."""
     return clip_norm / norms.clamp(min=clip_norm)
 
 
 def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, MaterializedGrads]:
-    """Clamp per-example vectors [n, ...] to [-bound, bound] in every coordinate.
+    """Clamp per-example gradients [n, ...] to [-bound, bound] in every coordinate.
 
     Returns:
-        Each example's largest absolute coordinate before that, [n] (NaN where it has one), and the
-        clamped vectors.
+        Each example's largest absolute coordinate before clamping, [n] (NaN if any is NaN), and the
+        clamped gradients.
     """
-    clamped = values.double().clamp(-bound, bound)  # to be added without rounding
+    clamped = values.double().clamp(-bound, bound)  # float64, to add without rounding
     return values.flatten(1).abs().amax(1), MaterializedGrads(clamped)
 
 
 FULL = (torch.float32, torch.float64)
-"""Kinds of weights that noise may be drawn for."""
+"""Dtypes of weights that noise may be drawn for."""
 
 
 def require_full_precision(model: nn.Module) -> None:
-    """Refuse weights in half precision, or in two: what is released is in the weights' own.
+    """Check that all weights have one precision, float32 or float64; releases have it too.
 
-    Noise on half precision's grid would leave the sums' low bits bare between its points, and what
-    rounding may take is known of one precision.
+    Noise on the coarse grid of half precision would not hide the low bits of the sums. The bounds
+    on rounding hold for a single precision.
 
     Raises:
-        ConfigError: naming the first such weight.
+        ConfigError: naming the first weight that fails.
     """
     floating = [each for each in model.named_parameters() if each[1].is_floating_point()]
     for name, weight in floating:
@@ -249,11 +250,11 @@ def require_full_precision(model: nn.Module) -> None:
 
 
 NOISE_AT_ONCE = {"cpu": 2**18, "gpu": 2**22}
-"""Ours: numbers drawn before they are added; on a CPU what stays in a core's cache, on a GPU what
-keeps it busy."""
+"""Noise values drawn at once (ours): on a CPU what fits in a core's cache, on a GPU what keeps it
+busy."""
 
 GRAIN = 2**15
-"""Numbers that torch works on with one thread; more would start threads of a thread's own."""
+"""Largest size that torch processes on one thread; more would start threads within threads."""
 
 
 def add_noise_(
@@ -265,19 +266,20 @@ def add_noise_(
 ) -> None:
     """Add independent noise to every coordinate of every release, in place.
 
-    They are added in float64 and rounded once, so that what comes out does not tell in which
-    precision the sums were held.
+    Both are added in float64 and rounded once, so that the result does not reveal the sums'
+    precision.
 
     Args:
-        sums: the clipped sums over the whole logical batch (all ranks), or what a method made of
-            them; contiguous. After an error some hold noise and some do not.
+        sums: the clipped sums over the whole logical batch (all ranks), or what the method's
+            `compress` returned; contiguous. After an error only some have noise.
         releases: each block's noise has standard deviation (Laplace: scale)
             noise_multiplier * clip_norm of its release.
         noise_multiplier: >= 0.
         gen: on the sums' device; blocks draw from it in the order of `sums`. On a CPU the pieces of
-            a large block draw side by side, each from a generator spawned from it, so that the
-            noise is the same on any number of threads.
-        dtype: in which noise is drawn, so that a model's precision decides which; None: the sums'.
+            a large block are drawn in parallel, each from a generator spawned from it, so that the
+            noise is the same for any number of threads.
+        dtype: of the drawn noise, so that it depends on the model's precision alone; None: the
+            sums'.
 
     Raises:
         RuntimeError: for a sum that is not contiguous.
@@ -286,12 +288,12 @@ def add_noise_(
 
     def add(piece: Tensor, release: Release, gen: torch.Generator) -> None:
         noise = _DRAWS[release.noise](piece, gen, dtype or piece.dtype)
-        wide = piece.double()  # the sums themselves where they are in float64
+        wide = piece.double()  # the same tensor if it is in float64 already
         wide.add_(noise, alpha=noise_multiplier * release.clip_norm)
         if wide is not piece:
             piece.copy_(wide)
 
-    @torch.no_grad()  # which holds for the thread that says it
+    @torch.no_grad()  # applies only to the current thread
     def add_by_grains(piece: Tensor, release: Release, gen: torch.Generator) -> None:
         for grain in piece.split(GRAIN):
             add(grain, release, gen)
@@ -301,7 +303,7 @@ def add_noise_(
         for key, total in sums.items():
             release, device = by_name[key.release], "cpu" if total.device.type == "cpu" else "gpu"
             pieces = total.view(-1).split(NOISE_AT_ONCE[device])  # views, never copies
-            if len(pieces) > 1 and device == "cpu":  # where torch draws on one thread alone
+            if len(pieces) > 1 and device == "cpu":  # torch draws on a single thread there
                 gens = spawned(gen, len(pieces))
                 waiting.append(pool.map(add_by_grains, pieces, repeat(release), gens))
             else:
@@ -312,7 +314,7 @@ def add_noise_(
 
 
 FAR = 5.0
-"""Standard deviations beyond which normal noise is drawn by other means."""
+"""Standard deviations beyond which normal noise is redrawn."""
 
 
 def _gaussian(like: Tensor, gen: torch.Generator, dtype: torch.dtype) -> Tensor:
@@ -321,19 +323,19 @@ def _gaussian(like: Tensor, gen: torch.Generator, dtype: torch.dtype) -> Tensor:
 
 
 def with_tails_(noise: Tensor, gen: torch.Generator, far: float = FAR) -> Tensor:
-    """Draw normal noise's far values again, in float64 and in place.
+    """Redraw the tail of normal noise, in float64 and in place.
 
-    In float32 torch's own end at 5.77 standard deviations on a CPU, and an example that shows
-    where noise cannot reach is not hidden; these end beyond 8.
+    In float32 torch's normal noise ends at 5.77 standard deviations on a CPU. An example is not
+    hidden where noise cannot reach. The redrawn tail ends beyond 8.
 
     Args:
         noise: standard normal.
-        gen: on its device.
-        far: values of at least that size are replaced by ones of at least that size, > 0.
+        gen: on the noise's device.
+        far: > 0; values of at least this size are replaced by new ones of at least this size.
     """
     if noise.numel() == 0:
         return noise
-    low, high = noise.aminmax()  # one pass without temporaries, and mostly all there is to do
+    low, high = noise.aminmax()  # one pass without temporaries, usually enough
     if max(-low, high) < far:
         return noise
     is_far = noise.abs() >= far
@@ -345,7 +347,7 @@ def with_tails_(noise: Tensor, gen: torch.Generator, far: float = FAR) -> Tensor
 
 
 def _laplace(like: Tensor, gen: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Subtract two exponentials, in float64: float32's has no tail beyond 17 scales."""
+    """Return the difference of two exponentials, in float64; float32 ends at 17 scales."""
     draws = torch.empty((2, *like.shape), device=like.device, dtype=torch.float64)
     plus, minus = draws.exponential_(generator=gen)
     return (plus - minus).to(dtype)

@@ -1,9 +1,8 @@
-"""Whether what a step releases keeps its bits in the model's precision.
+"""Check that releases fit the range of the model's precision.
 
-Clipped sums and their noise are rounded to the model's precision and divided by the batch size
-there. Numbers below the least normal one lie on a coarse grid of their own, or are flushed to zero:
-noise that reaches down there hides nothing between the grid's points. Those above the largest are
-infinite, whoever took part.
+Clipped sums and their noise are rounded to the model's precision and then divided by the batch
+size. Subnormal numbers are on a coarse grid or are flushed to zero, so noise of that size hides
+nothing between the grid's points. Numbers above the largest become infinite.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from dpexp.privacy.mechanism import Mechanism
 from dpexp.types import ConfigError
 
 SPARE = 2.0**26
-"""How far from either end of a precision's range the size of what is released must stay. Below:
-fewer than one in 2^26 normal numbers is smaller than 2^-26 standard deviations, and all others are
-normal numbers with all their bits. Above: a sum of 2^26 examples, and noise's far tail."""
+"""Margin at both ends of a precision's range. Below: fewer than one in 2^26 Gaussian values is
+smaller than 2^-26 standard deviations, and all others keep full precision. Above: room for a sum of
+2^26 examples and for the tail of the noise."""
 
 
 def reach(dtype: torch.dtype) -> tuple[float, float]:
-    """Return the least and the largest size that clip norms and noise may have.
+    """Return the least and the largest allowed size of clip norms and noise.
 
-    They are 2^-100 and 2^100 in float32, whose normal numbers are 2^-126 to 2^128. Norms are
-    squared in float64, which a model in float64 must leave room for: there it is 2^-498 to 2^498.
+    They are 2^-100 and 2^100 in float32, whose normal numbers are 2^-126 to 2^128. In float64 they
+    are 2^-498 and 2^498, as norms are squared in float64.
 
     Args:
         dtype: the model's.
@@ -38,15 +37,15 @@ def reach(dtype: torch.dtype) -> tuple[float, float]:
 
 
 def require_room(mechanism: Mechanism, dtype: torch.dtype, config: Mapping[str, Any]) -> None:
-    """Refuse a mechanism whose sums or noise would lose bits in the model's precision.
+    """Check that a mechanism's sums and noise keep full bits in the model's precision.
 
     Args:
-        mechanism: of the run; what clipping or noise it has not is not looked at.
+        mechanism: of the run.
         dtype: the model's.
-        config: of the run; the setting that a clip norm comes from is looked up in it.
+        config: of the run, to find the setting of a clip norm.
 
     Raises:
-        ConfigError: naming that setting.
+        ConfigError: naming the setting of the clip norm.
     """
     least, largest = reach(dtype)
     for release in mechanism.releases:
@@ -67,9 +66,9 @@ def require_room(mechanism: Mechanism, dtype: torch.dtype, config: Mapping[str, 
 
 
 def size_of_release(mechanism: Mechanism) -> float:
-    """Return the size of one number of what a step releases: its noise, or else the clip norm.
+    """Return the size of one entry of a release: of its noise, otherwise the clip norm.
 
-    It is divided by the batch size; 1 without either, where nobody knows.
+    It is divided by the batch size. Without noise and clipping it is unknown, and 1 is returned.
     """
     largest = max(release.clip_norm for release in mechanism.releases)
     if mechanism.noise:
@@ -78,14 +77,14 @@ def size_of_release(mechanism: Mechanism) -> float:
 
 
 def setting_of(clip_norm: float, config: Mapping[str, Any]) -> str:
-    """Name the setting that a release's clip norm comes from.
+    """Return the name of the setting that a release's clip norm comes from.
 
     Args:
-        clip_norm: as declared.
+        clip_norm: of the release.
         config: of the run.
 
     Returns:
-        `privacy.clip_norm` unless it has another value and one of the method's has this one.
+        "privacy.clip_norm", unless its value differs and one of the method's settings matches.
     """
     if config["privacy"]["clip_norm"] != clip_norm:
         for key, value in config["method"].items():

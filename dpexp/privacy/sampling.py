@@ -1,4 +1,4 @@
-"""Who takes part in a step."""
+"""Poisson and shuffled sampling."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from dpexp.privacy.seeds import generator
 
 
 def poisson(seed: int, step: int, dataset_size: int, probability: float) -> Tensor:
-    """Toss an independent coin for every example.
+    """Return a Poisson sample: every example independently with the same probability.
 
     Args:
         seed: the run's seed.
         step: from 0.
         dataset_size: how many examples there are.
-        probability: of heads, in (0, 1]; coins are float64, whose 53 bits make the true
-            probability equal the stated one to 1e-16.
+        probability: of each example, in (0, 1]; draws are float64, so that it is exact to 1e-16.
 
     Returns:
-        Indices in rising order, [n]; n may be 0.
+        Indices in ascending order, [n]; n may be 0.
     """
     coins = torch.rand(
         dataset_size, dtype=torch.float64, generator=generator(seed, "sampling", step)
@@ -30,7 +29,7 @@ def poisson(seed: int, step: int, dataset_size: int, probability: float) -> Tens
 
 
 def shuffled(seed: int, step: int, dataset_size: int, batch_size: int) -> Tensor:
-    """Take the step's slice of its epoch's permutation; an epoch's last slice may be short.
+    """Return the step's slice of its epoch's permutation; an epoch's last slice may be shorter.
 
     Returns:
         Indices, [n] with 1 <= n <= batch_size.

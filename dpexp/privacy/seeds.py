@@ -1,4 +1,4 @@
-"""Where randomness comes from."""
+"""Seeds and generators, by named axes."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ AXES = {
     "probe": "dpexp.training.probing.stage",
     "shaken": "dpexp.training.probing.stage",
 }
-"""Every axis, and the one module that draws from it; one that ends in "/" stands for all that begin
-with it. What data are made of or chosen by has a seed of its own, `data_seed` or `subset_seed`."""
+"""Every axis, with the one module that draws from it; a name that ends in "/" is a prefix. Making
+and choosing data has seeds of its own, `data_seed` and `subset_seed`."""
 
 
 def new_secret() -> int:
-    """Draw 63 bits from the operating system, for noise that nobody can replay."""
+    """Return 63 random bits from the operating system, for noise that cannot be replayed."""
     return secrets.randbits(63)
 
 
 def generator(
     seed: int, axis: str, index: int, device: str | torch.device = "cpu"
 ) -> torch.Generator:
-    """Seed a generator by named axes, so that any draw can be made without the ones before it.
+    """Return a generator seeded by named axes, so that any draw can be made without earlier ones.
 
-    On the CPU torch uses 32 bits of a seed, with which two of 10,000 steps share their noise once
-    in a hundred runs; the generator's whole state is filled from the hash instead.
+    On the CPU torch uses 32 bits of a seed; in one of a hundred runs two of 10,000 steps would
+    share their noise. The generator's whole state is filled from a hash instead.
 
     Args:
         seed: the run's seed, or its secret.
         axis: what the numbers are for, one of `AXES`.
         index: which draw, e.g. the step.
-        device: where the numbers are to be drawn.
+        device: of the generator.
     """
     digest = hashlib.shake_256(f"{seed}/{axis}/{index}".encode()).digest(4 * _WORDS)
     gen = torch.Generator(device=device)
@@ -77,25 +77,25 @@ def generator(
 
 
 def seed_default(seed: int, axis: str, index: int) -> None:
-    """Seed what draws without a generator of its own, such as dropout, on every device.
+    """Seed the default generators of every device, which e.g. dropout uses.
 
     Args:
-        seed: as in `generator`, and the others; on the CPU the whole state is filled here too.
+        seed: as in `generator`; on the CPU the whole state is filled here too.
         axis: what the numbers are for.
         index: which draw.
     """
     gen = generator(seed, axis, index)
-    if torch.accelerator.is_available():  # a millisecond that a CPU need not wait
+    if torch.accelerator.is_available():  # takes a millisecond
         torch.manual_seed(gen.initial_seed())
     torch.default_generator.set_state(gen.get_state())
 
 
 def spawned(gen: torch.Generator, count: int) -> list[torch.Generator]:
-    """Seed generators on the CPU, so that draws may be made side by side.
+    """Return CPU generators for parallel draws.
 
     Args:
-        gen: moves on by four numbers of 63 bits, from which all the states are hashed.
-        count: how many, >= 0; those of a smaller count come first among those of a larger.
+        gen: four 63-bit numbers are drawn from it, and hashed to all states.
+        count: >= 0; a smaller count gives the first generators of a larger one.
     """
     key = 0
     for number in torch.randint(2**63 - 1, (4,), generator=gen).tolist():

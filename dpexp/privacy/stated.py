@@ -1,25 +1,24 @@
-"""What a method states of itself for verification, and where verification finds it.
+"""Statements of methods for verification, and how verification finds them.
 
-A method says twice what leaves at a step. `Method.releases` is what a run does. The statement is
-written a second time in the same class, from the paper and not from the code that runs, and every
-certificate is held to it:
+A method declares its releases twice. A run uses `Method.releases`. The statement in the same class
+is written independently, from the paper and not from the code that runs, and every certificate is
+checked against it:
 
     class Mine(Method):
         @staticmethod
         def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
             return [Stated("gradient", config["privacy"]["clip_norm"])]
 
-`config` is the run's plain config, and `size` the number of trained parameters. What takes public
-examples states how many, as a function of its own settings: `stated_public_examples(settings)`, of
-methods and analyses alike. A method of teachers that vote has `stated_votes(settings, available)`
-in place of releases.
+`config` is the run's plain config, and `size` the number of trained parameters. A method or
+analysis that uses public examples states how many: `stated_public_examples(settings)`, with its own
+settings. A method with voting teachers has `stated_votes(settings, available)` in place of
+releases.
 
-A class speaks for itself alone: a subclass may release something else, and inherits no statement.
+A subclass inherits no statement, for it may release something else.
 
-A record may come from anyone and name any class. For it, modules of dpexp are imported and no
-others; elsewhere a class is looked for among the modules that this process has imported already,
-as programs do with those that the user's own conf or command line names. Nothing of a class is
-called but its statements.
+A record may come from anyone and name any class. Verification imports modules of dpexp only. Any
+other class is looked up among the modules that this process has already imported, e.g. those that
+the user's own conf or command line names. Only a class's statements are called.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ OPTIMIZERS = re.compile(r"torch\.optim\.\w+")
 
 @dataclass(frozen=True)
 class Stated:
-    """One release of a step, as a method states it.
+    """One release of a step, as stated by a method.
 
     Attributes:
-        name: None: any will do.
+        name: None accepts any.
         clip_norm: bound on one example's contribution.
         sensitivity: in clip norms; in l2 under Gaussian noise, in l1 under Laplace noise.
         noise: "gaussian" or "laplace", the same for all releases of a method.
-        clip: "norm" or "coordinates", what the bound is on.
-        dimension: how many numbers it holds; None: not stated, and not checked.
+        clip: "norm" or "coordinates", as in `Release`.
+        dimension: number of entries; None: not stated, and not checked.
     """
 
     name: str | None
@@ -61,13 +60,13 @@ class Stated:
 
 @dataclass(frozen=True)
 class StatedVotes:
-    """One kind of query to teachers, as a method states it.
+    """One kind of query to teachers, as stated by a method.
 
     Attributes:
         name: of the query.
-        sensitivity: in l2, of the histogram of votes to one teacher's vote.
+        sensitivity: of the votes' histogram to one teacher's vote, in l2.
         noise: standard deviation, in units of the certificate's noise multiplier.
-        at_most: how many may be made in a run.
+        at_most: largest number of such queries in a run.
     """
 
     name: str
@@ -78,13 +77,13 @@ class StatedVotes:
 
 @dataclass(frozen=True)
 class Statement:
-    """All that a config's method states, or what is taken on trust of it.
+    """The statements of a config's method, or what is assumed without any.
 
     Attributes:
-        is_known: whether it states anything of what it releases.
-        releases: maps a config and the number of trained parameters to what leaves at a step.
-        votes: maps the method's settings and the number of public inputs (None: not known) to the
-            queries that may be made; None: the method does not vote.
+        is_known: whether the method states its releases.
+        releases: maps a config and the number of trained parameters to a step's releases.
+        votes: maps the method's settings and the number of public inputs (None: unknown) to the
+            allowed queries; None: the method does not vote.
     """
 
     is_known: bool
@@ -93,12 +92,12 @@ class Statement:
 
 
 def _on_trust(config: Mapping[str, Any], _: int) -> list[Stated]:
-    """Return what is taken on trust of a method: one clipped vector, under Gaussian noise."""
+    """Return what is assumed of an unknown method: one clipped vector, under Gaussian noise."""
     return [Stated(None, float(config["privacy"]["clip_norm"]))]
 
 
 def statement_of(config: Mapping[str, Any]) -> Statement:
-    """Return what a config's method states."""
+    """Return the statements of a config's method."""
     target = config["method"]["_target_"]
     releases, votes = _own(target, "stated_releases"), _own(target, "stated_votes")
     return Statement(
@@ -109,7 +108,7 @@ def statement_of(config: Mapping[str, Any]) -> Statement:
 
 
 def public_examples(config: Mapping[str, Any]) -> int:
-    """Return how many public examples a run of this config needs; 0 where it loads none."""
+    """Return how many public examples a run of this config needs; 0 if it loads none."""
     needs = [_public_examples(config["method"])]
     needs += [_public_examples(node) for node in (config.get("analysis") or {}).values()]
     if config.get("warm_start"):
@@ -123,9 +122,9 @@ def _public_examples(settings: Mapping[str, Any]) -> int:
 
 
 def _own(target: str, name: str) -> Callable[..., Any] | None:
-    """Return a statement of the class at a dotted name; None where it makes none itself."""
+    """Return a statement of the class at a dotted name; None if the class itself has none."""
     module, _, class_name = str(target).rpartition(".")
-    # Importing runs a module, so that what a stranger's record names is not imported.
+    # Importing a module runs it, so modules that someone else's record names are not imported.
     place = importlib.import_module(module) if is_ours(target) else sys.modules.get(module)
     found = getattr(place, "__dict__", {}).get(class_name)
     return getattr(found, name) if isinstance(found, type) and name in vars(found) else None
@@ -133,7 +132,7 @@ def _own(target: str, name: str) -> Callable[..., Any] | None:
 
 @cache
 def is_ours(target: str) -> bool:
-    """Return whether something is defined in dpexp's own files, or an optimizer of torch."""
+    """Return whether a target is defined in dpexp's own files, or is an optimizer of torch."""
     if OPTIMIZERS.fullmatch(target):
         return True
     if not re.fullmatch(r"dpexp(\.\w+)+", target):

@@ -1,4 +1,4 @@
-"""A run's state on disk, such that a kill, a torn file or a full disk costs a few steps at most."""
+"""Checkpoints: a kill, a torn file or a full disk costs a few steps at most."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNK = 1 << 22
 
 
 class _Hashing:
-    """A file that hashes what passes through; torch writes front to back and never seeks."""
+    """A file that hashes what is written; torch writes sequentially and never seeks."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -40,7 +40,7 @@ class _Hashing:
 
 
 def previous(path: Path) -> Path:
-    """Name the checkpoint before the last: checkpoint.pt has checkpoint.prev.pt beside it."""
+    """Return the path of the previous checkpoint: checkpoint.prev.pt for checkpoint.pt."""
     return path.with_suffix(f".prev{path.suffix}")
 
 
@@ -49,7 +49,7 @@ def _next(path: Path) -> Path:
 
 
 def save(path: str | Path, state: Any) -> None:
-    """Save a state, keeping the one before it.
+    """Save a state, and keep the previous one.
 
     Args:
         path: of the newest checkpoint.
@@ -65,31 +65,31 @@ def save(path: str | Path, state: Any) -> None:
         try:
             torch.save(state, cast(IO[bytes], hashing))
         except RuntimeError:
-            if hashing.error is not None:  # torch reports a full disk as its own bookkeeping's
+            if hashing.error is not None:  # torch hides a full disk behind an error of its own
                 raise hashing.error from None
             raise
         file.write(_MAGIC + hashing.digest.digest())
 
     new = _next(path)
     replace_file(new, write)
-    # At every moment between these two the newest whole state has a name that `load` tries.
+    # Between these two renames, too, the newest complete state has a name that `load` tries.
     if path.exists():
         os.replace(path, previous(path))
     os.replace(new, path)
 
 
 def load(path: str | Path) -> Any | None:
-    """Load the newest state that is whole, its tensors to the CPU.
+    """Return the newest complete state, with its tensors on the CPU.
 
     Args:
         path: of the newest checkpoint.
 
     Returns:
-        The state; the one before it, with a warning, if the newest is damaged; None if neither
-        can be read.
+        The state; the previous one, with a warning, if the newest is damaged; None if neither can
+        be read.
     """
     path = Path(path)
-    # What a kill left under the next one's name is whole, and newer than the others.
+    # A file that a kill left under the next one's name is complete, and newer than the others.
     for candidate in (_next(path), path, previous(path)):
         if not candidate.exists():
             continue
@@ -103,15 +103,15 @@ def load(path: str | Path) -> Any | None:
 
 
 def require(path: Path, state: Mapping[str, Any], of: Mapping[str, Any]) -> None:
-    """Refuse a state that another run saved, or this one under another mechanism.
+    """Check that a state was saved by this run, under this mechanism.
 
     Args:
-        path: where it was found.
-        state: as `load` gave it.
-        of: what it must say under "of": the run's id, and its mechanism.
+        path: of the checkpoint.
+        state: from `load`.
+        of: the required entry "of": the run's id, and its mechanism.
 
     Raises:
-        RecordError: naming what differs first.
+        RecordError: naming the first difference.
     """
     said = state.get("of")
     if not isinstance(said, Mapping):
@@ -129,13 +129,13 @@ def require(path: Path, state: Mapping[str, Any], of: Mapping[str, Any]) -> None
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Hash named tensors, so that two runs' weights can be compared bit for bit.
+    """Return a hash of named tensors, to compare two runs' weights bit for bit.
 
     Args:
-        tensors: of any shape, kind and device, e.g. a model's `state_dict()`.
+        tensors: of any shape, dtype and device, e.g. a model's `state_dict()`.
 
     Returns:
-        SHA-256 of names, kinds, shapes and values, in 64 hexadecimal digits.
+        SHA-256 of names, dtypes, shapes and values, in 64 hexadecimal digits.
     """
     whole = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
@@ -146,7 +146,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _fault(file: IO[bytes]) -> str | None:
-    """Compare a file's end with the hash of what is before it."""
+    """Return what is wrong with a file, comparing its last bytes with the hash of the rest."""
     left = os.fstat(file.fileno()).st_size - len(_MAGIC) - _DIGEST
     digest = hashlib.sha256()
     while left > 0 and (chunk := file.read(min(left, _CHUNK))):

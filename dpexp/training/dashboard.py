@@ -1,4 +1,4 @@
-"""Calls into wandb, which may fail or not come back; what becomes of the run is not theirs."""
+"""Calls into wandb, which may fail or hang without affecting the run."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pathlib import Path
 from typing import Any
 
 NAMED = ("profile", "method", "model", "task")
-"""Parts of a config whose names are tags."""
+"""Config groups whose names become tags."""
 
 UPLOAD = 300.0
-"""Seconds that wandb may take to send, at the end, what it still has (ours); the rest stays on
-disk, for `wandb sync`."""
+"""Seconds that wandb has at the end to send what is left (ours); the rest stays on disk, for `wandb
+sync`."""
 
 GIVE_UP = 5.0
-"""Seconds for wandb to clear up what is left of it once it has failed (ours)."""
+"""Seconds to clean up after wandb has failed (ours)."""
 
 
 class NoAnswer(Exception):
-    """A call did not come back in time."""
+    """A call did not return in time."""
 
 
 def start(config: Mapping[str, Any], directory: Path, kind: str) -> Any:
-    """Start a dashboard's run, and give it.
+    """Start a dashboard's run, and return it.
 
     Args:
         config: the run's.
-        directory: the run's, whose name is its id; wandb's own files go below it.
+        directory: the run's, named by its id; wandb writes its own files below it.
         kind: the job type.
     """
     import wandb  # takes a second, and starts a service
@@ -56,10 +56,10 @@ def start(config: Mapping[str, Any], directory: Path, kind: str) -> Any:
 
 
 def within(seconds: float, call: Callable[[], Any]) -> Any:
-    """Return what a call gives, or raise what it raises.
+    """Return a call's result, or raise its error.
 
     Raises:
-        NoAnswer: it has not come back; it is left waiting in a thread that ends with the process.
+        NoAnswer: it did not return; it remains in a thread that ends with the process.
     """
     given: list[Any] = []
     raised: list[BaseException] = []
@@ -67,7 +67,7 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
     def work() -> None:
         try:
             given.append(call())
-        except BaseException as error:  # also SystemExit, which would end this thread unheard
+        except BaseException as error:  # also SystemExit, which would end this thread silently
             raised.append(error)
 
     thread = threading.Thread(target=work, daemon=True, name="dashboard")
@@ -82,15 +82,15 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
 
 
 def abandon(error: Exception) -> None:
-    """Clear up what is left of wandb, so that it fails neither at the end nor for the next run.
+    """Clean up after wandb, so that it fails neither at the end nor in the next run.
 
-    Its service is one process for all runs of this one. Where wandb itself refuses a run the
-    service is well, and stays.
+    Its service is one process for all runs of this process. If wandb itself rejects a run, the
+    service works, and stays.
     """
     wandb = sys.modules.get("wandb")
     if wandb is None or isinstance(error, ValueError | getattr(wandb, "Error", ValueError)):
         return
-    with suppress(Exception):  # wandb has no public way to its service's process
+    with suppress(Exception):  # wandb has no public access to its service's process
         sys.modules["wandb.sdk.wandb_setup"]._singleton._connection._proc._process.kill()
     with suppress(Exception):
         within(GIVE_UP, wandb.teardown)

@@ -1,4 +1,4 @@
-"""One private gradient: a logical batch in, a gradient per trainable parameter out."""
+"""The private gradient: from a logical batch to a gradient per trainable parameter."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ PREPARED_LESS = (
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What one step gives.
+    """The result of one step.
 
-    Only `gradients` and `state` come out of the mechanism; the counts and the loss are private
-    diagnostics that no guarantee covers.
+    The guarantee covers `gradients` and `state` alone. The counts and the loss are computed on
+    private training data; not covered by the guarantee.
 
     Attributes:
         gradients: one per trainable parameter, divided by the expected batch size.
         state: the method's, for the next step.
         noise_draws: how often noise was drawn.
-        examples: how many were drawn, over all ranks.
-        clipped: how many of them had a norm above the clip norm.
-        nonfinite: how many had a NaN or infinite norm, and contributed zero.
+        examples: number of examples in the batch, over all ranks.
+        clipped: number of them with a norm above the clip norm.
+        nonfinite: number of them with a NaN or infinite norm; they contributed zero.
         loss: summed over the examples.
         is_asked_to_stop: whether any rank was asked to stop the run.
         has_halved: whether memory ran out on any rank, which halved its micro-batch.
-        micro_batch: how many examples now go through the model at once, on every rank.
+        micro_batch: examples at once from now on, on every rank.
     """
 
     gradients: dict[str, Tensor]
@@ -60,7 +60,7 @@ class StepOutcome:
 
 
 class _Tally(NamedTuple):
-    """What ranks add up beside their sums: as `StepOutcome`, the last two as 0 or 1 a rank."""
+    """Counts that are summed over ranks, as in `StepOutcome`; the last two are 0 or 1 per rank."""
 
     examples: float
     clipped: float
@@ -71,7 +71,7 @@ class _Tally(NamedTuple):
 
 
 class _Pass(nn.Module):
-    """Forward and backward as one module, so that what backward computes again has its weights."""
+    """Forward and backward in one module, so that recomputation in backward uses its weights."""
 
     def __init__(self, model: nn.Module, loss: Judge, tape: Tape) -> None:
         super().__init__()
@@ -88,13 +88,12 @@ class PrivateGradient:
     """Runs the stages from micro-batches to reconstructed gradients.
 
     Formal guarantees: the gradients depend on the private examples only through the noisy
-    releases; noise is drawn once per call, on the first rank, after the sum over ranks. Where
-    memory runs out before that, the same draw is taken again.
+    releases. Noise is drawn once per call, on rank 0, after the sum over ranks. If memory runs out
+    before that, the same batch is processed again.
 
     Attributes:
-        micro_batch: how many examples go through the model at once; halved on every rank as memory
-            runs out on one.
-        trained: the parameters that the method updates, by name.
+        micro_batch: examples at once; halved on every rank if memory runs out on one.
+        trained: the names of the parameters that the method updates.
     """
 
     def __init__(
@@ -113,14 +112,13 @@ class PrivateGradient:
             model: on the ranks' device.
             method: turns layer gradients into per-example gradients, and releases into gradients.
             mechanism: sampler and noise.
-            ranks: who shares the batch.
-            micro_batch: how many examples go through the model at once, >= 1.
-            public: examples that `prepare` may take gradients of, with `batch(indices)`; None:
-                there are none.
+            ranks: that share the batch.
+            micro_batch: examples at once, >= 1.
+            public: public examples for `prepare`, with `batch(indices)`; None: there are none.
             loss: of outputs and targets, summed over examples.
         """
-        # Norms and sums come from different kernels: in TF32 or bfloat16 one would not bound the
-        # other.
+        # Norms and sums come from different kernels. In TF32 or bfloat16 a computed norm would not
+        # bound the sum.
         torch.backends.cudnn.allow_tf32 = False
         torch.set_float32_matmul_precision("highest")
         self._dtype = next(model.parameters()).dtype
@@ -134,7 +132,7 @@ class PrivateGradient:
         require_full_precision(model)
         self._callback: LayerCallback = self._take
         self._blocks: Collection[Key] = ()
-        self._awaited: set[Key] = set()  # blocks that a micro-batch has not given yet
+        self._awaited: set[Key] = set()  # blocks still missing in a micro-batch
         self._tape = Tape(
             model, self.trained, lambda layer, layer_grads: self._callback(layer, layer_grads)
         )
@@ -144,7 +142,7 @@ class PrivateGradient:
             self._public = self.passes(public)
 
     def __enter__(self) -> PrivateGradient:
-        """Use as a context manager."""
+        """Return self; leaving the context removes the hooks."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -152,12 +150,12 @@ class PrivateGradient:
         self._tape.detach()
 
     def passes(self, examples: Any, setting: str = "method.public_labels") -> Passes:
-        """Return the per-example gradients of any set; of a private one they are not private."""
+        """Return per-example gradients of any set; those of private examples are not private."""
         return Passes(examples, self._trained, self._backward, self._ranks.device, setting)
 
     @contextmanager
     def untapped(self) -> Iterator[None]:
-        """Leave the model to autograd meanwhile, as if it had no hooks."""
+        """Remove the hooks within the context, so that autograd trains the model."""
         self._tape.detach()
         try:
             yield
@@ -172,23 +170,23 @@ class PrivateGradient:
         is_asked_to_stop: bool = False,
         on_halved: Callable[[], None] = lambda: None,
     ) -> StepOutcome:
-        """Take the step's draw through the whole line.
+        """Return the outcome of one step.
 
         Args:
-            state: the method's state after the step before.
+            state: the method's state after the previous step.
             examples: the training set, with `batch(indices)`.
             step: from 0.
-            is_asked_to_stop: whether this rank was asked to stop the run; the outcome says it of
-                all.
-            on_halved: called on the first rank where memory ran out on any, before anything of the
-                step is released: taken again, its sums may be added up in other pieces.
+            is_asked_to_stop: whether this rank was asked to stop the run; the outcome has it for
+                all ranks.
+            on_halved: called on rank 0 if memory ran out on any rank, before anything of the step
+                is released. Repeated later, the step's sums may be added in other pieces.
         """
         mechanism, ranks = self._mechanism, self._ranks
         indices = ranks.share(mechanism.sample(step))
 
         self._prepare(state, step)
-        # GPUs of different kinds draw different numbers from one seed, and sums taken in different
-        # bases cannot be added.
+        # Different GPU models draw different numbers from one seed, and sums in different bases
+        # cannot be added.
         ranks.broadcast(new_tensors(self._state, state))
         prepared = self._state
 
@@ -196,13 +194,13 @@ class PrivateGradient:
             with self._attempt(prepared, micro_batch):
                 return self._micro_batches(examples, indices, step, micro_batch)
 
-        # Each rank for itself: nothing here waits for another.
+        # Each rank halves for itself; nothing here waits for another rank.
         before = self.micro_batch
         loss, self.micro_batch = memory.halving(summed, before, "micro_batch")
         if ranks.is_first:
             self._take_crafted()
         sums, counts = self._sum.sums, self._sum.counts
-        self._forget()  # the sums may become the gradients: drop our reference
+        self._forget()  # the sums may become the gradients, so drop this reference
         has_halved = self.micro_batch < before
         tally = _Tally(
             counts.examples, counts.clipped, counts.nonfinite, loss, is_asked_to_stop, has_halved
@@ -215,7 +213,7 @@ class PrivateGradient:
         with torch.no_grad():
             gradients, self._state = self._method.reconstruct(self._state, released)
         tally = _Tally(*told.tolist())
-        if tally.has_halved:  # one size for all, which the run remembers
+        if tally.has_halved:  # one size for all ranks, which the checkpoint keeps
             self.micro_batch = -int(ranks.largest(-self.micro_batch))
         return StepOutcome(
             gradients=gradients,
@@ -231,14 +229,14 @@ class PrivateGradient:
         )
 
     def rehearsal(self, state: State, examples: Any) -> Callable[[Tensor], None]:
-        """Prepare a step that releases nothing.
+        """Return a function that computes and discards a clipped sum; it releases nothing.
 
         Args:
-            state: the method's; it stays as it is.
+            state: the method's; it is not changed.
             examples: the training set.
 
         Returns:
-            What takes some examples, by index, up to their clipped sum and throws that away.
+            A function of example indices.
         """
         self._prepare(state, 0)
         prepared = self._state
@@ -263,7 +261,7 @@ class PrivateGradient:
 
     @contextmanager
     def _attempt(self, prepared: State, micro_batch: int) -> Iterator[None]:
-        """Begin a sum; where that fails nothing is held, so that its memory can be given back."""
+        """Start a sum; if the attempt fails, drop all references so that memory is freed."""
         self._start_sum(prepared, micro_batch)
         try:
             yield
@@ -291,7 +289,7 @@ class PrivateGradient:
         )
 
     def _forget(self) -> None:
-        """Let go of a step's sums and inputs, also of one that ran out of memory half made."""
+        """Drop a step's sums and inputs, also after it ran out of memory."""
         self._tape.expect(0)
         self._sum = ClippedSum({}, (), torch.empty(0))
 
@@ -306,9 +304,9 @@ class PrivateGradient:
         self._sum.take(per_example)
 
     def _check_carried(self) -> None:
-        """Refuse a micro-batch of which some declared block is not.
+        """Check that a micro-batch gave a gradient for every declared block.
 
-        It would be noise alone, released and accounted as if it were of the examples.
+        A missing block would be pure noise, released and accounted like a gradient.
         """
         if self._awaited:
             raise ConfigError(
@@ -318,9 +316,9 @@ class PrivateGradient:
             )
 
     def _micro_batches(self, examples: Any, indices: Tensor, step: int, micro_batch: int) -> float:
-        # Dropout's seed comes from the step, so that a resumed run draws what an unbroken one did,
-        # and derives from `root`: one more example shifts everyone's dropout masks, which is
-        # harmless only while the masks are unknown.
+        # Dropout's seed depends on the step, so that a resumed run draws the same masks. It derives
+        # from `root`: one more example shifts all dropout masks, which is harmless only while the
+        # masks are unknown.
         axis = f"forward/{self._ranks.rank}"
         seed_default(self._mechanism.root, axis, step)
         total = 0.0
@@ -353,16 +351,16 @@ class PrivateGradient:
         return self._pass(batch)
 
     def _sum_over_ranks(self, sums: Mapping[Key, Tensor], tally: _Tally) -> Tensor:
-        """Add the ranks' sums up on the first, in place; give their tallies' sum, to be shared."""
+        """Reduce the sums to rank 0, in place, and return the summed tally of all ranks."""
         told = torch.tensor(tally, dtype=torch.float64).to(self._ranks.device)
         self._ranks.reduce([*sums.values(), told])
         return told
 
     @torch.no_grad()
     def _release(self, sums: dict[Key, Tensor], step: int) -> tuple[dict[Key, Tensor], int]:
-        """Return what leaves the mechanism, on the first rank; the others' has the right shapes.
+        """Return the noisy releases on rank 0; on other ranks tensors of the same shapes.
 
-        The sums, which are twice as large as the model, are let go.
+        The sums, twice as large as the model, are freed.
         """
         mechanism, ranks = self._mechanism, self._ranks
         released = dict(self._method.compress(self._state, sums))
@@ -371,14 +369,14 @@ class PrivateGradient:
             gen = mechanism.noise_generator(step, ranks.device)
             sigma = mechanism.noise_multiplier
             add_noise_(released, mechanism.releases, sigma, gen, self._dtype)
-        # Rounded to the model's precision only now: a sum's last digits would tell of an example.
+        # Round to the model's precision only after noise: a sum's last digits reveal an example.
         for key, total in released.items():
             released[key] = total.to(self._dtype).div_(mechanism.batch_size)
         return released, int(bool(mechanism.noise))
 
 
 def _words(blocks: Collection[Key]) -> str:
-    """Name some blocks, three at most."""
+    """Return the names of at most three blocks."""
     names = sorted(
         key.parameter + ("" if key.part == "full" else f" ({key.part})") for key in blocks
     )

@@ -1,4 +1,4 @@
-"""How good a model is on the sets that it is tested on."""
+"""Evaluate a model on its test sets."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ EVAL_BATCH = 125  # ours; changes no result
 
 
 class Scores(NamedTuple):
-    """What a model made of some examples.
+    """A model's scores on examples.
 
     Attributes:
         each: every example's score, [n] on the CPU.
-        mean: of them.
-        nonfinite: how many outputs were not finite.
+        mean: of the scores.
+        nonfinite: number of outputs that are not finite.
     """
 
     each: Tensor
@@ -32,12 +32,12 @@ class Scores(NamedTuple):
 def judge(
     model: nn.Module, task: Any, device: torch.device
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Judge the model on every set it is tested on.
+    """Evaluate the model on every test set.
 
     Returns:
-        The task's metric by name, the mean where there are more sets than one, and how many outputs
-        were not finite, over all sets; and by name which examples are right, [n] bool: of a score
-        that counts them, and of no training set.
+        A dict with the task's metric by name, its mean if there are several sets, and the number of
+        outputs that are not finite, over all sets. A dict of which examples are right, [n] bool, by
+        name, for scores that count right examples and sets other than the training set.
     """
     tests = {task.metric: task.test, **task.also}
     judged = {name: scores(model, some, device, task.score) for name, some in tests.items()}
@@ -57,13 +57,13 @@ def judge(
 def evaluate(
     model: nn.Module, examples: Any, device: torch.device, score: Judge = percent_right
 ) -> float:
-    """Return the mean score over examples, in eval mode; by default the percentage right."""
+    """Return the mean score over examples, in eval mode; by default the percentage correct."""
     return scores(model, examples, device, score).mean
 
 
 @torch.no_grad()
 def scores(model: nn.Module, examples: Any, device: torch.device, score: Judge) -> Scores:
-    """Score examples in eval mode."""
+    """Return the scores of examples in eval mode."""
 
     def judged(size: int) -> Scores:
         each, total, nonfinite = torch.empty(len(examples)), 0.0, 0

@@ -1,4 +1,4 @@
-"""The budget ledger of a run: a killed one is resumed without releasing a step twice uncounted."""
+"""The budget ledger of a run: after a kill, no step is released a second time without counting."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ def take_up(
     data: str,
     surroundings: Mapping[str, Any] | None,
 ) -> tuple[Ledger | None, int]:
-    """Open a run's budget ledger, and find the step at which it goes on.
+    """Open a run's budget ledger, and find the step at which the run continues.
 
     Args:
-        run: begun, or to be gone on with.
-        mechanism: its noise.
+        run: new or resumed.
+        mechanism: of the run.
         step: of its checkpoint; None without one.
         data: fingerprint of the task's examples.
-        surroundings: of `surroundings_of`.
+        surroundings: from `surroundings_of`.
 
     Returns:
         The ledger (None without noise: nothing is accounted), and the next step, from 0: that of
-        the checkpoint, or a later one where steps are lost.
+        the checkpoint, or a later one if steps are lost.
 
     Raises:
-        ConfigError: if the data are not those it began with.
-        PrivacyError: if no budget is left, or what is left is not known.
+        ConfigError: if the data changed since the run began.
+        PrivacyError: if no budget is left, or the rest is unknown.
         RecordError: if the ledger cannot be written.
     """
     begun = step or 0
@@ -90,16 +90,16 @@ def take_up(
 
 
 def read_ledger(run: Run, data: str, is_needed: bool) -> Mark | None:
-    """Read what a run may have released so far; None if it has no ledger yet.
+    """Return what a run may have released so far; None if it has no ledger yet.
 
     Args:
         run: with noise.
         data: fingerprint of the task's examples.
-        is_needed: whether a run that has come so far must have one.
+        is_needed: whether the run must have a ledger by now.
 
     Raises:
-        ConfigError: if the data are not those it began with.
-        PrivacyError: if what is left of its budget is not known.
+        ConfigError: if the data changed since the run began.
+        PrivacyError: if the rest of its budget is unknown.
     """
     mark = read_mark(run.directory)
     if mark is None and (is_needed or (run.directory / LEDGER).exists()):
@@ -121,18 +121,18 @@ def read_ledger(run: Run, data: str, is_needed: bool) -> Mark | None:
 def surroundings_of(
     config: dict, data: str, model: nn.Module, ranks: Ranks
 ) -> dict[str, Any] | None:
-    """Name what sums and their rounding depend on; None where they are added in any order.
+    """Return a fingerprint of whatever affects floating-point sums; None if their order varies.
 
-    Every rank has to ask.
+    Every rank must call it.
 
     Args:
         config: the run's.
         data: fingerprint of the task's examples.
-        model: as it starts.
-        ranks: who shares the run.
+        model: before the first step.
+        ranks: that share the run.
 
     Raises:
-        RankLost: another rank is gone.
+        RankLost: if another rank died.
     """
     if ranks.device.type != "cpu" and not torch.are_deterministic_algorithms_enabled():
         return None
@@ -162,9 +162,9 @@ def surroundings_of(
 
 
 def _instructions() -> dict[str, str]:
-    """Name the instruction set that torch takes, and what its libraries are told in this respect.
+    """Return the instruction set that torch uses, and the settings that restrict it.
 
-    One processor's name may stand for several: a virtual machine may hide some of its flags.
+    The processor's name is not enough: a virtual machine may hide some of its flags.
     """
     told = [key for key in os.environ if key.startswith(_LIBRARIES) and not key.endswith(_HARMLESS)]
     chosen = {key: os.environ[key] for key in sorted(told)}
@@ -172,7 +172,7 @@ def _instructions() -> dict[str, str]:
 
 
 def difference(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
-    """Say in a few words why what was released in some surroundings is not repeated in others."""
+    """Return in a few words why steps released in one environment cannot be repeated in another."""
     if before is None or now is None:
         return "the noise is secret, or sums are not added in one order"
     changed = [key for key in now if before.get(key) != now[key]]

@@ -1,4 +1,4 @@
-"""What surrounds every loop: directory, ledger, resuming, checkpoints, signals and the record."""
+"""The lifecycle of every run: directory, ledger, resuming, checkpoints, signals and record."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from dpexp.training.train_state import TrainState
 log = logging.getLogger("dpexp")
 
 ENDED = (Exception, KeyboardInterrupt, SystemExit)
-"""By what a run may end that is still to save what it has done."""
+"""Exceptions after which a run still saves its state."""
 
 
 class Released(Protocol):
-    """A frozen mechanism, as far as a run's lifecycle has to know it."""
+    """What a run's lifecycle needs of a frozen mechanism."""
 
     @property
     def target_epsilon(self) -> float | None:
-        """Return the epsilon that was asked for."""
+        """Return the target epsilon."""
 
     def identity(self) -> dict[str, Any]:
-        """Return what a checkpoint must share to be gone on with."""
+        """Return the values that a checkpoint must match to be resumed."""
 
 
 class TakenUp(NamedTuple):
-    """Where a run goes on.
+    """Where a run continues.
 
     Attributes:
         ledger: its budget ledger; None without noise.
-        next_step: from 0; later than the checkpoint's where steps are lost.
+        next_step: from 0; later than the checkpoint's if steps are lost.
         micro_batch: examples at once.
     """
 
@@ -53,23 +53,22 @@ class TakenUp(NamedTuple):
 
 
 TakeUp = Callable[[Run, Mapping[str, Any], dict[str, Any] | None], TakenUp]
-"""Opens a run's budget ledger: takes the run, its checkpoint's position ({} without one) and its
+"""Opens a run's budget ledger, given the run, its checkpoint's position ({} without one) and its
 surroundings (`surroundings_of`)."""
 
 
 class Lifecycle:
-    """One run from its directory to its record. Every rank has one; only the first rank's writes.
+    """One run from its directory to its record. Every rank has one; only rank 0's writes.
 
     Handle SIGTERM, SIGINT and SIGUSR2: finish the step, save, exit.
 
-    Whatever ends a run, its state is saved first as it was when all its parts last agreed: after a
-    step, or after an evaluation. In the middle of an update there is no such moment. A step that
-    was noted and is not in what is saved is for the budget ledger to judge: it is repeated to the
-    last bit, or counts as spent.
+    Whatever ends a run, its last consistent state is saved first: after a step or after an
+    evaluation, but not in the middle of an update. A step that was noted but not saved is decided
+    by the budget ledger: it is repeated exactly, or counts as spent.
 
     Attributes:
-        surroundings: what sums and their rounding depend on, once it was resumed; None where they
-            cannot be repeated.
+        surroundings: fingerprint of whatever affects floating-point sums, set by `resume`; None if
+            they cannot be repeated.
     """
 
     def __init__(
@@ -86,8 +85,8 @@ class Lifecycle:
             config: the run's.
             mechanism: what it claims.
             state: before the first step.
-            ranks: who shares the run.
-            num_steps: of the whole run, for the bar.
+            ranks: that share the run.
+            num_steps: of the whole run, for the progress bar.
 
         Raises:
             RecordError: if the directory cannot be written.
@@ -98,21 +97,21 @@ class Lifecycle:
         self._logger: RunLogger | None = None
         self._taken_up = self._saved = time.monotonic()
         self._ledger: Ledger | None = None
-        # Ctrl-C reaches all ranks, each at a step of its own: there it ends them at once.
+        # With several ranks Ctrl-C reaches each at a different step, so it ends them at once.
         self._stopping = Stopping(hears_interrupt=ranks.size == 1)
         self._is_agreed = False
         self.surroundings: dict[str, Any] | None = None
         self._is_unsaved = False  # whether anything was done since the checkpoint
 
     def __enter__(self) -> Lifecycle:
-        """Start telling, and let the step at hand be done before a stop."""
+        """Start logging, and handle signals so that the current step finishes before a stop."""
         if self._run is not None:
             self._logger = RunLogger(self._run, self._num_steps, self._mechanism.target_epsilon)
         self._stopping.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Save what was done, where an error ends the run, and close all."""
+        """Save the state if an error ends the run, and close everything."""
         try:
             if kind is not None and issubclass(kind, ENDED):
                 self._save_at_last(kind)
@@ -124,18 +123,17 @@ class Lifecycle:
                 self._logger.close(exit_code=0 if kind is None else 1)
 
     def resume(self, take_up: TakeUp) -> None:
-        """Go on from the run's checkpoint where there is one, alike on every rank.
+        """Resume from the run's checkpoint if there is one, alike on every rank.
 
-        Steps after it that may have been released, and that cannot be repeated to the last bit, are
-        lost: they are accounted for, their draws are not made again, and the run goes on behind
-        them.
+        Steps after it that may have been released and cannot be repeated exactly are lost. They
+        are accounted for, their batches are not drawn again, and the run continues after them.
 
         Args:
-            take_up: opens the budget ledger, on the first rank.
+            take_up: opens the budget ledger, on rank 0.
 
         Raises:
-            ConfigError: if the data are not those it began with.
-            PrivacyError: if no budget is left, or what is left is not known.
+            ConfigError: if the data changed since the run began.
+            PrivacyError: if no budget is left, or the rest is unknown.
             RecordError: if the checkpoint is of another run, or of former code.
         """
         state, ranks = self._state, self._ranks
@@ -154,7 +152,7 @@ class Lifecycle:
         state.hold(has_observed=True)
 
     def _find(self, run: Run, take_up: TakeUp) -> tuple[dict[str, Any] | None, int, int]:
-        """Read checkpoint and ledger: the state to go on with, the next step, the micro-batch."""
+        """Return the saved state, the next step and the micro-batch from checkpoint and ledger."""
         saved = None
         if run.status == "resume":
             saved = checkpoint.load(run.checkpoint_path)
@@ -176,44 +174,44 @@ class Lifecycle:
         return self._stopping.is_asked
 
     def end_steps(self) -> None:
-        """Let whatever stops the process from now on do so at once: no step is to be waited for."""
+        """Restore the signal handlers: from now on a signal stops the process at once."""
         self._stopping.__exit__()
 
     def start_from(self, step: int) -> None:
-        """Show the run as being at a step; what was done before does not count in its speed."""
+        """Set the progress bar to a step; earlier steps do not count in the speed."""
         if self._logger is not None:
             self._logger.start_from(step)
 
     def note(self, steps: int) -> None:
-        """Note in the budget ledger, before anything leaves, that so many steps may be released.
+        """Write to the budget ledger, before a release, how many steps may be released.
 
         Raises:
-            RecordError: if that cannot be written.
+            RecordError: if the ledger cannot be written.
         """
         if self._ledger is not None:
             self._ledger.note(steps)
 
     def rule_out_repeating(self) -> None:
-        """Note that what may have been released, the step at hand included, can't be repeated.
+        """Write to the ledger that no released step, the current one included, can be repeated.
 
         Raises:
-            RecordError: if that cannot be written.
+            RecordError: if the ledger cannot be written.
         """
         if self._ledger is not None:
             self._ledger.rule_out_repeating(self._state.step + 1)
 
     def before_update(self) -> None:
-        """Know that weights and optimizer are about to leave the state, until `after_step`."""
+        """Mark the state as inconsistent: an update begins, and ends at `after_step`."""
         self._state.let_go()
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """Count a step, whose update is in the weights."""
+        """Count a step whose update has been applied."""
         self._state.after_step(outcome)
         self._is_agreed = outcome.is_asked_to_stop
         self.count(outcome.examples)
 
     def count(self, examples: int) -> None:
-        """Show a step, which the state holds by now."""
+        """Show a step that the state already includes."""
         self._is_unsaved = True
         if self._logger is not None:
             self._logger.advance(examples)
@@ -221,32 +219,32 @@ class Lifecycle:
     def log_evaluation(
         self, line: dict[str, Any], values: dict[str, float], right: dict[str, Tensor]
     ) -> None:
-        """Write an evaluation; it counts once `after_evaluation` was called.
+        """Write an evaluation; it counts once `after_evaluation` is called.
 
         Args:
             line: of metrics.jsonl.
             values: metric to value.
-            right: which test examples were got right, by metric.
+            right: which test examples are predicted correctly, by metric.
         """
         self._state.after_evaluation(line, values, right)
         if self._logger is not None:
             self._logger.log(line)
 
     def after_evaluation(self) -> None:
-        """Count an evaluation: its line, and what analyses saw. One that fails is made anew."""
+        """Count an evaluation, with its line and analyses; a failed one is repeated on resuming."""
         self._state.hold(has_observed=True)
         self._is_unsaved = self._state.step > 0
 
     def save_if_due(self, is_needed: bool = False) -> None:
-        """Checkpoint every so many steps or seconds, when asked to stop, and where needed.
+        """Save a checkpoint if one is due, if the run was asked to stop, or if `is_needed`.
 
-        A periodic checkpoint that finds the disk full is a warning: the one before it is kept.
+        If the disk is full, a periodic checkpoint warns and the previous one is kept.
 
         Args:
-            is_needed: whether the step at hand must be saved whatever the config says.
+            is_needed: whether this step must be saved whatever the config says.
 
         Raises:
-            RecordError: if the last one before stopping cannot be written.
+            RecordError: if the last checkpoint before stopping cannot be written.
             SystemExit: if asked to stop, once the checkpoint is written.
         """
         if self._run is None and self._is_stopping():
@@ -272,7 +270,7 @@ class Lifecycle:
             self._stopping.leave()
 
     def save(self) -> None:
-        """Checkpoint, on the first rank.
+        """Save a checkpoint, on rank 0.
 
         Raises:
             RecordError: if it cannot be written.
@@ -285,14 +283,14 @@ class Lifecycle:
         self._is_unsaved = False
 
     def _save_at_last(self, kind: type[BaseException]) -> None:
-        """Save before an error ends the run, where there is anything whole that is not on disk."""
+        """Save before an error ends the run, if there is a consistent state that is not on disk."""
         if self._run is None or self._stopping.is_at_once or not self._state.roll_back():
             return
         if not self._is_unsaved or (self._run.directory / "result.json").exists():
             return
         try:
             self.save()
-        except Exception as error:  # what ends the run goes on to be told
+        except Exception as error:  # the error that ends the run is still raised
             if not issubclass(kind, RecordError):
                 warnings.warn(f"No checkpoint at step {self._state.step}: {error}", stacklevel=2)
         else:
@@ -300,7 +298,7 @@ class Lifecycle:
                 log.info("saved at step %d; run it again to go on", self._state.step)
 
     def stop_if_asked(self) -> None:
-        """Save and stop where that was asked for since the last step's `save_if_due`.
+        """Save and stop if that was requested since the last `save_if_due`.
 
         Raises:
             KeyboardInterrupt, SystemExit: as `Stopping.leave`.
@@ -310,7 +308,7 @@ class Lifecycle:
 
     @property
     def can_repeat(self) -> bool:
-        """Whether what was released since the checkpoint can be released again, to the last bit."""
+        """Whether everything released since the checkpoint can be repeated bit for bit."""
         return self._ledger is None or self._ledger.can_repeat
 
     def _is_save_due(self) -> bool:
@@ -329,10 +327,10 @@ class Lifecycle:
         """Write the run's result and certificate.
 
         Args:
-            task: what it trained on.
+            task: that it trained on.
             certificate: of its privacy.
-            numbers: further ones for result.json; "epochs" and "steps" are among them.
-            arrays: by file; none, no file.
+            numbers: entries for result.json, "epochs" and "steps" included.
+            arrays: by file; a file without arrays is not written.
         """
         peak_mb = self._ranks.largest(memory.peak_mb(self._ranks.device))
         if self._run is None:
@@ -350,6 +348,6 @@ class Lifecycle:
             self._logger.conclude(result)
 
     def _is_stopping(self) -> bool:
-        # Ranks that stopped at different steps would wait for each other for ever: what one was
-        # asked counts once a step's sums have told all.
+        # Ranks that stop at different steps would wait for each other forever. A request to one
+        # rank counts only after a step's sums have shared it with all.
         return self._stopping.is_asked if self._ranks.size == 1 else self._is_agreed

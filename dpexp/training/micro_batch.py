@@ -1,4 +1,4 @@
-"""How many examples to hold at once, where the config leaves that to the machine."""
+"""Tune the micro-batch if the config leaves it to the machine."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ log = logging.getLogger("dpexp")
 
 AUTO = "auto"
 USABLE = 0.8
-"""Of the memory that is free (ours): allocators fragment, and draws are larger than their mean."""
+"""Share of free memory to use (ours): allocators fragment, and batches may exceed their mean."""
 
 GAIN = 0.95
-"""On a CPU a larger size is worth its memory if an example takes less than this share (ours)."""
+"""On a CPU a larger size is chosen if it takes less than this share of the time per example
+(ours)."""
 
 EASED = 1.2
-"""How much more memory has to be free than when it ran out, until larger sizes are tried again
-(ours): who filled it may have gone."""
+"""Larger sizes are tried again once this much more memory is free than when it ran out (ours):
+another process may have freed it."""
 
 LATER = 3 * 4
-"""Bytes a trainable number takes only after the first sums: its gradient, and Adam's two."""
+"""Bytes per trainable number that are allocated after the first sums: its gradient and Adam's
+two."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a size cost.
+    """Time and memory at one size.
 
     Attributes:
         size: examples at once.
-        seconds: an example took.
-        peak_mb: of the process while it went.
+        seconds: per example.
+        peak_mb: peak of the process, in MB.
     """
 
     size: int
@@ -54,28 +56,28 @@ class Trial:
 
 
 class MicroBatch:
-    """A run's micro-batch: said, or found and remembered; smaller once memory has run out.
+    """A run's micro-batch: configured, or tuned and cached; smaller once memory has run out.
 
-    No result depends on it but for rounding, so that a resumed run goes on with the size it had.
+    It affects rounding only, so a resumed run keeps its size.
     """
 
     def __init__(
         self, config: dict, parts: Any, state: State, mechanism: Mechanism, ranks: Ranks
     ) -> None:
-        """Take what a run is made of, its method's state before the first step and its draw."""
+        """Take the run's parts, its method's state before the first step and its batch size."""
         self._config, self._parts, self._state = config, parts, state
         self._mechanism, self._ranks = mechanism, ranks
         self._entry = self._named(parts.task)
 
     def settle(self, before: int, examples: Any) -> int:
-        """Decide on a size; the first rank does for all.
+        """Return the size, which rank 0 determines for all.
 
         Args:
-            before: what the run had when it was stopped; 0: it begins.
-            examples: the training set, where the model can reach it.
+            before: the size when the run was stopped; 0 for a new run.
+            examples: the training set, on a device that the model can read.
 
         Raises:
-            ConfigError: not even one example fits.
+            ConfigError: if not even one example fits.
         """
         said = self._config["micro_batch"]
         if said == AUTO:
@@ -85,13 +87,13 @@ class MicroBatch:
         return min(said, before or said)
 
     def lower(self, size: int) -> None:
-        """Remember, where the size was found here, that memory ran out above a smaller one."""
+        """Cache a smaller size after memory ran out, if the size was tuned here."""
         if self._config["micro_batch"] == AUTO and self._ranks.is_first:
             self._remember(size, None)
 
     @property
     def _most(self) -> int:
-        """The largest power of two within this rank's share of an expected draw."""
+        """The largest power of two within this rank's share of an expected batch."""
         share = self._mechanism.batch_size / self._ranks.size
         return 1 << max(0, int(share).bit_length() - 1)
 
@@ -155,7 +157,7 @@ class MicroBatch:
             chosen.peak_mb,
             room,
         )
-        memory.reset_peak(device)  # what was tried is not what the run takes
+        memory.reset_peak(device)  # the trials do not count
         self._remember(chosen.size, chosen.peak_mb)
         return chosen.size
 
@@ -168,7 +170,7 @@ def try_sizes(
     room_mb: float,
     device: torch.device,
 ) -> list[Trial]:
-    """Take 1, 2, 4, ... examples through a step up to its sums, which are thrown away.
+    """Return trials of 1, 2, 4, ... examples at once, each a step up to its sums.
 
     Args:
         gradient: of the run.
@@ -179,7 +181,7 @@ def try_sizes(
         device: the model's.
 
     Raises:
-        ConfigError: not even one example fits.
+        ConfigError: if not even one example fits.
     """
     rehearse = gradient.rehearsal(state, examples)
     widest = _widest(examples)
@@ -198,10 +200,10 @@ def try_sizes(
 
 
 def next_size(trials: list[Trial], most: int, room_mb: float, device: torch.device) -> int | None:
-    """Double the last size; None if that is too large, would not fit, or gains nothing.
+    """Return twice the last size; None if that is too large, would not fit, or gains nothing.
 
-    The next peak is expected on a line through the last two. On a CPU two doublings that made
-    nothing faster are the end.
+    The next peak is extrapolated linearly from the last two. On a CPU the search ends after two
+    doublings without a gain in speed.
 
     Args:
         trials: so far, from size 1 on.
@@ -220,7 +222,7 @@ def next_size(trials: list[Trial], most: int, room_mb: float, device: torch.devi
 
 
 def choose(trials: list[Trial], device: torch.device) -> Trial:
-    """Choose the largest size that fits; on a CPU the smallest of those that are fastest."""
+    """Return the largest size that fits; on a CPU the smallest of the fastest ones."""
     if device.type != "cpu":
         return trials[-1]
     best = min(trial.seconds for trial in trials)
@@ -229,7 +231,7 @@ def choose(trials: list[Trial], device: torch.device) -> Trial:
 
 def _tried(rehearse: Any, indices: Tensor, device: torch.device) -> Trial:
     memory.reset_peak(device)
-    rehearse(indices)  # the first of a shape also waits for its kernels
+    rehearse(indices)  # warm up: the first call of a shape also loads kernels
     began = time.perf_counter()
     rehearse(indices)
     if device.type == "cuda":
@@ -239,7 +241,7 @@ def _tried(rehearse: Any, indices: Tensor, device: torch.device) -> Trial:
 
 
 def _widest(examples: Any) -> Tensor:
-    """Return one of the longest texts, [1]; of a set whose examples are all alike, the last one."""
+    """Return the index of a longest text, [1]; the last index if all examples have one size."""
     for some in examples.micro_batches(torch.arange(len(examples)), 1):
         last = some
     return last[-1:]

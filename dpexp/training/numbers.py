@@ -1,4 +1,4 @@
-"""Numbers that a config may not mean otherwise."""
+"""Checks of a config's numbers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ POSITIVE: dict[str, Any] = {
     "eval_every": (int, float),
     "privacy.clip_norm": (int, float),
 }
-"""Settings that must be positive numbers, and of which kind."""
+"""Settings that must be positive numbers, with their types."""
 
 
 def check_numbers(config: dict) -> None:
-    """Refuse what is not a positive number, or not a whole one where examples are counted.
+    """Check that settings are positive numbers, and whole ones for counts.
 
     Raises:
-        ConfigError: naming the first such setting.
+        ConfigError: naming the first invalid setting.
     """
     for place, kind in POSITIVE.items():
         value = setting_at(config, place)
@@ -38,13 +38,13 @@ def check_numbers(config: dict) -> None:
 
 
 def check_checkpoint(settings: Mapping[str, Any]) -> None:
-    """Refuse how often to save where it is no number, or a negative one.
+    """Check the checkpoint intervals.
 
     Args:
         settings: seconds (>= 0) and steps (>= 1), each of which may be None.
 
     Raises:
-        ConfigError: naming the first such setting.
+        ConfigError: naming the first invalid setting.
     """
     for key, kind, least in (("seconds", int | float, 0), ("steps", int, 1)):
         value = settings[key]

@@ -1,4 +1,4 @@
-"""What analyses see of a run as it goes, and what is kept of it."""
+"""Analyses of a running training: what they see, and what is kept."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from dpexp.training.train_state import TrainState
 from dpexp.types import ConfigError, LayerGrads, Method, State, one_line
 
 NONFINITE = "nonfinite"
-"""Under which an analysis's memory counts the observations that found what is not finite."""
+"""Key of an analysis's memory that counts observations with numbers that are not finite."""
 
 WHEN = ("step", "epoch")
-"""When an observation was made: one number each in analysis.npz."""
+"""Times of an observation, stored in analysis.npz."""
 
 
 def is_finite(memory: dict[str, Any], *tensors: Tensor) -> bool:
-    """Return whether all that is to be decomposed is finite; count the observation where it is not.
+    """Return whether all tensors are finite; count the observation if not.
 
-    A run that diverged goes on being looked at: an analysis gives NaN then, and result.json has
-    how many of its observations did, as NAME_nonfinite.
+    A diverged run is still analysed: an analysis then returns NaN, and result.json has the number
+    of such observations as NAME_nonfinite.
 
     Args:
         memory: the analysis's own.
@@ -49,15 +49,15 @@ class View:
     """A run between two steps, its model in eval mode.
 
     Attributes:
-        task: what it trains on.
-        model: as the last step left it; not to be changed.
-        method: what happens between the tape and the optimizer.
-        state: the method's after the last step; before the first, as `start` gave it.
-        mechanism: sampler, noise and what is released; its `batch_size` is the normaliser.
-        examples: the training set, where the model can reach it.
+        task: that it trains on.
+        model: after the last step; not to be changed.
+        method: of the run.
+        state: the method's after the last step; before the first, that of `start`.
+        mechanism: sampler, noise and releases; its `batch_size` is the normaliser.
+        examples: the training set, on a device that the model can read.
         step: steps taken.
         device: the model's.
-        gradient: what takes a step's draw to a gradient.
+        gradient: computes a step's private gradient.
     """
 
     task: Any
@@ -72,52 +72,52 @@ class View:
 
     @property
     def epoch(self) -> float:
-        """Passes over the training set so far, as metrics.jsonl counts them."""
+        """Passes over the training set so far, as in metrics.jsonl."""
         return self.step * self.mechanism.sampling_prob
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """Name the parameters that the method updates."""
+        """Return the names of the parameters that the method updates."""
         return self.gradient.trained
 
     @property
     def is_first(self) -> bool:
-        """Return whether no step was taken yet."""
+        """Whether no step was taken yet."""
         return self.step == 0
 
     @property
     def is_last(self) -> bool:
-        """Return whether no step will follow."""
+        """Whether this is the last observation."""
         return self.step == self.mechanism.num_steps
 
     def generator(self, axis: str, step: int | None = None) -> torch.Generator:
-        """Seed numbers of the analysis's own, on the CPU.
+        """Return a generator for the analysis's own random numbers, on the CPU.
 
         Args:
             axis: what they are for; each axis has its own numbers.
-            step: numbers that are the same at every observation name one; None: this step's.
+            step: a fixed step gives the same numbers at every observation; None: this step's.
         """
         index = self.step if step is None else step
         return generator(self.mechanism.seed, f"analysis/{axis}", index)
 
     def draw(self, axis: str, size: int) -> Tensor:
-        """Choose training examples, the same at every observation: min(size, N) indices."""
+        """Return min(size, N) random training indices, the same at every observation."""
         order = torch.randperm(len(self.examples), generator=self.generator(axis, 0))
         return order[:size]
 
     def per_example(self, examples: Any, setting: str = "method.public_labels") -> Passes:
-        """Return the gradients of single examples: `micro_batches(indices, targets=None)`.
+        """Return per-example gradients: `micro_batches(indices, targets=None)`.
 
         Args:
-            examples: the training set, the test set, a public one.
-            setting: what asks for the set's own labels, for errors.
+            examples: the training set, the test set or a public set.
+            setting: the setting that asks for the set's own labels, for errors.
         """
         return self.gradient.passes(examples, setting)
 
     def mean_gradients(
         self, examples: Any, indices: Tensor, names: Sequence[str]
     ) -> dict[str, Tensor]:
-        """Return the mean gradient of some examples' loss by some parameters, in their shapes.
+        """Return the mean gradient of examples' loss with respect to parameters, in their shapes.
 
         Args:
             examples: any set.
@@ -138,18 +138,18 @@ class View:
         return {name: total / len(indices) for name, total in totals.items()}
 
     def untapped(self) -> AbstractContextManager[None]:
-        """Leave the model to autograd meanwhile: no hooks, and parameters require gradients."""
+        """Remove the hooks within the context; parameters require gradients again."""
         return self.gradient.untapped()
 
     def require(self, setting: str, names: Sequence[str]) -> None:
-        """Check that the method trains some parameters.
+        """Check that the method trains the named parameters.
 
         Args:
-            setting: where they were named, e.g. "analysis.stable_rank.parameters".
+            setting: that names them, e.g. "analysis.stable_rank.parameters".
             names: as in `named_parameters`.
 
         Raises:
-            ConfigError: naming the nearest one.
+            ConfigError: naming the nearest trained parameter.
         """
         for name in names:
             if name not in self.trained:
@@ -161,45 +161,45 @@ class View:
 
 
 class Analysis(Protocol):
-    """What looks at a run's gradients as it goes (`dpexp.analysis`), and changes nothing of it.
+    """An analysis of a run's gradients (`dpexp.analysis`); it does not affect the run.
 
     Analyses subclass it.
 
     Attributes:
-        deviation: what the certificate says of it.
-        public_size: how many public examples it needs; with 0 it makes none be loaded.
+        deviation: entry for the certificate's deviations.
+        public_size: how many public examples it needs; none are loaded if 0.
     """
 
     deviation: str = ANALYSED
     public_size: int = 0
 
     def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
-        """Look at the run: before its first step, and after every evaluation.
+        """Return numbers and arrays; called before the first step and after every evaluation.
 
         Args:
             view: the run.
-            memory: the analysis's own, kept from one observation to the next and in checkpoints:
-                numbers, tensors on the view's device, words, lists and dicts of them.
+            memory: the analysis's own state, kept between observations and in checkpoints: numbers,
+                strings, tensors on the view's device, and lists and dicts of them.
 
         Returns:
-            Numbers and arrays by name: each name at every observation and in one shape (NaN where
-            there is nothing to say), or at a single one.
+            Numbers and arrays by name: each name at every observation and in one shape (NaN for a
+            missing value), or at a single observation.
 
         Raises:
-            ConfigError: if the run cannot be looked at so.
+            ConfigError: if the run cannot be analysed this way.
         """
 
     def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """Return what result.json should hold besides (usually nothing).
+        """Return further entries for result.json (usually none).
 
         Args:
-            traces: what was observed, stacked, and "step" and "epoch".
+            traces: the stacked observations, with "step" and "epoch".
         """
         return {}
 
 
 class Observers:
-    """A run's analyses; the first rank's observe, the others' keep still."""
+    """A run's analyses; they observe on rank 0 only."""
 
     def __init__(
         self,
@@ -219,18 +219,18 @@ class Observers:
 
     @property
     def deviations(self) -> list[str]:
-        """Say what the certificate should of them, each word once."""
+        """Return the analyses' deviations for the certificate, without duplicates."""
         return list(dict.fromkeys(one.deviation for one in self._analyses.values()))
 
     def observe(self, now: TrainState) -> None:
-        """Let every analysis look, and keep what it gives in `now`.
+        """Run every analysis, and keep its results in `now`.
 
-        Neither the model's mode nor torch's random numbers are left changed, and no gradients are
-        left on the model: between steps it has none.
+        The model's mode and torch's random state are restored, and no gradients are left on the
+        model.
 
         Raises:
-            ConfigError: an analysis met numbers that cannot be decomposed.
-            ValueError: an analysis gave a name neither always nor once, or in another shape.
+            ConfigError: if an analysis meets numbers that cannot be decomposed.
+            ValueError: if an analysis returns a name neither always nor once, or changes its shape.
         """
         if not self._analyses or not self._is_first_rank:
             return
@@ -263,7 +263,7 @@ class Observers:
         _keep(now.traces, seen)
 
     def arrays(self, now: TrainState) -> dict[str, np.ndarray]:
-        """Return the arrays of analysis.npz; those of every observation are stacked."""
+        """Return the arrays of analysis.npz; repeated observations are stacked."""
         count = len(now.traces.get("step", []))
         return {
             name: (torch.stack(values) if len(values) == count else values[0]).numpy()
@@ -273,7 +273,7 @@ class Observers:
     def numbers(self, now: TrainState) -> dict[str, float]:
         """Return the analyses' numbers for result.json, each under NAME_number.
 
-        NAME_nonfinite is how many observations found what is not finite, where any did.
+        NAME_nonfinite is the number of observations with values that are not finite, if any.
         """
         arrays = self.arrays(now)
         numbers: dict[str, float] = {}
@@ -288,7 +288,7 @@ class Observers:
 
 
 def _keep(traces: dict[str, list[Tensor]], seen: Mapping[str, Any]) -> None:
-    """Add an observation; what is not said again after the first few would misalign the rest."""
+    """Add an observation; a name that is missing later would misalign the rest."""
     for name, value in seen.items():
         kept = traces.setdefault(name, [])
         kept.append(_held(value))

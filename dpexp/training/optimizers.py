@@ -1,4 +1,4 @@
-"""What an optimizer has to take: a step along a gradient that is given."""
+"""Checks that an optimizer can step along a given gradient."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from dpexp.types import ConfigError, one_line
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, setting: str = "optimizer") -> None:
-    """Let one like it take a step on a few made-up numbers.
+    """Check that a copy of the optimizer can take a step on synthetic numbers.
 
-    Some want a function that computes the loss again, which would be another release; some want
-    sparse gradients, which noise never is.
+    Some optimizers need a closure that recomputes the loss, which would be another release. Some
+    need sparse gradients, but noisy ones are dense.
 
     Args:
-        optimizer: of a run; it is left alone.
-        setting: what chooses it.
+        optimizer: of a run; it is not changed.
+        setting: that chooses it.
 
     Raises:
-        ConfigError: naming it.
+        ConfigError: naming the optimizer.
     """
     kind = type(optimizer)
     closure = inspect.signature(kind.step).parameters.get("closure")
@@ -29,19 +29,19 @@ def check_optimizer(optimizer: torch.optim.Optimizer, setting: str = "optimizer"
         raise _refused(kind, "it computes the loss anew within a step", setting)
     try:
         _stepped(optimizer, 1.0, torch.float32)
-    except Exception as error:  # as many ways as there are optimizers
+    except Exception as error:  # any optimizer may fail in its own way
         raise _refused(kind, one_line(error)[:150], setting) from None
 
 
 def check_size(optimizer: torch.optim.Optimizer, size: float, dtype: torch.dtype) -> None:
-    """Let one like it take a step along numbers as large as a run's released gradients.
+    """Check that a copy of the optimizer can step along gradients of a run's size.
 
-    Those that square gradients have half the range of those that add them: beyond it what they
-    remember is infinite, or zero, and no step that they take says anything.
+    An optimizer that squares gradients has half the range of one that adds them. Outside it, its
+    state is infinite or zero, and its steps are meaningless.
 
     Args:
-        optimizer: of a run, which `check_optimizer` let pass; it is left alone.
-        size: of one number of a gradient, > 0.
+        optimizer: of a run, after `check_optimizer`; it is not changed.
+        size: of one entry of a gradient, > 0.
         dtype: of the weights.
 
     Raises:
@@ -59,9 +59,9 @@ def check_size(optimizer: torch.optim.Optimizer, size: float, dtype: torch.dtype
 
 
 def _stepped(optimizer: torch.optim.Optimizer, size: float, dtype: torch.dtype) -> list[Tensor]:
-    """Return what one like it remembers after a step along gradients of a size.
+    """Return the state of a copy of the optimizer after a step along gradients of a size.
 
-    Empty where its constructor asks for more than its defaults say.
+    Empty if its constructor needs more than its defaults.
     """
     kind = type(optimizer)
     takes = inspect.signature(kind).parameters

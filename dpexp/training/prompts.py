@@ -1,4 +1,4 @@
-"""A classifier that begins with words: its weights are the features of texts that name the classes.
+"""Initialise a classifier with the features of texts that name the classes.
 
 A sentence encoder puts texts of like meaning near each other, so that the features of a few texts
 for each class classify before anything is learnt, without looking at any data. Clipped, noisy steps
@@ -30,21 +30,21 @@ def begin_with(
     tokenizer: str,
     model_root: str,
 ) -> None:
-    """Set a model's classifier to the texts' mean features, class by class.
+    """Set each class's classifier weights to the mean features of its texts.
 
-    Features are centred between the classes, so that a text half way gets no class.
+    Features are centred between the classes, so that a text in the middle favours no class.
 
     Args:
         model: a text classifier whose head is one layer.
         num_classes: its outputs.
         name: as in conf/prompts.
-        texts: some for each class, in the classes' order.
-        scale: what the weights are multiplied by, > 0: features of norm one differ little.
+        texts: a list for each class, in the classes' order.
+        scale: factor on the weights, > 0: features of norm one differ little.
         tokenizer: owner/name on the hub, the model's.
         model_root: a folder laid out like hub snapshots, looked at before the hub.
 
     Raises:
-        ConfigError: no such model, or not as many lists of texts as classes.
+        ConfigError: if the model does not fit, or the number of lists is not that of classes.
     """
     if not isinstance(model, TextClassifier) or model.head.dense is not None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: its metrics, a dashboard's curves and a bar on the terminal."""
+"""Log a run: metrics, a dashboard's curves and a progress bar on the terminal."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = logging.getLogger("dpexp")
 
 
 class RunLogger:
-    """Writes metrics.jsonl, and shows a person where the run is."""
+    """Writes metrics.jsonl, and shows the run's progress."""
 
     def __init__(self, run: Run, num_steps: int, target_epsilon: float | None) -> None:
-        """Start the dashboard and the bar.
+        """Start the dashboard and the progress bar.
 
         Args:
             run: its directory and config.
@@ -36,7 +36,7 @@ class RunLogger:
         self._progress = Progress(num_steps, " ".join(words))
 
     def start_from(self, step: int) -> None:
-        """Begin the bar at a step."""
+        """Start the progress bar at a step."""
         self._progress.start_from(step)
 
     def advance(self, examples: int) -> None:
@@ -54,11 +54,11 @@ class RunLogger:
         self._progress.report(line)
 
     def conclude(self, result: Mapping[str, Any]) -> None:
-        """Send what came out to the dashboard."""
+        """Send the result to the dashboard."""
         self._tracker.conclude(result)
 
     def close(self, exit_code: int) -> None:
-        """Take the bar away and finish the dashboard's run."""
+        """Close the progress bar and the dashboard's run."""
         self._progress.close()
         self._tracker.close(exit_code)
 
@@ -66,7 +66,7 @@ class RunLogger:
 def metrics_line(
     state: TrainState, mechanism: Mechanism, values: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return a line of metrics.jsonl: an evaluation, and the steps since the one before."""
+    """Return a line of metrics.jsonl: an evaluation, and the steps since the previous one."""
     loss = state.loss / state.drawn if state.drawn else math.nan
     is_clipped = state.drawn and mechanism.clip
     return {
@@ -81,7 +81,7 @@ def metrics_line(
 
 
 def announce(mechanism: Mechanism, trainable: dict[str, int], frozen: dict[str, int]) -> None:
-    """Print what trains, what does not, and the mechanism, before the first step."""
+    """Log trainable and frozen parameters and the mechanism, before the first step."""
     for word, parameters in (("trainable", trainable), ("frozen", frozen)):
         log.info("%s: %s numbers", word, f"{sum(parameters.values()):,}")
         for name, size in parameters.items():

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: a step and how many there are in, a multiplier of the first rate out."""
+"""Learning-rate schedules: maps from a step and the number of steps to a multiplier."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from dpexp.types import ConfigError, one_line
 
 LARGEST = 2.0**100
-"""Of a learning rate, and one over the least that the largest of a run may be: in float32, whose
-numbers end at 2^-126 and 2^128, some step along gradients of usual sizes then does not vanish, and
-none overflows."""
+"""Largest learning rate, and the inverse of the least allowed peak rate. In float32, whose normal
+numbers are 2^-126 to 2^128, no step along gradients of usual size then overflows, and some step
+does not vanish."""
 
 
 LOOKED_AT = 10**5
-"""Steps whose rates are looked at before the first (ours): a tenth of a second."""
+"""Largest number of steps whose rates are checked before the first (ours): a tenth of a second."""
 
 
 @dataclass(frozen=True)
@@ -71,23 +71,23 @@ class InverseRoot:
 def require_rates(
     rates: Sequence[float], schedule: Callable[[int, int], float], num_steps: int
 ) -> None:
-    """Refuse a schedule that gives no learning rate at some step, or none at any.
+    """Check that a schedule gives a valid learning rate at every step, and is not zero throughout.
 
-    Of runs of more than `LOOKED_AT` steps some are passed over, evenly.
+    In runs of more than `LOOKED_AT` steps, evenly spread ones are checked.
 
     Args:
-        rates: the optimizer's first ones, one a group.
-        schedule: maps a step, from 0, and how many there are to a multiplier.
-        num_steps: how many, >= 0.
+        rates: the optimizer's initial rates, one per group.
+        schedule: maps a step, from 0, and the number of steps to a multiplier.
+        num_steps: >= 0.
 
     Raises:
-        ConfigError: naming the first such step.
+        ConfigError: naming the first invalid step.
     """
     largest = 0.0
     for step in range(0, num_steps, max(1, num_steps // LOOKED_AT)):
         try:
             told = [float(rate) * float(schedule(step, num_steps)) for rate in rates]
-        except Exception as error:  # as many ways as there are schedules
+        except Exception as error:  # any schedule may fail in its own way
             reason = f"{type(error).__name__}: {one_line(error)}"
             raise ConfigError(
                 f"Expected schedule to give a number at every step; at step {step} of {num_steps} "

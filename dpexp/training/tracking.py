@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a dashboard's curves and a bar on the terminal."""
+"""Show a run's progress: a dashboard's curves and a progress bar on the terminal."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ START, SEND, FINISH = 150.0, 60.0, dashboard.UPLOAD + 30.0
 """Seconds that a call into wandb may take (ours); its own limits are below them."""
 
 REASON = 300
-"""Characters of a failure that are told."""
+"""Largest number of characters of a failure's message."""
 
 QUIET = ("nonfinite", "nonfinite_outputs")
-"""Counts that are shown only where they are not zero."""
+"""Counts that are shown only if they are not zero."""
 
 NAMED = ("profile", "method", "model", "task")
-"""Parts of a config whose names are tags."""
+"""Config groups whose names become tags."""
 
 
 class Tracker:
-    """Sends a run's metrics to wandb, which is imported only if it is wanted.
+    """Sends a run's metrics to wandb, which is imported only if enabled.
 
     A dashboard's run has the id of the record; as group the artifact, `PAPER/NAME`; as tags paper,
     profile, method, model and task; as job type what it is for (`job_type`). Lines have the step
     of training as theirs, so that a resumed run draws over what it sends again.
 
-    A dashboard may fail, a run may not: the first call into wandb that fails, or does not come
-    back, is warned of, and is the last.
+    A failing dashboard does not affect the run. After the first call into wandb that fails or
+    hangs, a warning is issued and there are no more calls.
 
     Args:
         config: the run's; its `wandb` section has mode (disabled, offline or online), project,
@@ -65,13 +65,13 @@ class Tracker:
             self._try(lambda: self._run.log(_given(line), step=line["step"]), SEND)
 
     def conclude(self, result: Mapping[str, Any]) -> None:
-        """Send what came out: the run's summary, and its one point of score over target epsilon.
+        """Send the result: the run's summary, and one point of score over target epsilon.
 
-        The score is the task's metric under one name whatever the metric, so that one chart takes
-        every run of a task; a run without a target has no point.
+        The score is the task's metric under one name whatever the metric, so that one chart can
+        show every run of a task. A run without a target epsilon has no point.
 
         Args:
-            result: of result.json.
+            result: contents of result.json.
         """
         if self._run is not None:
             self._try(lambda: self._send(result), SEND)
@@ -90,7 +90,7 @@ class Tracker:
             self._run = None
 
     def _try(self, call: Callable[[], Any], seconds: float) -> Any:
-        """Return what a call into wandb gives; once one fails there is no dashboard any more."""
+        """Return the result of a call into wandb; after a failure the dashboard is disabled."""
         try:
             return dashboard.within(seconds, call)
         except Exception as error:
@@ -109,17 +109,17 @@ class Tracker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close, telling the dashboard whether the run ended by an error."""
+        """Close, and report to the dashboard whether the run failed."""
         self.close(exit_code=0 if kind is None else 1)
 
 
 def job_type(config: Mapping[str, Any]) -> str:
-    """Say what a run is for: "audit", "attack" or "analysis", else "train"."""
+    """Return a run's purpose: "audit", "attack", "analysis" or "train"."""
     return next((kind for kind in ("audit", "attack", "analysis") if config.get(kind)), "train")
 
 
 def score_of(task: str) -> str:
-    """Name the key under which a dashboard has a task's metric at the end of each run."""
+    """Return the dashboard's key for a task's final metric."""
     return f"score/{task}"
 
 
@@ -128,8 +128,8 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
-    """Go on where what was said could not be written: the terminal is gone, or its log's disk full.
+def _ignoring_output_errors() -> Iterator[None]:
+    """Ignore failed output, e.g. if the terminal is gone or the log's disk is full.
 
     A closed file raises ValueError.
     """
@@ -138,23 +138,23 @@ def _unheard() -> Iterator[None]:
 
 
 class Progress:
-    """A bar with examples per second, epsilon spent and time left; plain lines off a terminal.
+    """A progress bar with examples per second, epsilon and time left; plain lines off a terminal.
 
-    What cannot be written is dropped: a run goes on without its dashboard.
+    Output that cannot be written is dropped, and the run continues.
 
     Args:
         total_steps: of the whole run.
-        label: what runs.
+        label: of the run.
         stream: where to write; standard error by default, so that standard output stays clean.
     """
 
     def __init__(self, total_steps: int, label: str = "", stream: TextIO | None = None) -> None:
-        # Python has no standard error where it was started with that closed.
+        # Python has no standard error if it was started with that closed.
         self._stream = stream or sys.stderr or io.StringIO()
         self._label, self._total = label, total_steps
         self._step = self._examples = 0
         self._words: dict[str, str] = {}
-        tqdm.set_lock(threading.RLock())  # its own takes a semaphore, which a killed run leaves
+        tqdm.set_lock(threading.RLock())  # tqdm's own uses a semaphore, which a killed run leaks
         self._bar = tqdm(
             total=total_steps,
             desc=label,
@@ -167,22 +167,22 @@ class Progress:
         self.start_from(0)
 
     def start_from(self, step: int) -> None:
-        """Go on from a checkpoint; what was done before does not count in the speed."""
+        """Set the step after resuming; earlier steps do not count in the speed."""
         self._first = self._step = step
         self._examples = 0
         self._began = time.perf_counter()
         self._bar.initial = step
-        with _unheard():
+        with _ignoring_output_errors():
             self._bar.reset(self._total)
 
     @property
     def examples_per_s(self) -> float:
-        """Examples that went through the model per second, since this process began."""
+        """Examples per second since this process began."""
         return self._examples / max(time.perf_counter() - self._began, 1e-9)
 
     @property
     def seconds_left(self) -> float:
-        """Time the remaining steps will take at the speed so far."""
+        """Seconds that the remaining steps will take at the current speed."""
         done = max(self._step - self._first, 1)
         return (time.perf_counter() - self._began) / done * (self._total - self._step)
 
@@ -191,7 +191,7 @@ class Progress:
         self._step += 1
         self._examples += examples
         if not self._bar.disable:
-            with _unheard():
+            with _ignoring_output_errors():
                 self._bar.set_postfix(self._said(), refresh=False)
                 self._bar.update()
 
@@ -207,15 +207,15 @@ class Progress:
             words = " ".join(f"{key}={value}" for key, value in self._said().items())
             left = tqdm.format_interval(self.seconds_left)
             text = f"{self._label} step {self._step}/{self._total} {words} left={left}".strip()
-            with _unheard():
+            with _ignoring_output_errors():
                 print(text, file=self._stream, flush=True)
 
     def _said(self) -> dict[str, str]:
         return {"examples/s": f"{self.examples_per_s:.0f}", **self._words}
 
     def close(self) -> None:
-        """Take the bar away."""
-        with _unheard():
+        """Remove the progress bar."""
+        with _ignoring_output_errors():
             self._bar.close()
 
     def __enter__(self) -> Progress:

@@ -1,4 +1,4 @@
-"""The one loop: every stage of a run, in order."""
+"""The training loop: every stage of a run, in order."""
 
 from __future__ import annotations
 
@@ -37,44 +37,44 @@ EMPTY = 1e-12  # a batch size at which draws are empty, to time a step without e
 
 
 class Attack(Protocol):
-    """What is done to a run to measure what it gives away (`dpexp.attacks`).
+    """An attack or audit that measures what a run leaks (`dpexp.attacks`).
 
     Attributes:
-        deviation: what the certificate says of it.
+        deviation: entry for the certificate's deviations.
     """
 
     deviation: str
 
     def stage(self, parts: Parts, seed: int) -> Parts:
-        """Return the parts to train in place of these: fewer examples, canaries, a watched method.
+        """Return the parts to train instead: e.g. fewer examples, canaries, a recorded method.
 
         Args:
-            parts: as the config says.
+            parts: as configured.
             seed: the run's.
 
         Raises:
-            ConfigError: if this run cannot be attacked so.
+            ConfigError: if this run cannot be attacked this way.
         """
 
     def report(
         self, parts: Parts, state: State, mechanism: Mechanism, device: torch.device
     ) -> Findings:
-        """Measure, after the last step.
+        """Return the attack's findings, after the last step.
 
         Args:
-            parts: as staged, the model trained.
+            parts: from `stage`, with the trained model.
             state: the method's last.
-            mechanism: what the run claims.
+            mechanism: of the run.
             device: the model's.
         """
 
 
 class Findings(NamedTuple):
-    """What an attack found.
+    """The findings of an attack.
 
     Attributes:
         numbers: for result.json, by name.
-        arrays: for scores.npz in the run's directory, by name; none, no file.
+        arrays: for scores.npz in the run's directory, by name; without any there is no file.
     """
 
     numbers: dict[str, Any]
@@ -83,17 +83,17 @@ class Findings(NamedTuple):
 
 @dataclass
 class Parts:
-    """What a run is made of, built from its config.
+    """The parts of a run, built from its config.
 
     Attributes:
         task: data, loss and metric (`dpexp.data`).
         model: on the run's device.
-        method: what happens between the tape and the optimizer.
+        method: the training method.
         make_optimizer: maps the trainable parameters to an optimizer.
-        schedule: maps a step, from 0, and how many there are to a multiplier of the learning rate.
-        attack: what is done to the run to measure what it gives away; None: nothing.
-        analyses: what looks at its gradients as it goes, by name.
-        pretrained: SHA-256 of the files of weights and tokenizers that it reads, by model and file.
+        schedule: maps a step, from 0, and the number of steps to a multiplier of the learning rate.
+        attack: an attack or audit of the run; None: none.
+        analyses: analyses of its gradients, by name.
+        pretrained: SHA-256 of its files of weights and tokenizers, by model and file.
     """
 
     task: Any
@@ -112,11 +112,11 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     Args:
         config: the run's plain config (conf/config.yaml).
         parts: built from it.
-        ranks: who shares the run; only the first writes.
+        ranks: that share the run; only rank 0 writes.
 
     Raises:
         ConfigError: for a mistake in the config.
-        PrivacyError: if the finished run does not hold what it claims.
+        PrivacyError: if the finished run does not have the privacy that it claims.
     """
     check_checkpoint(config["checkpoint"])
     memory.reset_peak(ranks.device)
@@ -124,7 +124,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     if attack is not None:
         parts = attack.stage(parts, config["seed"])
     model, method, task = parts.model, parts.method, parts.task
-    unchecked = first_look(parts, ranks.device)  # what cannot be trained is said first
+    unchecked = first_look(parts, ranks.device)  # report first what cannot be trained
     start = method.start(model)
     mechanism = make_mechanism(config, task.dataset_size, method, start, ranks)
     require_room(mechanism, next(model.parameters()).dtype, config)
@@ -168,7 +168,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                     observers.observe(state)
                     run.after_evaluation()
 
-            evaluate_if_due()  # resumed past lost steps, which left the weights as they are
+            evaluate_if_due()  # lost steps did not change the weights
             while state.step < mechanism.num_steps:
                 set_rates(optimizer, rates, parts.schedule(state.step, mechanism.num_steps))
                 run.note(state.step + 1)
@@ -185,7 +185,8 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                     sizes.lower(outcome.micro_batch)
                 run.after_step(outcome)
                 evaluate_if_due()
-                # Killed before its record is whole, what cannot be repeated could not be finished.
+                # If killed before its record is complete, a run that cannot repeat steps needs
+                # this.
                 is_last = state.step == mechanism.num_steps
                 run.save_if_due(is_needed=is_last and not run.can_repeat)
             run.stop_if_asked()
@@ -206,42 +207,42 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
 
 
 def evaluations(config: dict, mechanism: Mechanism) -> set[int]:
-    """Return the steps after which the model is evaluated; the last one is among them."""
+    """Return the steps after which the model is evaluated, the last one included."""
     per_epoch = mechanism.dataset_size / mechanism.batch_size
     every = max(1, round(config["eval_every"] * per_epoch))
     return {*range(every, mechanism.num_steps, every), mechanism.num_steps}
 
 
 def first_look(parts: Parts, device: torch.device) -> str | None:
-    """Look at a model before its first step, with made-up examples alone.
+    """Check a model before its first step, on synthetic examples alone.
 
     Returns:
-        What the certificate should say where the model cannot be tried; None where it was.
+        A deviation for the certificate if the model cannot be checked; otherwise None.
 
     Raises:
-        ConfigError: naming the layer that cannot be trained, or the module that mixes examples.
+        ConfigError: naming a layer that cannot be trained, or a module that mixes examples.
     """
     trained = parts.method.trainable(parts.model)
     hooked_layers(parts.model, trained)
     unchecked = check_model(parts.model, trained, parts.task, device)
-    memory.reset_peak(device)  # what was tried is not what the run takes
+    memory.reset_peak(device)  # the check does not count
     return unchecked
 
 
 def certify(
     config: dict, parts: Parts, mechanism: Mechanism, state: TrainState, deviations: Sequence[str]
 ) -> dict[str, Any]:
-    """State what a finished run claims, and hold it to that.
+    """Return a finished run's certificate, after verifying it.
 
     Args:
         config: the run's.
         parts: as trained.
-        mechanism: what sampled and noised.
+        mechanism: of the run.
         state: after the last step.
-        deviations: further words on what departs from the claim.
+        deviations: further deviations from the claim.
 
     Raises:
-        PrivacyError: if the run does not hold what it claims.
+        PrivacyError: if the run does not have the privacy that it claims.
     """
     trainable, frozen = named_parameters(parts.model, parts.method)
     certificate = mechanism.certificate(
@@ -252,7 +253,7 @@ def certify(
         frozen=frozen,
         deviations=deviations,
     )
-    if not state.lost_steps:  # nothing is remembered of those that a remark could rest on
+    if not state.lost_steps:  # remarks need every step's state
         certificate |= parts.method.remarks(state.method_state, mechanism.epsilon_at)
     if parts.task.public is not None:
         certificate["public"] = describe_public(config, parts.task.public)
@@ -263,17 +264,17 @@ def certify(
 def make_mechanism(
     config: dict, size: int, method: Method, state: State, ranks: Ranks
 ) -> Mechanism:
-    """Freeze sampler, noise and accountant from the config and the method's declaration.
+    """Return the frozen mechanism for a config and the releases of its method.
 
     Args:
         config: the run's.
         size: the declared N of its training set.
-        method: it says what leaves at every step.
+        method: declares the releases.
         state: before the first step.
-        ranks: who shares the run.
+        ranks: that share the run.
 
     Raises:
-        ConfigError: for a budget, size or name that cannot be meant.
+        ConfigError: for an invalid budget, size or name.
     """
     privacy, batch = config["privacy"], config["batch_size"]
     check_numbers(config)
@@ -291,7 +292,7 @@ def make_mechanism(
 
 
 def named_parameters(model: nn.Module, method: Method) -> tuple[dict[str, int], dict[str, int]]:
-    """Split the model's parameters into trainable and frozen ones, name to number of entries."""
+    """Return the trainable and the frozen parameters, as name to number of entries."""
     wanted = set(method.trainable(model))
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     trainable = {name: size for name, size in sizes.items() if name in wanted}
@@ -308,10 +309,9 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: list[float], multiplier: 
 def update(
     model: nn.Module, optimizer: torch.optim.Optimizer, gradients: dict[str, Tensor]
 ) -> None:
-    """Take the optimizer's step along reconstructed gradients, and keep none of them.
+    """Take the optimizer's step along reconstructed gradients, and empty `gradients`.
 
-    They are as large as the model, and the next step's activations want the memory: `gradients` is
-    emptied.
+    They are as large as the model, and the next step's activations need the memory.
     """
     parameters = dict(model.named_parameters())
     while gradients:
@@ -322,7 +322,7 @@ def update(
 
 
 def describe_public(config: dict, examples: Any) -> dict[str, Any]:
-    """Name the public examples that method, analysis or warm start took gradients of."""
+    """Return a description of the public examples that method, analysis or warm start used."""
     return {
         "name": config["public"]["name"],
         "examples": len(examples),
@@ -331,7 +331,7 @@ def describe_public(config: dict, examples: Any) -> dict[str, Any]:
 
 
 def on_device(examples: Any, device: torch.device) -> Any:
-    """Move a whole training set next to the model where it fits in half of what is free."""
+    """Return a training set on the model's device if it fits in half of the free memory."""
     if device.type != "cuda":
         return examples
     free, _ = torch.cuda.mem_get_info(device)
@@ -339,9 +339,9 @@ def on_device(examples: Any, device: torch.device) -> Any:
 
 
 def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
-    """Time a few real steps on part of a batch and scale them to the whole run.
+    """Return the time and memory of a run, scaled from a few real steps on part of a batch.
 
-    What a step costs however few examples it draws (bases, noise) is timed on an empty draw.
+    The fixed cost of a step (bases, noise) is timed on an empty batch.
 
     Returns:
         Seconds for the run, evaluations included (a forward pass counts as a third of a step),
@@ -355,7 +355,7 @@ def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
     size, examples = mechanism.dataset_size, on_device(task.train, ranks.device)
     micro_batch = MicroBatch(config, parts, state, mechanism, ranks).settle(0, examples)
 
-    def timed(batch_size: float) -> tuple[float, int]:  # a permutation has no empty draws
+    def timed(batch_size: float) -> tuple[float, int]:  # a permutation has no empty batch
         # An expected size may be any, where the draw is Poisson's.
         part = replace(mechanism, batch_size=cast(int, batch_size), sampling="poisson")
         with PrivateGradient(
@@ -377,7 +377,7 @@ def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
 
 
 def _two_micro_batches(examples: Any, micro_batch: int, most: float) -> float:
-    """Find how many examples fill two micro-batches: of texts, more than twice their number."""
+    """Return how many examples fill two micro-batches; for texts, more than twice the size."""
     size = 2 * micro_batch
     while size < most:
         some = torch.arange(min(size, len(examples)))

@@ -1,4 +1,4 @@
-"""All that changes as a run goes on: what a checkpoint saves and what going on restores."""
+"""The changing state of a run, as saved in checkpoints and restored from them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from dpexp.types import ConfigError, State
 class TrainState:
     """A run between two steps.
 
-    A checkpoint is written by `to_checkpoint` and read by `restore`, and by nothing else. The state
-    also remembers the last moment at which all its parts agreed (`hold`), so that a run that fails
-    in the middle of a step can still save the step before (`roll_back`).
+    Only `to_checkpoint` writes and `restore` reads a checkpoint. The state also remembers the last
+    consistent moment (`hold`), so that a run that fails in the middle of a step can still save the
+    previous step (`roll_back`).
 
     Attributes:
         model: on the run's device.
@@ -31,18 +31,18 @@ class TrainState:
         method_state: what the method keeps from step to step.
         data: fingerprint of the task's examples.
         step: steps taken, or lost.
-        lost_steps: how many of them a killed process may have released, and are not in the weights.
-        noise_draws: at how many of them noise was drawn.
-        examples: how many examples have gone through the model.
-        wall_s: seconds, over all the times the run was taken up.
+        lost_steps: steps that a killed process may have released but that are not in the weights.
+        noise_draws: number of steps at which noise was drawn.
+        examples: number of examples processed.
+        wall_s: seconds, over all processes of the run.
         drawn, clipped, nonfinite, loss: sums since the last evaluation.
         micro_batch: examples at once, on the first rank (`dpexp.training.micro_batch`).
         judged_at: step of the last evaluation.
-        last: what it gave, metric to value.
-        right: and which test examples were got right, [n] bool, by metric.
-        traces: what analyses have seen, one entry an observation (`dpexp.training.observation`).
-        memories: what each analysis keeps for itself.
-        metrics: one line an evaluation, as in metrics.jsonl.
+        last: its result, metric to value.
+        right: which test examples it predicted correctly, [n] bool, by metric.
+        traces: results of analyses, one per observation (`dpexp.training.observation`).
+        memories: each analysis's own state.
+        metrics: one line per evaluation, as in metrics.jsonl.
     """
 
     model: nn.Module
@@ -67,7 +67,7 @@ class TrainState:
     metrics: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Hold nothing yet."""
+        """Start without a held state."""
         self._tensors = [*self.model.parameters(), *self.model.buffers()]
         self._held: dict[str, Any] | None = None
         self._observed: dict[str, Any] = {}
@@ -79,7 +79,7 @@ class TrainState:
         return {name: getattr(self, name) for name in names if name not in ("model", "optimizer")}
 
     def to_checkpoint(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the run."""
+        """Return the checkpoint of the run."""
         position = self._progress()
         metrics = position.pop("metrics")
         return {
@@ -90,10 +90,10 @@ class TrainState:
         }
 
     def require_complete(self, saved: Mapping[str, Any], path: Path) -> None:
-        """Check that a checkpoint has all that this code's state has.
+        """Check that a checkpoint has every entry of this state.
 
         Raises:
-            RecordError: it is of former code.
+            RecordError: if it is of former code.
         """
         if "position" not in saved:
             raise RecordError(
@@ -107,14 +107,14 @@ class TrainState:
             )
 
     def restore(self, saved: Mapping[str, Any], device: torch.device) -> None:
-        """Take over what a checkpoint holds.
+        """Restore the state from a checkpoint.
 
         Args:
-            saved: of `to_checkpoint`, tensors on the CPU.
+            saved: from `to_checkpoint`, with tensors on the CPU.
             device: the model's.
 
         Raises:
-            ConfigError: if the data are not those the run began with.
+            ConfigError: if the data changed since the run began.
         """
         position = dict(saved["position"])
         if position["data"] != self.data:
@@ -135,7 +135,7 @@ class TrainState:
         self.noise_draws += lost
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """Count a step, whose update is in the weights."""
+        """Count a step whose update has been applied."""
         self.method_state, self.step = outcome.state, self.step + 1
         self.micro_batch = outcome.micro_batch
         self.noise_draws += outcome.noise_draws
@@ -149,12 +149,12 @@ class TrainState:
     def after_evaluation(
         self, line: dict[str, Any], values: dict[str, float], right: dict[str, Tensor]
     ) -> None:
-        """Take in an evaluation, and begin the sums anew; analyses may look before it is held.
+        """Record an evaluation and reset the sums; analyses may observe before `hold`.
 
         Args:
             line: of metrics.jsonl.
             values: metric to value.
-            right: which test examples were got right, by metric.
+            right: which test examples are predicted correctly, by metric.
         """
         self.drawn = self.clipped = self.nonfinite = 0
         self.loss = 0.0
@@ -165,7 +165,7 @@ class TrainState:
         """Remember the state as it is now.
 
         Args:
-            has_observed: whether analyses have looked since, so that what they keep is another.
+            has_observed: whether analyses have observed since, which changes their memories.
         """
         if has_observed:  # they add to it in place
             self._observed = {"traces": mapped(lambda leaf: leaf, self.traces)}
@@ -179,14 +179,13 @@ class TrainState:
         self._marks = marks([self._tensors, self.method_state])
 
     def let_go(self) -> None:
-        """Know that weights and optimizer are about to change, until the next `hold`."""
+        """Mark weights and optimizer as changing until the next `hold`."""
         self._held = None
 
     def roll_back(self) -> bool:
-        """Go back to what was held last; return whether weights and method's state agree with it.
+        """Return to the last held state; return whether weights and method's state agree with it.
 
-        What may have written into them since, such as an analysis or an attack that fails, is told
-        by their marks.
+        Their marks show whether something wrote into them since, e.g. a failing analysis or attack.
         """
         if self._held is None or self._marks != marks([self._tensors, self._held["method_state"]]):
             return False

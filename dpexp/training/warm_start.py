@@ -1,8 +1,7 @@
 """A public warm start: the model learns from public examples before it sees a private one.
 
-What the private steps then have to say is less, and no noise has been spent on the rest, as where
-private networks begin with weights from a public set (Kurakin et al. 2022, arXiv 2201.12328).
-Nothing private is looked at.
+The private steps then have less to learn, as in private training from weights of a public set
+(Kurakin et al. 2022, arXiv 2201.12328). The warm start costs no privacy: it reads nothing private.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ def fit(
 
     Args:
         model: on the run's device; changed in place.
-        task: a `dpexp.data.Task`; its public set is learnt from, by its loss.
+        task: a `dpexp.data.Task`, with a public set and a loss.
         name: as in conf/warm_start.
-        examples: how many, >= batch_size.
-        batch_size: examples a step, >= 1; what is left over is not used.
-        lr: of all but the classifier, > 0.
+        examples: number of public examples, >= batch_size.
+        batch_size: examples per step, >= 1; a remainder is not used.
+        lr: of all parameters but the classifier's, > 0.
         head_lr: the classifier's, > 0.
         head: the classifier's name in the model.
 

@@ -322,7 +322,7 @@ def test_a_layer_takes_one_tensor_and_gives_one(wrong):
             given = self.odd(x, *more)
             return given[0] if wrong == "a tuple" else given
 
-    with pytest.raises(ConfigError, match="layer 'odd' to take one tensor and give one"):
+    with pytest.raises(ConfigError, match="layer 'odd' to take one tensor and return one"):
         once(Model(), torch.ones(3, 2))
 
 

@@ -88,7 +88,7 @@ def test_an_input_changed_in_place_is_refused_by_name():
     with Tape(model, [name for name, _ in model.named_parameters()], lambda *_: None) as tape:
         tape.expect(2)
         loss = model(torch.randn(2, 3)).sum()
-        with pytest.raises(ConfigError, match="input of layer 'last' to stay as it was"):
+        with pytest.raises(ConfigError, match="input of layer 'last' to stay unchanged"):
             loss.backward()
 
 

@@ -1,1 +1,1 @@
-"""Verification: a finished run held to a second statement of what its config releases."""
+"""Verification: check a finished run against an independent statement of its releases."""

@@ -1,4 +1,4 @@
-"""A run's certificate, recomputed from its config by an accountant that calibrated nothing.
+"""Recompute a run's certificate from its config, by an independent accountant.
 
 Noise is calibrated by PRV or RDP (Opacus) or by the formulas of `dpexp.privacy.laplace`; here
 epsilon comes from Google's dp-accounting (`dpexp.privacy.pld`). What leaves at a step is what each
@@ -35,22 +35,22 @@ from dpexp.privacy.verification.statements import (
 from dpexp.types import one_line
 
 MOST_COMPOSED = 10**8
-"""Mechanisms that are composed, and points of a grid (ours): more would take all memory."""
+"""Largest number of composed mechanisms, and of grid points (ours): more would take all memory."""
 
 
 NAMES = "privacy.json trainable and frozen: that they are the model's names"
-"""Not checked here, where no model is built; `scripts/verify.py` builds it where it can."""
+"""Not checked here, as no model is built; `scripts/verify.py` builds it if it can."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What a recomputation found.
+    """The result of a recomputation.
 
     Attributes:
         findings: what differs, one sentence each; empty if the certificate holds.
-        epsilon: recomputed; None where none is claimed, or the certificate could not be read.
-        trusted: what is not of dpexp, and what is therefore taken on trust.
-        unchecked: what was not compared with anything, in words.
+        epsilon: recomputed; None if none is claimed, or the certificate cannot be read.
+        trusted: parts that are not dpexp's own, and what is assumed of them.
+        unchecked: what was not compared, in words.
     """
 
     findings: tuple[str, ...]
@@ -78,13 +78,13 @@ def verify_files(
     try:
         check.run()
         trust = trusted(config)
-    except Exception as error:  # whatever reading a damaged certificate may raise
+    except Exception as error:  # a damaged certificate may raise anything
         check.say(f"malformed or incomplete: {type(error).__name__}: {one_line(error)[:200]}")
     return Verification(tuple(check.findings), check.epsilon, tuple(trust), tuple(check.unchecked))
 
 
 class _Check:
-    """One certificate's comparison with what the config asks for."""
+    """Comparison of one certificate with its config."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class _Check:
         self._is_older = "run" not in privacy
 
     def say(self, finding: str) -> None:
-        """Note what differs."""
+        """Add a finding."""
         self.findings.append(" ".join(finding.split()))
 
     def run(self) -> None:
@@ -167,7 +167,7 @@ class _Check:
         return "laplace" if any(due.noise == "laplace" for due in self._due) else "gaussian"
 
     def _releases(self) -> list[float]:
-        """Compare what leaves at a step with what is stated; return sensitivities in clip norms."""
+        """Compare a step's releases with the statement; return sensitivities in clip norms."""
         expected, stated = self._due, self._privacy["releases"]
         if len(stated) != len(expected):
             self.say(f"releases: {len(expected)} leave at a step; privacy.json names {len(stated)}")
@@ -177,7 +177,7 @@ class _Check:
                 self._same("name", due.name, release, place)
             self._same("clip_norm", due.clip_norm, release, place)
             self._same("sensitivity", due.sensitivity, release, place)
-            if "noise" in release or not self._is_older:  # the first certificates knew of one only
+            if "noise" in release or not self._is_older:  # the first certificates had one only
                 self._same("noise", due.noise, release, place)
                 self._same("clip", due.clip, release, place)
             if due.dimension is not None:
@@ -193,7 +193,7 @@ class _Check:
         self._same("sampling", words.NOT_SAMPLED)
         self._same("q", 1.0)
         votes_of = self._statement.votes
-        assert votes_of is not None  # else it is no loop of votes, and `_steps` checks it
+        assert votes_of is not None  # otherwise `_steps` checks it
         due = votes_of(method, self._available())
         counts = privacy["steps"], privacy["answers"]
         for release, count, stated in zip((check, votes), counts, due, strict=True):
@@ -228,7 +228,7 @@ class _Check:
         )
 
     def _available(self) -> int | None:
-        """Return how many public inputs teachers may be asked about; None where nothing says."""
+        """Return how many public inputs teachers may be asked about; None if unknown."""
         stated, tests = self._privacy.get("public"), test_examples(self._config)
         if isinstance(stated, Mapping):
             return stated["examples"]
@@ -250,7 +250,7 @@ class _Check:
         self.unchecked.append(NAMES)
 
     def _public(self, is_vote: bool) -> None:
-        """Compare which public examples were taken."""
+        """Compare the public examples."""
         config, stated = self._config, self._privacy.get("public")
         if is_vote:
             takes, needs = config["method"]["public"] == "task", 1
@@ -279,7 +279,7 @@ class _Check:
         self.unchecked.append("privacy.json public fingerprint: of which examples")
 
     def _test_half(self, examples: int) -> None:
-        """Hold the public half of a test set to the other half, or to its declared size."""
+        """Compare the public half of a test set with the other half, or with its declared size."""
         tests, left = test_examples(self._config), set(self._tests.values())
         if tests is not None:
             self._same("examples", tests // 2, self._privacy["public"], "public ")
@@ -305,13 +305,13 @@ class _Check:
             self.say("deviations: nothing is said of the attack or audit in config.yaml")
         if attacked:
             self.unchecked.append("privacy.json deviations: how an attack or audit is worded")
-        if not trusted(config):  # what is not ours may have words of its own
+        if not trusted(config):  # foreign parts may add deviations of their own
             for word in set(map(str, others)) - (set(theirs) if attacked else set()):
                 self.say(f"deviations: '{word}' is nothing that such a run says")
         self._same("replayable", wanted["noise"] != "secret")
 
     def _unknown_keys(self, is_vote: bool) -> None:
-        """Name what a certificate has besides, and refuse what none has."""
+        """List a certificate's further entries, and report unknown ones."""
         if remarks := [key for key in REMARKS if key in self._privacy]:
             self.unchecked.append(f"privacy.json {', '.join(remarks)}")
         known = {*OF_STEPS, *OF_BOTH} if not is_vote else {*OF_VOTES, *OF_BOTH}
@@ -345,7 +345,7 @@ class _Check:
             self.say(finding)
 
     def _accountants(self, wanted: Mapping[str, Any], is_vote: bool) -> None:
-        """Compare whose epsilons are stated."""
+        """Compare which accountants' epsilons are stated."""
         stated, by = set(self._privacy["epsilon"]), self._privacy["calibrated_by"]
         if not wanted["noise"]:
             self._same("calibrated_by", "none")
@@ -367,7 +367,7 @@ class _Check:
         where: Mapping[str, Any] | None = None,
         place: str = "",
     ) -> None:
-        """Compare an entry, numbers up to rounding, and say what differs."""
+        """Compare an entry, numbers up to rounding, and add a finding if it differs."""
         got = (self._privacy if where is None else where).get(key)
         if isinstance(got, bool) or isinstance(expected, bool):
             is_same = got is expected

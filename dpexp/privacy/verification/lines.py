@@ -1,8 +1,8 @@
-"""Every line of metrics.jsonl, held to the config and to the certificate.
+"""Compare every line of metrics.jsonl with the config and the certificate.
 
-Recomputed: at which steps the run was evaluated, the epochs and the epsilon of each line. Losses,
-clip fractions and what was measured before the last line hang on weights that no record holds; they
-are held to their kinds, and named as not checked.
+Recomputed: the steps of evaluations, and the epochs and the epsilon of each line. Losses, clip
+fractions and measurements before the last line depend on weights that no record has; only their
+types are checked, and they are listed as unchecked.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ STUDENT = 5
 """Evaluations of PATE's student, evenly spread (`dpexp.pate`)."""
 
 MOST_LINES, MOST_DUE = 1000, 10**6
-"""Of one record whose epsilons are recomputed, and that a config may ask for (ours)."""
+"""Largest number of lines whose epsilons are recomputed, and of evaluations of a config (ours)."""
 
 MOST_SAID = 8
-"""Findings of one kind that are told (ours)."""
+"""Largest number of findings of one kind that are reported (ours)."""
 
 OF_A_VERSION = 1e-3
-"""Share by which another version of the same accountant may differ (ours)."""
+"""Relative tolerance between versions of one accountant (ours)."""
 
 
 def verify_lines(record: Record, is_certified: bool) -> tuple[list[str], list[str]]:
-    """Compare a record's evaluations; what is malformed may raise anything.
+    """Compare a record's evaluations; malformed entries may raise anything.
 
     Args:
-        record: whose `metrics` has a line or more.
-        is_certified: whether its certificate holds; else kinds alone are looked at, as steps,
-            epochs and epsilon rest on it.
+        record: with at least one line of metrics.
+        is_certified: whether its certificate holds. If not, only types are checked, as steps,
+            epochs and epsilon depend on it.
 
     Returns:
         What differs, and what was not compared, in words.
@@ -77,10 +77,10 @@ def verify_lines(record: Record, is_certified: bool) -> tuple[list[str], list[st
 
 
 def _malformed(line: Mapping[str, Any], measured: Sequence[str]) -> list[str]:
-    """Say which entries a line lacks or has too many, and which are of the wrong kind."""
-    due = {*OF_A_LINE, *measured}
-    said = [f"{key}: missing" for key in sorted(due - {*line})]
-    said += [f"{key}: not an entry of the last line" for key in sorted({*line} - due)]
+    """Return which entries a line lacks or has too many, and which have the wrong type."""
+    expected = {*OF_A_LINE, *measured}
+    faults = [f"{key}: missing" for key in sorted(expected - {*line})]
+    faults += [f"{key}: not an entry of the last line" for key in sorted({*line} - expected)]
     for key, value in line.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if key in ("step", "nonfinite"):
@@ -89,8 +89,8 @@ def _malformed(line: Mapping[str, Any], measured: Sequence[str]) -> list[str]:
             is_right = value is None or (is_number and 0 <= value <= 1)
         else:
             is_right = is_number or (value is None and key != "epoch")
-        said += [] if is_right else [f"{key}: {value!r:.50} is of the wrong kind"]
-    return said
+        faults += [] if is_right else [f"{key}: {value!r:.50} is of the wrong kind"]
+    return faults
 
 
 def _due(record: Record) -> list[int] | None:
@@ -110,13 +110,13 @@ def _due(record: Record) -> list[int] | None:
 
 
 def _is_lost(record: Record, steps: list[int], due: list[int]) -> bool:
-    """Return whether evaluations lack because a kill lost their steps."""
+    """Return whether evaluations are missing because a kill lost their steps."""
     lost = record.privacy.get("lost_steps", 0)
     return bool(lost) and steps == [step for step in due if step in {*steps}]
 
 
 def _compare_epochs(record: Record) -> list[str]:
-    """Hold each line's epochs to its step."""
+    """Compare each line's epochs with its step."""
     config, privacy = record.config, record.privacy
     if config.get("loop", TRAINING) == VOTING:
         of_step = config["method"]["student_batch"] / max(1, privacy["answers"])
@@ -150,7 +150,7 @@ def _compare_epsilons(record: Record, findings: list[str], unchecked: list[str])
 
 
 def _epsilon(privacy: Mapping[str, Any], step: int, last: float | None) -> float | None:
-    """Return the budget spent after some steps; PATE's is spent before its student's first."""
+    """Return the epsilon spent after some steps; PATE spends all before its student's first."""
     by, sigma = privacy["calibrated_by"], privacy["effective_noise_multiplier"]
     if privacy["target_epsilon"] is None:
         return None

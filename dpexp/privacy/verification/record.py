@@ -1,4 +1,4 @@
-"""Everything that a finished run's record is held to: its certificate, and its files."""
+"""Verify a finished run's record: its certificate and its files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ OF_RESULTS = {
     *("method", "model", "task", "profile", "seed", "eps", "delta", "metric", "steps", "epochs"),
     *("asked", "answered", "run", "files"),
 }
-"""Entries of result.json that are compared, beside what metrics.jsonl has."""
+"""Entries of result.json that are compared, in addition to those of metrics.jsonl."""
 
 
 def verify_record(record: Record) -> Verification:
-    """Recompute a finished run's certificate, and hold its files to each other.
+    """Recompute a finished run's certificate, and compare its files with each other.
 
     Never raises: what cannot be read or computed is a finding.
     """
@@ -27,12 +27,12 @@ def verify_record(record: Record) -> Verification:
         bound = Binding((f"malformed or incomplete: {one_line(error)[:200]}",), (), {})
     found = verify_files(record.config, record.result, record.privacy, bound.tests)
     try:
-        said, unread = verify_lines(record, is_certified=not found.findings)
+        of_lines, unread = verify_lines(record, is_certified=not found.findings)
     except Exception as error:
-        said, unread = [f"metrics.jsonl: malformed or incomplete: {one_line(error)[:200]}"], []
+        of_lines, unread = [f"metrics.jsonl: malformed or incomplete: {one_line(error)[:200]}"], []
     compared = {key for line in record.metrics[-1:] for key in line} | OF_RESULTS
     rest = sorted(str(key) for key in record.result.keys() - compared)
-    told = [*found.unchecked, *bound.unchecked, *unread]
-    told += [f"result.json {', '.join(rest)}"] if rest else []
-    findings = tuple(dict.fromkeys((*found.findings, *bound.findings, *said)))
-    return replace(found, findings=findings, unchecked=tuple(told))
+    unchecked = [*found.unchecked, *bound.unchecked, *unread]
+    unchecked += [f"result.json {', '.join(rest)}"] if rest else []
+    findings = tuple(dict.fromkeys((*found.findings, *bound.findings, *of_lines)))
+    return replace(found, findings=findings, unchecked=tuple(unchecked))

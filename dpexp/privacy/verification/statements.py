@@ -1,4 +1,4 @@
-"""What a config asks a certificate to say, in words and in entries, and what is taken on trust."""
+"""The deviations and entries that a config's certificate must have, and what is assumed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dpexp.privacy import certificate as words
 from dpexp.privacy.stated import is_ours, statement_of
 
 TRAINING, VOTING = "dpexp.training.train", "dpexp.pate"
-"""The loops, of which a config without one takes the first."""
+"""The loops; the first is the default."""
 
 REMARKS = ("accounted_apart", "data_dependent_epsilon", "column_norms", "paper")
-"""Of a certificate; no claim rests on them."""
+"""Entries of a certificate that no claim depends on."""
 
 OF_BOTH = {
     *("neighbouring", "sampling", "q", "dataset_size", "steps", "noise_draws", "noise_multiplier"),
@@ -24,18 +24,18 @@ OF_VOTES = {"mechanism", "answers", "threshold"}
 """Entries of a certificate."""
 
 REGRESSION = "dpexp.data.regression.regression"
-"""A task that is judged on its training set."""
+"""A task that is evaluated on its training set."""
 
 
 def test_examples(config: Mapping[str, Any]) -> int | None:
-    """Count a task's test examples before any are taken for public ones; None: no config says."""
+    """Return a task's number of test examples, including public ones; None if not configured."""
     return config["task"].get("test_size")
 
 
 def due_words(
     config: Mapping[str, Any], privacy: Mapping[str, Any], is_vote: bool
 ) -> dict[str, bool]:
-    """Return the words that certificates may say of themselves, and whether this one has to."""
+    """Return the possible deviations of a certificate, and whether this one must have each."""
     wanted = config["privacy"]
     is_private = bool(wanted["noise"] and (wanted["clip"] or is_vote))
     return {
@@ -54,24 +54,26 @@ def due_words(
 
 
 def trusted(config: Mapping[str, Any]) -> list[str]:
-    """Name the parts of a run that are not dpexp's own, and what is taken on trust of them."""
-    said = []
+    """Return the parts of a run that are not dpexp's own, and what is assumed of them."""
+    assumptions = []
     target, loop = config["method"]["_target_"], config.get("loop", TRAINING)
     if not statement_of(config).is_known:
-        said.append(
+        assumptions.append(
             f"method {target} is not known here: that it releases one vector a step, and that one "
             "example moves it by no more than the clip norm"
         )
     if loop not in (TRAINING, VOTING):
-        said.append(f"loop {loop} is not known here: all that it does with the examples")
+        assumptions.append(f"loop {loop} is not known here: all that it does with the examples")
     for place, other in _targets(config):
         if place != "method" and not is_ours(other):
-            said.append(f"{place} {other} is not of dpexp: that it keeps to what its kind may do")
-    return said
+            assumptions.append(
+                f"{place} {other} is not of dpexp: that it keeps to what its kind may do"
+            )
+    return assumptions
 
 
 def _targets(node: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """List all that a config has made, and where."""
+    """Yield the place and the dotted path of every `_target_` of a config."""
     if isinstance(node, Mapping):
         if "_target_" in node:
             yield place, str(node["_target_"])

@@ -1,4 +1,4 @@
-"""What a model does with made-up examples, looked at before the first step."""
+"""Check a model on synthetic examples before the first step."""
 
 from dpexp.training.probing.check import check_model
 

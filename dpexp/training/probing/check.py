@@ -1,13 +1,13 @@
-"""Before the first step: does the model treat made-up examples as privacy needs it?
+"""Check a model's privacy assumptions on synthetic examples, before the first step.
 
-Two things are asked of it. The gradients that the tape takes add up to autograd's: a weight that is
-used a second time past its layer, or an output that a hook alters, gives others. And what one
-example comes to, its output and its gradient, depends on no other example in the batch, nor does
-any buffer on any of them: a module that normalises over the batch or keeps a running mean would
-let an example move more than its own clipped gradient.
+There are two checks. First, the tape's gradients must add up to autograd's. They do not if a weight
+is used a second time outside its layer, or if a hook changes an output. Second, an example's output
+and gradient must not depend on other examples in the batch, and buffers must not depend on any
+example. A module that normalises over the batch or keeps a running mean would let an example
+influence more than its own clipped gradient.
 
-What is not equal to the last digits in the model's own precision is decided in float64, where
-rounding is a thousand times smaller than what is tolerated.
+Differences beyond rounding in the model's own precision are decided in float64, where rounding is a
+thousand times smaller than the tolerance.
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ from dpexp.training.probing.verdict import size_of
 from dpexp.types import Batch, ConfigError, one_line
 
 CLEAR = 1e-5
-"""In the model's own precision, smaller differences are rounding, and larger ones are looked at in
-float64 (ours)."""
+"""Tolerance in the model's own precision; larger differences are checked in float64 (ours)."""
 
 SHARP = 1e-9
-"""In float64: sums of 10^5 products round at 10^-11 of what they add up."""
+"""Tolerance in float64: sums of 10^5 products have a relative rounding error of 10^-11."""
 
 COARSE = 1e-2
-"""Where float64 cannot be had; what a batch's statistics mix is a good part of an example."""
+"""Tolerance if float64 is not possible; batch statistics change an example by much more."""
 
 MANY = "with how many are in its batch"
 
@@ -55,20 +54,20 @@ MANY = "with how many are in its batch"
 def check_model(
     model: nn.Module, parameters: Sequence[str], task: Any, device: torch.device
 ) -> str | None:
-    """Try a model on made-up examples; nothing of it is changed, and no random number is drawn.
+    """Check a model on synthetic examples; the model and random states are not changed.
 
     Args:
         model: on its device.
-        parameters: those that a method trains, by name.
-        task: its loss and its examples' shape; no example is looked at.
+        parameters: names of those that a method trains.
+        task: for its loss and its examples' shape; no example is read.
         device: the model's.
 
     Returns:
-        What the certificate should say where the model cannot be tried; None where it was.
+        A deviation for the certificate if the model cannot be checked; otherwise None.
 
     Raises:
-        ConfigError: naming the layer whose gradient is not what the tape takes it for, or the
-            module that mixes examples.
+        ConfigError: naming a layer whose gradient differs from the tape's, or a module that mixes
+            examples.
     """
     try:
         own = next(model.parameters()).dtype
@@ -77,7 +76,7 @@ def check_model(
             wrong = _decided(model, parameters, task, device)
     except ConfigError:
         raise
-    except Exception as error:  # whatever a model says of inputs that are none of the data's
+    except Exception as error:  # a model may reject synthetic inputs in any way
         words = f"{type(error).__name__}: {one_line(error)[:150]}"
         warnings.warn(f"{UNTRIED.capitalize()} ({words}).", stacklevel=2)
         return UNTRIED
@@ -89,12 +88,12 @@ def check_model(
 def _decided(
     model: nn.Module, parameters: Sequence[str], task: Any, device: torch.device
 ) -> str | None:
-    """Decide in float64, or coarsely where the model cannot be had in it."""
+    """Return the finding in float64, or with a coarse tolerance if float64 is not possible."""
     try:
         return _tried(model, parameters, task, device, torch.double, SHARP)
     except ConfigError:
         raise
-    except Exception:  # a model may insist on its own precision
+    except Exception:  # a model may require its own precision
         own = next(model.parameters()).dtype
         return _tried(model, parameters, task, device, own, COARSE)
 
@@ -107,14 +106,14 @@ def _tried(
     dtype: torch.dtype,
     tolerance: float,
 ) -> str | None:
-    """Say what is wrong beyond a tolerance; 0: beyond rounding, and beyond nothing for equals."""
+    """Return what is wrong beyond a tolerance; 0 allows for rounding, and requires equality."""
     with staged(model, dtype, device), torch.enable_grad():
         examples = make_up(task, model, device, dtype)
         subject = Subject(model, parameters, task.loss)
         wrong, draws = _compared(subject, examples, tolerance, MIDDLE)
         chances = [*(EDGES if draws.has_drawn else ()), *OTHERS[: draws.choices]]
         for chance in chances:
-            with suppress(ConfigError):  # a layer that chance leaves out; a step will say so
+            with suppress(ConfigError):  # a layer that is skipped at random; a step reports it
                 wrong = wrong or _compared(subject, examples, tolerance, chance)[0]
         return wrong
 
@@ -122,7 +121,7 @@ def _tried(
 def _compared(
     subject: Subject, examples: MadeUp, tolerance: float, chance: Chance
 ) -> tuple[str | None, FixedDraws]:
-    """Say what is wrong where chance gives some numbers, and what it was asked for."""
+    """Return what is wrong for given random draws, and which draws the model made."""
     model, most = subject.model, tolerance or CLEAR
     one = subject.trial(examples.one, chance, (0, 1), is_whole=True)
     other = subject.trial(examples.other, chance, (0,))
@@ -150,9 +149,9 @@ def _crowded(
     most: float,
     chance: Chance,
 ) -> str | None:
-    """Compare what examples come to in a crowd with what they come to by themselves.
+    """Compare examples' results in a batch of nine with their results alone.
 
-    Whatever a module orders examples by, not all of nine can have the place that one alone has.
+    However a module orders examples, not all nine can have the position of a single one.
     """
     if crowd.draws.is_opaque:
         return None  # dropout of another shape
@@ -174,7 +173,7 @@ def _crowded(
         return None
     row = differing[0]
     among, alone = (subject.trial(batch, chance) for batch in (examples.crowd, singles[row]))
-    return verdict.said(subject.model, among, alone, row, most, MANY)
+    return verdict.explain(subject.model, among, alone, row, most, MANY)
 
 
 def _gradients(
@@ -183,7 +182,7 @@ def _gradients(
     sizes: Mapping[str, float],
     tolerance: float,
 ) -> str | None:
-    """Compare the tape's summed gradients with autograd's."""
+    """Return where the tape's summed gradients differ from autograd's."""
     for name, mine in taken.items():
         apart = size_of(mine - expected[name])
         if apart > tolerance * sizes[name]:
@@ -202,7 +201,7 @@ def _gradients(
 def _by_autograd(
     subject: Subject, batch: Batch, chance: Chance
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Return gradients by name, and the scale of each one's terms, which rounding grows with."""
+    """Return gradients by name, and the scale of each one's terms, for the rounding error."""
     model, parameters = subject.model, subject.parameters
     weights = {name: model.get_parameter(name) for name in parameters}
     flags = [(p, p.requires_grad) for p in model.parameters()]

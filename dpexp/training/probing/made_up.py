@@ -1,4 +1,4 @@
-"""Made-up examples of the data's shape: no private one is looked at."""
+"""Synthetic examples of the data's shape; no private one is read."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from dpexp.privacy.seeds import generator
 from dpexp.types import Batch
 
 WIDEST = 11
-"""Tokens of the longest made-up text (ours): enough for one text to have padding."""
+"""Tokens of the longest synthetic text (ours), enough for one text to have padding."""
 
 
 FAR, NEAR = 32.0, 1 / 64
-"""How many times as large an extreme example is, and how far a neighbour lies away (ours)."""
+"""Factor of an extreme example, and distance of a neighbour (ours)."""
 
 FIRST, SECOND = 4, 2
-"""Where the first two examples stand in the crowd."""
+"""Positions of the first two examples in the crowd."""
 
 SAME = 5
-"""Where the first one stands again, with another target."""
+"""Position of the first one's copy with another target."""
 
 
 class MadeUp(NamedTuple):
-    """Examples in several companies: what one of them outweighs shows in another.
+    """Examples in several batches, so that a dependence hidden in one batch shows in another.
 
     Attributes:
         one: the second and the first; of texts, the first is shorter.
-        other: the second beside a third.
-        alone: the first by itself, without the padding that its longer neighbour asks for.
-        crowd: the first (at `FIRST`), the second (at `SECOND`) and seven more: some a little on
-            either side of the first, its equal, some opposite, some extreme.
-        singles: those of the crowd by themselves, by their place; what `alone` tells is left out.
+        other: the second and a third.
+        alone: the first alone, without the padding that its longer neighbour needs.
+        crowd: the first (at `FIRST`), the second (at `SECOND`) and seven more: some close to the
+            first on either side, its copy, some opposite, some extreme.
+        singles: single examples of the crowd by position, except that of `alone`.
     """
 
     one: Batch
@@ -45,13 +45,13 @@ class MadeUp(NamedTuple):
 
 
 def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtype) -> MadeUp:
-    """Draw examples of a task's shape.
+    """Return random examples of a task's shape.
 
     Args:
-        task: its training set is asked for an empty batch, which tells shape and kind.
-        model: whose embedding says what token ids there are.
+        task: an empty batch of its training set gives shape and dtype.
+        model: its embedding gives the range of token ids.
         device: the model's.
-        dtype: of inputs and targets that are not whole numbers.
+        dtype: of floating-point inputs and targets.
     """
     gen = generator(0, "made-up", 0)
     empty = task.train.batch(torch.arange(0))
@@ -89,7 +89,7 @@ def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtyp
 
 
 def _numbers(like: Tensor, gen: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw a crowd and a third example beside the two that stand in it."""
+    """Return a crowd, and a third example that is not in it."""
     shape = like.shape[1:]
     if not like.is_floating_point():
         drawn = torch.randint(2, (7, *shape), generator=gen).to(like.dtype)
@@ -109,7 +109,7 @@ def _numbers(like: Tensor, gen: torch.Generator) -> tuple[Tensor, Tensor]:
 def _texts(
     longest: int, model: nn.Module, gen: torch.Generator
 ) -> tuple[Tensor, Tensor, list[int]]:
-    """Draw a crowd of texts [9, 3, t], a third one, and how long each of the crowd is."""
+    """Return a crowd of texts [9, 3, t], a third text, and the length of each text of the crowd."""
     table = token_table(model)
     rows = 2 if table is None else table.num_embeddings
     pad = 0 if table is None or table.padding_idx is None else table.padding_idx

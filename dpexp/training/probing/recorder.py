@@ -1,4 +1,4 @@
-"""What the examples of a batch meet on their way through a model and back, module by module."""
+"""Record a batch's tensors and gradients in forward and backward, module by module."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Event:
     """A tensor that entered or left a module, or a gradient at one.
 
     Attributes:
-        module: the culprit where this is the first to differ: what it left, or around what it
-            entered.
+        module: to blame if this tensor is the first to differ: the module it left, or the parent of
+            the module it entered.
         kind: "output" or "gradient".
         value: of every example, side by side.
     """
@@ -36,7 +36,7 @@ class Recorder:
 
     Attributes:
         count: examples in the batch.
-        events: forward's and then backward's, as they come.
+        events: those of forward, then of backward, in order.
     """
 
     count: int
@@ -45,7 +45,7 @@ class Recorder:
 
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
-        """Listen to a model meanwhile."""
+        """Record a model within the context."""
         hooks = []
         for name, module in model.named_modules():
             enter, leave = partial(self._enter, name), partial(self._leave, name)
@@ -68,7 +68,7 @@ class Recorder:
         self._note(output, name, around)
 
     def _note(self, tensors: Any, module: str, of_gradient: str) -> None:
-        """Keep what passes, and who is to blame for it and for the gradient that comes back."""
+        """Record tensors and their gradients, with the module to blame for each."""
         for tensor in tree_leaves(tensors):
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
                 continue
@@ -83,13 +83,13 @@ class Recorder:
 
 
 def first_difference(one: Recorder, other: Recorder, row: int, most: float) -> Event | None:
-    """Find what differs first by more than some share, forward before backward.
+    """Return the first event that differs by more than a fraction, forward before backward.
 
     Args:
-        one: a batch's.
-        other: another one's, of whose examples the first is held to `row` of this.
+        one: a batch's recorder.
+        other: another batch's, whose first example is compared with `row` of `one`.
         row: in the first batch.
-        most: the share.
+        most: the fraction.
     """
     for kind in ("output", "gradient"):
         pairs = zip(
@@ -105,9 +105,9 @@ def first_difference(one: Recorder, other: Recorder, row: int, most: float) -> E
 
 
 def gap(one: Tensor, other: Tensor) -> float:
-    """Return how far two tensors lie apart, relative to the larger.
+    """Return the distance of two tensors, relative to the larger.
 
-    What is not finite in both alike is no difference; in one alone it is an infinite one.
+    Values that are not finite in both alike do not differ; in one alone the distance is infinite.
     """
     one, other = one.double(), other.double()
     if torch.equal(one, other):

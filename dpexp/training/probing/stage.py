@@ -1,4 +1,4 @@
-"""The stage on which a model is tried: everything it changes is put back."""
+"""Isolate a model under test: everything that it changes is restored."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from dpexp.models.mode import in_mode
 from dpexp.privacy.seeds import generator, seed_default
 
 SHAKEN = 0.1
-"""Of a layer's usual scale (ours): what starts at zero would hide what lies before it."""
+"""Shift of weights, as a fraction of a layer's usual scale (ours): a weight that starts at zero
+would hide the layers before it."""
 
 PERIOD = 65_537
-"""Numbers after which what moves a weight repeats (ours): a prime, so that no two rows do."""
+"""Period of the numbers that shift a weight (ours): a prime, so that no two rows are equal."""
 
 OF_ALL_MODULES = frozenset(vars(nn.Module()))
-"""Attributes that are torch's own: parameters, buffers, hooks, the mode."""
+"""torch's own attributes: parameters, buffers, hooks, the mode."""
 
 HALF = 0.5
 
 
 class Chance(NamedTuple):
-    """What chance gives.
+    """Fixed values of random draws.
 
     Attributes:
         number: every number that a model draws with torch, if it is not whole.
@@ -46,35 +47,35 @@ class Chance(NamedTuple):
 
 MIDDLE = Chance(HALF, 0)
 EDGES = (Chance(0.01, 39_608), Chance(0.99, 1_470))
-"""For what is done with a small or a large probability, such as mixing some batches."""
+"""Small and large draws, to trigger actions of any probability, such as mixing some batches."""
 
 SMALL = 16
-"""Ranges of at most so many whole numbers are tried wholly (ours)."""
+"""Ranges of at most this many whole numbers are tried completely (ours)."""
 
 SEEDS = (1590, 3332, 1246, 375, 730, 1091, 3298, 2866, 2876, 6532, 3306, 5293, 1640, 2170, 70,
          16_642)  # fmt: skip
-"""Of Python's and numpy's generators: the i-th gives i sixteenths at first, or i below 16; below
-any lesser number they give all."""
+"""Seeds of Python's and numpy's generators: the first draw of the i-th is i sixteenths, or i below
+16. For smaller ranges together they give every value."""
 
 OTHERS = tuple(Chance(HALF, seed, which) for which, seed in enumerate(SEEDS))
-"""For what is done where a whole number is drawn."""
+"""Other choices for draws of whole numbers."""
 
 FILLED = ("bernoulli_", "uniform_", "normal_", "exponential_", "rand", "rand_like", "randn",
           "randn_like")  # fmt: skip
-"""Operations that fill a tensor whatever it holds, by name."""
+"""Names of operations that overwrite a tensor with random numbers."""
 
 
 class FixedDraws(TorchDispatchMode):
-    """Fixes what a model draws, whatever the batch's size: dropout keeps all, numbers are one.
+    """Fixes a model's random draws for any batch size: dropout keeps all, numbers are one.
 
     Attributes:
-        is_opaque: whether some draw could not be fixed, as within a fused attention with dropout.
-        has_drawn: whether other numbers could have led elsewhere; masks, as of dropout, aside.
-        choices: how many of `OTHERS` are to be tried for whole numbers that were drawn.
+        is_opaque: whether some draw could not be fixed, e.g. in a fused attention with dropout.
+        has_drawn: whether other numbers could change the result, except masks as in dropout.
+        choices: how many of `OTHERS` to try for the whole numbers that were drawn.
     """
 
     def __init__(self, chance: Chance = MIDDLE) -> None:
-        """Say what is drawn, and begin with nothing seen."""
+        """Set the values of draws."""
         super().__init__()
         self.is_opaque = self.has_drawn = False
         self.choices = 0
@@ -82,7 +83,7 @@ class FixedDraws(TorchDispatchMode):
         self._before: tuple[Any, ...] | None = None
 
     def __enter__(self) -> FixedDraws:
-        """Begin to fix draws; Python's and numpy's begin anew."""
+        """Start fixing draws, and reseed Python's and numpy's generators."""
         reseed(self._chance)
         self._before = _of_others()
         return super().__enter__()
@@ -94,7 +95,7 @@ class FixedDraws(TorchDispatchMode):
             self.has_drawn, self.choices = True, SMALL
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do an operation, without chance."""
+        """Run an operation with its random draws fixed."""
         out = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return out
@@ -105,11 +106,11 @@ class FixedDraws(TorchDispatchMode):
         if name == "bernoulli":
             if not isinstance(args[0], Tensor):
                 return out
-            is_one = out.dim() == 0  # for all the batch; others are masks
+            is_one = out.dim() == 0  # one draw for the whole batch; others are masks
             self.has_drawn |= is_one
             return out.copy_(args[0] >= (self._chance.number if is_one else HALF))
         if name == "randperm":
-            return out.copy_(torch.arange(len(out) - 1, -1, -1))  # what is shuffled changes place
+            return out.copy_(torch.arange(len(out) - 1, -1, -1))  # every shuffled item moves
         if name in WHOLE:
             given = _given(func, args, kwargs or {})
             values = WHOLE[name](out, given) if out.numel() else [out]
@@ -132,7 +133,7 @@ def _given(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _of_range(out: Tensor, given: Any) -> Sequence[Any]:
-    """Return the least and the greatest whole number, and some between; of few, all."""
+    """Return the least and the largest whole number and some between; all of a small range."""
     low, high = (given.get(a, given.get(b)) for a, b in (("low", "from"), ("high", "to")))
     low = 0 if low is None else int(low)
     if high is None:
@@ -167,7 +168,7 @@ def _of_waiting(out: Tensor, given: Any) -> Sequence[Any]:
 
 
 def _of_kinds(out: Tensor, given: Any) -> Sequence[Any]:
-    """Return kinds by how likely they are; those of no weight are left out."""
+    """Return the categories by probability, without those of zero weight."""
     order = given["self"].argsort(dim=-1, descending=True, stable=True)
     some = max(1, int((given["self"] > 0).sum(-1).min()))
     at = torch.arange(out.shape[-1], device=out.device)
@@ -183,15 +184,15 @@ WHOLE = {
     "geometric_": _of_waiting,
     "multinomial": _of_kinds,
 }
-"""Operations that draw whole numbers: what each may give, of which `Chance.which` is taken."""
+"""Operations that draw whole numbers, with their possible results; `Chance.which` selects one."""
 
 
 @contextmanager
 def staged(model: nn.Module, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Put a model in training mode, its weights slightly moved and of some precision; put all back.
+    """Put a model in training mode with slightly shifted weights of a dtype; restore it later.
 
-    Weights are moved where they lie, so that whatever else holds one sees it. They get their own
-    tensors back, and random numbers their state.
+    Weights are shifted in place, so that every reference to them changes. Afterwards the original
+    tensors and random states are restored.
     """
     kept = [(tensor, tensor.data) for tensor in _tensors(model)]
     cuda = [device] if device.type == "cuda" else []
@@ -229,20 +230,20 @@ def _noise(like: Tensor, gen: torch.Generator) -> Tensor:
 
 
 def reseed(chance: Chance) -> None:
-    """Begin all draws anew."""
+    """Reseed all generators."""
     seed_default(0, "probe", 0)
     random.seed(chance.seed)
     np.random.seed(chance.seed)
 
 
 def _of_others() -> tuple[Any, ...]:
-    """Tell how far draws without torch have come."""
+    """Return the states of Python's and numpy's generators."""
     _, words, place, *rest = cast(tuple[Any, ...], np.random.get_state())
     return random.getstate(), words.tobytes(), place, *rest
 
 
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:
-    """Copy a model's buffers."""
+    """Return copies of a model's buffers."""
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
 
 
@@ -250,7 +251,7 @@ Attributes = dict[tuple[str, str], Any]
 
 
 def attributes_of(model: nn.Module) -> Attributes:
-    """Return the tensors, numbers and lists of both that modules hold beside buffers, copied."""
+    """Return copies of modules' tensors, numbers and lists of both, other than buffers."""
     return {
         (name, key): _copied(value)
         for name, module in model.named_modules()
@@ -260,7 +261,7 @@ def attributes_of(model: nn.Module) -> Attributes:
 
 
 def set_attributes(model: nn.Module, attributes: Attributes) -> None:
-    """Put back what `attributes_of` gave."""
+    """Restore the attributes that `attributes_of` returned."""
     modules = dict(model.named_modules())
     for (name, key), value in attributes.items():
         held = vars(modules[name]).get(key)
@@ -298,7 +299,7 @@ def _copied(value: Any) -> Any:
 
 @contextmanager
 def state_kept(model: nn.Module) -> Iterator[None]:
-    """Put back which tensors and plain attributes modules hold, and all but parameters' values."""
+    """Restore modules' tensors and plain attributes afterwards, except parameters' values."""
     held_by = [(m, dict(m._buffers), dict(m._parameters)) for m in model.modules()]
     values = [(held, held.detach().clone()) for held in model.buffers()]
     originals = {

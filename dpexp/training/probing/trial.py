@@ -1,4 +1,4 @@
-"""One batch's way through a model and back, and what it came to."""
+"""One forward and backward pass of a batch, and its results."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Judge = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass
 class Trial:
-    """What a batch came to.
+    """The results of one batch.
 
     Attributes:
         outputs: every example's.
-        each: gradients by parameter of those examples that were asked for, by their place.
-        total: all examples' gradient, as the tape takes it; empty where it was not wanted.
-        recorder: what was seen on the way; nothing where nobody listened.
-        moved: a parameter that is not what it was before; None where all are.
-        buffers: as they were left.
-        attributes: likewise, of what modules hold beside them.
-        draws: what chance had to do with it.
+        each: gradients by parameter of the requested examples, by position.
+        total: the tape's gradient, summed over all examples; empty if not requested.
+        recorder: events by module; empty if not requested.
+        moved: the name of a parameter that changed; None if none did.
+        buffers: after the pass.
+        attributes: modules' other attributes after the pass.
+        draws: the random draws made.
     """
 
     outputs: Tensor
@@ -51,13 +51,13 @@ class Trial:
 
 @dataclass
 class Subject:
-    """A model on the stage.
+    """A model under test.
 
     Attributes:
-        model: as `staged` has it.
-        parameters: those that a method trains, by name.
-        loss: a batch's.
-        values: all parameters' before the first trial.
+        model: within `staged`.
+        parameters: names of those that a method trains.
+        loss: of a batch.
+        values: of all parameters before the first trial.
     """
 
     model: nn.Module
@@ -78,14 +78,14 @@ class Subject:
         is_whole: bool = False,
         is_heard: bool = True,
     ) -> Trial:
-        """Take a batch through model and tape.
+        """Return the results of a batch through model and tape.
 
         Args:
-            batch: of made-up examples.
-            chance: what is drawn.
+            batch: of synthetic examples.
+            chance: values of random draws.
             rows: examples whose own gradient is kept.
-            is_whole: keep the tape's sum of all gradients, too.
-            is_heard: listen to every module, which holds as much again as the forward pass.
+            is_whole: also keep the tape's sum of all gradients.
+            is_heard: record every module, which takes as much memory again as the forward pass.
         """
         total: dict[str, Tensor] = {}
         each: dict[int, dict[str, Tensor]] = {row: {} for row in rows}
@@ -123,7 +123,7 @@ class Subject:
             )
 
     def outputs(self, batch: Batch, chance: Chance) -> Tensor:
-        """Return a batch's outputs; autograd records them, as a model's own hooks may need it."""
+        """Return a batch's outputs, with autograd on, as a model's own hooks may need it."""
         with state_kept(self.model), FixedDraws(chance):
             return self.model(batch.inputs).detach().clone()
 

@@ -1,4 +1,4 @@
-"""What is said of a model that does not keep examples apart, if anything."""
+"""Findings about models that do not keep examples apart."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from dpexp.training.probing.trial import Trial
 from dpexp.types import Batch
 
 BESIDE = 0.1
-"""A parameter's gradient is held to its own size, or to this share of the largest one's (ours)."""
+"""A gradient's difference is relative to its own size or this share of the largest one's (ours)."""
 
 
 def mixing(
     model: nn.Module, one: Trial, other: Trial, row: int, most: float, how: str
 ) -> str | None:
-    """Compare what an example comes to in two companies, and the buffers.
+    """Compare an example's results, and the buffers, between two batches.
 
     Args:
-        model: of both.
+        model: of both trials.
         one: a trial.
-        other: another one, where the example is the first.
+        other: another trial, in which the example is the first.
         row: the example in the first trial.
-        most: as a share, what may differ.
-        how: what of the company is another.
+        most: the relative difference allowed.
+        how: what differs between the batches, in words.
     """
     if one.draws.is_opaque and len(one.outputs) != len(other.outputs):
         return None  # dropout of another shape
     if (wrong := buffers(model, one, other)) is not None:
         return wrong
     if gap(one.outputs[row], other.outputs[0]) > most or differ(one.each[row], other.each[0], most):
-        return said(model, one, other, row, most, how)
+        return explain(model, one, other, row, most, how)
     return None
 
 
 def differ(one: Mapping[str, Tensor], other: Mapping[str, Tensor], most: float) -> bool:
-    """Return whether an example's gradients differ by more than a share."""
+    """Return whether an example's gradients differ by more than a fraction."""
     sizes = {name: size_of(each) for name, each in one.items()}
     largest = max(filter(math.isfinite, sizes.values()), default=0.0)
     for name, mine in one.items():
@@ -51,7 +51,7 @@ def differ(one: Mapping[str, Tensor], other: Mapping[str, Tensor], most: float) 
         if not math.isfinite(apart):
             if gap(mine, other[name]) > most:
                 return True
-        # What cancels to nothing, as the bias before a norm, is rounding beside the others.
+        # A gradient that cancels to zero, as of a bias before a norm, is only rounding.
         elif apart > most * max(sizes[name], BESIDE * largest):
             return True
     return False
@@ -62,8 +62,8 @@ def size_of(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor))
 
 
-def said(model: nn.Module, one: Trial, other: Trial, row: int, most: float, how: str) -> str:
-    """Name the module by which an example, the first of another trial, differs; see `mixing`."""
+def explain(model: nn.Module, one: Trial, other: Trial, row: int, most: float, how: str) -> str:
+    """Return an error that names the module at which an example differs; see `mixing`."""
     event = first_difference(one.recorder, other.recorder, row, most)
     if event is None or (event.module == "" and event.kind == "gradient"):
         where = "the loss, or the model itself"
@@ -83,7 +83,7 @@ def _named(model: nn.Module, name: str) -> str:
 
 
 def moved(model: nn.Module, trials: Sequence[Trial]) -> str | None:
-    """Refuse a forward pass that moves a parameter, be it trained or frozen."""
+    """Return an error if the forward pass changed a parameter, trained or frozen."""
     for name in filter(None, (trial.moved for trial in trials)):
         owner, _, own = name.rpartition(".")
         return (
@@ -95,7 +95,7 @@ def moved(model: nn.Module, trials: Sequence[Trial]) -> str | None:
 
 
 def buffers(model: nn.Module, one: Trial, other: Trial) -> str | None:
-    """Refuse buffers that come to depend on examples."""
+    """Return an error if buffers depend on examples."""
     for name, mine in one.buffers.items():
         theirs = other.buffers.get(name)
         if theirs is None or mine.shape != theirs.shape or gap(mine, theirs) > 0:
@@ -111,10 +111,10 @@ def buffers(model: nn.Module, one: Trial, other: Trial) -> str | None:
 def attributes(
     model: nn.Module, one: Trial, other: Trial, alone: Batch, tolerance: float, chance: Chance
 ) -> str | None:
-    """Refuse what modules remember of examples beside buffers, where outputs come to depend on it.
+    """Return an error if later outputs depend on attributes that modules keep from examples.
 
-    Outputs are those of training and of eval mode. What is only kept to be looked at, such as a
-    map of attention, does no harm.
+    Outputs in training and in eval mode are compared. Attributes that are only kept for inspection,
+    such as attention maps, do no harm.
     """
     kept, others = one.attributes, other.attributes
     differing = [at for at, value in kept.items() if not _alike(value, others.get(at))]
@@ -122,7 +122,7 @@ def attributes(
         return None
     for is_training in (True, False):
         outputs = []
-        with suppress(Exception):  # what was kept of more examples may not fit one
+        with suppress(Exception):  # attributes kept from more examples may not fit one
             for some in (kept, others):
                 with (
                     state_kept(model),
