@@ -10,14 +10,14 @@ along:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from dpexp.grad_sample.per_example import MaterializedGrads
-from dpexp.types import ConfigError, LayerGrads
+from dpexp.types import ConfigError, LayerGrads, PerExampleGrads
 
 Rule = Callable[[Any, Tensor, Tensor], LayerGrads | Mapping[str, Tensor]]
 """Maps a layer, its input [n, ...] and the gradient at its output [n, ...] to gradients [n, ...] of
@@ -81,19 +81,9 @@ def rule_of(kind: type[nn.Module]) -> Rule:
     return _registered(kind, f"{kind.__name__} has none").rule
 
 
-def known_parameters(name: str, layer: nn.Module, parameter: str) -> tuple[str, ...]:
-    """Return which of a layer's own parameters its rule knows.
-
-    Args:
-        name: of the layer in the model.
-        layer: which is to train.
-        parameter: the first of its parameters that is, for the error.
-
-    Raises:
-        ConfigError: if its type has no rule.
-    """
-    what = f"{name or 'the model itself'} is a {type(layer).__name__} that holds {parameter!r}"
-    return _registered(type(layer), what).parameters
+def parameters_with_a_rule(layer: nn.Module) -> tuple[str, ...]:
+    """Return which of a layer's own parameters its type's rule covers; () where it has none."""
+    return _RULES[type(layer)].parameters if type(layer) in _RULES else ()
 
 
 def _registered(kind: type[nn.Module], what: str) -> Registered:
@@ -165,3 +155,41 @@ class FormedGrads:
     def scaled(self, factor: float) -> FormedGrads:
         """Multiply every example's gradient by a constant."""
         return replace(self, gradients={k: factor * each for k, each in self.gradients.items()})
+
+
+@dataclass(frozen=True)
+class SummedGrads:
+    """One parameter's gradients over several uses: a layer called twice, or tied weights.
+
+    Attributes:
+        parts: each use's layer gradients, with the parameter's name there.
+        parameters: its name.
+    """
+
+    parts: tuple[tuple[LayerGrads, str], ...]
+    parameters: tuple[str, ...]
+
+    def gradient(self, name: str) -> MaterializedGrads:
+        """Return the sum over uses; it is what an example's norm is taken of."""
+        return _sum(grads.gradient(own) for grads, own in self.parts)
+
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
+        """Return the sum over uses of dW_i R^T, [n, p, r], or its rows [p'] alone."""
+        return _sum(grads.left(right_basis, rows) for grads, _ in self.parts)
+
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> MaterializedGrads:
+        """Return the sum over uses of L^T dW_i, [n, r, d], or some of its columns alone."""
+        return _sum(grads.right(left_basis, columns) for grads, _ in self.parts)
+
+    def scaled(self, factor: float) -> SummedGrads:
+        """Multiply every example's gradient by a constant."""
+        return replace(self, parts=tuple((grads.scaled(factor), own) for grads, own in self.parts))
+
+
+def _sum(uses: Iterable[PerExampleGrads]) -> MaterializedGrads:
+    total: Tensor | None = None
+    for use in uses:
+        each = use.materialize()
+        total = each if total is None else total + each
+    assert total is not None  # a parameter with no use is passed on by nobody
+    return MaterializedGrads(total)

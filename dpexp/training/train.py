@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dpexp.data.task import fingerprint
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
-from dpexp.grad_sample.tape import hooked_layers
+from dpexp.grad_sample.hooking import hooked_layers
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
 from dpexp.privacy.certificate import JUDGED_ON_TRAINING
 from dpexp.records import ANALYSIS, SCORES, Run
