@@ -158,7 +158,7 @@ BREAKS = {
     "kept-beside-the-state": Break(
         breaks.kept_beside_the_state,
         SOUND,
-        r"what is carried next depends on the examples",
+        r"the next step's sum depends on the examples",
         10,
     ),
     "images-by-their-own-mean": Break(

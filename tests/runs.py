@@ -109,7 +109,7 @@ class Watched:
 
 
 def total_of(grads: PerExampleGrads, weights: Tensor | None) -> Tensor:
-    """Sum a carrier's per-example blocks, each times its weight [n] (None: all ones)."""
+    """Sum per-example gradients, each times its weight [n] (None: all ones)."""
     total = torch.zeros_like(grads.materialize()[0], memory_format=torch.contiguous_format)
     grads.add_to(total, weights)
     return total

@@ -23,7 +23,7 @@ KINDS = {
     "compressive": ["method=compressive", *SMALL, "method.p=20"],
 }
 MEASURED = ("step", "epoch", "epsilon", "test_accuracy", "nonfinite_outputs")
-"""What is held to something in the last line."""
+"""Entries that are compared with the last line."""
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_every_single_change_of_the_predictions_is_found_or_said(kind, copy_of):
     mend(directory)
     found = found_in(directory)
     assert found.findings == ()
-    assert f"{PREDICTIONS}: which examples are right, at their number" in found.unchecked
+    assert f"{PREDICTIONS}: which examples are correct, only how many" in found.unchecked
 
 
 def unpacked_of(directory, arrays):

@@ -188,8 +188,9 @@ def test_an_older_record_is_held_to_its_metrics_and_that_is_said(copy_of):
         write(directory, file, plain)
     found = found_in(directory)
     assert found.findings == ()
-    said = "; ".join(found.unchecked)
-    assert "an older record" in said and "held to metrics.jsonl, not recounted" in said
+    unchecked = "; ".join(found.unchecked)
+    assert "an older record" in unchecked
+    assert "compared with metrics.jsonl, not recounted" in unchecked
     write(directory, "result.json", content(directory, "result.json") | {"test_accuracy": 99.0})
     assert any("ends with" in finding for finding in found_in(directory).findings)
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from dpexp import cli, records
+from dpexp.cli import blocks
 from dpexp.cli.config_cache import Configs
 from dpexp.privacy import num_steps
 from dpexp.reporting.collect import cells
@@ -125,6 +126,7 @@ def test_every_method_composes_with_every_model(method):
         for group in ("optimizer", "schedule"):  # recipes write there
             assert None not in config[group].values()
             check_settings(group, config[group])
+        check_settings("method", config["method"])
 
 
 @pytest.mark.parametrize("method", ["gep", "compressive", "lsg"])
@@ -176,14 +178,42 @@ def test_settings_are_exactly_what_the_constructor_takes(group, option, words):
 def test_recipes_and_scales_set_only_what_is_there():
     """A key that is misspelt in a recipe would otherwise be a new setting that nothing reads."""
     known = set(CONFIGS.compose(["method=rgp", "task=digits"]))
-    for folder in ("recipe", "scale"):
-        for path in (cli.CONF / folder).rglob("*.yaml"):
-            assert path.read_text().startswith("# @package _global_"), path
-            tree = yaml.safe_load(path.read_text())
-            assert set(tree) - {"defaults"} <= known, path
-            option = path.parent.name
-            assert option in [*MODELS, *PROFILES, "language"], path  # what language models share
-            assert path.stem in [*METHODS, *TASKS], path
+    hosts = {"recipe": (MODELS, METHODS), "scale": (PROFILES, [*METHODS, *TASKS])}
+    for path in blocks.files():
+        assert path.read_text().startswith(("# Where ", "# How ")), path  # it says of what it is
+        stems, options = hosts[path.parent.name]
+        assert path.stem in stems, path
+        named = [name for name, _ in blocks.of(path)]
+        assert len(named) == len({*named}) and {*named} <= {*options}, path
+        for _, settings in blocks.of(path):
+            assert set(settings) <= known, path
+
+
+def test_a_block_is_an_option_of_its_group():
+    config = CONFIGS.compose(["method=rgp", "task=sst2", "model=minilm", "profile=quick"])
+    block = dict(blocks.of(cli.CONF / "recipe" / "minilm.yaml"))["rgp"]
+    assert config["method"] | dict(block.method) == config["method"]
+    assert config["optimizer"] | dict(block.optimizer) == config["optimizer"]
+
+
+def test_a_model_of_ones_own_needs_no_more_than_a_file_and_may_have_recipes(tmp_path):
+    """Optimizer and schedule are then those that a network here has which names none."""
+    target = "_target_: dpexp.models.linear.Linear\nname: mine\nhead: head\n"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text(target)
+    words = ["task=digits", "model=mine", f"hydra.searchpath=[file://{tmp_path}]"]
+    mine = cli.compose(["method=rgp", *words])
+    ours = cli.compose(["method=rgp", "task=digits", "model=wrn28_4", "optimizer.lr=0.1"])
+    assert (mine["optimizer"], mine["schedule"]) == (ours["optimizer"], ours["schedule"])
+    (tmp_path / "recipe" / "mine").mkdir(parents=True)
+    (tmp_path / "recipe" / "mine" / "rgp.yaml").write_text("# @package _global_\nepochs: 7\n")
+    assert cli.compose(["method=rgp", *words])["epochs"] == 7
+    assert cli.compose(["method=lsg", *words])["epochs"] == 200
+    (tmp_path / "model" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults: [override /optimizer: adam]\n"
+        f"model: {{{target.strip().replace(chr(10), ', ')}}}\n"
+    )
+    assert cli.compose(["method=rgp", *words])["optimizer"]["_target_"] == "torch.optim.Adam"
 
 
 def test_table_3_in_the_paper_profile_is_the_published_setting():

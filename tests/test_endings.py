@@ -95,7 +95,7 @@ STAGES = {
     "prepare": (of_method("prepare"), 4),
     "examples": (of_examples, 4),
     "forward": (of_model, 4),
-    "carry": (of_method("per_example_grads"), 4),
+    "per_example_grads": (of_method("per_example_grads"), 4),
     "compress": (of_method("compress"), 4),
     "reconstruct": (of_method("reconstruct"), 4),
     "update": (of_optimizer("pre"), None),

@@ -62,7 +62,7 @@ def test_a_method_of_ones_own_is_held_to_it():
 
 
 class Forgetful(DPSGD):
-    """Declares a block that no layer carries, or carries one that it does not declare."""
+    """Declares a block that it does not return, or returns one that it does not declare."""
 
     def release_shapes(self, state):
         return {**super().release_shapes(state), **dict.fromkeys(self.more, (2,))}

@@ -109,7 +109,7 @@ def test_a_disk_that_cannot_lock_is_warned_of_and_the_run_is_done(tmp_path, monk
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refused)
-    with pytest.warns(UserWarning, match="has no locks .*: start no run twice"):
+    with pytest.warns(UserWarning, match="has no locks .*: do not start a run"):
         with records.held(tmp_path, CONFIG):
             assert not records.is_held(tmp_path, CONFIG)
     assert not any(tmp_path.iterdir())

@@ -25,7 +25,7 @@ def test_a_step_that_runs_out_of_memory_is_the_same_step_in_smaller_pieces(metho
     setting = Setting(composed(method))
     whole, before = setting.step(micro_batch=80), dict(setting.state)
     assert whole.examples > 20 and not whole.has_halved
-    cramp(setting.model, 20)  # when backward reaches its end, nearly all carriers are held
+    cramp(setting.model, 20)  # when backward ends, nearly all per-example gradients are held
     with (
         caplog.at_level(logging.WARNING, "dpexp"),
         PrivateGradient(
@@ -52,17 +52,17 @@ def test_a_step_that_runs_out_of_memory_is_the_same_step_in_smaller_pieces(metho
         assert torch.equal(gradient, again.gradients[name])
 
 
-class Carrying(Watched):
-    """A method that knows which of the carriers it handed on are still held."""
+class CountingHeld(Watched):
+    """A method that counts the per-example gradients it returned that are still in memory."""
 
     def __init__(self, method):
         super().__init__(method)
         self.per_example = []
 
     def per_example_grads(self, state, layer, layer_grads):
-        carriers = self.method.per_example_grads(state, layer, layer_grads)
-        self.per_example.extend(map(weakref.ref, carriers.values()))
-        return carriers
+        per_example = self.method.per_example_grads(state, layer, layer_grads)
+        self.per_example.extend(map(weakref.ref, per_example.values()))
+        return per_example
 
     def count_held(self):
         return sum(grads() is not None for grads in self.per_example)
@@ -72,7 +72,7 @@ class Carrying(Watched):
 def test_what_failed_is_let_go_before_memory_is_given_back(method):
     setting = Setting(composed(method))
     cramp(setting.model, 20)
-    setting.method, held = Carrying(setting.method), []
+    setting.method, held = CountingHeld(setting.method), []
 
     def count(phase, info):
         if phase == "start":
@@ -92,7 +92,7 @@ def test_a_rehearsal_that_failed_lets_go_too():
     """Or `micro_batch=auto` would measure the next size beside what is left of the last."""
     setting = Setting(composed("rgp"))
     cramp(setting.model, 20)
-    setting.method = Carrying(setting.method)
+    setting.method = CountingHeld(setting.method)
     with PrivateGradient(
         setting.model, setting.method, setting.mechanism, ALONE, 80, setting.public
     ) as gradient:

@@ -46,10 +46,11 @@ class Two(Method):
     def key(self, name, shape):
         return Key(self.names[len(shape) == 1], name)
 
-    def carry(self, state, layer, tap):
-        full = {name: f"{layer}.{name}" for name in tap.parameters}
+    def per_example_grads(self, state, layer, layer_grads):
+        full = {name: f"{layer}.{name}" for name in layer_grads.parameters}
         return {
-            self.key(at, state["shapes"][at]): tap.gradient(name) for name, at in full.items()
+            self.key(whole, state["shapes"][whole]): layer_grads.gradient(name)
+            for name, whole in full.items()
         }
 
     def release_shapes(self, state):

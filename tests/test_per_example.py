@@ -30,7 +30,7 @@ def test_float32_norms_of_long_vectors_are_bounded_to_four_digits():
 
 
 def convolved(memory_format):
-    """Describe right carriers as WRN28-4's last stage has them."""
+    """Return gradients of the size of RGP's right carriers in WRN28-4's last stage."""
     x, dh = torch.randn(16, 256, 8, 8), torch.randn(16, 16, 8, 8)
     tensors = (each.contiguous(memory_format=memory_format) for each in (x, dh))
     return FactoredGrads(Conv2dMatrix(Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)), *tensors), (
@@ -76,7 +76,7 @@ def test_terms_that_cancel_erase_nothing_of_other_examples(make, who):
 
 
 def summed(grads, shape, clip_norm=1.0):
-    """Clip and sum a carrier's examples, in float32."""
+    """Clip and sum per-example gradients, in float32."""
     key, numbers = Key("gradient", "weight"), math.prod(shape)
     sums = ClippedSum({key: shape}, (Release("gradient", numbers, clip_norm),), torch.empty(0))
     sums.take({key: grads})

@@ -99,8 +99,8 @@ def test_homes_and_variables_are_where_the_shell_has_them(monkeypatch, tmp_path)
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("~no-such-user/x", "in a home that there is; got results=~no-such-user/x"),
-        ("$NO_SUCH/x", "of variables that are set; got results=[$]NO_SUCH/x. Set NO_SUCH"),
+        ("~no-such-user/x", "in an existing home directory; got results=~no-such-user/x"),
+        ("$NO_SUCH/x", "to use variables that are set; got results=[$]NO_SUCH/x. Set NO_SUCH"),
         ("a\nb", r"in printable characters; got 'a\\nb'"),
         (os.fsdecode(b"a\xff"), r"in printable characters; got 'a\\udcff'"),
     ],

@@ -60,7 +60,7 @@ def step(model, method, examples, *, micro_batch=100, clip=True, state=None, cli
 
 
 def taped(model, batch, read):
-    """Read every parameter's carrier as backward reaches its layer."""
+    """Read every parameter's per-example gradients when backward reaches its layer."""
     got, wanted = {}, [name for name, _ in model.named_parameters()]
 
     def listen(layer, layer_grads):

@@ -64,7 +64,7 @@ def test_each_finding_is_a_line_and_the_exit_code_is_1(run_dir, tmp_path, capsys
     assert [line.partition(": ")[0] for line in lines] == 2 * [str(run_dir)] + 3 * [str(forged)]
     assert lines[2].startswith(f"{forged}: differs: q: expected ")
     assert "noise_draws: expected" in lines[3]
-    assert "privacy.json is not the one that result.json was written with" in lines[4]
+    assert "privacy.json does not match its hash in result.json" in lines[4]
 
 
 def test_a_config_that_was_edited_is_not_that_of_its_directory(run_dir, tmp_path, capsys):

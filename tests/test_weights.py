@@ -130,7 +130,7 @@ def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows_is_one_line(tmp_p
     with pytest.raises(ConfigError) as raised:
         cli.build_parts(config, torch.device("cpu"))
     wanted = len(WORDS) + len(more) + 4
-    said = f"at least {wanted} tokens, as many as the tokenizer knows; the model's has {VOCABULARY}"
+    said = f"at least {wanted} tokens, as many as the tokenizer has; the model's has {VOCABULARY}"
     assert said in str(raised.value) and "\n" not in str(raised.value)
 
 

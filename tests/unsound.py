@@ -188,7 +188,7 @@ class Foreseeing(OnHead):
 
 
 class Masking(OnHead):
-    """Carries only where the last step's exact sums were positive."""
+    """Keeps gradients only where the last step's exact sums were positive."""
 
     def compress(self, state, sums):
         self.seen = {key: total > 0 for key, total in sums.items()}
@@ -283,29 +283,29 @@ class HalfDeclared(Compressive):
         return (type(release)(**{**vars(release), "sensitivity": release.sensitivity / 2}),)
 
 
-REACH = r"one example moves release \w+ by ([2-9]|\d\d+|1\.[1-9]|nan)"
-MAKE = r"depends on the examples in more than its numbers"
-SECRECY = r"depends on the examples beyond what is released"
+SENSITIVITY = r"one example moves release \w+ by ([2-9]|\d\d+|1\.[1-9]|nan)"
+STRUCTURE = r"the structure of the releases depends on the examples"
+POST_PROCESSING = r"depends on the examples beyond their releases"
 UNSOUND = {
-    TopEntries: REACH,
-    TopPositions: SECRECY,
-    Largest: MAKE,
-    Sorted: MAKE,
-    NonZero: MAKE,
-    Thresholded: REACH,
-    Normalised: REACH,
-    Doubled: REACH,
-    Rounded: REACH,
-    DividedByZero: REACH,
-    LongerStep: SECRECY,
-    Averaging: SECRECY,
-    Undeclared: MAKE,
-    Remembering: SECRECY,
-    Steering: SECRECY,
+    TopEntries: SENSITIVITY,
+    TopPositions: POST_PROCESSING,
+    Largest: STRUCTURE,
+    Sorted: STRUCTURE,
+    NonZero: STRUCTURE,
+    Thresholded: SENSITIVITY,
+    Normalised: SENSITIVITY,
+    Doubled: SENSITIVITY,
+    Rounded: SENSITIVITY,
+    DividedByZero: SENSITIVITY,
+    LongerStep: POST_PROCESSING,
+    Averaging: POST_PROCESSING,
+    Undeclared: STRUCTURE,
+    Remembering: POST_PROCESSING,
+    Steering: POST_PROCESSING,
     **dict.fromkeys(
-        [Foreseeing, Masking, Echoing, Scaling], "carried next depends on the examples"
+        [Foreseeing, Masking, Echoing, Scaling], "next step's sum depends on the examples"
     ),
-    Understated: REACH,
+    Understated: SENSITIVITY,
     ChangesSums: "compress changes the sums",
 }
 """Each with what must be found of it."""

@@ -1,1 +1,1 @@
-"""What looks at a run's private gradients as it goes; the run's certificate says so."""
+"""Analyses of a run's private gradients during training; the certificate lists them."""

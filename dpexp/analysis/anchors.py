@@ -1,4 +1,4 @@
-"""Anchor subspaces as gep finds them, to hold gradients against; nothing here trains.
+"""Anchor subspaces as in gep, for comparison with gradients; nothing here trains.
 
 Index legend: n examples, m anchor gradients, p parameters of a group, k its basis vectors.
 """
@@ -25,7 +25,7 @@ from dpexp.types import ConfigError, require_word
 
 
 class Anchors:
-    """How anchor gradients are taken and turned into bases (gep, Algorithm 1, lines 3-7)."""
+    """Computes anchor gradients and their bases (gep, Algorithm 1, lines 3-7)."""
 
     def __init__(
         self, analysis: str, m: int, groups: str, power_iterations: int, public_labels: str | bool
@@ -33,11 +33,11 @@ class Anchors:
         """Set the options.
 
         Args:
-            analysis: whose they are, to name them in errors.
-            m: anchor gradients, >= 1; the first m images of the public set.
+            analysis: name of the analysis, for messages.
+            m: number of anchor gradients, >= 1, of the first m images of the public set.
             groups: "stages", "layers" or "all" (`dpexp.methods.anchor`).
             power_iterations: t >= 1.
-            public_labels: "random", drawn at every observation, or "true", the public set's own.
+            public_labels: "random", drawn at every observation, or "true", those of the public set.
 
         Raises:
             ConfigError: for a value outside its range.
@@ -56,7 +56,7 @@ class Anchors:
         """Return the names of each group's parameters.
 
         Raises:
-            ConfigError: if the method leaves some of them frozen.
+            ConfigError: the method freezes some of them.
         """
         shapes = {name: weight.shape for name, weight in view.model.named_parameters()}
         groups = parameter_groups(shapes, self._grouping)
@@ -69,11 +69,10 @@ class Anchors:
         return groups
 
     def gradients(self, view: View, groups: Groups) -> dict[str, Tensor]:
-        """Take the gradients of the first m public images, [m, p] by group.
+        """Return the gradients of the first m public images, [m, p] by group.
 
         Raises:
-            ConfigError: if the run has fewer public images, or true labels are wanted of a set
-                that has none.
+            ConfigError: the run has fewer public images, or true labels are requested but missing.
         """
         public = view.task.public
         if public is None or len(public) < self.m:
@@ -90,28 +89,28 @@ class Anchors:
         return anchor_gradients(passes, self.m, labels, groups)
 
     def basis(self, view: View, anchors: Tensor, k: int) -> Tensor:
-        """Find k orthonormal rows near the principal directions of anchors [m, p]: [k, p]."""
+        """Return k orthonormal rows [k, p] near the principal directions of anchors [m, p]."""
         gen = torch.Generator(view.device).manual_seed(view.generator(f"basis/{k}").initial_seed())
         return power_iteration(anchors, k, self._power_iterations, gen)[1]
 
 
 def random_rows(view: View, k: int, like: Tensor) -> Tensor:
-    """Draw k orthonormal rows [k, p] uniformly, p the columns of `like` (gep, Appendix C)."""
+    """Return k uniformly random orthonormal rows [k, p], p the columns of `like` (gep, App. C)."""
     gen = torch.Generator(view.device).manual_seed(view.generator(f"random/{k}").initial_seed())
     return random_basis(k, like.shape[-1], gen, like)
 
 
 def shares_of(anchors: Mapping[str, Tensor], total: int, setting: str) -> dict[str, int]:
-    """Share basis vectors out by the square root of each group's size (gep, Section 4).
+    """Return each group's number of basis vectors, by the square root of its size (gep, Section 4).
 
     Raises:
-        ConfigError: naming the setting, if the total does not suit the groups.
+        ConfigError: the total does not suit the groups; the message names the setting.
     """
     return shares({group: matrix.shape[1] for group, matrix in anchors.items()}, total, setting)
 
 
 def residual(gradients: Tensor, basis: Tensor) -> Tensor:
-    """Return R = G - G B^T B, what of each row lies outside a subspace (gep, Algorithm 1, line 11).
+    """Return R = G - G B^T B, each row's residual outside a subspace (gep, Algorithm 1, line 11).
 
     Args:
         gradients: G [n, p], or one gradient [p].
@@ -123,12 +122,12 @@ def residual(gradients: Tensor, basis: Tensor) -> Tensor:
 def projection_error(mean: Tensor, basis: Tensor) -> float:
     """Return the projection error rate |r / n| / |g| (gep, Section 3.2, Figure 4).
 
-    Projecting is linear, so that the mean of the residuals is the residual of the mean.
+    Projection is linear, so the mean of the residuals is the residual of the mean.
 
     Args:
         mean: g [p].
         basis: B [k, p] with orthonormal rows.
 
-    Guarantees: in [0, 1] up to rounding; NaN where g is zero.
+    Guarantees: in [0, 1] up to rounding; NaN if g is zero.
     """
     return float(residual(mean, basis).norm() / mean.norm())

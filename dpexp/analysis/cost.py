@@ -1,4 +1,4 @@
-"""What a step costs beside a non-private one."""
+"""The cost of a private step compared with a non-private one."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ Measured = Callable[[Measure], float]
 
 
 class Cost(Analysis):
-    """Times and weighs one step of the method beside plain autograd's, on the same examples.
+    """Measures time and memory of a private step and a non-private one, on the same examples.
 
-    Before the first step of the run, side by side and in turns (rgp Table 1, gep Table 4, whose
-    formulas say how both should grow). A step is everything but the optimizer: bases, forward,
-    backward, clipping, noise, reconstruction; the non-private one is forward, backward and the
-    gradient of every parameter. Gives for result.json seconds (`private_s`, `nonprivate_s`, medians
-    over rounds), their `ratio`; `private_mb`, `nonprivate_mb`, by how much a step's peak is above
-    what was in use before it, in MB (of tensors on a GPU, resident elsewhere); `memory_ratio`.
+    The two alternate before the first step of the run (rgp Table 1, gep Table 4, whose formulas
+    predict how both grow). A private step is everything but the optimizer: bases, forward,
+    backward, clipping, noise, reconstruction. The non-private one is forward, backward and the
+    gradient of every parameter. Writes to result.json `private_s` and `nonprivate_s`, medians over
+    rounds in seconds, and their `ratio`; `private_mb` and `nonprivate_mb`, the step's peak minus
+    the memory in use before it, in MB (of tensors on a GPU, resident elsewhere), and their
+    `memory_ratio`.
     """
 
     def __init__(self, batch: int, micro_batch: int, rounds: int) -> None:
         """Set the options.
 
         Args:
-            batch: examples a step, >= 1.
-            micro_batch: of them at once, >= 1.
-            rounds: how often each step is timed, >= 1, after one that is not.
+            batch: examples per step, >= 1.
+            micro_batch: examples per micro-batch, >= 1.
+            rounds: number of timed steps of each kind, >= 1, after an untimed one.
 
         Raises:
             ConfigError: for a value outside its range.
@@ -73,7 +74,7 @@ class Cost(Analysis):
         }
 
     def _steps(self, view: View, examples: Any) -> tuple[Measured, Measured]:
-        """Return what measures a step without and with privacy, by whatever it is given."""
+        """Return functions that apply a measure to a non-private and to a private step."""
         model, task, device = view.model, view.task, view.device
         mechanism = whole_batch(
             len(examples),
@@ -83,8 +84,8 @@ class Cost(Analysis):
         )
 
         def plain_step() -> None:
-            for some in examples.micro_batches(torch.arange(len(examples)), self._micro_batch):
-                batch = examples.batch(some).to(device)
+            for indices in examples.micro_batches(torch.arange(len(examples)), self._micro_batch):
+                batch = examples.batch(indices).to(device)
                 with torch.enable_grad():
                     task.loss(model(batch.inputs), batch.targets).backward()
             model.zero_grad()
@@ -107,20 +108,20 @@ class Cost(Analysis):
         return plain, private
 
     def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """Return what was measured."""
+        """Return the measurements."""
         return {name: float(v) for name, v in traces.items() if name not in ("step", "epoch")}
 
 
 def _seconds(step: Step, device: torch.device) -> float:
     _wait(device)
-    began = time.perf_counter()
+    start = time.perf_counter()
     step()
     _wait(device)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def _weigh(step: Step, device: torch.device) -> float:
-    """Return the MB that a step takes besides what is in use; the first one warms up."""
+    """Return a step's peak memory above what is in use before it, in MB, after a warm-up step."""
     step()
     _wait(device)
     machine.reset_peak(device)

@@ -1,4 +1,4 @@
-"""Stable rank of per-example gradients, and of what an anchor subspace leaves of them."""
+"""Stable rank of per-example gradients, and of their residuals outside an anchor subspace."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dpexp.types import ConfigError
 
 
 class GradientRank(Analysis):
-    """Follows how few directions the gradients of a batch share (gep, arXiv 2102.12677).
+    """Tracks the stable rank of a batch's per-example gradients (gep, arXiv 2102.12677).
 
     Section 1, Figure 2 and Section 3.2, Figure 5. For the matrix G [n, p] of a group's per-example
-    gradients it gives `<group>`, |G|_F^2 / |G|_2^2, and `residual/<group>`, that of
-    R = G - G B^T B for a basis B from public images at the same weights. result.json has their
+    gradients it records `<group>`, |G|_F^2 / |G|_2^2, and `residual/<group>`, the same for
+    R = G - G B^T B with a basis B from public images at the same weights. result.json holds their
     mean ratio, residual over original, as `ratio/<group>`.
 
-    Difference from the paper: Figure 5 is of the full batch; here it is of `batch` examples, the
-    same ones at every observation, so that a group's gradients fit in memory side by side.
+    Difference from the paper: Figure 5 uses the full batch; here `batch` examples are used, the
+    same at every observation, so that a group's gradients fit in memory.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class GradientRank(Analysis):
         Args:
             batch: n >= 1 examples.
             m: anchor gradients, >= k.
-            k: basis vectors over all groups, shared out as gep's method shares them.
+            k: basis vectors of all groups together, distributed as in gep.
             groups: "stages", "layers" or "all".
             power_iterations: t >= 1.
             public_labels: "random" or "true".
@@ -78,9 +78,11 @@ class GradientRank(Analysis):
         return ranks
 
     def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """Return by how much the residuals' stable rank is above the gradients', on average."""
-        pairs = {name.partition("/")[2]: name for name in traces if name.startswith("residual/")}
+        """Return each group's mean ratio of the residuals' stable rank to the gradients'."""
+        residuals = {
+            name.partition("/")[2]: name for name in traces if name.startswith("residual/")
+        }
         return {
-            f"ratio/{group}": float((traces[own] / traces[group]).mean())
-            for group, own in pairs.items()
+            f"ratio/{group}": float((traces[name] / traces[group]).mean())
+            for group, name in residuals.items()
         }

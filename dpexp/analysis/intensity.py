@@ -1,4 +1,4 @@
-"""Where the large entries of a weight matrix and of its gradient lie."""
+"""Positions of the large entries of a weight matrix and of its gradient."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ TENTH = 0.1
 
 
 def blocks(matrix: Tensor, most: int) -> Tensor:
-    """Average a matrix [p, d] over blocks: [min(p, most), min(d, most)].
+    """Return the means of a matrix [p, d] over blocks, [min(p, most), min(d, most)].
 
-    Where the sides are no multiples, neighbouring blocks share a row or a column.
+    If a side is not a multiple of `most`, neighbouring blocks share a row or a column.
     """
     size = tuple(min(side, most) for side in matrix.shape)
     return F.adaptive_avg_pool2d(matrix[None, None], size)[0, 0]
 
 
 def largest_share(matrix: Tensor, part: float) -> float:
-    """Return the share of |A|_F^2 that the largest `part` of the entries hold, in [part, 1]."""
+    """Return the share of |A|_F^2 held by the largest `part` of the entries, in [part, 1]."""
     squares = matrix.double().square().flatten()
     count = max(1, round(part * len(squares)))
     return float(squares.topk(count).values.sum() / squares.sum())
 
 
 def line_share(matrix: Tensor) -> float:
-    """Return the share of the variance of |A_ij| that rows' and columns' means explain, in [0, 1].
+    """Return the share of the variance of |A_ij| explained by row and column means, in [0, 1].
 
-    Of independent, equal entries of a [p, d] it would be about (p + d) / (p d).
+    For independent, identically distributed entries [p, d] it is about (p + d) / (p d).
     """
     values = matrix.double().abs()
     centred = values - values.mean()
@@ -43,25 +43,25 @@ def line_share(matrix: Tensor) -> float:
 
 
 class Intensity(Analysis):
-    """Pictures |W| and |dW| of one matrix (lsg, Ito et al. 2022).
+    """Records images of |W| and |dW| of one matrix (lsg, Ito et al. 2022).
 
-    Section 3.1 and Figure 1: inputs along x, outputs along y. Gives `weight` and `gradient`, block
-    means, and for result.json, of both: `..._tenth`, the percentage of the squared norm that the
-    largest tenth of the entries holds, and `..._lines`, the percentage of the variance of the
-    absolute values that rows and columns explain ("contrastive lines").
+    Section 3.1 and Figure 1: inputs along x, outputs along y. Records the block means `weight` and
+    `gradient`. Writes two measures of each to result.json: `..._tenth`, the percentage of the
+    squared norm held by the largest tenth of the entries, and `..._lines`, the percentage of the
+    variance of the absolute values explained by rows and columns ("contrastive lines").
 
-    Difference from the paper: blocks are averaged, so that a picture has at most `blocks` squared
-    of them, and both observations are counted, not only seen.
+    Difference from the paper: blocks are averaged, so that an image has at most `blocks` squared of
+    them, and both observations are measured, not only shown.
     """
 
     def __init__(self, parameter: str, when: str, blocks: int, batch: int) -> None:
         """Set the options.
 
         Args:
-            parameter: the matrix; kernels are flattened to [p, c k k].
+            parameter: name of the matrix; kernels are flattened to [p, c k k].
             when: "start", before the first step, or "end", after the last.
-            blocks: along each side at most, >= 1.
-            batch: examples whose mean gradient it is, >= 1.
+            blocks: largest number of blocks along each side, >= 1.
+            batch: number of examples for the mean gradient, >= 1.
 
         Raises:
             ConfigError: for a value outside its range.
@@ -76,10 +76,10 @@ class Intensity(Analysis):
         self._blocks, self._batch = blocks, batch
 
     def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
-        """Return both pictures and what is counted of them, once.
+        """Return both images and their measures, once.
 
         Raises:
-            ConfigError: the method trains no such parameter.
+            ConfigError: the method does not train the parameter.
         """
         view.require("analysis.intensity.parameter", [self._parameter])
         if not (view.is_first if self._when == "start" else view.is_last):
@@ -88,13 +88,13 @@ class Intensity(Analysis):
         gradient = view.mean_gradients(view.examples, some, [self._parameter])[self._parameter]
         weight = view.model.get_parameter(self._parameter)
         is_finite(memory, weight, gradient)
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, tensor in (("weight", weight), ("gradient", gradient)):
             matrix = tensor.flatten(1) if tensor.ndim > 1 else tensor[None]
-            found[name] = blocks(matrix.abs().float(), self._blocks)
-            found[f"{name}_tenth"] = 100 * largest_share(matrix, TENTH)
-            found[f"{name}_lines"] = 100 * line_share(matrix)
-        return found
+            values[name] = blocks(matrix.abs().float(), self._blocks)
+            values[f"{name}_tenth"] = 100 * largest_share(matrix, TENTH)
+            values[f"{name}_lines"] = 100 * line_share(matrix)
+        return values
 
     def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
         """Return the shares, in percent."""

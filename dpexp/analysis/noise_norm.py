@@ -1,4 +1,4 @@
-"""The norm of DP-SGD's noise against the norm of the gradient that it hides."""
+"""The norm of DP-SGD's noise compared with that of the gradient."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from dpexp.types import ConfigError
 
 
 class NoiseNorm(Analysis):
-    """Weighs noise against gradient at initialisation (gep, arXiv 2102.12677, Figure 1).
+    """Compares the norms of noise and gradient at initialisation (gep, arXiv 2102.12677, Figure 1).
 
-    Gives once, before the first step, `gradient`, the norm of the mean of a batch's gradients, each
-    clipped to C, and `noise`, the root mean square of the norm of the noise on that mean,
-    sigma C sqrt(p) / B, for the sigma with which the run's eps and delta last some epochs; of both,
-    the `ratio` noise / gradient.
+    Recorded once, before the first step: `gradient`, the norm of the mean of a batch's gradients,
+    each clipped to C; `noise`, the root mean square norm of the noise on that mean,
+    sigma C sqrt(p) / B, where sigma spends the run's eps and delta in `epochs` epochs; and `ratio`,
+    noise / gradient.
 
     Differences from the paper: the noise is calibrated by this suite's accountants, not by the
-    moments accountant; batch size and clip norm are the run's, since the paper prints neither.
+    moments accountant; batch size and clip norm are the run's, because the paper gives neither.
     """
 
     def __init__(self, epochs: float) -> None:
         """Set the options.
 
         Args:
-            epochs: that the budget is to last, > 0; the run itself may be shorter.
+            epochs: in which the budget is spent, > 0; the run itself may be shorter.
 
         Raises:
             ConfigError: for a value outside its range.
@@ -45,7 +45,7 @@ class NoiseNorm(Analysis):
         """Return both norms, at the first observation.
 
         Raises:
-            ConfigError: for a run without a budget, or whose method releases more than gradients.
+            ConfigError: the run has no budget, or its method releases more than gradients.
         """
         if not view.is_first:
             return {}
@@ -68,17 +68,17 @@ class NoiseNorm(Analysis):
     def _clipped_mean(self, view: View, clip_norm: float) -> float:
         some = view.draw("batch", view.mechanism.batch_size)
         total: dict[str, torch.Tensor] = {}
-        for each in view.per_example(view.examples.take(some)).micro_batches(
+        for gradients in view.per_example(view.examples.take(some)).micro_batches(
             torch.arange(len(some)), None
         ):
-            norms = sum(g.flatten(1).square().sum(1) for g in each.values()).sqrt()
+            norms = sum(g.flatten(1).square().sum(1) for g in gradients.values()).sqrt()
             weights = clip_weights(norms, clip_norm)
-            for name, g in each.items():
+            for name, g in gradients.items():
                 total[name] = total.get(name, 0) + torch.einsum("n,n...->...", weights, g)
         square = sum(float(g.double().square().sum()) for g in total.values())
         return math.sqrt(square) / len(some)
 
     def numbers(self, traces: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """Return both norms and their ratio; nothing where a kill lost the first observation."""
+        """Return both norms and their ratio; nothing if a kill lost the first observation."""
         names = ("noise", "gradient", "ratio")
         return {name: float(traces[name]) for name in names if name in traces}

@@ -1,4 +1,4 @@
-"""How much of a gradient an anchor subspace misses, and a random one."""
+"""Projection error of a gradient on an anchor subspace, and on a random one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dpexp.types import ConfigError
 
 
 class Projection(Analysis):
-    """Follows the projection error rate |r / n| / |g| as a run goes (gep, arXiv 2102.12677).
+    """Tracks the projection error rate |r / n| / |g| during a run (gep, arXiv 2102.12677).
 
-    Section 3.2, Figure 4, for anchor bases and Appendix C, Figure 7, for random ones. Gives
+    Section 3.2, Figure 4, for anchor bases and Appendix C, Figure 7, for random ones. Records
     `anchor/<group>/<share>` and `random/<group>/<share>`, in [0, 1], for bases of k = share * m
-    vectors: "0.25" and so on, whatever m is.
+    vectors; the share is written as "0.25", independent of m.
 
     Differences from the paper:
-     1. k counts the basis vectors of all groups, of which a group gets its share, as in training;
-        Figure 4's caption says k of the one group it shows.
+     1. k counts the basis vectors of all groups, of which each group gets its share, as in
+        training; Figure 4's caption counts those of the one group shown.
      2. g is the mean gradient of the same examples at every observation.
     """
 
@@ -37,9 +37,9 @@ class Projection(Analysis):
         """Set the options.
 
         Args:
-            batch: examples whose mean gradient is projected, >= 1.
+            batch: number of examples for the mean gradient, >= 1.
             m: anchor gradients, >= 1.
-            shares: k over m, each in (0, 1]; k is of all groups, as gep's method shares it out.
+            shares: k over m, each in (0, 1]; k is for all groups together, distributed as in gep.
             groups: "stages", "layers" or "all".
             power_iterations: t >= 1.
             public_labels: "random" or "true".
@@ -62,7 +62,7 @@ class Projection(Analysis):
         return settings["m"]
 
     def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
-        """Return every group's error rate for every k and both kinds of basis."""
+        """Return each group's error rate for every k and both kinds of basis."""
         groups = self._anchors.groups(view)
         anchors = self._anchors.gradients(view, groups)
         names = [name for names in groups.values() for name in names]

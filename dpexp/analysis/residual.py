@@ -1,4 +1,4 @@
-"""What of a gradient lies outside the principal subspace of an earlier one, and of its own."""
+"""Residual of a gradient outside the principal subspace of an earlier one, and of itself."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def projection_residual(matrix: Tensor, left: Tensor, right: Tensor) -> float:
 
 
 class ProjectionResidual(Analysis):
-    """Follows the historical and the self projection residual (rgp, arXiv 2106.09352).
+    """Tracks the historical and the self projection residual (rgp, arXiv 2106.09352).
 
-    Section 4.2, Eqs. (5) and (6), Figure 3: the same batch's gradient at every observation, its
-    principal subspace now and at the observation before. Gives `historical` and `self`, both NaN
-    at the first observation, so that their means are over the same ones, and where the gradient is
-    not finite, or was not at the observation before.
+    Section 4.2, Eqs. (5) and (6), Figure 3: the gradient of one fixed batch, projected on its
+    principal subspace now and at the previous observation. Records `historical` and `self`. Both
+    are NaN at the first observation, so that their means cover the same ones, and if the gradient
+    is not finite now or was not at the previous observation.
 
     Difference from the paper: "an epoch before" is an evaluation before (`eval_every`).
     """
@@ -48,9 +48,9 @@ class ProjectionResidual(Analysis):
         """Set the options.
 
         Args:
-            parameter: the matrix whose gradient is looked at; kernels are flattened to [p, c k k].
+            parameter: name of the matrix; kernels are flattened to [p, c k k].
             rank: r >= 1.
-            batch: examples whose mean gradient it is, >= 1.
+            batch: number of examples for the mean gradient, >= 1.
 
         Raises:
             ConfigError: for a value outside its range.
@@ -63,10 +63,10 @@ class ProjectionResidual(Analysis):
         self._parameter, self._rank, self._batch = parameter, rank, batch
 
     def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
-        """Return both residuals, and remember the subspace.
+        """Return both residuals; keep the subspace in memory.
 
         Raises:
-            ConfigError: the method trains no such parameter, or the rank leaves no residual.
+            ConfigError: the method does not train the parameter, or the rank leaves no residual.
         """
         view.require("analysis.residual.parameter", [self._parameter])
         some = view.draw("batch", self._batch)
@@ -78,7 +78,7 @@ class ProjectionResidual(Analysis):
                 f"{self._parameter}; got {self._rank}. Set it."
             )
         if not is_finite(memory, matrix):
-            memory.pop("principal", None)  # nor is there an earlier subspace at the next one
+            memory.pop("principal", None)  # so the next observation has no previous subspace
             return {"historical": math.nan, "self": math.nan}
         now, before = principal(matrix, self._rank), memory.get("principal")
         memory["principal"] = list(now)

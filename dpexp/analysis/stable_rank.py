@@ -14,10 +14,11 @@ from dpexp.types import ConfigError
 
 
 def stable_rank(matrix: Tensor) -> float:
-    """Return |A|_F^2 / |A|_2^2 of a matrix [p, d]: in [1, min(p, d)]; NaN of zeros.
+    """Return |A|_F^2 / |A|_2^2 of a matrix [p, d], in [1, min(p, d)].
 
-    Of what is not finite it is NaN too. From the eigenvalues of the smaller Gram matrix in float64,
-    which is faster than singular values and exact enough: the largest one is the best conditioned.
+    NaN if the matrix is zero or not finite. Computed from the eigenvalues of the smaller Gram
+    matrix in float64. This is faster than singular values and accurate enough, because the largest
+    eigenvalue is the best conditioned.
     """
     matrix = matrix.double()
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
@@ -28,19 +29,19 @@ def stable_rank(matrix: Tensor) -> float:
 
 
 class StableRank(Analysis):
-    """Follows the stable rank of each weight matrix's gradient (rgp, arXiv 2106.09352).
+    """Tracks the stable rank of each weight matrix's gradient (rgp, arXiv 2106.09352).
 
-    Section 4.1 and Figure 2. Gives `<parameter>` for every matrix that the method trains, kernels
-    flattened to [p, c k k].
+    Section 4.1 and Figure 2. Records `<parameter>` for every matrix that the method trains; kernels
+    are flattened to [p, c k k].
 
-    Difference from the paper: it says of no batch; here it is the same one at every observation.
+    Difference from the paper: it does not name a batch; here one fixed batch is used throughout.
     """
 
     def __init__(self, batch: int) -> None:
         """Set the options.
 
         Args:
-            batch: examples whose mean gradient is looked at, >= 1.
+            batch: number of examples for the mean gradient, >= 1.
 
         Raises:
             ConfigError: for a value outside its range.
@@ -50,7 +51,7 @@ class StableRank(Analysis):
         self._batch = batch
 
     def observe(self, view: View, memory: dict[str, Any]) -> Mapping[str, Any]:
-        """Return the stable rank of the mean gradient of a fixed batch, layer by layer."""
+        """Return the stable rank of a fixed batch's mean gradient, for each matrix."""
         matrices = [name for name in view.trained if view.model.get_parameter(name).ndim > 1]
         some = view.draw("batch", self._batch)
         gradients = view.mean_gradients(view.examples, some, matrices)

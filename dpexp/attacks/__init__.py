@@ -1,1 +1,1 @@
-"""What a run gives away, measured: membership inference and lower bounds on epsilon."""
+"""Attacks on runs: membership inference and lower bounds on epsilon."""

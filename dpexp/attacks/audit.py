@@ -1,4 +1,4 @@
-"""Audits of one run: canaries go in by coins, and what is learnt of the coins bounds epsilon.
+"""Audit one run: include canaries at random, guess which, and bound epsilon from the guesses.
 
 Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846), Algorithm 1.
 """
@@ -23,22 +23,22 @@ from dpexp.types import ConfigError, State, joint_sensitivity, require_word
 MISLABELLED = "mislabelled"
 
 LEAST_NOISE, MOST_NOISE = 0.5, 64.0
-"""Between these multiples of the run's noise the one that its scores would fit is sought (ours)."""
+"""Range of the search for the least refuted noise, in multiples of the run's noise (ours)."""
 
 ROUNDING = 1e-9
-"""Of a share times a number."""
+"""Slack for rounding in a share times a number."""
 
 FINENESS = 0.01
-"""Of that search, in the noise's logarithm; the bound is rounded down (ours)."""
+"""Resolution of that search, in the noise's logarithm; the bound is rounded down (ours)."""
 
 
 def toss(seed: int, m: int) -> Tensor:
-    """Toss every canary's fair coin, [m], bool."""
+    """Return whether each canary is included, by a fair coin each, [m] bool."""
     return torch.rand(m, dtype=torch.float64, generator=generator(seed, "canary/coin", 0)) < 0.5
 
 
 class OneRun:
-    """Puts m canaries into a run, each with probability one half, and guesses which are in."""
+    """Includes each of m canaries with probability one half, and guesses which were included."""
 
     deviation = "audited: canaries were among the examples, the model is not for use"
 
@@ -55,11 +55,11 @@ class OneRun:
         """Set the options.
 
         Args:
-            canaries: "dirac" or "random", gradients made up (`dpexp.attacks.canaries`), or
-                "mislabelled", examples (`dpexp.attacks.mislabelled`).
-            m: how many, >= 2.
-            guesses: how many of them are guessed in or out, half of them either, as a share of m in
-                (0, 1].
+            canaries: "dirac" or "random", crafted gradients (`dpexp.attacks.canaries`), or
+                "mislabelled", training examples (`dpexp.attacks.mislabelled`).
+            m: number of canaries, >= 2.
+            guesses: number of guesses as a share of m, in (0, 1]; one half of them guess
+                "included", the other "excluded".
             confidence: of the bounds, in (0, 1).
             clip_norm: the run's.
             batch_size: the run's.
@@ -69,8 +69,8 @@ class OneRun:
             ConfigError: for a value outside its range.
         """
         require_word("audit.canaries", canaries, (*KINDS, MISLABELLED))
-        self._made = 2 * math.floor(m * guesses / 2 + ROUNDING)
-        if not (0 < guesses <= 1 and 2 <= self._made <= m):
+        self._num_guesses = 2 * math.floor(m * guesses / 2 + ROUNDING)
+        if not (0 < guesses <= 1 and 2 <= self._num_guesses <= m):
             raise ConfigError(
                 "Expected audit.m >= 2 and audit.guesses in (0, 1], two or more guesses in all; "
                 f"got m={m} and guesses={guesses}. Set them."
@@ -81,14 +81,14 @@ class OneRun:
             )
         if sampling != "poisson" and canaries != MISLABELLED:
             raise ConfigError(
-                "Expected sampling=poisson with canaries in gradients, which join each step by a "
-                f"coin; got sampling={sampling}. Set audit.canaries=mislabelled."
+                "Expected sampling=poisson with crafted gradients, which join each step at random; "
+                f"got sampling={sampling}. Set audit.canaries=mislabelled."
             )
         self._canaries, self._m, self._confidence = canaries, m, confidence
         self._clip_norm, self._batch_size = clip_norm, batch_size
 
     def stage(self, parts: Parts, seed: int) -> Parts:
-        """Put the canaries in."""
+        """Add the canaries to the run."""
         included = toss(seed, self._m)
         if self._canaries == MISLABELLED:
             return replace(parts, task=mislabelled.mislabel(parts.task, included, seed))
@@ -106,7 +106,7 @@ class OneRun:
     def report(
         self, parts: Parts, state: State, mechanism: Mechanism, device: torch.device
     ) -> Findings:
-        """Guess coins from scores, and bound epsilon by how many guesses are right."""
+        """Guess inclusion from scores, and bound epsilon from the number of correct guesses."""
         included = toss(mechanism.seed, self._m).numpy()
         if self._canaries == MISLABELLED:
             train, seed = parts.task.train, mechanism.seed
@@ -114,7 +114,7 @@ class OneRun:
         else:
             scores = state["scores"]
         scores = scores.double().cpu().numpy()
-        guesses = bounds.guess(scores, included, self._made)
+        guesses = bounds.guess(scores, included, self._num_guesses)
         numbers = {
             "audit_canaries": guesses.canaries,
             "audit_guesses": guesses.made,
@@ -128,28 +128,28 @@ class OneRun:
 
 
 def curve_bound(guesses: bounds.Guesses, mechanism: Mechanism, confidence: float) -> float | None:
-    """Bound epsilon by the noise with which the run's own mechanism might have let so much through.
+    """Return a lower bound on epsilon from the mechanism's trade-off curve.
 
-    The mechanism's trade-off curve is compared for one noise after the other; what is refuted is
-    that there was as much noise, or more. The bound supposes the mechanism to be what it says but
-    for that: a Gaussian one, on Poisson samples.
+    A search over noise levels finds the least one that the guesses refute, together with all larger
+    ones. The bound assumes that the mechanism is as stated except for its noise: Gaussian, on
+    Poisson samples.
 
     Args:
-        guesses: of the run's coins.
+        guesses: the attacker's.
         mechanism: the run's.
         confidence: in (0, 1).
 
     Returns:
-        The epsilon of the least noise that is refuted, to within `FINENESS`, by the run's
-        accountant; None for other mechanisms, or where numbers are beyond the accountant.
+        The epsilon of the least refuted noise, to within `FINENESS`, by the run's accountant. None
+        for other mechanisms, or if the accountant cannot handle the numbers.
     """
     if not mechanism.is_private or mechanism.is_laplace or mechanism.sampling != "poisson":
         return None
     steps, q = mechanism.num_steps, mechanism.sampling_prob
-    own = mechanism.noise_multiplier / joint_sensitivity(mechanism.releases)
+    sigma = mechanism.noise_multiplier / joint_sensitivity(mechanism.releases)
 
-    def is_refuted(noise: float) -> bool:
-        return guesses.refutes(subsampled_gaussian(q, own * noise, steps), confidence)
+    def is_refuted(factor: float) -> bool:
+        return guesses.refutes(subsampled_gaussian(q, sigma * factor, steps), confidence)
 
     try:
         if not is_refuted(MOST_NOISE):

@@ -1,16 +1,16 @@
-"""Lower bounds on epsilon from how often an attacker guesses right.
+"""Lower bounds on epsilon from an attacker's correct guesses.
 
-Two kinds of evidence. From one run (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846): m
-canaries, each in the run or not by its own fair coin; after training the attacker guesses r of the
-coins, and v guesses are right. From a distinguishing game: many independent trials with one canary,
-as many without; the attacker calls each trial one or the other.
+There are two kinds of evidence. One run (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846): each
+of m canaries is included by a fair coin; after training the attacker guesses r of the coins, v of
+them correctly. A distinguishing game: many independent trials, half of them with a canary; the
+attacker classifies each trial.
 
-And two kinds of claim they are held against. "(epsilon, delta)" is the run's own. A trade-off
-curve (`bounds_curves`) says for every rate of false positives how many true ones are possible; it
-says more, so a bound from it is tighter (Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235).
+The evidence is tested against two kinds of claim: (epsilon, delta)-privacy, and a trade-off curve
+(`bounds_curves`), which bounds true positives for every rate of false positives. A curve states
+more, so its bound is tighter (Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235).
 
-Every bound holds with the stated confidence, over the mechanism's noise and the coins, whatever the
-attacker does; a poor attacker only makes it low.
+Every bound holds with the stated confidence, over the mechanism's noise and the coins, for any
+attacker; a weak attacker only makes it lower.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from scipy.special import bdtrc, betaincinv, ndtr, ndtri
 from dpexp.attacks.bounds_curves import Curve
 
 LARGEST = 100.0
-"""Epsilon beyond which nothing is searched: no attacker has trials enough to show it."""
+"""Largest epsilon searched: no attacker has enough trials to show more."""
 
 TOLERANCE = 1e-3
-"""Of a bound, absolute; it is rounded down."""
+"""Absolute tolerance of a bound; it is rounded down."""
 
 THRESHOLDS = 200
-"""So many are compared by the first half of a distinguishing game's trials (ours)."""
+"""Number of thresholds compared on the first half of a distinguishing game's trials (ours)."""
 
 SMALLEST_DEVIATION = 1e-9
-"""Of scores, where all are alike."""
+"""Lower limit of the scores' standard deviation, for equal scores."""
 
 
 def largest_refuted(is_refuted: Callable[[float], bool], most: float = LARGEST) -> float:
-    """Find the end of the claims that evidence refutes, from 0 up; 0 if it refutes none.
+    """Return the largest claim that evidence refutes; 0 if it refutes none.
 
     Args:
-        is_refuted: of a claim; where it refutes one it refutes all that are smaller.
-        most: the largest claim that is looked at.
+        is_refuted: whether a claim is refuted; if it is, so are all smaller ones.
+        most: the largest claim tested.
     """
     if is_refuted(most):
         return most
@@ -55,12 +55,12 @@ def largest_refuted(is_refuted: Callable[[float], bool], most: float = LARGEST) 
 
 @dataclass(frozen=True)
 class Guesses:
-    """What an attacker made of one run.
+    """An attacker's guesses in one run.
 
     Attributes:
-        canaries: m, each in the run by its own fair coin.
-        made: r, how many coins were guessed, in [0, m]; not to be chosen by who was right.
-        right: v, how many of them rightly, in [0, r].
+        canaries: m, each included by a fair coin.
+        made: r, the number of guesses, in [0, m]; must not depend on which are correct.
+        right: v, the number of correct guesses, in [0, r].
     """
 
     canaries: int
@@ -68,9 +68,9 @@ class Guesses:
     right: int
 
     def p_value(self, epsilon: float, delta: float) -> float:
-        """Bound the chance of so many right guesses under (epsilon, delta)-privacy.
+        """Bound the probability of v or more correct guesses under (epsilon, delta)-privacy.
 
-        With W binomial(r, e^eps / (1 + e^eps)), what randomised response would get right,
+        With W binomial(r, e^eps / (1 + e^eps)), the correct guesses under randomised response,
 
             P[W >= v] + m delta max_{1 <= i <= m} (2 / i) P[v > W >= v - i]
 
@@ -84,12 +84,12 @@ class Guesses:
         beta = float(bdtrc(self.right - 1, self.made, rate))  # P[W > v - 1]
         if delta == 0 or self.right == 0:
             return min(1.0, beta)
-        below = np.arange(1, self.right + 1)  # beyond, the probability grows no more
+        below = np.arange(1, self.right + 1)  # larger i do not change the probability
         short = bdtrc(self.right - 1 - below, self.made, rate) - beta
         return min(1.0, beta + self.canaries * delta * float((2 * short / below).max()))
 
     def epsilon_lower(self, delta: float, confidence: float) -> float:
-        """Bound epsilon from below.
+        """Return a lower bound on epsilon.
 
         Args:
             delta: in [0, 1).
@@ -98,24 +98,26 @@ class Guesses:
         return largest_refuted(lambda epsilon: self.p_value(epsilon, delta) < 1 - confidence)
 
     def refutes(self, curve: Curve, confidence: float) -> bool:
-        """Return whether so many right guesses are too unlikely under a trade-off curve.
+        """Return whether v or more correct guesses are too unlikely under a trade-off curve.
 
-        Let p_w be the probability of w right guesses, F the curve's largest true positive rate at a
-        false positive rate (concave). For a coin j and a number c, look at the event that j is
-        guessed "in" and that c - 1 or more of the other guesses are right: flipping j turns a right
-        guess into a wrong one and leaves the others, so F bounds the one's probability by the
-        other's. Likewise for "out"; averaged over coins and guesses, by Jensen,
+        Let p_w be the probability of w correct guesses, and F the curve's largest true positive
+        rate at a false positive rate (concave). For a coin j and a number c, consider the event
+        that j is guessed "in" and at least c - 1 of the other guesses are correct. Flipping j turns
+        a correct guess into a wrong one and keeps the others, so F bounds the probability of the
+        one event by that of the other. The same holds for "out". Averaged over coins and guesses,
+        by Jensen,
 
             R_c = sum_{w >= c} (w / m) p_w  <=  F(H_{c-1}),   H_c = sum_{w >= c} ((r - w) / m) p_w
 
-        for every c. Moving mass from w to w - 1 loosens every such line but the one of c = w + 1.
-        So if any law with P[W >= v] = 1 - confidence obeys those of c <= v, then also the one that
-        has all of that at v and, going down, at every w no more than the line of w + 1 asks for.
-        Where that sums to more than one there is none, nor is there for a larger probability: the
-        laws that obey are a convex set, and the one with no right guess at all is among them.
+        for every c. Moving mass from w to w - 1 relaxes every such constraint except that of
+        c = w + 1. So if any distribution with P[W >= v] = 1 - confidence satisfies those of c <= v,
+        so does the one that puts all of that mass on v and then, going down, on every w the least
+        that the constraint of w + 1 requires. If its mass exceeds one, no distribution satisfies
+        them. Nor does one with a larger probability: the feasible distributions are a convex set,
+        and the one without correct guesses is among them.
 
         Args:
-            curve: what is claimed.
+            curve: the claim.
             confidence: in (0, 1).
         """
         m, r = self.canaries, self.made
@@ -123,7 +125,7 @@ class Guesses:
         hits, misses = mass * self.right / m, mass * (r - self.right) / m
         for w in range(self.right - 1, -1, -1):
             missing = curve(hits) - misses
-            if missing > 0:  # of probability times (r - w) / m
+            if missing > 0:  # in units of probability times (r - w) / m
                 hits, misses = hits + missing * w / (r - w), misses + missing
             if hits + misses > r / m:
                 return True
@@ -132,14 +134,14 @@ class Guesses:
 
 @dataclass(frozen=True)
 class Errors:
-    """What an attacker made of independent trials in a distinguishing game.
+    """An attacker's errors in the trials of a distinguishing game.
 
     Attributes:
-        false_positives: how many trials without the canary were called trials with it; expected
-            numbers need not be whole.
-        without: how many there were.
-        false_negatives: how many trials with the canary were called trials without it.
-        within: how many there were.
+        false_positives: trials without the canary, classified as with it; expected numbers need not
+            be whole.
+        without: number of trials without the canary.
+        false_negatives: trials with the canary, classified as without it.
+        within: number of trials with the canary.
     """
 
     false_positives: float
@@ -148,30 +150,30 @@ class Errors:
     within: int
 
     def rates(self, confidence: float) -> tuple[float, float]:
-        """Bound both error rates from above, together with the confidence (Clopper-Pearson)."""
-        each = 1 - (1 - confidence) / 2
+        """Return upper bounds on both error rates, jointly at the confidence (Clopper-Pearson)."""
+        split = 1 - (1 - confidence) / 2
         return (
-            clopper_pearson(self.false_positives, self.without, each),
-            clopper_pearson(self.false_negatives, self.within, each),
+            clopper_pearson(self.false_positives, self.without, split),
+            clopper_pearson(self.false_negatives, self.within, split),
         )
 
     def epsilon_lower(self, delta: float, confidence: float) -> float:
-        """Bound epsilon from below: 1 - FNR <= e^eps FPR + delta, and with the roles changed."""
+        """Return a lower bound on epsilon: 1 - FNR <= e^eps FPR + delta, and with roles swapped."""
         positive, negative = self.rates(confidence)
-        shown = (
+        ratios = (
             (1 - delta - negative) / positive,
             (1 - delta - positive) / negative,
         )
-        return math.log(max(1.0, *shown))
+        return math.log(max(1.0, *ratios))
 
     def mu_lower(self, confidence: float) -> float:
-        """Bound mu of Gaussian differential privacy from below (Dong, Roth and Su 2022)."""
+        """Return a lower bound on mu of Gaussian differential privacy (Dong, Roth and Su 2022)."""
         positive, negative = self.rates(confidence)
         return max(0.0, float(-ndtri(positive) - ndtri(negative)))
 
 
 def clopper_pearson(hits: float, trials: int, confidence: float) -> float:
-    """Bound a probability from above, by how often it happened."""
+    """Return an upper confidence bound on a probability, from its number of hits."""
     if hits >= trials:
         return 1.0
     return float(betaincinv(hits + 1, trials - hits, confidence))
@@ -182,15 +184,15 @@ def tell_apart(
     within: np.ndarray,
     worth: Callable[[Errors], float],
 ) -> Errors:
-    """Choose a threshold by the first half of the trials, and count errors in the second.
+    """Choose a threshold on the first half of the trials; return its errors in the second.
 
-    The threshold is the best one for Gaussians with the first half's means and deviations. Where
-    scores are not Gaussian it may be a poor choice, but the errors counted are as valid.
+    The threshold is the best one for Gaussians with the first half's means and deviations. For
+    other scores it may be a poor choice, but the errors remain valid.
 
     Args:
         without: scores of trials without the canary, [n].
-        within: of trials with it, [n'], meant to be higher.
-        worth: of a threshold's errors; the one expected to be best is taken.
+        within: of trials with it, [n'], expected to be higher.
+        worth: value of a threshold's errors; the threshold with the largest expected value is used.
     """
     first = without[: len(without) // 2], within[: len(within) // 2]
     second = without[len(without) // 2 :], within[len(within) // 2 :]
@@ -223,12 +225,12 @@ def _errors(without: np.ndarray, within: np.ndarray, threshold: float) -> Errors
 
 
 def guess(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
-    """Call the highest scores in and as many of the lowest out, and count what is right.
+    """Guess that the highest scores are included and as many of the lowest are not.
 
     Args:
-        scores: [m]; how many are guessed does not depend on them, or on the coins.
+        scores: [m].
         included: the coins, [m], bool.
-        made: how many guesses, even, in [2, m].
+        made: number of guesses, even, in [2, m]; independent of scores and coins.
     """
     order = np.argsort(-scores, kind="stable")
     high, low = order[: made // 2], order[len(order) - made // 2 :]

@@ -1,7 +1,7 @@
-"""Trade-off curves: what errors an attacker must make of a mechanism that does what it claims.
+"""Trade-off curves: the least errors of any attacker against a mechanism.
 
-A curve maps a true positive rate to the least false positive rate that allows it, for one example
-in or out and for the two exchanged; it is convex (Dong, Roth and Su 2022, arXiv 1905.02383).
+A curve maps a true positive rate to the least false positive rate that allows it, for adding and
+for removing one example. It is convex (Dong, Roth and Su 2022, arXiv 1905.02383).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from scipy.special import log_ndtr, ndtr, ndtri
 Curve = Callable[[float], float]
 
 LOSS_ERROR = 1e-2
-"""Of the composed privacy loss, absolute (ours): it moves a rate by that share."""
+"""Absolute error of the composed privacy loss (ours); the relative error of a rate."""
 
 MASS_ERROR = 1e-9
 """Probability of a privacy loss off the grid (ours)."""
 
 POINTS = 4000
-"""Of a composed curve that are kept, evenly spread over the rates' logarithms (ours)."""
+"""Number of points of a composed curve, evenly spaced in the logarithm of the rates (ours)."""
 
 
 def gaussian(mu: float) -> Curve:
@@ -40,12 +40,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """
 
     def excess(epsilon: float) -> float:
-        other = math.exp(epsilon + float(log_ndtr(-epsilon / mu - mu / 2)))
-        return float(ndtr(-epsilon / mu + mu / 2)) - other - delta
+        second = math.exp(epsilon + float(log_ndtr(-epsilon / mu - mu / 2)))
+        return float(ndtr(-epsilon / mu + mu / 2)) - second - delta
 
     if mu == 0 or excess(0.0) <= 0:
         return 0.0
-    # A loss is Gaussian about mu^2 / 2; beyond, its tail is below delta.
+    # The privacy loss is Gaussian about mu^2 / 2; beyond this bracket its tail is below delta.
     return float(brentq(excess, 0.0, mu**2 / 2 - mu * float(ndtri(delta / 2))))
 
 
@@ -60,7 +60,7 @@ def subsampled_gaussian(sampling_prob: float, sigma: float, num_steps: int) -> C
         num_steps: >= 1.
 
     Raises:
-        ValueError, RuntimeError: where the numbers are beyond that arithmetic.
+        ValueError, RuntimeError: the accountant cannot handle the numbers.
     """
     if sampling_prob == 1:
         return gaussian(math.sqrt(num_steps) / sigma)
@@ -82,7 +82,7 @@ def subsampled_gaussian(sampling_prob: float, sigma: float, num_steps: int) -> C
 
 
 def _both_ways(present: np.ndarray, absent: np.ndarray) -> Curve:
-    """Join a curve, as points, with the one of the exchanged worlds, and take its lower hull."""
+    """Return the lower convex hull of a curve's points and those with the two data sets swapped."""
     keep = _spread(present)
     present, absent = present[keep], absent[keep]
     true = np.concatenate([[0.0, 1.0], present, 1 - absent])
@@ -98,7 +98,7 @@ def _both_ways(present: np.ndarray, absent: np.ndarray) -> Curve:
 
 
 def _spread(rates: np.ndarray) -> np.ndarray:
-    """Choose points among rising rates so that both ends are resolved."""
+    """Return indices of increasing rates that resolve both ends."""
     ends = np.logspace(-12, math.log10(0.5), POINTS // 2)
     return np.unique(
         np.clip(np.searchsorted(rates, np.concatenate([ends, 1 - ends])), 0, len(rates) - 1)

@@ -1,14 +1,13 @@
-"""White-box canaries: crafted gradients that join a run, and their scores.
+"""White-box canaries: crafted gradients and their scores.
 
-A canary is an example whose gradient the attacker chooses: far longer than the clip norm, in a
-direction of its own. It takes part in each step by its own coin, with the run's probability q.
-The attacker is the one that differential privacy is about: it knows every real example and who was
-drawn, sees all noisy releases, and does not know whether, and at which steps, a canary took part.
-So what it hears of a canary at a step is
+A canary is an example whose gradient the attacker chooses: far longer than the clip norm, in its
+own direction. It is sampled in each step with the run's probability q. The attacker is that of
+differential privacy: it knows every real example and which were sampled, and sees all noisy
+releases, but does not know whether or when a canary was sampled. A canary's score is the sum, over
+releases and steps, of
 
-    <release - the real examples' clipped sum, canary's direction> / C      1 if it took part, or 0,
-                                                                            plus noise
-summed over releases and steps.
+    <release - the real examples' clipped sum, canary's direction> / C      1 if it was sampled,
+                                                                            else 0, plus noise
 """
 
 from __future__ import annotations
@@ -36,58 +35,58 @@ from dpexp.types import (
 )
 
 TOO_LONG = 100.0
-"""A canary's norm before clipping, in clip norms (ours): what is not clipped stands out."""
+"""A canary's norm before clipping, in clip norms (ours): a missing clip becomes obvious."""
 
 Blocks = Mapping[Key, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Overheard:
-    """A layer's per-example gradients that record what the real examples added to their sum.
+class RecordedGrads:
+    """A layer's per-example gradients that record the real examples' clipped sum.
 
     Attributes:
         grads: the layer's.
-        heard: the real examples' clipped sum by block, so far; written to.
+        sums: the real examples' clipped sum so far, by block; updated in place.
         key: this block's.
     """
 
     grads: PerExampleGrads
-    heard: dict[Key, Tensor]
+    sums: dict[Key, Tensor]
     key: Key
 
     def norms_squared(self) -> Tensor:
-        """Bound the squared l2 norm of every example's block from above, [n] in float64."""
+        """Return an upper bound on every example's squared l2 norm, [n] in float64."""
         return self.grads.norms_squared()
 
-    def measured(self) -> tuple[Size, Overheard]:
-        """Return every example's size, and what to hold until the weights are known."""
+    def measured(self) -> tuple[Size, RecordedGrads]:
+        """Return every example's size, and the gradients to keep until the weights are known."""
         size, grads = self.grads.measured()
-        return size, Overheard(grads, self.heard, self.key)
+        return size, RecordedGrads(grads, self.sums, self.key)
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
-        """Add the examples' blocks to their sum, bit by bit as without the record."""
+        """Add the examples' blocks to their sum, bit for bit as without the record."""
         before = total.clone()
         self.grads.add_to(total, weights)
-        self.heard[self.key] = self.heard.get(self.key, 0) + (total - before)
+        self.sums[self.key] = self.sums.get(self.key, 0) + (total - before)
 
     def materialize(self) -> Tensor:
-        """Form every example's block side by side."""
+        """Return every example's block, [n, ...]."""
         return self.grads.materialize()
 
-    def select(self, mask: Tensor) -> Overheard:
+    def select(self, mask: Tensor) -> RecordedGrads:
         """Drop the examples where mask [n] is False."""
-        return Overheard(self.grads.select(mask), self.heard, self.key)
+        return RecordedGrads(self.grads.select(mask), self.sums, self.key)
 
-    def double(self) -> Overheard:
+    def double(self) -> RecordedGrads:
         """Return the same vectors in float64."""
-        return Overheard(self.grads.double(), self.heard, self.key)
+        return RecordedGrads(self.grads.double(), self.sums, self.key)
 
 
 class Canaried(Wrapped):
-    """A method with canaries among its examples; all else is the method's own.
+    """Adds canaries to a method's examples.
 
-    Of several ranks the first one adds the canaries, and it subtracts its own examples only: the
-    scores are noisier then, and the bounds from them as valid.
+    With several ranks, rank 0 adds the canaries and subtracts only its own examples. The scores are
+    noisier then, and the bounds from them remain valid.
     """
 
     def __init__(
@@ -101,16 +100,16 @@ class Canaried(Wrapped):
         batch_size: int,
         seed: int,
     ) -> None:
-        """Put canaries in.
+        """Set up the canaries.
 
         Args:
-            method: what is audited.
-            kind: "dirac" (a coordinate each) or "random" (a direction each).
+            method: to audit.
+            kind: "dirac" (one coordinate each) or "random" (one direction each).
             included: which canaries are examples of the run, [m], bool.
-            sampling_prob: q, with which such a one takes part in a step.
-            clip_norm: as `releases` takes it.
-            batch_size: what sums are divided by before `reconstruct` sees them.
-            seed: directions and draws derive from it.
+            sampling_prob: q, the probability that an included canary is sampled in a step.
+            clip_norm: argument of `releases`.
+            batch_size: divisor of the sums that `reconstruct` gets.
+            seed: of directions and draws.
         """
         super().__init__(method)
         self._draw_directions, self._included = KINDS[kind], included
@@ -119,17 +118,16 @@ class Canaried(Wrapped):
         self._directions: dict[tuple[str, int], Directions] = {}
 
     def start(self, model: nn.Module) -> State:
-        """Begin with an empty record.
+        """Start the method, with all scores at zero.
 
         Raises:
-            ConfigError: if the method does not release the sum of clipped vectors, in which a
-                canary's direction would be found again.
+            ConfigError: the method clips coordinates, which changes a canary's direction.
         """
         state = super().start(model)
         for release in self.releases(state, self._clip_norm):
             if release.clip != "norm":
                 raise ConfigError(
-                    "Expected a method that clips examples' norms with canaries in gradients; this "
+                    "Expected a method that clips examples' norms with crafted gradients; this "
                     "one clips coordinates. Set audit.canaries=mislabelled."
                 )
         device = next(model.parameters()).device
@@ -143,67 +141,68 @@ class Canaried(Wrapped):
         public: PublicGradients | None,
         gen: torch.Generator,
     ) -> State:
-        """Prepare the method's step, and toss the canaries' coins."""
-        coins = torch.rand(
+        """Prepare the method's step, and sample the canaries."""
+        draws = torch.rand(
             len(self._included),
             dtype=torch.float64,
             generator=generator(self._seed, "canary/draw", state["step"]),
         )
-        who = torch.nonzero(self._included & (coins < self._sampling_prob)).flatten()
+        sampled = torch.nonzero(self._included & (draws < self._sampling_prob)).flatten()
         return {
             **super().prepare(model, state, public, gen),
-            "who": who.to(state["scores"].device),
-            "heard": {},
+            "sampled": sampled.to(state["scores"].device),
+            "sums": {},
             "like": next(model.parameters()).new_empty(0),
         }
 
     def per_example_grads(
         self, state: State, layer: str, layer_grads: LayerGrads
     ) -> Mapping[Key, PerExampleGrads]:
-        """Return what the method does, recording its sums."""
+        """Return the method's per-example gradients, which record their sums."""
         per_example = super().per_example_grads(state, layer, layer_grads)
-        return {key: Overheard(grads, state["heard"], key) for key, grads in per_example.items()}
+        sums = state["sums"]
+        return {key: RecordedGrads(grads, sums, key) for key, grads in per_example.items()}
 
     def crafted(self, state: State) -> tuple[int, Mapping[Key, PerExampleGrads]]:
-        """Return the canaries that take part in this step, too long in every release."""
-        who = state["who"]
-        if not len(who):
+        """Return the canaries sampled in this step, longer than the clip norm of every release."""
+        sampled = state["sampled"]
+        if not len(sampled):
             return 0, {}
         per_example: dict[Key, PerExampleGrads] = {}
-        for release, blocks, directions in self._heard_in(state):
+        for release, blocks, directions in self._release_directions(state):
             start = 0
             for key, shape in blocks.items():
                 norm = TOO_LONG * release.clip_norm
-                per_example[key] = directions.grads(who, start, shape, norm)
+                per_example[key] = directions.grads(sampled, start, shape, norm)
                 start += math.prod(shape)
-        return len(who), per_example
+        return len(sampled), per_example
 
-    def _heard_in(self, state: State) -> list[tuple[Release, Blocks, Directions]]:
-        """List releases with their blocks, in order, and the canaries' directions in them."""
-        blocks, found = self.release_shapes(state), []
+    def _release_directions(self, state: State) -> list[tuple[Release, Blocks, Directions]]:
+        """Return each release with its blocks, in order, and the canaries' directions in it."""
+        shapes, result = self.release_shapes(state), []
         for release in self.releases(state, self._clip_norm):
-            own = {key: shape for key, shape in blocks.items() if key.release == release.name}
-            dimension = sum(math.prod(shape) for shape in own.values())
+            blocks = {key: shape for key, shape in shapes.items() if key.release == release.name}
+            dimension = sum(math.prod(shape) for shape in blocks.values())
             place = (release.name, dimension)
             if place not in self._directions:
                 gen = generator(self._seed, f"canary/direction/{release.name}", dimension)
                 self._directions[place] = self._draw_directions(
                     len(self._included), dimension, gen, state["like"]
                 )
-            found.append((release, own, self._directions[place]))
-        return found
+            result.append((release, blocks, self._directions[place]))
+        return result
 
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
         """Score the canaries, and reconstruct as the method does."""
         scores = state["scores"].clone()
-        for release, blocks, directions in self._heard_in(state):
-            left = [
-                (self._batch_size * noisy[key] - state["heard"].get(key, 0)).flatten()
+        for release, blocks, directions in self._release_directions(state):
+            residual = [
+                (self._batch_size * noisy[key] - state["sums"].get(key, 0)).flatten()
                 for key in blocks
             ]
-            scores += directions.inner(torch.cat(left)) / release.clip_norm
+            scores += directions.inner(torch.cat(residual)) / release.clip_norm
         gradients, after = super().reconstruct(state, noisy)
         return gradients, {
             "method": after["method"],

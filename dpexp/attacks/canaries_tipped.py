@@ -1,9 +1,9 @@
-"""The worst canary where coordinates are clipped and the largest of them kept: it tips the balance.
+"""A worst-case canary for methods that clip coordinates and keep the largest ones.
 
-Of compressive SGD (`dpexp.methods.compressive`) one example can change but little of a mean, but it
-can change which entries are kept. In all trials the other examples hold the first half of the
-coordinates at the bound and the second half a trifle below; the canary pulls the first half down
-and pushes the second up, and what is kept are other entries altogether.
+In compressive SGD (`dpexp.methods.compressive`) one example hardly changes a mean, but it can
+change which entries are kept. In all trials the other examples put the first half of the
+coordinates at the bound and the second half slightly below. The canary lowers the first half and
+raises the second, so that entirely different entries are kept.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from dpexp.types import Key, Method, PerExampleGrads, PublicGradients, State
 
 
 class Tipped(Wrapped):
-    """A method whose examples are all made up; in half of the trials the canary is among them."""
+    """Replaces a method's examples by crafted ones, with or without the canary."""
 
     def __init__(self, method: Method, *, included: bool, clip_norm: float, batch_size: int):
-        """Choose the world.
+        """Set whether the canary is included.
 
         Args:
-            method: what is audited; it clips coordinates.
-            included: whether the canary is there.
+            method: to audit; it clips coordinates.
+            included: whether the canary is an example.
             clip_norm: bound on each coordinate.
-            batch_size: how many other examples there are; all take part in every step.
+            batch_size: number of other examples; all are used in every step.
         """
         super().__init__(method)
         self._included, self._clip_norm, self._batch_size = included, clip_norm, batch_size
 
     def start(self, model: nn.Module) -> State:
-        """Begin with an empty record."""
+        """Start the method, with the score at zero."""
         return {**super().start(model), "scores": torch.zeros(1, dtype=torch.float64)}
 
     def prepare(
@@ -46,7 +46,7 @@ class Tipped(Wrapped):
         public: PublicGradients | None,
         gen: torch.Generator,
     ) -> State:
-        """Prepare the method's step, and make the examples up, one row each, the canary last."""
+        """Prepare the method's step, and craft the examples, one row each, the canary last."""
         state = super().prepare(model, state, public, gen)
         dimension = sum(math.prod(shape) for shape in self.release_shapes(state).values())
         canary = next(model.parameters()).new_ones(dimension)
@@ -56,14 +56,14 @@ class Tipped(Wrapped):
         return {**state, "rows": self._clip_norm * rows}
 
     def crafted(self, state: State) -> tuple[int, Mapping[Key, PerExampleGrads]]:
-        """Return the world's examples."""
+        """Return the crafted examples."""
         rows = state["rows"] if self._included else state["rows"][:-1]
         return len(rows), {
             key: MaterializedGrads(block) for key, block in self._in_blocks(state, rows).items()
         }
 
     def _in_blocks(self, state: State, rows: Tensor) -> dict[Key, Tensor]:
-        """Cut vectors [..., d] into the method's blocks, [..., *shape]."""
+        """Split vectors [..., d] into the method's blocks, [..., *shape]."""
         shapes = self.release_shapes(state)
         pieces = rows.split([math.prod(shape) for shape in shapes.values()], dim=-1)
         return {
@@ -72,7 +72,7 @@ class Tipped(Wrapped):
         }
 
     def _expected(self, state: State, rows: Tensor) -> Tensor:
-        """Return what would be released of these rows without noise, flattened."""
+        """Return the noiseless release of these rows, flattened."""
         total = rows.clamp(-self._clip_norm, self._clip_norm).sum(0)
         released = self.compress(state, self._in_blocks(state, total))
         return torch.cat([block.flatten() for block in released.values()])
@@ -80,10 +80,10 @@ class Tipped(Wrapped):
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
-        """Score the canary: the log-likelihood ratio under Laplace noise but for its scale."""
-        heard = self._batch_size * torch.cat([block.flatten() for block in noisy.values()])
+        """Score the canary by the log-likelihood ratio under Laplace noise, up to its scale."""
+        released = self._batch_size * torch.cat([block.flatten() for block in noisy.values()])
         without, within = (self._expected(state, state["rows"][:last]) for last in (-1, None))
-        loudness = (heard - without).abs() - (heard - within).abs()
-        scores = state["scores"] + loudness.double().sum().cpu() / self._clip_norm
+        ratio = (released - without).abs() - (released - within).abs()
+        scores = state["scores"] + ratio.double().sum().cpu() / self._clip_norm
         gradients, after = super().reconstruct(state, noisy)
         return gradients, {"method": after["method"], "scores": scores}

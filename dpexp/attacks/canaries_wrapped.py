@@ -1,4 +1,4 @@
-"""A method with something put in its way: everything that is not overridden passes through."""
+"""A base class for wrappers of methods, which delegates whatever is not overridden."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpexp.types import Key, LayerGrads, Method, PerExampleGrads, PublicGradient
 
 
 class Wrapped(Method):
-    """Passes every call on to a method, whose state lies in its own, under "method"."""
+    """Delegates every call to a method, whose state is kept in its own under "method"."""
 
     def __init__(self, method: Method) -> None:
         """Wrap a method."""
@@ -20,12 +20,12 @@ class Wrapped(Method):
         self.public_size = method.public_size
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle ask before there is anything to pass on to
+        if name.startswith("__"):  # copy and pickle look these up before _method is set
             raise AttributeError(name)
         return getattr(self.__dict__["_method"], name)
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
-        """Name the parameters the method updates."""
+        """Return the names of the parameters the method updates."""
         return self._method.trainable(model)
 
     def start(self, model: nn.Module) -> State:
@@ -43,17 +43,17 @@ class Wrapped(Method):
         return {**state, "method": self._method.prepare(model, state["method"], public, gen)}
 
     def forward_weights(self, state: State) -> Mapping[str, Tensor]:
-        """Return the weights to run this step with."""
+        """Return the weights of this step's forward pass."""
         return self._method.forward_weights(state["method"])
 
     def per_example_grads(
         self, state: State, layer: str, layer_grads: LayerGrads
     ) -> Mapping[Key, PerExampleGrads]:
-        """Return what the method does."""
+        """Return the method's per-example gradients."""
         return self._method.per_example_grads(state["method"], layer, layer_grads)
 
     def crafted(self, state: State) -> tuple[int, Mapping[Key, PerExampleGrads]]:
-        """Return the method's made-up examples."""
+        """Return the method's crafted examples."""
         return self._method.crafted(state["method"])
 
     def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
@@ -65,7 +65,7 @@ class Wrapped(Method):
         return self._method.compress(state["method"], sums)
 
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
-        """Declare what the method does."""
+        """Return the method's declared releases."""
         return self._method.releases(state["method"], clip_norm)
 
     def reconstruct(
@@ -78,5 +78,5 @@ class Wrapped(Method):
     def remarks(
         self, state: State, epsilon_at: Callable[[Sequence[float]], float | None]
     ) -> dict[str, Any]:
-        """Remark what the method does."""
+        """Return the method's remarks."""
         return self._method.remarks(state["method"], epsilon_at)

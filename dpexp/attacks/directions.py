@@ -1,4 +1,4 @@
-"""Where canaries point: a coordinate each, or a random direction each."""
+"""Directions of canaries: one coordinate each, or one random direction each."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from dpexp.types import PerExampleGrads, Size
 
 @dataclass(frozen=True)
 class Spikes:
-    """Per-example vectors with a single entry each, of one block.
+    """Per-example one-hot vectors, restricted to one block.
 
     Attributes:
-        values: [n]; zero where an example's entry lies in another block.
+        values: [n]; zero if an example's entry is in another block.
         places: [n], indices into the flattened block.
         shape: of the block.
     """
@@ -30,11 +30,11 @@ class Spikes:
     shape: tuple[int, ...]
 
     def measured(self) -> tuple[Size, Spikes]:
-        """Return every example's size, and what to hold until the weights are known."""
+        """Return every example's size, and the vectors to keep until the weights are known."""
         return size_of_held(self.values[:, None]), self
 
     def norms_squared(self) -> Tensor:
-        """Bound the squared l2 norm of every example's block from above, [n] in float64."""
+        """Return an upper bound on every example's squared l2 norm, [n] in float64."""
         return self.measured()[0].squares
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
@@ -43,7 +43,7 @@ class Spikes:
         total.view(-1).index_add_(0, self.places, values.to(total.dtype))
 
     def materialize(self) -> Tensor:
-        """Form every example's block, [n, ...]."""
+        """Return every example's block, [n, ...]."""
         whole = self.values.new_zeros(len(self.values), math.prod(self.shape))
         whole.scatter_(1, self.places[:, None], self.values[:, None])
         return whole.view(-1, *self.shape)
@@ -63,13 +63,13 @@ class Directions(Protocol):
     def grads(
         self, who: Tensor, start: int, shape: tuple[int, ...], norm: float
     ) -> PerExampleGrads:
-        """Return the part within one block of some canaries [n], each of that norm in all.
+        """Return the part of canaries' vectors that lies within one block.
 
         Args:
-            who: which canaries.
-            start: where the block begins in the released vector.
+            who: indices of the canaries, [n].
+            start: position of the block in the released vector.
             shape: of the block.
-            norm: of the whole vector.
+            norm: of each whole vector.
         """
 
     def inner(self, vector: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Coordinates:
     """A coordinate and a sign for each canary: one-hot vectors ("Dirac").
 
     Attributes:
-        places: [m], distinct where there are coordinates enough, else each taken equally often.
+        places: [m], distinct if there are enough coordinates, else each used equally often.
         signs: [m], 1 or -1.
     """
 

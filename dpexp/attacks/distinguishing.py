@@ -1,8 +1,8 @@
-"""The distinguishing game: many short runs with one canary in them, as many without.
+"""The distinguishing game: many short trials with one canary, and as many without.
 
-The trials are of the suite's own pipeline (`dpexp.training.gradient`), on a model that stands
-still. Every real example is left out and the canary takes part in every step: of all neighbouring
-data sets those that are told apart best. The mechanism is then a plain one, not subsampled.
+Trials use the suite's own pipeline (`dpexp.training.gradient`) on a model that is not updated. All
+real examples are left out and the canary is sampled in every step: these neighbouring data sets are
+the easiest to distinguish. The mechanism is then not subsampled.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from dpexp.types import Method
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the trials of a distinguishing game show.
+    """The result of a distinguishing game.
 
     Attributes:
-        errors: at the threshold that is best for (epsilon, delta)-privacy.
-        epsilon_lower: bound on epsilon that supposes nothing.
-        epsilon_lower_gaussian: by Gaussian differential privacy: it supposes the trade-off curve of
-            a Gaussian mechanism, which composed ones have too. None where the noise is another.
+        errors: at the best threshold for (epsilon, delta)-privacy.
+        epsilon_lower: lower bound on epsilon without further assumptions.
+        epsilon_lower_gaussian: the same by Gaussian differential privacy. It assumes the trade-off
+            curve of a Gaussian mechanism, which compositions also have. None for other noise.
     """
 
     errors: Errors
@@ -46,7 +46,7 @@ class Verdict:
 def judge(
     without: np.ndarray, within: np.ndarray, *, delta: float, confidence: float, is_gaussian: bool
 ) -> Verdict:
-    """Bound epsilon by how well trials are told apart.
+    """Return lower bounds on epsilon from the errors in distinguishing trials.
 
     Args:
         without: scores of trials without the canary, [n].
@@ -64,17 +64,17 @@ def judge(
 
 
 def of_steps(parts: Parts, mechanism: Mechanism, num_trials: int) -> tuple[np.ndarray, np.ndarray]:
-    """Score trials of a method: the canary's score after all steps, without it and with it.
+    """Return the canary's scores in trials of a method, without and with it, [num_trials] each.
 
     Args:
-        parts: the model is left as it is.
-        mechanism: of one trial; every example of the batch takes part in every step.
-        num_trials: in either world.
+        parts: of the run; the model is not changed.
+        mechanism: of one trial; every example of the batch is used in every step.
+        num_trials: without and with the canary each.
     """
     clip_norm = mechanism.releases[0].clip_norm
     by_coordinate = any(release.clip == "coordinates" for release in mechanism.releases)
 
-    def world(included: bool) -> Method:
+    def with_canary(included: bool) -> Method:
         if by_coordinate:
             size = mechanism.batch_size
             return Tipped(parts.method, included=included, clip_norm=clip_norm, batch_size=size)
@@ -88,8 +88,8 @@ def of_steps(parts: Parts, mechanism: Mechanism, num_trials: int) -> tuple[np.nd
             seed=mechanism.seed,
         )
 
-    without = _scores(parts, world(False), mechanism, range(num_trials))
-    within = _scores(parts, world(True), mechanism, range(num_trials, 2 * num_trials))
+    without = _scores(parts, with_canary(False), mechanism, range(num_trials))
+    within = _scores(parts, with_canary(True), mechanism, range(num_trials, 2 * num_trials))
     return without, within
 
 
@@ -101,7 +101,7 @@ def _scores(parts: Parts, method: Method, mechanism: Mechanism, trials: range) -
     with PrivateGradient(model, method, mechanism, ranks, 1, task.public, task.loss) as gradient:
         for trial in trials:
             state = method.start(model)
-            # Steps go on from trial to trial: noise of its own for each.
+            # Step numbers continue across trials, so that each trial gets its own noise.
             for step in range(trial * steps, (trial + 1) * steps):
                 state = gradient(state, absent, step).state
             scores.append(float(state["scores"]))
@@ -111,16 +111,16 @@ def _scores(parts: Parts, method: Method, mechanism: Mechanism, trials: range) -
 def of_votes(
     mechanism: NoisyVotes, teachers: int, num_trials: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Score trials of PATE: how often the second of two classes is answered, less the first.
+    """Return the scores of trials of PATE: answers of the second class minus those of the first.
 
-    The teachers are all but evenly split on every query; in the second world one of them, whose
-    examples differ by one, says the second class in place of the first. All that is looked at is
-    what is answered.
+    The teachers are almost evenly split on every query. With the canary, one of them votes for the
+    second class instead of the first, because its examples differ by one. Scores depend only on the
+    released answers.
 
     Args:
-        mechanism: its noise, threshold and caps.
-        teachers: how many vote.
-        num_trials: in either world.
+        mechanism: gives noise, threshold and caps.
+        teachers: number of votes.
+        num_trials: without and with the canary each.
     """
     first = teachers // 2 + 1
     split = torch.tensor([first, teachers - first], dtype=torch.float64)

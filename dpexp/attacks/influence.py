@@ -1,10 +1,9 @@
-"""A search for an example that moves a clipped sum by more than its clip norm.
+"""A search for an example that changes a clipped sum by more than its clip norm.
 
-Clipping rests on floating point: on norms that are computed and on sums that are rounded
-(`dpexp.grad_sample.rounding`, `dpexp.privacy.bound`). Here hill climbing looks for where that gives
-way: for every layer rule and form of it, an example is made up from a few numbers (`Knobs`),
-clipped and summed beside others as in a step, and the numbers are changed for as long as the sum
-moves further.
+Clipping depends on floating point: on computed norms and rounded sums
+(`dpexp.grad_sample.rounding`, `dpexp.privacy.bound`). Hill climbing looks for a violation: for
+every layer rule and each of its forms, it makes an example from a few numbers (`Knobs`), clips and
+sums it with others as in a step, and varies the numbers to change the sum further.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ import torch
 from dpexp.privacy.seeds import generator
 
 OTHERS = ("none", "random", "the same direction", "the same terms", "opposite")
-"""Who shares the example's micro-batch."""
+"""Kinds of other examples in the micro-batch."""
 
 
 @dataclass(frozen=True)
 class Knobs:
-    """What an example and its neighbours are made from. Ranges are in `LIMITS`.
+    """Parameters of an example and of the others in its micro-batch. Ranges are in `LIMITS`.
 
     Attributes:
         log_x: decimal logarithm of the inputs' size.
         log_h: of the output gradients' size.
-        log_gap: of how far, relative to their size, the two positions of a pair lie apart.
+        log_gap: of the relative distance between the two positions of a pair.
         pairing: share of the positions that come in pairs of nearly equal inputs and opposite
             gradients, whose terms cancel.
-        constant: how much of an input is one and the same number; the rest is random.
-        log_active: share of an input's and a gradient's numbers that are not zero, as a logarithm.
-        log_clip: decimal logarithm of the clip norm, in norms as they are computed.
+        constant: weight of a constant in the inputs; the rest is random.
+        log_active: logarithm of the share of nonzero numbers in inputs and gradients.
+        log_clip: decimal logarithm of the clip norm, relative to the computed norm.
         others: index into `OTHERS`, rounded.
-        log_many: decimal logarithm of how many others there are.
-        log_loud: of their size, in the example's.
+        log_num_others: decimal logarithm of the number of others.
+        log_other_size: of their size, relative to the example's.
         coarse: above a half, numbers are rounded to bfloat16 first.
     """
 
@@ -48,8 +47,8 @@ class Knobs:
     log_active: float
     log_clip: float
     others: float
-    log_many: float
-    log_loud: float
+    log_num_others: float
+    log_other_size: float
     coarse: float
 
 
@@ -62,18 +61,18 @@ LIMITS = Knobs(
     log_active=(-4, 0),
     log_clip=(-46, 1),
     others=(-0.49, len(OTHERS) - 0.51),
-    log_many=(0, 2.1),
-    log_loud=(-2, 2),
+    log_num_others=(0, 2.1),
+    log_other_size=(-2, 2),
     coarse=(0, 1),
 )
 
 
 class Moved(NamedTuple):
-    """What an example did.
+    """An example's effect on the clipped sum.
 
     Attributes:
-        distance: how far it moved the clipped sum, in clip norms.
-        is_calm: whether it was summed in the model's precision, beside the others.
+        distance: change of the clipped sum, in clip norms.
+        is_calm: whether it was summed in the model's precision, not separately in float64.
     """
 
     distance: float
@@ -81,22 +80,22 @@ class Moved(NamedTuple):
 
 
 class Target(Protocol):
-    """Something that clips and sums."""
+    """Code that clips and sums."""
 
     def moved(self, knobs: Knobs, seed: int) -> Moved:
-        """Clip and sum an example beside its neighbours, and without it."""
+        """Return how far an example changes the clipped sum of its micro-batch."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The furthest that an example was found to move a sum.
+    """The largest change of a sum found.
 
     Attributes:
         moved: in clip norms.
-        calm: the furthest by one that was summed in the model's precision.
-        knobs: what it was made from.
-        seed: the generator's, with which `moved` gives it again.
-        tried: how many examples there were.
+        calm: the largest change by an example that was summed in the model's precision.
+        knobs: parameters of the example.
+        seed: of the generator; the target's `moved` reproduces the change with it.
+        tried: number of examples tried.
     """
 
     moved: float
@@ -107,20 +106,20 @@ class Found:
 
     def words(self) -> dict[str, Any]:
         """Return the knobs by name, rounded for reading."""
-        return {each.name: round(getattr(self.knobs, each.name), 3) for each in fields(self.knobs)}
+        return {knob.name: round(getattr(self.knobs, knob.name), 3) for knob in fields(self.knobs)}
 
 
-PATIENCE = 40  # ours: steps of a climb that may go by without a gain
+PATIENCE = 40  # ours: steps of a climb without a gain before it restarts
 
 
 def climb(target: Target, seconds: float, seed: int, most: int | None = None) -> Found:
-    """Search one form, from new places again and again.
+    """Search one form by hill climbing with random restarts.
 
     Args:
-        target: what to attack.
-        seconds: how long.
+        target: to attack.
+        seconds: duration of the search.
         seed: of the search.
-        most: examples to try at most; None: as many as time allows.
+        most: limit on the number of examples; None: as many as time allows.
     """
     gen = drawing(seed)
     best, calm, tried, until = None, 0.0, 0, time.monotonic() + seconds
@@ -138,21 +137,21 @@ def climb(target: Target, seconds: float, seed: int, most: int | None = None) ->
                 best = Found(distance, calm, new, of_example, tried)
             if is_calm:
                 calm = max(calm, distance)
-            # What float64 takes is nearest to one everywhere; most climbs look where it does not.
-            far = 0.0 if only_calm and not is_calm else distance
-            if far > here * (1 + 1e-9):
+            # Examples summed in float64 all come close to one; most climbs ignore them.
+            score = 0.0 if only_calm and not is_calm else distance
+            if score > here * (1 + 1e-9):
                 since = 0
-            if far >= here:
-                knobs, here = new, far
+            if score >= here:
+                knobs, here = new, score
 
 
 def drawing(seed: int, index: int = 0) -> torch.Generator:
-    """Return the generator of a search, or of what an example and its neighbours are made of."""
+    """Return the generator of a search (index 0) or of its examples."""
     return generator(seed, "influence", index)
 
 
 def _start(gen: torch.Generator) -> Knobs:
-    """Draw from all that is allowed, but sizes and clip norms mostly from what networks have."""
+    """Draw from the allowed ranges; sizes and clip norms mostly from those of real networks."""
     where = torch.rand(len(astuple(LIMITS)), generator=gen).tolist()
     limits = zip(where, astuple(LIMITS), strict=True)
     knobs = Knobs(*(low + at * (high - low) for at, (low, high) in limits))
@@ -164,7 +163,7 @@ def _start(gen: torch.Generator) -> Knobs:
 
 
 def _step(knobs: Knobs, gen: torch.Generator) -> Knobs:
-    """Move a few of the numbers, now far and now near."""
+    """Change a few of the numbers by a random amount."""
     reach = 10.0 ** (-3 * float(torch.rand((), generator=gen)))
     values = []
     for value, (low, high) in zip(astuple(knobs), astuple(LIMITS), strict=True):

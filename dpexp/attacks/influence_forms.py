@@ -1,4 +1,4 @@
-"""What the search for an example's influence attacks: every layer rule, in every form of it."""
+"""Targets of the search for an example's influence: every layer rule in each of its forms."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from dpexp.types import Key, PerExampleGrads, Release
 KEY = Key("gradient", "weight")
 
 LARGEST = 1e30
-"""Clip norm that is tried: sums of many times as much are beyond float32."""
+"""Largest clip norm tried: sums of many such norms overflow float32."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A layer's arithmetic, and how large a layer.
+    """A layer's arithmetic and size.
 
     Attributes:
         x: shape of an example's input; positions first, but channels first for images.
-        h: shape of its output gradient, alike.
-        grads: makes the batch's per-example gradients of both.
-        block: shape of its sum.
+        h: shape of its output gradient, likewise.
+        grads: returns the batch's per-example gradients from both.
+        block: shape of their sum.
     """
 
     x: tuple[int, ...]
@@ -41,12 +41,12 @@ class Form:
     block: tuple[int, ...]
 
     def moved(self, knobs: Knobs, seed: int) -> Moved:
-        """Clip and sum an example beside its neighbours, and without it."""
+        """Return how far an example changes the clipped sum of its micro-batch."""
         gen = drawing(seed, 1)
         x, h = _example(self, knobs, gen)
         xs, hs = _neighbours(self, knobs, x, h, gen)
         if knobs.coarse > 0.5:
-            xs, hs = (each.bfloat16().float() for each in (xs, hs))
+            xs, hs = (tensor.bfloat16().float() for tensor in (xs, hs))
         whole = self.grads(xs, hs)
         alone = whole.select(torch.arange(len(xs)) == len(xs) - 1)
         size, _ = alone.measured()
@@ -90,7 +90,7 @@ def _images(
     layout = torch.channels_last if last else torch.contiguous_format
 
     def grads(x: Tensor, h: Tensor) -> PerExampleGrads:
-        both = (each.contiguous(memory_format=layout) for each in (x, h))
+        both = (tensor.contiguous(memory_format=layout) for tensor in (x, h))
         return FactoredGrads(Conv2dWeight(at), *both)
 
     block, outputs = (p, d // groups, kernel, kernel), -(-size // stride)
@@ -102,7 +102,7 @@ def _image_carriers(d: int, p: int, size: int, rank: int, side: str, last: bool 
     layout = torch.channels_last if last else torch.contiguous_format
 
     def grads(x: Tensor, h: Tensor) -> PerExampleGrads:
-        x, h = (each.contiguous(memory_format=layout) for each in (x, h))
+        x, h = (tensor.contiguous(memory_format=layout) for tensor in (x, h))
         layer_grads = Conv2dGrads(x, h, at, ("weight",))
         return (
             layer_grads.left(_basis(9 * d, rank).T)
@@ -167,7 +167,7 @@ FORMS: Mapping[str, Form] = {
     "held, 300,000 numbers": _held(2, 300_000),
     "held, 5 numbers": _held(3, 5),
 }
-"""Every rule and form, at sizes where it is taken."""
+"""Every rule and form, at sizes where it is used."""
 
 
 def _summed(form: Form, grads: PerExampleGrads, clip_norm: float) -> Tensor:
@@ -179,19 +179,20 @@ def _summed(form: Form, grads: PerExampleGrads, clip_norm: float) -> Tensor:
 
 
 def _example(form: Form, knobs: Knobs, gen: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Make up x and h, of which some positions come in pairs that cancel."""
+    """Return x and h, in which some positions come in pairs that cancel."""
     x, h = (positions(shape, knobs, gen) for shape in (form.x, form.h))
-    for each, sign in ((x, 1.0), (h, -1.0)):
-        paired = 2 * int(knobs.pairing * (len(each) // 2) + 0.5)
+    for values, sign in ((x, 1.0), (h, -1.0)):
+        paired = 2 * int(knobs.pairing * (len(values) // 2) + 0.5)
         first, second = slice(0, paired, 2), slice(1, paired, 2)
-        near = torch.randn(each[second].shape, generator=gen) * 10.0**knobs.log_gap
-        each[second] = sign * each[first] * (1 + near)
+        near = torch.randn(values[second].shape, generator=gen) * 10.0**knobs.log_gap
+        values[second] = sign * values[first] * (1 + near)
     scaled = (x.double() * 10.0**knobs.log_x).float(), (h.double() * 10.0**knobs.log_h).float()
-    return tuple(_shaped(each, shape) for each, shape in zip(scaled, (form.x, form.h), strict=True))
+    pairs = zip(scaled, (form.x, form.h), strict=True)
+    return tuple(_shaped(values, shape) for values, shape in pairs)
 
 
 def positions(shape: tuple[int, ...], knobs: Knobs, gen: torch.Generator) -> Tensor:
-    """Return numbers at every position, [t, channels]."""
+    """Return random numbers at every position, [t, channels]."""
     channels, num = (shape[0], math.prod(shape[1:])) if len(shape) == 3 else (shape[1], shape[0])
     values = torch.randn(num, channels, generator=gen)
     values = knobs.constant + (1 - knobs.constant) * values
@@ -206,18 +207,18 @@ def _shaped(values: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _neighbours(
     form: Form, knobs: Knobs, x: Tensor, h: Tensor, gen: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Put others before the example: batches [n, ...] in which it is the last."""
-    kind, many = OTHERS[round(knobs.others)], round(10.0**knobs.log_many)
+    """Return batches [n, ...] of other examples, followed by the example."""
+    kind, many = OTHERS[round(knobs.others)], round(10.0**knobs.log_num_others)
     if kind == "none":
         return x[None], h[None]
-    loud = 10.0**knobs.log_loud
+    other_size = 10.0**knobs.log_other_size
     if kind == "random":
         xs = torch.randn(many, *form.x, generator=gen) * x.abs().max()
-        hs = torch.randn(many, *form.h, generator=gen) * h.abs().max() * loud
-    elif kind == "the same direction":  # and nothing that cancels: signs are taken off
-        xs, hs = x.abs().expand(many, *form.x), h.abs().expand(many, *form.h) * loud
+        hs = torch.randn(many, *form.h, generator=gen) * h.abs().max() * other_size
+    elif kind == "the same direction":  # without signs, so that nothing cancels
+        xs, hs = x.abs().expand(many, *form.x), h.abs().expand(many, *form.h) * other_size
     else:
         sign = -1.0 if kind == "opposite" else 1.0
         jitter = 1 + 1e-3 * torch.randn(many, *[1] * h.dim(), generator=gen)
-        xs, hs = x.expand(many, *form.x), sign * loud * jitter * h
+        xs, hs = x.expand(many, *form.x), sign * other_size * jitter * h
     return torch.cat([xs, x[None]]), torch.cat([hs, h[None]])

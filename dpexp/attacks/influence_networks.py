@@ -1,4 +1,4 @@
-"""The search for an example's influence, end to end: networks, methods, whole private steps."""
+"""The search for an example's influence on whole private steps of networks and methods."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dpexp.types import Key, Method, State
 
 
 class TwoPositions(nn.Module):
-    """A linear layer at two positions, of which a classifier sees the difference."""
+    """A linear layer at two positions, and a classifier on the difference of its outputs."""
 
     def __init__(self, inputs: int, hidden: int) -> None:
         """Set the sizes."""
@@ -42,7 +42,7 @@ class TwoPositions(nn.Module):
 
 
 class TwoChannels(nn.Module):
-    """A convolution, of whose outputs a classifier sees every other pixel with its sign changed."""
+    """A convolution, and a classifier on the sum of its pixels with alternating signs."""
 
     def __init__(self, inputs: int, hidden: int) -> None:
         """Set the sizes."""
@@ -57,7 +57,7 @@ class TwoChannels(nn.Module):
 
 
 class _Caught(Wrapped):
-    """A method whose sums are kept as they are before the noise."""
+    """A method that keeps its sums before the noise."""
 
     sums: Tensor
 
@@ -69,14 +69,14 @@ class _Caught(Wrapped):
 
 @dataclass(frozen=True)
 class Network:
-    """A small network under a method.
+    """A small network trained with a method.
 
-    Every example goes through it by itself. What neighbours in a micro-batch do to each other's
-    rounding on the way is not the clip's to bound (docs/privacy.md).
+    Micro-batches hold one example. Clipping does not bound how examples of one micro-batch affect
+    each other's rounding in the forward pass (docs/privacy.md).
 
     Attributes:
-        new_method: makes the method.
-        new_model: makes the network.
+        new_method: returns the method.
+        new_model: returns the network.
         shape: of an input; two positions, or an image.
     """
 
@@ -85,7 +85,7 @@ class Network:
     shape: tuple[int, ...] = (2, 384)
 
     def moved(self, knobs: Knobs, seed: int) -> Moved:
-        """Take a step with the example and one without it; `log_h` scales the classifier."""
+        """Return how far the example changes a step's sum; `log_h` scales the classifier."""
         gen = drawing(seed, 1)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.set_state(drawing(seed, 3).get_state())
@@ -97,7 +97,7 @@ class Network:
         paired = near[::2].repeat_interleave(2, 0)[: len(near)] * apart
         x = (paired if knobs.pairing > 0.3 else near) * 10.0**knobs.log_x
         x = x.T.reshape(self.shape) if len(self.shape) == 3 else x.reshape(self.shape)
-        many = 0 if OTHERS[round(knobs.others)] == "none" else round(10.0**knobs.log_many)
+        many = 0 if OTHERS[round(knobs.others)] == "none" else round(10.0**knobs.log_num_others)
         others = torch.randn(many, *self.shape, generator=gen)
         if OTHERS[round(knobs.others)] != "random":
             others = x * (1 + 1e-3 * others)
@@ -146,4 +146,4 @@ NETWORKS: Mapping[str, Network] = {
         (2, 64),
     ),
 }
-"""Whole steps of the methods whose sums are of gradients."""
+"""Whole steps of the methods that sum gradients."""

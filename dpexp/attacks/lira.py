@@ -17,42 +17,43 @@ from dpexp.attacks.roc import Roc, roc
 from dpexp.types import ConfigError
 
 LEAST = 4
-"""Models; with three, an example is seldom both in and out of a target's two shadows (ours)."""
+"""Least number of models (ours): with three, a target has two shadow models, and an example is
+seldom a member of one and not of the other."""
 
 FEW = 64
-"""Shadows; with fewer, all examples share a variance (their ablation over shadow models)."""
+"""With fewer shadow models, all examples share a variance (their ablation over shadow models)."""
 
 ATTACKS = {
     "online": "LiRA, online",
     "offline": "LiRA, offline",
     "threshold": "loss threshold",
 }
-"""What is tried on each target, and how readers know it."""
+"""Attacks by name, with their labels."""
 
 
 def confidences(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return log(p / (1 - p)), p being the probability of an example's own class (Section IV-C).
+    """Return log(p / (1 - p)), where p is the probability of an example's class (Section IV-C).
 
-    Of logits z that is z_y - log sum_{j != y} exp z_j, which no p near one can overflow.
+    In logits z it is z_y - log sum_{j != y} exp z_j, which does not overflow for p near one.
 
     Args:
         logits: [n, c], c >= 2, float64 and finite.
         targets: [n], class indices.
 
     Returns:
-        [n]; the cross-entropy is log(1 + exp(-it)), a falling function of it.
+        [n]; the cross-entropy is log(1 + exp(-confidence)), a decreasing function of it.
     """
-    own = targets[:, None]
-    rest = logits.scatter(1, own, -torch.inf).logsumexp(1)
-    return logits.gather(1, own).squeeze(1) - rest
+    index = targets[:, None]
+    rest = logits.scatter(1, index, -torch.inf).logsumexp(1)
+    return logits.gather(1, index).squeeze(1) - rest
 
 
 class Gaussian(NamedTuple):
-    """What is known of each example's confidence, in models that held it or that did not.
+    """The distribution of each example's confidence, over models trained with or without it.
 
     Attributes:
-        mean: [n], NaN where no model is known.
-        std: [n], or one number that all examples share.
+        mean: [n], NaN without such models.
+        std: [n], or one number for all examples.
     """
 
     mean: np.ndarray
@@ -60,18 +61,18 @@ class Gaussian(NamedTuple):
 
 
 def fit(values: np.ndarray, mask: np.ndarray, *, is_shared: bool) -> Gaussian:
-    """Fit each example's mean, and its variance or one for all, to the chosen models' confidences.
+    """Fit a Gaussian to each example's confidences in the chosen models.
 
-    The shared variance is about each example's own mean. (The authors' code takes the variance
-    about the mean over all examples, which counts how examples differ from each other.)
+    A shared variance is taken about each example's mean. (The authors' code takes it about the mean
+    over all examples, which includes the differences between examples.)
 
     Args:
         values: confidences [k, n].
-        mask: which of them to take, [k, n].
-        is_shared: whether all examples have one variance.
+        mask: which of them to use, [k, n].
+        is_shared: whether all examples share a variance.
     """
     counts = mask.sum(0)
-    with np.errstate(invalid="ignore"):  # 0 / 0 is the NaN that says "not known"
+    with np.errstate(invalid="ignore"):  # 0 / 0 gives NaN: no models
         mean = np.where(mask, values, 0.0).sum(0) / counts
         squares = (np.where(mask, values - mean, 0.0) ** 2).sum(0)
         freedom = np.maximum(counts - 1, 0)
@@ -86,25 +87,25 @@ def online(observed: np.ndarray, inside: Gaussian, outside: Gaussian) -> np.ndar
 
 
 def offline(observed: np.ndarray, outside: Gaussian) -> np.ndarray:
-    """Return how far a confidence lies above those of models without the example (Eq. 4), [n].
+    """Return how far a confidence exceeds those of models without the example (Eq. 4), [n].
 
-    In standard deviations, of which the one-sided probability is a rising function that would round
-    to one.
+    In standard deviations. The one-sided probability is an increasing function of this, but would
+    round to one.
     """
     return (observed - outside.mean) / outside.std
 
 
 def attack(values: np.ndarray, is_member: np.ndarray) -> dict[str, np.ndarray]:
-    """Attack each model in turn, with all the others as its shadows.
+    """Attack each model, with all others as its shadow models.
 
     Args:
         values: confidences [k, n].
         is_member: which examples each model was trained on, [k, n].
 
     Returns:
-        Scores [k, n] by `ATTACKS`, the higher the more likely a member; the threshold's are the
-        confidences themselves, which order examples as their losses do. NaN, for all attacks alike,
-        where all of a target's shadows held the example, or none.
+        Scores [k, n] by `ATTACKS`; a higher score means more likely a member. The scores of
+        "threshold" are the confidences, which order examples as their losses do. All attacks give
+        NaN if all of a target's shadow models were trained on the example, or none.
 
     Raises:
         ConfigError: there are fewer than `LEAST` models.
@@ -123,17 +124,17 @@ def attack(values: np.ndarray, is_member: np.ndarray) -> dict[str, np.ndarray]:
             "threshold": values[target],
         }
         is_known = np.isfinite(of_target["online"])
-        for name, those in of_target.items():
-            scores[name][target] = np.where(is_known, those, np.nan)
+        for name, target_scores in of_target.items():
+            scores[name][target] = np.where(is_known, target_scores, np.nan)
     return scores
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """A method's models under attack; index legend: k models, n examples.
+    """A method's attacked models; index legend: k models, n examples.
 
     Attributes:
-        label: as readers know it.
+        label: the method's, for readers.
         accuracy: of each model on the test set, in percent, [k].
         is_member: [k, n].
         scores: [k, n] by attack (one of `ATTACKS`).
@@ -152,9 +153,10 @@ class Attacked:
 
     @property
     def others(self) -> int:
-        """Count the examples that a single model was not trained on."""
+        """Number of examples that a single model was not trained on."""
         return int((~self.is_member[0]).sum())
 
     def of_each(self, attack: str) -> list[Roc]:
         """Return the curve of each model alone."""
-        return [roc(*some) for some in zip(self.scores[attack], self.is_member, strict=True)]
+        pairs = zip(self.scores[attack], self.is_member, strict=True)
+        return [roc(scores, is_member) for scores, is_member in pairs]

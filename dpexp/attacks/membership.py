@@ -21,19 +21,19 @@ from dpexp.types import ConfigError, State
 
 
 def require_classes(task: Any, setting: str) -> None:
-    """Check that a task is one whose examples have a probability of being right.
+    """Check that a task is a classification.
 
     Args:
         task: to be attacked.
-        setting: what asks for that, for errors.
+        setting: that requires it, for messages.
 
     Raises:
         ConfigError: it is a regression.
     """
     if task.loss is not cross_entropy:
         raise ConfigError(
-            f"Expected a task of classes for {setting}, which looks at the probability of "
-            f"an example's class; got task={task.name}. Set task."
+            f"Expected a task of classes for {setting}, which uses the probability of an "
+            f"example's class; got task={task.name}. Set task."
         )
 
 
@@ -43,7 +43,7 @@ def logits_of(model: nn.Module, examples: Any, device: torch.device) -> Tensor:
 
     Args:
         model: trained.
-        examples: of a task; its micro-batches may come in an order of their own.
+        examples: of a task; their micro-batches may be in another order.
         device: the model's.
 
     Raises:
@@ -68,14 +68,14 @@ def logits_of(model: nn.Module, examples: Any, device: torch.device) -> Tensor:
 
 
 class Success(NamedTuple):
-    """How well a threshold tells members from others.
+    """Success of a threshold attack.
 
     Attributes:
-        threshold: "member" is said of losses up to it.
-        percent: of the examples told right; 50 is chance.
-        standard_error: of that, in percent, for this model and threshold: examples are drawn anew.
-        found_on: examples that the threshold was chosen on, half of them members.
-        scored_on: other ones, which the percentage is of; half of them members.
+        threshold: losses up to it are classified as members.
+        percent: of the examples classified correctly; 50 is chance.
+        standard_error: of that, in percent, over draws of examples for this model and threshold.
+        found_on: number of examples the threshold was chosen on, half of them members.
+        scored_on: number of other examples it was scored on, half of them members.
     """
 
     threshold: float
@@ -86,13 +86,14 @@ class Success(NamedTuple):
 
 
 def best_threshold(members: np.ndarray, others: np.ndarray) -> float:
-    """Find the loss up to which saying "member" is right most often; -inf: it is best never to.
+    """Return the threshold on the loss that classifies most examples correctly.
 
-    It lies half way between the last loss below and the next one above.
+    It is half way between the last loss below and the next one above; -inf if it is best to
+    classify none as members.
 
     Args:
         members: losses [m].
-        others: losses [m] of as many examples.
+        others: losses [m] of non-members.
     """
     is_member = np.repeat([1, 0], [len(members), len(others)])
     losses = np.concatenate([members, others])
@@ -106,7 +107,7 @@ def attack(members: np.ndarray, others: np.ndarray) -> Success:
 
     Args:
         members: losses [m] of training examples in random order, m >= 2.
-        others: losses [m] of as many examples that were not trained on, in random order.
+        others: losses [m] of examples that were not trained on, in random order.
     """
     half = len(members) // 2
     threshold = best_threshold(members[:half], others[:half])
@@ -117,15 +118,15 @@ def attack(members: np.ndarray, others: np.ndarray) -> Success:
 
 
 class LossThreshold:
-    """Says that an example was trained on where its loss is small (rgp, arXiv 2106.09352).
+    """Classifies an example as a member if its loss is small (rgp, arXiv 2106.09352).
 
     Section 5.3, after Sablayrolles et al. (2019): the whole test set and as many random training
-    examples, one half to choose the threshold on, the other to score it.
+    examples; the threshold is chosen on one half and scored on the other.
 
     Differences from the paper:
-        1. Where the test set is the larger one, as many random test examples are taken as there
-           are training examples, so that guessing is right half of the time.
-        2. Both halves hold as many members as others.
+        1. If the test set is larger, as many random test examples are used as there are training
+           examples, so that random guessing succeeds half of the time.
+        2. Both halves hold as many members as non-members.
     """
 
     deviation = (
@@ -134,7 +135,7 @@ class LossThreshold:
     )
 
     def stage(self, parts: Parts, seed: int) -> Parts:
-        """Check that the run can be attacked; it trains as it would have.
+        """Return the parts unchanged, after checking that the run can be attacked.
 
         Raises:
             ConfigError: it is a regression, or has too few examples.
@@ -161,17 +162,17 @@ class LossThreshold:
         gen = generator(mechanism.seed, "attack", 0)
 
         def losses(examples: Any) -> np.ndarray:
-            some = examples.take(torch.randperm(len(examples), generator=gen)[:size])
-            logits = logits_of(parts.model, some, device)
-            return F.cross_entropy(logits, some.targets.cpu(), reduction="none").numpy()
+            drawn = examples.take(torch.randperm(len(examples), generator=gen)[:size])
+            logits = logits_of(parts.model, drawn, device)
+            return F.cross_entropy(logits, drawn.targets.cpu(), reduction="none").numpy()
 
         members, others = losses(train), losses(test)
-        found = attack(members, others)
+        success = attack(members, others)
         numbers = {
-            "attack_success": found.percent,
-            "attack_success_se": found.standard_error,
-            "attack_threshold": found.threshold,
-            "attack_found_on": found.found_on,
-            "attack_scored_on": found.scored_on,
+            "attack_success": success.percent,
+            "attack_success_se": success.standard_error,
+            "attack_threshold": success.threshold,
+            "attack_found_on": success.found_on,
+            "attack_scored_on": success.scored_on,
         }
         return Findings(numbers, {"member_losses": members, "other_losses": others})

@@ -1,7 +1,7 @@
-"""Black-box canaries: training examples with a wrong label, each in the run or not by a coin.
+"""Black-box canaries: mislabelled training examples, each included at random.
 
-A model learns a wrong label only from the example itself, so its loss on that label says whether
-the example was there (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846).
+A model learns a wrong label only from the example itself, so its loss on that label shows whether
+the example was included (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dpexp.types import Batch, ConfigError
 
 @dataclass(frozen=True, eq=False)
 class Thinned:
-    """Examples of which some are absent; they keep their numbers, and the set its size.
+    """Examples of which some are absent; indices and the size of the set stay the same.
 
     Attributes:
-        examples: as of a task.
-        present: which of them are there, [n], bool.
+        examples: of a task.
+        present: which of them are present, [n], bool.
     """
 
     examples: Any
@@ -35,7 +35,7 @@ class Thinned:
         return len(self.examples)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle ask before there is anything to pass on to
+        if name.startswith("__"):  # copy and pickle look these up before examples is set
             raise AttributeError(name)
         return getattr(self.__dict__["examples"], name)
 
@@ -44,25 +44,25 @@ class Thinned:
         return replace(self, examples=self.examples.to(device))
 
     def batch(self, indices: Tensor) -> Batch:
-        """Gather examples by index."""
+        """Return the batch of the indices."""
         return self.examples.batch(indices)
 
     def micro_batches(self, indices: Tensor, size: int) -> Iterable[Tensor]:
-        """Cut a draw into pieces of at most `size`, without those that are absent."""
-        there = indices[self.present[indices]]
-        return self.examples.micro_batches(there, size) if len(there) else ()
+        """Split a batch into micro-batches of at most `size`, without absent examples."""
+        present = indices[self.present[indices]]
+        return self.examples.micro_batches(present, size) if len(present) else ()
 
 
 def mislabel(task: Any, included: Tensor, seed: int) -> Any:
-    """Choose canaries, mislabel those that are included and leave the others out.
+    """Return a task with m canaries: mislabelled if they are included, else absent.
 
     Args:
-        task: N and the test set stay as they are.
+        task: N and the test set do not change.
         included: coins, [m], bool.
-        seed: which examples, and what they are called instead, derive from it.
+        seed: decides the canaries and their wrong labels.
 
     Raises:
-        ConfigError: if it is no task of classes, or has fewer than m examples.
+        ConfigError: the task is not a classification, or has fewer than m examples.
     """
     size, m = len(task.train), len(included)
     require_classes(task, "audit.canaries=mislabelled")
@@ -80,7 +80,7 @@ def mislabel(task: Any, included: Tensor, seed: int) -> Any:
 
 
 def choose(size: int, m: int, seed: int) -> Tensor:
-    """Choose m of a set's examples, by index [m]."""
+    """Return the indices [m] of m random examples of a set."""
     return torch.randperm(size, generator=generator(seed, "canary/example", 0))[:m]
 
 
@@ -89,9 +89,9 @@ def scores(model: nn.Module, examples: Thinned, m: int, seed: int, device: torch
 
     Args:
         model: trained.
-        examples: the training set that `mislabel` gave.
-        m: how many canaries.
-        seed: likewise.
+        examples: the training set returned by `mislabel`.
+        m: number of canaries.
+        seed: as in `mislabel`.
         device: the model's.
     """
     canaries = examples.take(choose(len(examples), m, seed))

@@ -1,4 +1,4 @@
-"""How well scores tell members from others: the ROC curve and what is read off it."""
+"""The ROC curve of a membership attack, and measures derived from it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sklearn.metrics import auc, roc_curve
 
 @dataclass(frozen=True)
 class Roc:
-    """An attack's true positives over its false positives, as its threshold falls.
+    """An attack's true and false positive rates for decreasing thresholds.
 
     Attributes:
-        fpr: share of the non-members that is taken for members, rising from 0 to 1.
-        tpr: share of the members that is.
-        num_nonmembers: the smallest share of them but 0 is one over that.
+        fpr: share of the non-members classified as members, increasing from 0 to 1.
+        tpr: share of the members classified as members.
+        num_nonmembers: their number; the smallest nonzero fpr is one over it.
     """
 
     fpr: np.ndarray
@@ -29,9 +29,9 @@ class Roc:
 
     @property
     def balanced_accuracy(self) -> float:
-        """Return the best mean of both groups' shares told right.
+        """Best balanced accuracy of all thresholds.
 
-        Of all thresholds on these very scores: on few of them chance is a little above 0.5.
+        The threshold is chosen on the same scores, so with few scores chance is a little above 0.5.
         """
         return float(np.max(1 + self.tpr - self.fpr) / 2)
 
@@ -45,11 +45,11 @@ class Roc:
 
 
 def roc(scores: np.ndarray, is_member: np.ndarray) -> Roc:
-    """Draw the curve.
+    """Return the ROC curve of scores.
 
     Args:
-        scores: of any shape, the higher the more likely a member; NaN is left out.
-        is_member: of that shape, with both kinds among what is left.
+        scores: of any shape; a higher score means more likely a member; NaN is left out.
+        is_member: of the same shape; both classes must remain.
     """
     is_known = np.isfinite(scores)
     truth = is_member[is_known]

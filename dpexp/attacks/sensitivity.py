@@ -1,9 +1,9 @@
-"""Worst-case neighbours of sums: how far what is released moves, beside what is declared.
+"""A search for neighbouring sums whose releases differ by more than the declared sensitivity.
 
-A method's `compress` turns clipped sums into what is released before the noise. One example more
-moves a release's sums by any vector that its clip norm allows. Sums and vectors are made up here,
-no data are read, and the search climbs from starts on which choices, ties, thresholds and scales
-that depend on the sums tip over.
+A method's `compress` maps clipped sums to releases, before the noise. One more example changes a
+release's sums by any vector within the clip norm. Sums and vectors are synthetic; no data are read.
+The search climbs from starts at which choices, ties, thresholds and scales that depend on the sums
+change abruptly.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ Blocks = Mapping[Key, Tensor]
 Compress = Callable[[Blocks], Blocks]
 
 SIZES = (1e-3, 1.0, 30.0, 1000.0)
-"""Of sums, in clip norms (ours): from one small example to a large batch that pulls one way."""
+"""Norms of sums, in clip norms (ours): from one small example to a large, aligned batch."""
 
 TIE = 1e-6
-"""Relative, by which entries of sums in a tie differ (ours)."""
+"""Relative difference of nearly tied entries of sums (ours)."""
 
 ADDED = ("spread", "one entry", "against", "along", "largest", "tipping", "hair")
-"""What the example adds: in directions of its own, against or along the sums, to their largest
-entry, less to the larger half of them and more to the rest, or hardly anything."""
+"""The example's vector: random, one entry, against or along the sums, their largest entry, less on
+the larger half of them and more on the rest, or nearly zero."""
 
 BEST = 4
-"""Neighbours that the search climbs from (ours)."""
+"""Number of starts that the search climbs from (ours)."""
 
 
 class Differs(Exception):
-    """What is released is of another make for other sums; its words say how."""
+    """The structure of a release depends on the sums; the message says how."""
 
 
 @dataclass(frozen=True)
 class Movement:
-    """The farthest that any release was moved.
+    """The largest change of any release.
 
     Attributes:
-        ratio: of the declared sensitivity.
-        release: which moved so far.
-        neighbours: what moved it, in words.
+        ratio: of the change to the declared sensitivity.
+        release: name of the release.
+        neighbours: description of the neighbouring sums.
     """
 
     ratio: float
@@ -54,19 +54,19 @@ class Movement:
 
 
 def movement(one: Blocks, other: Blocks, releases: Sequence[Release], words: str) -> Movement:
-    """Measure how far what is released moved, in l2 or, under Laplace noise, l1.
+    """Measure the change of releases, in l2 or, for Laplace noise, l1.
 
     Args:
-        one: what is released, before noise.
-        other: the same of a neighbour.
+        one: releases, before noise.
+        other: releases of a neighbour.
         releases: as declared.
-        words: what the neighbours are.
+        words: description of the neighbours.
 
     Returns:
-        The release that moved farthest, less what rounding in the blocks' own precision explains.
+        The release that changed most, less what rounding in the blocks' precision explains.
 
     Raises:
-        Differs: if blocks, their order, shapes or precision are not the same, or not as declared.
+        Differs: blocks, their order, shapes or precision differ, or are not as declared.
     """
     require_same_make(one, other, words)
     declared = {release.name: release.dimension for release in releases}
@@ -80,14 +80,14 @@ def movement(one: Blocks, other: Blocks, releases: Sequence[Release], words: str
             raise Differs(f"release {name} has {size} numbers where {declared[name]} are declared")
     worst = Movement(0.0, releases[0].name, words)
     for release in releases:
-        own = [key for key in one if key.release == release.name]
-        before, after = (torch.cat([some[key].flatten() for key in own]) for some in (one, other))
+        keys = [key for key in one if key.release == release.name]
+        before, after = (torch.cat([side[key].flatten() for key in keys]) for side in (one, other))
         order = 1 if release.noise == "laplace" else 2
         moved = torch.linalg.vector_norm((after - before).double(), order)
         size = torch.linalg.vector_norm(torch.cat([before, after]).double(), order)
         moved = moved - 8 * torch.finfo(before.dtype).eps * size
         ratio = float(moved) / (release.sensitivity * release.clip_norm)
-        if not ratio <= worst.ratio:  # NaN is the worst of all
+        if not ratio <= worst.ratio:  # NaN counts as worst
             worst = Movement(ratio, release.name, words)
             if math.isnan(ratio):
                 break
@@ -98,22 +98,22 @@ def require_same_make(one: Blocks, other: Blocks, words: str) -> None:
     """Check that blocks, their order, shapes and precision are the same.
 
     Raises:
-        Differs: if they are not; `words` say for which neighbours.
+        Differs: they are not; `words` describes the neighbours.
     """
-    makes = [[(key, tuple(b.shape), b.dtype) for key, b in some.items()] for some in (one, other)]
-    if makes[0] != makes[1]:
+    forms = [[(key, tuple(b.shape), b.dtype) for key, b in side.items()] for side in (one, other)]
+    if forms[0] != forms[1]:
         raise Differs(f"blocks, their order, shapes or precision differ ({words})")
 
 
 class _Point:
-    """Sums and what one example adds to them, each release's flat, in clip norms."""
+    """Sums, and the vector that one example adds; flat for each release, in clip norms."""
 
     def __init__(self, sums: dict[str, Tensor], added: dict[str, Tensor], words: str) -> None:
         self.sums, self.added, self.words = sums, added, words
 
 
 class Search:
-    """Searches made-up sums and examples for the farthest movement of `compress`."""
+    """Searches synthetic sums and examples for the largest change of `compress`."""
 
     def __init__(
         self,
@@ -123,14 +123,14 @@ class Search:
         like: Tensor,
         gen: torch.Generator,
     ) -> None:
-        """Take what is searched.
+        """Set up the search.
 
         Args:
-            compress: as the method's, at some state; given sums of its own.
+            compress: the method's, at some state; it gets its own copy of the sums.
             shapes: of the sums.
             releases: as declared.
             like: a tensor with the sums' device and precision.
-            gen: on the CPU; chooses neighbours.
+            gen: on the CPU; draws the neighbours.
         """
         self._compress, self._shapes, self._like, self._gen = compress, dict(shapes), like, gen
         self._releases = {release.name: release for release in releases}
@@ -141,18 +141,18 @@ class Search:
             self._sizes[key.release] = size + math.prod(shape)
 
     def worst(self, climbs: int) -> Movement:
-        """Return the farthest movement found.
+        """Return the largest change found.
 
         Args:
             climbs: steps from each of the best starts, >= 0.
 
         Raises:
-            Differs: if what is released is of another make for other sums.
+            Differs: the structure of a release depends on the sums.
         """
-        found = [(self._moved(point), point) for point in self._starts()]
-        found.sort(key=lambda one: badness(one[0]), reverse=True)
-        worst = found[0][0]
-        for movement, point in found[:BEST]:
+        starts = [(self._moved(point), point) for point in self._starts()]
+        starts.sort(key=lambda start: badness(start[0]), reverse=True)
+        worst = starts[0][0]
+        for movement, point in starts[:BEST]:
             for _ in range(climbs):
                 nearby = self._changed(point)
                 tried = self._moved(nearby)
@@ -170,13 +170,13 @@ class Search:
         return movement(one, other, tuple(self._releases.values()), point.words)
 
     def _blocks(self, flat: Mapping[str, Tensor]) -> dict[Key, Tensor]:
-        at = dict.fromkeys(flat, 0)
+        position = dict.fromkeys(flat, 0)
         blocks = {}
         for key, shape in self._shapes.items():
-            begin, size = at[key.release], math.prod(shape)
-            at[key.release] += size
-            some = flat[key.release][begin : begin + size] * self._releases[key.release].clip_norm
-            blocks[key] = some.view(shape).clone()
+            begin, size = position[key.release], math.prod(shape)
+            position[key.release] += size
+            part = flat[key.release][begin : begin + size] * self._releases[key.release].clip_norm
+            blocks[key] = part.view(shape).clone()
         return blocks
 
     def _random(self, size: int) -> Tensor:
@@ -192,7 +192,7 @@ class Search:
                     yield _Point(sums, added, f"sums of {size:g} C, {of_sums}; added {of_added}")
 
     def _sums(self, kind: str, name: str) -> Tensor:
-        """Make what one example can add: spread out, a tie but for a hair, or few entries."""
+        """Return sums of norm one: random, nearly tied, with few entries, or in one block."""
         size = self._sizes[name]
         drawn = self._random(size)
         if kind.startswith("tied"):
@@ -207,7 +207,7 @@ class Search:
         return drawn / torch.linalg.vector_norm(drawn, by)
 
     def _some_block(self, name: str) -> Tensor:
-        """Choose one of a release's blocks, as ones where it stands."""
+        """Return the mask of a random block of a release."""
         sizes = [math.prod(shape) for key, shape in self._shapes.items() if key.release == name]
         chosen = int(torch.randint(len(sizes), (), generator=self._gen))
         ones = [self._like.new_full((num,), float(k == chosen)) for k, num in enumerate(sizes)]
@@ -218,11 +218,11 @@ class Search:
         if kind in ("against", "along"):
             added = (-sums if kind == "against" else sums) + 1e-30 * self._random(size)
         elif kind in ("one entry", "largest"):
-            at = int(torch.randint(size, (), generator=self._gen))
+            entry = int(torch.randint(size, (), generator=self._gen))
             if kind == "largest":
-                at = int(sums.abs().argmax())
+                entry = int(sums.abs().argmax())
             added = torch.zeros_like(sums).index_fill_(
-                0, torch.tensor([at], device=sums.device), 1.0
+                0, torch.tensor([entry], device=sums.device), 1.0
             )
         elif kind == "tipping":
             is_large = sums.abs() > sums.abs().median()
@@ -234,7 +234,7 @@ class Search:
         return TIE * added if kind == "hair" else added
 
     def _allowed(self, name: str, added: Tensor) -> Tensor:
-        """Bring a vector to the border of what one example can add."""
+        """Scale a vector to the largest that one example can add."""
         if self._releases[name].clip == "coordinates":
             largest = added.abs().max()
             return added.sign() if largest > 0 else added
@@ -242,7 +242,7 @@ class Search:
         return added / norm if norm > 0 else added
 
     def _changed(self, point: _Point) -> _Point:
-        """Move sums, what is added, or both, a little or far."""
+        """Change the sums, the example's vector, or both by a random amount."""
         which = int(torch.randint(3, (), generator=self._gen))
         far = 10 ** float(torch.empty(()).uniform_(-4, 0.5, generator=self._gen))
         sums, added = dict(point.sums), dict(point.added)
@@ -261,5 +261,5 @@ class Search:
 
 
 def badness(found: Movement) -> float:
-    """Order movements: what is not a number is worst."""
+    """Return the key that orders movements; NaN counts as worst."""
     return math.inf if math.isnan(found.ratio) else found.ratio

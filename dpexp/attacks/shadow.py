@@ -1,4 +1,4 @@
-"""Models trained on random halves of one training set, for attacks that compare them."""
+"""Shadow models, trained on random halves of one training set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpexp.types import ConfigError, State
 
 
 def half(size: int, seed: int) -> torch.Tensor:
-    """Draw which examples a run of this seed holds: size // 2 of them, as a mask [size]."""
+    """Return which size // 2 examples a run of this seed trains on, as a mask [size]."""
     order = torch.randperm(size, generator=generator(seed, "shadow", 0))
     is_member = torch.zeros(size, dtype=torch.bool)
     is_member[order[: size // 2]] = True
@@ -24,10 +24,10 @@ def half(size: int, seed: int) -> torch.Tensor:
 
 
 class Shadow:
-    """Trains on half of the training set and reports its confidence in every example of the whole.
+    """Trains on half of the training set and reports the confidence in every example of it.
 
-    Carlini et al. (2022, arXiv 2112.03570), Section IV. Any such run is a target too: it knows its
-    members. The accounting is for the half, whose size depends on no example.
+    Carlini et al. (2022, arXiv 2112.03570), Section IV. Any such run can also be a target, because
+    its members are known. The accounting is for the half, whose size depends on no example.
     """
 
     deviation = (
@@ -36,10 +36,10 @@ class Shadow:
     )
 
     def stage(self, parts: Parts, seed: int) -> Parts:
-        """Leave half of the training set out.
+        """Return the parts with a random half of the training set.
 
         Raises:
-            ConfigError: it is a regression, or there is nothing to halve.
+            ConfigError: it is a regression, or has fewer than two examples.
         """
         task = parts.task
         require_classes(task, "attack=shadow")
@@ -59,6 +59,6 @@ class Shadow:
             ConfigError: training diverged.
         """
         logits = logits_of(parts.model, self._pool, device)
-        sure = confidences(logits, self._pool.targets.cpu())
-        arrays = {"is_member": self._is_member.numpy(), "confidences": sure.numpy()}
+        values = confidences(logits, self._pool.targets.cpu())
+        arrays = {"is_member": self._is_member.numpy(), "confidences": values.numpy()}
         return Findings({"pool": len(self._pool)}, arrays)

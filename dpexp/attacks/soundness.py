@@ -1,16 +1,16 @@
-"""Is a method's declaration true? Tests what is released, not what is declared.
+"""Test a method's declaration against its releases.
 
-For any `Method`, ours or a user's, on a model and examples of its own:
+For any `Method`, ours or a user's, on a given model and examples:
 
-    reach      one example more, adversarial ones among them, moves the vector before the noise by
-               at most the declared sensitivity, in l2 or, under Laplace noise, l1
-    make       blocks, their order and shapes are the same whatever the examples
-    secrecy    with other examples and the same released vectors, gradients, state, bases and
-               weights are the same to the last bit, and so is what the next step then makes of
-               one and the same set: nothing is known but what was released
+    sensitivity      one more example, adversarial ones included, changes the vector before the
+                     noise by at most the declared sensitivity, in l2 or, for Laplace noise, l1
+    structure        blocks, their order and shapes do not depend on the examples
+    post-processing  given equal releases, other examples lead to bit-identical gradients, state,
+                     bases and weights, and the next step on one fixed set gives the same sums:
+                     nothing depends on the examples but the releases
 
-What holds is no proof: the neighbours are the worst that a search finds (`dpexp.attacks.
-sensitivity`), at the first steps alone. What does not hold is a counterexample.
+A pass is no proof: the neighbours are the worst that a search finds (`dpexp.attacks.sensitivity`),
+in the first steps only. A failure is a counterexample.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from dpexp.training.gradient import PrivateGradient, StepOutcome
 from dpexp.types import Batch, ConfigError, Key, Method, State
 
 TOLERANCE = 1e-6
-"""Relative, that a movement may exceed its bound by: the rounding that docs/privacy.md states."""
+"""Relative tolerance of a change: the rounding that docs/privacy.md states."""
 
 NUM, MORE = 4, 8
-"""Examples beside the one that is added, and of another set; dividing by powers of two rounds
-nothing (ours)."""
+"""Examples besides the added one, and examples of another set (ours); powers of two, so that
+dividing by them is exact."""
 
 STEPS = 2
-"""That are looked at, the second after an update of the weights (ours)."""
+"""Number of steps tested, the second after an update of the weights (ours)."""
 
 RATE = 0.1
-"""Of that update (ours)."""
+"""Learning rate of that update (ours)."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of a method.
+    """The result of testing a method.
 
     Attributes:
-        findings: what does not hold, a sentence each; none, where all holds.
-        worst: the farthest that any example moved a release.
+        findings: violations, one sentence each; empty if there are none.
+        worst: the largest change of a release by one example.
     """
 
     findings: tuple[str, ...]
@@ -58,34 +58,34 @@ class Verdict:
 
 
 class Injected:
-    """A method that releases the same made-up vectors whatever the sums.
+    """A method that releases the same random vectors for all sums.
 
-    Its own `compress` is called all the same, as what it remembers is what is to be found out.
+    The method's `compress` is still called, so that state it keeps there is detected.
     """
 
     def __init__(self, method: Method, seed: int = 0, scale: float = 1.0) -> None:
-        """Take the method; the seed and the scale decide what is released."""
+        """Wrap a method; seed and scale decide the released vectors."""
         self.inner, self._seed, self._scale, self._calls = method, seed, scale, 0
 
     def __getattr__(self, name: str) -> Any:
-        """Leave all else to the method."""
-        if name == "inner":  # asked for before it is there, as copying does
+        """Delegate to the method."""
+        if name == "inner":  # copy looks it up before it is set
             raise AttributeError(name)
         return getattr(self.inner, name)
 
     def compress(self, state: State, sums: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """Return normal numbers in place of what the method makes of the sums."""
+        """Return normal numbers in place of the method's releases."""
         gen = generator(self._seed, "injected", self._calls)
         self._calls += 1
-        made = self.inner.compress(state, sums)
+        released = self.inner.compress(state, sums)
         return {
             key: (self._scale * torch.randn(block.shape, generator=gen)).to(block)
-            for key, block in made.items()
+            for key, block in released.items()
         }
 
 
 class _Watching:
-    """A method that remembers what it was given to compress, and what it made of it."""
+    """A method that records the arguments and results of `compress`."""
 
     def __init__(self, method: Method) -> None:
         self._method = method
@@ -95,10 +95,10 @@ class _Watching:
 
     def compress(self, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
         self.state, self.sums = state, {key: total.clone() for key, total in sums.items()}
-        made = dict(self._method.compress(state, sums))
+        released = dict(self._method.compress(state, sums))
         self.changes_sums = any(not torch.equal(sums[k], v) for k, v in self.sums.items())
-        self.released = {key: block.clone() for key, block in made.items()}
-        return made
+        self.released = {key: block.clone() for key, block in released.items()}
+        return released
 
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
@@ -109,7 +109,7 @@ class _Watching:
 
 @dataclass(frozen=True)
 class _Made:
-    """Examples as the model takes them, in float64 where they are numbers."""
+    """Normalised examples, in float64 if they are floats."""
 
     inputs: Tensor
     targets: Tensor
@@ -155,11 +155,11 @@ class _Public:
 
 
 class _Bench:
-    """Steps of a method without noise, on examples that are handed in, in float64."""
+    """Runs noiseless steps of a method on given examples, in float64."""
 
     def __init__(self, parts: Any, clip_norm: float) -> None:
         self.model: nn.Module = copy.deepcopy(parts.model).double()
-        for module in self.model.modules():  # one example more would give all others other masks
+        for module in self.model.modules():  # one more example would change all dropout masks
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
         self._method, self._loss = parts.method, parts.task.loss
@@ -172,13 +172,13 @@ class _Bench:
         return copy.deepcopy(self._method).start(self.model)
 
     def releases(self, state: State) -> tuple:
-        """Return what is declared."""
+        """Return the declared releases."""
         return self._method.releases(state, self._clip_norm)
 
     def step(
         self, method: Any, state: State, examples: _Made, step: int
     ) -> tuple[StepOutcome, _Watching]:
-        """Take all the examples through a step; the weights stay."""
+        """Run a step on all the examples, without an update."""
         watching = _Watching(method)
         mechanism = whole_batch(len(examples), self.releases(state))
         with PrivateGradient(
@@ -187,7 +187,7 @@ class _Bench:
             return gradient(state, examples, step), watching
 
     def update(self, outcome: StepOutcome) -> None:
-        """Move the weights along a gradient."""
+        """Take a gradient step on the weights."""
         with torch.no_grad():
             for name, gradient in outcome.gradients.items():
                 self.model.get_parameter(name).sub_(RATE * gradient)
@@ -196,15 +196,15 @@ class _Bench:
 def check(
     parts: Any, clip_norm: float, *, seed: int = 0, tries: int = 20, climbs: int = 50
 ) -> Verdict:
-    """Hold a method to what it declares.
+    """Test a method against its declaration.
 
     Args:
-        parts: a run's (`dpexp.training.train.Parts`); of its task the test set and the public one
-            are read.
+        parts: a run's (`dpexp.training.train.Parts`); only the task's test and public sets are
+            read.
         clip_norm: the run's.
-        seed: decides the neighbours.
-        tries: examples that a climb tries from the worst that was found, >= 0.
-        climbs: steps from each of the best made-up sums, >= 0.
+        seed: of the neighbours.
+        tries: examples that a climb tries from the worst one, >= 0.
+        climbs: steps from each of the best synthetic sums, >= 0.
 
     Raises:
         ConfigError: for a method of another loop, or too few test examples.
@@ -213,7 +213,7 @@ def check(
     if not hasattr(parts.method, "compress"):
         raise ConfigError(
             "Expected a method that releases sums of gradients; "
-            f"{type(parts.method).__name__} has a loop of its own. Set another method."
+            f"{type(parts.method).__name__} has its own training loop. Set another method."
         )
     if len(test) < NUM + MORE:
         raise ConfigError(
@@ -222,23 +222,21 @@ def check(
         )
     findings: dict[str, None] = {}
     try:
-        worst = _reach(parts, clip_norm, seed, tries, climbs, findings)
-        _secrecy(parts, clip_norm, findings)
+        worst = _check_sensitivity(parts, clip_norm, seed, tries, climbs, findings)
+        _check_post_processing(parts, clip_norm, findings)
     except Differs as error:
-        findings[f"what is released depends on the examples in more than its numbers: {error}"] = (
-            None
-        )
+        findings[f"the structure of the releases depends on the examples: {error}"] = None
         worst = Movement(float("nan"), "", str(error))
     return Verdict(tuple(findings), worst)
 
 
 def _two_sets(examples: Any) -> tuple[_Made, _Made]:
-    """Take the first examples and some more; texts are padded to the longest of all."""
+    """Return `NUM` and `MORE` examples; texts are padded to the longest of all."""
     both = _Made.of(examples, torch.arange(NUM + MORE))
     return both.take(torch.arange(NUM)), both.take(torch.arange(NUM, NUM + MORE))
 
 
-def _reach(
+def _check_sensitivity(
     parts: Any, clip_norm: float, seed: int, tries: int, climbs: int, findings: dict[str, None]
 ) -> Movement:
     bench = _Bench(parts, clip_norm)
@@ -252,7 +250,7 @@ def _reach(
             findings["compress changes the sums that it is given"] = None
         by_examples = _moved_by_examples(bench, parts, state, step, base, more, seen, tries, gen)
         search = Search(
-            lambda sums, at=seen.state: copy.deepcopy(parts.method).compress(at, sums),
+            lambda sums, state=seen.state: copy.deepcopy(parts.method).compress(state, sums),
             {key: tuple(total.shape) for key, total in seen.sums.items()},
             releases,
             next(iter(seen.sums.values())),
@@ -281,7 +279,7 @@ def _moved_by_examples(
     tries: int,
     gen: torch.Generator,
 ) -> Movement:
-    """Add one example to some, and climb from the one that moves most."""
+    """Add adversarial examples one at a time, and climb from the one that changes most."""
     releases = bench.releases(state)
 
     def moved(words: str, inputs: Tensor, target: Tensor) -> Movement:
@@ -289,11 +287,11 @@ def _moved_by_examples(
         _, one_more = bench.step(method, state, base.with_one(inputs, target), step)
         return movement(seen.released, one_more.released, releases, words)
 
-    found = [
+    starts = [
         (moved(words, inputs, target), inputs, target)
         for words, inputs, target in _adversarial(base, more, parts.task.num_classes)
     ]
-    worst, inputs, target = max(found, key=lambda one: badness(one[0]))
+    worst, inputs, target = max(starts, key=lambda start: badness(start[0]))
     for _ in range(tries if base.inputs.is_floating_point() else 0):
         far = 10 ** float(torch.empty(()).uniform_(-3, 1, generator=gen))
         drawn = torch.randn(inputs.shape, generator=gen, dtype=torch.float64).to(inputs)
@@ -307,7 +305,7 @@ def _moved_by_examples(
 def _adversarial(
     base: _Made, more: _Made, num_classes: int
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Return examples to add: like others, huge, tiny, cancelling, and not finite."""
+    """Yield examples to add: ordinary, huge, tiny, cancelling, and not finite."""
     inputs, target, first = more.inputs[0], more.targets[0], base.targets[0]
     is_number = base.targets.is_floating_point()
     other = -1e6 * (1 + first.abs()) if is_number else (first + 1) % max(2, num_classes)
@@ -328,45 +326,45 @@ def _adversarial(
         yield f"an example with {bad}", spoilt, target
 
 
-def _secrecy(parts: Any, clip_norm: float, findings: dict[str, None]) -> None:
-    """Release the same vectors over two sets of examples, of other sizes, and compare the rest."""
-    ways, sets = [], _two_sets(parts.task.test)
+def _check_post_processing(parts: Any, clip_norm: float, findings: dict[str, None]) -> None:
+    """Inject equal releases for two sets of examples of different sizes; compare the rest."""
+    traces, sets = [], _two_sets(parts.task.test)
     if sets[1].inputs.is_floating_point():
         sets[1].inputs[1].view(-1)[0] = float("nan")
     for examples in sets:
-        bench, made = _Bench(parts, clip_norm), []
-        # What is released is divided by how many examples there are.
+        bench, trace = _Bench(parts, clip_norm), []
+        # The step divides releases by the number of examples.
         method = Injected(copy.deepcopy(parts.method), scale=len(examples))
         state = bench.start()
         for step in range(STEPS + 1):
             outcome, seen = bench.step(method, state, examples, step)
             state = outcome.state
-            made += [("what is prepared", seen.given), ("the gradient", outcome.gradients)]
-            made += [("the state", state)]
+            trace += [("the prepared state", seen.given), ("the gradient", outcome.gradients)]
+            trace += [("the state", state)]
             bench.update(replace(outcome, gradients=dict(outcome.gradients)))
-            # What a method keeps beside its state must not reach its per-example gradients.
+            # Attributes of a method outside its state must not affect per-example gradients.
             _, after = bench.step(copy.deepcopy(method), state, sets[0], step + 1)
-            made += [("what is carried next", after.sums)]
-        ways.append([*made, ("the model", dict(bench.model.state_dict()))])
-    for (name, one), (_, other) in zip(*ways, strict=True):
+            trace += [("the next step's sum", after.sums)]
+        traces.append([*trace, ("the model", dict(bench.model.state_dict()))])
+    for (name, one), (_, other) in zip(*traces, strict=True):
         where = first_difference(one, other)
         if where is not None:
             findings[
-                f"{name} depends on the examples beyond what is released (at {where or 'once'})"
+                f"{name} depends on the examples beyond their releases (at {where or 'top level'})"
             ] = None
             return
 
 
 def first_difference(one: Any, other: Any, at: str = "") -> str | None:
-    """Compare two states to the last bit.
+    """Compare two states bit for bit.
 
     Args:
-        one: tensors, numbers, words, and mappings and lists of them.
+        one: tensors, numbers, strings, and mappings and lists of them.
         other: likewise.
-        at: where they stand.
+        at: their path.
 
     Returns:
-        Where they differ first, or None.
+        The path of the first difference, or None.
     """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         same = one.shape == other.shape and one.dtype == other.dtype

@@ -1,4 +1,4 @@
-"""Trials in a distinguishing game of the method that a config names, with what is accounted for."""
+"""Trials of a distinguishing game for a config's method, with the accounted epsilon."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dpexp.privacy import build, require_room
 from dpexp.training.train import Parts
 
 SMALL_BATCH = 8
-"""Examples of a step, none of them real (ours); it cancels in a canary's score."""
+"""Nominal batch size, without real examples (ours); it cancels in a canary's score."""
 
 
 class Trials(NamedTuple):
-    """What trials gave, and what they may give.
+    """Scores of trials, and the privacy accounted for them.
 
     Attributes:
         without: scores of trials without the canary, [n].
         within: of trials with it, [n].
-        epsilon: of a trial, as it is accounted for.
+        epsilon: accounted for one trial.
         delta: in [0, 1).
         is_gaussian: whether the mechanism claims to be Gaussian.
     """
@@ -35,7 +35,7 @@ class Trials(NamedTuple):
 
 
 def small(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config whose steps are of `SMALL_BATCH` examples."""
+    """Return a config with batches of `SMALL_BATCH` examples."""
     method = dict(config["method"])
     if "batch_size" in method:
         method["batch_size"] = SMALL_BATCH
@@ -43,12 +43,12 @@ def small(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_steps(config: Mapping[str, Any], parts: Parts, num_trials: int, num_steps: int) -> Trials:
-    """Score trials of the one training loop.
+    """Return trials of the training loop.
 
     Args:
-        config: as `small` returns it.
-        parts: made from it; the model is left as it is.
-        num_trials: in either world.
+        config: as returned by `small`.
+        parts: built from it; the model is not changed.
+        num_trials: without and with the canary each.
         num_steps: of each trial.
     """
     state = parts.method.start(parts.model)
@@ -66,11 +66,11 @@ def of_steps(config: Mapping[str, Any], parts: Parts, num_trials: int, num_steps
 
 
 def of_votes(config: Mapping[str, Any], num_trials: int) -> Trials:
-    """Score trials of PATE's votes on two classes.
+    """Return trials of PATE's votes on two classes.
 
     Args:
         config: of a run of PATE.
-        num_trials: in either world.
+        num_trials: without and with the canary each.
     """
     method = config["method"]
     mechanism = build_votes(

@@ -10,7 +10,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from dpexp.cli import errors
+from dpexp.cli import blocks, errors
 from dpexp.cli.groups import CONF, options_of
 from dpexp.cli.quoting import readable
 
@@ -43,6 +43,8 @@ OmegaConf.register_new_resolver("up_to", up_to, replace=True)
 OmegaConf.register_new_resolver("by", by, replace=True)
 OmegaConf.register_new_resolver("called", called, replace=True)
 OmegaConf.register_new_resolver("options", lambda group: ", ".join(options_of(group)), replace=True)
+
+blocks.store()
 
 # Launchers' configs bear their plugins' names on purpose: `hydra/launcher=joblib` means either.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore")

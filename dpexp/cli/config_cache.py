@@ -26,7 +26,7 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from dpexp.cli import composition, groups, quoting, validate
+from dpexp.cli import blocks, composition, groups, quoting, validate
 from dpexp.records import moved
 from dpexp.records.caches import Kept
 from dpexp.training import schedules
@@ -113,13 +113,13 @@ class Configs:
 
     @cached_property
     def _kept(self) -> Kept:
-        """What was composed by this version of all that does it, but for the files of conf."""
+        """What was composed by this version of all that does it, but for files that Hydra reads."""
         version = [f"{hydra.__version__} {omegaconf.__version__}", *sorted(self._groups)]
         sources = [
             Path(str(m.__file__)).read_bytes()
             for m in (composition, validate, quoting, schedules, moved)
         ]
-        sources.append(Path(__file__).read_bytes())
+        sources += [path.read_bytes() for path in (Path(__file__), *blocks.files())]
         return Kept("configs", b"\0".join([*map(str.encode, version), *sources]))
 
 

@@ -195,9 +195,8 @@ def for_help(words: Sequence[str]) -> list[str]:
     """
     overrides = [word for word in words if "=" in word and not word.startswith("-")]
     chosen = {word.partition("=")[0] for word in overrides}
-    missing = [
-        f"{k}={v}" for k, v in {"method": "rgp", "task": "cifar10"}.items() if k not in chosen
-    ]
+    needed = {} if "experiment" in chosen else {"method": "rgp", "task": "cifar10"}
+    missing = [f"{key}={option}" for key, option in needed.items() if key not in chosen]
     return [*overrides, *missing, *(word for word in words if word not in overrides)]
 
 

@@ -88,9 +88,7 @@ def make(
     if not isinstance(node, dict) or "_target_" not in node:
         raise ConfigError(f"Expected settings with a _target_; got {node}. Set what is below it.")
     arguments = {key: value for key, value in node.items() if key not in without}
-    for where, target in _named(place, arguments):
-        find(where, target)
-    _check_kinds(find(place, node["_target_"]), arguments)
+    _check_kinds(find_all(place, arguments), arguments)
     with _in_one_line(place, str(node["_target_"])):
         if given:
             made = hydra.utils.instantiate({**arguments, "_partial_": True})(*given, **more)
@@ -113,7 +111,7 @@ def find(place: str, target: Any) -> Callable[..., Any]:
         target: a dotted name.
 
     Raises:
-        ConfigError: if it cannot be imported or called.
+        ConfigError: if it cannot be imported or called, or Hydra refuses to call it for a config.
     """
     from dpexp.types import ConfigError
 
@@ -133,7 +131,19 @@ def find(place: str, target: Any) -> Callable[..., Any]:
         raise ConfigError(
             f"Expected a _target_ that can be called; got {target}. Set {place}._target_."
         )
+    with _in_one_line(place, str(target)):  # asked for now, while none of its settings matter yet
+        hydra.utils.instantiate({"_target_": str(target), "_partial_": True})
     return found
+
+
+def find_all(place: str, node: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return what a node's `_target_` names, once all that stand within its settings are found.
+
+    Raises:
+        ConfigError: as `find` does, of any of them.
+    """
+    found = {where: find(where, target) for where, target in _named(place, node)}
+    return found[place]
 
 
 def admit(target: str) -> None:
@@ -154,7 +164,7 @@ def parameters(place: str, node: Mapping[str, Any]) -> Mapping[str, inspect.Para
     """
     from dpexp.types import ConfigError
 
-    found = find(place, node["_target_"])
+    found = find_all(place, node)
     try:
         return inspect.signature(found).parameters
     except ValueError as error:
@@ -193,12 +203,12 @@ def said(node: Any) -> Any:
 
 
 def _named(place: str, node: Any) -> Iterator[tuple[str, Any]]:
-    """Return every `_target_` within a node, its own included, with its place."""
-    children = node.items() if isinstance(node, dict) else enumerate(node)
+    """Yield every `_target_` within a node, its own included, with its place."""
+    children = node.items() if isinstance(node, Mapping) else enumerate(node)
     for key, value in children:
         if key == "_target_":
             yield place, value
-        elif isinstance(value, dict | list):
+        elif isinstance(value, Mapping | list):
             yield from _named(f"{place}.{key}", value)
 
 

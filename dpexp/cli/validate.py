@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from dpexp import records
+from dpexp.cli import blocks
 from dpexp.cli.errors import nearest, unknown_key
 from dpexp.cli.groups import CONF
 from dpexp.cli.instantiate import parameters
@@ -149,7 +150,7 @@ def unscaled(config: Mapping[str, Any]) -> str:
     examples = epochs * task["dataset_size"]
     if examples < MANY:
         return ""
-    scaled = {path.stem for path in (CONF / "scale" / profile).glob("*.yaml")}
+    scaled = {name for name, _ in blocks.of(CONF / "scale" / f"{profile}.yaml")}
     tasks = sorted(scaled & {path.stem for path in (CONF / "task").glob("*.yaml")})
     return (
         f"profile={profile} leaves task={task['name']} at {epochs:g} epochs, through "
@@ -173,6 +174,12 @@ def warn_of_idle(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
 
 def _check_keys(config: Mapping[str, Any]) -> None:
     """Refuse a setting that nothing reads; a table that others look values up in may be new."""
+    for group, example in blocks.GROUPS.items():
+        if group in config:
+            raise ConfigError(
+                f"Expected {group} to be a block, such as {example}; got a whole file. "
+                f"Leave {group} out: a run takes its own."
+            )
     tree, groups = _defaults()
     known = [key for key in (*tree, *groups, "loop") if key.isidentifier() and key != "hydra"]
     for key, value in config.items():

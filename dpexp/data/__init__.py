@@ -1,4 +1,4 @@
-"""Tasks: the examples a run trains and is judged on. Nothing here knows of privacy."""
+"""Tasks: training and test examples, loss and metric. Nothing here depends on privacy."""
 
 from dpexp.data.task import Examples, Judge, Task, are_finite, cross_entropy, percent_right
 

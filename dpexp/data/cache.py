@@ -1,4 +1,4 @@
-"""Decoded examples, kept between runs under the hash of the files they were decoded from."""
+"""A cache of decoded examples, keyed by the hash of their files."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ log = logging.getLogger(__name__)
 def decoded(
     files: Sequence[Path], recipe: str, decode: Callable[[], tuple[Tensor, ...]]
 ) -> tuple[Tensor, ...]:
-    """Decode files once, and afterwards read back what came out.
+    """Return the tensors decoded from files, from the cache where possible.
 
-    A damaged entry is decoded anew; a folder that cannot be written costs time, not the run. What
-    is kept may be private, so it is for its owner alone.
+    A damaged entry is decoded again. A folder that cannot be written costs time, not the run.
+    Cached examples may be private, so only their owner can read them.
 
     Args:
-        files: what is decoded; their bytes name the entry.
-        recipe: how they are decoded; names the entry too.
-        decode: gives tensors, the targets last.
+        files: to decode; their bytes are part of the key.
+        recipe: describes the decoding; part of the key too.
+        decode: returns tensors, the targets last.
 
     Returns:
-        What decode gives or gave.
+        The tensors of `decode`.
 
     Raises:
-        ConfigError: a file cannot be read, or is replaced while it is.
+        ConfigError: a file cannot be read, or changes while it is read.
     """
     hashes = [_hash(path) for path in files]
     name = hashlib.sha256(b"".join([recipe.encode(), *hashes])).hexdigest()[:32]
@@ -48,8 +48,8 @@ def decoded(
         for path, before in zip(files, hashes, strict=True):
             if _hash(path) != before:
                 raise ConfigError(
-                    f"Expected {path} to stay as it is while it is read; it has changed. Run again "
-                    "once it is written."
+                    f"Expected {path} not to change while it is read; it has changed. Run again "
+                    "once it is complete."
                 )
         _write(entry, kept)
     return kept
@@ -61,27 +61,27 @@ def _hash(path: Path) -> bytes:
             return hashlib.file_digest(stream, "sha256").digest()
     except OSError as error:
         raise ConfigError(
-            f"Expected a file that can be read at {path}; {error.strerror}. Fetch it again."
+            f"Expected a readable file at {path}; {error.strerror}. Fetch it again."
         ) from None
 
 
 def _read(entry: Path) -> tuple[Tensor, ...] | None:
-    """Read an entry back; None where it is absent or not what was written."""
+    """Return an entry; None if it is absent or damaged."""
     try:
         kept = torch.load(entry, weights_only=True)
         if fingerprint(*kept["tensors"]) == kept["fingerprint"]:
             return tuple(kept["tensors"])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except Exception as error:  # a damaged archive fails in as many ways as it can be damaged
+    except Exception as error:  # damaged archives raise many kinds of errors
         log.warning("Cannot read %s (%s): decoding again.", entry, error)
         return None
-    log.warning("%s is not what was written to it: decoding again.", entry)
+    log.warning("%s is damaged (wrong fingerprint): decoding again.", entry)
     return None
 
 
 def _write(entry: Path, kept: tuple[Tensor, ...]) -> None:
-    """Write an entry, whole or not at all, for nobody else to read."""
+    """Write an entry atomically, readable by its owner only."""
     content = {"tensors": kept, "fingerprint": fingerprint(*kept)}
 
     def write(file: IO[bytes]) -> None:
@@ -91,12 +91,12 @@ def _write(entry: Path, kept: tuple[Tensor, ...]) -> None:
     try:
         entry.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         entry.parent.mkdir(mode=0o700, exist_ok=True)
-        if entry.parent.stat().st_mode & 0o077:  # made by former code, or by others
+        if entry.parent.stat().st_mode & 0o077:  # made by an older version, or by others
             entry.parent.chmod(0o700)
         replace_file(entry, write)
     except (OSError, RecordError, RuntimeError) as error:  # torch: RuntimeError on a full disk
         log.warning(
-            "Cannot keep decoded examples in %s (%s); DPEXP_CACHE names another folder.",
+            "Cannot cache decoded examples in %s (%s). Set DPEXP_CACHE to another folder.",
             entry.parent,
             error.__cause__ or error,
         )

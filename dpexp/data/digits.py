@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits: real data that comes with the suite's dependencies."""
+"""Scikit-learn's handwritten digits: real data that needs no download."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dpexp.data.cache import decoded
 from dpexp.data.task import Examples, Task, assemble
 
 DARKEST = 16.0
-"""Pixels of this set are counts from 0 to 16."""
+"""Largest pixel value of this set; pixels are counts from 0 to 16."""
 
 
 def digits(
@@ -25,21 +25,21 @@ def digits(
     dataset_size: int,
     delta: float,
 ) -> Task:
-    """Load the 1,797 digits, 1 x 8 x 8, and split them the same way every time.
+    """Load the 1,797 digits, 1 x 8 x 8, and split them.
 
-    What came out is kept, since importing scikit-learn takes longer than all else here.
+    The result is cached, because importing scikit-learn takes longer than the rest.
 
     Args:
         name: as in conf/task.
-        test_size: how many examples are held out, in the classes' proportions.
-        split_seed: which ones; apart from a run's seed, so that all runs share a test set.
+        test_size: number of test examples; the split is stratified by class.
+        split_seed: seed of the split, separate from a run's seed: all runs share a test set.
         mean: of the inputs in [0, 1], one number.
         std: likewise, > 0.
-        dataset_size: how many training examples there must be in the end.
+        dataset_size: required number of training examples.
         delta: of the (eps, delta) guarantee.
 
     Raises:
-        ConfigError: what is left for training is not dataset_size examples.
+        ConfigError: the training set does not hold dataset_size examples.
     """
     recipe = f"digits of scikit-learn {version('scikit-learn')}, {test_size}, {split_seed}"
     parts = decoded((), recipe, lambda: _split(test_size, split_seed))
@@ -52,7 +52,7 @@ def digits(
 
 
 def _split(test_size: int, seed: int) -> tuple[Tensor, ...]:
-    """Return training and test images and labels, as scikit-learn has and splits them."""
+    """Return training images and labels, then test images and labels."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -1,4 +1,4 @@
-"""Frozen features: a task's images through a pretrained encoder, once (gep, Appendix A)."""
+"""Frozen features: a task's images, encoded once by a pretrained model (gep, Appendix A)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dpexp.types import ConfigError, MissingData, one_line
 log = logging.getLogger("dpexp")
 
 RESNETS = ("torchvision", "timm")
-"""Owners whose ResNets are torchvision's architecture: their parameters have the same names."""
+"""Owners whose ResNets have torchvision's architecture and parameter names."""
 
 WEIGHTS = ("*.safetensors", "*.pth", "*.pt", "*.bin")
 
@@ -30,11 +30,11 @@ ENCODE_BATCH = 64  # ours; changes no result
 
 @dataclass(frozen=True)
 class Encoder:
-    """What turns images into features.
+    """A pretrained image encoder.
 
     Attributes:
         module: maps normalised images [n, 3, s, s] to features [n, d].
-        files: its weights and settings, whose bytes name the cached features.
+        files: its weights and settings; their bytes are part of the cache key.
     """
 
     module: Callable[[Tensor], Tensor]
@@ -54,23 +54,23 @@ def encode(
 ) -> Task:
     """Replace a task's images by their features, computed once and cached by content.
 
-    Every example's features are centred and scaled to norm one by themselves: what is
-    customary, the training set's own mean and variance, would need a budget.
+    Each example's features are centred and scaled to norm one on their own. The customary mean and
+    variance of the training set would consume privacy budget.
 
     Args:
         task: of images with 1 or 3 channels; its public examples are encoded too.
         device: where the encoder runs.
         name: as in conf/features.
         encoder: "torchvision/resnet152" or another of its ResNets, "timm/resnet152.tv_in1k", or
-            owner/name of an image encoder on the hub, as transformers knows it.
-        image_size: what images are resized to, in pixels.
+            owner/name of an image encoder on the hub that transformers can load.
+        image_size: side that images are resized to, in pixels.
         mean: of the encoder's inputs in [0, 1], per channel.
         std: likewise, > 0.
-        model_root: a folder laid out like hub snapshots, looked at before any server.
+        model_root: a folder laid out like hub snapshots, searched before any server.
 
     Raises:
-        MissingData: the encoder is nowhere to be found.
-        ConfigError: a task that is not of images, or an encoder that cannot be used.
+        MissingData: the encoder was not found.
+        ConfigError: the task is not of images, or the encoder cannot be used.
     """
     if len(task.input_shape) != 3 or task.input_shape[0] not in (1, 3):
         raise ConfigError(
@@ -79,7 +79,7 @@ def encode(
         )
     owner, _, architecture = encoder.partition("/")
     load = _resnet if owner in RESNETS else _hub
-    found = load(encoder, owner, architecture, model_root, device)
+    loaded = load(encoder, owner, architecture, model_root, device)
     settings = json.dumps([encoder, image_size, list(mean), list(std)])
 
     def features(examples: Examples) -> Examples:
@@ -90,34 +90,36 @@ def encode(
             log.info("%s: features of %s images", encoder, f"{len(plain):,}")
             with torch.no_grad():
                 parts = [
-                    _features(found.module, plain.batch(some).inputs, image_size, mean, std, device)
-                    for some in torch.arange(len(plain)).split(ENCODE_BATCH)
+                    _features(
+                        loaded.module, plain.batch(indices).inputs, image_size, mean, std, device
+                    )
+                    for indices in torch.arange(len(plain)).split(ENCODE_BATCH)
                 ]
             return torch.cat(parts), plain.targets
 
-        inputs, targets = decoded(found.files, recipe, compute)
+        inputs, targets = decoded(loaded.files, recipe, compute)
         return Examples(inputs, targets)
 
     train, test = features(task.train), features(task.test)
     public = None if task.public is None else features(task.public)
-    seen = fingerprint(train.inputs, train.targets, test.inputs, test.targets)
+    hashes = fingerprint(train.inputs, train.targets, test.inputs, test.targets)
     if public is not None:
-        seen += fingerprint(public.inputs, public.targets)
+        hashes += fingerprint(public.inputs, public.targets)
     return replace(
         task,
         train=train,
         test=test,
         public=public,
         input_shape=tuple(train.inputs.shape[1:]),
-        fingerprint=hashlib.sha256(seen.encode()).hexdigest(),
+        fingerprint=hashlib.sha256(hashes.encode()).hexdigest(),
     )
 
 
 def files_of(encoder: str, model_root: str) -> list[Path]:
-    """Find the files whose bytes an encoder is: its weights, and of the hub's its settings.
+    """Return an encoder's files: its weights and, for an encoder of the hub, its settings.
 
     Raises:
-        MissingData: it is nowhere to be found.
+        MissingData: it was not found.
     """
     owner, _, architecture = encoder.partition("/")
     if owner in RESNETS:
@@ -133,14 +135,14 @@ def _features(
     std: Sequence[float],
     device: torch.device,
 ) -> Tensor:
-    """Encode images [n, c, h, w] in [0, 1]; features [n, d] have mean zero and norm one."""
+    """Return features [n, d] of mean zero and norm one for images [n, c, h, w] in [0, 1]."""
     images = images.to(device).expand(-1, 3, -1, -1)
     images = F.interpolate(images, (size, size), mode="bilinear", antialias=True)
     shift, scale = (torch.tensor(list(of), device=device).view(1, 3, 1, 1) for of in (mean, std))
     raw = module((images - shift) / scale)
     if not raw.isfinite().all():
         raise ConfigError(
-            "Expected finite features of every image; the encoder gives some that are not. "
+            "Expected finite features for every image; the encoder returns some that are not. "
             "Set features.encoder, or features.mean and features.std."
         )
     return F.normalize(raw - raw.mean(1, keepdim=True), dim=1).cpu()
@@ -149,21 +151,21 @@ def _features(
 def _resnet(
     encoder: str, owner: str, architecture: str, model_root: str, device: torch.device
 ) -> Encoder:
-    """Find a ResNet of torchvision's, and give what its last layer sees."""
+    """Load a torchvision ResNet without its last layer."""
     import torchvision
 
     base = architecture.partition(".")[0]
-    known = [n for n in torchvision.models.list_models(torchvision.models) if n.startswith("resn")]
-    if base not in known:
+    names = [n for n in torchvision.models.list_models(torchvision.models) if n.startswith("resn")]
+    if base not in names:
         raise ConfigError(
-            f"Expected features.encoder to be one of {', '.join(f'{owner}/{n}' for n in known)}, "
+            f"Expected features.encoder to be one of {', '.join(f'{owner}/{n}' for n in names)}, "
             f"or an encoder of another owner on the hub; got {encoder}."
         )
     path = _weights(encoder, owner, base, model_root)
     model = torchvision.models.get_model(base, weights=None)
     try:
         model.load_state_dict(_read(path))
-    except Exception as error:  # a file may be wrong in as many ways as there are formats
+    except Exception as error:  # damaged files raise many kinds of errors
         reason = one_line(error)[:200]
         raise ConfigError(
             f"Expected the weights of {base} in {path}; they do not fit ({reason}). "
@@ -174,33 +176,33 @@ def _resnet(
 
 
 def _weights(encoder: str, owner: str, base: str, model_root: str) -> Path:
-    """Find a ResNet's weights: model_root, then the hub or torchvision's server."""
+    """Return the path of a ResNet's weights: in model_root, else from the hub or torchvision."""
     folder = (Path(model_root).expanduser() / encoder).absolute()
-    here = [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
-    if here:
-        return here[0]
+    local = [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
+    if local:
+        return local[0]
     if owner == "timm":
         return model_folder(model_root, encoder) / "model.safetensors"
     import torchvision
 
     url = torchvision.models.get_model_weights(base).DEFAULT.url
-    kept = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
-    if not kept.is_file():
-        reason = why_unreachable(url) or _download(url, kept)
+    cached = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+    if not cached.is_file():
+        reason = why_unreachable(url) or _download(url, cached)
         if reason is not None:
             raise MissingData(
                 f"Expected the weights of {encoder} (a .pth or .safetensors file) in {folder}; "
-                f"found none, and they could not be fetched: {reason}. Put {kept.name} there, set "
-                f"model_root to the folder that holds {encoder}, or run once with a network."
+                f"found none, and they could not be fetched: {reason}. Put {cached.name} there, "
+                f"set model_root to the folder that holds {encoder}, or run once with a network."
             )
-    return kept
+    return cached
 
 
-def _download(url: str, kept: Path) -> str | None:
-    """Fetch a file; say why it cannot be kept, e.g. in a home that cannot be written."""
+def _download(url: str, path: Path) -> str | None:
+    """Download a file; return why it failed, e.g. a read-only home directory, or None."""
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(url, str(kept), progress=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(url, str(path), progress=False)
     except OSError as error:
         return one_line(error)
     return None
@@ -217,7 +219,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 def _hub(
     encoder: str, owner: str, architecture: str, model_root: str, device: torch.device
 ) -> Encoder:
-    """Find an image encoder of transformers; pooled where it pools, else the positions' mean."""
+    """Load an image encoder of transformers: its pooled output if any, else the positions' mean."""
     if not owner or not architecture:
         raise ConfigError(
             f"Expected features.encoder to be owner/name, as on the hub; got {encoder}."
@@ -226,17 +228,17 @@ def _hub(
     from transformers import AutoModel
 
     try:
-        model, found = AutoModel.from_pretrained(
+        model, loading = AutoModel.from_pretrained(
             folder, local_files_only=True, output_loading_info=True
         )
-    except Exception as error:  # as many ways to be wrong as there are architectures
+    except Exception as error:  # damaged files raise many kinds of errors
         reason = one_line(error)[:200]
         raise ConfigError(
             f"Expected a model that transformers can load in {folder}; it cannot ({reason})."
         ) from None
     model = model.eval().to(device)
-    has_pooler = not any(name.startswith("pooler.") for name in found["missing_keys"])
-    lacking = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
+    has_pooler = not any(name.startswith("pooler.") for name in loading["missing_keys"])
+    lacking = sorted(name for name in loading["missing_keys"] if not name.startswith("pooler."))
     if lacking:
         raise ConfigError(
             f"Expected all weights of the encoder in {folder}; it lacks {len(lacking)}, "
@@ -251,7 +253,7 @@ def _hub(
     def module(images: Tensor) -> Tensor:
         out = model(pixel_values=images)
         pooled = getattr(out, "pooler_output", None)
-        if pooled is not None and has_pooler:  # else its numbers are random
+        if pooled is not None and has_pooler:  # else the pooler's weights are random
             return pooled.flatten(1)
         last = out.last_hidden_state
         return last.mean(1) if last.dim() == 3 else last.mean((2, 3))

@@ -40,7 +40,7 @@ def glue(
     data_root: str,
     model_root: str,
 ) -> Task:
-    """Load a task's texts as token ids; they are tokenised once and cached by content.
+    """Load a task's texts as token ids, tokenised once and cached by content.
 
     Args:
         name: as in conf/task.
@@ -50,18 +50,18 @@ def glue(
         label_column: the column that holds the class indices.
         train_split: the private examples.
         test_splits: a split for each metric; the first metric is the task's.
-        num_classes: how many classes there are.
-        max_length: tokens at which texts are cut, special ones included.
-        train_size: keep that many training examples, drawn from subset_seed; None keeps all.
-        subset_seed: which ones; apart from a run's seed, so that all runs see the same ones.
-        dataset_size: how many training examples there must be in the end.
+        num_classes: number of classes.
+        max_length: tokens to which texts are truncated, special ones included.
+        train_size: training examples to keep, drawn from subset_seed; None keeps all.
+        subset_seed: seed of that draw, separate from a run's seed: all runs see the same ones.
+        dataset_size: required number of training examples.
         delta: of the (eps, delta) guarantee.
         tokenizer: owner/name of the model whose tokenizer encodes the texts.
-        data_root: a folder laid out like hub snapshots, looked at before the hub.
+        data_root: a folder laid out like hub snapshots, searched before the hub.
         model_root: likewise, of models.
 
     Raises:
-        ConfigError: data or tokenizer missing, corrupt, or not what was declared.
+        ConfigError: data or tokenizer are missing, corrupt, or not as declared.
     """
     words = Tokenizer.load(tokenizer, model_root, max_length, name)
     check_splits([train_split], list(test_splits.values()))
@@ -81,31 +81,31 @@ def glue(
         )
         return Texts(Encoded(*encoded), targets, max_length, words.vocabulary)
 
-    (metric, first), *rest = test_splits.items()
+    (metric, split), *others = test_splits.items()
     return assemble(
         name,
         subset(load(train_split), train_size, subset_seed),
-        load(first),
+        load(split),
         num_classes=num_classes,
         delta=delta,
         dataset_size=dataset_size,
         input_shape=(3, max_length),
         metric=metric,
-        also={other: load(split) for other, split in rest},
+        also={other: load(part) for other, part in others},
     )
 
 
 def _encode(
     files: list[Path], columns: Sequence[str], num_classes: int, words: Tokenizer
 ) -> tuple[Tensor, ...]:
-    """Read texts and labels, the last of the columns, and turn the texts into ids."""
-    found: list[list[str]] = [[] for _ in columns[:-1]]
+    """Return token ids of the texts, and the labels, which are the last column."""
+    texts: list[list[str]] = [[] for _ in columns[:-1]]
     labels = [np.empty(0, np.int64)]
     for path in files:
-        for first, (*some, indices) in parquet.batches(path, columns):
-            for column, name, values in zip(found, columns, some, strict=False):
+        for first, (*rows, indices) in parquet.batches(path, columns):
+            for column, name, values in zip(texts, columns, rows, strict=False):
                 column += parquet.texts(values, name, path, first, SET_COLUMNS)
             labels.append(
                 class_indices(indices, num_classes, column=columns[-1], path=path, first=first)
             )
-    return (*words.encode(*found), torch.from_numpy(np.concatenate(labels)))
+    return (*words.encode(*texts), torch.from_numpy(np.concatenate(labels)))

@@ -1,13 +1,12 @@
-"""One grammar of generated texts, whose labels follow from what the texts say.
+"""A grammar that generates texts whose labels follow from their meaning.
 
-Ours. It writes from a fixed seed in about a second, so that language models run with no data at
-hand. Its words lie in `dpexp/data/words`, a file a language: sentences of film reviews (task
-sentiment), premises and hypotheses about scenes (task entailment), and phrases of film reviews
-(public=film_reviews). Much of a label shows in single words, as in real reviews and inferences
-(Gururangan et al. 2018); the rest takes composition: negation, contrast, and what a word of one
-text says of a word of the other.
+Ours. It writes from a fixed seed in about a second, so that language models run without any data.
+Its vocabularies are in `dpexp/data/words`: sentences of film reviews (task sentiment), premises and
+hypotheses about scenes (task entailment), and phrases of film reviews (public=film_reviews). As in
+real reviews and inferences, single words give much of a label away (Gururangan et al. 2018). The
+rest takes composition: negation, contrast, and relations between words of the two texts.
 
-All draws come from `random.Random(string).random()`, the one sequence that Python promises to keep.
+All draws come from `random.Random(string).random()`, the only sequence that Python keeps stable.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Text = tuple[str, ...]
 
 @cache
 def words_of(language: str) -> dict[str, Any]:
-    """Read the words of a language: sentiment, entailment or film_reviews."""
+    """Return the vocabulary of a language: sentiment, entailment or film_reviews."""
     text = (files("dpexp.data") / "words" / f"{language}.yaml").read_text(encoding="utf-8")
     return yaml.safe_load(text)
 
@@ -44,7 +43,7 @@ ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
 
 
 def _words(phrases: Any) -> set[str]:
-    """Collect the words of phrases, which lie in lists of any depth."""
+    """Return the words of phrases in lists of any depth."""
     if isinstance(phrases, str):
         return set(phrases.split())
     return set().union(*map(_words, phrases))
@@ -52,13 +51,13 @@ def _words(phrases: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class Grammar:
-    """A language of texts, and what they say.
+    """A language of labelled texts.
 
     Attributes:
-        write: writes a text of whatever label.
-        read: gives a text's label, or None where it has none.
-        classes: labels are below it.
-        words: what their ids stand for, special ones first.
+        write: generates a text of any label.
+        read: returns a text's label, or None if it has none.
+        classes: number of labels.
+        words: by token id, special ones first.
     """
 
     write: Callable[[Random], Text]
@@ -79,29 +78,29 @@ def generated(
     tokenizer: str | None,
     model_root: str,
 ) -> Task:
-    """Write a task's texts, as many of each class.
+    """Generate a task's texts, balanced over classes.
 
     Args:
         name: as in conf/task: "sentiment", sentences of film reviews, negative (0) or positive (1);
             "entailment", premises and hypotheses about scenes, with GLUE's three labels.
-        data_seed: what everything is drawn from; apart from a run's seed.
-        test_size: how many test examples, >= 1.
-        vocabulary: how many ids the task's own words take, special ones included.
+        data_seed: seed of all draws, separate from a run's seed.
+        test_size: number of test examples, >= 1.
+        vocabulary: number of ids of the task's own words, special ones included.
         max_length: tokens of the longest text, special ones included.
-        dataset_size: how many training examples, >= 1.
+        dataset_size: number of training examples, >= 1.
         delta: of the (eps, delta) guarantee.
-        tokenizer: owner/name of the model whose tokenizer encodes the texts; None: a word an id.
-        model_root: a folder laid out like hub snapshots, looked at before the hub.
+        tokenizer: owner/name of the model whose tokenizer encodes the texts; None: one id per word.
+        model_root: a folder laid out like hub snapshots, searched before the hub.
 
     Raises:
-        ConfigError: the vocabulary has another size; a text is longer than max_length; a set is
-            empty; there is no such task or tokenizer.
+        ConfigError: the vocabulary has another size, a text is longer than max_length, a set is
+            empty, or there is no such task or tokenizer.
     """
     require_word("task.name", name, tuple(GRAMMARS))
     grammar = GRAMMARS[name]
     if vocabulary != len(grammar.words):
         raise ConfigError(
-            f"Expected task.vocabulary={len(grammar.words)}, the ids of the words of {name}; got "
+            f"Expected task.vocabulary={len(grammar.words)}, the word ids of {name}; got "
             f"{vocabulary}. Set task.vocabulary={len(grammar.words)}."
         )
     if min(test_size, dataset_size) < 1:
@@ -135,11 +134,11 @@ def generated(
 
 
 def draw(grammar: Grammar, seed: str, *sizes: int) -> list[tuple[list[Text], list[int]]]:
-    """Write sets of texts; in each, labels take turns, and none has a text of an earlier one.
+    """Generate sets of texts with alternating labels; no text is in two sets.
 
     Args:
-        grammar: what writes and reads them.
-        seed: the texts are the same wherever this is.
+        grammar: writes and reads the texts.
+        seed: decides the texts.
         sizes: texts of each set, >= 1.
     """
     sets = []
@@ -158,10 +157,9 @@ def draw(grammar: Grammar, seed: str, *sizes: int) -> list[tuple[list[Text], lis
 
 
 def opinion(sentence: str) -> int | None:
-    """Read a review's sentence: 1 where it praises, 0 where it blames, None where it does neither.
+    """Return a review's label: 1 if it praises, 0 if it blames, None if it does neither.
 
-    What follows the last "but" decides. There the words of opinion vote, and each negator turns the
-    next one around.
+    The words of opinion after the last "but" vote. A negator flips the next one.
     """
     (bad, good), praise, is_negated = REVIEWS["opinions"], 0, False
     for word in sentence.split():
@@ -176,11 +174,11 @@ def opinion(sentence: str) -> int | None:
 
 
 def relation(premise: str, hypothesis: str) -> int:
-    """Read what a premise, as all there is to see, says of a hypothesis.
+    """Return the label of a hypothesis, given that the premise describes all that can be seen.
 
-    A word is true where the premise has it or a narrower one, open where the premise has a wider
-    one or none, and false else; a negator turns what follows around. One false word makes a
-    contradiction; else one open word, or one that nobody can see, makes it neutral.
+    A word is true if the premise has it or a narrower one, open if the premise has a wider one or
+    none, and false otherwise. A negator flips the words after it. One false word makes a
+    contradiction. Otherwise one open word, or one about something invisible, makes it neutral.
     """
     seen = {path[-1]: path for path in map(_path, premise.split()) if path}
     verdicts, is_negated = {ENTAILMENT}, False
@@ -192,7 +190,7 @@ def relation(premise: str, hypothesis: str) -> int:
             verdicts.add(NEUTRAL)
         elif path:
             verdict = _compare(path, seen.get(path[-1], path[-1:]))
-            # CONTRADICTION - ENTAILMENT = 2: negation swaps the two and leaves what is open.
+            # CONTRADICTION - ENTAILMENT = 2: negation swaps the two and keeps NEUTRAL.
             verdicts.add(2 - verdict if is_negated else verdict)
     return max(verdicts)
 
@@ -201,7 +199,7 @@ _UNSEEN = _words(SCENES["reasons"]) - {"are", "the"}
 
 
 def _path(word: str) -> list[str]:
-    """List a word, all wider ones and the question; nothing for a word that shows nothing."""
+    """Return a word, all wider ones and the question they answer; nothing for other words."""
     path = [word]
     while path[-1] in SCENES["wider"]:
         path.append(SCENES["wider"][path[-1]])
@@ -215,7 +213,7 @@ def _compare(asked: list[str], seen: list[str]) -> int:
 
 
 def _review(rng: Random) -> Text:
-    """Write a sentence of one or two clauses; "and" joins like ones, "but" unlike ones."""
+    """Write one clause, or two: "and" joins clauses of one opinion, "but" of opposite opinions."""
     first = _clause(rng)
     joint = pick(rng, (None, None, "and", "but"))
     sentence = [pick(rng, REVIEWS["openers"])] if chance(rng, 0.2) else []
@@ -232,21 +230,21 @@ def _review(rng: Random) -> Text:
 
 def _clause(rng: Random) -> str:
     label = int(rng.random() * 2)
-    said = [pick(rng, REVIEWS["opinions"][label])]
+    opinion_words = [pick(rng, REVIEWS["opinions"][label])]
     if chance(rng, 0.4):
-        said.insert(0, pick(rng, REVIEWS["intensifiers"]))
-    # "not funny" is said more often than "not dull".
+        opinion_words.insert(0, pick(rng, REVIEWS["intensifiers"]))
+    # "not funny" is more common than "not dull".
     is_negated = chance(rng, 0.3 if label else 0.1)
     negator = [pick(rng, REVIEWS["negators"])] if is_negated else []
     verb = pick(rng, ("is", "was"))
     form = int(rng.random() * 3)
     if form == 0:
         kind = pick(rng, REVIEWS["kinds"])
-        return " ".join(["this", verb, *negator, article(said[0]), *said, kind])
+        return " ".join(["this", verb, *negator, article(opinion_words[0]), *opinion_words, kind])
     part = ["the", pick(rng, REVIEWS["parts"])]
     if form == 1:
-        return " ".join([*part, verb, *negator, *said])
-    return " ".join(["i", "found", *part, *negator, *said])
+        return " ".join([*part, verb, *negator, *opinion_words])
+    return " ".join(["i", "found", *part, *negator, *opinion_words])
 
 
 _NARROWER = {
@@ -256,7 +254,7 @@ _NARROWER = {
 
 
 def _scene(rng: Random) -> Text:
-    """Write a premise and a hypothesis that asks of one or two things in it."""
+    """Write a premise and a hypothesis about one or two of its words."""
     who = pick(rng, _NARROWER["who"])
     does = pick(rng, _NARROWER[pick(rng, ("moving", "resting"))])
     place = pick(rng, _NARROWER[pick(rng, ("outside", "inside"))])
@@ -283,15 +281,15 @@ def _scene(rng: Random) -> Text:
 
 
 SIDES = ("bad", "good")
-"""Which words of film_reviews blame and praise, by label."""
+"""Keys of film_reviews whose words blame and praise, by label."""
 
 
 def phrases(size: int, seed: int) -> tuple[list[str], list[int]]:
-    """Write phrases of film reviews and say of each whether it praises (1) or blames (0).
+    """Generate phrases of film reviews and their labels, praise (1) or blame (0).
 
     Args:
-        size: how many, >= 1.
-        seed: the phrases are the same wherever this is.
+        size: number of phrases, >= 1.
+        seed: decides the phrases.
     """
     rng = Random(f"film reviews {seed}")
     labels = [int(chance(rng, 0.5)) for _ in range(size)]
@@ -299,7 +297,7 @@ def phrases(size: int, seed: int) -> tuple[list[str], list[int]]:
 
 
 def _phrase(rng: Random, label: int) -> str:
-    """Write one or two clauses; of two unlike ones the last speaks for the whole."""
+    """Write one or two clauses; of two opposite ones, the main clause carries the label."""
     clause, form = _part(rng, label), rng.random()
     if form < 0.5:
         return clause
@@ -316,65 +314,65 @@ def _phrase(rng: Random, label: int) -> str:
 
 def _part(rng: Random, label: int) -> str:
     film = words_of("film_reviews")
-    own, others = film[SIDES[label]], film[SIDES[1 - label]]
+    own, opposite = film[SIDES[label]], film[SIDES[1 - label]]
 
-    def one(kind: str, words: dict[str, Any] = film) -> str:
+    def word(kind: str, words: dict[str, Any] = film) -> str:
         return pick(rng, words[kind])
 
-    def said(negated: float = 0.0) -> str:
+    def describe(negated: float = 0.0) -> str:
         if chance(rng, negated):
-            degree = [one("degrees")] if chance(rng, 0.3) else []
-            return " ".join([one("negators"), *degree, one("adjectives", others)])
-        adjective, form = one("adjectives", own), rng.random()
+            degree = [word("degrees")] if chance(rng, 0.3) else []
+            return " ".join([word("negators"), *degree, word("adjectives", opposite)])
+        adjective, form = word("adjectives", own), rng.random()
         if form < 0.25:
-            return f"{one('degrees')} {adjective}"
+            return f"{word('degrees')} {adjective}"
         return f"too {adjective}" if form < 0.3 and not label else adjective
 
-    # "not funny" is said more often than "not dull".
+    # "not funny" is more common than "not dull".
     negated = 0.06 if label else 0.12
     form = int(rng.random() * 15)
     if form == 0:
-        return said(negated)
+        return describe(negated)
     if form in (1, 2):
-        first = said()
-        more = f" , {one('adjectives', own)}" if form == 2 else ""
-        return f"{article(first)} {first}{more} {one('kinds')}"
+        first = describe()
+        more = f" , {word('adjectives', own)}" if form == 2 else ""
+        return f"{article(first)} {first}{more} {word('kinds')}"
     if form == 3:
-        return f"{said()} and {said()}"
+        return f"{describe()} and {describe()}"
     if form == 4:
         verb = pick(rng, ("is", "are", "feels", "seems", "was"))
-        return f"the {one('parts')} {verb} {said(negated)}"
+        return f"the {word('parts')} {verb} {describe(negated)}"
     if form == 5:
-        return f"{one('subjects')} {one('verbs', own)}"
+        return f"{word('subjects')} {word('verbs', own)}"
     if form == 6:
-        return one("verbs", own)
+        return word("verbs", own)
     if form == 7:
         verb = pick(rng, ("is", "was", "'s", "amounts to", "turns out to be", "proves"))
-        return f"{one('subjects')} {verb} {one('names', own)}"
+        return f"{word('subjects')} {verb} {word('names', own)}"
     if form == 8:
-        return one("names", own)
+        return word("names", own)
     if form == 9:
-        return one("exclamations", own)
+        return word("exclamations", own)
     if form == 10:
         if chance(rng, 0.2 if label else 0.45):
-            return f"{one('spared' if label else 'without')} {one('nouns', others)}"
-        return f"{one('with')} {one('nouns', own)}"
+            return f"{word('spared' if label else 'without')} {word('nouns', opposite)}"
+        return f"{word('with')} {word('nouns', own)}"
     if form == 11:
-        return f"{said()} {one('parts')}"
+        return f"{describe()} {word('parts')}"
     if form == 12:
-        return f"{one('nouns', own)} and {one('nouns', own)}"
+        return f"{word('nouns', own)} and {word('nouns', own)}"
     if form == 13:
-        return f"{one('adjectives', own)} {one('many')}"
-    return f"{one('exclamations', own)} , {one('names', own)}"
+        return f"{word('adjectives', own)} {word('many')}"
+    return f"{word('exclamations', own)} , {word('names', own)}"
 
 
 def pick(rng: Random, options: Sequence[Any]) -> Any:
-    """Draw one of some things."""
+    """Draw one of the options."""
     return options[int(rng.random() * len(options))]
 
 
 def chance(rng: Random, probability: float) -> bool:
-    """Toss a coin that says yes with a probability in [0, 1]."""
+    """Return True with a probability in [0, 1]."""
     return rng.random() < probability
 
 

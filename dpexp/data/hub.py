@@ -1,4 +1,4 @@
-"""Finding data sets and models: a folder laid out like hub snapshots first, then the hub."""
+"""Find data sets and models in a folder laid out like hub snapshots, then on the hub."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from dpexp.records.caches import cache_dir
 from dpexp.types import ConfigError, MissingData, one_line
 
 PROBE_SECONDS = 5.0
-"""How long the hub may take to answer (ours): a missing file is to be reported within 10 s."""
+"""Timeout of a request to the hub (ours): a missing file is reported within 10 s."""
 
 
 def parquet_files(
     data_root: str | Path, repo: str, config: str, splits: Sequence[str]
 ) -> dict[str, list[Path]]:
-    """Find every shard of every split.
+    """Return the paths of every split's shards.
 
     Args:
-        data_root: the folder that holds `<repo>/<config>/<split>-00000-of-00001.parquet`, or
-            shards with a hash behind their number, as older ones of the hub have.
-        repo: the data set's name on the hub, `owner/name`; without an owner it is on no hub.
+        data_root: the folder that holds `<repo>/<config>/<split>-00000-of-00001.parquet`; a hash
+            may follow the numbers, as in older data sets of the hub.
+        repo: the data set's name on the hub, `owner/name`; without an owner it is not on the hub.
         config: its configuration, a folder of the repository.
-        splits: what to look for; those not in data_root are taken from the hub or its cache.
+        splits: to look for; those not in data_root come from the hub or its cache.
 
     Returns:
         The shards in order, by split.
 
     Raises:
-        MissingData: a split is in neither place; said within seconds where there is no network.
-        ConfigError: a split in data_root lacks some of its shards, or has some of two versions.
+        MissingData: a split is in neither place; raised within seconds if there is no network.
+        ConfigError: a split in data_root lacks shards, or mixes two versions.
     """
     folder = (Path(data_root).expanduser() / repo / config).absolute()
-    found = {split: _shards(folder, split, strict=True) for split in splits}
-    missing = [split for split in splits if not found[split]]
+    shards = {split: _shards(folder, split, strict=True) for split in splits}
+    missing = [split for split in splits if not shards[split]]
     if not missing:
-        return found
+        return shards
     patterns = [f"{config}/{split}-*.parquet" for split in missing]
     snapshot, reason = None, "no hub has it, and README says how to make it"
     if "/" in repo:
         snapshot, reason = _fetch(repo, "dataset", patterns)
         reason = f"the hub could not supply it: {reason}"
     for split in missing:
-        found[split] = _shards(snapshot / config, split, strict=False) if snapshot else []
-    missing = [split for split in missing if not found[split]]
+        shards[split] = _shards(snapshot / config, split, strict=False) if snapshot else []
+    missing = [split for split in missing if not shards[split]]
     if missing:
         names = " and ".join(f"{split}-00000-of-00001.parquet" for split in missing)
         others = ", ".join(path.name for path in _parquets(folder)[:4])
@@ -61,11 +61,11 @@ def parquet_files(
             f"Put the parquet files there, set data_root to the folder that holds {repo}/{config}, "
             f"or {'run once with a network' if '/' in repo else 'choose another set'}."
         )
-    return found
+    return shards
 
 
 def model_folder(model_root: str | Path, repo: str) -> Path:
-    """Find a pretrained model's folder.
+    """Return the path of a pretrained model's folder.
 
     Args:
         model_root: the folder that holds `<repo>/config.json`.
@@ -88,21 +88,18 @@ def model_folder(model_root: str | Path, repo: str) -> Path:
 
 
 def _shards(folder: Path, split: str, *, strict: bool) -> list[Path]:
-    """List a split's shards in order; where some lack, raise if strict, else find none.
-
-    Older data sets of the hub carry a hash behind a shard's number.
-    """
+    """Return a split's shards in order; if any is missing, raise if strict, else return none."""
     shape = re.compile(re.escape(split) + r"-(\d{5})-of-(\d{5})(-[0-9a-f]+)?\.parquet")
     named = {path: shape.fullmatch(path.name) for path in _parquets(folder)}
-    found = sorted((int(m[1]), int(m[2]), path) for path, m in named.items() if m)
-    total = max((of for _, of, _ in found), default=0)
-    if [(index, of) for index, of, _ in found] == [(index, total) for index in range(total)]:
-        return [path for _, _, path in found]
+    present = sorted((int(m[1]), int(m[2]), path) for path, m in named.items() if m)
+    total = max((of for _, of, _ in present), default=0)
+    if [(index, of) for index, of, _ in present] == [(index, total) for index in range(total)]:
+        return [path for _, _, path in present]
     if strict:
-        present = {index for index, of, _ in found if of == total}
+        numbers = {index for index, of, _ in present if of == total}
         lacking = [f"{split}-{i:05d}-of-{total:05d}.parquet" for i in range(total)]
-        lacking = [name for index, name in enumerate(lacking) if index not in present]
-        held = ", ".join(path.name for _, _, path in found[:6])
+        lacking = [name for index, name in enumerate(lacking) if index not in numbers]
+        held = ", ".join(path.name for _, _, path in present[:6])
         what = f"lacks {', '.join(lacking[:6])}" if lacking else f"mixes two versions: {held}"
         raise ConfigError(
             f"Expected {total} shards of {split} in {folder}; the folder {what}. Put in all of one "
@@ -112,7 +109,7 @@ def _shards(folder: Path, split: str, *, strict: bool) -> list[Path]:
 
 
 def _parquets(folder: Path) -> list[Path]:
-    """List a folder's parquet files; none where it cannot be listed."""
+    """Return a folder's parquet files; none if it cannot be listed."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == ".parquet")
     except OSError:
@@ -120,9 +117,12 @@ def _parquets(folder: Path) -> list[Path]:
 
 
 def _fetch(repo: str, kind: str, patterns: list[str]) -> tuple[Path | None, str]:
-    """Bring files from the hub, or its cache where it cannot be reached; say why if neither.
+    """Fetch files from the hub, or from its cache if it cannot be reached.
 
-    Where the client's cache cannot be written (`HF_HOME`), they are brought into ours.
+    If the client's cache (`HF_HOME`) cannot be written, the files go into ours.
+
+    Returns:
+        The folder, or None if neither has them; and the reason.
     """
     reason = why_unreachable(f"{huggingface_hub.constants.ENDPOINT}/api/{kind}s/{repo}")
     for cache in (None, cache_dir() / "hub"):  # the client's own, else ours
@@ -144,7 +144,7 @@ def _fetch(repo: str, kind: str, patterns: list[str]) -> tuple[Path | None, str]
 
 
 def _is_writable(folder: Path) -> bool:
-    """Return whether files can be put into a folder, or into one to be made there."""
+    """Return whether a folder is writable; create it if it does not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -153,7 +153,7 @@ def _is_writable(folder: Path) -> bool:
 
 
 def why_unreachable(url: str) -> str | None:
-    """Ask a server once, in seconds, where its client would go on trying for minutes."""
+    """Return why a server cannot be reached, or None; its client would retry for minutes."""
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     outcome: list[str | None] = []
@@ -167,7 +167,7 @@ def why_unreachable(url: str) -> str | None:
         except (OSError, ValueError) as error:
             outcome.append(f"{url} cannot be reached ({getattr(error, 'reason', error)})")
 
-    # A name look-up heeds no timeout, so the whole question gets one.
+    # The timeout does not cover name resolution, so a thread bounds the whole request.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS + 1.0)

@@ -40,7 +40,7 @@ def hub_images(
     delta: float,
     data_root: str,
 ) -> Task:
-    """Load an image set into tensors; its files are decoded once and cached by content.
+    """Load an image set into tensors, decoded once and cached by content.
 
     Args:
         name: as in conf/task.
@@ -48,20 +48,20 @@ def hub_images(
         config: a folder of the repository.
         image_column: the column that holds the encoded images.
         label_column: the column that holds the class indices.
-        train_splits: the splits that make the training set, in order.
-        test_splits: the splits that make the test set.
-        num_classes: how many classes there are.
+        train_splits: splits of the training set, in order.
+        test_splits: splits of the test set.
+        num_classes: number of classes.
         input_shape: of one image, (channels, height, width), channels 1 or 3.
         mean: of the inputs in [0, 1], per channel.
         std: likewise, > 0.
-        train_size: keep that many training examples, drawn from subset_seed; None keeps all.
-        subset_seed: which ones; apart from a run's seed, so that all runs see the same ones.
-        dataset_size: how many training examples there must be in the end.
+        train_size: training examples to keep, drawn from subset_seed; None keeps all.
+        subset_seed: seed of that draw, separate from a run's seed: all runs see the same ones.
+        dataset_size: required number of training examples.
         delta: of the (eps, delta) guarantee.
-        data_root: a folder laid out like hub snapshots, looked at before the hub.
+        data_root: a folder laid out like hub snapshots, searched before the hub.
 
     Raises:
-        ConfigError: data missing, corrupt, or not what was declared.
+        ConfigError: data are missing, corrupt, or not as declared.
     """
     shape = tuple(input_shape)
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
@@ -78,8 +78,8 @@ def hub_images(
     recipe = f"images 3 {columns} {num_classes} {shape} pillow {PIL.__version__}"
 
     def part(split: str) -> tuple[Tensor, ...]:
-        some = files[split]
-        return decoded(some, recipe, lambda: _decode(some, columns, shape, num_classes))
+        shards = files[split]
+        return decoded(shards, recipe, lambda: _decode(shards, columns, shape, num_classes))
 
     def load(splits: Sequence[str]) -> Examples:
         parts = [part(split) for split in splits]
@@ -102,15 +102,15 @@ def hub_images(
 def _decode(
     files: list[Path], columns: tuple[str, str], shape: tuple[int, ...], num_classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Decode every row of some files to uint8 images [n, c, h, w] and labels [n]."""
+    """Return the uint8 images [n, c, h, w] and labels [n] of all rows of the files."""
     counts = [parquet.count(path, columns, SET_COLUMNS) for path in files]
     inputs = np.empty((sum(counts), *shape), dtype=np.uint8)
     targets = np.empty(sum(counts), dtype=np.int64)
     begin = 0
     for path, count in zip(files, counts, strict=True):
         for first, (images, labels) in parquet.batches(path, columns):
-            some = slice(begin + first, begin + first + len(labels))
-            targets[some] = class_indices(
+            rows = slice(begin + first, begin + first + len(labels))
+            targets[rows] = class_indices(
                 labels, num_classes, column=columns[1], path=path, first=first
             )
             for row, image in enumerate(images.to_pylist(), first):

@@ -1,4 +1,4 @@
-"""Lending Club's loans: the interest rate by what is known of loan and borrower (compressive)."""
+"""Lending Club's loans: predict the interest rate from loan and borrower (compressive)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dpexp.data.task import Examples, Task, subset
 from dpexp.types import ConfigError, MissingData, one_line, require_word
 
 EXTRACT = ("lending-club", "loan_data.csv")
-"""Where the extract lies under data_root."""
+"""Path of the extract under data_root."""
 
 UNITS = {"fraction": 1.0, "percent": 100.0}
 
@@ -44,10 +44,10 @@ FORMS = {
     "emp_length": (YEARS, "years such as 3 years, < 1 year or 10+ years"),
     "zip_code": (ZIP, "three digits of a zip code such as 860xx"),
 }
-"""How cells of a column may be written, and how messages say so. Others are dates or numbers."""
+"""Formats of a column's cells, and their description in messages. Others are dates or numbers."""
 
 OF_DATES = ("_d", "_date", "earliest_cr_line")
-"""How names of columns of dates end."""
+"""Endings of the names of date columns."""
 
 Range = Sequence[float] | Sequence[str]
 """Lowest and highest number, or a category's words in the order of their integers."""
@@ -66,30 +66,30 @@ def lending_club(
     delta: float,
     data_root: str,
 ) -> Task:
-    """Load the loans with every column mapped to [0, 1] by a range that was declared.
+    """Load the loans with every column mapped to [0, 1] by its declared range.
 
-    Categories become integers (compressive, Section 4). The paper says nothing of scales; ranges
-    are declared, not read off, because the data are private. What is outside a range is clamped to
-    it, what is missing becomes 0, and a word of no list goes with the last one. A cell that is
-    neither missing nor written as its column may be is refused: one row may not be read by what
-    others look like, nor months as years.
+    Categories become integers (compressive, Section 4). The paper does not mention scales; ranges
+    are declared, not estimated, because the data are private. Values outside a range are clamped,
+    missing values become 0, and unlisted words count as the last one. A cell that is neither
+    missing nor in its column's format is an error: no row may be read by what others look like,
+    nor months as years.
 
     Args:
         name: as in conf/task.
         csv: path of the file, in UTF-8, with commas between columns; None:
             lending-club/loan_data.csv under data_root.
         target: column of the interest rate; a row without a number there is no loan.
-        target_unit: "fraction" or "percent"; declared, as one loan may not change the others'.
-        columns: what to read where the file has it, with its range.
-        train_size: keep that many loans, drawn from subset_seed; None keeps all.
-        subset_seed: which ones; apart from a run's seed, so that all runs see the same ones.
-        dataset_size: how many loans there must be in the end.
+        target_unit: "fraction" or "percent"; declared, because no loan may change the others'.
+        columns: columns to read if the file has them, with their ranges.
+        train_size: loans to keep, drawn from subset_seed; None keeps all.
+        subset_seed: seed of that draw, separate from a run's seed: all runs see the same ones.
+        dataset_size: required number of loans.
         delta: of the (eps, delta) guarantee.
         data_root: a folder laid out like hub snapshots.
 
     Raises:
         MissingData: no file at csv.
-        ConfigError: the file is no such table, or not what was declared.
+        ConfigError: the file is not such a table, or not as declared.
     """
     require_word("task.target_unit", target_unit, UNITS)
     path = Path(csv or Path(data_root, *EXTRACT)).expanduser().absolute()
@@ -122,7 +122,7 @@ def _decode(
         except ConfigError:
             if sum(cell.strip() not in MISSING for cell in cells) > 1:
                 raise
-            value = math.nan  # a remark, with which some versions end
+            value = math.nan  # a remark at the end of some versions of the file
         if math.isnan(value):
             continue
         rates.append(value)
@@ -134,10 +134,10 @@ def _decode(
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Read a table's rows, the header first, each with the line it ends on.
+    """Yield a table's rows, the header first, each with the line it ends on.
 
     Raises:
-        ConfigError: the file is no table of rows of one length.
+        ConfigError: the file is not a table with rows of one length.
     """
     line, width = 0, None
     try:
@@ -154,12 +154,12 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise ConfigError(
             f"Expected a table in UTF-8, with a header and commas between columns, at {path}; it "
             f"cannot be read after line {line} ({one_line(error)}). Fetch the file again, unpack "
-            "it, or save it so."
+            "it, or save it in this format."
         ) from None
 
 
 def _is_remark(cells: list[str]) -> bool:
-    """Tell a line of words, or an empty one, from a row of which the rest is lost."""
+    """Return whether a line is text or empty, not a truncated row."""
     if any(cells[1:]):
         return False
     try:
@@ -171,7 +171,7 @@ def _is_remark(cells: list[str]) -> bool:
 def _places(
     path: Path, header: list[str], target: str, columns: Mapping[str, Range]
 ) -> dict[str, int]:
-    """Find the columns to read in a header: the target, and the rest in the order declared."""
+    """Return the indices of the columns to read: the target, and the rest as declared."""
     names = [_name(column) for column in header]
     present = [name for name in columns if name in names and name != target]
     if target not in names or not present:
@@ -184,8 +184,8 @@ def _places(
         if names.count(name) > 1:
             same = ", ".join(column for column in header if _name(column) == name)
             raise ConfigError(
-                f"Expected one column {name} in {path}; got {same}, which are the same with _ for "
-                "a point. Take the others out of the file."
+                f"Expected one column {name} in {path}; got {same}, which are equal once a point "
+                "is read as _. Remove the others from the file."
             )
     return {name: names.index(name) for name in (target, *present)}
 
@@ -195,7 +195,7 @@ def _name(column: str) -> str:
 
 
 def _forms(column: str, is_target: bool, unit: str) -> tuple[Forms, str]:
-    """Tell how a column's cells may be written, and how to say so."""
+    """Return the formats of a column's cells, and their description in messages."""
     if is_target and unit == "percent":
         return PER_CENT, "a percentage such as 11.89 or 11.89%"
     if not is_target and column in FORMS:
@@ -206,9 +206,9 @@ def _forms(column: str, is_target: bool, unit: str) -> tuple[Forms, str]:
 
 
 def _reader(path: Path, column: str, of: Range | None, unit: str) -> Callable[[str, int], float]:
-    """Make what reads a column's cells, given their line: numbers, or the places of words.
+    """Return a function that reads a column's cell, given its line, as a number or word index.
 
-    A cell says alone what it is: no other one, and so no other loan, decides how it is read.
+    Each cell is read on its own, so that no loan affects how another is read.
 
     Args:
         path: the file, for messages.
@@ -216,42 +216,42 @@ def _reader(path: Path, column: str, of: Range | None, unit: str) -> Callable[[s
         of: its range; None: of the target.
         unit: of the target.
     """
-    known: dict[str, float] = {}
+    cache: dict[str, float] = {}
     if of is not None and isinstance(of[0], str):
         words = {word: float(index) for index, word in enumerate(of)}
         for nothing in MISSING - words.keys():
             words[nothing] = math.nan
         return lambda cell, line: words.get(cell.strip(), len(of) - 1.0)
-    forms, said = _forms(column, of is None, unit)
+    forms, description = _forms(column, of is None, unit)
 
     def read(cell: str, line: int) -> float:
-        value = known.get(cell)
+        value = cache.get(cell)
         if value is None:
             if "%" in cell and forms is not PER_CENT:
                 raise ConfigError(
                     f"Expected numbers without a per cent sign in column {column} of {path}; line "
                     f"{line} holds {cell[:40]!r}. Set task.target_unit=percent if it is the rate, "
-                    "or take the sign away."
+                    "or remove the sign."
                 )
             try:
-                value = known[cell] = number(cell, forms)
+                value = cache[cell] = number(cell, forms)
             except ValueError:
-                raise _unreadable(path, column, cell, line, said) from None
+                raise _unreadable(path, column, cell, line, description) from None
         return value
 
     return read
 
 
-def _unreadable(path: Path, column: str, cell: str, line: int, said: str) -> ConfigError:
+def _unreadable(path: Path, column: str, cell: str, line: int, description: str) -> ConfigError:
     return ConfigError(
-        f"Expected {said} in column {column} of {path}; line {line} holds {cell[:40]!r}. Write "
-        "it so, numbers with a point, without separators and signs, and below 1e38, or leave it "
-        "empty."
+        f"Expected {description} in column {column} of {path}; line {line} holds {cell[:40]!r}. "
+        "Use this format, with numbers that have a decimal point, no separators or signs, and are "
+        "below 1e38, or leave the cell empty."
     )
 
 
 def _scaled(numbers: array, of: Range) -> np.ndarray:
-    """Map a column to [0, 1], [n]; what is missing becomes 0."""
+    """Map a column to [0, 1], [n]; missing values become 0."""
     low, high = (0, len(of) - 1) if isinstance(of[0], str) else of
     share = (np.array(numbers, dtype=np.float64) - low) / (high - low)
     return np.nan_to_num(share.clip(0, 1), nan=0.0)

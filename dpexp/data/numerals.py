@@ -1,4 +1,4 @@
-"""Numbers as tables write them, in the forms that a column may have, read whole or not at all."""
+"""Read numbers from table cells in given formats, exactly or not at all."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ MISSING = frozenset(
         *("NaN", "nan", "-NaN", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
     }
 )
-"""What stands for nothing, as pandas reads tables."""
+"""Markers of missing values, the same as pandas'."""
 
 LARGEST = (2 - 2.0**-23) * 2.0**127
-"""What float32 holds, in which numbers end up."""
+"""Largest float32; numbers are stored as float32."""
 
 MONTH_NAMES = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 
 PLAIN = r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)"
 
 Forms = tuple[re.Pattern[str], ...]
-"""Ways to write a cell, each with the number that counts as its one group."""
+"""Formats of a cell; each has one group, the number to read."""
 
 
 def _forms(*texts: str) -> Forms:
@@ -30,7 +30,7 @@ def _forms(*texts: str) -> Forms:
 
 
 NUMBER = _forms(PLAIN)
-"""No other one: 28,854 is 28854 in one country and 28.854 in the next."""
+"""No separators: 28,854 is 28854 in one country and 28.854 in the next."""
 
 PER_CENT = _forms(PLAIN + " ?%", PLAIN)
 
@@ -46,23 +46,23 @@ DATE = _forms(
     r"([0-9]{4})-[0-9]{2}-[0-9]{2}",  # "2011-12-01"
     r"([0-9]{4})",
 )
-"""A date, of which the year counts."""
+"""A date, read as its year."""
 
 ZIP = _forms("([0-9]{3})xx", "([0-9]{3})")
-"""What is told of a zip code: "860xx"."""
+"""The published part of a zip code: "860xx"."""
 
 ANY = (*PER_CENT, *MONTHS, *YEARS, *DATE, *ZIP)
 
 
 def number(text: str, forms: Forms = NUMBER) -> float:
-    """Read a cell's number; nan where it stands for nothing.
+    """Return a cell's number; nan for a missing value.
 
     Args:
-        text: the cell; spaces around it do not count.
-        forms: those that its column may have.
+        text: the cell; spaces around it are ignored.
+        forms: formats of its column.
 
     Raises:
-        ValueError: the cell is of none of the forms, no day of any month, or beyond float32.
+        ValueError: the cell has none of the formats, is an impossible date, or exceeds float32.
     """
     text = text.strip(" \t")
     if text in MISSING:

@@ -1,4 +1,4 @@
-"""Rows of parquet files, read where they lie: no copy, cache or pattern comes in between."""
+"""Read rows of parquet files directly, without copies, caches or path patterns."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ROWS_AT_A_TIME = 1000
 
 
 def count(path: Path, columns: Sequence[str], remedy: str) -> int:
-    """Count a file's rows, once it is a parquet file that has the columns.
+    """Return the number of rows of a parquet file; check that it has the columns.
 
     Args:
         path: the file.
-        columns: what it must have, each once.
-        remedy: what to set where it has not.
+        columns: required columns, each once.
+        remedy: end of the error message: what to set.
 
     Raises:
         ConfigError: it is corrupt, lacks a column or has it twice.
@@ -38,13 +38,13 @@ def count(path: Path, columns: Sequence[str], remedy: str) -> int:
 
 
 def batches(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[pa.Array]]]:
-    """Stream a file's columns, some rows at a time.
+    """Stream a file's columns in batches of rows.
 
     Yields:
-        The number of the first row in the file, and the columns in the order asked for.
+        The number of the batch's first row in the file, and the columns in the given order.
 
     Raises:
-        ConfigError: the file is corrupt, or holds other than the rows it says.
+        ConfigError: the file is corrupt, or its number of rows differs from its metadata.
     """
     first = 0
     with _opened(path) as file:
@@ -52,23 +52,23 @@ def batches(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[pa.A
             yield first, [batch.column(column) for column in columns]
             first += len(batch)
         if first != file.metadata.num_rows:
-            raise OSError(f"it holds {first} rows and says {file.metadata.num_rows}")
+            raise OSError(f"it holds {first} rows, its metadata say {file.metadata.num_rows}")
 
 
 def texts(values: pa.Array, column: str, path: Path, first: int, remedy: str) -> list[str]:
-    """Take a column's texts as they are.
+    """Return a column's texts unchanged.
 
     Args:
-        values: some rows of the column.
+        values: rows of the column.
         column: its name.
         path: the file they are from.
         first: the first row's number in the file.
-        remedy: what to set where it holds something else.
+        remedy: end of the error message: what to set.
 
     Raises:
-        ConfigError: a row holds no text, or bytes that are none; it is named.
+        ConfigError: a row holds no text, or invalid UTF-8; the message names it.
     """
-    found = []
+    strings = []
     for row, scalar in enumerate(values, first):
         try:
             value = scalar.as_py()
@@ -79,14 +79,14 @@ def texts(values: pa.Array, column: str, path: Path, first: int, remedy: str) ->
                 f"Expected texts in column {column} of {path}; row {row} holds "
                 f"{reprlib.repr(value)}. {remedy}"
             )
-        found.append(value)
-    return found
+        strings.append(value)
+    return strings
 
 
 def class_names(path: Path, column: str) -> tuple[str, ...] | None:
-    """Return the names a file has for a column's class indices, in their order; None: it has none.
+    """Return the class names of a column in the order of their indices; None if it has none.
 
-    They lie where the `datasets` library keeps them, in the schema.
+    They are in the schema's metadata, where the `datasets` library writes them.
 
     Raises:
         ConfigError: the file is corrupt.
@@ -99,13 +99,13 @@ def class_names(path: Path, column: str) -> tuple[str, ...] | None:
         if isinstance(names, dict):
             names = [names[key] for key in sorted(names, key=int)]
         return tuple(map(str, names)) if names else None
-    except (ValueError, KeyError, TypeError):  # written by something else
+    except (ValueError, KeyError, TypeError):  # written by another library
         return None
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[pa.parquet.ParquetFile]:
-    """Open a file by itself: given a path, pyarrow reads columns off the names of its folders."""
+    """Open a file as a stream: given a path, pyarrow adds columns from the names of its folders."""
     try:
         with (
             path.open("rb") as stream,

@@ -1,9 +1,9 @@
-"""Encoded images as pixels of 8 bits: each as it is stored, or refused by row and file.
+"""Decode images to 8-bit pixels exactly, or refuse them by row and file.
 
-Nothing is cut, mixed or guessed. More bits a channel, pixels that shine through, colours other than
-grey and RGB, and files of several pictures are refused; the reader of the file knows better what to
-make of them. Palettes and fewer bits are widened, which is exact. An orientation in the file's EXIF
-part is followed; a colour profile is not, as pixels are what is stored.
+Nothing is truncated, blended or guessed. Images with more bits per channel, transparent pixels,
+colours other than grey and RGB, or several frames are refused: their owner knows best how to
+convert them. Palettes and fewer bits are widened, which is exact. The EXIF orientation is applied;
+colour profiles are ignored, so that pixels are those stored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from dpexp.types import ConfigError, one_line
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF")
-"""Those whose depth and transparency are known here. Others cut them without a word."""
+"""Formats whose depth and transparency are checked here. Pillow silently reduces others."""
 
 PLAIN = ("1", "L", "P", "RGB")
 """Pillow's modes of at most 8 bits a channel, grey or RGB."""
@@ -32,9 +32,9 @@ WIDTH, HEIGHT, BITS_PER_SAMPLE, COLOURS, SAMPLE_FORMAT = 256, 257, 258, 320, 339
 UNSIGNED = 1
 
 UPRIGHT = 1
-"""EXIF's number of the orientation in which pixels are stored as they are seen."""
+"""EXIF's number of the orientation in which pixels are stored as displayed."""
 
-TRANSPARENT = "has transparent pixels, and what is behind them is not said"
+TRANSPARENT = "has transparent pixels on an unspecified background"
 
 
 def picture(value: Any, where: str) -> Image.Image:
@@ -42,37 +42,38 @@ def picture(value: Any, where: str) -> Image.Image:
 
     Args:
         value: a cell of a column of images: a mapping with `bytes`, or bytes.
-        where: which row of which file.
+        where: row and file, for messages.
 
     Returns:
         A picture of mode "L" or "RGB".
 
     Raises:
-        ConfigError: the cell holds no image, or one that 8 bits of grey or RGB cannot say.
+        ConfigError: the cell holds no image, or one that 8-bit grey or RGB cannot represent.
     """
     encoded = _bytes(value, where)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of parts that say nothing about pixels
+            warnings.simplefilter("ignore")  # about parts that do not affect pixels
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             if encoded.startswith(b"\x89PNG"):
-                Image.open(io.BytesIO(encoded), formats=("PNG",)).verify()  # load leaves out sums
-            found = Image.open(io.BytesIO(encoded), formats=FORMATS)
-            reason = _unfit(found)
+                # load skips some checksums
+                Image.open(io.BytesIO(encoded), formats=("PNG",)).verify()
+            image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+            reason = _unfit(image)
             if reason is None:
-                colours = len(found.palette.palette) // 3 if found.mode == "P" else None
-                found.load()
-                reason = _made_up(encoded, found, colours)
+                colours = len(image.palette.palette) // 3 if image.mode == "P" else None
+                image.load()
+                reason = _made_up(encoded, image, colours)
             if reason is None:
-                found, reason = _opaque(found)
+                image, reason = _opaque(image)
             if reason is None:
-                if found.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT:
-                    found = ImageOps.exif_transpose(found)
-                mode = "L" if found.mode in ("1", "L") else "RGB"
-                return found if found.mode == mode else found.convert(mode)
+                if image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT:
+                    image = ImageOps.exif_transpose(image)
+                mode = "L" if image.mode in ("1", "L") else "RGB"
+                return image if image.mode == mode else image.convert(mode)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        reason = f"is larger than is decoded here ({one_line(error)})"
-    except Exception as error:  # a damaged file fails in as many ways as it can be damaged
+        reason = f"is too large to decode ({one_line(error)})"
+    except Exception as error:  # damaged files raise many kinds of errors
         is_unknown = isinstance(error, UnidentifiedImageError)
         why = f"as none of {', '.join(FORMATS)}" if is_unknown else f"({one_line(error)})"
         raise ConfigError(
@@ -81,31 +82,31 @@ def picture(value: Any, where: str) -> Image.Image:
         ) from None
     raise ConfigError(
         f"Expected an encoded image of 8 bits a channel, grey or RGB, as {where}; it {reason}. "
-        "Convert it, or leave it out of the file."
+        "Convert it, or remove it from the file."
     )
 
 
 def pixels(value: Any, shape: Sequence[int], where: str) -> np.ndarray:
     """Decode an image of a known shape, uint8 [c, h, w].
 
-    Grey stands for three equal channels, and these for grey.
+    A grey image and one with three equal channels convert to each other.
 
     Args:
         value: a cell of a column of images.
         shape: channels (1 or 3), height, width.
-        where: which row of which file.
+        where: row and file, for messages.
 
     Raises:
-        ConfigError: as for `picture`; another size, or colours where grey is wanted.
+        ConfigError: as for `picture`; or another size, or colours where grey is expected.
     """
     channels, height, width = shape
-    found = picture(value, where)
-    if found.size != (width, height):
+    image = picture(value, where)
+    if image.size != (width, height):
         raise ConfigError(
-            f"Expected {height} x {width} pixels as {where}; got {found.height} x {found.width}. "
+            f"Expected {height} x {width} pixels as {where}; got {image.height} x {image.width}. "
             "Set task.input_shape."
         )
-    values = np.asarray(found)
+    values = np.asarray(image)
     if values.ndim == 2:
         return np.broadcast_to(values, (channels, height, width))
     if channels == 1:
@@ -119,7 +120,7 @@ def pixels(value: Any, shape: Sequence[int], where: str) -> np.ndarray:
 
 
 def _bytes(value: Any, where: str) -> bytes:
-    """Take an encoded image out of its cell."""
+    """Return the bytes of an encoded image in a cell."""
     path = value if isinstance(value, str) else None
     if isinstance(value, dict):
         value, path = value.get("bytes"), value.get("path")
@@ -131,38 +132,38 @@ def _bytes(value: Any, where: str) -> bytes:
             "to_parquet of the datasets library does"
         )
     elif value is None or value == b"":
-        reason = "is empty. Leave the row out of the file"
+        reason = "is empty. Remove the row from the file"
     else:
         reason = f"holds {type(value).__name__}. Set the column of images, or encode them as PNG"
     raise ConfigError(f"Expected the bytes of an encoded image as {where}; it {reason}.")
 
 
-def _unfit(found: Image.Image) -> str | None:
-    """Say why an image that was opened cannot be told in 8 bits of grey or RGB."""
-    if min(found.size) < 1:
+def _unfit(image: Image.Image) -> str | None:
+    """Return why 8-bit grey or RGB cannot represent an opened image; None if it can."""
+    if min(image.size) < 1:
         return "has no pixels"
-    if _bits(found) > 8:
+    if _bits(image) > 8:
         return "has more than 8 bits a channel"
-    if found.format == "TIFF" and found.mode in ("P", "PA"):
-        table = np.array(found.tag_v2[COLOURS])
+    if image.format == "TIFF" and image.mode in ("P", "PA"):
+        table = np.array(image.tag_v2[COLOURS])
         if (table % 257).any() and (table % 256).any():  # both ways to widen 8 bits are in use
             return "has a palette of more than 8 bits a channel"
-    if found.mode == "P" and found.palette is None:
+    if image.mode == "P" and image.palette is None:
         return "has no palette"
-    if found.mode not in (*PLAIN, *WITH_ALPHA):
-        return f"has pixels of mode {found.mode}"
-    if getattr(found, "n_frames", 1) > 1:
-        return f"holds {found.n_frames} pictures"
-    if found.format == "GIF" and any(t.extents != (0, 0, *found.size) for t in found.tile):
-        return TRANSPARENT  # beside the frame
+    if image.mode not in (*PLAIN, *WITH_ALPHA):
+        return f"has pixels of mode {image.mode}"
+    if getattr(image, "n_frames", 1) > 1:
+        return f"holds {image.n_frames} pictures"
+    if image.format == "GIF" and any(t.extents != (0, 0, *image.size) for t in image.tile):
+        return TRANSPARENT  # outside the frame
     return None
 
 
 def _made_up(encoded: bytes, loaded: Image.Image, colours: int | None) -> str | None:
-    """Say which pixels the file does not give: Pillow fills them in without a word.
+    """Return which pixels Pillow silently filled in because the file lacks them; None if none.
 
-    PNG and TIFF may be sound and short. Decoded on a white canvas in place of a black one, what
-    they leave out comes out otherwise.
+    A PNG or TIFF may be valid but short. Decoding it again onto white instead of black changes the
+    pixels that it lacks.
     """
     if colours is not None and np.asarray(loaded).max() >= colours:
         return f"has pixels beyond its palette of {colours} colours"
@@ -177,24 +178,24 @@ def _made_up(encoded: bytes, loaded: Image.Image, colours: int | None) -> str | 
     return None if again.tobytes() == loaded.tobytes() else "lacks some of its pixels"
 
 
-def _bits(found: Image.Image) -> int:
-    """Tell how many bits a channel has in the file, where Pillow's mode does not say."""
-    if found.mode.startswith(("I", "F")):
+def _bits(image: Image.Image) -> int:
+    """Return the bits a channel has in the file; Pillow's mode may have fewer."""
+    if image.mode.startswith(("I", "F")):
         return 16
-    if found.format == "PNG":
-        return 16 if any(";16" in str(tile.args) for tile in found.tile) else 8
-    if found.format == "TIFF":
-        kinds = {*found.tag_v2.get(SAMPLE_FORMAT, (UNSIGNED,))}
-        bits = max(found.tag_v2.get(BITS_PER_SAMPLE, (1,)))
+    if image.format == "PNG":
+        return 16 if any(";16" in str(tile.args) for tile in image.tile) else 8
+    if image.format == "TIFF":
+        kinds = {*image.tag_v2.get(SAMPLE_FORMAT, (UNSIGNED,))}
+        bits = max(image.tag_v2.get(BITS_PER_SAMPLE, (1,)))
         return bits if kinds == {UNSIGNED} else 16
     return 8
 
 
-def _opaque(found: Image.Image) -> tuple[Image.Image, str | None]:
-    """Drop transparency that hides nothing; say so where it does."""
-    if not found.has_transparency_data:
-        return found, None
-    seen = found.convert("RGBA")
-    if seen.getchannel("A").getextrema()[0] < 255:
-        return found, TRANSPARENT
-    return seen.convert("RGB"), None
+def _opaque(image: Image.Image) -> tuple[Image.Image, str | None]:
+    """Drop an alpha channel that is fully opaque; otherwise return what is wrong."""
+    if not image.has_transparency_data:
+        return image, None
+    with_alpha = image.convert("RGBA")
+    if with_alpha.getchannel("A").getextrema()[0] < 255:
+        return image, TRANSPARENT
+    return with_alpha.convert("RGB"), None

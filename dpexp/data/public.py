@@ -1,7 +1,7 @@
-"""Public sets: images that may be used freely, brought to a task's shape and normalisation.
+"""Public images, converted to a task's shape and normalisation.
 
-Each function takes a task and gives it back with `public` set. Labels that are not the task's own
-classes are -1.
+Each function returns the task with `public` set. Images whose class is not one of the task's have
+the label -1.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from dpexp.data.task import Examples, Task, with_public
 from dpexp.types import ConfigError
 
 UNKNOWN = -1
-"""The label of an image whose class is none of the task's."""
+"""Label of an image whose class is not one of the task's."""
 
 GENERATED_PART = 2
-"""Stream of the generator: 0 and 1 are the train and test sets of task=shapes."""
+"""Random stream; 0 and 1 are the train and test sets of task=shapes."""
 
 
 def hub_images(
@@ -44,23 +44,23 @@ def hub_images(
     subset_seed: int,
     data_root: str,
 ) -> Task:
-    """Take images published as parquet files.
+    """Use images published as parquet files.
 
     Args:
-        task: its input shape, mean and std are what the images are brought to.
+        task: the images get its input shape, mean and std.
         name: as in conf/public.
         repo: owner/name on the hub, or a folder of data_root.
         config: a folder of the repository.
         image_column: the column that holds the encoded images.
-        split: which split.
-        of_task: a task whose test set this is. For that task the images are taken out of its test
-            set, with their labels (gep, Appendix C).
-        size: how many images, drawn from subset_seed.
-        subset_seed: which ones; apart from a run's seed, so that all runs see the same ones.
-        data_root: a folder laid out like hub snapshots, looked at before the hub.
+        split: to read.
+        of_task: task whose test set this is. For that task the images are removed from its test
+            set and keep their labels (gep, Appendix C).
+        size: number of images, drawn from subset_seed.
+        subset_seed: seed of that draw, separate from a run's seed: all runs see the same ones.
+        data_root: a folder laid out like hub snapshots, searched before the hub.
 
     Raises:
-        ConfigError: data missing, corrupt, too few, or a task that is not of images.
+        ConfigError: data are missing, corrupt or too few, or the task is not of images.
     """
     _shape(task, name)
     if task.name == of_task:
@@ -76,17 +76,17 @@ def hub_images(
 
 
 def generated(task: Task, *, name: str, size: int, noise: float, data_seed: int) -> Task:
-    """Draw images like those of task=shapes, but others.
+    """Generate further images of the kind of task=shapes.
 
     Args:
-        task: its input shape, mean and std are what the images are brought to.
+        task: the images get its input shape, mean and std.
         name: as in conf/public.
-        size: how many images.
-        noise: standard deviation of each pixel's noise, of inputs in [0, 1].
-        data_seed: what everything is drawn from.
+        size: number of images.
+        noise: standard deviation of each pixel's noise, for inputs in [0, 1].
+        data_seed: seed of all draws.
 
     Raises:
-        ConfigError: for a task that is not of images, or no images at all.
+        ConfigError: the task is not of images, or size is below 1.
     """
     _, height, width = _shape(task, name)
     if size < 1:
@@ -100,22 +100,22 @@ def generated(task: Task, *, name: str, size: int, noise: float, data_seed: int)
 
 
 def scanned(task: Task, *, name: str, size: int, subset_seed: int) -> Task:
-    """Take scikit-learn's handwritten digits: images from another source than any generated ones.
+    """Use scikit-learn's handwritten digits, from another source than the generated images.
 
     Args:
-        task: its input shape, mean and std are what the images are brought to.
+        task: the images get its input shape, mean and std.
         name: as in conf/public.
-        size: how many of the 1,797, drawn from subset_seed.
-        subset_seed: which ones; apart from a run's seed, so that all runs see the same ones.
+        size: number of images out of 1,797, drawn from subset_seed.
+        subset_seed: seed of that draw, separate from a run's seed: all runs see the same ones.
 
     Raises:
-        ConfigError: for task=digits, whose images they are, a task that is not of images, or a
-            size that is not in range.
+        ConfigError: the task is digits, which has the same images, or not of images; or size is
+            out of range.
     """
     if task.name == name:
         raise ConfigError(
-            f"Expected public images that are not private; public={name} are those of task={name}. "
-            "Set public to another set."
+            f"Expected public images that are not private; public={name} are the images of "
+            f"task={name}. Set public to another set."
         )
     images = load_digits().images
     chosen = images[_chosen(len(images), size, subset_seed, name).numpy()]
@@ -124,20 +124,20 @@ def scanned(task: Task, *, name: str, size: int, subset_seed: int) -> Task:
 
 
 def none(task: Task, *, name: str) -> Task:
-    """Take none."""
+    """Return the task without public images."""
     return task
 
 
 def require(task: Task, size: int) -> None:
-    """Check that a task has as many public examples as a method takes.
+    """Check that a task has as many public examples as a run uses.
 
     Raises:
-        ConfigError: if it has fewer.
+        ConfigError: it has fewer.
     """
     if size and task.public is None:
         raise ConfigError(
-            f"Expected public data for {task.name}: this run takes {size} public examples, and "
-            "none are chosen. Set public=imagenet32, cifar100, cifar10-test, digits or shapes; for "
+            f"Expected public data for {task.name}: this run uses {size} public examples, but "
+            "public=none. Set public=imagenet32, cifar100, cifar10-test, digits or shapes; for "
             "texts film_reviews or texts; or, with GEP, method.basis=random, which needs none."
         )
     if size and len(task.public) < size:
@@ -163,7 +163,7 @@ def _from_test(task: Task, name: str, size: int, seed: int) -> Task:
 
 
 def _refuse_private(task: Task, images: Tensor, name: str) -> None:
-    """Refuse a public set that holds training images: what is drawn from it has no noise."""
+    """Refuse a public set that holds training images: public data get no noise."""
     private = {image.numpy().tobytes() for image in task.train.inputs.cpu()}
     shared = sum(image.numpy().tobytes() in private for image in images)
     if shared:
@@ -198,25 +198,25 @@ def _chosen(total: int, size: int, seed: int, name: str) -> Tensor:
 def _pictures(
     files: list[Path], counts: list[int], column: str, chosen: list[int]
 ) -> list[Image.Image]:
-    """Decode some rows of some files, counted through all of them, in the order chosen."""
-    wanted, found, begin = set(chosen), {}, 0
+    """Return the pictures of the chosen rows, in their order; rows count through all files."""
+    wanted, decoded, begin = set(chosen), {}, 0
     for path, count in zip(files, counts, strict=True):
         for first, (images,) in parquet.batches(path, [column]):
             for row in range(first, first + len(images)):
                 if begin + row in wanted:
                     where = f"row {row} of {path}"
-                    found[begin + row] = picture(images[row - first].as_py(), where)
+                    decoded[begin + row] = picture(images[row - first].as_py(), where)
         begin += count
-    return [found[row] for row in chosen]
+    return [decoded[row] for row in chosen]
 
 
 def _fitted(pictures: list[Image.Image], task: Task, name: str) -> Tensor:
-    """Bring pictures to the task's channels, height and width, uint8 [n, c, h, w]."""
+    """Convert pictures to the task's channels, height and width, uint8 [n, c, h, w]."""
     channels, height, width = _shape(task, name)
     mode = "L" if channels == 1 else "RGB"
     fitted = [
-        np.asarray(some.convert(mode).resize((width, height), Image.Resampling.BILINEAR))
-        for some in pictures
+        np.asarray(image.convert(mode).resize((width, height), Image.Resampling.BILINEAR))
+        for image in pictures
     ]
     images = np.stack(fitted).reshape(len(fitted), height, width, channels)
     return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))

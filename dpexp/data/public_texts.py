@@ -1,4 +1,4 @@
-"""Public sets of texts, with labels, for tasks whose classes they share."""
+"""Labelled public texts, for tasks with the same classes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from dpexp.data.text import Encoded, Texts, Tokenizer, WordLevel
 from dpexp.types import ConfigError
 
 FILM_REVIEWS = ("sst2",)
-"""Tasks of single texts, negative (0) or positive (1), in a pretrained model's words."""
+"""Tasks of single texts, negative (0) or positive (1), with a pretrained model's tokenizer."""
 
 
 def film_reviews(
     task: Task, *, name: str, size: int, data_seed: int, tokenizer: str | None, model_root: str
 ) -> Task:
-    """Write phrases of film reviews by a grammar of ours (`dpexp.data.grammar`).
+    """Generate phrases of film reviews with our grammar (`dpexp.data.grammar`).
 
     Args:
         task: sst2.
         name: as in conf/public.
-        size: how many phrases, >= 1.
-        data_seed: what they are drawn from, the same for every run.
+        size: number of phrases, >= 1.
+        data_seed: seed of the phrases, the same for every run.
         tokenizer: owner/name on the hub, the model's.
-        model_root: a folder laid out like hub snapshots, looked at before the hub.
+        model_root: a folder laid out like hub snapshots, searched before the hub.
 
     Raises:
-        ConfigError: for another task, no phrases at all, or a model without a tokenizer.
+        ConfigError: for another task, size below 1, or a model without a tokenizer.
     """
     _require(task, name, size, FILM_REVIEWS)
     words = Tokenizer.load(tokenizer, model_root, task.train.longest, task.name)
@@ -38,20 +38,20 @@ def film_reviews(
 def generated(
     task: Task, *, name: str, size: int, data_seed: int, tokenizer: str | None, model_root: str
 ) -> Task:
-    """Write texts like those of a generated task, but others.
+    """Generate further texts of the kind of a generated task.
 
-    Some short ones may be among the private texts too: both come from one small grammar.
+    Some short texts may also be private: both come from one small grammar.
 
     Args:
         task: sentiment or entailment.
         name: as in conf/public.
-        size: how many texts, >= 1.
-        data_seed: what they are drawn from, the same for every run.
-        tokenizer: owner/name of the model whose tokenizer encodes the task; None: a word an id.
-        model_root: a folder laid out like hub snapshots, looked at before the hub.
+        size: number of texts, >= 1.
+        data_seed: seed of the texts, the same for every run.
+        tokenizer: owner/name of the model whose tokenizer encodes the task; None: one id per word.
+        model_root: a folder laid out like hub snapshots, searched before the hub.
 
     Raises:
-        ConfigError: for another task, or no texts at all.
+        ConfigError: for another task, or size below 1.
     """
     _require(task, name, size, tuple(GRAMMARS))
     grammar = GRAMMARS[task.name]

@@ -19,7 +19,7 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def relative_loss(outputs: Tensor, targets: Tensor, least: float) -> Tensor:
-    """Return what each example adds to f(theta) / f(theta*) - 1, [n], for f(theta*) = least.
+    """Return each example's term of f(theta) / f(theta*) - 1, [n], where f(theta*) = least.
 
     Source: compressive, Section 4.
     """
@@ -27,10 +27,10 @@ def relative_loss(outputs: Tensor, targets: Tensor, least: float) -> Tensor:
 
 
 def regress(name: str, examples: Examples, *, delta: float, dataset_size: int) -> Task:
-    """Make a regression task, judged on its own training set as compressive judges.
+    """Return a regression task that is evaluated on its training set, as in compressive.
 
-    theta* and its loss are in closed form; both come from the examples, so that the metric is no
-    part of any guarantee.
+    theta* and its loss have a closed form. The metric is computed from private examples; it is not
+    covered by the guarantee.
 
     Raises:
         ConfigError: the training set does not hold dataset_size examples.
@@ -53,10 +53,10 @@ def regression(
 
     Args:
         name: as in conf/task.
-        num_features: d >= 1; theta_j falls as 1 / j, with signs in turn.
+        num_features: d >= 1; theta_j falls as 1 / j, with alternating signs.
         noise: standard deviation of y about its mean, > 0.
-        data_seed: what is drawn; apart from a run's seed, so that all runs share the data.
-        dataset_size: how many examples are drawn.
+        data_seed: seed of the data, separate from a run's seed: all runs share the data.
+        dataset_size: number of examples.
         delta: of the (eps, delta) guarantee.
 
     Raises:

@@ -1,8 +1,8 @@
 """A generated image set: coloured shapes and textures that a small network can tell apart.
 
-Ours. Drawn from a fixed seed in about a second, so that everything runs with no data at hand.
-Place, size, rotation, both colours and noise vary from image to image and say nothing about the
-class; a linear model, which has to look at fixed pixels, stays far behind a convolutional one.
+Ours. Generated from a fixed seed in about a second, so that everything runs without any data.
+Position, size, rotation, both colours and noise vary from image to image, independently of the
+class. A linear model, which relies on fixed pixels, stays far behind a convolutional one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from dpexp.data.task import Examples, Task, assemble
 from dpexp.types import ConfigError
 
-# Every outline takes coordinates [n, h, w] turned with the shape and in units of its radius, and
-# gives a distance-like value: negative inside, positive outside.
+# An outline maps coordinates [n, h, w], rotated with the shape and in units of its radius, to a
+# distance-like value: negative inside, positive outside.
 Outline = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -74,7 +74,7 @@ OUTLINES: tuple[Outline, ...] = (
     _stripes,
     _checks,
 )
-"""One class each, in the order of the targets."""
+"""The outline of each class, in the order of the targets."""
 
 
 def shapes(
@@ -94,12 +94,12 @@ def shapes(
     Args:
         name: as in conf/task.
         image_size: height and width, in pixels.
-        test_size: how many test examples.
-        noise: standard deviation of each pixel's noise, of inputs in [0, 1].
-        data_seed: what everything is drawn from; apart from a run's seed.
+        test_size: number of test examples.
+        noise: standard deviation of each pixel's noise, for inputs in [0, 1].
+        data_seed: seed of all draws, separate from a run's seed.
         mean: of the inputs in [0, 1], per channel.
         std: likewise, > 0.
-        dataset_size: how many training examples.
+        dataset_size: number of training examples.
         delta: of the (eps, delta) guarantee.
     """
     train, test = (
@@ -137,7 +137,7 @@ def draw(
     for label, outline in enumerate(OUTLINES):
         chosen = targets == label
         distance = outline(u[chosen], v[chosen]) * radius[chosen, None, None]
-        ink[chosen] = np.clip(0.5 - distance, 0.0, 1.0)  # one pixel wide edges, not jagged ones
+        ink[chosen] = np.clip(0.5 - distance, 0.0, 1.0)  # smooth edges, one pixel wide
     ground = rng.uniform(0.0, 0.5, (count, 3, 1, 1))
     colour = ground + rng.uniform(0.25, 0.5, (count, 3, 1, 1))
     images = ground + (colour - ground) * ink[:, None]

@@ -1,4 +1,4 @@
-"""What every task is made of: examples held as tensors, and the numbers declared about them."""
+"""A task: examples as tensors, the numbers declared about them, loss and metric."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from dpexp.types import Batch, ConfigError
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """A whole set of examples, small enough to stay on one device.
+    """A set of examples, small enough for one device.
 
     Attributes:
-        inputs: [n, ...]; uint8 stands for [0, 255], floats are taken as they are.
+        inputs: [n, ...]; uint8 in [0, 255], scaled to [0, 1] in batches, or floats, used as stored.
         targets: [n], class indices, or numbers in a regression.
         mean: of the inputs in [0, 1], one number per channel (dimension 1); None: not normalised.
         std: likewise.
@@ -33,10 +33,11 @@ class Examples:
     std: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        """Check what normalises.
+        """Check mean and std.
 
         Raises:
-            ConfigError: for what is no number a channel, or a std that is not positive.
+            ConfigError: their length is not the number of channels or one, or a std is not
+                positive.
         """
         for name, lowest in (("mean", -math.inf), ("std", 0.0)):
             values = getattr(self, name)
@@ -52,11 +53,11 @@ class Examples:
 
     @property
     def nbytes(self) -> int:
-        """Count the bytes the examples take where they lie."""
+        """Memory of the examples, in bytes."""
         return self.inputs.nbytes + self.targets.nbytes
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return all that is held, to be hashed."""
+        """Return all tensors, to be hashed."""
         return self.inputs, self.targets
 
     def to(self, device: torch.device | str) -> Examples:
@@ -64,11 +65,11 @@ class Examples:
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
     def take(self, indices: Tensor) -> Examples:
-        """Return some of the examples, by index [m]."""
+        """Return the examples of the indices [m]."""
         return replace(self, inputs=self.inputs[indices], targets=self.targets[indices])
 
     def batch(self, indices: Tensor) -> Batch:
-        """Gather examples by index [m] (m may be 0), normalised, and as float32 where bytes."""
+        """Return the normalised batch of the indices [m] (m may be 0); uint8 becomes float32."""
         indices = indices.to(self.inputs.device)
         inputs = self.inputs.index_select(0, indices)
         inputs = inputs if inputs.is_floating_point() else inputs.to(torch.float32)
@@ -78,7 +79,7 @@ class Examples:
         return Batch(inputs, self.targets.index_select(0, indices))
 
     def micro_batches(self, indices: Tensor, size: int) -> Iterable[Tensor]:
-        """Cut indices [m] (m may be 0) into pieces of at most `size`."""
+        """Split indices [m] (m may be 0) into micro-batches of at most `size`."""
         return indices.split(size) if len(indices) else ()
 
     @cached_property
@@ -110,34 +111,34 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def percent_right(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return 100 where the largest logit is the target's, else 0, [n]; outputs must be finite."""
+    """Return 100 where the prediction is correct, else 0, [n]; non-finite outputs are incorrect."""
     return 100.0 * ((outputs.argmax(1) == targets) & are_finite(outputs))
 
 
 def are_finite(outputs: Tensor) -> Tensor:
-    """Say which examples' outputs [n, c] are numbers all, [n]: a NaN is the largest of any."""
+    """Return whether each example's outputs [n, c] are finite, [n]; argmax would pick a NaN."""
     return outputs.isfinite().all(1)
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What a run trains on and how it is judged.
+    """Training and test examples, loss and metric of a run.
 
     Attributes:
         name: as in conf/task.
         train: the private examples.
         test: the examples the metric is computed on.
-        public: examples that may be used freely (`dpexp.data.public`); None: none are used.
-        num_classes: how many classes the targets index; one where they are numbers.
+        public: public examples (`dpexp.data.public`), which get no noise; None without any.
+        num_classes: number of classes; 1 for a regression.
         input_shape: of one example, (channels, height, width).
         delta: of the (eps, delta) guarantee.
         dataset_size: the declared N of the training set, which the accounting uses.
-        fingerprint: sha256 of the decoded examples, public ones included, so that results say
-            which data they are of.
-        metric: what is reported, as result.json names it.
-        loss: what training lowers, summed over the examples.
-        score: what the metric is the mean of, [n].
-        also: further sets to test on, by the name of their metric.
+        fingerprint: sha256 of the decoded examples, public ones included; identifies a result's
+            data.
+        metric: its name in result.json.
+        loss: training loss, summed over the examples.
+        score: per-example scores [n]; the metric is their mean.
+        also: further test sets, by the name of their metric.
     """
 
     name: str
@@ -156,7 +157,7 @@ class Task:
 
     @property
     def test_fingerprint(self) -> str:
-        """Return the sha256 of the test sets alone: equal ones were judged on equal examples."""
+        """The sha256 of the test sets alone: equal ones mean equal test examples."""
         tests = (self.test, *self.also.values())
         return fingerprint(*(tensor for part in tests for tensor in part.tensors()))
 
@@ -173,28 +174,28 @@ def assemble(
     metric: str = "test_accuracy",
     also: Mapping[str, Examples] | None = None,
 ) -> Task:
-    """Make a task out of its examples, once they are what the configuration declared.
+    """Return a task, after checking its examples against the configuration.
 
     Args:
         name: as in conf/task.
         train: the private examples; anything with the methods of `Examples`.
-        test: what the metric is computed on.
-        num_classes: how many classes the targets index.
+        test: examples the metric is computed on.
+        num_classes: number of classes.
         delta: of the (eps, delta) guarantee.
         dataset_size: the declared N.
-        input_shape: of one example; None: as the inputs are held.
+        input_shape: of one example; None: the shape of the stored inputs.
         metric: its name.
-        also: further sets to test on, by the name of their metric.
+        also: further test sets, by the name of their metric.
 
     Raises:
-        ConfigError: the training set does not hold dataset_size examples, a target is no class, or
-            nothing is left to test on.
+        ConfigError: the training set does not hold dataset_size examples, a target is not a class,
+            or a test set is empty.
     """
     if len(train) != dataset_size:
         raise ConfigError(
             f"Expected task.dataset_size={dataset_size} training examples for {name}; got "
-            f"{len(train)}. Set task.dataset_size={len(train)} if that is what you mean: N is "
-            "declared, because the accounting may not read it off private data."
+            f"{len(train)}. Set task.dataset_size={len(train)} if that is intended: N is declared, "
+            "because the accounting may not depend on private data."
         )
     tests = {metric: test, **(also or {})}
     for part, examples in {"training": train, **tests}.items():
@@ -218,10 +219,10 @@ def assemble(
 
 
 def _check_classes(name: str, part: str, targets: Tensor, num_classes: int) -> None:
-    """Check that targets [n] are classes."""
+    """Check that targets [n] are class indices."""
     low, high = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
     if not 0 <= low <= high < num_classes:
-        remedy = "Set task.num_classes." if low >= 0 else "Below 0 stands no label: -1 marks none."
+        remedy = "Set task.num_classes." if low >= 0 else "Negative targets mark missing labels."
         raise ConfigError(
             f"Expected {part} targets of {name} in [0, {num_classes}); got {low} to {high}. "
             f"{remedy}"
@@ -229,9 +230,9 @@ def _check_classes(name: str, part: str, targets: Tensor, num_classes: int) -> N
 
 
 def _check_test(name: str, metric: str, targets: Tensor) -> None:
-    """Check that a test set can tell a good model from a bad one.
+    """Check that a test set is not empty; warn if it has a single class.
 
-    Nothing of the kind is said of the training set: which classes it has is private.
+    The training set gets no such check: which classes it has is private.
     """
     if not len(targets):
         raise ConfigError(
@@ -241,16 +242,16 @@ def _check_test(name: str, metric: str, targets: Tensor) -> None:
     if not targets.is_floating_point() and targets.unique().numel() == 1:
         warnings.warn(
             f"{metric} of {name}: all {len(targets):,} test examples are of class "
-            f"{int(targets[0])}, so that a model that always says so scores best.",
+            f"{int(targets[0])}, so a model that always predicts it scores best.",
             stacklevel=4,
         )
 
 
 def with_public(task: Task, public: Examples) -> Task:
-    """Return a task public examples, and a fingerprint that knows them.
+    """Return a task with public examples and a fingerprint that includes them.
 
     Args:
-        task: with or without some.
+        task: with or without public examples.
         public: anything with the methods of `Examples`.
     """
     both = hashlib.sha256((task.fingerprint + fingerprint(*public.tensors())).encode())
@@ -258,12 +259,12 @@ def with_public(task: Task, public: Examples) -> Task:
 
 
 def check_splits(train: Sequence[str], tests: Sequence[str]) -> None:
-    """Refuse splits that would hold an example twice, or test on what was trained on.
+    """Check that no split is used twice, or for both training and testing.
 
-    An example that is there twice moves a sum by twice the clip norm.
+    An example that occurs twice changes a clipped sum by twice the clip norm.
 
     Raises:
-        ConfigError: naming the split.
+        ConfigError: a split is; the message names it.
     """
     for splits, kind in ((train, "train"), (tests, "test")):
         if not splits or len(set(splits)) < len(splits):
@@ -272,13 +273,13 @@ def check_splits(train: Sequence[str], tests: Sequence[str]) -> None:
             )
     if both := sorted(set(train) & set(tests)):
         raise ConfigError(
-            f"Expected no split to be trained and tested on; {both[0]!r} is both. "
+            f"Expected no split to be used for both training and testing; {both[0]!r} is. "
             "Set task.test_splits."
         )
 
 
 def subset(examples: Examples, size: int | None, seed: int) -> Examples:
-    """Take the first `size` examples of a permutation drawn from `seed`; None takes all.
+    """Return the first `size` examples of a permutation drawn from `seed`; all for None.
 
     Raises:
         ConfigError: there are fewer than `size` examples.
@@ -292,7 +293,7 @@ def subset(examples: Examples, size: int | None, seed: int) -> Examples:
 
 
 def fingerprint(*tensors: Tensor) -> str:
-    """Hash tensors' types, shapes and bytes, as sha256 in hex."""
+    """Return the sha256, in hex, of the tensors' types, shapes and bytes."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())

@@ -1,4 +1,4 @@
-"""Texts as token ids: held at full length, handed out in micro-batches of like length."""
+"""Texts as token ids, in micro-batches of similar length."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dpexp.data.hub import model_folder
 from dpexp.types import Batch, ConfigError, one_line
 
 WORDPIECES_AT_A_TIME = 10_000
-"""Texts a tokenizer gets at once (ours)."""
+"""Texts per call of a tokenizer (ours)."""
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
-"""Files of which a tokenizer needs one."""
+"""A tokenizer needs one of these files."""
 
 FILES = (
     *VOCABULARIES,
@@ -26,19 +26,19 @@ FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
-"""Files that decide what a tokenizer does."""
+"""Files that decide a tokenizer's behaviour."""
 
 SPECIALS = ("[pad]", "[cls]", "[sep]")
-"""Ids 0, 1 and 2 of the vocabularies; words follow in alphabetical order."""
+"""Ids 0, 1 and 2 of `WordLevel` vocabularies; words follow in alphabetical order."""
 
 
 class Encoded(NamedTuple):
-    """Some texts, or pairs of texts, as token ids.
+    """Texts, or pairs of texts, as token ids.
 
     Attributes:
-        ids: [n, t] int32; what lies beyond a text's length is padding.
-        lengths: [n] int32, tokens of each.
-        seconds: [n] int32, where the second text of a pair begins; the length where there is none.
+        ids: [n, t] int32, padded beyond a text's length.
+        lengths: [n] int32, in tokens.
+        seconds: [n] int32, position of a pair's second text; the length if there is none.
     """
 
     ids: Tensor
@@ -48,13 +48,13 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """A whole set of tokenised texts.
+    """A set of tokenised texts.
 
     Attributes:
         encoded: the tokens.
         targets: [n], class indices.
-        longest: tokens a text may have; `micro_batches` counts in such texts.
-        vocabulary: all ids that whoever made the tokens can give are below it; 0: not known.
+        longest: most tokens a text may have; `micro_batches` counts in texts of this length.
+        vocabulary: size of the tokenizer's vocabulary; 0: not known.
     """
 
     encoded: Encoded
@@ -67,11 +67,11 @@ class Texts:
 
     @property
     def nbytes(self) -> int:
-        """Count the bytes the examples take where they lie."""
+        """Memory of the examples, in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors())
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return all that is held, to be hashed."""
+        """Return all tensors, to be hashed."""
         return (*self.encoded, self.targets)
 
     def to(self, device: torch.device | str) -> Texts:
@@ -80,40 +80,40 @@ class Texts:
         return replace(self, encoded=encoded, targets=self.targets.to(device))
 
     def take(self, indices: Tensor) -> Texts:
-        """Return some of the examples, by index [m]."""
+        """Return the examples of the indices [m]."""
         encoded = Encoded(*(tensor[indices] for tensor in self.encoded))
         return replace(self, encoded=encoded, targets=self.targets[indices])
 
     def batch(self, indices: Tensor) -> Batch:
-        """Gather examples by index [m] (m may be 0), cut to the longest among them.
+        """Return the batch of the indices [m] (m may be 0), as long as its longest text.
 
         Returns:
-            Inputs [m, 3, t] int64: token ids, 1 where there is a token, 1 in the second text.
+            Inputs [m, 3, t] int64: token ids, attention mask, and 1 for tokens of the second text.
         """
         ids, lengths, seconds = self.encoded
         indices = indices.to(ids.device)
         lengths, seconds = lengths[indices, None], seconds[indices, None]
         longest = int(lengths.max()) if len(indices) else 1
-        at = torch.arange(longest, device=ids.device)
-        is_token = at < lengths
-        planes = ids[indices, :longest], is_token, (at >= seconds) & is_token
+        position = torch.arange(longest, device=ids.device)
+        is_token = position < lengths
+        planes = ids[indices, :longest], is_token, (position >= seconds) & is_token
         inputs = torch.stack([plane.long() for plane in planes], dim=1)
         return Batch(inputs, self.targets[indices])
 
     def micro_batches(self, indices: Tensor, size: int) -> Iterator[Tensor]:
-        """Cut a draw into pieces that hold as many tokens as `size` of the longest texts.
+        """Split a batch into micro-batches of at most `size` times `longest` tokens.
 
-        Sorted by length first, so that little is padding; the draw itself never sees lengths.
+        Texts are sorted by length, which reduces padding. Sampling does not depend on lengths.
 
         Args:
-            indices: [m], whoever drew them.
+            indices: [m], of the batch.
             size: >= 1.
         """
         lengths = self.encoded.lengths[indices.to(self.targets.device)].cpu()
         order = torch.argsort(lengths, stable=True)
         budget, begin = size * self.longest, 0
         for end in range(1, len(order) + 1):
-            # Piece [begin, end] would be as wide as its last text, the longest.
+            # Micro-batch [begin, end] would be as wide as its last text, the longest.
             if end == len(order) or (end + 1 - begin) * int(lengths[order[end]]) > budget:
                 yield indices[order[begin:end]]
                 begin = end
@@ -124,8 +124,8 @@ class Tokenizer:
     """A pretrained model's tokenizer.
 
     Attributes:
-        files: what defines it; their bytes name what it encoded.
-        max_length: tokens at which texts are cut, special ones included.
+        files: that define it; their bytes are part of the key of cached texts.
+        max_length: tokens to which texts are truncated, special ones included.
     """
 
     tokenizer: Any
@@ -134,18 +134,18 @@ class Tokenizer:
 
     @classmethod
     def load(cls, repo: str | None, model_root: str, max_length: int, task: str) -> Tokenizer:
-        """Find a model's tokenizer.
+        """Load a model's tokenizer.
 
         Args:
             repo: owner/name on the hub; None: the model has none.
-            model_root: a folder laid out like hub snapshots, looked at before the hub.
+            model_root: a folder laid out like hub snapshots, searched before the hub.
             max_length: >= 8.
-            task: whose texts it is for.
+            task: name of the task, for messages.
 
         Raises:
-            MissingData: it is nowhere to be found.
-            ConfigError: the model takes no texts, or so short ones that nothing is left, or comes
-                without a tokenizer that can be read.
+            MissingData: it was not found.
+            ConfigError: the model takes no texts, max_length is too small, or the tokenizer cannot
+                be read.
         """
         from transformers import AutoTokenizer
 
@@ -161,7 +161,7 @@ class Tokenizer:
             )
         folder = model_folder(model_root, repo)
         files = tuple(path for path in (folder / name for name in FILES) if path.is_file())
-        # Without a vocabulary transformers makes a tokenizer that knows no word.
+        # Without a vocabulary file transformers returns a tokenizer with an empty vocabulary.
         if not any(path.name in VOCABULARIES for path in files):
             raise ConfigError(
                 f"Expected a tokenizer, {' or '.join(VOCABULARIES)}, in {folder}; found none. "
@@ -169,7 +169,7 @@ class Tokenizer:
             )
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder)
-        except Exception as error:  # a damaged file fails in as many ways as it can be damaged
+        except Exception as error:  # damaged files raise many kinds of errors
             reason = one_line(error)
             raise ConfigError(f"Expected a readable tokenizer in {folder}; {reason}.") from error
         if tokenizer.pad_token_id is None:
@@ -182,16 +182,16 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """Return the number that all ids are below, added tokens' too."""
+        """One more than the largest id, added tokens included."""
         return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
 
     @property
     def recipe(self) -> str:
-        """Name what decides the tokens of a text besides the files."""
+        """Description of whatever decides a text's tokens besides the files."""
         return f"{type(self.tokenizer).__name__} {self.max_length}"
 
     def encode(self, *columns: Sequence[str]) -> Encoded:
-        """Turn texts, or pairs of texts, into ids; those too long lose tokens at their ends."""
+        """Return the ids of texts, or pairs of texts, truncated to max_length."""
         pad, rows, seconds = self.tokenizer.pad_token_id, [], []
         for begin in range(0, len(columns[0]), WORDPIECES_AT_A_TIME):
             some = [list(column[begin : begin + WORDPIECES_AT_A_TIME]) for column in columns]
@@ -199,7 +199,7 @@ class Tokenizer:
             for row, ids in enumerate(encoding["input_ids"]):
                 parts = encoding.sequence_ids(row)
                 rows.append(ids)
-                # An empty second text still has the separator that ends it.
+                # An empty second text still ends with its separator.
                 second = len(ids) - (len(columns) - 1)
                 seconds.append(parts.index(1) if 1 in parts else second)
         return pack(rows, seconds, pad)
@@ -207,21 +207,21 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class WordLevel:
-    """A word an id: [cls] a [sep], or [cls] a [sep] b [sep].
+    """A tokenizer with one id per word: [cls] a [sep], or [cls] a [sep] b [sep].
 
     Attributes:
-        words: what the ids stand for, special ones first.
+        words: by id, special ones first.
     """
 
     words: tuple[str, ...]
 
     @property
     def vocabulary(self) -> int:
-        """Return the number that all ids are below."""
+        """Number of ids."""
         return len(self.words)
 
     def encode(self, *columns: Sequence[str]) -> Encoded:
-        """Turn texts, or pairs of texts, into ids."""
+        """Return the ids of texts, or pairs of texts."""
         ids = {word: index for index, word in enumerate(self.words)}
         pad, cls, sep = (ids[special] for special in SPECIALS)
         rows, seconds = [], []
@@ -236,12 +236,12 @@ class WordLevel:
 
 
 def pack(rows: Sequence[Sequence[int]], seconds: Sequence[int], pad: int) -> Encoded:
-    """Put texts of unlike length side by side.
+    """Return texts of different lengths as padded tensors.
 
     Args:
         rows: token ids of each text.
-        seconds: where each one's second text begins.
-        pad: the id that fills the rest.
+        seconds: position of each one's second text.
+        pad: the id of padding.
     """
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int32)
     ids = torch.full((len(rows), int(lengths.max()) if rows else 0), pad, dtype=torch.int32)

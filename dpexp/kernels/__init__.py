@@ -1,9 +1,9 @@
-"""Kernels of our own, in C, for float32 images laid out channels last on a CPU.
+"""C kernels for float32 images in channels-last layout on a CPU.
 
-Per-example kernel gradients and GroupNorm are where the libraries beneath torch leave most of a
-processor's time unused (docs/decisions.md, 17). The machine's C compiler translates the sources
-when a process first needs them; without a compiler, or without AVX, torch's operations give the
-same numbers up to rounding.
+For per-example kernel gradients and GroupNorm, torch's libraries use only a small part of a
+processor's speed (docs/decisions.md, 17). The machine's C compiler compiles the sources when a
+process first needs them. Without a compiler or AVX, torch's operations give the same numbers up to
+rounding.
 """
 
 from dpexp.kernels.compiled import compiled, would_take

@@ -1,4 +1,4 @@
-"""From C to functions that can be called."""
+"""Compile and load the C kernels."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from torch import Tensor
 
 SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
-PATIENCE = 60  # seconds, ours; it takes half of one
+PATIENCE = 60  # seconds, ours; compiling takes half a second
 
 log = logging.getLogger("dpexp")
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The sources as a library.
+    """The compiled library.
 
     Attributes:
         functions: by their names in C.
-        lanes: numbers in a vector; `kernel_gradients` takes multiples of so many channels,
-        most_taps: and kernels of at most so many positions.
-        most_channels: that `norm_relu` takes.
-        sha256: of the library: its rounding hangs on compiler and processor.
+        lanes: numbers in a vector; `kernel_gradients` needs a multiple of this many channels.
+        most_taps: most kernel positions that `kernel_gradients` supports.
+        most_channels: most channels that `norm_relu` supports.
+        sha256: of the library; its rounding depends on compiler and processor.
     """
 
     functions: ctypes.CDLL
@@ -44,9 +44,9 @@ class Compiled:
 
 @cache
 def compiled() -> Compiled | None:
-    """Compile and load the kernels, once a process; None, with a warning, where that fails."""
+    """Return the kernels, compiled once per process; None, with a warning, if that fails."""
     try:
-        with TemporaryDirectory() as folder:  # what is loaded stays when the file is gone
+        with TemporaryDirectory() as folder:  # a loaded library outlives its file
             target = Path(folder, "kernels.so")
             command = [*shlex.split(os.environ.get("CC", "cc")), *FLAGS, *map(str, SOURCES)]
             command += ["-o", str(target), "-lm"]
@@ -57,13 +57,13 @@ def compiled() -> Compiled | None:
             sha256 = hashlib.sha256(target.read_bytes()).hexdigest()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        said = next((line for line in lines if "error" in line), lines[0] if lines else "")
+        reason = next((line for line in lines if "error" in line), lines[0] if lines else "")
         log.warning(
-            "Channels-last images take torch's slower operations. Ours want a C compiler with "
-            "OpenMP (CC names another), a processor with AVX, and to run what lies in %s (TMPDIR "
-            "names another folder): %s",
+            "Channels-last images use torch's slower operations. The faster kernels need a C "
+            "compiler with OpenMP (set CC), a processor with AVX, and permission to execute files "
+            "in %s (set TMPDIR): %s",
             gettempdir(),
-            said,
+            reason,
         )
         return None
     return Compiled(library, *sizes, sha256)
@@ -72,28 +72,28 @@ def compiled() -> Compiled | None:
 def is_channels_last(images: Tensor) -> bool:
     """Return whether images [m, c, h, w] are float32, on a CPU and laid out [m, h, w, c].
 
-    Images of one position or channel are laid out either way; libraries take them as they are.
+    False for images of one position or channel, which have both layouts at once.
     """
     return (
         images.device.type == "cpu"
         and images.dtype == torch.float32
         and images.numel() > 0
-        and not images.is_neg()  # as torch may say of a view, without a change to its numbers
+        and not images.is_neg()  # torch may negate a view lazily, without changing its memory
         and images.is_contiguous(memory_format=torch.channels_last)
         and not images.is_contiguous()
     )
 
 
 def would_take(images: Tensor) -> bool:
-    """Return whether there are kernels for such images [m, c, h, w] once they are channels last."""
+    """Return whether the kernels support images [m, c, h, w] once these are channels last."""
     return images.device.type == "cpu" and images.dtype == torch.float32 and compiled() is not None
 
 
 def address(tensor: Tensor) -> ctypes.c_void_p:
-    """Return a tensor to C, which must not keep it."""
+    """Return a tensor's address for C, which must not keep it."""
     return ctypes.c_void_p(tensor.data_ptr())
 
 
 def struct(*numbers: int) -> ctypes.Array:
-    """Return numbers to C as a struct of int64_t."""
+    """Return numbers as a C struct of int64_t."""
     return (ctypes.c_int64 * len(numbers))(*numbers)

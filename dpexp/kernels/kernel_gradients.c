@@ -1,12 +1,12 @@
-/* Every example's kernel gradient of a 2-d convolution without groups, channels last:
+/* Per-example kernel gradients of a 2-d convolution without groups, channels last:
 
    grads[i][p][c][a][b] = sum over outputs (y, x) of
        dh[i][y][x][p] * in[i][y stride - padding + a dilation][x stride - padding + b dilation][c],
 
-   padding left out. For one shift (a, b) this is a matrix product whose long axis, the positions,
-   runs through both operands. A tile of ROWS outputs by two vectors of channels stays in registers
-   while a block of positions goes by; what it adds to stays in the cache. One thread has an
-   example's channels to itself, so that the sums are the same on any number of threads. */
+   without the padding. For one shift (a, b) this is a matrix product over the positions. A tile of
+   ROWS outputs by two vectors of channels stays in registers during a block of positions, and its
+   totals stay in the cache. Only one thread works on an example's channels, so that the sums are
+   the same for any number of threads. */
 
 #include <stdint.h>
 #include <string.h>
@@ -18,15 +18,15 @@
 #define LANES 8
 #define ROWS 6 /* 12 in 16 */
 #else
-#error "an x86 processor with AVX is wanted: elsewhere nothing was measured"
+#error "an x86 processor with AVX is required; others were not measured"
 #endif
 #define WIDE (2 * LANES)
-#define TAPS 32    /* positions of a kernel, at most: their sums are on the stack, in the cache */
-#define BLOCK 1024 /* positions of an image: adding more one by one would lose digits */
+#define TAPS 32    /* most positions of a kernel; their sums are on the stack, in the cache */
+#define BLOCK 1024 /* positions summed in sequence; more would lose precision */
 
 #define INLINED static inline __attribute__((always_inline))
 
-/* Aligned as a number is, and read as numbers too. */
+/* Aligned like float, and may alias floats. */
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 typedef struct {
@@ -36,8 +36,8 @@ typedef struct {
 
 static inline int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
 
-/* Narrow [*first, *last) to the outputs whose kernel position `shift` lies in the image, along an
-   axis; give where the first output of all would find it. */
+/* Narrow [*first, *last) to the outputs whose kernel position `shift` is inside the image, along an
+   axis; return the input position of that kernel position for output 0. */
 static inline int64_t touching(const Layer *at, int axis, int64_t shift, int64_t *first,
                                int64_t *last) {
   int64_t stride = at->stride[axis], offset = shift * at->dilation[axis] - at->padding[axis];
@@ -90,7 +90,7 @@ INLINED void write(const Layer *at, const float *in, const float *dh, float *gra
     }
 }
 
-/* The number of channels must be a multiple of `lanes`, the kernel have at most `most_taps`. */
+/* Channels must be a multiple of `lanes`; a kernel may have at most `most_taps` positions. */
 const int lanes = LANES, most_taps = TAPS;
 
 /* in [examples, in.., channels], dh [examples, out.., outputs], grads [examples, outputs, channels,

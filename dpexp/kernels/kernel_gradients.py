@@ -1,7 +1,7 @@
-"""Every example's kernel gradient of a convolution.
+"""Per-example kernel gradients of a convolution.
 
-oneDNN keeps examples apart only in grouped convolutions, whose weight gradient wants its inputs
-channels first; a matrix library wants one product a shift. Either takes about twice the time.
+oneDNN separates examples only in grouped convolutions, whose weight gradient needs channels-first
+inputs; a matrix library needs one product per shift. Either takes about twice the time.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from dpexp.kernels.compiled import address, compiled, is_channels_last, struct
 
-SLOWNESS = 3  # ours, measured: of a Gram form's multiplications beside the kernel's
+SLOWNESS = 3  # ours, measured: time of a Gram form's multiplication over that of the kernel's
 
 
 def are_taken(x: Tensor, dh: Tensor, kernel: tuple[int, int]) -> bool:
-    """Return whether `kernel_gradients` takes a layer's input and output gradient.
+    """Return whether `kernel_gradients` supports a layer's input and output gradient.
 
     Args:
         x: [m, d, h, w].
         dh: [m, p, h', w'].
-        kernel: its rows and columns.
+        kernel: rows and columns.
     """
     if len(x) != len(dh) or not is_channels_last(x) or not is_channels_last(dh):
         return False
@@ -39,15 +39,15 @@ def kernel_gradients(
     padding: tuple[int, int] = (0, 0),
     dilation: tuple[int, int] = (1, 1),
 ) -> Tensor:
-    """Form every example's kernel gradient, [m, p, d, k, k], where they `are_taken`.
+    """Return every example's kernel gradient, [m, p, d, k, k], for tensors that `are_taken`.
 
     Args:
         x: [m, d, h, w], the input.
-        dh: [m, p, h', w'], the gradient at the output.
-        kernel: rows and columns, as all that follow.
+        dh: [m, p, h', w'], the output gradient.
+        kernel: rows and columns; so are the following pairs.
         stride: of the convolution, which has no groups.
         padding: zeros around x.
-        dilation: distance of the kernel's positions.
+        dilation: distance between the kernel's positions.
     """
     (m, d), p = x.shape[:2], dh.shape[1]
     grads = x.new_empty(m, p, d, *kernel)

@@ -1,8 +1,7 @@
 /* GroupNorm without parameters, then ReLU, channels last: images [examples, positions, channels].
 
-   Sums run over the positions in float32, a block of them at a time, and over blocks and the
-   channels of a group in float64; a thread has an example to itself, whose numbers stay in its
-   cache from one pass to the next. */
+   Sums over a block of positions are in float32, sums over blocks and over the channels of a group
+   in float64. Only one thread works on an example, which stays in its cache between passes. */
 
 #include <math.h>
 #include <stdint.h>
@@ -17,7 +16,7 @@ typedef struct {
   int64_t examples, positions, channels, groups;
 } Images;
 
-/* For every channel, what `term` of position t and channel c comes to over all positions. */
+/* For every channel c, sum `term` over all positions t. */
 #define SUM(total, term)                                                     \
   memset(total, 0, channels * sizeof *total);                                \
   for (int64_t start = 0; start < at->positions; start += BLOCK) {           \
@@ -28,7 +27,7 @@ typedef struct {
     for (int64_t c = 0; c < channels; c++) total[c] += part[c];              \
   }
 
-/* Every channel's share in its group's mean of what the channels sum up to. */
+/* For every channel, the mean over its group of the channels' totals. */
 static void means(const Images *at, const double *total, float *mean) {
   int64_t size = at->channels / at->groups;
   for (int64_t g = 0; g < at->groups; g++) {
@@ -38,7 +37,8 @@ static void means(const Images *at, const double *total, float *mean) {
   }
 }
 
-/* out = max(0, (in - mean) scale); mean and scale, one over the deviation, [examples, channels]. */
+/* out = max(0, (in - mean) scale); mean and scale, the inverse standard deviation, are
+   [examples, channels]. */
 void norm_relu(const Images *at, float eps, const float *in, float *out, float *mean, float *scale,
                int threads) {
   int64_t channels = at->channels, numbers = at->positions * channels;
@@ -60,7 +60,7 @@ void norm_relu(const Images *at, float eps, const float *in, float *out, float *
   }
 }
 
-/* dx from the gradient dy at the output; `out` holds the normed values wherever they count. */
+/* dx from the output gradient dy; where the ReLU is active, `out` holds the normalised values. */
 void norm_relu_backward(const Images *at, const float *in, const float *out, const float *mean,
                         const float *scale, const float *gradient, float *result, int threads) {
   int64_t channels = at->channels, numbers = at->positions * channels;

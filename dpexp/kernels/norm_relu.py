@@ -1,7 +1,7 @@
-"""GroupNorm without parameters, then ReLU.
+"""GroupNorm without parameters, followed by ReLU.
 
-With two channels a group, as in a wide ResNet's first stage, torch's GroupNorm takes channels-last
-images a channel or two at a time.
+With two channels a group, as in a wide ResNet's first stage, torch's GroupNorm processes
+channels-last images only one or two channels at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def norm_relu(norm: nn.GroupNorm, x: Tensor) -> Tensor:
     """Return relu(norm(x)), in x's memory format.
 
     Args:
-        norm: torch's own operations take one with parameters.
+        norm: with parameters, torch's operations are used.
         x: [n, channels, h, w].
     """
     if norm.affine or x.shape[1] % norm.num_groups or not is_channels_last(x):
@@ -33,7 +33,7 @@ def norm_relu(norm: nn.GroupNorm, x: Tensor) -> Tensor:
 class _NormReLU(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the activations, and every channel's mean and one over its deviation."""
+        """Return the activations, and every channel's mean and inverse standard deviation."""
         y = torch.empty_like(x)
         mean, scale = x.new_empty(2, *x.shape[:2])
         tensors = map(address, (x, y, mean, scale))
@@ -52,12 +52,12 @@ class _NormReLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient at x."""
-        x, *others = ctx.saved_tensors
-        if torch.is_grad_enabled():  # and that of this one may be wanted
+        x, *saved = ctx.saved_tensors
+        if torch.is_grad_enabled():  # second derivatives may be needed
             again = F.relu(F.group_norm(x, ctx.groups, eps=ctx.eps))
             return *torch.autograd.grad(again, x, dy, create_graph=True), None, None
         dy, dx = dy.contiguous(memory_format=torch.channels_last), torch.empty_like(x)
-        tensors = map(address, (x, *others, dy, dx))
+        tensors = map(address, (x, *saved, dy, dx))
         images, threads = _images(x, ctx.groups), torch.get_num_threads()
         compiled().functions.norm_relu_backward(images, *tensors, threads)
         return dx, None, None

@@ -1,1 +1,1 @@
-"""Plain networks that know nothing of privacy; every classifier is named `head`."""
+"""Networks, independent of privacy; every classifier is named `head`."""

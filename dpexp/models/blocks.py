@@ -1,4 +1,4 @@
-"""What the two residual networks share."""
+"""Shared parts of the two residual networks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 
 
 def shortcut(x: Tensor, channels: int, stride: int, norm: nn.Module | None = None) -> Tensor:
-    """Match a block's output without parameters: a strided pick, then zero channels appended.
+    """Return x subsampled and padded with zero channels to a block's output, without parameters.
 
     Args:
         x: [n, c, h, w].
         channels: of the output, >= c.
-        stride: of the pick.
-        norm: of what was picked; None: it stays as it is.
+        stride: of the subsampling.
+        norm: applied to the subsampled x; None: none.
     """
     if stride > 1:
-        x = F.avg_pool2d(x, 1, stride)  # a pick whose backward keeps the memory format
+        x = F.avg_pool2d(x, 1, stride)  # unlike slicing, keeps the memory format in backward
     x = x if norm is None else norm(x)
     if channels > x.shape[1]:
         x = F.pad(x, (0, 0, 0, 0, 0, channels - x.shape[1]))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dpexp.types import ConfigError
 
 POOLED = 4
-"""How much smaller an image is after both poolings, on each side."""
+"""Factor by which both poolings together shrink each side of an image."""
 
 
 class CNN(nn.Module):
@@ -34,7 +34,7 @@ class CNN(nn.Module):
             image_size: height and width, in pixels, each at least 4.
 
         Raises:
-            ConfigError: for sizes that make no network.
+            ConfigError: a size is invalid.
         """
         super().__init__()
         height, width = image_size

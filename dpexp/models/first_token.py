@@ -1,4 +1,4 @@
-"""A last encoder layer that works out the first token's state alone."""
+"""A last encoder layer that computes only the first token's state."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from torch import Tensor, nn
 
 
 class FirstTokenAttention(nn.Module):
-    """The attention of transformers' BERT and RoBERTa, asked by the first token only.
+    """The attention of transformers' BERT and RoBERTa, with the first token as the only query.
 
-    It is their own cross-attention, in which the first token attends to all: keys and values are
-    of every token, queries and everything after them of one. Parameters keep their names.
+    It is their cross-attention, in which the first token attends to all: keys and values belong to
+    every token, queries and all later states to one. Parameters keep their names.
     """
 
     def __init__(self, attention: nn.Module) -> None:
-        """Take over a self-attention's layers.
+        """Reuse a self-attention's layers.
 
         Args:
             attention: of an encoder's layer, with its `self` and `output`.
         """
         super().__init__()
-        own = attention.self
-        with torch.device("meta"):  # whose layers take no memory and draw no random numbers
-            asking = type(attention)(own.config, layer_idx=own.layer_idx, is_cross_attention=True)
-        self.self, self.output = asking.self, attention.output
+        inner = attention.self
+        with torch.device("meta"):  # takes no memory and draws no random numbers
+            cross = type(attention)(
+                inner.config, layer_idx=inner.layer_idx, is_cross_attention=True
+            )
+        self.self, self.output = cross.self, attention.output
         for name in ("query", "key", "value", "dropout"):
-            setattr(self.self, name, getattr(own, name))
+            setattr(self.self, name, getattr(inner, name))
         self.train(attention.training)
 
     def forward(
@@ -41,11 +43,11 @@ class FirstTokenAttention(nn.Module):
 
 
 def keep_first_token(encoder: nn.Module) -> None:
-    """Let an encoder's last layer give the first token's state alone, [n, 1, d].
+    """Make an encoder's last layer compute only the first token's state, [n, 1, d].
 
-    Where a classifier reads no other, the last layer's queries, output and feed-forward layers
-    would work for states that nobody looks at: of RoBERTa-base's products 10 in 144. What comes out
-    is the same up to rounding, and up to the masks that dropout draws.
+    If a classifier reads no other state, the last layer's queries, output and feed-forward layers
+    compute unused states: 10 of the 144 products of RoBERTa-base. The result is the same up to
+    rounding and dropout masks.
 
     Args:
         encoder: transformers' BERT or RoBERTa; changed in place.

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and their kin with a classifier on top (rgp Section 5.2, lsg Section 4.1)."""
+"""BERT, RoBERTa and similar encoders with a classifier (rgp Section 5.2, lsg Section 4.1)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ATTENTIONS = ("sdpa", "eager")
 class Head(nn.Module):
     """The classifier on a sentence's features, in one layer or two.
 
-    Two layers, dense and tanh before the last, are what BERT and RoBERTa are fine-tuned with.
+    BERT and RoBERTa are fine-tuned with two: dense and tanh before the last.
     """
 
     def __init__(self, width: int, num_classes: int, layers: int, dropout: float) -> None:
@@ -68,19 +68,19 @@ class TextClassifier(nn.Module):
         """Put the classifier on an encoder.
 
         Args:
-            encoder: of transformers, without its own pooler.
+            encoder: of transformers, without its pooler.
             num_classes: outputs.
-            pooling: "first" takes the first token's state, the only one that the last layer then
-                works out; "mean" the mean over tokens, scaled to one length, as sentence encoders
-                are trained.
-            feature_norm: that length, > 0: how far a step of the classifier moves its logits.
-            head_std: standard deviation of the last layer's weights at first, > 0: the larger, the
-                more of a clipped gradient is the encoder's and the less the classifier's.
+            pooling: "first" uses the first token's state, and the last layer computes no other;
+                "mean" the mean over tokens, scaled to one norm, as sentence encoders are trained.
+            feature_norm: that norm, > 0; it scales how much a step of the classifier changes its
+                logits.
+            head_std: initial standard deviation of the last layer's weights, > 0; the larger, the
+                larger the encoder's part of a clipped gradient.
             head_layers: 1 or 2.
             dropout: before each layer of the classifier.
-            precision: "float32", or "bfloat16" for products of matrices under autocast.
-            checkpointing: keep only what enters each layer of the encoder, and compute the layer
-                again as backward reaches it; the same gradients to the last bit.
+            precision: "float32", or "bfloat16" for matrix products under autocast.
+            checkpointing: whether to store only each encoder layer's input and recompute the layer
+                in backward; gradients are bit-identical.
 
         Raises:
             ConfigError: for a value outside its range.
@@ -116,7 +116,7 @@ class TextClassifier(nn.Module):
             return self.head(features).to(torch.promote_types(features.dtype, torch.float32))
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Map tokens [n, 3, t] to what the classifier sees of each text, [n, width]."""
+        """Map tokens [n, 3, t] to the classifier's input, [n, width]."""
         ids, mask, segments = inputs.unbind(1)
         states = self._encode(ids, mask, segments)
         return states[:, 0] if self._pooling == "first" else self._mean(states, mask)
@@ -134,7 +134,7 @@ class TextClassifier(nn.Module):
         else:
             more["token_type_ids"] = torch.zeros_like(ids)
         if config.model_type == "bert":
-            # Of every example, not of the first axis alone: a table's gradient is per example too.
+            # One row per example, because the position table's gradient is per example too.
             more["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         return self.encoder(input_ids=ids, attention_mask=mask, **more).last_hidden_state
 
@@ -156,7 +156,7 @@ def pretrained(
     task: str,
     max_length: int,
 ) -> TextClassifier:
-    """Load an encoder of the hub and put a fresh classifier on it.
+    """Load an encoder from the hub and put a new classifier on it.
 
     Args:
         repo: owner/name on the hub.
@@ -167,23 +167,23 @@ def pretrained(
         dropout: probability everywhere in encoder and classifier, in [0, 1).
         precision: see `TextClassifier`.
         checkpointing: see `TextClassifier`.
-        attention: transformers' implementation of it: "sdpa", or "eager", which on a CPU is the
-            faster one in bfloat16.
+        attention: transformers' implementation: "sdpa", or "eager", which is faster in bfloat16 on
+            a CPU.
         seen: tasks whose sources the encoder was pretrained on.
-        model_root: a folder laid out like hub snapshots, looked at before the hub.
+        model_root: a folder laid out like hub snapshots, searched before the hub.
         num_classes: outputs.
-        task: whose texts it is for; one it has seen gives a warning.
+        task: name of the task; one that the encoder has seen gives a warning.
         max_length: tokens of the longest text.
 
     Raises:
-        MissingData: the encoder is nowhere to be found.
-        ConfigError: it is no BERT or RoBERTa, takes no texts as long as the task's, or lacks
-            weights.
+        MissingData: the encoder was not found.
+        ConfigError: it is not a BERT or RoBERTa, does not support texts as long as the task's, or
+            lacks weights.
     """
     if task in seen:
         warnings.warn(
-            f"{repo} was pretrained on pairs from the sources of {', '.join(seen)}: what it says "
-            f"of {task} is no evidence about private learning.",
+            f"{repo} was pretrained on pairs from the sources of {', '.join(seen)}: its accuracy "
+            f"on {task} is no evidence about private learning.",
             stacklevel=2,
         )
     require_word("model.attention", attention, ATTENTIONS)
@@ -199,7 +199,7 @@ def pretrained(
     room = config.max_position_embeddings - (2 if config.model_type == "roberta" else 0)
     if max_length > room:
         raise ConfigError(
-            f"Expected task.max_length <= {room}, the positions that {repo} knows; got "
+            f"Expected task.max_length <= {room}, the positions that {repo} supports; got "
             f"{max_length}. Set task.max_length."
         )
     needs_pooler = head_layers == 2 and config.model_type == "bert"
@@ -224,39 +224,39 @@ def pretrained(
 def _load(
     folder: Path, config: transformers.PretrainedConfig, attention: str, needs_pooler: bool
 ) -> nn.Module:
-    """Load an encoder whole, in float32, ready to train; say in one line where it cannot be."""
-    # Its report of weights that it did not need, and its bar, would hide a mistake's one line.
+    """Load an encoder in float32 and training mode; raise if any weight is missing or unused."""
+    # Its report of unused weights and its progress bar would hide an error's one line.
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        encoder, found = transformers.AutoModel.from_pretrained(
+        encoder, loading = transformers.AutoModel.from_pretrained(
             folder,
             config=config,
             attn_implementation=attention,
             dtype=torch.float32,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # which are told below, by name
+            ignore_mismatched_sizes=True,  # reported below, by name
         )
-    except Exception as error:  # a damaged file fails in as many ways as it can be damaged
+    except Exception as error:  # damaged files raise many kinds of errors
         reason = one_line(error)
         raise ConfigError(f"Expected readable weights in {folder}; {reason}.") from error
-    for name, held, wanted in sorted(found["mismatched_keys"]):
+    for name, actual, expected in sorted(loading["mismatched_keys"]):
         raise ConfigError(
-            f"Expected {name} of shape {tuple(wanted)}, as config.json has it, in {folder}; its "
-            f"weights have {tuple(held)}. Put config.json and weights of one model there."
+            f"Expected {name} of shape {tuple(expected)}, as in config.json, in {folder}; its "
+            f"weights have {tuple(actual)}. Put config.json and weights of one model there."
         )
-    dropped = sorted(name for name in found["unexpected_keys"] if _is_encoders(name, encoder))
+    dropped = sorted(name for name in loading["unexpected_keys"] if _is_encoders(name, encoder))
     if dropped:
         raise ConfigError(
             f"Expected no weights of the encoder beyond those that config.json in {folder} names; "
             f"{len(dropped)} more are there, {dropped[0]} among them, and would be dropped. Put "
             "config.json and weights of one model there (num_hidden_layers?)."
         )
-    absent = sorted(found["missing_keys"])
+    absent = sorted(loading["missing_keys"])
     if needs_pooler and any(name.startswith("pooler.") for name in absent):
         warnings.warn(
-            f"The weights in {folder} lack BERT's pooler: the classifier's first layer begins with "
-            "random numbers. Set model.head_layers=1, or put weights with a pooler there.",
+            f"The weights in {folder} lack BERT's pooler: the classifier's first layer is "
+            "initialised at random. Set model.head_layers=1, or put weights with a pooler there.",
             stacklevel=3,
         )
     lacking = [name for name in absent if not name.startswith("pooler.")]
@@ -265,16 +265,16 @@ def _load(
             f"Expected all weights of the encoder in {folder}; it lacks {len(lacking)}, "
             f"{lacking[0]} among them. Put the files of the whole model there."
         )
-    return encoder.train()  # transformers gives it in eval mode, without dropout
+    return encoder.train()  # transformers returns it in eval mode, without dropout
 
 
 def _is_encoders(name: str, encoder: nn.Module) -> bool:
-    """Return whether a weight in a file is the encoder's own, not a buffer of position numbers.
+    """Return whether a weight in a file belongs to the encoder.
 
-    What lies on top, such as the head of masked language modelling, is not wanted.
+    Buffers of position numbers do not, nor do heads such as that of masked language modelling.
     """
-    own = name.removeprefix(f"{encoder.base_model_prefix}.")
-    return own.startswith(("encoder.", "embeddings.")) and not own.endswith("position_ids")
+    weight = name.removeprefix(f"{encoder.base_model_prefix}.")
+    return weight.startswith(("encoder.", "embeddings.")) and not weight.endswith("position_ids")
 
 
 def from_scratch(
@@ -299,11 +299,11 @@ def from_scratch(
 
     Args:
         architecture: "bert" or "roberta".
-        layers: of the encoder.
+        layers: number of encoder layers.
         width: of a token's state.
         attention_heads: a divisor of the width.
         feed_forward: hidden width of the feed-forward layers.
-        vocabulary: token ids are below it.
+        vocabulary: number of token ids.
         pooling: see `TextClassifier`.
         feature_norm: see `TextClassifier`.
         head_std: see `TextClassifier`.

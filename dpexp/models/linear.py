@@ -1,4 +1,4 @@
-"""One matrix: linear regression, or a classifier of pixels or features."""
+"""A linear model: linear regression, or a classifier of pixels or features."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 class Linear(nn.Module):
-    """A linear layer without bias, on examples of any shape, that starts at zero.
+    """A linear layer without bias, initialised to zero, for examples of any shape.
 
-    Without bias as in both papers: theta^T x in compressive (Section 4), 4096 x 10 parameters in
-    gep (Appendix A). The losses here are convex, so that no random start is needed.
+    Both papers have no bias: theta^T x in compressive (Section 4), 4096 x 10 parameters in gep
+    (Appendix A). The losses are convex, so no random initialisation is needed.
     """
 
     def __init__(self, input_shape: Sequence[int], num_classes: int) -> None:

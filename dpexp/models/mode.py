@@ -1,4 +1,4 @@
-"""Training or eval mode for a while."""
+"""Switch between training and eval mode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def in_mode(model: nn.Module, *, is_training: bool) -> Iterator[None]:
-    """Put a model in training or eval mode, and back afterwards, whatever happens."""
+    """Put a model in training or eval mode within a block; restore its mode afterwards."""
     before = model.training
     model.train(is_training)
     try:

@@ -1,4 +1,4 @@
-"""Which token ids a model must know."""
+"""Check that a model's vocabulary covers its tokenizer."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from dpexp.types import ConfigError
 
 
 def token_table(model: nn.Module) -> nn.Embedding | None:
-    """Find the embedding that token ids go to; None where there is none.
+    """Return the embedding of token ids; None if there is none.
 
-    It is what a part of the model says it is, as those of transformers do, or else the largest.
+    It is the one that a module names, as transformers' do, or else the largest.
     """
     for part in model.modules():
-        named = getattr(part, "get_input_embeddings", None)
-        if named is not None and isinstance(table := named(), nn.Embedding):
+        getter = getattr(part, "get_input_embeddings", None)
+        if getter is not None and isinstance(table := getter(), nn.Embedding):
             return table
     tables = [layer for layer in model.modules() if isinstance(layer, nn.Embedding)]
     return max(tables, key=lambda layer: layer.num_embeddings, default=None)
 
 
 def require_vocabulary(model: nn.Module, examples: Any) -> None:
-    """Check that a model knows every token that its texts may hold; no text is looked at.
+    """Check that a model's embedding covers the tokenizer's vocabulary, without reading texts.
 
     Args:
         model: see `token_table`.
-        examples: a training set; one that is not of texts, or does not say its ids, passes.
+        examples: a training set; one without texts or a known vocabulary passes.
 
     Raises:
-        ConfigError: the tokenizer knows more ids.
+        ConfigError: the tokenizer has more ids.
     """
     wanted = getattr(examples, "vocabulary", 0)
     table = token_table(model)
     if table is not None and wanted > table.num_embeddings:
         raise ConfigError(
-            f"Expected an embedding of at least {wanted} tokens, as many as the tokenizer knows; "
-            f"the model's has {table.num_embeddings} rows. Set model.tokenizer to the model's own, "
+            f"Expected an embedding of at least {wanted} tokens, as many as the tokenizer has; "
+            f"the model's has {table.num_embeddings} rows. Set model.tokenizer to the model's, "
             "or a larger model.vocabulary."
         )

@@ -20,7 +20,7 @@ class PreActivationBlock(nn.Module):
     """Norm, ReLU, convolution, twice; plus a shortcut without parameters."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, has_norm: bool) -> None:
-        """Set channels and stride, and whether what a shortcut picks is normalised."""
+        """Set channels and stride, and whether a strided shortcut is normalised."""
         super().__init__()
         self.stride, self.channels = stride, outputs
         self.norm1, self.conv1 = group_norm(inputs), conv3x3(inputs, outputs, stride)
@@ -54,14 +54,14 @@ class WideResNet(nn.Module):
             depth: 6 b + 4 for b blocks a stage.
             width: widening factor.
             stem_stride: of the first convolution; 1 in the paper, 2 quarters the cost.
-            channels_last: lay features out as [n, h, w, c]: True, False or "auto", where kernels
-                of our own make that faster; the same numbers up to rounding.
+            channels_last: whether to store features as [n, h, w, c]: True, False, or "auto", if our
+                kernels make that faster; the same numbers up to rounding.
             in_channels: channels of the images.
             num_classes: outputs.
 
         Raises:
-            ConfigError: if the depth is not 6 b + 4, width or stride is below one, or
-                channels_last is another word.
+            ConfigError: the depth is not 6 b + 4, width or stride is below one, or channels_last
+                is invalid.
         """
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
@@ -100,6 +100,6 @@ class WideResNet(nn.Module):
 
 
 class NormedShortcutWRN(WideResNet):
-    """As in rgp's released code: what a strided shortcut picks goes through a GroupNorm."""
+    """The variant in rgp's released code, with a GroupNorm in strided shortcuts."""
 
     has_shortcut_norms = True

@@ -1,4 +1,4 @@
-"""Whether the files of one record belong together, and say the same of what came out."""
+"""Check that a record's files belong to one run and agree on its result."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from dpexp.records.series import ANALYSIS
 OLDER = "an older record: its files do not name their run, nor result.json their contents"
 
 NAMED = ("privacy.json", METRICS)
-"""What result.json must name."""
+"""Files whose hashes result.json must hold."""
 
 ARRAYS = (PREDICTIONS, ANALYSIS, SCORES)
-"""What it must name where it is there."""
+"""Optional files; result.json must hold the hash of each one that exists."""
 
 OF_A_LINE = ("step", "epoch", "epsilon", "train_loss", "clip_fraction", "nonfinite")
 """Entries of a line of metrics.jsonl that are no metric."""
 
 CLOSE = 1e-9
-"""Relative; both sides were written from one number."""
+"""Relative tolerance; both sides were written from one number."""
 
 MEAN = "_mean"
-"""Ends the name of a mean over test sets."""
+"""Suffix of a metric's mean over test sets."""
 
 
 @dataclass(frozen=True)
 class Binding:
-    """What a comparison of a record's files found.
+    """The result of comparing a record's files.
 
     Attributes:
-        findings: what differs, one sentence each.
-        unchecked: what could not be compared, in words.
-        tests: how many test examples were counted, by metric; empty without predictions.
+        findings: differences, one sentence each.
+        unchecked: descriptions of what could not be compared.
+        tests: number of test examples counted, by metric; empty without predictions.
     """
 
     findings: tuple[str, ...]
@@ -50,7 +50,7 @@ class Binding:
 
 
 def bind(record: Record) -> Binding:
-    """Compare a record's files with each other; what is malformed may raise anything."""
+    """Compare a record's files with each other; malformed content may raise any exception."""
     findings: list[str] = []
     unchecked: list[str] = []
     if not {"run", "files"} & {*record.result, *record.privacy}:
@@ -61,29 +61,31 @@ def bind(record: Record) -> Binding:
     _compare_kinds(record, findings)
     _compare_last(record, findings)
     tests = _recount(record, findings, unchecked)
-    alike = [key for key in record.metrics[-1] if key not in {*OF_A_LINE, *tests}]
-    if alike := [key for key in alike if key != record.result["metric"] and MEAN not in key]:
-        unchecked.append(f"{', '.join(alike)}: alike in result.json and {METRICS}, not recounted")
-    there = [name for name in ARRAYS if name != PREDICTIONS and (record.directory / name).exists()]
-    unchecked += [f"{name}: what it holds" for name in there]
+    equal = [key for key in record.metrics[-1] if key not in {*OF_A_LINE, *tests}]
+    if equal := [key for key in equal if key != record.result["metric"] and MEAN not in key]:
+        unchecked.append(f"{', '.join(equal)}: equal in result.json and {METRICS}, not recounted")
+    files = [name for name in ARRAYS if name != PREDICTIONS and (record.directory / name).exists()]
+    unchecked += [f"{name}: its contents" for name in files]
     return Binding(tuple(findings), tuple(unchecked), tests)
 
 
 def _compare_names(record: Record, findings: list[str]) -> None:
     name = run_id(record.config)
-    for file, said in (("result.json", record.result), ("privacy.json", record.privacy)):
-        if said.get("run") != name:
-            findings.append(f"{file} is of run {said.get('run')}; config.yaml of run {name}")
+    for file, content in (("result.json", record.result), ("privacy.json", record.privacy)):
+        if content.get("run") != name:
+            findings.append(
+                f"{file} belongs to run {content.get('run')}, config.yaml to run {name}"
+            )
 
 
 def _compare_contents(record: Record, findings: list[str]) -> None:
-    """Hold every file to the hash that result.json has of it."""
+    """Compare every file with its hash in result.json."""
     files = record.result.get("files")
     if not isinstance(files, dict):
         findings.append("result.json files: expected the hashes of the record's other files")
         return
-    there = {name for name in ARRAYS if (record.directory / name).exists()}
-    for name in sorted({*NAMED, *there} - {*files}):
+    present = {name for name in ARRAYS if (record.directory / name).exists()}
+    for name in sorted({*NAMED, *present} - {*files}):
         findings.append(f"result.json files: expected {name} among them")
     for name, expected in files.items():
         if name not in (*NAMED, *ARRAYS):
@@ -91,7 +93,7 @@ def _compare_contents(record: Record, findings: list[str]) -> None:
             continue
         try:
             if contents(record.directory, name) != expected:
-                findings.append(f"{name} is not the one that result.json was written with")
+                findings.append(f"{name} does not match its hash in result.json")
         except Damaged as error:
             findings.append(f"{name} {error}")
 
@@ -104,7 +106,7 @@ def _compare_kinds(record: Record, findings: list[str]) -> None:
 
 
 def _compare_last(record: Record, findings: list[str]) -> None:
-    """Hold result.json to the last evaluation."""
+    """Compare result.json with the last evaluation."""
     result, last = record.result, record.metrics[-1]
     metric = result["metric"]
     if metric not in result or metric not in last:
@@ -116,29 +118,29 @@ def _compare_last(record: Record, findings: list[str]) -> None:
     pairs["steps"] = result.get("steps"), last.get("step")
     if NONFINITE in {*last, *result}:
         pairs[NONFINITE] = result.get(NONFINITE), last.get(NONFINITE)
-    if "asked" in result:  # of a student, whose epochs are of what was answered
+    if "asked" in result:  # a PATE student: its epochs count the answered queries
         pairs["epochs"] = result.get("epochs"), last.get("epoch")
-    for name, (said, found) in pairs.items():
-        if not _is_same(said, found):
-            findings.append(f"result.json {name}: {METRICS} ends with {found}; got {said}")
+    for name, (reported, logged) in pairs.items():
+        if not _is_same(reported, logged):
+            findings.append(f"result.json {name}: {METRICS} ends with {logged}; got {reported}")
     stated = [v for v in record.privacy["epsilon"].values() if v is not None]
     spent = last.get("epsilon")
     if not (any(_is_same(spent, value) for value in stated) if stated else spent is None):
         findings.append(f"{METRICS} ends with epsilon {spent}; privacy.json states {stated}")
 
 
-def _is_same(said: Any, found: Any) -> bool:
-    numbers = [v for v in (said, found) if isinstance(v, int | float) and not isinstance(v, bool)]
+def _is_same(a: Any, b: Any) -> bool:
+    numbers = [v for v in (a, b) if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) < 2:
-        return said is None and found is None
+        return a is None and b is None
     return math.isclose(*numbers, rel_tol=CLOSE)
 
 
 def _recount(record: Record, findings: list[str], unchecked: list[str]) -> dict[str, int]:
-    """Count again what the model got right; give how many examples there were by metric."""
+    """Recount correct predictions; return the number of test examples by metric."""
     result, metric = record.result, record.result["metric"]
     if not (record.directory / PREDICTIONS).exists():
-        unchecked.append(f"{metric} is held to {METRICS}, not recounted: no {PREDICTIONS}")
+        unchecked.append(f"{metric} is compared with {METRICS}, not recounted: no {PREDICTIONS}")
         return {}
     try:
         run, right = unpacked(record.directory)
@@ -146,17 +148,17 @@ def _recount(record: Record, findings: list[str], unchecked: list[str]) -> dict[
         findings.append(f"{PREDICTIONS} {error}")
         return {}
     if run != run_id(record.config):
-        findings.append(f"{PREDICTIONS} is of run {run}")
+        findings.append(f"{PREDICTIONS} belongs to run {run}")
     if metric not in right:
         findings.append(f"{PREDICTIONS}: expected predictions of {metric}")
-    shares = {name: 100.0 * float(np.mean(each)) for name, each in right.items()}
+    shares = {name: 100.0 * float(np.mean(correct)) for name, correct in right.items()}
     if len(right) > 1 or f"{metric}{MEAN}" in result:
         shares[f"{metric}{MEAN}"] = sum(shares.values()) / max(1, len(shares))
     for name in right:
         if name not in record.metrics[-1]:
             findings.append(f"{METRICS} ends without {name}, which {PREDICTIONS} counts")
-    unchecked.append(f"{PREDICTIONS}: which examples are right, at their number")
+    unchecked.append(f"{PREDICTIONS}: which examples are correct, only how many")
     for name, share in shares.items():
         if not _is_same(result.get(name), share):
             findings.append(f"result.json {name}: {share:.6g} counted; got {result.get(name)}")
-    return {name: len(each) for name, each in right.items()}
+    return {name: len(correct) for name, correct in right.items()}

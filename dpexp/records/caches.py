@@ -1,4 +1,4 @@
-"""What is kept between runs, and where."""
+"""A cache on disk for values that outlive a run."""
 
 from __future__ import annotations
 
@@ -14,47 +14,51 @@ from typing import Any
 from dpexp.records import RecordError, at_home, write_atomically
 
 VERSIONS = 4
-"""Versions of what makes values of a kind whose values stay: those of a few checkouts (ours)."""
+"""Versions kept of each kind, enough for a few checkouts (ours)."""
 
 MOST = 5000
-"""Values of one version; beyond, the older half goes (ours)."""
+"""Values kept of one version; beyond that, the older half is deleted (ours)."""
 
 
 def cache_dir() -> Path:
     """Return the folder: DPEXP_CACHE, else dpexp in XDG_CACHE_HOME, else ~/.cache/dpexp.
 
     Raises:
-        ConfigError: DPEXP_CACHE is to lie in a home, or a variable, that there is not.
+        ConfigError: DPEXP_CACHE names a home directory or variable that does not exist.
     """
     if chosen := os.environ.get("DPEXP_CACHE"):
         return Path(at_home("DPEXP_CACHE", chosen))
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpexp"
-    except RuntimeError:  # nobody's home: a place where nothing can be written
+    except RuntimeError:  # no home directory: use a path where nothing can be written
         return Path(os.devnull) / "dpexp"
 
 
 class Kept:
-    """Values of JSON that take longer to make than to read, a file each.
+    """Cached JSON values that are slower to compute than to read, one file each.
 
-    They are named by whoever makes them, and have a folder for each version of what makes them. A
-    folder that cannot be read or written costs time and nothing else; a DPEXP_CACHE that names none
-    is a ConfigError, as everywhere.
+    Each version of the code that computes them has its own folder. A folder that cannot be read or
+    written costs time and nothing else; an invalid DPEXP_CACHE is a ConfigError.
     """
 
     def __init__(self, kind: str, version: bytes) -> None:
-        """Take the name of a folder for the kind, and what decides values beside their names."""
+        """Set where values are kept.
+
+        Args:
+            kind: name of the folder.
+            version: whatever decides a value besides its name.
+        """
         self._kind, self._version = kind, hashlib.sha256(version).hexdigest()[:16]
 
     def get(self, name: str) -> Any:
-        """Return what was kept by that name; None where nothing was, or nothing that is JSON."""
+        """Return the value of this name; None if there is none, or it is not JSON."""
         path = self._path(name)
         with suppress(OSError, ValueError, RecursionError):
             return json.loads(path.read_text(encoding="utf-8"))
         return None
 
     def put(self, name: str, value: Any) -> None:
-        """Keep a value by a name of any characters, if reading it would give the same again."""
+        """Store a value under any name, if it survives a round trip through JSON."""
         text = json.dumps(value)
         if json.loads(text) == value:
             with suppress(OSError, RecordError):
@@ -70,7 +74,7 @@ class Kept:
         folder = cache_dir() / self._kind / self._version
         if folder.is_dir():
             with suppress(OSError):
-                os.utime(folder)  # reading alone would not say that it is in use
+                os.utime(folder)  # reading alone would not mark it as used
             _thin_out(folder)
         else:
             _forget(folder.parent)
@@ -78,8 +82,8 @@ class Kept:
 
 
 def _thin_out(folder: Path) -> None:
-    """Leave the newer half of a folder's files where there are too many."""
-    with suppress(OSError):  # another process is at it
+    """Delete the older half of a folder's files if there are too many."""
+    with suppress(OSError):  # another process may be deleting them
         files = list(folder.iterdir())
         if len(files) > MOST:
             for path in sorted(files, key=lambda path: path.stat().st_mtime)[: MOST // 2]:
@@ -87,7 +91,7 @@ def _thin_out(folder: Path) -> None:
 
 
 def _forget(root: Path) -> None:
-    """Leave the folders of the versions that were used last."""
+    """Delete all folders but those of the versions used last."""
     with suppress(OSError):
         folders = [path for path in root.glob("*") if path.is_dir()]
         for folder in sorted(folders, key=lambda path: path.stat().st_mtime)[: -VERSIONS + 1]:

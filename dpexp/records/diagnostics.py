@@ -1,7 +1,8 @@
-"""What a run's files say of private examples without noise: the one list of it.
+"""Entries of a run's files that are computed on private examples without noise.
 
-All else in them follows from the releases, from public data and from the config: two runs whose
-releases are the same write the same (tests/test_twins.py). docs/privacy.md names the same entries.
+They are not covered by the guarantee. All other entries follow from the releases, public data and
+the config: two runs with equal releases write equal files (tests/test_twins.py). docs/privacy.md
+lists the same entries.
 """
 
 from __future__ import annotations
@@ -57,25 +58,25 @@ DIAGNOSTICS: dict[str, tuple[str, ...]] = {
         "metrics.nonfinite_outputs",
     ),
 }
-"""Entries by file; a dot stands before what is inside an entry. The owner of the data may read
-them, and nobody else where the data are sensitive."""
+"""Entries by file; dots separate nested keys. Where the data are sensitive, only their owner may
+read these entries."""
 
 
-def without_diagnostics(file: str, content: Any, at: str = "") -> Any:
-    """Leave out of a file's content what is computed from private examples without noise.
+def without_diagnostics(file: str, content: Any, prefix: str = "") -> Any:
+    """Return a file's content without the entries computed on private examples without noise.
 
     Args:
-        file: its name, as in `DIAGNOSTICS`; of any other nothing is left out.
+        file: name of the file; the content of a file that `DIAGNOSTICS` lacks stays whole.
         content: one document or line of it.
-        at: where the content stands in the file, with a dot at its end.
+        prefix: path of the content within the file, ending in a dot.
     """
     if isinstance(content, list):
-        return [without_diagnostics(file, each, at) for each in content]
+        return [without_diagnostics(file, item, prefix) for item in content]
     if not isinstance(content, Mapping):
         return content
-    named = DIAGNOSTICS.get(file, ())
+    patterns = DIAGNOSTICS.get(file, ())
     return {
-        key: without_diagnostics(file, value, f"{at}{key}.")
+        key: without_diagnostics(file, value, f"{prefix}{key}.")
         for key, value in content.items()
-        if not any(fnmatch(f"{at}{key}", name) for name in named)
+        if not any(fnmatch(f"{prefix}{key}", pattern) for pattern in patterns)
     }

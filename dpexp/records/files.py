@@ -1,4 +1,4 @@
-"""Files that are whole at every moment."""
+"""Replace files atomically, and expand paths."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import IO
 from dpexp.types import ConfigError
 
 TEMPORARY = ".unfinished-"
-"""How the name of a file begins while it is being written."""
+"""Prefix of a file's name while it is being written."""
 
 
 VARIABLE = r"\$([A-Za-z_]\w*)"
-"""A variable of the environment in a path. In braces it is OmegaConf's."""
+"""An environment variable in a path. With braces it is an OmegaConf interpolation."""
 
 
 class RecordError(RuntimeError):
-    """A record could not be written; one line, and what was there before is still there."""
+    """A record could not be written. The message is one line; the old file survives."""
 
 
 def replace_file(
     path: Path, write: Callable[[IO[bytes]], None], *, is_lasting: bool = True
 ) -> None:
-    """Write a file so that a reader sees the old one or the new one, whole.
+    """Write a file atomically: a reader sees the whole old file or the whole new one.
 
     Args:
-        path: where it will be; its folder exists.
-        write: fills the open temporary file beside it.
-        is_lasting: whether to wait for the disk, so that the file outlives a loss of power; what is
-            made again where it is lost need not.
+        path: of the file; its folder exists.
+        write: fills the open temporary file, which is next to it.
+        is_lasting: whether to wait for the disk, so that the file survives a power loss; a file
+            that can be made again need not.
 
     Raises:
         RecordError: if it cannot be written, e.g. on a full disk; the old file survives.
@@ -57,25 +57,25 @@ def replace_file(
 
 
 def at_home(setting: str, path: str) -> str:
-    """Return a path with ~, ~user and $VARIABLE replaced, as a shell does only where it is let.
+    """Return a path with ~, ~user and $VARIABLE expanded; a shell expands unquoted ones only.
 
     Raises:
-        ConfigError: there is no such home, or the variable is not set.
+        ConfigError: the home directory does not exist, or the variable is not set.
     """
-    known = re.sub(VARIABLE, lambda found: os.environ.get(found[1], found[0]), path)
+    expanded = re.sub(VARIABLE, lambda match: os.environ.get(match[1], match[0]), path)
     try:
-        known = str(Path(known).expanduser()) if known.startswith("~") else known
+        expanded = str(Path(expanded).expanduser()) if expanded.startswith("~") else expanded
     except RuntimeError:
         raise ConfigError(
-            f"Expected {setting} to lie in a home that there is; got {setting}={path}. Name the "
-            "folder from the root."
+            f"Expected {setting} in an existing home directory; got {setting}={path}. Give an "
+            "absolute path."
         ) from None
-    if unset := re.search(VARIABLE, known):
+    if unset := re.search(VARIABLE, expanded):
         raise ConfigError(
-            f"Expected {setting} to be of variables that are set; got {setting}={path}. Set "
-            f"{unset[1]}, or name the folder."
+            f"Expected {setting} to use variables that are set; got {setting}={path}. Set "
+            f"{unset[1]}, or give the path without it."
         )
-    return known
+    return expanded
 
 
 def write_atomically(path: str | Path, text: str, *, is_lasting: bool = True) -> None:

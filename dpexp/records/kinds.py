@@ -1,4 +1,4 @@
-"""Whether what tables, plans and look-ups read of a result is of the kind that a run writes."""
+"""Check the types of the result.json entries that tables, plans and look-ups read."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ KINDS = {
     "test_fingerprint": str,
     "pretrained_sha256": dict,
 }
-"""Of entries of result.json that are read elsewhere; its metric is a number or null."""
+"""Type of each entry; that of the metric is number or null."""
 
 
 def wrong_kinds(result: Mapping[str, Any]) -> list[str]:
-    """Say which entries of result.json are of another kind than a run writes.
+    """Return a sentence for each entry of result.json whose type is not the one a run writes.
 
     Args:
-        result: of a record, which anyone may have written. An entry that it lacks is none of these.
+        result: a record's, which anyone may have written. Missing entries are not reported.
     """
     wanted: dict[str, Any] = {**KINDS}
     if isinstance(metric := result.get("metric"), str):
         wanted[metric] = int | float | None
-    said = [
+    findings = [
         f"result.json {name}: {result[name]!r:.50} is of the wrong kind"
         for name, kind in wanted.items()
         if name in result and (isinstance(result[name], bool) or not isinstance(result[name], kind))
     ]
     hashes = result.get("pretrained_sha256", {})
-    if isinstance(hashes, dict) and not all(isinstance(each, dict) for each in hashes.values()):
-        said.append("result.json pretrained_sha256: expected hashes by model and file")
-    return said
+    if isinstance(hashes, dict) and not all(isinstance(files, dict) for files in hashes.values()):
+        findings.append("result.json pretrained_sha256: expected hashes by model and file")
+    return findings

@@ -1,4 +1,4 @@
-"""How many of a run's steps may have been released, noted before each is taken."""
+"""The budget ledger: steps that a run may have released, noted before each is taken."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from dpexp.records.files import RecordError, write_atomically
 from dpexp.records.safely import parse_json
 
 LEDGER = "released.jsonl"
-"""Its name in a run's directory: a line that says where the steps it counts began, then their
-number, once a step."""
+"""Its name in a run's directory. The first line is a `Mark`; each step then adds a line with the
+number of steps."""
 
 COUNT = r"[0-9]{1,18}"
-"""A number of steps, as a whole line has it."""
+"""A whole line that holds a number of steps."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a run may have come before it was killed.
+    """Upper bound on the steps a run released before it was killed.
 
     Attributes:
         data: fingerprint of the task's examples.
-        steps: that may have been released.
-        begun_from: step of the checkpoint from which the last of them began.
-        begun_at: step they began at; later than `begun_from` where steps were lost before.
-        surroundings: what their rounding depends on; None where they cannot be repeated at all.
-        run: id of the run; "" in a ledger of former code.
+        steps: number of steps that may have been released.
+        begun_from: step of the checkpoint from which the run last started.
+        begun_at: step at which it last started; later than `begun_from` if steps were lost.
+        surroundings: fingerprint of whatever affects rounding; None if no step can be repeated.
+        run: id of the run; "" in a ledger written by an older version.
     """
 
     data: str
@@ -43,16 +43,16 @@ class Mark:
     run: str = ""
 
     def taken_up(self, step: int, surroundings: Mapping[str, Any] | None) -> Mark:
-        """Return the mark of a killed run that goes on: at `begun_at`, or its checkpoint if later.
+        """Return the mark of a killed run that resumes at `begun_at`, or its checkpoint if later.
 
-        A step repeated to the last bit releases nothing new. One that differs, if only by rounding,
-        does: both times the noise is the same, so that the difference of the two releases has none.
-        Where steps cannot be repeated exactly, those that may have been released are therefore
-        counted as spent and skipped.
+        A step repeated bit for bit releases nothing new. A step that differs, even by rounding,
+        does: both releases carry the same noise, so their difference carries none. Where steps
+        cannot be repeated exactly, those that may have been released are counted as spent and
+        skipped.
 
         Args:
             step: of the checkpoint; 0 without one.
-            surroundings: that the run goes on in; None if nothing can be repeated in them.
+            surroundings: the resumed run's; None if no step can be repeated in them.
         """
         is_same = surroundings is not None and surroundings == self.surroundings
         if is_same and (step >= self.begun_at or step == self.begun_from):
@@ -64,7 +64,7 @@ class Mark:
 def read_mark(directory: Path) -> Mark | None:
     """Read a run's ledger; None if there is none, or any whole line of it is damaged.
 
-    A line that cannot be read may have been the one that counted furthest.
+    The damaged line may have held the largest count.
     """
     try:
         head, *counts = (directory / LEDGER).read_text(errors="replace").split("\n")
@@ -73,7 +73,7 @@ def read_mark(directory: Path) -> Mark | None:
         return None
     if not all(type(n) is int and n >= 0 for n in (mark.steps, mark.begun_from, mark.begun_at)):
         return None
-    # What follows the last line's end was torn by a kill: its step had not begun.
+    # Text after the last line break was torn by a kill: its step had not begun.
     whole = counts[:-1]
     if not all(re.fullmatch(COUNT, count) for count in whole):
         return None
@@ -81,11 +81,10 @@ def read_mark(directory: Path) -> Mark | None:
 
 
 class Ledger:
-    """Writes a run's ledger while it goes on.
+    """Writes a run's ledger.
 
     Attributes:
-        can_repeat: whether what was released since the checkpoint can be released once more, to the
-            last bit.
+        can_repeat: whether the releases since the checkpoint can be repeated bit for bit.
     """
 
     def __init__(self, directory: Path, mark: Mark, is_durable: bool) -> None:
@@ -93,8 +92,9 @@ class Ledger:
 
         Args:
             directory: the run's.
-            mark: what is known so far.
-            is_durable: whether it must outlast the machine, not only the process.
+            mark: the run's mark so far.
+            is_durable: whether the ledger must survive a crash of the machine, not only of the
+                process.
 
         Raises:
             RecordError: if it cannot be written.
@@ -119,12 +119,12 @@ class Ledger:
             yield
         except OSError as error:
             raise RecordError(
-                f"Cannot write {self._path}: {error.strerror}. No step is taken that is not noted; "
-                "make room and run the same command again."
+                f"Cannot write {self._path}: {error.strerror}. A step must be noted before it is "
+                "taken; make room and run the same command again."
             ) from error
 
     def note(self, steps: int) -> None:
-        """Note that so many steps may have been released from now on.
+        """Note that this many steps may have been released from now on.
 
         Raises:
             RecordError: if it cannot be written.
@@ -136,7 +136,7 @@ class Ledger:
                 os.fsync(self._file.fileno())
 
     def rule_out_repeating(self, steps: int) -> None:
-        """Note that so many steps may have been released, and none can be repeated exactly.
+        """Note that this many steps may have been released and none can be repeated exactly.
 
         Raises:
             RecordError: if it cannot be written.

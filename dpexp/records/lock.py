@@ -1,4 +1,4 @@
-"""One process at a time does a run; whoever else wants it is told who does."""
+"""A lock per run, so that only one process executes it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from dpexp.records.files import RecordError
 from dpexp.records.record import locate
 
 ATTEMPTS = 100
-"""How often a folder may vanish as it is made before it is taken for one that cannot be."""
+"""Attempts to create the lock file while other processes keep removing its folder."""
 
 MOMENT = 0.2
-"""Seconds (ours) that a lock is waited for: `is_held` takes it for an instant, and who has just
-ended its run removes the file that others wait at."""
+"""Seconds (ours) to wait for a lock: `is_held` takes it for an instant, and a process that has
+just finished removes the file others wait for."""
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What a file system that cannot lock answers."""
+"""Error codes of a file system without locks."""
 
 
 class Busy(RecordError):
-    """The run is being done elsewhere; one line says by whom."""
+    """Another process is executing the run; the message names it."""
 
 
 def path_of(root: str | Path, config: Mapping[str, Any]) -> Path:
-    """Return where a run's lock is: results/<profile>/locks/<id>."""
+    """Return the path of a run's lock: results/<profile>/locks/<id>."""
     directory = locate(root, config)
     return directory.parent.with_name("locks") / directory.name
 
@@ -43,8 +43,8 @@ def path_of(root: str | Path, config: Mapping[str, Any]) -> Path:
 def held(root: str | Path, config: Mapping[str, Any]) -> Iterator[None]:
     """Hold a run's lock.
 
-    The system releases it when its holder ends, however it ends, so that none is ever stale. On a
-    file system shared by machines it does so once it has given the holder's machine up.
+    The operating system releases it when the process ends, in whatever way, so no lock is stale.
+    A file system shared by machines releases it once it considers the holder's machine lost.
 
     Args:
         root: the results folder.
@@ -55,8 +55,9 @@ def held(root: str | Path, config: Mapping[str, Any]) -> Iterator[None]:
         RecordError: the file cannot be written.
     """
     path = path_of(root, config)
-    made = [folder for folder in path.parents if not os.path.exists(folder)]  # no name's too long
-    # A file that stands for a lock where there is none would outlive a killed holder.
+    # os.path.exists, unlike Path.exists, raises nothing for a name that is too long.
+    made = [folder for folder in path.parents if not os.path.exists(folder)]
+    # No soft lock: its file would outlive a killed holder.
     lock = FileLock(path, timeout=MOMENT, poll_interval=MOMENT / 10, fallback_to_soft=False)
     _acquire(lock, path)
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
@@ -67,45 +68,46 @@ def held(root: str | Path, config: Mapping[str, Any]) -> Iterator[None]:
             raise RecordError(f"Cannot write {path}: {error.strerror}.") from error
         yield
     finally:
-        with suppress(OSError):  # a run refused before it began leaves nothing behind
+        with suppress(OSError):  # leave no empty folders behind
             path.unlink()
             for folder in made:
                 folder.rmdir()
-        with suppress(OSError):  # the system releases it all the same when the process ends
+        with suppress(OSError):  # the operating system releases it anyway when the process ends
             lock.release()
 
 
 def is_held(root: str | Path, config: Mapping[str, Any]) -> bool:
-    """Return whether a run is being done."""
+    """Return whether a process is executing the run."""
     try:
-        with path_of(root, config).open("r+") as file:  # network disks lock no file read only
+        with path_of(root, config).open("r+") as file:  # network disks cannot lock read-only files
             return not lock_descriptor(file.fileno(), blocking=False)
     except OSError:  # no lock file, or no locks
         return False
 
 
 def _acquire(lock: FileLock, path: Path) -> None:
-    """Take a lock, again where its last holder has removed its folder."""
+    """Take a lock; try again if its last holder removed the folder."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             lock.acquire()
             return
         except Timeout:
-            raise Busy(f"Run {path.name} is being done {_holder(path)}.") from None
+            raise Busy(f"Run {path.name} is being executed {_holder(path)}.") from None
         except OSError as error:
             if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS:
                 continue
             if error.errno not in NO_LOCKS:
                 raise RecordError(f"Cannot make {path}: {error.strerror}.") from error
             warnings.warn(
-                f"The file system of {path} has no locks ({error.strerror}): start no run twice.",
+                f"The file system of {path} has no locks ({error.strerror}): do not start a run "
+                "twice at the same time.",
                 stacklevel=4,
             )
             return
 
 
 def _holder(path: Path) -> str:
-    """Word who holds a lock; its holder may be just about to write that down."""
+    """Describe a lock's holder, which may not have written its details yet."""
     try:
         who = json.loads(path.read_text())
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(who["since"]))

@@ -1,9 +1,9 @@
-"""What configs say in another way than when runs were first named by it.
+"""Keep run ids stable when modules move or settings are listed differently.
 
-A run's id hashes its config, and so the dotted names and the settings in it. Moving a module must
-make no run another one: ids are of first names, and configs of finished runs are read with present
-ones. The settings of an optimizer and of a schedule once listed, as null, what the default would
-have taken and the chosen one does not: ids are of that list.
+A run's id hashes its config, dotted names and settings included. So that moving a module changes
+no id, ids use the first name of each module, and configs of finished runs are read with present
+names. Optimizer and schedule configs once listed, as null, the settings that only the default
+optimizer or schedule has; ids still use that list.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ MOVED = {
     "dpexp.tasks": "dpexp.data",
     "dpexp.train": "dpexp.training.train",
 }
-"""Modules that a config may name, or what is in them, by first name: each with its present one.
+"""First name of each moved module to its present one; configs name modules or their contents.
 
-No name is added twice: what moves again gets another present name here.
+List each first name once: when a module moves again, change its present name here.
 """
 
 NAMING = ("_target_", "loop")
 """Settings that hold such a name, at any depth."""
 
 ADAMS = {"betas": [0.9, 0.999], "eps": 1e-8}
-"""What torch's Adam takes of itself: runs listed it only where Adam was the default."""
+"""Defaults of torch's Adam; configs listed them only where Adam was the default optimizer."""
 
 
 def first_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config that says all as it was said when runs were first named by it."""
+    """Return a config in its first form, from which run ids are computed."""
     first = _renamed(config, {new: old for old, new in MOVED.items()})
     if isinstance(optimizer := first.get("optimizer"), dict):
         first["optimizer"] = _first_settings(optimizer, _had_adam(first))
@@ -41,22 +41,22 @@ def first_names(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first_settings(optimizer: dict[str, Any], had_adam: bool) -> dict[str, Any]:
-    """List an optimizer's settings beside those that the default would have taken, as null."""
+    """Return an optimizer's settings, with those that only the default optimizer has as null."""
     if had_adam:
         return dict.fromkeys(("momentum", *ADAMS)) | optimizer
-    said = {key: value for key, value in optimizer.items() if value != ADAMS.get(key, ...)}
-    return {"momentum": None} | said
+    listed = {key: value for key, value in optimizer.items() if value != ADAMS.get(key, ...)}
+    return {"momentum": None} | listed
 
 
 def _had_adam(config: Mapping[str, Any]) -> bool:
-    """Return whether Adam was the default of a run, or of the model that its method prefers."""
+    """Return whether Adam was the default optimizer of a run, or of its method's default model."""
     model, method = (config.get(group) for group in ("model", "method"))
     is_texts = isinstance(model, dict) and "tokenizer" in model
     return is_texts or (isinstance(method, dict) and method.get("name") == "compressive")
 
 
 def present_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with every moved name as it is now."""
+    """Return a config with every moved name replaced by its present one."""
     return _renamed(config, MOVED)
 
 

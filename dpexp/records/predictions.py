@@ -1,4 +1,4 @@
-"""Which test examples a finished run's model got right, so that its accuracy can be recounted."""
+"""Correct predictions on each test set, from which a run's accuracy can be recounted."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import numpy as np
 from dpexp.records.safely import Damaged, arrays_of
 
 PREDICTIONS = "predictions.npz"
-"""Its name in a run's directory: `run`, the run's id, and of every test set, by the name of its
-metric, one bit an example (`numpy.packbits`), 1 where it was got right, and NAME:count, how many
-there are."""
+"""Its name in a run's directory. It holds `run`, the run's id, and for every test set an array
+named after its metric: one bit per example (`numpy.packbits`), 1 if the prediction is correct.
+NAME:count is the number of examples."""
 
 COUNT, RUN = ":count", "run"
 
 
 def packed(run: str, right: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays of predictions.npz; none where nothing was counted.
+    """Return the arrays of predictions.npz; none if nothing was counted.
 
     Args:
         run: its id.
-        right: metric to whether each example was got right, [n] bool.
+        right: metric to whether each prediction is correct, [n] bool.
     """
     if not right:
         return {}
     arrays = {RUN: np.array(run)}
-    for name, each in right.items():
-        arrays |= {name: np.packbits(each), f"{name}{COUNT}": np.array(len(each))}
+    for name, correct in right.items():
+        arrays |= {name: np.packbits(correct), f"{name}{COUNT}": np.array(len(correct))}
     return arrays
 
 
 def unpacked(directory: Path) -> tuple[str, dict[str, np.ndarray]]:
-    """Read a run's predictions: the run's id, and by metric what was right, [n] bool.
+    """Return the run's id and, by metric, whether each prediction is correct, [n] bool.
 
     Raises:
         Damaged: they cannot be read.
@@ -48,15 +48,15 @@ def unpacked(directory: Path) -> tuple[str, dict[str, np.ndarray]]:
         if bits.dtype != np.uint8 or bits.ndim != 1 or not is_whole:
             raise Damaged(f"has no bits and count of {name}")
         if len(bits) != -(-int(count) // 8) or np.unpackbits(bits)[int(count) :].any():
-            raise Damaged(f"has other bits of {name} than it counts")
+            raise Damaged(f"has bits of {name} that do not match their count")
         right[name] = np.unpackbits(bits)[: int(count)].astype(bool)
     if arrays:
-        raise Damaged(f"has {', '.join(arrays)}, which is nothing a run writes")
+        raise Damaged(f"has {', '.join(arrays)}, which no run writes")
     return run, right
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:
-    """Hash named arrays by kind, shape and values, however they are packed."""
+    """Hash named arrays by dtype, shape and values, independent of compression."""
     whole = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         whole.update(f"{name} {array.dtype.str} {list(array.shape)}\n".encode())

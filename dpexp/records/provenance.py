@@ -1,4 +1,4 @@
-"""What a result rests on: versions, commit, device."""
+"""Provenance of a result: versions, commit, device."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ PACKAGES = (
 )
 
 CODE = (":/dpexp", ":/conf", ":/run.py", ":/scripts")
-"""What a result depends on, as git names it from the repository's root."""
+"""Paths of the code that a result depends on, from the repository's root."""
 
 
 @cache
 def _installed() -> tuple[tuple[str, str], ...]:
-    found = [("python", platform.python_version())]
+    installed = [("python", platform.python_version())]
     for package in PACKAGES:
         try:
-            # What is installed says nothing of the CUDA that a build of torch is for.
-            known = torch.__version__ if package == "torch" else metadata.version(package)
-            found.append((package, str(known)))
+            # The metadata of torch lack the CUDA version that it was built for.
+            version = torch.__version__ if package == "torch" else metadata.version(package)
+            installed.append((package, str(version)))
         except metadata.PackageNotFoundError:
-            found.append((package, "not installed"))
-    return tuple(found)
+            installed.append((package, "not installed"))
+    return tuple(installed)
 
 
 def versions() -> dict[str, str]:
-    """Name the versions of what a result rests on."""
+    """Return the versions of Python and the packages a result depends on."""
     return dict(_installed())
 
 
 def git_commit(folder: str | Path | None = None) -> str | None:
-    """Name the commit of the code, with "+dirty" if it was changed since; None outside git."""
+    """Return the code's commit, with "+dirty" if it was changed since; None outside git."""
     folder = Path(folder) if folder else Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str | None:
@@ -61,13 +61,13 @@ def git_commit(folder: str | Path | None = None) -> str | None:
     commit = git("rev-parse", "HEAD")
     if not commit:
         return None
-    # Results and data beside the code are not the code.
+    # Changed results or data do not make the code dirty.
     return commit + ("+dirty" if git("status", "--porcelain", "--", *CODE) else "")
 
 
 @cache
 def code_sha256() -> str:
-    """Hash the package's source and words: no version names them while they are worked on."""
+    """Hash the package's Python and YAML files, which may change without a change of version."""
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.yaml")]):
@@ -76,7 +76,7 @@ def code_sha256() -> str:
 
 
 def describe_device(device: str | torch.device) -> str:
-    """Describe where a run ran: the processor or GPU by its name."""
+    """Return the name of a run's GPU, or its processor and number of threads."""
     device = torch.device(device)
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}"
@@ -97,22 +97,22 @@ def describe(
     task: Any,
     mechanism: Any,
     ranks: Any,
-    said: dict[str, Any],
+    outcome: dict[str, Any],
     wall: float,
     examples: int,
     peak_mb: float,
 ) -> dict[str, Any]:
-    """Return result.json: what was run, what came out, and what it rests on.
+    """Return the contents of result.json: the run's settings, outcome and provenance.
 
     Args:
         config: the run's.
-        task: what it trained on.
-        mechanism: its target epsilon and delta.
-        ranks: who shared it.
-        said: metric, epochs, steps, and what else the loop has to say.
+        task: that it trained on.
+        mechanism: gives target epsilon and delta.
+        ranks: give device and number of ranks.
+        outcome: metric, epochs, steps and further entries of the loop.
         wall: seconds, > 0.
-        examples: how many gradients were taken in that time.
-        peak_mb: memory of the rank that took most.
+        examples: number of gradients computed in that time.
+        peak_mb: peak memory of the rank that used most.
     """
     return {
         "method": config["method"]["name"],
@@ -123,7 +123,7 @@ def describe(
         "eps": mechanism.target_epsilon,
         "delta": mechanism.delta,
         "metric": task.metric,
-        **said,
+        **outcome,
         "wall_s": round(wall, 3),
         "examples_per_s": round(examples / wall, 1),
         "peak_memory_mb": round(peak_mb, 1),

@@ -1,4 +1,4 @@
-"""What a finished run left: how it is named, where it lies, and reading it."""
+"""Records of finished runs: their ids, their directories, and reading them."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from dpexp.records.predictions import digest
 from dpexp.records.safely import Damaged, arrays_of, dict_of, parse_json, text_of
 
 NONFINITE = "nonfinite_outputs"
-"""How many test examples' outputs were not finite, as result.json and metrics.jsonl name it."""
+"""Entry of result.json and metrics.jsonl: number of test examples with a non-finite output."""
 
 METRICS = "metrics.jsonl"
 
 RESULT_NEUTRAL = frozenset(
     {"device", "ranks", "micro_batch", "data_root", "model_root", "results", "wandb", "checkpoint"}
 )
-"""Top-level settings that change how a run goes, never what comes out."""
+"""Top-level settings that change how a run is executed, never its result."""
 
 PLACES = frozenset({"data_root", "model_root", "channels_last", "checkpointing"})
-"""Folders, and what models do with memory, as tasks and models name them; neutral at any depth."""
+"""Settings of tasks and models for folders and memory; they change no result, at any depth."""
 
 
 def run_id(config: Mapping[str, Any]) -> str:
-    """Name a run by what decides its result.
+    """Return a run's id, a hash of the settings that decide its result.
 
     Args:
-        config: resolved, of plain dicts, lists and scalars; the order of keys is of no account,
-            8 and 8.0 are the same, and so are a moved name and its first one (`MOVED`).
+        config: resolved, of plain dicts, lists and scalars. The order of keys does not matter; 8
+            equals 8.0, and a moved name equals its first one (`MOVED`).
 
     Returns:
         12 hexadecimal digits.
@@ -55,13 +55,13 @@ def _canonical(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Record:
-    """What a finished run left.
+    """A finished run's files.
 
     Attributes:
-        directory: where it lies.
-        config: as it was run; what has moved since is named as it is now.
-        result: of result.json.
-        privacy: of privacy.json.
+        directory: the run's.
+        config: as it was run, with moved names replaced by present ones.
+        result: contents of result.json.
+        privacy: contents of privacy.json.
         metrics: one dict per evaluation.
     """
 
@@ -89,7 +89,7 @@ def read(directory: str | Path) -> Record | None:
 
 
 def damage(directory: str | Path) -> str:
-    """Say in a few words what keeps a run that has a result from being read; "" if nothing does."""
+    """Return why a run with a result cannot be read, in a few words; "" if it can."""
     directory = Path(directory)
     try:
         if (directory / "result.json").exists():
@@ -102,23 +102,23 @@ def damage(directory: str | Path) -> str:
 
 
 def _read(directory: Path) -> Record:
-    found: dict[str, Any] = {}
+    files: dict[str, Any] = {}
     for name in ("config.yaml", "result.json", "privacy.json"):
         try:
-            found[name] = dict_of(directory / name)
+            files[name] = dict_of(directory / name)
         except Damaged as error:
             raise Damaged(f"{name} {error}") from error
-        if not found[name] and name != "config.yaml":
+        if not files[name] and name != "config.yaml":
             raise Damaged(f"{name} is empty")
-    found["config.yaml"] = present_names(found["config.yaml"])
+    files["config.yaml"] = present_names(files["config.yaml"])
     metrics = lines_of(directory / METRICS)
     if not metrics or None in metrics:
         raise Damaged(f"{METRICS} {'has a line that is torn' if metrics else 'has no line'}")
-    return Record(directory, *found.values(), metrics)
+    return Record(directory, *files.values(), metrics)
 
 
 def lines_of(path: Path) -> list[dict[str, Any] | None]:
-    """Parse each line; None stands for one that a killed process left torn."""
+    """Parse each line; None stands for a line that a killed process left torn."""
     try:
         with suppress(OSError):
             if not path.exists():
@@ -137,18 +137,18 @@ def lines_of(path: Path) -> list[dict[str, Any] | None]:
 
 
 def locate(root: str | Path, config: Mapping[str, Any]) -> Path:
-    """Say where a run's directory is, or would be."""
+    """Return the path of a run's directory, whether or not it exists."""
     return Path(root) / str(config["profile"]["name"]) / "runs" / run_id(config)
 
 
 def find(root: str | Path, config: Mapping[str, Any]) -> Record | None:
-    """Look a finished run up, touching nothing."""
+    """Return a finished run's record without writing anything; None if there is none."""
     record = read(locate(root, config))
     return record if record is not None and run_id(record.config) == run_id(config) else None
 
 
 def contents(directory: Path, name: str) -> str:
-    """Hash what one of a run's files says, however it is written down.
+    """Hash the contents of one of a run's files, independent of their formatting.
 
     Raises:
         Damaged: it cannot be read.
@@ -163,5 +163,5 @@ def contents(directory: Path, name: str) -> str:
 
 
 def hash_of(value: Any) -> str:
-    """Hash plain content, as `contents` does."""
+    """Hash plain JSON content, as `contents` does."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""A run's directory: looked up, gone on with, or begun."""
+"""A run's directory: looked up, resumed or started."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from dpexp.records.predictions import PREDICTIONS, packed
 from dpexp.records.record import METRICS, contents, lines_of, load, locate, read, run_id
 
 SCORES = "scores.npz"
-"""What an attacked run's attacker saw, example by example."""
+"""The attack's scores of an attacked run, one per example."""
 
 
 class Run:
-    """A run's directory while the run is going on.
+    """A run's directory during the run.
 
     Attributes:
         directory: results/<profile>/runs/<id>.
         config: of this run.
-        status: "finished" (look it up), "resume" (a checkpoint waits) or "fresh".
+        status: "finished" (look it up), "resume" (from a checkpoint) or "fresh".
     """
 
     def __init__(self, directory: Path, config: Mapping[str, Any], status: str) -> None:
@@ -39,10 +39,10 @@ class Run:
 
     @classmethod
     def open(cls, root: str | Path, config: Mapping[str, Any]) -> Run:
-        """Decide what a directory is good for, and make it if need be.
+        """Open a run's directory, and create it if necessary.
 
-        What is neither finished nor to be gone on with is moved aside to <id>.broken-1, -2, ...,
-        and never overwritten.
+        A directory that is neither finished nor resumable is moved aside to <id>.broken-1, -2, ...,
+        never overwritten.
 
         Args:
             root: the results folder.
@@ -66,17 +66,17 @@ class Run:
 
     @property
     def checkpoint_path(self) -> Path:
-        """Where the run's state is saved between steps."""
+        """Path of the saved state."""
         return self.directory / "checkpoint.pt"
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether any was saved."""
+        """Whether a checkpoint was saved."""
         return any(self._checkpoints())
 
     @property
     def metrics_path(self) -> Path:
-        """Where the evaluations are written, one line each."""
+        """Path of the evaluations, one line each."""
         return self.directory / METRICS
 
     def _checkpoints(self) -> Iterable[Path]:
@@ -88,7 +88,7 @@ class Run:
         if not self.directory.is_dir():
             return "broken"
         for leftover in self.directory.glob(f"{TEMPORARY}*"):
-            leftover.unlink()  # a killed process was writing it; what it would replace is whole
+            leftover.unlink()  # written by a killed process; the file it would replace is whole
         present = {*os.listdir(self.directory)} - {LEDGER}
         if not present:
             return "fresh"
@@ -96,7 +96,7 @@ class Run:
         if config is None or run_id(config) != self.id:
             return "broken"
         if present == {"config.yaml"}:
-            return "fresh"  # killed before its first line: nothing is lost by beginning again
+            return "fresh"  # killed before its first line: starting again loses nothing
         if (self.directory / "result.json").exists():
             return "finished" if read(self.directory) else "broken"
         return "resume" if self.has_checkpoint else "broken"
@@ -111,12 +111,12 @@ class Run:
         self.status = "fresh"
 
     def restart(self) -> None:
-        """Move the directory aside and begin afresh, e.g. when no checkpoint can be read.
+        """Move the directory aside and start afresh, e.g. when no checkpoint can be read.
 
-        What was released stays released: the ledger stays, and is missing at no moment.
+        The ledger stays in place throughout, because releases cannot be undone.
 
         Raises:
-            RecordError: if that cannot be done.
+            RecordError: if the directory cannot be moved.
         """
         number = 1
         while (aside := self.directory.with_name(f"{self.id}.broken-{number}")).exists():
@@ -141,7 +141,7 @@ class Run:
         self._begin()
 
     def log(self, line: Mapping[str, Any]) -> None:
-        """Append one evaluation to metrics.jsonl, safe against a kill."""
+        """Append one evaluation to metrics.jsonl and wait for the disk."""
         text = json.dumps(_plain(line), allow_nan=False) + "\n"
         try:
             with self.metrics_path.open("a") as file:
@@ -156,15 +156,15 @@ class Run:
         return [line for line in lines_of(self.metrics_path) if line is not None]
 
     def truncate_metrics(self, step: int) -> None:
-        """Drop a torn line, and whatever a run logged after the checkpoint it goes on from.
+        """Drop torn lines, and lines logged after the checkpoint that a run resumes from.
 
         Args:
-            step: the checkpoint's; lines with a later "step" go.
+            step: the checkpoint's; lines with a later "step" are dropped.
         """
         self.restore_metrics(line for line in self.metrics() if line.get("step", 0) <= step)
 
     def restore_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Put lines in place of whatever metrics.jsonl holds."""
+        """Replace the contents of metrics.jsonl."""
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(self.metrics_path, text)
 
@@ -177,17 +177,18 @@ class Run:
     ) -> None:
         """Write privacy.json, then result.json, whose presence means that the run is finished.
 
-        Both name the run, and result.json the others' contents by hash, so that files of two runs
-        cannot be mixed.
+        Both hold the run's id, and result.json the hashes of the other files, so that files of two
+        runs cannot be mixed.
 
         Args:
-            result: what came out.
+            result: contents of result.json.
             privacy: the certificate.
-            arrays: written before both, by file and name; of a file without any, none.
-            right: which test examples the model got right, [n] bool, by metric; none, no file.
+            arrays: written before both, by file and name; a file without arrays is not written.
+            right: whether each test prediction is correct, [n] bool, by metric; without any, no
+                predictions.npz is written.
         """
         files = {**(arrays or {}), PREDICTIONS: packed(self.id, right or {})}
-        written = [name for name, some in files.items() if some]
+        written = [name for name, content in files.items() if content]
         for name in written:
             replace_file(self.directory / name, partial(np.savez, **files[name]))
         self._write("privacy.json", {**privacy, "run": self.id})
@@ -205,7 +206,7 @@ class Run:
 
 
 def _plain(value: Any) -> Any:
-    """Turn what JSON cannot say (infinity, NaN) into null."""
+    """Replace infinity and NaN, which JSON lacks, by null."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

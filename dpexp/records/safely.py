@@ -1,7 +1,7 @@
-"""Reading files that anyone may have written: what is no plain, whole, finite value is refused.
+"""Read untrusted files; refuse anything but plain, whole, finite values.
 
-A record may be damaged, or made to crash or hang whoever reads it: nested without end, full of
-aliases, swollen, of numbers that are none. Nothing here runs what a file holds.
+A record may be damaged, or crafted to crash or hang its reader: deeply nested, full of aliases,
+huge, with invalid numbers. Nothing here executes the contents of a file.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ import numpy as np
 import yaml
 
 DEEPEST, MOST_NODES, LONGEST = 40, 200_000, 20_000
-"""What a file's value may be: levels, entries, aliases counted as often as they are used, and
-characters of one text. The largest of our own has 5 levels and 2,000 entries."""
+"""Limits on a file's value: levels of nesting, entries (an alias counts each time it is used) and
+characters of one string. The largest file of our own has 5 levels and 2,000 entries."""
 
 LARGEST_WHOLE = 2**63
-"""Bound on whole numbers; beyond, not all that reads them can."""
+"""Bound on integers; not every reader can hold larger ones."""
 
 MOST_BYTES = {".yaml": 2**18, ".json": 2**24, ".jsonl": 2**27, ".npz": 2**31}
-"""Size of a file, of arrays unpacked. A parser of YAML reads 100 kB a second."""
+"""Largest size of a file, for arrays unpacked. The YAML parser reads 100 kB a second."""
 
 
 class Damaged(ValueError):
-    """A file is not what a run writes; one line says how."""
+    """A file is not one that a run writes; the message says why, in one line."""
 
 
 def text_of(path: Path) -> str:
-    """Read a text file, UTF-8 and of a size that a run could have written.
+    """Read a UTF-8 text file no larger than a run could have written.
 
     Raises:
         Damaged: it is missing, no file, too large or not UTF-8.
     """
     try:
-        if not path.is_file():  # a folder, a pipe, a loop of links
+        if not path.is_file():  # a folder, a pipe or circular links
             raise Damaged("is missing" if not path.exists() else "is no file")
         with path.open("rb") as file:
             most = MOST_BYTES[path.suffix]
@@ -54,10 +54,10 @@ def text_of(path: Path) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON without keys given twice, numbers that are none, or nesting without end.
+    """Parse JSON; refuse duplicate keys, NaN, infinity and deep nesting.
 
     Raises:
-        Damaged: it is none, or has any of these.
+        Damaged: it is not JSON, or has any of these.
     """
     try:
         value = json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
@@ -67,10 +67,10 @@ def parse_json(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML likewise; dates and other objects are refused.
+    """Parse YAML likewise; refuse dates and other objects too.
 
     Raises:
-        Damaged: it is none, or has any of these.
+        Damaged: it is not YAML, or has any of these.
     """
     try:
         value = yaml.load(text, Loader=_Loader)
@@ -80,10 +80,10 @@ def parse_yaml(text: str) -> Any:
 
 
 def checked(value: Any) -> Any:
-    """Return a value back if it is a plain one of dicts, lists and finite scalars, and no giant.
+    """Return the value itself if it consists of dicts, lists and finite scalars within the limits.
 
     Raises:
-        Damaged: it is not.
+        Damaged: it does not.
     """
     waiting, seen = [(value, 0)], 0
     while waiting:
@@ -128,11 +128,11 @@ def dict_of(path: Path) -> dict[str, Any]:
 
 
 def arrays_of(path: Path, wanted: Iterable[str] | None = None) -> dict[str, np.ndarray]:
-    """Read arrays of an .npz file: never objects, and none larger than the file says it is.
+    """Read arrays of an .npz file: no objects, and none larger than its declared size.
 
     Args:
         path: of the file.
-        wanted: names, of which those that it has are read; None: all.
+        wanted: names to read, if the file has them; None reads all.
 
     Raises:
         Damaged: it cannot be read, or unpacks to more than a run would write.
@@ -158,7 +158,7 @@ def arrays_of(path: Path, wanted: Iterable[str] | None = None) -> dict[str, np.n
 
 
 def _check_header(whole: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    """Hold an array's declared shape to the bytes there are: it is allocated before they come."""
+    """Compare an array's declared shape with its bytes: numpy allocates it before reading them."""
     with whole.open(member) as file:
         version = np.lib.format.read_magic(file)
         read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
@@ -172,10 +172,10 @@ def _check_header(whole: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         raise Damaged("has a key twice")
-    return found
+    return unique
 
 
 def _refuse(word: str) -> None:
@@ -183,7 +183,7 @@ def _refuse(word: str) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Of plain values, each key once."""
+    """Loads plain values; refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Mapping[Any, Any]:
         keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]

@@ -1,4 +1,4 @@
-"""What a run recorded as it went: series over steps, and arrays its analyses kept."""
+"""Read what a run recorded: series over steps, and arrays of its analyses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpexp.records.record import METRICS, lines_of
 from dpexp.records.safely import Damaged, arrays_of
 
 ANALYSIS = "analysis.npz"
-"""What a run's analyses kept, by name; `step` and `epoch` have one entry an observation."""
+"""Arrays of a run's analyses, by name; `step` and `epoch` have one entry per observation."""
 
 
 class NoSeries(RecordError):
@@ -23,19 +23,19 @@ class NoSeries(RecordError):
 
 
 def series(directory: str | Path, name: str, x: str) -> tuple[np.ndarray, np.ndarray]:
-    """Read a series and what it is over, both from metrics.jsonl or both from analysis.npz.
+    """Read a series and its x values, both from metrics.jsonl or both from analysis.npz.
 
     Args:
         directory: a finished run's.
         name: of the series, such as "test_accuracy" or "stable_rank/head".
-        x: of what lies along x, such as "epoch".
+        x: name of the x values, such as "epoch".
 
     Returns:
-        x and the values, both [n] float, n >= 1, ordered by x; entries that are not finite are
-        left out, but for the last: a run that diverged ends with NaN.
+        x and the values, both [n] float, n >= 1, ordered by x. Entries that are not finite are
+        left out, except the last: a run that diverged ends with NaN.
 
     Raises:
-        NoSeries: neither source has both, or they are of different lengths.
+        NoSeries: neither source has both, or their lengths differ.
     """
     directory = Path(directory)
     columns = _columns(directory / METRICS)
@@ -59,20 +59,20 @@ def picture(directory: str | Path, name: str) -> np.ndarray:
     """Read a two-dimensional array [rows, columns] of a run's analysis.npz, as float.
 
     Raises:
-        NoSeries: it has none of this name, or one that is not a picture.
+        NoSeries: it has no array of this name, or one that is not two-dimensional.
     """
     directory = Path(directory)
-    found = _arrays(directory / ANALYSIS, (name,))
-    if name not in found:
+    arrays = _arrays(directory / ANALYSIS, (name,))
+    if name not in arrays:
         raise _no_such(name, directory)
-    array = np.asarray(found[name], dtype=float)
+    array = np.asarray(arrays[name], dtype=float)
     if array.ndim != 2 or not array.size:
         raise NoSeries(f"no such picture: {name} (its shape is {array.shape})")
     return array
 
 
 def names(directory: str | Path) -> list[str]:
-    """List the names of all that `series` and `picture` could read."""
+    """Return the names of all that `series` and `picture` could read."""
     directory = Path(directory)
     return sorted({*_columns(directory / METRICS), *_arrays(directory / ANALYSIS)})
 
@@ -85,7 +85,7 @@ def _no_such(name: str, directory: Path) -> NoSeries:
 
 def _columns(path: Path) -> dict[str, list[float]]:
     """Read metrics.jsonl by column; NaN where a line lacks a number."""
-    lines = [line for line in lines_of(path) if line is not None]  # a killed process tears one
+    lines = [line for line in lines_of(path) if line is not None]  # None: torn by a kill
     keys = dict.fromkeys(key for line in lines for key in line)
     return {key: [_number(line.get(key)) for line in lines] for key in keys}
 
@@ -100,10 +100,10 @@ def _arrays(path: Path, wanted: Iterable[str] | None = None) -> dict[str, np.nda
     if not path.is_file():
         return {}
     try:
-        found = arrays_of(path, wanted)
+        arrays = arrays_of(path, wanted)
     except Damaged as error:
         raise NoSeries(f"{path} {error}") from error
-    wrong = [name for name, array in found.items() if array.dtype.kind not in "biuf"]
+    wrong = [name for name, array in arrays.items() if array.dtype.kind not in "biuf"]
     if wrong and wanted is not None:
         raise NoSeries(f"{path} holds no numbers as {wrong[0]}")
-    return {name: array for name, array in found.items() if name not in wrong}
+    return {name: array for name, array in arrays.items() if name not in wrong}

@@ -1,4 +1,4 @@
-"""Makes the texts of a record, which anyone may have written, safe to print."""
+"""Make untrusted texts of records safe to print."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def clean(text: str, longest: int = LONGEST) -> str:
     """Return a text as one line of printable characters, cut to a length that fits a page.
 
     Args:
-        text: the text of a record.
-        longest: how many characters are kept.
+        text: of a record.
+        longest: number of characters kept.
     """
     line = "".join(letter if letter.isprintable() else " " for letter in text)
     line = " ".join(line.split())

@@ -15,7 +15,7 @@ def measured(*words, batch=200, rounds=3, micro_batch=100):
     found = Cost(batch=batch, micro_batch=micro_batch, rounds=rounds).observe(view, {})
     assert all(torch.equal(before[n], w) for n, w in view.model.named_parameters())
     assert all(weight.grad is None for weight in view.model.parameters())
-    assert not any(weight.requires_grad for weight in view.model.parameters())  # tapped again
+    assert not any(weight.requires_grad for weight in view.model.parameters())  # hooks are back
     return found
 
 

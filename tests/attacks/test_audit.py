@@ -96,7 +96,7 @@ def test_the_settings_of_an_audit_are_what_it_takes():
         (["audit.m=1"], "audit.m >= 2"),
         (["audit.confidence=1.0"], "audit.confidence in"),
         (["audit.canaries=dirak"], "Did you mean dirac"),
-        (["sampling=shuffle"], "sampling=poisson with canaries in gradients"),
+        (["sampling=shuffle"], "sampling=poisson with crafted gradients"),
         (["audit.canaries=mislabelled", "audit.m=2000"], "audit.m <= 1437"),
         (["method=compressive"], "audit.canaries=mislabelled"),
         (["method=pate"], "scripts.audit methods=pate"),
@@ -143,7 +143,7 @@ def test_a_quarter_of_the_noise_is_caught_in_one_run():
     assert curve_bound(guesses, mechanism, 0.95) > mechanism.epsilon(1)
 
 
-# Two worlds
+# The distinguishing game
 
 
 def trials_of(method, num_trials, share=1.0, num_steps=2, eps=4.0):
@@ -166,7 +166,7 @@ def trials_of(method, num_trials, share=1.0, num_steps=2, eps=4.0):
     return without, within, verdict, mechanism
 
 
-def test_two_worlds_recover_six_tenths_of_a_methods_epsilon():
+def test_a_distinguishing_game_recovers_six_tenths_of_a_methods_epsilon():
     without, within, verdict, mechanism = trials_of("dpsgd", 400, eps=8.0)
     accounted = mechanism.epsilon(2)
     assert 0.6 * accounted < verdict.epsilon_lower_gaussian <= accounted
@@ -178,7 +178,7 @@ def test_two_worlds_recover_six_tenths_of_a_methods_epsilon():
         assert scores.std() == pytest.approx(spread, rel=4 / np.sqrt(2 * 400))
 
 
-def test_a_quarter_of_the_noise_is_caught_in_two_worlds():
+def test_a_quarter_of_the_noise_is_caught_in_a_distinguishing_game():
     _, _, verdict, mechanism = trials_of("dpsgd", 800, share=0.25, num_steps=1, eps=1.0)
     assert verdict.epsilon_lower > mechanism.epsilon(1)
     assert verdict.epsilon_lower_gaussian > mechanism.epsilon(1)

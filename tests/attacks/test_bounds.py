@@ -180,7 +180,7 @@ def test_bounds_by_the_curve_are_above_the_truth_no_more_often_than_they_say(mu)
     assert above <= 15 + 3 * 3.8  # 5 % of 300, and three standard deviations
 
 
-def test_two_worlds_recover_most_of_a_gaussian_mechanism():
+def test_a_distinguishing_game_recovers_most_of_a_gaussian_mechanism():
     rng = np.random.default_rng(3)
     mu, delta, trials = 1.0, 1e-5, 4000
     without, within = rng.standard_normal(trials), mu + rng.standard_normal(trials)
@@ -218,7 +218,7 @@ def test_equal_scores_say_nothing_whatever_the_coins():
     assert np.mean(right) == pytest.approx(10, abs=4 * math.sqrt(5 / 400))
 
 
-# Two worlds' counts
+# A distinguishing game's counts
 
 
 def test_clopper_pearson_is_the_exact_interval():

@@ -203,8 +203,8 @@ def test_canaries_join_steps_independently_with_the_runs_probability():
     watched = canaried(parts.method, [True] * 500 + [False] * 500, sampling_prob=0.2)
     state, joined = watched.start(parts.model), torch.zeros(40, 1000)
     for step in range(40):
-        who = watched.prepare(parts.model, {**state, "step": step}, None, None)["who"]
-        joined[step, who] = 1
+        sampled = watched.prepare(parts.model, {**state, "step": step}, None, None)["sampled"]
+        joined[step, sampled] = 1
     assert joined[:, 500:].sum() == 0
     rate = joined[:, :500].mean()
     assert float(rate) == pytest.approx(0.2, abs=4 * 0.4 / math.sqrt(20_000))
@@ -271,8 +271,8 @@ def test_one_canary_changes_all_entries_that_are_kept():
     mechanism, absent = whole_batch(8, (release,)), torch.zeros(1437, dtype=torch.bool)
     released = []
     for included in (False, True):
-        world = Tipped(parts.method, included=included, clip_norm=0.1, batch_size=8)
-        (outcome,) = steps(parts, world, mechanism, examples=Thinned(parts.task.train, absent))
+        method = Tipped(parts.method, included=included, clip_norm=0.1, batch_size=8)
+        (outcome,) = steps(parts, method, mechanism, examples=Thinned(parts.task.train, absent))
         released.append(8 * torch.cat([g.flatten() for g in outcome.gradients.values()]))
         assert (released[-1] != 0).sum() == 5
         assert (float(outcome.state["scores"]) > 0) == included

@@ -56,8 +56,8 @@ def cancelling(log_gap, **changes):
         "log_active": 0.0,
         "log_clip": 0.0,
         "others": 0.0,
-        "log_many": 0.0,
-        "log_loud": 0.0,
+        "log_num_others": 0.0,
+        "log_other_size": 0.0,
         "coarse": 0.0,
     }
     return Knobs(**{**knobs, **changes})

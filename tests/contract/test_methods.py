@@ -22,7 +22,7 @@ every_method = pytest.mark.parametrize("method", METHODS)
 # What is summed
 
 
-def carried_alone(setting, index):
+def blocks_alone(setting, index):
     """Return one example's block of each key: a batch of one, and nothing clipped."""
     model, inner, per_example = setting.model, setting.parts.method, {}
     state, names = setting.method.given, inner.trainable(setting.model)
@@ -71,7 +71,7 @@ def test_a_sum_is_that_of_every_examples_blocks_clipped_one_by_one(method):
     assert setting.method.summed.keys() == setting.method.release_shapes(setting.state).keys()
     expected = {key: torch.zeros_like(total) for key, total in setting.method.summed.items()}
     for index in drawn:
-        for key, block in clipped(carried_alone(setting, index), releases).items():
+        for key, block in clipped(blocks_alone(setting, index), releases).items():
             expected[key] += block
     # Clipped, an example leaves a share of its energy to rounding: 2^-39 in float64.
     assert distance(setting.method.summed, expected) < 1e-11
@@ -84,7 +84,7 @@ def test_a_whole_block_is_the_gradient_times_what_no_example_decides(method):
     factors = {}
     for index in setting.mechanism.sample(0)[:3]:
         gradients = gradient_alone(setting, index)
-        for key, block in carried_alone(setting, index).items():
+        for key, block in blocks_alone(setting, index).items():
             gradient = gradients[key.parameter]
             if key.part == "full" and block.shape == gradient.shape:
                 factor = float((block * gradient).sum() / gradient.square().sum())

@@ -81,7 +81,7 @@ def test_a_file_replaced_while_it_is_read_is_not_kept_under_another_ones_name(tm
         path.write_bytes(b"new")
         return (torch.zeros(1),)
 
-    with pytest.raises(ConfigError, match=f"Expected {path} to stay as it is"):
+    with pytest.raises(ConfigError, match=f"Expected {path} not to change"):
         cache.decoded([path], "recipe", decode)
     assert not own_cache.exists()
 
@@ -159,7 +159,7 @@ def test_whoever_has_no_home_has_no_cache(monkeypatch, cifar, caplog):
     monkeypatch.setattr(Path, "home", nobody)
     assert not cache_dir().exists()
     assert len(cifar().train) == 40
-    assert "Cannot keep decoded examples" in caplog.text and "DPEXP_CACHE" in caplog.text
+    assert "Cannot cache decoded examples" in caplog.text and "DPEXP_CACHE" in caplog.text
     assert "Cannot read" not in caplog.text
 
 

@@ -231,7 +231,7 @@ def test_real_cifar10_is_whole_and_quick_to_load_again(conf, real_data_root):
         ({"train_splits": ["train", "train"]}, "each train split once.*Set task.train_splits"),
         ({"train_splits": []}, "each train split once"),
         ({"test_splits": ["test", "test"]}, "each test split once.*Set task.test_splits"),
-        ({"test_splits": ["train"]}, "'train' is both"),
+        ({"test_splits": ["train"]}, "both training and testing; 'train' is"),
     ],
 )
 def test_no_split_holds_an_example_twice_or_is_trained_and_tested_on(cifar, changes, said):

@@ -69,7 +69,7 @@ SET_COLUMN = "Set task.label_column, or write every class as its index"
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([0, 1, 0.5], f"row 2 holds 0.5, which is no index. {SET_COLUMN}"),
+        ([0, 1, 0.5], f"row 2 holds 0.5, which is not an index. {SET_COLUMN}"),
         ([0.0, float("nan")], "row 1 holds nan"),
         ([float("inf")], "row 0 holds inf"),
         ([1, None], f"row 1 holds None. {SET_COLUMN}"),
@@ -81,8 +81,8 @@ SET_COLUMN = "Set task.label_column, or write every class as its index"
         ([b"1"], "row 0 holds b'1'"),
         ([0, -1], f"row 1 holds -1, .*{HIDDEN}"),
         ([0.0, -1.0], f"row 1 holds -1.0, .*{HIDDEN}"),
-        ([0, -2], f"row 1 holds -2, which is no index. {SET_COLUMN}"),
-        ([2, 3], "row 1 holds 3. Set task.num_classes; indices begin at 0"),
+        ([0, -2], f"row 1 holds -2, which is not an index. {SET_COLUMN}"),
+        ([2, 3], "row 1 holds 3. Set task.num_classes; indices start at 0"),
         ([2, 2**64 - 1], "Set task.num_classes"),
     ],
 )
@@ -179,10 +179,10 @@ def test_classes_in_one_order_are_taken(train, test, named):
     [
         (WORDS, WORDS[::-1], "class 0 of column label to be a, as .*train.* in .*test.* it is j"),
         (WORDS, (*WORDS[:8], "j", "i"), "class 8 of column label to be i"),
-        (OWN, OWN[::-1], "class 0 .* to be airplane, as task=cifar10 .*test.* it is truck"),
-        (OWN[::-1], OWN[::-1], "class 0 .* as task=cifar10 .*train"),
-        (None, OWN[::-1], "class 0 .* as task=cifar10 .*test"),
-        (OWN, ("cat", *OWN[1:]), "class 0 .* to be airplane, as task=cifar10"),
+        (OWN, OWN[::-1], "class 0 .* to be airplane, as in task=cifar10.*test.* it is truck"),
+        (OWN[::-1], OWN[::-1], "class 0 .* as in task=cifar10.*train"),
+        (None, OWN[::-1], "class 0 .* as in task=cifar10.*test"),
+        (OWN, ("cat", *OWN[1:]), "class 0 .* to be airplane, as in task=cifar10"),
         (OWN, ("plane", *OWN[1:]), "class 0 .* to be airplane, as .*train"),
         (COUNT, COUNT[::-1], "class 0 of column label to be 0, as .*train.* it is 9"),
         (COUNT[::-1], COUNT, "class 0 of column label to be 9, as .*train.* it is 0"),
@@ -211,7 +211,7 @@ def test_a_text_task_keeps_its_own_order(task, conf, tmp_path, tiny_models, monk
         assert glue(**settings).fingerprint == fingerprint
     for names in (TEXTS[task][::-1], [f"class {k}" for k in range(len(TEXTS[task]))]):
         name_classes(metadata[splits[-1]], "label", names)
-        with pytest.raises(ConfigError, match=f"to be {TEXTS[task][0]}, as task={task} has it"):
+        with pytest.raises(ConfigError, match=f"to be {TEXTS[task][0]}, as in task={task}"):
             glue(**settings)
 
 

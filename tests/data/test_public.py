@@ -116,7 +116,7 @@ def test_digits_stand_for_images_of_another_source_but_not_for_the_digits_task()
     assert got.public.inputs.shape == (9, 3, 16, 16) and (got.public.targets == -1).all()
     assert got.public.inputs.float().mean((1, 2, 3)).std() > 1, "they differ from each other"
     assert int(got.public.inputs.max()) > 200, "the darkest pixels are near 255"
-    with pytest.raises(ConfigError, match="those of task=digits"):
+    with pytest.raises(ConfigError, match="images of task=digits"):
         scanned(task_of((1, 8, 8), "digits"), **settings("digits"))
 
 
@@ -195,7 +195,7 @@ def test_damage_is_named_in_one_line(hub_folder, damage, remedy):
 def test_what_a_method_takes_must_be_there():
     task = task_of((3, 16, 16))
     require(task, 0)
-    with pytest.raises(ConfigError, match="takes 8 public examples, and none are chosen"):
+    with pytest.raises(ConfigError, match="uses 8 public examples, but public=none"):
         require(task, 8)
     some = generated(task, **settings("shapes", size=8))
     require(some, 8)

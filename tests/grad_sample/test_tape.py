@@ -219,7 +219,7 @@ def test_the_first_layer_may_be_called_by_keyword_and_changed_in_place(kind, how
         torch.testing.assert_close(got[name], weight.grad)
 
 
-def test_a_tap_names_the_parameters_that_train_and_no_others():
+def test_layer_gradients_name_the_parameters_that_train_and_no_others():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
     assert set(taken(model, torch.randn(5, 3), ["0.bias", "2.weight"])) == {"0.bias", "2.weight"}
 

@@ -1,4 +1,4 @@
-"""Sparse DP-SGD: its step transcribed, the carrier that holds part of a gradient, its promises."""
+"""Sparse DP-SGD: its step transcribed, its masked per-example gradients, its guarantees."""
 
 import json
 
@@ -139,7 +139,7 @@ def test_with_matrices_alone_it_takes_their_part_of_a_joint_step():
     assert_same(step(model, make(0.3, train="matrices"), x, y).gradients, expected)
 
 
-# The carrier
+# MaskedGrads per-example gradients
 
 
 class Counting(LinearWeight):

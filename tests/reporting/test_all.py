@@ -128,7 +128,6 @@ def test_a_config_is_composed_once_and_again_where_what_decides_it_changes(
         return Configs(conf).compose(words) != before
 
     (conf / "method" / "another.yaml").write_text("name: another")
-    (conf / "recipe" / "cnn" / "another.yaml").write_text("# @package _global_")
     (conf / "artifact" / "rgp" / "table3.yaml").write_text("")
     assert not again()
     path = conf / "method" / "rgp.yaml"
@@ -138,6 +137,7 @@ def test_a_config_is_composed_once_and_again_where_what_decides_it_changes(
     path.write_text(text)
     assert again() and Configs(conf).compose(words) == first
     # A file that was looked for and not there decides too.
+    (conf / "scale" / "embedded").mkdir()
     (conf / "scale" / "embedded" / "rgp.yaml").write_text("# @package _global_\nepochs: 2\n")
     assert again() and Configs(conf).compose(words)["epochs"] == 2
     (conf / "scale" / "embedded" / "rgp.yaml").unlink()

@@ -110,7 +110,7 @@ def test_cells_with_the_same_config_run_once(conf, lab):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["eps=8"], "Expected eps to stay 2, as 'digits (for SVHN), DP-SGD, ε = 2' says"),
+        (["eps=8"], "Expected eps to stay 2, as in 'digits (for SVHN), DP-SGD, ε = 2'"),
         (["privacy.eps=1"], "Expected privacy.eps to stay 2"),
         (["method=lsg"], "Expected method to stay dpsgd"),
         (["++seed=5"], "Expected seed to stay 0"),

@@ -75,13 +75,13 @@ def test_runs_that_kept_predictions_of_the_same_data_are_paired(make):
     )
     fingerprint(made.values["plain", "eps2"], "other data")
     (found,) = claims.judge(made.artifact, made.values)
-    kinds = [comparison.found.kind for comparison in found.comparisons]
+    kinds = [comparison.estimate.kind for comparison in found.comparisons]
     assert kinds == [errors.UNPAIRED, errors.PAIRED]
     assert ", unpaired on 100 and 100 examples, 2 and 2 seeds" in found.sentence()
     fingerprint(made.values["plain", "eps2"], "data")
     made.values["plain", "eps2"].results[1]["data_fingerprint"] = "other data"  # of one seed
     (found,) = claims.judge(made.artifact, made.values)
-    assert found.comparisons[0].found.kind in (errors.UNPAIRED, errors.SEEDS)
+    assert found.comparisons[0].estimate.kind in (errors.UNPAIRED, errors.SEEDS)
 
 
 def test_runs_that_trained_on_other_data_are_paired_if_their_tests_are_the_same(make):
@@ -92,16 +92,16 @@ def test_runs_that_trained_on_other_data_are_paired_if_their_tests_are_the_same(
         for result in value.results:
             result["test_fingerprint"] = "tests"
     (found,) = claims.judge(made.artifact, made.values)
-    assert [one.found.kind for one in found.comparisons] == [errors.PAIRED] * 2
+    assert [one.estimate.kind for one in found.comparisons] == [errors.PAIRED] * 2
     for result in made.values["plain", "eps2"].results:
         result["test_fingerprint"] = "other tests"
     (found,) = claims.judge(made.artifact, made.values)
-    assert [one.found.kind for one in found.comparisons] == [errors.UNPAIRED, errors.PAIRED]
+    assert [one.estimate.kind for one in found.comparisons] == [errors.UNPAIRED, errors.PAIRED]
     for value in made.values.values():
         for seed, result in enumerate(value.results):
             result |= {"test_fingerprint": "tests", "data_fingerprint": f"seed {seed}"}
     (found,) = claims.judge(made.artifact, made.values)
-    assert [one.found.kind for one in found.comparisons] == [errors.PAIRED] * 2
+    assert [one.estimate.kind for one in found.comparisons] == [errors.PAIRED] * 2
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_predictions_that_do_not_give_the_number_are_not_taken(make, spoil):
     made = make(name="table9")
     keep(made, spoil)
     (found,) = claims.judge(made.artifact, made.values)
-    assert errors.PAIRED not in [comparison.found.kind for comparison in found.comparisons]
+    assert errors.PAIRED not in [comparison.estimate.kind for comparison in found.comparisons]
 
 
 def test_accuracies_without_predictions_have_the_size_of_their_test_set(make):
@@ -151,7 +151,7 @@ def test_what_others_had_of_a_test_set_is_not_counted(make, changes, size):
         for config in value.configs:
             config |= {"task": {"name": "cifar10"}, "method": {}, "public": {}} | changes
     (found,) = claims.judge(made.artifact, made.values)
-    counts = {comparison.found.num_examples for comparison in found.comparisons}
+    counts = {comparison.estimate.num_examples for comparison in found.comparisons}
     assert counts == {(size or 0, size or 0)}
 
 
@@ -161,12 +161,12 @@ def test_predictions_of_more_examples_than_the_test_set_has_are_not_taken(make):
     for value in made.values.values():
         fingerprint(value, "data")
     (found,) = claims.judge(made.artifact, made.values)
-    assert {comparison.found.kind for comparison in found.comparisons} == {errors.PAIRED}
+    assert {comparison.estimate.kind for comparison in found.comparisons} == {errors.PAIRED}
     for value in made.values.values():
         for config in value.configs:
             config["task"]["test_size"] = 100
     (found,) = claims.judge(made.artifact, made.values)
-    assert {comparison.found.kind for comparison in found.comparisons} == {errors.UNPAIRED}
+    assert {comparison.estimate.kind for comparison in found.comparisons} == {errors.UNPAIRED}
 
 
 def test_a_single_seed_says_so_and_without_an_error_nothing_is_clear(make):

@@ -238,7 +238,7 @@ def test_an_average_is_judged_on_the_test_examples_of_all_its_cells(made, conf):
     claim = Claim("better on average", ("better",), ("plain",), columns=("avg",))
     artifact = replace(shown.artifact, claims=(claim,))
     (alone,) = claims.judge(artifact, shown.values)
-    assert alone.comparisons[0].found.kind == errors.SEEDS
+    assert alone.comparisons[0].estimate.kind == errors.SEEDS
     for row in ("plain", "better"):
         for column in ("eps2", "eps4"):
             value = shown.values[row, column]
@@ -249,17 +249,17 @@ def test_an_average_is_judged_on_the_test_examples_of_all_its_cells(made, conf):
                 result["data_fingerprint"] = column
     (found,) = claims.judge(artifact, shown.values)
     (one,) = found.comparisons
-    assert one.found.kind == errors.PAIRED
-    assert one.found.num_examples == (300, 300)
-    assert one.found.difference == pytest.approx(alone.comparisons[0].found.difference)
+    assert one.estimate.kind == errors.PAIRED
+    assert one.estimate.num_examples == (300, 300)
+    assert one.estimate.difference == pytest.approx(alone.comparisons[0].estimate.difference)
     for result in shown.values["better", "eps4"].results:
         result["data_fingerprint"] = "eps2"  # no two columns of one test set count as two sets
     (same,) = claims.judge(artifact, shown.values)
-    assert same.comparisons[0].found.kind == errors.SEEDS
+    assert same.comparisons[0].estimate.kind == errors.SEEDS
     for result in shown.values["better", "eps4"].results:
         result.pop("data_fingerprint")
     (apart,) = claims.judge(artifact, shown.values)
-    assert apart.comparisons[0].found.kind == errors.UNPAIRED
+    assert apart.comparisons[0].estimate.kind == errors.UNPAIRED
 
 
 def test_an_average_is_there_only_where_all_cells_are(made, lab, conf):

@@ -1,8 +1,8 @@
-"""From an artifact to the value of every cell.
+"""Compute the value of every cell of an artifact.
 
-`cells` composes the runs that an artifact needs, `build` and `workers` run the missing ones through
-a callable, `plan` estimates their cost. `outcomes` looks up what became of each run, `readings`
-reads a run's number, curve or picture, and `values` aggregates them by cell.
+`cells` composes the runs that an artifact needs. `build` and `workers` execute the missing ones
+through a callable. `plan` estimates their cost. `outcomes` looks up each run's outcome, `readings`
+reads its number, curve or picture, and `values` aggregates these by cell.
 """
 
 from dpexp.reporting.collect.outcomes import (

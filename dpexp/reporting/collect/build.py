@@ -1,4 +1,4 @@
-"""Runs what is missing, goes on when a run fails, and keeps the reason."""
+"""Execute missing runs; if one fails, log the reason and continue."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from dpexp.reporting.collect.readings import metric
 from dpexp.types import ConfigError, MissingData, one_line
 
 Execute = Callable[[dict[str, Any]], Path]
-"""Does one run and returns its directory; raises ConfigError for the user's mistakes."""
+"""Executes one run and returns its directory; raises ConfigError for user errors."""
 
 WRONG = "wrong config: "
 BUSY = "busy: "
 PAUSE = 1.0
-"""Seconds until a run that another process is doing is looked up again."""
+"""Seconds between checks of a run that another process is executing."""
 
 Launch = Callable[[list[list[str]]], None]
-"""Does one run per list of overrides, on any machine, each by `attempt`."""
+"""Executes one run per list of overrides with `attempt`, on any machine."""
 
 
 def save(path: Path, content: str | bytes) -> None:
-    """Write a file atomically, and make its folder.
+    """Write a file atomically; create its folder.
 
     Raises:
-        RecordError: if the disk is full or the folder can't be written; the old file survives.
+        RecordError: the disk is full or the folder can't be written; the old file survives.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,11 +49,11 @@ def save(path: Path, content: str | bytes) -> None:
 
 
 def attempt(config: dict[str, Any], run_id: str, execute: Execute, results: Path) -> str:
-    """Do one run; if it fails, write the reason to its log, where `outcomes.outcome` reads it.
+    """Execute one run; if it fails, write the reason to the log that `outcomes.outcome` reads.
 
     Returns:
-        "" or the first line of the reason. For a run that another process is doing, `BUSY` and
-        which process; no log is written.
+        "" or the first line of the reason. If another process is executing the run, `BUSY` and the
+        name of that process; no log is written then.
     """
     log = log_path(results, config, run_id)
     try:
@@ -75,7 +75,7 @@ def attempt(config: dict[str, Any], run_id: str, execute: Execute, results: Path
 
 
 def mistake(item: Outcome) -> str:
-    """Return the user's mistake in a failed run's log; "" if the log holds a traceback."""
+    """Return the user error in a failed run's log; "" if the log holds a traceback."""
     if item.status != FAILED:
         return ""
     first = Path(item.detail).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
@@ -83,13 +83,13 @@ def mistake(item: Outcome) -> str:
 
 
 def missing(outcomes: Iterable[Outcome]) -> list[Job]:
-    """Return the runs to do, each config once; failed ones are tried again."""
-    again = (NOT_RUN, NO_DATA, FAILED)
-    return list({o.job.run_id: o.job for o in outcomes if o.status in again}.values())
+    """Return the runs to execute, each config once; failed ones are retried."""
+    retried = (NOT_RUN, NO_DATA, FAILED)
+    return list({o.job.run_id: o.job for o in outcomes if o.status in retried}.values())
 
 
 class Report:
-    """Prints how each run ended, and remembers which data are missing."""
+    """Prints how each run ended, and keeps track of missing data."""
 
     def __init__(
         self,
@@ -98,14 +98,14 @@ class Report:
         say: Callable[[str], None] = print,
         stop_at_mistake: bool = False,
     ) -> None:
-        """Start with none of `total` runs done.
+        """Start a report of `total` runs.
 
         Args:
-            total: how many runs there are.
+            total: number of runs.
             results: the results folder.
-            say: takes one line a run.
-            stop_at_mistake: whether the first refused config ends the build; so it should where
-                the user's overrides go to every cell.
+            say: prints a line, one per run.
+            stop_at_mistake: whether the first refused config ends the build; set it if the user's
+                overrides apply to every cell.
         """
         self._total, self._results, self._say = total, results, say
         self._stop_at_mistake = stop_at_mistake
@@ -113,24 +113,24 @@ class Report:
         self._absent: dict[str, str] = {}
 
     def is_hopeless(self, job: Job) -> bool:
-        """Return whether a run lacks what another lacked; if so, log and report it."""
+        """Return whether a run lacks the same data as an earlier one; if so, log and report it."""
         config = job.config or {}
-        known = self._absent.get(sources(config))
-        if known is None:
+        reason = self._absent.get(sources(config))
+        if reason is None:
             return False
-        attempt(config, job.run_id, _refuse(known), self._results)
-        self._tell(job, f"{NO_DATA}, as above", 0.0)
+        attempt(config, job.run_id, _refuse(reason), self._results)
+        self._print(job, f"{NO_DATA}, as above", 0.0)
         return True
 
     def ended(self, job: Job, reason: str, seconds: float) -> None:
-        """Report what `attempt` returned; raises ConfigError at a mistake that ends the build."""
+        """Report the result of `attempt`; raise ConfigError if a user error ends the build."""
         if self._stop_at_mistake and reason.startswith(WRONG):
             raise ConfigError(reason.removeprefix(WRONG))
         if reason.startswith(NO_DATA):
             self._absent[sources(job.config or {})] = reason.removeprefix(f"{NO_DATA}: ")
-        self._tell(job, reason or _shown(job, self._results), seconds)
+        self._print(job, reason or _shown(job, self._results), seconds)
 
-    def _tell(self, job: Job, end: str, seconds: float) -> None:
+    def _print(self, job: Job, end: str, seconds: float) -> None:
         self._number += 1
         count = f"[{self._number:{len(str(self._total))}}/{self._total}]"
         self._say(f"{count} {job.name}, seed {job.seed}: {end} ({duration(seconds)})")
@@ -143,9 +143,9 @@ def run_missing(
     say: Callable[[str], None] = print,
     stop_at_mistake: bool = False,
 ) -> None:
-    """Do the runs that `missing` returned in this process, one after another.
+    """Execute the runs that `missing` returned one after another, in this process.
 
-    A run that another process is doing is left to it, and looked up once it has ended.
+    A run that another process is executing is left to it, and looked up once it has ended.
 
     Args:
         jobs: the runs.
@@ -155,7 +155,7 @@ def run_missing(
         stop_at_mistake: see `Report`.
 
     Raises:
-        ConfigError: for the first refused config, if `stop_at_mistake`.
+        ConfigError: the first refused config, if `stop_at_mistake`.
     """
     report = Report(len(jobs), results, say, stop_at_mistake)
     while jobs:
@@ -173,13 +173,13 @@ def run_missing(
 
 
 def sources(config: dict[str, Any]) -> str:
-    """Return a key of the data and model a config needs; runs that share it lack the same."""
+    """Return a key of the data and model a config needs; equal keys lack the same data."""
     return repr((config["task"], config["model"]))
 
 
-def _refuse(sentence: str) -> Execute:
+def _refuse(reason: str) -> Execute:
     def execute(config: dict[str, Any]) -> Path:
-        raise MissingData(sentence)
+        raise MissingData(reason)
 
     return execute
 
@@ -187,21 +187,21 @@ def _refuse(sentence: str) -> Execute:
 def launch_missing(
     jobs: Sequence[Job], launch: Launch, results: Path, say: Callable[[str], None] = print
 ) -> None:
-    """Hand all runs to a launcher at once; their outcomes are then read from disk.
+    """Submit all runs to a launcher at once; their outcomes are then read from disk.
 
-    Runs that another launcher is doing are waited for.
+    Wait for runs that another launcher is executing.
     """
-    say(f"handing {len(jobs)} runs to the launcher")
+    say(f"submitting {len(jobs)} runs to the launcher")
     launch([list(job.overrides) for job in jobs])
     while any(records.is_held(results, job.config or {}) for job in jobs):
         time.sleep(PAUSE)
 
 
 def _shown(job: Job, results: Path) -> str:
-    found = outcome(job, results)
-    if found.status != "done":
-        return REFUSED if found.status == REFUSED else "no record was left"
-    return f"{metric(found.result or {}, job.metric):.2f}"
+    ended = outcome(job, results)
+    if ended.status != "done":
+        return REFUSED if ended.status == REFUSED else "no record was written"
+    return f"{metric(ended.result or {}, job.metric):.2f}"
 
 
 def duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ from dpexp.reporting.schema.artifact import Artifact, Column, Key, Profile, Row,
 from dpexp.types import setting_at
 
 Compose = Callable[[list[str]], dict[str, Any]]
-"""Turns Hydra overrides into a plain, resolved config; raises ConfigError for a wrong one."""
+"""Composes Hydra overrides to a plain, resolved config; raises ConfigError for an invalid one."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,15 @@ class Job:
 
     Attributes:
         cell: the row's and the column's key.
-        name: the cell as the reader sees it.
-        metric: the numbers of the record whose mean the cell holds.
-        seed: which of the profile's seeds.
-        overrides: all of Hydra's overrides, the user's last.
+        name: of the cell, for readers.
+        metric: names of the record's numbers whose mean the cell holds.
+        seed: one of the profile's seeds.
+        overrides: all Hydra overrides, the user's last.
         config: the composed config; None if the cell can't be composed.
-        run_id: the name of its run directory; "" without a config.
-        not_built: what it needs that the suite doesn't have, such as "method=powersgd".
+        run_id: name of its run directory; "" without a config.
+        not_built: override with an option that the suite lacks, such as "method=powersgd".
         contradicts: how the user's overrides contradict the cell's row or column; "" if they don't.
-        choice: the point of the row's grid chosen for it; None if none was.
+        choice: the chosen point of the row's grid; None if none was chosen.
     """
 
     cell: Key
@@ -47,7 +47,7 @@ class Job:
 
 
 def profile_of(artifact: Artifact, name: str) -> Profile:
-    """Return an artifact's profile; raises ConfigError if it has none of that name."""
+    """Return an artifact's profile; raise ConfigError if it has none of that name."""
     if name not in artifact.profiles:
         raise unknown(f"profile of {artifact.name}", name, artifact.profiles)
     return artifact.profiles[name]
@@ -59,15 +59,15 @@ def relabel(heading: Row | Column, profile: Profile) -> tuple[str, ...]:
 
 
 def is_skipped(artifact: Artifact, profile: Profile, row: Row, column: Column) -> bool:
-    """Return whether a profile skips a cell; a level line needs one point of its panel."""
+    """Return whether a profile skips a cell; a level line needs only one point of its panel."""
     columns = artifact.panel_of(column) if row.regardless_of else (column,)
     return bool(profile.why_skipped(row)) or all(map(profile.why_skipped, columns))
 
 
 def cell_name(row: Row, column: Column, profile: Profile) -> str:
-    """Return a cell's name for the reader: the labels of its row and column under a profile.
+    """Return a cell's name for readers: the labels of its row and column under a profile.
 
-    A level line's name has no x.
+    The name of a level line has no x.
     """
     words = relabel(column, profile)
     is_level = row.regardless_of and column.x is not None
@@ -85,8 +85,8 @@ def expand(
     """Return every run of an artifact, all cells of the first seed first.
 
     In this order an interrupted build leaves a full table of one seed, not a few rows of all seeds.
-    There is no run for cells that the profile skips, for columns of words, or for a level line's
-    cells after its first.
+    Cells that the profile skips, columns of words, and a level line's cells after its first have no
+    run.
 
     Args:
         artifact: the artifact.
@@ -94,7 +94,7 @@ def expand(
         compose: see `Compose`.
         conf: the folder of config groups; a cell whose `group=option` has no file there is "not
             built".
-        user: overrides to apply after the cell's own.
+        user: overrides to apply after the cell's.
         seeds: replace the profile's.
 
     Raises:
@@ -144,10 +144,10 @@ def _jobs(
     point = choice.overrides if choice else ()
     chosen = [*said_of(row, column, changes), *point]
     name = cell_name(row, column, changes)
-    own = words_of(row, column, changes, point)
+    of_cell = words_of(row, column, changes, point)
     metric = artifact.metric_of(row, column)
-    words = [(f"profile={profile}", *own, f"seed={seed}", *user) for seed in seeds]
-    absent = next((word for word in own if _is_absent(word, conf)), "")
+    words = [(f"profile={profile}", *of_cell, f"seed={seed}", *user) for seed in seeds]
+    absent = next((word for word in of_cell if _is_absent(word, conf)), "")
     if absent:
         return [
             Job(key, name, metric, seed, overrides, not_built=absent, choice=choice)
@@ -189,7 +189,7 @@ def words_of(row: Row, column: Column, profile: Profile, point: Sequence[str] = 
 
 
 def choices_of(jobs: Iterable[Job]) -> dict[Key, tuned.Choice]:
-    """Return what was chosen for the cells of these runs."""
+    """Return the chosen grid points of these runs' cells."""
     return {job.cell: job.choice for job in jobs if job.choice}
 
 
@@ -200,23 +200,23 @@ def _contradiction(
 
     Args:
         name: the cell's name.
-        chosen: what row and column set.
+        chosen: overrides of row and column.
         composed: the cell's config.
         without: the same without the user's overrides.
     """
     keys = [word.lstrip("+~").partition("=")[0] for word in chosen]
-    fed = [f"privacy.{key}" for key in keys if key in without["privacy"]]
-    for key in (*keys, *fed, "profile", "seed"):
-        wanted, found = _at(without, key), _at(composed, key)
-        if wanted != found:
+    derived = [f"privacy.{key}" for key in keys if key in without["privacy"]]
+    for key in (*keys, *derived, "profile", "seed"):
+        expected, actual = _setting(without, key), _setting(composed, key)
+        if expected != actual:
             return (
-                f"Expected {key} to stay {wanted}, as '{name}' says; the overrides make it "
-                f"{found}. Leave that out, or use run.py."
+                f"Expected {key} to stay {expected}, as in '{name}'; the overrides set it to "
+                f"{actual}. Remove that override, or use run.py."
             )
     return ""
 
 
-def _at(config: dict[str, Any], key: str) -> Any:
+def _setting(config: dict[str, Any], key: str) -> Any:
     """Return a setting's value, or the chosen option of a group; None if there is none."""
     value = setting_at(config, key)
     return value.get("name", sorted(value)) if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""What became of each run: its record, or the reason why there is none."""
+"""Outcomes of runs: the record, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dpexp.reporting.collect.cells import Job
 DONE = "done"
 NOT_RUN, NOT_BUILT, NO_DATA, FAILED = "not run", "not built", "no data", "failed"
 REFUSED = "refused"
-"""A run whose certificate does not hold when it is recomputed."""
+"""A run whose certificate failed verification."""
 TRUSTED = "taken on trust: "
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one run.
+    """The outcome of one run.
 
     Attributes:
         job: the run.
@@ -28,7 +28,7 @@ class Outcome:
         detail: for a run that isn't done, a sentence or the path of its log.
         result, privacy: the record's result.json and privacy.json; None unless done.
         directory: the record's; None unless done.
-        trusted: what verification takes on trust, in words.
+        trusted: descriptions of what verification could not check.
     """
 
     job: Job
@@ -41,22 +41,22 @@ class Outcome:
 
 
 def log_path(results: Path, config: Mapping[str, Any], run_id: str) -> Path:
-    """Return where a failed run leaves its log."""
+    """Return the path of a failed run's log."""
     return results / config["profile"]["name"] / "logs" / f"{run_id}.log"
 
 
 def outcome(job: Job, results: Path) -> Outcome:
-    """Look a run up and recompute its certificate; nothing is run."""
+    """Look up a run and verify its certificate; nothing is executed."""
     if job.config is None:
         return Outcome(job, NOT_BUILT, job.not_built)
-    if job.contradicts:  # the run is not the one that the cell names
+    if job.contradicts:  # the overrides make it another run than the cell's
         return Outcome(job, NOT_RUN)
     record = records.find(results, job.config)
     if record is not None:
-        found = verify_record(record)
-        if found.findings:
-            return Outcome(job, REFUSED, f"{record.directory}: {'; '.join(found.findings)}")
-        trusted = tuple(f"{TRUSTED}{word}" for word in found.trusted)
+        verified = verify_record(record)
+        if verified.findings:
+            return Outcome(job, REFUSED, f"{record.directory}: {'; '.join(verified.findings)}")
+        trusted = tuple(f"{TRUSTED}{word}" for word in verified.trusted)
         return Outcome(job, DONE, "", record.result, record.privacy, record.directory, trusted)
     if why := records.damage(records.locate(results, job.config)):
         return Outcome(job, NOT_RUN, f"the record {job.run_id} is damaged: {why}")

@@ -1,4 +1,4 @@
-"""What one run shows in a cell (a number, a curve or a picture), and the mean of several."""
+"""Load a cell's value (a number, a curve or a picture) from a run; aggregate over seeds."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Reading = float | tuple[np.ndarray, np.ndarray] | np.ndarray
 """A number, x and y of a curve (both [n]), or a picture [rows, columns]."""
 
 SAME_X = "{:.9g}"
-"""Digits to which the x of two seeds have to agree."""
+"""Format to which the x of two seeds must agree."""
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The mean of several seeds' curves, on the x that all of them have.
+    """The mean of several seeds' curves, on their common x.
 
     Attributes:
         x: [n], ascending.
         mean: [n], over the seeds.
         std: [n], ddof 1; None with a single seed.
-        num_seeds: how many.
+        num_seeds: number of seeds.
     """
 
     x: np.ndarray
@@ -41,15 +41,14 @@ class Curve:
 def read(
     directory: Path, result: Mapping[str, Any], artifact: Artifact, row: Row, column: Column
 ) -> Reading:
-    """Return what a finished run shows in a cell; the mean of several metrics.
+    """Return a finished run's value in a cell; with several metrics, their mean.
 
     Raises:
-        records.NoSeries: the run recorded nothing under that name.
+        records.NoSeries: the run did not record the metric.
     """
     names = artifact.metric_of(row, column)
     if artifact.kind == CURVES:
-        drawn = [records.series(directory, name, artifact.figure.x) for name in names]
-        joined = join(drawn)
+        joined = join([records.series(directory, name, artifact.figure.x) for name in names])
         return joined.x, joined.mean
     if artifact.kind == MAPS:
         return pictures_mean([records.picture(directory, name) for name in names])
@@ -57,22 +56,22 @@ def read(
 
 
 def numbers(result: Mapping[str, Any], names: Sequence[str]) -> list[float]:
-    """Return the named numbers that a result.json has.
+    """Return those of the named numbers that a result.json has.
 
-    A paper's task may have two test sets where the task that stands in for it has one.
+    Some may be missing: a paper's task may have two test sets, and its replacement only one.
 
     Raises:
         records.NoSeries: it has none of them.
     """
-    given = [result.get(name) for name in names]
-    found = [v for v in given if isinstance(v, int | float) and not isinstance(v, bool)]
-    if not found:
+    entries = [result.get(name) for name in names]
+    present = [v for v in entries if isinstance(v, int | float) and not isinstance(v, bool)]
+    if not present:
         raise records.NoSeries(f"no such number: {' or '.join(names)}")
-    return [float(number) for number in found]
+    return [float(number) for number in present]
 
 
 def metric(result: Mapping[str, Any], names: Sequence[str]) -> float:
-    """Return the number to report for a finished run: the named ones' mean, else its main one."""
+    """Return a finished run's number to report: the mean of the named ones, else its metric."""
     try:
         return statistics.fmean(numbers(result, names))
     except records.NoSeries:
@@ -80,7 +79,7 @@ def metric(result: Mapping[str, Any], names: Sequence[str]) -> float:
 
 
 def join(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve:
-    """Average curves on the x that all of them have.
+    """Return the mean of curves on their common x.
 
     Raises:
         records.NoSeries: they have no x in common.
@@ -95,7 +94,7 @@ def join(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve:
 
 
 def pictures_mean(pictures: Sequence[np.ndarray]) -> np.ndarray:
-    """Average pictures of one shape.
+    """Return the mean of pictures of equal shape.
 
     Raises:
         records.NoSeries: their shapes differ.
@@ -113,7 +112,7 @@ def reduced(reading: Reading, how: str) -> float:
     values = np.asarray(reading[1] if isinstance(reading, tuple) else reading)
     if how in ("mean", "min", "max"):
         values = values[np.isfinite(values)]
-    if not values.size:  # such as a run that diverged before it was looked at
+    if not values.size:  # e.g. a run that diverged before its first observation
         return math.nan
     if how == "last":
         return float(values.flat[-1])

@@ -1,4 +1,4 @@
-"""The value of every cell: mean, spread and count, or the reason why there is none."""
+"""The value of every cell: mean, standard deviation and count, or why there is none."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SKIPPED = "not run here"
 WORDS = "words"
 """A cell of a column of words."""
 DIVERGED = "training diverged: outputs that are not finite count as wrong"
-"""A run whose model gave such outputs on its test set."""
+"""Printed for a run whose model gave such outputs on its test set."""
 _WORST_FIRST = (REFUSED, FAILED, NO_DATA, NOT_BUILT, NOT_RUN)
 
 
@@ -55,22 +55,21 @@ class Value:
         details: sentences on the runs that failed or have no data, each once.
         mean, std: over the finished seeds; for a curve, at its end. std (ddof 1) is None with fewer
             than two seeds, and both are None for a picture.
-        num_seeds: how many seeds are finished.
-        asked: how many there should be.
+        num_seeds: number of finished seeds.
+        asked: number of seeds requested.
         published: the paper's value, or None.
-        published_std: the standard deviation printed beside it, or None.
-        epsilon, noise_multiplier: the largest over the seeds; None where nothing private was
-            released.
-        papers_multiplier: the multiplier that the paper's own accountant gives for these settings.
-        deviations: what the certificates admit, and what is taken on trust, each once.
+        published_std: the paper's standard deviation, or None.
+        epsilon, noise_multiplier: the largest over the seeds; None if the runs are not private.
+        papers_multiplier: the noise multiplier by the paper's accountant for these settings.
+        deviations: the certificates' deviations, and what verification could not check, each once.
         run_ids: of the finished runs.
         curve: in a figure of curves, over the finished seeds.
         picture: in a figure of maps, [rows, columns], the mean over the finished seeds.
         text: in a column of words.
-        readings, results: what each finished seed shows, and its result.json; claims compare these.
-        directories, configs: where each seed's record lies, and its config.
-        metric: the numbers of result.json that it is the mean of.
-        parts: for a mean of several cells, these cells over the seeds that all of them have.
+        readings, results: each finished seed's value and its result.json; claims compare these.
+        directories, configs: each finished seed's record directory and config.
+        metric: names of the result.json numbers that are averaged.
+        parts: for a mean of several cells, these cells over their common seeds.
     """
 
     cell: Key
@@ -99,7 +98,7 @@ class Value:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is something to show."""
+        """Whether there is a value to show."""
         return self.status in (DONE, WORDS)
 
     @property
@@ -118,12 +117,12 @@ def collect(artifact: Artifact, outcomes: Iterable[Outcome]) -> dict[Key, Value]
     values = {}
     for row in artifact.rows:
         for column in artifact.columns:
-            cell, shown = (row.key, column.key), (row.key, artifact.run_column(row, column).key)
+            cell, source = (row.key, column.key), (row.key, artifact.run_column(row, column).key)
             if column.words:
                 values[cell] = Value(cell, WORDS, text=column.words.get(row.key, ""))
                 continue
-            published = artifact.published.get(cell) or artifact.published.get(shown)
-            value = _value(artifact, row, column, by_cell.get(shown, []))
+            published = artifact.published.get(cell) or artifact.published.get(source)
+            value = _value(artifact, row, column, by_cell.get(source, []))
             values[cell] = _beside(value, published)
         if artifact.average is not None:
             cell = (row.key, artifact.average.key)
@@ -205,16 +204,16 @@ def _summed_up(value: Value, kind: str) -> Value:
 
 
 def _worst(statuses: Iterable[str]) -> str:
-    """Return the most informative status; a number that a record lacks comes first."""
+    """Return the most informative status; a missing number or series comes first."""
     statuses = list(statuses)
-    lacks = [status for status in statuses if status not in _WORST_FIRST]
-    return (lacks or [status for status in _WORST_FIRST if status in statuses])[0]
+    missing = [status for status in statuses if status not in _WORST_FIRST]
+    return (missing or [status for status in _WORST_FIRST if status in statuses])[0]
 
 
 def _average(
     artifact: Artifact, row: Row, cells: Sequence[tuple[Column, Sequence[Outcome]]]
 ) -> Value:
-    """Return a row's mean over the seeds that all its cells have; each number counts once."""
+    """Return a row's mean over its cells' common seeds; each number counts once."""
     by_seed: dict[int, list[Outcome]] = {}
     for item in (item for _, items in cells for item in items):
         by_seed.setdefault(item.job.seed, []).append(item)
@@ -222,8 +221,8 @@ def _average(
     for seed, items in by_seed.items():
         if len(items) == len(cells) and all(item.status == DONE for item in items):
             with suppress(records.NoSeries):
-                found = [numbers(item.result or {}, item.job.metric) for item in items]
-                means[seed] = statistics.fmean(number for some in found for number in some)
+                by_item = [numbers(item.result or {}, item.job.metric) for item in items]
+                means[seed] = statistics.fmean(number for part in by_item for number in part)
     mean, std = mean_and_std(list(means.values()))
     cell = (row.key, artifact.average.key if artifact.average else "")
     value = Value(
@@ -243,17 +242,17 @@ def _average(
 
 
 def _detail(item: Outcome) -> str:
-    """Return an outcome's detail with paths relative to here, since tables are passed on."""
+    """Return an outcome's detail with paths relative to the working directory."""
     detail = f"see {item.detail}" if item.status == FAILED else item.detail
     return clean(detail.replace(f"{Path.cwd()}{os.sep}", ""))
 
 
 def epsilon(privacy: Mapping[str, Any]) -> float | None:
     """Return the certified epsilon: PRV's if there is one, else the largest stated."""
-    given = privacy.get("epsilon")
-    if isinstance(given, dict):
-        given = given.get("prv") or _largest(given.values())
-    return _largest([given])
+    stated = privacy.get("epsilon")
+    if isinstance(stated, dict):
+        stated = stated.get("prv") or _largest(stated.values())
+    return _largest([stated])
 
 
 def _largest(values: Iterable[Any]) -> float | None:

@@ -1,4 +1,4 @@
-"""Worker processes that do runs side by side; if one dies, only its own run is lost."""
+"""Execute runs in parallel worker processes; if one dies, only its run is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpexp.reporting.collect import build
 from dpexp.reporting.collect.cells import Job
 from dpexp.reporting.collect.outcomes import log_path
 
-DIED = "the process died, code {code}: killed from outside, or for want of memory"
+DIED = "the process died, code {code}: killed, or out of memory"
 
 
 class Worker:
@@ -29,10 +29,10 @@ class Worker:
             results: the results folder.
         """
         spawn = multiprocessing.get_context("spawn")
-        self.pipe, other = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(other, execute, results), daemon=False)
+        self.pipe, child = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(child, execute, results), daemon=False)
         self._process.start()
-        other.close()  # the pipe then ends with the process
+        child.close()  # so that the pipe closes when the process ends
 
     def begin(self, job: Job) -> None:
         """Start a run."""
@@ -40,7 +40,7 @@ class Worker:
             self.pipe.send((job.config, job.run_id))
 
     def finish(self) -> str | None:
-        """Wait for the run's end; return what `build.attempt` did, None if the process died."""
+        """Wait for the run's end; return `build.attempt`'s result, or None if the process died."""
         try:
             return self.pipe.recv()
         except (EOFError, ConnectionError):
@@ -49,13 +49,13 @@ class Worker:
 
     @property
     def code(self) -> int | None:
-        """The exit code of the process; None while it lives."""
+        """The exit code of the process; None while it is running."""
         return self._process.exitcode
 
     def stop(self, at_once: bool) -> None:
         """End the process: let an idle one exit, terminate a busy one.
 
-        No record is lost: a run's files are complete at any moment, and it can be resumed.
+        No record is lost: a run's files are always complete, and it can be resumed.
         """
         self.pipe.close()
         if at_once:
@@ -64,8 +64,8 @@ class Worker:
 
 
 def _serve(pipe: Connection, execute: build.Execute, results: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and ends this process
-    with suppress(EOFError, ConnectionError):  # the parent is gone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends this process
+    with suppress(EOFError, ConnectionError):  # the parent has ended
         while True:
             config, run_id = pipe.recv()
             pipe.send(build.attempt(config, run_id, execute, results))
@@ -79,15 +79,15 @@ def side_by_side(
     num_workers: int,
     num_threads: int,
 ) -> None:
-    """Do the runs that `build.missing` returned in worker processes, started in order.
+    """Execute the runs that `build.missing` returned in worker processes, started in order.
 
-    A run that another process is doing is left to it, and looked up once it has ended.
+    A run that another process is executing is left to it, and looked up once it has ended.
 
     Args:
         jobs: the runs.
         execute: see `build.Execute`; importable by name.
         results: the results folder.
-        report: is told how each run ended.
+        report: prints how each run ended.
         num_workers: >= 1.
         num_threads: torch's threads in each, >= 1; OMP_NUM_THREADS takes precedence.
 
@@ -95,19 +95,19 @@ def side_by_side(
         ConfigError: see `build.Report`.
     """
     queue, busy = list(reversed(jobs)), []
-    at_work: dict[Connection, tuple[Worker, Job, float]] = {}
+    running: dict[Connection, tuple[Worker, Job, float]] = {}
     with _threads(num_threads):
         idle = [Worker(execute, results) for _ in range(min(num_workers, len(jobs)))]
         try:
-            while queue or at_work:
+            while queue or running:
                 while idle and queue:
                     job = queue.pop()
                     if not report.is_hopeless(job):
                         worker = idle.pop()
                         worker.begin(job)
-                        at_work[worker.pipe] = worker, job, time.perf_counter()
-                for pipe in wait(list(at_work)) if at_work else ():
-                    worker, job, began = at_work.pop(pipe)
+                        running[worker.pipe] = worker, job, time.perf_counter()
+                for pipe in wait(list(running)) if running else ():
+                    worker, job, start = running.pop(pipe)
                     reason = worker.finish()
                     if reason is None:
                         reason = DIED.format(code=worker.code)
@@ -117,12 +117,12 @@ def side_by_side(
                     if reason.startswith(build.BUSY):
                         busy.append(job)
                     else:
-                        report.ended(job, reason, time.perf_counter() - began)
+                        report.ended(job, reason, time.perf_counter() - start)
                 if busy and not queue:
                     time.sleep(build.PAUSE)
                     queue, busy = busy, []
         finally:
-            for worker, _, _ in at_work.values():
+            for worker, _, _ in running.values():
                 worker.stop(at_once=True)
             for worker in idle:
                 worker.stop(at_once=False)
@@ -130,7 +130,7 @@ def side_by_side(
 
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
-    """Set OMP_NUM_THREADS for processes that start meanwhile, unless it is set."""
+    """Set OMP_NUM_THREADS for processes started within the block, unless it is set."""
     if "OMP_NUM_THREADS" in os.environ:
         yield
         return

@@ -1,5 +1,5 @@
-"""What the values say about the paper's claims, and about its published values.
+"""Judge the paper's claims and published values by the measured values.
 
-`sides` takes the two sides of a comparison from cells, `errors` estimates their difference and its
-error, `claims` judges each claim, `verdict` sums up the artifact.
+`sides` reads the two sides of a comparison from cells, `errors` estimates their difference and its
+error, `claims` judges each claim, `verdict` summarises the artifact.
 """

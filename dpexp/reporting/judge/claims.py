@@ -1,7 +1,7 @@
-"""Judges a paper's claims by the measured cells and the errors of their differences.
+"""Judge a paper's claims by the measured cells and the errors of their differences.
 
 A comparison holds if the lower bound of above minus below exceeds the claim's margin. It is refuted
-if the upper bound lies below the margin, and unclear otherwise. Each bound is one-sided at 2.5 %. A
+if the upper bound is below the margin, and unclear otherwise. Each bound is one-sided at 2.5 %. A
 claim holds only if every comparison does, which needs no correction. It does not hold if any
 comparison is refuted. With many comparisons one is more likely to be refuted by chance, so the
 upper bounds are at 2.5 % divided by their number (Bonferroni).
@@ -20,7 +20,7 @@ from dpexp.reporting.schema.artifact import Artifact, Claim, Key
 
 HOLDS, FAILS, UNCLEAR, NOT_RUN = "holds", "does not hold", "unclear", "not run"
 SO_FAR = " so far"
-"""Appended to the verdict where some comparisons are not run."""
+"""Appended to the verdict if some comparisons are not run."""
 EXPLAINED = (
     "In brackets: the 95 % interval of the difference, by seeds and test examples, its upper end "
     "corrected for the number of comparisons. A comparison holds where the interval lies above "
@@ -37,14 +37,14 @@ class Comparison:
 
     Attributes:
         above, below: the two sides, each a cell's keys or a number.
-        found: above minus below with its error; None if either side is missing.
-        low, high: the bounds of the difference; infinite where its error is unknown.
+        estimate: above minus below with its error; None if either side is missing.
+        low, high: the bounds of the difference; infinite if its error is unknown.
         verdict: one of the four above.
     """
 
     above: Key | float
     below: Key | float
-    found: Estimate | None
+    estimate: Estimate | None
     low: float
     high: float
     verdict: str
@@ -52,38 +52,38 @@ class Comparison:
     @property
     def difference(self) -> float | None:
         """Above minus below; None if either side is missing."""
-        return None if self.found is None else self.found.difference
+        return None if self.estimate is None else self.estimate.difference
 
     @property
     def error(self) -> float | None:
         """The standard error of the difference; None if it is unknown."""
-        return None if self.found is None else self.found.error
+        return None if self.estimate is None else self.estimate.error
 
     def words(self, decimals: int) -> str:
-        """Return the estimate, its interval, and how many seeds and examples it rests on."""
-        if self.found is None:
+        """Return the estimate, its interval, and its numbers of seeds and examples."""
+        if self.estimate is None:
             return NOT_RUN
-        told = f"{self.found.difference:+.{decimals}f}"
-        if self.found.error is not None:
-            told += f" ({self.low:+.{decimals}f} to {self.high:+.{decimals}f})"
-        return f"{told}, {_basis(self.found)}"
+        text = f"{self.estimate.difference:+.{decimals}f}"
+        if self.estimate.error is not None:
+            text += f" ({self.low:+.{decimals}f} to {self.high:+.{decimals}f})"
+        return f"{text}, {_basis(self.estimate)}"
 
 
-def _basis(found: Estimate) -> str:
-    seeds = [str(n) for n in found.num_seeds if n]
+def _basis(estimate: Estimate) -> str:
+    seeds = [str(n) for n in estimate.num_seeds if n]
     parts = [f"{' and '.join(seeds)} seed{'' if seeds == ['1'] else 's'}"]
-    counts = [f"{n:,}" for n in found.num_examples if n]
-    if found.kind == errors.PAIRED:
+    counts = [f"{n:,}" for n in estimate.num_examples if n]
+    if estimate.kind == errors.PAIRED:
         parts.insert(0, f"paired on {counts[0]} examples")
     elif counts:
-        unpaired = "unpaired " if found.kind == errors.UNPAIRED else ""
+        unpaired = "unpaired " if estimate.kind == errors.UNPAIRED else ""
         parts.insert(0, f"{unpaired}on {' and '.join(counts)} examples")
-    elif found.error is not None:
+    elif estimate.error is not None:
         parts[0] = f"by {parts[0]} alone"
-    if found.error is None:
-        why = "a single seed" if found.lacks_seeds else "the seeds are equal"
+    if estimate.error is None:
+        why = "a single seed" if estimate.lacks_seeds else "the seeds are equal"
         parts.append(f"no error is known: {why}")
-    elif found.lacks_seeds:
+    elif estimate.lacks_seeds:
         parts.append("the spread of seeds is unknown")
     return ", ".join(parts)
 
@@ -93,10 +93,10 @@ class Verdict:
     """A claim and its verdict.
 
     Attributes:
-        claim: the claim as the YAML states it.
+        claim: as in the YAML.
         verdict: the worst of the comparisons' verdicts.
         comparisons: one for each pair; two for a pair that should be alike.
-        decimals: of the printed differences: the most that a compared cell has.
+        decimals: of the printed differences, the most of any compared cell.
     """
 
     claim: Claim
@@ -106,7 +106,7 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """The verdict, with "so far" where some comparisons are not run."""
+        """The verdict, with "so far" if some comparisons are not run."""
         done = sum(c.verdict != NOT_RUN for c in self.comparisons)
         return f"{self.verdict}{SO_FAR}" if 0 < done < len(self.comparisons) else self.verdict
 
@@ -116,12 +116,12 @@ class Verdict:
         The decisive one is the comparison with the smallest difference among those with the worst
         verdict.
         """
-        done = [c for c in self.comparisons if c.found is not None]
+        done = [c for c in self.comparisons if c.estimate is not None]
         if not done:
             return NOT_RUN
         count = sum(c.verdict == HOLDS for c in done)
         least = min(
-            (c for c in done if c.verdict == self.verdict), key=lambda c: c.found.difference
+            (c for c in done if c.verdict == self.verdict), key=lambda c: c.estimate.difference
         )
         parts = [f"it holds in {count} of {len(self.comparisons)} comparisons"]
         if len(done) < len(self.comparisons):
@@ -144,20 +144,21 @@ def _judge(claim: Claim, artifact: Artifact, values: Mapping[Key, Value]) -> Ver
     pairs = claim.pairs(columns)
     read: dict[Key, Side | None] = {}
 
-    def side(given: Key | float) -> Side | None:
-        if isinstance(given, float):
-            return errors.number(given)
-        if given not in read:
-            row, column = given
-            shown = artifact.metric_of(rows[row], columns[column]) if column in columns else ()
-            read[given] = sides.side(claim, values[given], shown)
-        return read[given]
+    def side(cell: Key | float) -> Side | None:
+        if isinstance(cell, float):
+            return errors.number(cell)
+        if cell not in read:
+            row, column = cell
+            metric = artifact.metric_of(rows[row], columns[column]) if column in columns else ()
+            read[cell] = sides.side(claim, values[cell], metric)
+        return read[cell]
 
     both = [(side(above), side(below)) for above, below in pairs]
-    found = [errors.estimate(*two) if None not in two else None for two in both]
-    known = sum(each is not None and each.error is not None for each in found)
+    estimates = [errors.estimate(*two) if None not in two else None for two in both]
+    number = sum(item is not None and item.error is not None for item in estimates)
     comparisons = tuple(
-        compare(*pair, each, claim.exceeds, known) for pair, each in zip(pairs, found, strict=True)
+        compare(*pair, item, claim.exceeds, number)
+        for pair, item in zip(pairs, estimates, strict=True)
     )
     verdicts = {comparison.verdict for comparison in comparisons}
     worst_first = (FAILS, UNCLEAR, HOLDS, NOT_RUN)
@@ -176,20 +177,24 @@ def _decimals(artifact: Artifact, pairs: Sequence[tuple[Key | float, Key | float
 
 
 def compare(
-    above: Key | float, below: Key | float, found: Estimate | None, margin: float, number: int = 1
+    above: Key | float,
+    below: Key | float,
+    estimate: Estimate | None,
+    margin: float,
+    number: int = 1,
 ) -> Comparison:
     """Judge one difference.
 
     Args:
         above: the side that should exceed the other, a cell's keys or a number.
         below: the other side.
-        found: above minus below; None if either side is missing.
-        margin: what the difference has to exceed.
-        number: how many comparisons could refute the claim, >= 1.
+        estimate: above minus below; None if either side is missing.
+        margin: that the difference must exceed.
+        number: of comparisons that could refute the claim, >= 1.
     """
-    if found is None:
+    if estimate is None:
         return Comparison(above, below, None, -math.inf, math.inf, NOT_RUN)
-    low = found.difference - found.half_width(LEVEL)
-    high = found.difference + found.half_width(LEVEL / max(1, number))
+    low = estimate.difference - estimate.half_width(LEVEL)
+    high = estimate.difference + estimate.half_width(LEVEL / max(1, number))
     verdict = HOLDS if low > margin else FAILS if high < margin else UNCLEAR
-    return Comparison(above, below, found, low, high, verdict)
+    return Comparison(above, below, estimate, low, high, verdict)

@@ -19,8 +19,8 @@ import numpy as np
 from scipy import stats
 
 PAIRED, UNPAIRED, ONE_SIDED, SEEDS = "paired", "unpaired", "one cell", "seeds alone"
-"""What an error rests on: the same examples on both sides; different or unknown examples; those of
-one cell beside a number; or no examples."""
+"""Basis of an error: the same examples on both sides; different or unknown examples; those of one
+cell compared with a number; or no examples."""
 
 LEVEL = 0.025
 """The level of each one-sided bound; together they are a 95 % interval."""
@@ -36,12 +36,12 @@ class Side:
 
     Attributes:
         values: each seed's number, [S] with S >= 1.
-        right: for each test set, 100 where a seed's model got an example right and 0 elsewhere,
-            [S, n]; the number is the mean over these sets. Empty if no predictions were kept.
-        sizes: how many examples each test set has; empty if the number is no accuracy, or if the
+        right: for each test set, 100 where a seed's prediction is correct and 0 elsewhere, [S, n];
+            the number is the mean over these sets. Empty if no predictions were kept.
+        sizes: number of examples of each test set; empty if the number is no accuracy, or if the
             sizes are unknown.
         tests: names of the test sets' data; sides that share one are paired.
-        is_number: whether it is an exact number that the claim states.
+        is_number: whether it is an exact number of the claim.
     """
 
     values: np.ndarray
@@ -52,7 +52,7 @@ class Side:
 
     @property
     def num_seeds(self) -> int:
-        """How many seeds it has; 0 for a number."""
+        """Number of seeds; 0 for a number."""
         return 0 if self.is_number else len(self.values)
 
     @property
@@ -68,11 +68,11 @@ def number(value: float) -> Side:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A difference and what is known about its error.
+    """A difference and its error.
 
     Attributes:
         difference: above minus below.
-        kind: what the error rests on, one of the four above.
+        kind: basis of the error, one of the four above.
         seeds: its variance due to seeds and the degrees of freedom; None if no side has two seeds.
         examples: the same due to examples; None if nothing is known about them.
         shared: the interaction's variance, which both terms contain.
@@ -92,8 +92,7 @@ class Estimate:
     def error(self) -> float | None:
         """The standard error; None if it is unknown.
 
-        It is unknown with a single seed and no examples. Seeds that are equal to the last digit
-        measure no spread.
+        It is unknown with a single seed and no examples, and for seeds that are exactly equal.
         """
         if self.examples is None and self.seeds is None:
             return None
@@ -101,7 +100,7 @@ class Estimate:
         return error if error > 0 else None
 
     def half_width(self, level: float) -> float:
-        """Return how far the one-sided confidence bound at `level`, in (0, 0.5), lies off.
+        """Return the distance of the one-sided confidence bound at `level`, in (0, 0.5).
 
         The bound holds with probability 1 - `level`. Infinite if the error is unknown.
         """
@@ -114,7 +113,7 @@ class Estimate:
         if self.examples is None:
             return math.sqrt(seeds)
         both = seeds + max(0.0, self.examples[0] - self.shared) * of_examples**2
-        least = max(self.examples[0], self.shared)  # the interaction is in either term
+        least = max(self.examples[0], self.shared)  # both terms contain the interaction
         return math.sqrt(max(both, least * of_examples**2))
 
     @property
@@ -168,7 +167,7 @@ def _seeds(sides: Sequence[Side]) -> tuple[float, float] | None:
 
 
 def _examples(above: Side, below: Side) -> tuple[str, tuple[float, float] | None]:
-    """Return what the examples' error rests on, its variance, and its degrees of freedom."""
+    """Return the basis of the examples' error, its variance, and its degrees of freedom."""
     cells = [side for side in (above, below) if not side.is_number]
     if not all(side.sizes for side in cells):
         return SEEDS, None
@@ -191,7 +190,7 @@ def _variance(side: Side) -> float:
     if side.right:
         means = [right.mean(axis=0) for right in side.right]
         spreads = [float(np.sum((mean - mean.mean()) ** 2)) for mean in means]
-    else:  # binomial: each set as accurate as the mean of them all
+    else:  # binomial, with the mean accuracy assumed for each set
         spreads = [n * side.mean * max(0.0, 100 - side.mean) for n in side.sizes]
     extra = EXTRA * 100.0**2
     of_sets = [(spread + extra) / n**2 for spread, n in zip(spreads, side.sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""One side of a comparison, from a cell: its seeds' numbers and the test examples behind them."""
+"""One side of a comparison: a cell's numbers by seed, and their test examples."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ TEST_SIZES: Mapping[str, Mapping[str, int]] = {
 without predictions do not state them."""
 
 CLOSE = 1e-6
-"""How far an accuracy counted from predictions may be from the recorded one."""
+"""Tolerance between an accuracy counted from predictions and the recorded one."""
 
 
 def side(claim: Claim, value: Value, metric: Sequence[str]) -> Side | None:
-    """Return what a claim compares of a cell; None if no seed has it.
+    """Return a cell's side of a claim; None if no seed has the number.
 
     Args:
-        claim: says which metric, or which number of a curve or picture, is compared.
+        claim: names the metric, or the number of a curve or picture, to compare.
         value: the cell.
-        metric: the numbers of result.json that the cell shows.
+        metric: names of the result.json numbers that the cell shows.
     """
     names = [claim.metric] if claim.metric else list(metric)
     try:
@@ -69,16 +69,16 @@ def _together(claim: Claim, value: Value, values: np.ndarray) -> Side | None:
     parts = [side(claim, part, part.metric) for part in value.parts]
     if not all(part is not None and part.sizes for part in parts):
         return None
-    found = [part for part in parts if part is not None]
-    sets = [_sets(part) for part in found]
+    known = [part for part in parts if part is not None]
+    sets = [_sets(part) for part in known]
     if sum(map(len, sets)) > len(set().union(*sets)):  # some examples would be counted twice
         return None
-    sizes = tuple(size for part in found for size in part.sizes)
-    if not all(part.right and part.tests for part in found):
+    sizes = tuple(size for part in known for size in part.sizes)
+    if not all(part.right and part.tests for part in known):
         return Side(values, sizes=sizes)
-    right = tuple(each for part in found for each in part.right)
-    together = product(*(sorted(part.tests) for part in found))
-    return Side(values, right, sizes, frozenset(map(" and ".join, together)))
+    right = tuple(correct for part in known for correct in part.right)
+    combinations = product(*(sorted(part.tests) for part in known))
+    return Side(values, right, sizes, frozenset(map(" and ".join, combinations)))
 
 
 def _sets(part: Side) -> set[tuple[str, str]]:
@@ -101,19 +101,19 @@ def _kept(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | None
         {str(result.get(name, "")) for result in value.results}
         for name in ("data_fingerprint", "test_fingerprint")
     ]
-    named = [each for of_seeds in prints if len(of_seeds) == 1 for each in of_seeds if each]
-    is_told = any(any(of_seeds) for of_seeds in prints)
-    if len(shapes) > 1 or (is_told and not named):  # seeds judged on other examples
+    shared = [data for of_seeds in prints if len(of_seeds) == 1 for data in of_seeds if data]
+    has_prints = any(any(of_seeds) for of_seeds in prints)
+    if len(shapes) > 1 or (has_prints and not shared):  # seeds were tested on different examples
         return None
     right = tuple(100.0 * np.stack(of_set) for of_set in zip(*seeds, strict=True))
-    due = _sizes(value, metrics)
-    if due and due != next(iter(shapes)):  # for example where an example occurs several times
+    expected = _sizes(value, metrics)
+    if expected and expected != next(iter(shapes)):  # e.g. an example occurs several times
         return None
-    counted = np.mean([each.mean(axis=1) for each in right], axis=0)
-    if not np.allclose(counted, values, rtol=0, atol=CLOSE):  # for example the best of a curve
+    counted = np.mean([correct.mean(axis=1) for correct in right], axis=0)
+    if not np.allclose(counted, values, rtol=0, atol=CLOSE):  # e.g. the best of a curve
         return None
-    sizes = next(iter(shapes))  # PATE is judged on a part of the test set
-    tests = frozenset(" ".join([data, *metrics, *map(str, sizes)]) for data in named)
+    sizes = next(iter(shapes))  # PATE is tested on a part of the test set
+    tests = frozenset(" ".join([data, *metrics, *map(str, sizes)]) for data in shared)
     return Side(values, right, sizes, tests)
 
 
@@ -136,24 +136,24 @@ def _sized(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | Non
 
 
 def _metrics(value: Value, names: Sequence[str]) -> list[str]:
-    """Return which of these names the results have; [] if some are no accuracies."""
+    """Return those of the names that the results have; [] if some are no accuracies."""
     if not value.results or not all(name.startswith(ACCURACY) for name in names):
         return []
-    has = [[name for name in names if name in result] for result in value.results]
-    return has[0] if all(some == has[0] for some in has) else []
+    present = [[name for name in names if name in result] for result in value.results]
+    return present[0] if all(names == present[0] for names in present) else []
 
 
 def _sizes(value: Value, metrics: Sequence[str]) -> tuple[int, ...]:
-    """Return how many examples each test set has; () if the configs do not say."""
+    """Return the number of examples of each test set; () if the configs do not determine it."""
     sizes = {tuple(_size(config, name) for name in metrics) for config in value.configs}
     known = next(iter(sizes)) if len(sizes) == 1 else ()
     return known if all(known) else ()
 
 
 def _size(config: Mapping[str, Any], metric: str) -> int:
-    """Return how many examples a run is tested on; 0 if its config does not say.
+    """Return the number of a run's test examples; 0 if its config does not determine it.
 
-    PATE's student may take half of a test set, and public images may be taken out of it.
+    PATE's student may use half of a test set, and public images may be removed from it.
     """
     task, public = config.get("task", {}), config.get("public", {})
     name = task.get("name")

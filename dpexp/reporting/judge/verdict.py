@@ -1,4 +1,4 @@
-"""The verdict on a whole artifact: how near its published values it is, which claims hold."""
+"""The verdict on an artifact: distances from published values, and claims that hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Judgement:
     """The verdict on a whole artifact.
 
     Attributes:
-        is_comparable: whether the profile is the published setting; else sizes mean nothing.
+        is_comparable: whether the profile is the published setting; otherwise ignore sizes.
         sizes: for every published cell: within 1, within 3 (and not 1), beyond, or not run.
         judged: the verdict on every claim.
     """
@@ -37,18 +37,18 @@ class Judgement:
 
     @property
     def claims(self) -> dict[str, int]:
-        """The number of claims by verdict; those partly run are counted apart."""
-        found = [one.word for one in self.judged]
+        """The number of claims by verdict; those partly run are counted separately."""
+        verdicts = [claim.word for claim in self.judged]
         words = (claims.HOLDS, claims.FAILS, claims.UNCLEAR)
         every = [w for word in words for w in (word, word + claims.SO_FAR)] + [claims.NOT_RUN]
-        return {word: found.count(word) for word in every}
+        return {word: verdicts.count(word) for word in every}
 
     @property
     def has_single_seeds(self) -> bool:
         """Whether some comparison has no side with two seeds, and so judges single models."""
         return any(
-            c.found is not None and c.found.lacks_seeds
-            for one in self.judged for c in one.comparisons
+            c.estimate is not None and c.estimate.lacks_seeds
+            for claim in self.judged for c in claim.comparisons
         )  # fmt: skip
 
     @property
@@ -62,9 +62,9 @@ class Judgement:
                 f"{middle} more within 3, {far} beyond, {absent} not run"
             )
         if self.judged:
-            found = ", ".join(f"{n} {_plural(word, n)}" for word, n in self.claims.items() if n)
+            counts = ", ".join(f"{n} {_plural(word, n)}" for word, n in self.claims.items() if n)
             single = " (where there is one seed, of its model)" if self.has_single_seeds else ""
-            parts.append(f"of {_count(len(self.judged), 'claim')}, {found}{single}")
+            parts.append(f"of {_count(len(self.judged), 'claim')}, {counts}{single}")
         sentence = "; ".join(parts)
         return f"{sentence[0].upper()}{sentence[1:]}." if parts else ""
 
@@ -77,7 +77,7 @@ def of(artifact: Artifact, profile: str, values: Mapping[Key, Value]) -> Judgeme
 
 
 def size(difference: float | None) -> str:
-    """Return how far measured is from published, in the metric's unit; None means not run."""
+    """Return the size of a difference in the metric's unit; None means not run."""
     if difference is None:
         return NOT_RUN
     near = (word for bound, word in BOUNDS if abs(difference) <= bound + ROUNDING)

@@ -1,4 +1,4 @@
-"""Writes the values of a table or figure as CSV, in full precision."""
+"""Write the values of a table or figure as CSV, in full precision."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _MAP_FIELDS = (
 """Followed by one field for each x, named by its number."""
 
 DIGITS = 6
-"""Significant digits of the values of curves and pictures, of which there are many."""
+"""Significant digits of the values of curves and pictures, to limit the files' size."""
 
 
 def csv_text(table: Table) -> str:

@@ -1,4 +1,4 @@
-"""Draws curves: a line for each row, with the seeds' standard deviation as a band."""
+"""Draw curves: a line for each row, with the seeds' standard deviation as a band."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FEW = 25
 def panel(axes: Axes, table: Table, columns: Sequence[Column]) -> None:
     """Draw one panel, with bands below the lines."""
     (column,) = columns
-    told = table.artifact.figure
-    axes.set_xscale("log" if told.log_x else "linear", **_masked(told.log_x))
-    axes.set_yscale("log" if told.log_y else "linear", **_masked(told.log_y))
+    figure = table.artifact.figure
+    axes.set_xscale("log" if figure.log_x else "linear", **_masked(figure.log_x))
+    axes.set_yscale("log" if figure.log_y else "linear", **_masked(figure.log_y))
     for row, look in _looks(table):
         value = table.values[row.key, column.key]
         if value.curve is None:
             continue
-        _band(axes, value.curve, look["color"], told.log_y)
+        _band(axes, value.curve, look["color"], figure.log_y)
         axes.plot(value.curve.x, value.curve.mean, **look, linewidth=1.6, markersize=4, zorder=3)
         if value.published is not None:
             axes.plot([value.curve.x[-1]], [value.published], **{**look, **HOLLOW, "marker": "o"},

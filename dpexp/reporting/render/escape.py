@@ -1,4 +1,4 @@
-"""Makes texts safe for Markdown, CSV and LaTeX, whatever a record holds."""
+"""Escape untrusted texts for Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dpexp.reporting.text import clean
 _MARKDOWN = {letter: f"\\{letter}" for letter in "[]`"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 FORMULA = ("=", "+", "-", "@")
-"""The first characters of cells that spreadsheets compute."""
+"""First characters of cells that spreadsheets evaluate."""
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -50,12 +50,12 @@ _LATEX = {
 
 
 def for_markdown(text: str) -> str:
-    """Return a text that contains neither HTML nor links."""
+    """Return a text without HTML or links."""
     return "".join(_MARKDOWN.get(letter, letter) for letter in clean(text))
 
 
 def for_csv(value: object) -> object:
-    """Return a cell that no spreadsheet takes for a formula; None is empty, numbers stay."""
+    """Return a cell that no spreadsheet evaluates; None becomes empty, numbers stay."""
     if not isinstance(value, str):
         return "" if value is None else value
     text = clean(value)

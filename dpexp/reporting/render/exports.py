@@ -1,4 +1,4 @@
-"""Saves an artifact: .md for people, .csv for programs, .tex or pictures for papers."""
+"""Save an artifact: .md for people, .csv for programs, .tex or pictures for papers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws a figure: panels of points or curves with one legend, or a grid of pictures."""
+"""Draw a figure: panels of points or curves with one legend, or a grid of pictures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLOTS = {POINTS: points, CURVES: curves}
 
 
 def pictures(table: Table) -> dict[str, bytes]:
-    """Draw a figure and return its files by suffix, svg and png."""
+    """Return a figure's files by suffix, svg and png."""
     with rc_context(STYLE):
         figure = draw(table)
         return {
@@ -42,7 +42,7 @@ def _bytes(figure: Figure, **how: Any) -> bytes:
 
 
 def draw(table: Table) -> Figure:
-    """Draw the title, the panels, the legend, and what is missing."""
+    """Draw title, panels, legend and caption, which lists missing cells."""
     if table.artifact.kind == MAPS:
         figure = _blank(*maps.size(table))
         maps.fill(figure, table)

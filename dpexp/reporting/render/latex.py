@@ -1,4 +1,4 @@
-"""Writes a table as LaTeX."""
+"""Write a table as LaTeX."""
 
 from __future__ import annotations
 

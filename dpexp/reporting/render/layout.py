@@ -1,4 +1,4 @@
-"""Lays out a figure: title above its panels, legend and caption below, without overlap."""
+"""Lay out a figure: title above its panels, legend and caption below, without overlap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpexp.reporting.render.style import GAP, GREY, INK, MARGIN, WARNING
 from dpexp.reporting.render.table import Table
 
 NAMED = 4
-"""How many missing points the picture names; the .md file names all."""
+"""Number of missing points named in the picture; the .md file names all."""
 
 Text = tuple[str, float, str, str]
 """A line of text with its size in points, colour and weight."""
@@ -91,7 +91,7 @@ def _wrapped(lines: Sequence[Text], width: float) -> list[Text]:
 def _stack(
     figure: Figure, head: Sequence[Text], foot: Sequence[Text], legend: Legend | None
 ) -> None:
-    """Place every part by its height in inches, so that none overlap, and write the texts."""
+    """Place all parts by their heights in inches, without overlap, and write the texts."""
     width, panels = figure.get_size_inches()
     legend_height = legend.get_window_extent().height / figure.dpi + GAP if legend else 0.0
     head_height, foot_height = (sum(map(_leading, lines)) for lines in (head, foot))

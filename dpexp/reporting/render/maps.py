@@ -1,4 +1,4 @@
-"""Draws a grid of maps, each with its colour scale."""
+"""Draw a grid of maps, each with its colour scale."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH, LEAST, WIDEST = 2.7, 1.8, 13.0
 """Inches: of a picture with its scale, of the narrowest one, and of a whole row."""
 HEIGHT, SCALE = 2.2, 1.0  # of the width, the scale and its labels
 SHORT = 18
-"""Letters a line in the text that replaces a missing picture."""
+"""Letters per line in the text that replaces a missing picture."""
 
 
 def size(table: Table) -> tuple[float, float]:
@@ -33,16 +33,16 @@ def fill(figure: Figure, table: Table) -> None:
     """Draw the pictures of the rows and columns that the profile runs."""
     rows, columns = table.shown_rows(), table.shown_columns()
     grid = figure.subplots(len(rows), len(columns), squeeze=False)
-    told = table.artifact.figure
+    labels = table.artifact.figure
     for row, of_row in zip(rows, grid, strict=True):
         for column, axes in zip(columns, of_row, strict=True):
             _picture(figure, axes, table, row, column)
         name = " ".join(relabel(row, table.changes))
-        of_row[0].set_ylabel(f"{beside(name)}\n{beside(told.y_label)}")
+        of_row[0].set_ylabel(f"{beside(name)}\n{beside(labels.y_label)}")
     for column, top, bottom in zip(columns, grid[0], grid[-1], strict=True):
         title = " ".join(relabel(column, table.changes))
         top.set_title(above(title, figure.get_figwidth() / len(columns) - SCALE), fontsize=10.5)
-        bottom.set_xlabel(told.x_label)
+        bottom.set_xlabel(labels.x_label)
 
 
 def _picture(figure: Figure, axes: Axes, table: Table, row: Row, column: Column) -> None:
@@ -55,11 +55,11 @@ def _picture(figure: Figure, axes: Axes, table: Table, row: Row, column: Column)
         axes.set_yticks([])
         return
     colours = colormaps[PICTURE_COLOURS].with_extremes(bad=RULE)
-    shown = axes.imshow(np.ma.masked_invalid(value.picture), cmap=colours, aspect="auto",
+    image = axes.imshow(np.ma.masked_invalid(value.picture), cmap=colours, aspect="auto",
                         interpolation="nearest")  # fmt: skip
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(4, integer=True))
-    scale = figure.colorbar(shown, ax=axes, fraction=0.06, pad=0.03)
+    scale = figure.colorbar(image, ax=axes, fraction=0.06, pad=0.03)
     scale.outline.set_visible(False)
     factor = _factor(value.picture)
     scale.ax.yaxis.set_major_locator(MaxNLocator(4))

@@ -1,4 +1,4 @@
-"""Writes a table or a figure for people, as Markdown."""
+"""Write a table or a figure as Markdown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BESIDE = (
 
 
 def markdown(table: Table) -> str:
-    """Return the page: what it shows, values or picture, footnotes, claims, certificates."""
+    """Return the page: title, values or picture, footnotes, claims, certificates."""
     judged = verdict.of(table.artifact, table.profile, table.values)
     parts = [
         f"# {table.artifact.title}",
@@ -71,7 +71,7 @@ def _values(table: Table) -> str:
 
 
 def _md_table(frame: pd.DataFrame) -> str:
-    """Return a table padded to be read as text; pandas would need tabulate, which pads wider."""
+    """Return a table padded for reading as text; pandas' needs tabulate, which pads more."""
     lines = [list(frame.columns), *frame.to_numpy().tolist()]
     lines = [[word.replace("|", r"\|") for word in line] for line in lines]
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
@@ -94,7 +94,7 @@ def _md_cell(value: Value, decimals: int, notes: Sequence[str]) -> str:
 
 
 def measured(value: Value, decimals: int) -> str:
-    """Return what was measured, or why nothing was; in a column of words, the words."""
+    """Return the measured value, or why there is none; in a column of words, the words."""
     if value.mean is None:
         return value.text if value.status == WORDS else for_markdown(value.status)
     spread = "" if value.std is None else f" ± {value.std:.{decimals}f}"
@@ -126,15 +126,15 @@ def _footnotes(table: Table, judged: verdict.Judgement) -> list[str]:
 
 def _orderings(table: Table, judged: verdict.Judgement) -> list[str]:
     """Return the likely reason if a claim of the paper does not hold."""
-    fails = any(one.verdict == FAILS for one in judged.judged)
+    fails = any(claim.verdict == FAILS for claim in judged.judged)
     return [table.changes.why_not.strip()] if fails and table.changes.why_not else []
 
 
 def _table_legend(table: Table) -> str:
-    beside = "; then the paper's value and, in brackets, measured minus paper"
+    paper = "; then the paper's value and, in brackets, measured minus paper"
     return (
         f"Each cell: {table.value_label()}, mean ± standard deviation over n "
-        f"seeds{beside if table.artifact.published else ''}."
+        f"seeds{paper if table.artifact.published else ''}."
     )
 
 
@@ -161,31 +161,31 @@ def _claims(table: Table, judged: verdict.Judgement) -> list[str]:
 
 
 def _certificates(table: Table) -> list[str]:
-    """Return the runs and their certificates; runs that several cells share once."""
+    """Return the runs and their certificates; runs shared by several cells appear once."""
     cells: dict[tuple[str, ...], list[str]] = {}
     values: dict[tuple[str, ...], Value] = {}
     for row, column, value in table.distinct():
         if value.run_ids:
             cells.setdefault(value.run_ids, []).append(table.name(row, column))
             values[value.run_ids] = value
-    beside = any(value.papers_multiplier is not None for value in values.values())
+    has_papers = any(value.papers_multiplier is not None for value in values.values())
     heads = ["Cell", "Certified ε", "Noise multiplier", BY_PAPER, "Runs and their certificates"]
-    heads = [head for head in heads if beside or head != BY_PAPER]
+    heads = [head for head in heads if has_papers or head != BY_PAPER]
     lines = []
     for ids, names in cells.items():
         runs = ", ".join(f"[{i}](../runs/{i}/) ([privacy](../runs/{i}/privacy.json))" for i in ids)
         numbers = [_epsilon(values[ids]), _number(values[ids].noise_multiplier)]
-        if beside:
+        if has_papers:
             theirs = values[ids].papers_multiplier
             numbers.append("–" if theirs is None else _number(theirs))
         lines.append(["; ".join(names), *numbers, runs])
-    note = [BESIDE] if beside else []
+    note = [BESIDE] if has_papers else []
     return ["## Runs", _md_table(pd.DataFrame(lines, columns=heads)), *note] if cells else []
 
 
 def _epsilon(value: Value) -> str:
-    is_looked_at = ANALYSED in value.deviations and value.epsilon is not None
-    return _number(value.epsilon) + (" but for the analysis" if is_looked_at else "")
+    is_analysed = ANALYSED in value.deviations and value.epsilon is not None
+    return _number(value.epsilon) + (" but for the analysis" if is_analysed else "")
 
 
 def _number(value: float | None) -> str:

@@ -1,7 +1,7 @@
-"""One static page of every artifact: published beside measured, claims, and links to the runs.
+"""One static page of all artifacts: measured and published values, claims, links to the runs.
 
 The page needs no server and no network: styles and the filter are inline, and links to pictures,
-records and certificates are relative. This module and `page_article` gather what it shows;
+records and certificates are relative. This module and `page_article` collect its contents;
 `page_files` holds its template, style and script.
 """
 
@@ -24,10 +24,10 @@ PAGE = "index.html"
 
 BADGES = {HOLDS: ("holds", "✓"), FAILS: ("fails", "✗"), UNCLEAR: ("unclear", "?"),
           NOT_RUN: ("absent", "–")}  # fmt: skip
-"""A verdict's class and sign, so that colour alone tells nothing."""
+"""A verdict's class and sign, so that no meaning depends on colour alone."""
 
 RECORD = {"config": "config.yaml", "certificate": "privacy.json", "result": "result.json"}
-"""The files of a run that are linked, by name."""
+"""Linked files of a run, by name."""
 
 SIZES = {verdict.WITHIN_1: "within 1 point of the published value",
          verdict.WITHIN_3: "more within 3", verdict.BEYOND: "beyond",
@@ -38,7 +38,7 @@ def write(entries: Sequence[Entry], results: Path, profile: str) -> Path:
     """Write `<results>/<profile>/index.html` and return its path.
 
     Raises:
-        RecordError: if it cannot be written.
+        RecordError: it cannot be written.
     """
     path = results / profile / PAGE
     build.save(path, html(entries, profile, path.parent))
@@ -51,18 +51,18 @@ def html(entries: Sequence[Entry], profile: str, folder: Path) -> str:
     Args:
         entries: the artifacts, in order.
         profile: the profile under which they were built.
-        folder: where the page will lie, beside the papers' folders; missing pictures are left out.
+        folder: of the page, next to the papers' folders; missing pictures are left out.
     """
     claims: Counter[str] = Counter()
     cells: Counter[str] = Counter()
     for entry in entries:
-        found = verdict.of(entry.table.artifact, entry.table.profile, entry.table.values)
-        claims.update(found.claims)
-        cells.update(found.cells)
+        judged = verdict.of(entry.table.artifact, entry.table.profile, entry.table.values)
+        claims.update(judged.claims)
+        cells.update(judged.cells)
     articles = [article(entry, folder) for entry in entries]
     contents: dict[str, list[Article]] = {}
-    for one in articles:
-        contents.setdefault(one.paper, []).append(one)
+    for item in articles:
+        contents.setdefault(item.paper, []).append(item)
     loader = PackageLoader("dpexp.reporting.render", "page_files")
     files = Environment(
         loader=loader, autoescape=select_autoescape(["j2"]), undefined=StrictUndefined

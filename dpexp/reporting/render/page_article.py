@@ -1,4 +1,4 @@
-"""What the page shows of an artifact: picture or table, verdict, notes, claims, runs."""
+"""An artifact's part of the page: picture or table, verdict, notes, claims, runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpexp.reporting.render.table import Table
 from dpexp.reporting.schema.artifact import CURVES, MAPS, Column, Row
 
 FEW = 3
-"""How many cells without a value are named."""
+"""Number of cells without a value up to which they are named."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Entry:
     """An artifact on the page.
 
     Attributes:
-        table: what is shown.
-        methods, tasks: names by which the reader can filter.
+        table: the artifact's.
+        methods, tasks: names to filter by.
     """
 
     table: Table
@@ -37,11 +37,11 @@ class Shown:
     """A cell as text: words, or the measured and published values and their difference.
 
     Attributes:
-        words: of a column of words; everything else is then empty.
-        measured, spread, seeds: the mean, its standard deviation, and how many seeds if several.
+        words: of a column of words; all other fields are then empty.
+        measured, spread, seeds: the mean, its standard deviation, and the number of seeds if > 1.
         status: why nothing was measured.
         paper, difference: the published value, and measured minus published.
-        sign, size: classes by which the difference is coloured.
+        sign, size: CSS classes that colour the difference.
     """
 
     words: str = ""
@@ -57,7 +57,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of a cell: its name, their numbers as text, and their ids."""
+    """A cell's name, the numbers of its runs as text, and their ids."""
 
     name: str
     numbers: tuple[str, ...]
@@ -96,9 +96,9 @@ class Article:
 
 
 def article(entry: Entry, folder: Path) -> Article:
-    """Return what is shown; pictures and files that `folder` lacks are left out."""
+    """Return an artifact's part of the page, without pictures and files that `folder` lacks."""
     table, artifact = entry.table, entry.table.artifact
-    found = verdict.of(artifact, table.profile, table.values)
+    judged = verdict.of(artifact, table.profile, table.values)
     stem = f"{artifact.paper}/{artifact.name}"
     name = _short_name(artifact.name)
     text = " ".join([artifact.paper, artifact.name, name, artifact.title,
@@ -106,14 +106,14 @@ def article(entry: Entry, folder: Path) -> Article:
                      *(" ".join(relabel(c, table.changes)) for c in artifact.columns),
                      *(claim.says for claim in artifact.claims)])  # fmt: skip
     cells = [(row, column, v) for row, column, v in table.distinct() if v.run_ids]
-    beside = any(value.papers_multiplier is not None for _, _, value in cells)
+    has_papers = any(value.papers_multiplier is not None for _, _, value in cells)
     return Article(
         key=f"{artifact.paper}-{artifact.name}",
         paper=artifact.paper,
         short_name=name,
         title=artifact.title,
         place=artifact.place,
-        verdict=found.sentence,
+        verdict=judged.sentence,
         stem=stem,
         methods=" ".join(entry.methods),
         tasks=" ".join(entry.tasks),
@@ -137,19 +137,19 @@ def article(entry: Entry, folder: Path) -> Article:
         ),
         notes=_notes(table),
         claims=tuple(
-            (v.word, v.claim.says, v.sentence().partition("**: ")[2]) for v in found.judged
+            (v.word, v.claim.says, v.sentence().partition("**: ")[2]) for v in judged.judged
         ),
-        by_paper=BY_PAPER if beside else "",
+        by_paper=BY_PAPER if has_papers else "",
         num_runs=len({i for _, _, value in cells for i in value.run_ids}),
         runs=tuple(
-            Runs(table.name(row, column), _numbers(value, beside), tuple(value.run_ids))
+            Runs(table.name(row, column), _numbers(value, has_papers), tuple(value.run_ids))
             for row, column, value in cells
         ),
     )  # fmt: skip
 
 
 def _short_name(name: str) -> str:
-    """Return an artifact's name for the reader: table3 is Table 3."""
+    """Return an artifact's name for readers: table3 is Table 3."""
     stem = name.rstrip("0123456789")
     return f"{stem.capitalize()} {name[len(stem) :]}".strip()
 
@@ -204,14 +204,14 @@ def _notes(table: Table) -> tuple[str, ...]:
 
 
 def _count(names: Sequence[str]) -> str:
-    """Return the names of a few cells, or how many there are; each cell states its own status."""
+    """Return the names of a few cells, or their number; each cell shows its own status."""
     return "; ".join(names) if len(names) <= FEW else f"{len(names)} cells"
 
 
-def _numbers(value: Value, beside: bool) -> tuple[str, ...]:
+def _numbers(value: Value, has_papers: bool) -> tuple[str, ...]:
     theirs = "–" if value.papers_multiplier is None else _number(value.papers_multiplier)
     numbers = (_number(value.epsilon), _number(value.noise_multiplier))
-    return (*numbers, theirs) if beside else numbers
+    return (*numbers, theirs) if has_papers else numbers
 
 
 def _number(value: float | None) -> str:

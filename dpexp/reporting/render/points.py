@@ -1,4 +1,4 @@
-"""Draws points with error bars: a line for each row, published beside measured."""
+"""Draw points with error bars: a line for each row, measured and published."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _level(axes: Axes, table: Table, row: Row, column: Column, look: dict[str, s
 
 
 def _dress(axes: Axes, table: Table, columns: Sequence[Column]) -> None:
-    """Add ticks where the points are, and the panel's name."""
+    """Add ticks at the points, and the panel's name."""
     xs = sorted(column.x for column in columns)
     if table.artifact.figure.log_x:
         axes.set_xscale("log")
@@ -74,7 +74,7 @@ def _dress(axes: Axes, table: Table, columns: Sequence[Column]) -> None:
         axes.set_yscale("log")
     axes.set_xticks(xs, [f"{x:g}" for x in xs])
     axes.minorticks_off()
-    axes.set_xlim(_limits(xs, table.artifact.figure.log_x))  # points that are missing included
+    axes.set_xlim(_limits(xs, table.artifact.figure.log_x))  # includes missing points
     axes.margins(y=0.1)
     axes.grid(True)
     axes.set_axisbelow(True)

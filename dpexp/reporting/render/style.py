@@ -1,15 +1,15 @@
-"""How figures look: palette, fonts, sizes in inches."""
+"""Style of figures: palette, fonts, sizes in inches."""
 
 from __future__ import annotations
 
 from textwrap import fill
 
-# Okabe and Ito (2008): told apart by the colour-blind too; yellow is too pale for lines.
+# Okabe and Ito (2008): distinguishable for the colour-blind; yellow is too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v")
 STROKES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)))
-"""Of curves: once the colours are used up, they start again with the next stroke."""
-PICTURE_COLOURS = "cividis"  # perceptually uniform, alike to the colour-blind (Nuñez et al. 2018)
+"""Line styles of curves: once the colours are used up, they repeat with the next one."""
+PICTURE_COLOURS = "cividis"  # perceptually uniform, also for the colour-blind (Nuñez et al. 2018)
 INK, GREY, RULE, WARNING = "#1a1a1a", "#595959", "#d9d9d9", "#a33a00"
 STYLE = {
     "font.size": 10,
@@ -31,7 +31,7 @@ DPI = 150
 PANEL_WIDTH, PANEL_HEIGHT, LEAST_WIDTH = 3.3, 2.4, 6.6  # inches, axes with their labels
 MARGIN, GAP = 0.15, 0.12
 TITLE, SIDE = 13, 24
-"""Letters an inch in a title above a panel, and letters a line beside it."""
+"""Letters per inch in a title above a panel, and per line in a label beside it."""
 
 
 def above(words: str, width: float = PANEL_WIDTH) -> str:

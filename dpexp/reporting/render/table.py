@@ -1,4 +1,4 @@
-"""A table or figure ready to be written: an artifact, a profile and every cell's value."""
+"""The contents of a table or figure: an artifact, a profile and all cells' values."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from dpexp.reporting.schema.artifact import (
 
 @dataclass(frozen=True)
 class Table:
-    """Everything that is written of a table or figure.
+    """The contents of a table or figure.
 
     Attributes:
-        artifact, profile: what is shown and under which profile.
-        values: every cell's value.
-        settings: lines on what was actually run (task, model, examples, batch, epochs).
+        artifact, profile: the artifact and the profile's name.
+        values: all cells' values.
+        settings: lines on the actual runs (task, model, examples, batch, epochs).
         overridden: the user's overrides that change the numbers.
-        chosen: lines on which point of a row's grid each cell uses.
+        chosen: lines on the point of a row's grid that each cell uses.
     """
 
     artifact: Artifact
@@ -43,12 +43,12 @@ class Table:
 
     @property
     def changes(self) -> Profile:
-        """What the profile changes."""
+        """The profile's changes to the artifact."""
         return profile_of(self.artifact, self.profile)
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns shown; the average is one only if no column that it needs is skipped."""
+        """The columns shown, with the average if none of its columns is skipped."""
         columns, average = self.artifact.columns, self.artifact.average
         if average is None or any(map(self.changes.why_skipped, self.artifact.measured_columns)):
             return columns
@@ -62,7 +62,7 @@ class Table:
         ]
 
     def distinct(self) -> list[tuple[Row, Column, Value]]:
-        """Return row, column and value of every cell; a level line's cell once a panel."""
+        """Return row, column and value of every cell; of a level line, one cell per panel."""
         return [
             (row, column, value)
             for row, cells in self.grid()
@@ -80,10 +80,10 @@ class Table:
         return [*self.artifact.row_head, *columns]
 
     def frame(self, shown: Callable[[Value, int], str]) -> pd.DataFrame:
-        """Return the printed table: row labels, then every cell as `shown` words it.
+        """Return the printed table: row labels, then every cell as formatted by `shown`.
 
         Args:
-            shown: takes a cell's value and how many decimals it has.
+            shown: formats a cell's value with a number of decimals.
         """
         body = [
             [
@@ -95,7 +95,7 @@ class Table:
         return pd.DataFrame(body, columns=self.head(), dtype=object)
 
     def skipped(self) -> list[str]:
-        """Return what the profile doesn't run and why; a panel skipped as a whole is named once."""
+        """Return what the profile doesn't run, and why; a wholly skipped panel is named once."""
         names: dict[str, list[str]] = {}
         for heading in (*self.artifact.rows, *self.artifact.columns):
             if why := self.changes.why_skipped(heading):
@@ -117,7 +117,7 @@ class Table:
         return [column for column in self.columns if not self.changes.why_skipped(column)]
 
     def value_label(self, columns: Sequence[Column] = ()) -> str:
-        """Return what the values of these columns (or all) are called, with their units."""
+        """Return the labels of the values of these columns (or all), with their units."""
         labels = dict.fromkeys(
             self.artifact.value_label_of(row, column)
             for row in self.artifact.rows
@@ -126,7 +126,7 @@ class Table:
         return "; ".join(labels)
 
     def legend(self) -> str:
-        """Return what a figure's marks mean: the measured ones, their n, the published ones."""
+        """Return the meaning of a figure's marks: measured ones, their n, published ones."""
         counts = sorted({value.num_seeds for value in self.values.values() if value.num_seeds})
         seeds = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
         several = bool(counts) and counts[-1] > 1
@@ -145,7 +145,7 @@ class Table:
         return f"{measured}{f'. {hollow}: published' if self.artifact.published else ''}."
 
     def absent(self) -> dict[str, list[str]]:
-        """Return the names of cells without a value by status, except those that are skipped."""
+        """Return the names of cells without a value by status, except skipped ones."""
         cells: dict[str, list[str]] = {}
         for row, column, value in self.distinct():
             if not value.is_there and value.status != SKIPPED:
@@ -153,18 +153,18 @@ class Table:
         return cells
 
     def devices(self) -> list[str]:
-        """Return the machines that the runs were done on, each once."""
+        """Return the machines that executed the runs, each once."""
         results = (result for value in self.values.values() for result in value.results)
         named = (str(result.get("device", "a machine not named")) for result in results)
         return list(dict.fromkeys(named))
 
     def deviations(self) -> list[str]:
-        """Return what certificates admit, each once, in the order of the cells."""
+        """Return the certificates' deviations, each once, in the order of the cells."""
         return list(dict.fromkeys(w for value in self.values.values() for w in value.deviations))
 
 
 def settings(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what was actually run, a line per distinct setting, from finished runs' configs."""
+    """Return a line per distinct setting of the finished runs, from their configs."""
     lines = (
         f"{c['task']['name']}: {c['model']['name']}, {c['task']['dataset_size']:,} training "
         f"examples, batch {c['batch_size']:,}, {c['epochs']:g} epoch{'s' * (c['epochs'] != 1)}"

@@ -1,5 +1,5 @@
-"""What an artifact is: one YAML file, `conf/artifact/<paper>/<name>.yaml`.
+"""The schema of an artifact, one YAML file `conf/artifact/<paper>/<name>.yaml`.
 
-`artifact` holds the types, `spec` reads the file, `validate` checks it, `tuned` knows which
-settings were chosen for its cells.
+`artifact` holds the types, `spec` reads the file, `validate` checks it, `tuned` reads the settings
+chosen for its cells.
 """

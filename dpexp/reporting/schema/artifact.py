@@ -1,4 +1,4 @@
-"""What an artifact consists of: rows, columns, axes, published values, claims, profiles.
+"""The parts of an artifact: rows, columns, axes, published values, claims, profiles.
 
 A table prints its rows and columns as such. In a figure of points a row is a line, and a column is
 a point of every line: an x in a panel. In a figure of curves a row is a line, a column is a panel,
@@ -23,12 +23,12 @@ REDUCTIONS = ("last", "first", "mean", "min", "max")
 
 @dataclass(frozen=True)
 class Published:
-    """A value that the paper prints, and where; of a curve, the value at its end.
+    """A published value and its place; for a curve, the value at its end.
 
     Attributes:
         value: in the metric's unit.
         place: the table, figure or section, and the row and column in it.
-        std: the standard deviation printed beside it, in the same unit; None if there is none.
+        std: the published standard deviation, in the same unit; None if there is none.
     """
 
     value: float
@@ -41,14 +41,14 @@ class Row:
     """A row of a table, a line of a figure, or a row of its maps.
 
     Attributes:
-        key: the name that published values, claims and the command line use for it.
-        labels: what the reader sees, one for each of the artifact's `row_head`.
+        key: its name in published values, claims and on the command line.
+        labels: printed, one for each of the artifact's `row_head`.
         overrides: Hydra overrides, in order.
-        regardless_of: keys of the columns' overrides that it leaves out, such as eps. In a figure
-            of points it is then one run a panel, and is drawn as a level line.
+        regardless_of: keys of the columns' overrides that it ignores, such as eps. In a figure of
+            points it then has one run per panel, drawn as a level line.
         metric, decimals, value_label: used in place of the artifact's.
         grid: axes of settings that the paper chose from. An axis is a list of points, a point one
-            or more overrides joined by spaces. `tuned` says which point a cell uses.
+            or more overrides joined by spaces. `tuned` gives the point that a cell uses.
     """
 
     key: str
@@ -66,11 +66,11 @@ class Column:
     """A column of a table, a point or a panel of a figure, or a column of its maps.
 
     Attributes:
-        key: the name that published values, claims and the command line use for it.
-        labels: what the reader sees: a table's heading, a point's panel and x, a curve's panel.
+        key: its name in published values, claims and on the command line.
+        labels: printed: a table's heading, a point's panel and x, a curve's panel.
         overrides: Hydra overrides, in order.
         panel: in a figure, the heading of the panel; "" if there is only one.
-        x: in a figure of points, where in the panel the point lies.
+        x: in a figure of points, the point's x.
         metric, decimals, value_label: used in place of the row's and the artifact's.
         words: in a table, row key -> text. Such a column has no runs.
     """
@@ -88,14 +88,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Axes:
-    """What makes an artifact a figure.
+    """The axes of a figure.
 
     Attributes:
-        x_label: x in words, with its unit.
+        x_label: label of x, with its unit.
         kind: points, curves or maps.
-        x_name: of points: the symbol along x, as in "ε = 2".
-        x: of curves: which series of the record lies along x.
-        y_label: of maps: y in words; other figures label y with `value_label`.
+        x_name: of points: the symbol of x, as in "ε = 2".
+        x: of curves: name of the record's series used as x.
+        y_label: of maps: label of y; other figures label y with `value_label`.
         log_x, log_y: whether the axis is logarithmic.
     """
 
@@ -110,22 +110,22 @@ class Axes:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper that can be checked: each `above` exceeds its `below` by `margin`.
+    """A testable claim of the paper: each `above` exceeds its `below` by `margin`.
 
     Or the two of each pair are alike: they differ by less than `within`, in either direction.
 
     Attributes:
-        says: the sentence.
-        above, below: row keys or numbers, compared in pairs in every one of `columns`; where
-            `rows` are given, column keys or numbers, compared in every one of these.
+        says: the claim as a sentence.
+        above, below: row keys or numbers, compared in pairs in each of `columns`; with `rows`,
+            column keys or numbers, compared in each of these rows.
         columns: column keys; empty means all.
-        rows: row keys; empty means that rows are what is compared.
-        margin: what the difference has to exceed, in the metric's unit. A negative margin says how
-            far `above` may lie below.
+        rows: row keys; empty means that rows are compared.
+        margin: that the difference must exceed, in the metric's unit. With a negative margin,
+            `above` may be that much smaller.
         of, within: in place of above, below and margin: pairs of keys, or of a key and a number,
-            and by how much they may differ, > 0.
-        reduce: which number of a curve or picture is compared: last, first, mean, min or max.
-        metric: a number of result.json that is compared in place of the cells' own.
+            and the bound on their difference, > 0.
+        reduce: number of a curve or picture to compare: last, first, mean, min or max.
+        metric: a number of result.json to compare in place of the cells' metric.
     """
 
     says: str
@@ -141,40 +141,40 @@ class Claim:
 
     @property
     def exceeds(self) -> float:
-        """Return what every difference has to exceed."""
+        """The number that every difference must exceed."""
         return -self.within if self.of else self.margin
 
     def pairs(self, columns: Iterable[str]) -> list[tuple[Key | float, Key | float]]:
-        """List the pairs compared: two cells, or a cell and a number; those of `of` both ways.
+        """Return the pairs to compare: two cells, or a cell and a number; those of `of` both ways.
 
         Args:
-            columns: keys of the columns to compare where the claim names none.
+            columns: keys of the columns to compare if the claim names none.
         """
         fixed = self.rows or self.columns or tuple(columns)
 
-        def side(given: str | float, at: str) -> Key | float:
-            if not isinstance(given, str):
-                return float(given)
-            return (at, given) if self.rows else (given, at)
+        def side(varied: str | float, key: str) -> Key | float:
+            if not isinstance(varied, str):
+                return float(varied)
+            return (key, varied) if self.rows else (varied, key)
 
         named = [*zip(self.above, self.below, strict=True)]
         named += [both for one, other in self.of for both in ((one, other), (other, one))]
-        return [(side(above, at), side(below, at)) for above, below in named for at in fixed]
+        return [(side(above, key), side(below, key)) for above, below in named for key in fixed]
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What a profile changes in an artifact.
+    """A profile's changes to an artifact.
 
     Attributes:
         seeds: one run of each cell per seed.
         overrides: added to every cell, after its own.
-        replace: an override of a row or column -> the override that replaces it here, or a list
-            of them; null leaves it out.
-        relabel: a label -> the label that replaces it here.
-        skip: the key of a row or column, or a pattern of keys -> why it isn't run here.
+        replace: an override of a row or column -> the override that replaces it, or a list of them;
+            null removes it.
+        relabel: a label -> the label that replaces it.
+        skip: the key of a row or column, or a pattern of keys -> why it isn't run.
         scaled: how the published setting was cut down; required except for `paper`.
-        why_not: the likely reason why a claim fails here, printed as a footnote if one does.
+        why_not: the likely reason why a claim fails, printed as a footnote if one does.
     """
 
     seeds: tuple[int, ...]
@@ -190,14 +190,14 @@ class Profile:
         return tuple(self.relabel.get(label, label) for label in heading.labels)
 
     def in_place_of(self, override: str) -> list[str]:
-        """Return the overrides that replace one of a row or column here."""
-        given = self.replace.get(override, override)
-        if given is None:
+        """Return the overrides that replace one of a row or column under this profile."""
+        replacement = self.replace.get(override, override)
+        if replacement is None:
             return []
-        return [given] if isinstance(given, str) else list(given)
+        return [replacement] if isinstance(replacement, str) else list(replacement)
 
     def why_skipped(self, heading: Row | Column) -> str:
-        """Return why this row or column isn't run here; "" if it is."""
+        """Return why this row or column isn't run under this profile; "" if it is."""
         patterns = (p for p in self.skip if fnmatch.fnmatchcase(heading.key, p))
         return next((self.skip[pattern] for pattern in patterns), "")
 
@@ -208,15 +208,15 @@ class Artifact:
 
     Attributes:
         paper, name: the folder and the stem of its YAML.
-        title, place: what it shows, in our words, and where the paper shows it.
-        metric: the number of result.json that a cell holds; of several, their mean. For curves a
+        title, place: its title, in our words, and its place in the paper.
+        metric: name of a cell's number in result.json; with several, their mean. For curves a
             column of metrics.jsonl or an array of the run's analysis, for maps such an array.
-        value_label, decimals: how to print it.
+        value_label, decimals: label and decimals of the printed value.
         row_head: headings of the row labels.
         average: a table's column of row means, or None.
         figure: the axes of a figure; None for a table.
-        alone: whether its cells measure time, so that they run one at a time.
-        published: values by cell, without the cells that the paper leaves out.
+        alone: whether its cells measure time, and so run one at a time.
+        published: published values by cell.
         published_note: how to read the published values.
     """
 
@@ -240,20 +240,20 @@ class Artifact:
 
     @property
     def kind(self) -> str:
-        """Return the kind of figure; "" for a table."""
+        """The kind of figure; "" for a table."""
         return self.figure.kind if self.figure else ""
 
     @property
     def measured_columns(self) -> tuple[Column, ...]:
-        """Return the columns that have runs: all but those of words."""
+        """The columns that have runs: all except those of words."""
         return tuple(column for column in self.columns if not column.words)
 
     def run_column(self, row: Row, column: Column) -> Column:
-        """Return the column whose run a cell shows: a level line has one run a panel."""
+        """Return the column whose run a cell shows: a level line has one run per panel."""
         return self.panel_of(column)[0] if row.regardless_of else column
 
     def panel_of(self, column: Column) -> tuple[Column, ...]:
-        """Return the columns of a point's panel; any other column stands by itself."""
+        """Return the columns of a point's panel; for other kinds, the column itself."""
         if self.kind != POINTS:
             return (column,)
         return tuple(c for c in self.columns if c.panel == column.panel)
@@ -263,18 +263,18 @@ class Artifact:
         return column.metric or row.metric or self.metric
 
     def decimals_of(self, row: Row, column: Column) -> int:
-        """Return how many decimals a cell is printed with."""
-        given = (column.decimals, row.decimals, self.decimals)
-        return next(decimals for decimals in given if decimals is not None)
+        """Return the number of decimals that a cell is printed with."""
+        candidates = (column.decimals, row.decimals, self.decimals)
+        return next(decimals for decimals in candidates if decimals is not None)
 
     def value_label_of(self, row: Row, column: Column) -> str:
-        """Return what a cell's value is called, with its unit."""
+        """Return the label of a cell's value, with its unit."""
         label = column.value_label or row.value_label or self.value_label
         return label or " and ".join(self.metric_of(row, column))
 
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> ConfigError:
-    """Return the error for an unknown name: it lists the nearest valid name, then all of them."""
+    """Return the error for an unknown name; it gives the nearest valid name, then all of them."""
     valid = sorted(valid)
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     hint = f": did you mean '{near[0]}'?" if near else "."

@@ -1,4 +1,4 @@
-"""Reads an artifact from its YAML file."""
+"""Read an artifact from its YAML file."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ __all__ = ["Artifact", "Key", "load", "unknown"]
 CLAIMED = {"eps", "noise", "clip", "sampling", "seed", "privacy.eps", "privacy.delta",
            "privacy.budget", "privacy.noise", "privacy.sampling"}  # fmt: skip
 GROUPS = {"task", "public", "profile", "attack", "audit", "results"}
-"""What a grid may not set: what the cell promises, and on which data."""
+"""Groups that a grid may not set, nor `CLAIMED`: the cell's guarantee and its data."""
 
 NEEDED = {POINTS: ("x_name",), CURVES: ("x",), MAPS: ("y_label",)}
-"""What a figure of each kind has to say about its axes besides `x_label`."""
+"""Required entries of each kind of figure besides `x_label`."""
 
 
 def load(conf: Path, paper: str, name: str) -> Artifact:
@@ -143,7 +143,7 @@ def _column(tree: Any) -> Column:
 
 
 def _heading(tree: Any, kind: str, label: str) -> dict[str, Any]:
-    """Return what a row or column says, with its labels and its metric as lists."""
+    """Return a row's or column's entries, with its labels and metric as lists."""
     tree = dict(_mapping(tree, f"a {kind}"))
     labels = tree.pop(label, None)
     if isinstance(tree.get("metric"), str):
@@ -203,7 +203,11 @@ def _published(tree: Any) -> dict[Key, Published]:
 
 
 def _build(kind: type, tree: Any, where: str) -> Any:
-    """Make a dataclass of a mapping, with lists as tuples; unknown or missing words raise."""
+    """Return a dataclass built from a mapping, with lists as tuples.
+
+    Raises:
+        ConfigError: an entry is unknown or missing.
+    """
     tree = _mapping(tree, where)
     known = {f.name for f in fields(kind)}
     for word in tree:

@@ -1,9 +1,9 @@
-"""Which point of a row's grid each cell uses, chosen on held-out training examples.
+"""The point of a row's grid that each cell uses, chosen on held-out training examples.
 
 Some papers print the best of several settings. A row's `grid` lists these settings, and
-`python -m scripts.tune` tries each of them on training examples that it holds out. It writes the
-accuracies to `conf/tuned/<profile>/<paper>/<name>.yaml`, and a table runs the best one. A cell that
-the file lacks, or of which it lacks some points, runs what its row and column say.
+`python -m scripts.tune` tries each of them on held-out training examples. It writes the accuracies
+to `conf/tuned/<profile>/<paper>/<name>.yaml`, and a table runs the best one. A cell without scores
+for all points runs the settings of its row and column.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ HEAD = """\
 
 @dataclass(frozen=True)
 class Tried:
-    """What was tried for a cell: accuracy by point (its words joined by spaces), and the seeds."""
+    """Scores of a cell.
+
+    Attributes:
+        scores: accuracy by point, whose overrides are joined by spaces.
+        seeds: that each score is averaged over.
+    """
 
     scores: Mapping[str, float]
     seeds: tuple[int, ...]
@@ -40,10 +45,10 @@ class Tried:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for a cell.
+    """The choice for a cell.
 
     Attributes:
-        overrides: the words of the best point; of equal ones, the first in the grid.
+        overrides: of the best point; among equal ones, the first in the grid.
         score: its accuracy in % on the held-out examples, averaged over the seeds.
     """
 
@@ -69,7 +74,7 @@ def file_of(conf: Path, artifact: Artifact, profile: str) -> Path:
 
 
 def known(conf: Path, artifact: Artifact, profile: str) -> dict[Key, Tried]:
-    """Read what was tried; {} if nothing was.
+    """Read the scores by cell; {} if there are none.
 
     Raises:
         ConfigError: the file is not one that `text_of` writes.
@@ -92,7 +97,7 @@ def known(conf: Path, artifact: Artifact, profile: str) -> dict[Key, Tried]:
 
 
 def load(conf: Path, artifact: Artifact, profile: str) -> dict[Key, Choice]:
-    """Read what was chosen; {} if nothing was.
+    """Read the choices by cell; {} if there are none.
 
     Raises:
         ConfigError: the file cannot be read, or its points are not the grid's.
@@ -139,16 +144,16 @@ def text_of(artifact: Artifact, profile: str, tried: Mapping[Key, Tried]) -> str
     tree: dict[str, dict[str, Any]] = {}
     for row in artifact.rows:
         for column in artifact.columns:
-            if one := tried.get((row.key, column.key)):
-                scores = {words: round(score, 2) for words, score in one.scores.items()}
-                cell = {"seeds": list(one.seeds), "scores": scores}
+            if kept := tried.get((row.key, column.key)):
+                scores = {words: round(score, 2) for words, score in kept.scores.items()}
+                cell = {"seeds": list(kept.seeds), "scores": scores}
                 tree.setdefault(row.key, {})[column.key] = cell
     body = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
     return HEAD.format(command=command(artifact, profile)) + body
 
 
 def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> list[str]:
-    """Return a note for each row with a grid: what was chosen, from how many, its accuracy."""
+    """Return a note for each row with a grid: the choices, their accuracy, the grid's size."""
     changes = artifact.profiles[profile]
     lines = []
     for row in artifact.rows:
@@ -160,18 +165,18 @@ def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> li
             for column in artifact.measured_columns
             if column is artifact.run_column(row, column) and not changes.why_skipped(column)
         ]
-        told = [
+        chosen = [
             f"{', '.join(changes.labels_of(column))}: {' '.join(choice.overrides)} "
             f"({choice.score:.1f} %)"
             for column in shown
             if (choice := choices.get((row.key, column.key)))
         ]
-        rest = "; in the other columns one of them was run" if len(told) < len(shown) else ""
+        rest = "; in the other columns one of them was run" if len(chosen) < len(shown) else ""
         how = (
             f"best of {count} settings on held-out training examples (its accuracy there, which "
             f"as the best of so many flatters), a choice that the privacy guarantee does not "
-            f"cover: {'; '.join(told)}{rest}"
-            if told
+            f"cover: {'; '.join(chosen)}{rest}"
+            if chosen
             else f"the paper chose from {count} settings, of which one was run"
         )
         lines.append(f"{', '.join(changes.labels_of(row))}: {how}.")

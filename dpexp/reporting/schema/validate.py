@@ -1,4 +1,4 @@
-"""Rejects an artifact whose parts contradict one another."""
+"""Reject artifacts with inconsistent parts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dpexp.types import ConfigError
 
 
 def validate(artifact: Artifact) -> None:
-    """Check an artifact that was read.
+    """Check an artifact.
 
     Raises:
-        ConfigError: it refers to rows or columns that it doesn't have, a profile lacks what it has
-            to say, or a word is used where it means nothing.
+        ConfigError: it refers to missing rows or columns, a profile lacks a required entry, or an
+            entry is used where it does not apply.
     """
     rows, columns = [r.key for r in artifact.rows], [c.key for c in artifact.columns]
     if artifact.figure is None:
@@ -60,7 +60,7 @@ def validate(artifact: Artifact) -> None:
 
 
 def _pairs(claim: Claim, artifact: Artifact, columns: list[str]) -> list[tuple[Any, Any]]:
-    """Return what a claim compares, after checking that it can be compared."""
+    """Return a claim's pairs, after checking that they can be compared."""
     if len(claim.above) != len(claim.below):
         raise ConfigError(f"Claim '{claim.says}': expected as many rows below as above.")
     if claim.reduce not in REDUCTIONS:
@@ -99,7 +99,7 @@ def _validate_profiles(artifact: Artifact, rows: list[str], columns: list[str]) 
 
 
 def _validate_table(artifact: Artifact) -> None:
-    """Reject words that belong to a figure, and columns of words that have runs."""
+    """Reject entries that belong to a figure, and columns of words that have runs."""
     rows = [row.key for row in artifact.rows]
     for column in artifact.columns:
         if column.panel or column.x is not None:
@@ -118,7 +118,7 @@ def _validate_table(artifact: Artifact) -> None:
 
 
 def _validate_figure(artifact: Artifact) -> None:
-    """Reject words that belong to a table or another kind of figure, and cells in one place."""
+    """Reject entries of a table or another kind of figure, and columns at the same place."""
     if artifact.average is not None:
         raise ConfigError("Expected no 'average' in a figure: it is a table's column.")
     for column in artifact.columns:
