@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,19 @@ MIXING = (nn.modules.batchnorm._BatchNorm,)
 
 PARAMETRIZED = ".parametrizations."
 """In the names of parameters that torch.nn.utils.parametrize makes a weight of."""
+
+
+_AT_PARENT: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+"""Modules of a model whose parameters are hooked at the module around them (`hook_at_parent`)."""
+
+
+def hook_at_parent(model: nn.Module, name: str) -> None:
+    """Have a module's parameters taken by torch.func at the module around it, from now on.
+
+    For what is not called on examples, and what cannot be repeated for each example, as tables of
+    relative positions.
+    """
+    _AT_PARENT.setdefault(model, set()).add(name)
 
 
 @dataclass(frozen=True)
@@ -49,10 +63,13 @@ def hooked_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, Ho
     """
     _refuse_mixing(model)
     _refuse_overlaps(model)
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
+    first: dict[int, str] = {}  # a module that stands in two places is hooked once
+    for name, module in modules.items():
+        first.setdefault(id(module), name)
     places: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        places.setdefault(id(parameter), []).append(name)
+    for name, each in model.named_parameters(remove_duplicate=False):
+        places.setdefault(id(each), []).append(name)
     found: dict[str, dict[str, str]] = {}
     for parameter in parameters:
         if not trains(model.get_parameter(parameter)):
@@ -62,9 +79,15 @@ def hooked_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, Ho
                 "let the model train it."
             )
         for place in places[id(model.get_parameter(parameter))]:
-            name = _unit_of(place, modules)
-            own = place.removeprefix(f"{name}.") if name else place
-            found.setdefault(name, {})[own] = parameter
+            unit = _unit_of(place, modules)
+            own = place.removeprefix(f"{unit}.") if unit else place
+            name = first[id(modules[unit])]
+            while name and name in _AT_PARENT.get(model, ()):
+                parent, _, last = name.rpartition(".")
+                name, own = first[id(modules[parent])], f"{last}.{own}"
+            names = found.setdefault(name, {})
+            if parameter not in names.values():  # one module reads it at all of its places
+                names[own] = parameter
     return {
         name: Hooked(modules[name], names, set(names) <= set(parameters_with_a_rule(modules[name])))
         for name, names in found.items()

@@ -9,14 +9,17 @@ of the module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 
+from dpexp.grad_sample.shared_inputs import axis_of, by_example, example_inputs
 from dpexp.types import ConfigError
 
 WHOLE = (nn.MultiheadAttention, nn.RNNBase)
@@ -39,8 +42,8 @@ def gradients_of(
     Args:
         module: as it was called.
         names: of the parameters wanted, as in the module's `named_parameters`.
-        args: what it was called with; tensors of `num_examples` rows hold one example a row, all
-            other inputs are the same for every example.
+        args: what it was called with; `example_inputs` hold one example a row, all others are the
+            same for every example.
         kwargs: likewise.
         output_gradients: of each floating-point tensor among its outputs, the example on the first
             axis; None: zero.
@@ -53,23 +56,23 @@ def gradients_of(
         ConfigError: if an output has no example axis.
     """
     leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
-    places = [
-        place
-        for place, leaf in enumerate(leaves)
-        if isinstance(leaf, Tensor) and _has_examples(leaf, axis_of(module, place), num_examples)
-    ]
-    inputs = [leaves[place].movedim(axis_of(module, place), 0) for place in places]
     wanted = [place for place, each in enumerate(output_gradients) if each is not None]
     cotangents = []
     for place in wanted:
         dh = output_gradients[place]
         assert dh is not None  # or it is not wanted
-        if not _has_examples(dh, axis_of(module, place), num_examples):
+        axis = axis_of(module, place)
+        if dh.ndim <= axis or dh.shape[axis] % max(num_examples, 1):
             raise ConfigError(
                 f"Expected a {type(module).__name__} to give {num_examples} examples; it gave "
                 f"shape {list(dh.shape)}. The first axis must be the example (batch_first=True)."
             )
-        cotangents.append(dh.movedim(axis_of(module, place), 0))
+        cotangents.append(by_example(dh, axis, num_examples))
+
+    # An example has as many rows in as out; with no example there is nothing to be told by.
+    rows = cotangents[0].shape[1] if num_examples else 0
+    places = example_inputs(module, leaves, max(num_examples, 1), rows)
+    inputs = [by_example(leaves[place], axis_of(module, place), num_examples) for place in places]
 
     def call(some: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given = list(leaves)
@@ -84,19 +87,45 @@ def gradients_of(
         return torch.stack([(out * one.to(out.dtype)).sum() for out, one in pairs]).sum()
 
     if type(module) not in UNBATCHED:
-        weights = {name: module.get_parameter(name).detach() for name in names}
+        weights = {name: _parameter(module, name).detach() for name in names}
 
         def of_one(weights: dict[str, Tensor], some: list[Tensor], dh: list[Tensor]) -> Tensor:
-            args, kwargs = call([each[None] for each in some])
-            return products(
-                functional_call(module, weights, args, kwargs), [each[None] for each in dh]
-            )
+            args, kwargs = call(some)
+            with _replaced(module, weights):
+                return products(module(*args, **kwargs), dh)
 
         try:
             return vmap(grad(of_one), in_dims=(None, 0, 0))(weights, inputs, cotangents)
         except (RuntimeError, NotImplementedError):  # an operation without a batching rule
             UNBATCHED.add(type(module))
     return _one_by_one(module, names, call, products, inputs, cotangents, num_examples)
+
+
+@contextmanager
+def _replaced(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Put other tensors in the place of some parameters, wherever in a module they stand.
+
+    functional_call does so too, but leaves a child that stands in two places with the tensors.
+    """
+    replacement = {id(_parameter(module, name)): value for name, value in weights.items()}
+    places = [
+        (child._parameters, key, held)
+        for child in module.modules()
+        for key, held in child._parameters.items()
+        if id(held) in replacement
+    ]
+    try:
+        for parameters, key, held in places:
+            parameters[key] = cast(nn.Parameter, replacement[id(held)])
+        yield
+    finally:
+        for parameters, key, held in places:
+            parameters[key] = held
+
+
+def _parameter(module: nn.Module, name: str) -> Tensor:
+    """Return a parameter, or what stands in its place for a step."""
+    return attrgetter(name)(module)
 
 
 def _one_by_one(
@@ -108,40 +137,26 @@ def _one_by_one(
     cotangents: Sequence[Tensor],
     num_examples: int,
 ) -> dict[str, Tensor]:
-    weights = [module.get_parameter(name) for name in names]
+    weights = [_parameter(module, name) for name in names]
     had = [weight.requires_grad for weight in weights]
     found: list[tuple[Tensor, ...]] = []
     for weight in weights:
         weight.requires_grad_(True)
     try:
         for i in range(num_examples):
-            args, kwargs = call([each[i : i + 1] for each in inputs])
+            args, kwargs = call([each[i] for each in inputs])
             with torch.enable_grad():
-                loss = products(module(*args, **kwargs), [each[i : i + 1] for each in cotangents])
+                loss = products(module(*args, **kwargs), [each[i] for each in cotangents])
             found.append(torch.autograd.grad(loss, weights, materialize_grads=True))
     finally:
         for weight, before in zip(weights, had, strict=True):
             weight.requires_grad_(before)
     if not found:
-        return {
-            name: weight.new_zeros(0, *weight.shape)
-            for name, weight in zip(names, weights, strict=True)
-        }
+        found = [tuple(weight.new_zeros(0, *weight.shape) for weight in weights)]
+        return dict(zip(names, found[0], strict=True))
     return {
         name: torch.stack(each) for name, each in zip(names, zip(*found, strict=True), strict=True)
     }
-
-
-def axis_of(module: nn.Module, place: int) -> int:
-    """Return the axis of the examples in a module's n-th tensor, of its inputs or its outputs.
-
-    It is the first, but in the states of recurrent layers, which are [layers, n, ...].
-    """
-    return 1 if isinstance(module, nn.RNNBase) and place > 0 else 0
-
-
-def _has_examples(tensor: Tensor, axis: int, num_examples: int) -> bool:
-    return tensor.ndim > axis and tensor.shape[axis] == num_examples
 
 
 def floating_of(outputs: Any) -> list[Tensor]:

@@ -24,6 +24,10 @@ Rule = Callable[[Any, Tensor, Tensor], LayerGrads | Mapping[str, Tensor]]
 its parameters by name, or to `LayerGrads` that need not form them."""
 
 
+ROWWISE: set[type[nn.Module]] = {nn.Linear, nn.LayerNorm}
+"""Layers whose rules take rows [n, k, ...] of an example as they take one."""
+
+
 class Registered(NamedTuple):
     """A rule, and which of a layer's own parameters it knows."""
 
@@ -99,7 +103,7 @@ def _registered(kind: type[nn.Module], what: str) -> Registered:
     )
 
 
-def layer_grads_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor) -> LayerGrads:
+def layer_grads_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor, rows: int = 1) -> LayerGrads:
     """Return a layer's gradients, by its rule.
 
     Args:
@@ -107,10 +111,16 @@ def layer_grads_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor) -> LayerG
         layer: one whose type has a rule.
         x: its input, [n, ...].
         dh: the gradient at its output, [n, ...].
+        rows: of x and dh that are one example's, one after another; n is then that many fewer.
 
     Raises:
         ConfigError: if the rule leaves out a gradient, or gives one of another shape.
     """
+    if rows > 1:
+        if type(layer) in ROWWISE:
+            x, dh = (each.reshape(-1, rows, *each.shape[1:]) for each in (x, dh))
+        else:
+            return GroupedGrads(layer_grads_of(name, layer, x, dh), rows)
     function, parameters = _RULES[type(layer)]
     made = function(layer, x, dh)
     if not isinstance(made, Mapping):
@@ -184,6 +194,46 @@ class SummedGrads:
     def scaled(self, factor: float) -> SummedGrads:
         """Multiply every example's gradient by a constant."""
         return replace(self, parts=tuple((grads.scaled(factor), own) for grads, own in self.parts))
+
+
+@dataclass(frozen=True)
+class GroupedGrads:
+    """Gradients of a layer that sees several rows of every example, as windows of an image.
+
+    Attributes:
+        of_rows: those of the rows by themselves, an example's rows one after another.
+        rows: of one example.
+        parameters: as `of_rows` names them.
+    """
+
+    of_rows: LayerGrads
+    rows: int
+    parameters: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Take the parameters over where none are named."""
+        if not self.parameters:
+            object.__setattr__(self, "parameters", self.of_rows.parameters)
+
+    def gradient(self, name: str) -> MaterializedGrads:
+        """Return one parameter's gradients."""
+        return self._grouped(self.of_rows.gradient(name))
+
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
+        """Return dW_i R^T, [n, p, r], or its rows [p'] alone."""
+        return self._grouped(self.of_rows.left(right_basis, rows))
+
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> MaterializedGrads:
+        """Return L^T dW_i, [n, r, d], or some of its columns alone."""
+        return self._grouped(self.of_rows.right(left_basis, columns))
+
+    def scaled(self, factor: float) -> GroupedGrads:
+        """Multiply every example's gradient by a constant."""
+        return replace(self, of_rows=self.of_rows.scaled(factor))
+
+    def _grouped(self, grads: PerExampleGrads) -> MaterializedGrads:
+        each = grads.materialize()
+        return MaterializedGrads(each.reshape(-1, self.rows, *each.shape[1:]).sum(1))
 
 
 def _sum(uses: Iterable[PerExampleGrads]) -> MaterializedGrads:

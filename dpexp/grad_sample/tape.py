@@ -15,7 +15,8 @@ from dpexp.grad_sample.freezing import freeze, thaw
 from dpexp.grad_sample.hooking import hooked_layers
 from dpexp.grad_sample.modules import gradients_of
 from dpexp.grad_sample.rules import FormedGrads, SummedGrads, layer_grads_of
-from dpexp.types import ConfigError, LayerGrads
+from dpexp.grad_sample.shared_inputs import axis_of, example_inputs
+from dpexp.types import ConfigError, LayerGrads, full_name
 
 
 class _Kept(torch.autograd.Function):
@@ -71,7 +72,46 @@ class Use(NamedTuple):
     """One call of a module in a forward pass."""
 
     name: str
-    count: int
+    number: int
+
+
+class Before(NamedTuple):
+    """What a module that is run again must leave as it was.
+
+    Attributes:
+        generator: the state of the generator that it would draw from.
+        buffers: versions of its buffers, by name.
+    """
+
+    generator: Tensor
+    buffers: dict[str, int]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Before:
+        """Note a module's state."""
+        device = next(module.parameters()).device
+        is_cuda = device.type == "cuda"
+        generator = torch.cuda.get_rng_state(device) if is_cuda else torch.get_rng_state()
+        return cls(generator, {name: each._version for name, each in module.named_buffers()})
+
+    def require_repeatable(self, name: str, module: nn.Module) -> None:
+        """Refuse a module that would come to something else if it were run again.
+
+        Raises:
+            ConfigError: if it drew random numbers or changed a buffer.
+        """
+        now, kind = Before.of(module), type(module).__name__
+        moved = [
+            buffer for buffer, version in now.buffers.items() if self.buffers[buffer] != version
+        ]
+        what = f"change its buffer {moved[0]!r}" if moved else "draw random numbers"
+        if moved or not torch.equal(self.generator, now.generator):
+            raise ConfigError(
+                f"Expected layer {name!r}, a {kind} without a rule, not to {what}: its gradients "
+                f"are found by running it again. {'' if moved else 'Set its dropout to 0, '}"
+                f"{'Freeze it, ' if moved else ''}or register a rule by "
+                f"@dpexp.grad_sample.rule({kind})."
+            )
 
 
 class Tape:
@@ -81,6 +121,10 @@ class Tape:
     between layers. Each hooked layer's (input, output gradient) is passed on once per micro-batch
     and not kept. Where a layer is called several times, or a parameter stands in several places,
     the gradients of all uses are passed on as their sum, when backward is done.
+
+    Attributes:
+        repeated: modules that were called once for all examples; their outputs are repeated.
+        apart: modules whose outputs have not the examples on their first axis.
     """
 
     def __init__(
@@ -105,8 +149,10 @@ class Tape:
         self._awaited: set[str] = set()
         self._uses: dict[str, int] = {}
         self._inputs: dict[Use, list[Any]] = {}  # what `_Kept` gave, and what is no tensor
-        self._random: dict[str, Tensor] = {}  # the generator's state before a module without a rule
+        self._before: dict[str, Before] = {}  # of modules without a rule
         self._parts: dict[str, list[tuple[LayerGrads, str]]] = {}  # of parameters with several uses
+        self.repeated: set[str] = set()
+        self.apart: set[str] = set()
         self._anchor = torch.empty(0, requires_grad=True)
         self._is_backward = False
         self._is_paused = False  # while a module is run again for its gradients
@@ -132,7 +178,7 @@ class Tape:
     def expect(self, num_examples: int) -> None:
         """Say how many examples the next micro-batch holds."""
         self._num_examples = num_examples
-        self._uses, self._inputs, self._random, self._parts = {}, {}, {}, {}
+        self._uses, self._inputs, self._before, self._parts = {}, {}, {}, {}
         self._awaited = set(self._layers)
 
     def backward(self, loss: Tensor) -> None:
@@ -171,6 +217,11 @@ class Tape:
             parts = tuple(self._parts.pop(full))
             self._on_layer(owner, SummedGrads(parts, (own,)))
 
+    @property
+    def not_called(self) -> set[str]:
+        """Name the hooked modules that the forward pass did not call."""
+        return self._layers.keys() - self._uses.keys()
+
     def detach(self) -> None:
         """Remove the hooks and make the parameters trainable by autograd again."""
         for hook in self._hooks:
@@ -208,8 +259,10 @@ class Tape:
                 "train a layer within it."
             )
         (x,), given = taken, output
-        if _has_no_examples(x, self._num_examples):
+        if self._is_the_same_for_all(layer, [x]):
+            self.repeated.add(name)
             x, output = (self._for_each_example(each) for each in (x, output))
+        self._note_rows(name, output)
         self._start_graph(output)
         kept: list[Any] = [self._keep(x)]
         if not self._is_backward:  # else a checkpointed part, computed again
@@ -222,7 +275,7 @@ class Tape:
 
     def _before_module(self, name: str, module: nn.Module, _: Any) -> None:
         if not self._is_idle:
-            self._random[name] = _random_state(module)
+            self._before[name] = Before.of(module)
 
     def _after_module(
         self,
@@ -234,19 +287,17 @@ class Tape:
     ) -> Any:
         if self._is_idle:
             return None
-        if not torch.equal(self._random.pop(name), _random_state(module)):
-            raise ConfigError(
-                f"Expected layer {name!r}, a {type(module).__name__} without a rule, to draw no "
-                "random numbers: its gradients are found by running it again. Set its dropout to "
-                f"0, or register a rule by @dpexp.grad_sample.rule({type(module).__name__})."
-            )
+        self._before.pop(name).require_repeatable(name, module)
         leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
         kept = [self._keep(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         given, form = pytree.tree_flatten(output)
         floating = [place for place, leaf in enumerate(given) if _is_floating(leaf)]
-        if not any(len(each) == self._num_examples for each in leaves if _has_rows(each)):
+        if self._is_the_same_for_all(module, leaves):
+            self.repeated.add(name)
             for place in floating:
                 given[place] = self._for_each_example(given[place])
+        for order, place in enumerate(floating):
+            self._note_rows(name, given[place].movedim(axis_of(module, order), 0))
         use = None if self._is_backward else self._next_use(name)
 
         def on_backward(gradients: tuple[Tensor | None, ...]) -> None:
@@ -263,6 +314,17 @@ class Tape:
             for place, copy in zip(floating, copies, strict=True):
                 given[place] = copy
         return pytree.tree_unflatten(given, form)
+
+    def _is_the_same_for_all(self, module: nn.Module, inputs: list[Any]) -> bool:
+        """Return whether a module is called once for all examples: on one row, or on positions."""
+        if self._num_examples == 0 or example_inputs(module, inputs, self._num_examples):
+            return False
+        tensors = [each for each in inputs if isinstance(each, Tensor) and each.ndim]
+        return all(len(each) == 1 or not each.is_floating_point() for each in tensors)
+
+    def _note_rows(self, name: str, output: Tensor) -> None:
+        if output.ndim == 0 or len(output) % max(self._num_examples, 1):
+            self.apart.add(name)
 
     def _next_use(self, name: str) -> Use:
         self._uses[name] = self._uses.get(name, 0) + 1
@@ -297,15 +359,16 @@ class Tape:
     def _after_rules_backward(self, use: Use, dh: Tensor) -> None:
         name, hooked = use.name, self._layers[use.name]
         x = self._read(name, self._inputs.pop(use)[0])
-        if len(x) != self._num_examples or len(dh) != self._num_examples:
+        rows = len(x) // max(self._num_examples, 1)
+        if len(x) != rows * self._num_examples or len(dh) != len(x):
             raise ConfigError(
                 f"Expected layer {name!r} to see {self._num_examples} examples; it saw "
                 f"{len(x)} rows in and {len(dh)} out. The first axis must be the example."
             )
         self._awaited.discard(name)
-        layer_grads = layer_grads_of(name, hooked.module, x, _single(dh))
+        layer_grads = layer_grads_of(name, hooked.module, x, _single(dh), rows)
         wanted = {own: hooked.names[own] for own in layer_grads.parameters if own in hooked.names}
-        self._pass_on(name, layer_grads, wanted)
+        self._pass_on(name, layer_grads, wanted, self._uses[name])
 
     def _after_modules_backward(
         self, use: Use, spec: Any, gradients: tuple[Tensor | None, ...]
@@ -320,22 +383,25 @@ class Tape:
         self._awaited.discard(name)
         self._is_paused = True
         try:
-            found = gradients_of(
-                hooked.module, tuple(hooked.names), args, kwargs, dh, self._num_examples
-            )
+            with torch.autocast(self._anchor.device.type, enabled=False):
+                found = gradients_of(
+                    hooked.module, tuple(hooked.names), args, kwargs, dh, self._num_examples
+                )
         finally:
             self._is_paused = False
-        by_layer: dict[str, dict[str, Tensor]] = {}
-        for own, full in hooked.names.items():
-            by_layer.setdefault(full.rpartition(".")[0], {})[own] = found[own]
-        for layer, formed in by_layer.items():
-            names = {own.rpartition(".")[2]: each for own, each in formed.items()}
-            wanted = {own.rpartition(".")[2]: hooked.names[own] for own in formed}
-            self._pass_on(layer, FormedGrads(names, tuple(names)), wanted)
+        by_layer: dict[str, dict[str, str]] = {}
+        for own in hooked.names:
+            layer, _, parameter = full_name(name, own).rpartition(".")
+            by_layer.setdefault(layer, {})[parameter] = own
+        for layer, names in by_layer.items():
+            formed = FormedGrads({each: found[own] for each, own in names.items()}, tuple(names))
+            wanted = {each: hooked.names[own] for each, own in names.items()}
+            self._pass_on(layer, formed, wanted, self._uses[name])
 
-    def _pass_on(self, layer: str, layer_grads: LayerGrads, wanted: Mapping[str, str]) -> None:
+    def _pass_on(
+        self, layer: str, layer_grads: LayerGrads, wanted: Mapping[str, str], uses: int
+    ) -> None:
         """Pass gradients on at once, or keep them until those of all uses are there."""
-        uses = self._uses.get(layer, 1)
         at_once = tuple(own for own, full in wanted.items() if uses == 1 and full not in self._tied)
         if at_once:
             self._on_layer(layer, replace(cast(Any, layer_grads), parameters=at_once))
@@ -344,25 +410,8 @@ class Tape:
                 self._parts.setdefault(full, []).append((layer_grads, own))
 
 
-def _has_no_examples(x: Tensor, num_examples: int) -> bool:
-    """Return whether a layer's input is one for all examples: one row, or positions looked up."""
-    if num_examples == 0 or len(x) == num_examples:
-        return False
-    return len(x) == 1 or (x.ndim == 1 and not x.is_floating_point())
-
-
-def _has_rows(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.ndim > 0
-
-
 def _is_floating(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
-
-def _random_state(module: nn.Module) -> Tensor:
-    """Return the state of the generator that a module draws from."""
-    device = next(module.parameters()).device
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _single(tensor: Tensor) -> Tensor:
