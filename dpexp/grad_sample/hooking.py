@@ -88,10 +88,27 @@ def hooked_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, Ho
             names = found.setdefault(name, {})
             if parameter not in names.values():  # one module reads it at all of its places
                 names[own] = parameter
-    return {
+    hooked = {
         name: Hooked(modules[name], names, set(names) <= set(parameters_with_a_rule(modules[name])))
         for name, names in found.items()
     }
+    return _counted_once(hooked)
+
+
+def _counted_once(hooked: dict[str, Hooked]) -> dict[str, Hooked]:
+    """Leave out places of tied weights within a module that is run again, with all of its uses."""
+    for outer, unit in hooked.items():
+        for inner, layer in hooked.items():
+            if (
+                unit.has_rule
+                or inner == outer
+                or not inner.startswith(f"{outer}." if outer else "")
+            ):
+                continue
+            for own, full in list(layer.names.items()):
+                if full in unit.names.values():
+                    del layer.names[own]
+    return {name: each for name, each in hooked.items() if each.names}
 
 
 def _unit_of(parameter: str, modules: dict[str, nn.Module]) -> str:

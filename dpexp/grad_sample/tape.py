@@ -219,8 +219,13 @@ class Tape:
 
     @property
     def not_called(self) -> set[str]:
-        """Name the hooked modules that the forward pass did not call."""
-        return self._layers.keys() - self._uses.keys()
+        """Name the hooked modules whose parameters no module read that was called."""
+        read = {full for name in self._uses for full in self._layers[name].names.values()}
+        return {
+            name
+            for name, hooked in self._layers.items()
+            if name not in self._uses and not read.issuperset(hooked.names.values())
+        }
 
     def detach(self) -> None:
         """Remove the hooks and make the parameters trainable by autograd again."""
