@@ -85,6 +85,11 @@ class Key(NamedTuple):
     part: str = "full"
 
 
+def full_name(layer: str, parameter: str) -> str:
+    """Return a parameter's name in the model; the model itself is the layer named ""."""
+    return f"{layer}.{parameter}" if layer else parameter
+
+
 class Size(NamedTuple):
     """Upper bounds on the size of every example's block; all in float64, [n].
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpexp.types import Batch, ConfigError, LayerCallback, LayerGrads, PerExampleGrads
+from dpexp.types import Batch, ConfigError, LayerCallback, LayerGrads, PerExampleGrads, full_name
 
 PUBLIC_BATCH = 125
 """Public examples in memory at once (ours). `micro_batch` is not used: it must change no result,
@@ -76,7 +76,7 @@ class Passes:
 
         def take_all(layer: str, layer_grads: LayerGrads) -> None:
             for name in layer_grads.parameters:
-                full = f"{layer}.{name}"
+                full = full_name(layer, name)
                 if full in self.parameters:
                     taken[full] = take(full, layer_grads.gradient(name))
 

@@ -9,18 +9,22 @@ Each type has one rule. A decorator registers it, so that a user's own module br
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from dpexp.grad_sample.per_example import MaterializedGrads
-from dpexp.types import ConfigError, LayerGrads
+from dpexp.types import ConfigError, LayerGrads, PerExampleGrads
 
 Rule = Callable[[Any, Tensor, Tensor], LayerGrads | Mapping[str, Tensor]]
 """Maps a layer, its input [n, ...] and the gradient at its output [n, ...] to gradients [n, ...] of
 its parameters by name, or to `LayerGrads` that need not form them."""
+
+
+ROWWISE: set[type[nn.Module]] = {nn.Linear, nn.LayerNorm}
+"""Layers whose rules take rows [n, k, ...] of an example as they take one."""
 
 
 class Registered(NamedTuple):
@@ -80,19 +84,9 @@ def rule_of(kind: type[nn.Module]) -> Rule:
     return _registered(kind, f"{kind.__name__} has none").rule
 
 
-def known_parameters(name: str, layer: nn.Module, parameter: str) -> tuple[str, ...]:
-    """Return which of a layer's own parameters its rule covers.
-
-    Args:
-        name: of the layer in the model.
-        layer: the layer to train.
-        parameter: its first parameter to train, for the error.
-
-    Raises:
-        ConfigError: if the layer's type has no rule.
-    """
-    what = f"{name or 'the model itself'} is a {type(layer).__name__} that holds {parameter!r}"
-    return _registered(type(layer), what).parameters
+def parameters_with_a_rule(layer: nn.Module) -> tuple[str, ...]:
+    """Return which of a layer's own parameters its type's rule covers; () where it has none."""
+    return _RULES[type(layer)].parameters if type(layer) in _RULES else ()
 
 
 def _registered(kind: type[nn.Module], what: str) -> Registered:
@@ -108,18 +102,24 @@ def _registered(kind: type[nn.Module], what: str) -> Registered:
     )
 
 
-def layer_grads_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor) -> LayerGrads:
-    """Return a layer's gradients from its rule.
+def layer_grads_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor, rows: int = 1) -> LayerGrads:
+    """Return a layer's gradients, by its rule.
 
     Args:
         name: of the layer in the model.
         layer: a layer whose type has a rule.
         x: its input, [n, ...].
         dh: the gradient at its output, [n, ...].
+        rows: of x and dh that are one example's, one after another; n is then that many fewer.
 
     Raises:
         ConfigError: if the rule omits a gradient, or returns one of another shape.
     """
+    if rows > 1:
+        if type(layer) in ROWWISE:
+            x, dh = (each.reshape(-1, rows, *each.shape[1:]) for each in (x, dh))
+        else:
+            return GroupedGrads(layer_grads_of(name, layer, x, dh), rows)
     function, parameters = _RULES[type(layer)]
     result = function(layer, x, dh)
     if not isinstance(result, Mapping):
@@ -162,5 +162,83 @@ class FormedGrads:
         return MaterializedGrads(left_basis.T @ weight.flatten(2))
 
     def scaled(self, factor: float) -> FormedGrads:
-        """Return the gradients times a constant."""
-        return replace(self, gradients={k: factor * g for k, g in self.gradients.items()})
+        """Multiply every example's gradient by a constant."""
+        return replace(self, gradients={k: factor * each for k, each in self.gradients.items()})
+
+
+@dataclass(frozen=True)
+class SummedGrads:
+    """One parameter's gradients over several uses: a layer called twice, or tied weights.
+
+    Attributes:
+        parts: each use's layer gradients, with the parameter's name there.
+        parameters: its name.
+    """
+
+    parts: tuple[tuple[LayerGrads, str], ...]
+    parameters: tuple[str, ...]
+
+    def gradient(self, name: str) -> MaterializedGrads:
+        """Return the sum over uses; it is what an example's norm is taken of."""
+        return _sum(grads.gradient(own) for grads, own in self.parts)
+
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
+        """Return the sum over uses of dW_i R^T, [n, p, r], or its rows [p'] alone."""
+        return _sum(grads.left(right_basis, rows) for grads, _ in self.parts)
+
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> MaterializedGrads:
+        """Return the sum over uses of L^T dW_i, [n, r, d], or some of its columns alone."""
+        return _sum(grads.right(left_basis, columns) for grads, _ in self.parts)
+
+    def scaled(self, factor: float) -> SummedGrads:
+        """Multiply every example's gradient by a constant."""
+        return replace(self, parts=tuple((grads.scaled(factor), own) for grads, own in self.parts))
+
+
+@dataclass(frozen=True)
+class GroupedGrads:
+    """Gradients of a layer that sees several rows of every example, as windows of an image.
+
+    Attributes:
+        of_rows: those of the rows by themselves, an example's rows one after another.
+        rows: of one example.
+        parameters: as `of_rows` names them.
+    """
+
+    of_rows: LayerGrads
+    rows: int
+    parameters: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Take the parameters over where none are named."""
+        if not self.parameters:
+            object.__setattr__(self, "parameters", self.of_rows.parameters)
+
+    def gradient(self, name: str) -> MaterializedGrads:
+        """Return one parameter's gradients."""
+        return self._grouped(self.of_rows.gradient(name))
+
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
+        """Return dW_i R^T, [n, p, r], or its rows [p'] alone."""
+        return self._grouped(self.of_rows.left(right_basis, rows))
+
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> MaterializedGrads:
+        """Return L^T dW_i, [n, r, d], or some of its columns alone."""
+        return self._grouped(self.of_rows.right(left_basis, columns))
+
+    def scaled(self, factor: float) -> GroupedGrads:
+        """Multiply every example's gradient by a constant."""
+        return replace(self, of_rows=self.of_rows.scaled(factor))
+
+    def _grouped(self, grads: PerExampleGrads) -> MaterializedGrads:
+        each = grads.materialize()
+        return MaterializedGrads(each.reshape(-1, self.rows, *each.shape[1:]).sum(1))
+
+
+def _sum(uses: Iterable[PerExampleGrads]) -> MaterializedGrads:
+    total: Tensor | None = None
+    for use in uses:
+        each = use.materialize()
+        total = each if total is None else total + each
+    assert total is not None  # a parameter with no use is passed on by nobody
+    return MaterializedGrads(total)

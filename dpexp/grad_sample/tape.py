@@ -1,60 +1,130 @@
-"""Hooks that pass every layer's input and output gradient to the method during backward."""
+"""Hooks that hand every layer's input and output gradient to the method, as backward reaches it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from dpexp.grad_sample.freezing import freeze, thaw, trains
-from dpexp.grad_sample.rules import known_parameters, layer_grads_of
-from dpexp.types import ConfigError, LayerGrads
-
-MIXING = (nn.modules.batchnorm._BatchNorm,)
+from dpexp.grad_sample.freezing import freeze, thaw
+from dpexp.grad_sample.hooking import hooked_layers
+from dpexp.grad_sample.modules import gradients_of
+from dpexp.grad_sample.rules import FormedGrads, SummedGrads, layer_grads_of
+from dpexp.grad_sample.shared_inputs import axis_of, example_inputs
+from dpexp.types import ConfigError, LayerGrads, full_name
 
 
 class _Kept(torch.autograd.Function):
-    """Saves a tensor for backward as autograd's own nodes do.
+    """Keeps a tensor as autograd keeps what its own nodes need for backward.
 
-    So activation checkpointing applies to a layer's input: it is dropped, and recomputed when
-    backward needs it.
+    So a layer's input goes where activation checkpointing sends what it drops: it is computed
+    again when backward asks for it.
     """
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
-        """Return an empty tensor whose node saves `tensor`; `anchor` requires gradients."""
+        """Return an empty tensor whose node has the tensor; the anchor makes autograd want one."""
         ctx.save_for_backward(tensor)
         return torch.empty_like(anchor)
 
 
 class _Start(torch.autograd.Function):
-    """Makes a tensor require gradients without a copy and without making it a leaf.
+    """Starts a graph at a tensor that needs none yet, without a copy.
 
     A leaf that requires gradients may not be changed in place, as ReLU(inplace=True) would do.
     """
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
-        """Return the tensor itself, marked as changed in place; `anchor` requires gradients."""
+        """Return the tensor itself, marked as changed; the anchor makes autograd want it."""
         ctx.mark_dirty(tensor)
         return tensor
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
-        """Return no gradients: nothing before this tensor is trained."""
+        """End here: nothing before it is trained."""
         return None, None
 
 
-class Tape:
-    """Freezes a model and hooks the layers of given parameters.
+class _Boundary(torch.autograd.Function):
+    """Stands behind a module with several outputs, whose gradients arrive together."""
 
-    While the tape is attached no parameter requires gradients, so autograd computes only the
-    gradients between layers. Each hooked layer's (input, output gradient) is passed on once per
-    micro-batch and not kept.
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, on_backward: Any, *outputs: Tensor) -> tuple[Tensor, ...]:
+        """Copy the outputs, so that each may be changed in place."""
+        ctx.on_backward = on_backward
+        ctx.set_materialize_grads(False)
+        return tuple(each.clone() for each in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Hand the outputs' gradients on; None for an output that the loss does not use."""
+        ctx.on_backward(gradients)
+        return (None, None, *gradients)
+
+
+class Use(NamedTuple):
+    """One call of a module in a forward pass."""
+
+    name: str
+    number: int
+
+
+class Before(NamedTuple):
+    """What a module that is run again must leave as it was.
+
+    Attributes:
+        generator: the state of the generator that it would draw from.
+        buffers: versions of its buffers, by name.
+    """
+
+    generator: Tensor
+    buffers: dict[str, int]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Before:
+        """Note a module's state."""
+        device = next(module.parameters()).device
+        is_cuda = device.type == "cuda"
+        generator = torch.cuda.get_rng_state(device) if is_cuda else torch.get_rng_state()
+        return cls(generator, {name: each._version for name, each in module.named_buffers()})
+
+    def require_repeatable(self, name: str, module: nn.Module) -> None:
+        """Refuse a module that would come to something else if it were run again.
+
+        Raises:
+            ConfigError: if it drew random numbers or changed a buffer.
+        """
+        now, kind = Before.of(module), type(module).__name__
+        moved = [
+            buffer for buffer, version in now.buffers.items() if self.buffers[buffer] != version
+        ]
+        what = f"change its buffer {moved[0]!r}" if moved else "draw random numbers"
+        if moved or not torch.equal(self.generator, now.generator):
+            raise ConfigError(
+                f"Expected layer {name!r}, a {kind} without a rule, not to {what}: its gradients "
+                f"are found by running it again. {'' if moved else 'Set its dropout to 0, '}"
+                f"{'Freeze it, ' if moved else ''}or register a rule by "
+                f"@dpexp.grad_sample.rule({kind})."
+            )
+
+
+class Tape:
+    """Freezes a model and hooks the layers that hold some of its parameters.
+
+    While the tape is attached no parameter requires gradients, so autograd computes only what flows
+    between layers. Each hooked layer's (input, output gradient) is passed on once per micro-batch
+    and not kept. Where a layer is called several times, or a parameter stands in several places,
+    the gradients of all uses are passed on as their sum, when backward is done.
+
+    Attributes:
+        repeated: modules that were called once for all examples; their outputs are repeated.
+        apart: modules whose outputs have not the examples on their first axis.
     """
 
     def __init__(
@@ -66,49 +136,56 @@ class Tape:
         """Attach the hooks.
 
         Args:
-            model: any module; only `requires_grad` is changed.
-            parameters: names, as in `named_parameters`, whose layers are hooked.
-            on_layer: called with a layer's name and its gradients.
+            model: any module; its state is not changed except for `requires_grad`.
+            parameters: names, as in `named_parameters`, whose layers are to be hooked.
+            on_layer: called with the layer's name and its gradients.
 
         Raises:
-            ConfigError: for a layer without a rule, a layer that mixes examples, or shared
-                parameters; the message names it.
+            ConfigError: for a layer that mixes examples, or parameters that overlap; the message
+                names it.
         """
         self._on_layer = on_layer
         self._num_examples = 0
         self._awaited: set[str] = set()
-        self._used: set[str] = set()
-        self._inputs: dict[str, Tensor] = {}  # results of `_Kept`
+        self._uses: dict[str, int] = {}
+        self._inputs: dict[Use, list[Any]] = {}  # what `_Kept` gave, and what is no tensor
+        self._before: dict[str, Before] = {}  # of modules without a rule
+        self._parts: dict[str, list[tuple[LayerGrads, str]]] = {}  # of parameters with several uses
+        self.repeated: set[str] = set()
+        self.apart: set[str] = set()
         self._anchor = torch.empty(0, requires_grad=True)
         self._is_backward = False
+        self._is_paused = False  # while a module is run again for its gradients
         self._layers = hooked_layers(model, parameters)
-        self._own: dict[str, tuple[str, ...]] = {}  # each layer's trained parameters
-        for parameter in parameters:
-            layer, _, own = parameter.rpartition(".")
-            self._own[layer] = (*self._own.get(layer, ()), own)
+        places = [full for hooked in self._layers.values() for full in hooked.names.values()]
+        self._tied = {full for full in places if places.count(full) > 1}
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self.attach()
 
     def attach(self) -> None:
-        """Freeze the parameters and register the hooks, also again after `detach`."""
+        """Freeze the parameters and put the hooks on, as after a `detach`."""
         freeze(self._trained)
-        self._hooks = [
-            layer.register_forward_hook(partial(self._after_forward, name), with_kwargs=True)
-            for name, layer in self._layers.items()
-        ]
+        self._hooks = []
+        for name, hooked in self._layers.items():
+            module = hooked.module
+            after = self._after_rule if hooked.has_rule else self._after_module
+            hook = module.register_forward_hook(partial(after, name), with_kwargs=True)
+            self._hooks.append(hook)
+            if not hooked.has_rule:
+                before = partial(self._before_module, name)
+                self._hooks.append(module.register_forward_pre_hook(before))
 
     def expect(self, num_examples: int) -> None:
-        """Set the number of examples of the next micro-batch."""
+        """Say how many examples the next micro-batch holds."""
         self._num_examples = num_examples
-        self._used = set()
-        self._inputs = {}
+        self._uses, self._inputs, self._before, self._parts = {}, {}, {}, {}
         self._awaited = set(self._layers)
 
     def backward(self, loss: Tensor) -> None:
-        """Run backward, which calls the hooks and recomputes checkpointed activations.
+        """Run backward: hooks are called, and what was checkpointed is computed again.
 
         Raises:
-            ConfigError: naming the layers that do not contribute to the loss.
+            ConfigError: naming the layers that took no part in the loss.
         """
         self._is_backward = True
         try:
@@ -118,16 +195,37 @@ class Tape:
         self.check_complete()
 
     def check_complete(self) -> None:
-        """Check that backward reached every hooked layer.
+        """Pass on what several uses add up to, and refuse a backward pass that missed a layer.
 
         Raises:
-            ConfigError: naming the layers that do not contribute to the loss.
+            ConfigError: naming the layers that took no part in the loss.
         """
-        if self._awaited:
+        missed = {
+            name
+            for name in self._awaited
+            # A use of tied weights may be left out where another takes part.
+            if not all(full in self._parts for full in self._layers[name].names.values())
+        }
+        if missed:
+            words = sorted(name or "the model itself" for name in missed)
             raise ConfigError(
-                f"Expected every trainable layer to take part in the loss; {sorted(self._awaited)} "
+                f"Expected every trainable layer to take part in the loss; {words} "
                 "did not. Freeze what the model does not use."
             )
+        for full in list(self._parts):
+            owner, _, own = full.rpartition(".")
+            parts = tuple(self._parts.pop(full))
+            self._on_layer(owner, SummedGrads(parts, (own,)))
+
+    @property
+    def not_called(self) -> set[str]:
+        """Name the hooked modules whose parameters no module read that was called."""
+        read = {full for name in self._uses for full in self._layers[name].names.values()}
+        return {
+            name
+            for name, hooked in self._layers.items()
+            if name not in self._uses and not read.issuperset(hooked.names.values())
+        }
 
     def detach(self) -> None:
         """Remove the hooks and make the parameters trainable by autograd again."""
@@ -136,164 +234,191 @@ class Tape:
         thaw(self._trained)
 
     def __enter__(self) -> Tape:
-        """Return the tape; leaving the context detaches it."""
+        """Use as a context manager; leaving it detaches."""
         return self
 
     def __exit__(self, *_: object) -> None:
         """Detach."""
         self.detach()
 
-    def _after_forward(
+    @property
+    def _is_idle(self) -> bool:
+        return self._is_paused or not torch.is_grad_enabled()
+
+    def _after_rule(
         self,
         name: str,
         layer: nn.Module,
-        args: tuple[Tensor, ...],
-        kwargs: Mapping[str, Tensor],
-        output: Tensor,
-    ) -> None:
-        if not torch.is_grad_enabled():
-            return
-        inputs = [*args, *kwargs.values()]
-        if len(inputs) != 1 or not all(isinstance(value, Tensor) for value in (*inputs, output)):
-            kinds = ", ".join(type(value).__name__ for value in inputs)
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: Any,
+    ) -> Tensor | None:
+        if self._is_idle:
+            return None
+        taken = [*args, *kwargs.values()]
+        if len(taken) != 1 or not all(isinstance(each, Tensor) for each in (*taken, output)):
+            kinds = ", ".join(type(each).__name__ for each in taken)
             raise ConfigError(
-                f"Expected layer {name!r} to take one tensor and return one, as its rule assumes; "
-                f"it took {kinds or 'nothing'} and returned {type(output).__name__}. Freeze it, or "
+                f"Expected layer {name!r} to take one tensor and give one, as its rule supposes; "
+                f"it took {kinds or 'nothing'} and gave {type(output).__name__}. Freeze it, or "
                 "train a layer within it."
             )
-        (x,) = inputs
-        if self._is_backward:  # recomputation of a checkpointed part
-            self._start_graph(output)
-            self._keep(x)
-            return
-        if name in self._used:
-            raise ConfigError(
-                f"Expected layer {name!r} to be used once in a forward pass; it was used again. "
-                "Give each use a layer of its own, or freeze it."
-            )
-        self._used.add(name)
+        (x,), given = taken, output
+        if self._is_the_same_for_all(layer, [x]):
+            self.repeated.add(name)
+            x, output = (self._for_each_example(each) for each in (x, output))
+        self._note_rows(name, output)
         self._start_graph(output)
-        # Not in the hook's closure, which lives as long as the graph; the input is freed earlier.
-        self._inputs[name] = self._keep(x)
-        output.register_hook(partial(self._after_backward, name, layer))
+        kept: list[Any] = [self._keep(x)]
+        if not self._is_backward:  # else a checkpointed part, computed again
+            use = self._next_use(name)
+            # Kept here, not by the hook, which lives as long as the graph: the layer is done
+            # earlier.
+            self._inputs[use] = kept
+            output.register_hook(partial(self._after_rules_backward, use))
+        return None if output is given else output
+
+    def _before_module(self, name: str, module: nn.Module, _: Any) -> None:
+        if not self._is_idle:
+            self._before[name] = Before.of(module)
+
+    def _after_module(
+        self,
+        name: str,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: Any,
+    ) -> Any:
+        if self._is_idle:
+            return None
+        self._before.pop(name).require_repeatable(name, module)
+        leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+        kept = [self._keep(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        given, form = pytree.tree_flatten(output)
+        floating = [place for place, leaf in enumerate(given) if _is_floating(leaf)]
+        if self._is_the_same_for_all(module, leaves):
+            self.repeated.add(name)
+            for place in floating:
+                given[place] = self._for_each_example(given[place])
+        for order, place in enumerate(floating):
+            self._note_rows(name, given[place].movedim(axis_of(module, order), 0))
+        use = None if self._is_backward else self._next_use(name)
+
+        def on_backward(gradients: tuple[Tensor | None, ...]) -> None:
+            if use is not None:
+                self._after_modules_backward(use, spec, gradients)
+
+        if use is not None:
+            self._inputs[use] = kept
+        if len(floating) == 1 and given[floating[0]].requires_grad:
+            if use is not None:
+                given[floating[0]].register_hook(lambda dh: on_backward((dh,)))
+        else:
+            copies = _Boundary.apply(self._anchor, on_backward, *(given[p] for p in floating))
+            for place, copy in zip(floating, copies, strict=True):
+                given[place] = copy
+        return pytree.tree_unflatten(given, form)
+
+    def _is_the_same_for_all(self, module: nn.Module, inputs: list[Any]) -> bool:
+        """Return whether a module is called once for all examples: on one row, or on positions."""
+        if self._num_examples == 0 or example_inputs(module, inputs, self._num_examples):
+            return False
+        tensors = [each for each in inputs if isinstance(each, Tensor) and each.ndim]
+        return all(len(each) == 1 or not each.is_floating_point() for each in tensors)
+
+    def _note_rows(self, name: str, output: Tensor) -> None:
+        if output.ndim == 0 or len(output) % max(self._num_examples, 1):
+            self.apart.add(name)
+
+    def _next_use(self, name: str) -> Use:
+        self._uses[name] = self._uses.get(name, 0) + 1
+        return Use(name, self._uses[name])
+
+    def _for_each_example(self, tensor: Tensor) -> Tensor:
+        """Repeat what is the same for all examples, so that each has a gradient of its own."""
+        if len(tensor) != 1:
+            tensor = tensor[None]
+        return tensor.expand(self._num_examples, *tensor.shape[1:])
 
     def _start_graph(self, output: Tensor) -> None:
-        if not output.requires_grad:  # nothing before this layer is trained
+        if not output.requires_grad:  # nothing before it is trained: the graph starts here
             _Start.apply(self._anchor, output)
 
     def _keep(self, x: Tensor) -> Tensor:
-        # Return the tensor, not its node: before torch 2.13 the node alone frees what it saved.
+        # Not its node alone, which before torch 2.13 lets go of what it saved.
         return _Kept.apply(self._anchor, x.detach())
 
-    def _after_backward(self, name: str, layer: nn.Module, dh: Tensor) -> None:
-        kept: Any = self._inputs.pop(name)
+    def _read(self, name: str, kept: Any) -> Tensor:
         try:
             (x,) = kept.grad_fn.saved_tensors
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
             raise ConfigError(
-                f"Expected the input of layer {name!r} to stay unchanged; the model changed it in "
+                f"Expected the input of layer {name!r} to stay as it was; the model changed it in "
                 "place before backward reached the layer. Make that operation out of place."
             ) from None
-        if len(x) != self._num_examples or len(dh) != self._num_examples:
+        return _single(x)
+
+    def _after_rules_backward(self, use: Use, dh: Tensor) -> None:
+        name, hooked = use.name, self._layers[use.name]
+        x = self._read(name, self._inputs.pop(use)[0])
+        rows = len(x) // max(self._num_examples, 1)
+        if len(x) != rows * self._num_examples or len(dh) != len(x):
             raise ConfigError(
                 f"Expected layer {name!r} to see {self._num_examples} examples; it saw "
                 f"{len(x)} rows in and {len(dh)} out. The first axis must be the example."
             )
         self._awaited.discard(name)
-        layer_grads = layer_grads_of(name, layer, *map(_single, (x, dh)))
-        own = tuple(key for key in layer_grads.parameters if key in self._own[name])
-        self._on_layer(name, replace(cast(Any, layer_grads), parameters=own))
+        layer_grads = layer_grads_of(name, hooked.module, x, _single(dh), rows)
+        wanted = {own: hooked.names[own] for own in layer_grads.parameters if own in hooked.names}
+        self._pass_on(name, layer_grads, wanted, self._uses[name])
+
+    def _after_modules_backward(
+        self, use: Use, spec: Any, gradients: tuple[Tensor | None, ...]
+    ) -> None:
+        name, hooked = use.name, self._layers[use.name]
+        leaves = [
+            self._read(name, each) if isinstance(each, Tensor) else each
+            for each in self._inputs.pop(use)
+        ]
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        dh = [None if each is None else _single(each) for each in gradients]
+        self._awaited.discard(name)
+        self._is_paused = True
+        try:
+            with torch.autocast(self._anchor.device.type, enabled=False):
+                found = gradients_of(
+                    hooked.module, tuple(hooked.names), args, kwargs, dh, self._num_examples
+                )
+        finally:
+            self._is_paused = False
+        by_layer: dict[str, dict[str, str]] = {}
+        for own in hooked.names:
+            layer, _, parameter = full_name(name, own).rpartition(".")
+            by_layer.setdefault(layer, {})[parameter] = own
+        for layer, names in by_layer.items():
+            formed = FormedGrads({each: found[own] for each, own in names.items()}, tuple(names))
+            wanted = {each: hooked.names[own] for each, own in names.items()}
+            self._pass_on(layer, formed, wanted, self._uses[name])
+
+    def _pass_on(
+        self, layer: str, layer_grads: LayerGrads, wanted: Mapping[str, str], uses: int
+    ) -> None:
+        """Pass gradients on at once, or keep them until those of all uses are there."""
+        at_once = tuple(own for own, full in wanted.items() if uses == 1 and full not in self._tied)
+        if at_once:
+            self._on_layer(layer, replace(cast(Any, layer_grads), parameters=at_once))
+        for own, full in wanted.items():
+            if own not in at_once:
+                self._parts.setdefault(full, []).append((layer_grads, own))
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def _single(tensor: Tensor) -> Tensor:
-    """Convert half precision, from autocast, to float32, which norms and sums need."""
+    """Bring what autocast halved to float32: norms and sums want its precision."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-
-
-def hooked_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, nn.Module]:
-    """Return the layers of the named parameters, by name, after checking that each has a rule.
-
-    Raises:
-        ConfigError: naming a layer that mixes examples or has no rule, or a parameter that the rule
-            does not cover, that is shared, or that the model's author froze.
-    """
-    _refuse_mixing(model)
-    _refuse_sharing(model)
-    modules = dict(model.named_modules())
-    layers = {}
-    for parameter in parameters:
-        name = parameter.rpartition(".")[0]
-        layer = modules[name]
-        known = known_parameters(name, layer, parameter)
-        own = parameter.removeprefix(f"{name}.")
-        if own not in known:
-            raise ConfigError(
-                f"Expected a rule for every parameter that trains; {parameter!r} of the "
-                f"{type(layer).__name__} {name} has none. Remove the hook that makes weights of it "
-                "(weight_norm, spectral_norm), or freeze it."
-            )
-        if not trains(model.get_parameter(parameter)):
-            raise ConfigError(
-                f"Expected the method to train no parameter that the model froze; it trains "
-                f"{parameter!r}, whose requires_grad is False. Leave it out of `trainable`, or "
-                "let the model train it."
-            )
-        layers[name] = layer
-    return layers
-
-
-def _refuse_mixing(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, MIXING) or getattr(module, "track_running_stats", False):
-            raise ConfigError(
-                f"Expected layers that keep examples apart; {name} is a {type(module).__name__}, "
-                "whose statistics mix them, so that no example's influence is bounded. "
-                "Use nn.GroupNorm instead."
-            )
-
-
-def _refuse_sharing(model: nn.Module) -> None:
-    places: list[tuple[int, int, int, str, nn.Parameter]] = []
-    for order, (name, parameter) in enumerate(model.named_parameters(remove_duplicate=False)):
-        start = parameter.data_ptr()  # compare memory; an empty or meta tensor has none
-        span = (start, start + _extent(parameter)) if start else (-id(parameter),) * 2
-        places.append((*span, order, name, parameter))
-    near: list[tuple[int, int, int, str, nn.Parameter]] = []
-    found: list[tuple[int, int, str, str]] = []
-    for place in sorted(places, key=lambda place: place[:3]):
-        near = [other for other in near if other[1] > place[0] or other[4] is place[4]]
-        for other in near:
-            if other[4] is place[4] or _overlap(other[4], place[4]):
-                first, second = sorted([place, other], key=lambda place: place[2])
-                found.append((second[2], first[2], second[3], first[3]))
-        near.append(place)
-    if found:  # report the first in the model's order
-        _, _, again, first_of_it = min(found)
-        raise ConfigError(
-            f"Expected every parameter in one place; {again!r} is {first_of_it!r} again, or a part "
-            "of it. Untie the weights."
-        )
-
-
-def _extent(tensor: Tensor) -> int:
-    """Return the number of bytes from a tensor's first to its last."""
-    steps = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (steps + 1) * tensor.element_size()
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors share a byte; views of a matrix may interleave without that."""
-    start = min(one.data_ptr(), other.data_ptr())
-    end = max(tensor.data_ptr() + _extent(tensor) for tensor in (one, other))
-    seen = torch.zeros(end - start, dtype=torch.uint8)
-
-    def of(tensor: Tensor) -> Tensor:
-        size = tensor.element_size()
-        strides = [size * stride for stride in tensor.stride()]
-        at = tensor.data_ptr() - start
-        return seen.as_strided((*tensor.shape, size), (*strides, 1), at)
-
-    of(one).fill_(1)
-    return bool(of(other).any())

@@ -53,6 +53,7 @@ from dpexp.types import (
     PublicGradients,
     Release,
     State,
+    full_name,
     require_word,
 )
 
@@ -161,7 +162,7 @@ class Compressive(Method):
     ) -> Mapping[Key, PerExampleGrads]:
         """Return the classifier's gradient."""
         return {
-            Key(GRADIENT, f"{layer}.{name}"): layer_grads.gradient(name)
+            Key(GRADIENT, full_name(layer, name)): layer_grads.gradient(name)
             for name in layer_grads.parameters
         }
 

@@ -28,7 +28,16 @@ from dpexp.methods.selection import (
     vector_parameters,
 )
 from dpexp.privacy.stated import Stated
-from dpexp.types import Key, LayerGrads, Method, PerExampleGrads, Release, State, require_word
+from dpexp.types import (
+    Key,
+    LayerGrads,
+    Method,
+    PerExampleGrads,
+    Release,
+    State,
+    full_name,
+    require_word,
+)
 
 GRADIENT = "gradient"
 TRAINED = ("all", "matrices", "biases", "head")
@@ -76,7 +85,7 @@ class DPSGD(Method):
         self, state: State, layer: str, layer_grads: LayerGrads
     ) -> Mapping[Key, PerExampleGrads]:
         """Return each trained parameter's whole gradient."""
-        names = {name: f"{layer}.{name}" for name in layer_grads.parameters}
+        names = {name: full_name(layer, name) for name in layer_grads.parameters}
         return {
             Key(GRADIENT, full): layer_grads.gradient(name)
             for name, full in names.items()

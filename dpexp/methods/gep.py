@@ -45,6 +45,7 @@ from dpexp.types import (
     PublicGradients,
     Release,
     State,
+    full_name,
     require_word,
 )
 
@@ -160,7 +161,7 @@ class GEP(Method):
         """Hold a layer's gradients; once their group is whole, carry its w_i and r_i."""
         per_example: dict[Key, PerExampleGrads] = {}
         for name in layer_grads.parameters:
-            full = f"{layer}.{name}"
+            full = full_name(layer, name)
             group = next(g for g, names in state["groups"].items() if full in names)
             held = state["held"].setdefault(group, {})
             held[full] = layer_grads.gradient(name).materialize().flatten(1)

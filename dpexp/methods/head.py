@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from dpexp.types import Key, LayerGrads, PerExampleGrads
+from dpexp.types import Key, LayerGrads, PerExampleGrads, full_name
 
 
 def head_grads(
@@ -20,7 +20,8 @@ def head_grads(
     """Return the gradients of one of the classifier's layers, scaled."""
     scaled = layer_grads.scaled(scale)
     return {
-        Key(release, f"{layer}.{name}"): scaled.gradient(name) for name in layer_grads.parameters
+        Key(release, full_name(layer, name)): scaled.gradient(name)
+        for name in layer_grads.parameters
     }
 
 

@@ -53,6 +53,7 @@ from dpexp.types import (
     PublicGradients,
     Release,
     State,
+    full_name,
     require_word,
 )
 
@@ -172,7 +173,7 @@ class LSG(Method):
         self, state: State, layer: str, layer_grads: LayerGrads
     ) -> Mapping[Key, PerExampleGrads]:
         """Return the kept rows of dL_i and columns of dR_i, or the classifier's scaled gradient."""
-        weight = f"{layer}.weight"
+        weight = full_name(layer, "weight")
         if weight in state["shapes"]:
             rows, columns = state["rows"][weight], state["columns"][weight]
             return {

@@ -51,6 +51,7 @@ from dpexp.types import (
     PublicGradients,
     Release,
     State,
+    full_name,
     require_word,
 )
 
@@ -184,7 +185,7 @@ class RGP(Method):
         self, state: State, layer: str, layer_grads: LayerGrads
     ) -> Mapping[Key, PerExampleGrads]:
         """Return dL_i and dR_i, or the classifier's scaled gradient."""
-        weight = f"{layer}.weight"
+        weight = full_name(layer, "weight")
         if weight in state["shapes"]:
             per_example = {Key(CARRIERS, weight, "left"): layer_grads.left(state["right"][weight])}
             if self._carriers != "left":

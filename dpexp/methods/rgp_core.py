@@ -54,6 +54,7 @@ from dpexp.types import (
     PublicGradients,
     Release,
     State,
+    full_name,
 )
 
 CORE = "core"
@@ -168,7 +169,7 @@ class CoreRGP(Method):
             seconds[name] = like.new_zeros(p, p), like.new_zeros(d, d)
 
         def add(layer: str, layer_grads: LayerGrads) -> None:
-            name = f"{layer}.weight"
+            name = full_name(layer, "weight")
             if name in matrices:
                 to_left, to_right = sketches[name]
                 columns = layer_grads.left(to_right).materialize().transpose(0, 1).flatten(1)
@@ -200,7 +201,7 @@ class CoreRGP(Method):
         squares: dict[str, Tensor] = {}
 
         def add(layer: str, layer_grads: LayerGrads) -> None:
-            name = f"{layer}.weight"
+            name = full_name(layer, "weight")
             if name in state["matrices"]:
                 part = _core(state, name, layer_grads).square().sum(0)
             else:  # as many entries as the layer has, equally scaled
@@ -220,7 +221,7 @@ class CoreRGP(Method):
         for layer, each in squares.items():
             mean = each / (sizes[layer] / each.numel())
             scale[layer] = (mean + floor).pow(self._exponent / 2)
-            if f"{layer}.weight" not in state["matrices"]:
+            if full_name(layer, "weight") not in state["matrices"]:
                 scale[layer] = scale[layer] / self._head_scale
             norm += (each / scale[layer].square()).sum()
         return {layer: each * norm.sqrt() for layer, each in scale.items()}
@@ -229,7 +230,7 @@ class CoreRGP(Method):
         self, state: State, layer: str, layer_grads: LayerGrads
     ) -> Mapping[Key, PerExampleGrads]:
         """Return dM_i, or the classifier's scaled gradient."""
-        weight, scale = f"{layer}.weight", state["scale"][layer]
+        weight, scale = full_name(layer, "weight"), state["scale"][layer]
         if weight in state["matrices"]:
             return {Key(CORE, weight): MaterializedGrads(_core(state, weight, layer_grads) / scale)}
         return head_grads(CORE, layer, layer_grads, 1 / float(scale))

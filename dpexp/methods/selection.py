@@ -10,7 +10,8 @@ from torch import nn
 from dpexp.grad_sample.freezing import trains
 from dpexp.types import ConfigError, Key, Release
 
-MATRIX_LAYERS = (nn.Linear, nn.Conv2d)
+MATRIX_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+"""Layers whose weight is one matrix, flattened to [p, d]: linear ones, convolutions of any kind."""
 
 
 def all_parameters(model: nn.Module) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from dpexp.privacy import ANALYSED, Mechanism
 from dpexp.privacy.seeds import generator
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.train_state import TrainState
-from dpexp.types import ConfigError, LayerGrads, Method, State, one_line
+from dpexp.types import ConfigError, LayerGrads, Method, State, full_name, one_line
 
 NONFINITE = "nonfinite"
 """Key of an analysis's memory that counts observations with numbers that are not finite."""
@@ -129,7 +129,7 @@ class View:
 
         def add(layer: str, layer_grads: LayerGrads) -> None:
             for own in layer_grads.parameters:
-                if (name := f"{layer}.{own}") in totals:
+                if (name := full_name(layer, own)) in totals:
                     layer_grads.gradient(own).add_to(totals[name], None)
 
         passes = self.per_example(examples)

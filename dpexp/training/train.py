@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from dpexp.data.task import fingerprint
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
-from dpexp.grad_sample.tape import hooked_layers
+from dpexp.grad_sample.hooking import hooked_layers
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
 from dpexp.privacy.certificate import JUDGED_ON_TRAINING
 from dpexp.records import ANALYSIS, SCORES, Run
@@ -32,6 +33,8 @@ from dpexp.training.run_logger import announce, metrics_line
 from dpexp.training.schedules import require_rates
 from dpexp.training.train_state import TrainState
 from dpexp.types import Method, State
+
+log = logging.getLogger("dpexp")
 
 EMPTY = 1e-12  # a batch size at which draws are empty, to time a step without examples
 
@@ -223,7 +226,14 @@ def first_look(parts: Parts, device: torch.device) -> str | None:
         ConfigError: naming a layer that cannot be trained, or a module that mixes examples.
     """
     trained = parts.method.trainable(parts.model)
-    hooked_layers(parts.model, trained)
+    for name, hooked in hooked_layers(parts.model, trained).items():
+        if not hooked.has_rule:
+            log.info(
+                "%s: no rule for a %s; its per-example gradients are taken by torch.func, as exact "
+                "and slower",
+                name or "the model itself",
+                type(hooked.module).__name__,
+            )
     unchecked = check_model(parts.model, trained, parts.task, device)
     memory.reset_peak(device)  # the check does not count
     return unchecked

@@ -30,46 +30,9 @@ def test_batch_norm_is_refused_by_name_even_when_frozen():
         Tape(model, ["0.weight"], ignore)
 
 
-def test_layer_without_a_rule_is_refused_by_name():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Bilinear(2, 2, 2))
-    with pytest.raises(ConfigError, match=r"1 is a Bilinear that holds '1\.weight'"):
-        Tape(model, names(model), ignore)
-
-
 def test_layer_without_a_rule_may_be_frozen():
     model = nn.Sequential(nn.Conv1d(1, 1, 1), nn.Linear(2, 2))
     run(model, torch.randn(3, 1, 2), parameters=["1.weight"])
-
-
-def test_subclass_of_a_known_layer_is_refused():
-    class Twice(nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-    with pytest.raises(ConfigError, match="is a Twice"):
-        Tape(nn.Sequential(Twice(2, 2)), ["0.weight"], ignore)
-
-
-def test_tied_weights_are_refused_by_name():
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    model[1].weight = model[0].weight
-    with pytest.raises(ConfigError, match=r"'1\.weight' is '0\.weight' again"):
-        Tape(model, ["0.weight"], ignore)
-
-
-def test_layer_used_twice_is_refused_by_name():
-    layer = nn.Linear(2, 2)
-
-    class Loop(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            return self.layer(self.layer(x))
-
-    with pytest.raises(ConfigError, match="'layer' to be used once"):
-        run(Loop(), torch.randn(3, 2))
 
 
 def test_an_input_changed_in_place_is_refused_by_name():
@@ -105,17 +68,17 @@ def test_layer_outside_the_loss_is_refused_by_name():
         run(Idle(), torch.randn(3, 2))
 
 
-def test_layer_that_sees_no_example_axis_is_refused_by_name():
-    class Positions(nn.Module):
+def test_a_layer_that_sees_other_rows_than_examples_is_refused_by_name():
+    class Most(nn.Module):
         def __init__(self):
             super().__init__()
-            self.table, self.head = nn.Embedding(4, 2), nn.Linear(2, 2)
+            self.layer, self.head = nn.Linear(2, 2), nn.Linear(2, 2)
 
         def forward(self, x):
-            return self.head(x + self.table(torch.arange(4)[None]))
+            return self.head(torch.cat([self.layer(x[:2]), x[2:]]))
 
-    with pytest.raises(ConfigError, match="'table' to see 3 examples; it saw 1 rows in"):
-        run(Positions(), torch.randn(3, 4, 2))
+    with pytest.raises(ConfigError, match="'layer' to see 3 examples; it saw 2 rows in"):
+        run(Most(), torch.randn(3, 2))
 
 
 def test_embedding_options_that_mix_examples_are_refused():
@@ -165,7 +128,7 @@ def test_inputs_are_kept_by_tensors_not_by_nodes_alone():
     with Tape(model, names(model), ignore) as tape:
         tape.expect(3)
         model(torch.randn(3, 2))
-        assert [kept.grad_fn is not None for kept in tape._inputs.values()] == [True, True]
+        assert [kept.grad_fn is not None for (kept,) in tape._inputs.values()] == [True, True]
 
 
 def taken(model, x, parameters=None):
@@ -224,18 +187,10 @@ def test_layer_gradients_name_the_parameters_that_train_and_no_others():
     assert set(taken(model, torch.randn(5, 3), ["0.bias", "2.weight"])) == {"0.bias", "2.weight"}
 
 
-def test_a_parameter_that_the_rule_does_not_know_is_refused_by_name():
-    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2))
-    model[0].register_parameter("temperature", nn.Parameter(torch.ones(4)))
-    with pytest.raises(ConfigError, match=r"'0\.temperature' of the LayerNorm 0 has none"):
-        Tape(model, names(model), ignore)
-    Tape(model, ["1.weight"], ignore).detach()
-
-
 def test_two_parameters_that_lie_in_one_place_are_refused_by_name():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = nn.Parameter(model[0].weight.data)
-    with pytest.raises(ConfigError, match=r"'1\.weight' is '0\.weight' again"):
+    with pytest.raises(ConfigError, match=r"'1\.weight' holds a part of '0\.weight'"):
         Tape(model, ["0.weight"], lambda *_: None)
 
 
@@ -258,7 +213,7 @@ def within(model, table):
 def test_parameters_that_lie_partly_in_one_place_are_refused_by_name(place):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     place(model, torch.randn(4, 3))
-    with pytest.raises(ConfigError, match=r"'1\.\w+' is '0\.weight' again, or a part of it"):
+    with pytest.raises(ConfigError, match=r"'1\.\w+' holds a part of '0\.weight'"):
         Tape(model, ["0.weight"], ignore)
 
 

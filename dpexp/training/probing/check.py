@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpexp.grad_sample import settle
 from dpexp.privacy.certificate import UNTRIED
 from dpexp.training.probing import verdict
 from dpexp.training.probing.made_up import FIRST, SECOND, MadeUp, make_up
@@ -109,6 +110,8 @@ def _tried(
     """Return what is wrong beyond a tolerance; 0 allows for rounding, and requires equality."""
     with staged(model, dtype, device), torch.enable_grad():
         examples = make_up(task, model, device, dtype)
+        one = examples.one
+        settle(model, parameters, lambda: task.loss(model(one.inputs), one.targets), len(one))
         subject = Subject(model, parameters, task.loss)
         wrong, draws = _compared(subject, examples, tolerance, MIDDLE)
         chances = [*(EDGES if draws.has_drawn else ()), *OTHERS[: draws.choices]]

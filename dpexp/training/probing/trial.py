@@ -19,7 +19,7 @@ from dpexp.training.probing.stage import (
     buffers_of,
     state_kept,
 )
-from dpexp.types import Batch, LayerGrads
+from dpexp.types import Batch, LayerGrads, full_name
 
 Judge = Callable[[Tensor, Tensor], Tensor]
 
@@ -94,7 +94,7 @@ class Subject:
 
         def take(layer: str, layer_grads: LayerGrads) -> None:
             for own in layer_grads.parameters:
-                name = f"{layer}.{own}"
+                name = full_name(layer, own)
                 for row, sums in [*each.items(), *([(None, total)] if is_whole else [])]:
                     grads = layer_grads.gradient(own)
                     grads = grads if row is None else grads.select(places == row)

@@ -1,0 +1,168 @@
+"""Per-example gradients of whatever holds parameters and has no rule, by torch.func.
+
+A module is taken as one function of its inputs. Its outputs' gradients are known once backward
+reaches them, so example i's gradient of a parameter is the vector-Jacobian product of that function
+at example i alone. vmap takes it for all examples at once; a module that vmap cannot take, as
+nn.LSTM, is run again example by example. Both are exact and cost one more forward and backward pass
+of the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.utils import _pytree as pytree
+
+from dpexp.grad_sample.shared_inputs import axis_of, by_example, example_inputs
+from dpexp.types import ConfigError
+
+WHOLE = (nn.MultiheadAttention, nn.RNNBase)
+"""Modules that read their children's parameters without calling the children."""
+
+UNBATCHED: set[type[nn.Module]] = {nn.LSTM, nn.GRU, nn.RNN}
+"""Modules that vmap cannot take; others join as they are met."""
+
+
+def gradients_of(
+    module: nn.Module,
+    names: Sequence[str],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    output_gradients: Sequence[Tensor | None],
+    num_examples: int,
+) -> dict[str, Tensor]:
+    """Return every example's gradients of some of a module's parameters.
+
+    Args:
+        module: as it was called.
+        names: of the parameters wanted, as in the module's `named_parameters`.
+        args: what it was called with; `example_inputs` hold one example a row, all others are the
+            same for every example.
+        kwargs: likewise.
+        output_gradients: of each floating-point tensor among its outputs, the example on the first
+            axis; None: zero.
+        num_examples: n.
+
+    Returns:
+        Gradients [n, ...] by name.
+
+    Raises:
+        ConfigError: if an output has no example axis.
+    """
+    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+    wanted = [place for place, each in enumerate(output_gradients) if each is not None]
+    cotangents = []
+    for place in wanted:
+        dh = output_gradients[place]
+        assert dh is not None  # or it is not wanted
+        axis = axis_of(module, place)
+        if dh.ndim <= axis or dh.shape[axis] % max(num_examples, 1):
+            raise ConfigError(
+                f"Expected a {type(module).__name__} to give {num_examples} examples; it gave "
+                f"shape {list(dh.shape)}. The first axis must be the example (batch_first=True)."
+            )
+        cotangents.append(by_example(dh, axis, num_examples))
+
+    # An example has as many rows in as out; with no example there is nothing to be told by.
+    rows = cotangents[0].shape[1] if num_examples else 0
+    places = example_inputs(module, leaves, max(num_examples, 1), rows)
+    inputs = [by_example(leaves[place], axis_of(module, place), num_examples) for place in places]
+
+    def call(some: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = list(leaves)
+        for place, each in zip(places, some, strict=True):
+            given[place] = each.movedim(0, axis_of(module, place))
+        return pytree.tree_unflatten(given, spec)
+
+    def products(outputs: Any, dh: Sequence[Tensor]) -> Tensor:
+        found = floating_of(outputs)
+        outs = (found[place].movedim(axis_of(module, place), 0) for place in wanted)
+        pairs = zip(outs, dh, strict=True)
+        return torch.stack([(out * one.to(out.dtype)).sum() for out, one in pairs]).sum()
+
+    if type(module) not in UNBATCHED:
+        weights = {name: _parameter(module, name).detach() for name in names}
+
+        def of_one(weights: dict[str, Tensor], some: list[Tensor], dh: list[Tensor]) -> Tensor:
+            args, kwargs = call(some)
+            with _replaced(module, weights):
+                return products(module(*args, **kwargs), dh)
+
+        try:
+            return vmap(grad(of_one), in_dims=(None, 0, 0))(weights, inputs, cotangents)
+        except (RuntimeError, NotImplementedError):  # an operation without a batching rule
+            UNBATCHED.add(type(module))
+    return _one_by_one(module, names, call, products, inputs, cotangents, num_examples)
+
+
+@contextmanager
+def _replaced(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Put other tensors in the place of some parameters, wherever in a module they stand.
+
+    functional_call does so too, but leaves a child that stands in two places with the tensors.
+    """
+    replacement = {id(_parameter(module, name)): value for name, value in weights.items()}
+    places = [
+        (child._parameters, key, held)
+        for child in module.modules()
+        for key, held in child._parameters.items()
+        if id(held) in replacement
+    ]
+    try:
+        for parameters, key, held in places:
+            parameters[key] = cast(nn.Parameter, replacement[id(held)])
+        yield
+    finally:
+        for parameters, key, held in places:
+            parameters[key] = held
+
+
+def _parameter(module: nn.Module, name: str) -> Tensor:
+    """Return a parameter, or what stands in its place for a step."""
+    return attrgetter(name)(module)
+
+
+def _one_by_one(
+    module: nn.Module,
+    names: Sequence[str],
+    call: Any,
+    products: Any,
+    inputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    num_examples: int,
+) -> dict[str, Tensor]:
+    weights = [_parameter(module, name) for name in names]
+    had = [weight.requires_grad for weight in weights]
+    found: list[tuple[Tensor, ...]] = []
+    for weight in weights:
+        weight.requires_grad_(True)
+    try:
+        for i in range(num_examples):
+            args, kwargs = call([each[i] for each in inputs])
+            with torch.enable_grad():
+                loss = products(module(*args, **kwargs), [each[i] for each in cotangents])
+            found.append(torch.autograd.grad(loss, weights, materialize_grads=True))
+    finally:
+        for weight, before in zip(weights, had, strict=True):
+            weight.requires_grad_(before)
+    if not found:
+        found = [tuple(weight.new_zeros(0, *weight.shape) for weight in weights)]
+        return dict(zip(names, found[0], strict=True))
+    return {
+        name: torch.stack(each) for name, each in zip(names, zip(*found, strict=True), strict=True)
+    }
+
+
+def floating_of(outputs: Any) -> list[Tensor]:
+    """List the floating-point tensors among a module's outputs, in their order."""
+    return [
+        leaf
+        for leaf in pytree.tree_leaves(outputs)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]

@@ -1,0 +1,58 @@
+"""Which inputs of a module hold examples, and which are the same for all, as positions and masks.
+
+An input of n k rows in a batch of n examples holds k rows an example, one example after another, as
+attention in windows has them; k is 1 elsewhere. An input that had other rows than that in a batch
+of another size is the same for all. A run tries its model with batches of several sizes before the
+first step, and compares every gradient with autograd's, so that what is mistaken here is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+_SHARED: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
+
+
+def example_inputs(
+    module: nn.Module, inputs: Sequence[Any], num_examples: int, rows: int = 0
+) -> list[int]:
+    """Return which of a module's inputs hold examples, by their place.
+
+    Args:
+        module: as it is called.
+        inputs: all that it is called with, flattened; what is no tensor holds no examples.
+        num_examples: of this batch, >= 1.
+        rows: of an example, k; 0: any number.
+    """
+    shared = _SHARED.setdefault(module, set())
+    places = []
+    for place, each in enumerate(inputs):
+        axis = axis_of(module, place)
+        if not isinstance(each, Tensor) or each.ndim <= axis:
+            continue
+        length = each.shape[axis]
+        is_list = each.ndim == 1 and not each.is_floating_point()  # positions, that are looked up
+        is_other = length != num_examples and (is_list or axis > 0)
+        if length % num_examples or is_other or (rows and length != rows * num_examples):
+            shared.add(place)
+        elif length and place not in shared:
+            places.append(place)
+    return places
+
+
+def by_example(tensor: Tensor, axis: int, num_examples: int) -> Tensor:
+    """Return a tensor of n k rows as [n, k, ...], its examples moved from an axis to the first."""
+    rows = tensor.movedim(axis, 0)
+    return rows.reshape(num_examples, len(rows) // max(num_examples, 1), *rows.shape[1:])
+
+
+def axis_of(module: nn.Module, place: int) -> int:
+    """Return the axis of the examples in a module's n-th tensor, of its inputs or its outputs.
+
+    It is the first, but in the states of recurrent layers, which are [layers, n, ...].
+    """
+    return 1 if isinstance(module, nn.RNNBase) and place > 0 else 0
