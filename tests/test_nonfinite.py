@@ -61,10 +61,10 @@ def test_a_run_that_diverges_says_so_in_its_record(tmp_path):
     words = [
         "method=nonprivate",
         *SHORT[1:],
-        "optimizer._target_=torch.optim.SGD",
+        "optimizer=sgd",
         "optimizer.lr=1e30",
     ]
-    words += ["+optimizer.momentum=1e30"]
+    words += ["optimizer.momentum=1e30"]
     lines, result, _ = of(execute(tmp_path, *words))
     assert result["test_accuracy"] == 0.0
     assert result["nonfinite_outputs"] == lines[-1]["nonfinite_outputs"] == 360

@@ -266,7 +266,8 @@ def test_a_run_that_goes_on_is_the_same_one_on_a_dashboard(tmp_path):
 FILLED = """
 import json, resource, sys, warnings
 from dataclasses import replace
-import torch, run
+import torch
+from dpexp import cli
 from dpexp import records
 from dpexp.distributed.ranks import Ranks
 from dpexp.records import RecordError

@@ -259,8 +259,8 @@ class Tape:
         if len(taken) != 1 or not all(isinstance(each, Tensor) for each in (*taken, output)):
             kinds = ", ".join(type(each).__name__ for each in taken)
             raise ConfigError(
-                f"Expected layer {name!r} to take one tensor and give one, as its rule supposes; "
-                f"it took {kinds or 'nothing'} and gave {type(output).__name__}. Freeze it, or "
+                f"Expected layer {name!r} to take one tensor and return one, as its rule assumes; "
+                f"it took {kinds or 'nothing'} and returned {type(output).__name__}. Freeze it, or "
                 "train a layer within it."
             )
         (x,), given = taken, output
@@ -356,7 +356,7 @@ class Tape:
             if "modified by an inplace operation" not in str(error):
                 raise
             raise ConfigError(
-                f"Expected the input of layer {name!r} to stay as it was; the model changed it in "
+                f"Expected the input of layer {name!r} to stay unchanged; the model changed it in "
                 "place before backward reached the layer. Make that operation out of place."
             ) from None
         return _single(x)
