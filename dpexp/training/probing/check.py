@@ -21,8 +21,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from dpexp.grad_sample import settle
+from dpexp.grad_sample.hooking import hooked_layers
+from dpexp.grad_sample.modules import floating_of
 from dpexp.privacy.certificate import UNTRIED
 from dpexp.training.probing import verdict
 from dpexp.training.probing.made_up import FIRST, SECOND, MadeUp, make_up
@@ -188,9 +191,9 @@ def _gradients(
     """Return where the tape's summed gradients differ from autograd's."""
     for name, mine in taken.items():
         apart = size_of(mine - expected[name])
-        if apart > tolerance * sizes[name]:
+        size = size_of(expected[name])
+        if apart > tolerance * max(sizes[name], size):
             layer, _, own = name.rpartition(".")
-            size = size_of(expected[name])
             much = f"{apart / size:.2g} of its size" if size else "all of it"
             return (
                 f"Expected layer {layer!r} to be used by nothing but its own forward pass; on "
@@ -208,21 +211,25 @@ def _by_autograd(
     model, parameters = subject.model, subject.parameters
     weights = {name: model.get_parameter(name) for name in parameters}
     flags = [(p, p.requires_grad) for p in model.parameters()]
-    layers = {name.rpartition(".")[0] for name in parameters}
-    seen: dict[str, list[float]] = {name: [0.0, 0.0] for name in layers}
+    hooked = hooked_layers(model, parameters)
+    seen: dict[str, list[float]] = {name: [0.0, 0.0] for name in hooked}
 
-    def record(name: str, layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        x = args[0] if args else kwargs["input"]
+    def record(name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         taps = math.prod(getattr(layer, "kernel_size", (1,)))
-        entries = x.numel() if isinstance(layer, nn.GroupNorm | nn.LayerNorm) else 0
-        norm = float(x.detach().double().norm()) if x.is_floating_point() else math.sqrt(x.numel())
-        seen[name][0] = max(norm * math.sqrt(taps), math.sqrt(entries), math.sqrt(output.numel()))
-        if output.requires_grad:
-            output.register_hook(lambda dh: _note(seen[name], dh))
+        is_norm = isinstance(layer, nn.GroupNorm | nn.LayerNorm)
+        for x in filter(torch.is_tensor, tree_leaves((args, kwargs))):
+            is_number = x.is_floating_point()
+            norm = float(x.detach().double().norm()) if is_number else math.sqrt(x.numel())
+            entries = x.numel() if is_norm else 0
+            seen[name][0] = max(seen[name][0], norm * math.sqrt(taps), math.sqrt(entries))
+        for each in floating_of(output):
+            seen[name][0] = max(seen[name][0], math.sqrt(each.numel()))
+            if each.requires_grad:
+                each.register_hook(lambda dh: _note(seen[name], dh))
 
     hooks = [
         model.get_submodule(name).register_forward_hook(partial(record, name), with_kwargs=True)
-        for name in layers
+        for name in hooked
     ]
     try:
         for parameter in model.parameters():
@@ -241,7 +248,11 @@ def _by_autograd(
         name: torch.zeros_like(weight) if gradient is None else gradient
         for (name, weight), gradient in zip(weights.items(), found, strict=True)
     }
-    return gradients, {name: math.prod(seen[name.rpartition(".")[0]]) for name in parameters}
+    sizes = dict.fromkeys(parameters, 0.0)
+    for name, layer in hooked.items():
+        for full in layer.names.values():
+            sizes[full] += math.prod(seen[name])
+    return gradients, sizes
 
 
 def _note(seen: list[float], dh: Tensor) -> None:
