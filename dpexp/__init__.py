@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dpexp.records import Record
 
-__all__ = ["run"]
+__all__ = ["noise_multiplier", "run"]
 
 
 def run(*words: str) -> Record:
@@ -43,6 +43,25 @@ def run(*words: str) -> Record:
     from dpexp.cli.from_python import run  # with torch, which `import dpexp` does not wait for
 
     return run(words)
+
+
+def noise_multiplier(*, eps: float, delta: float, sampling_prob: float, num_steps: int) -> float:
+    """Return the least noise, in clip norms, for a budget of the Poisson-sampled Gaussian.
+
+        dpexp.noise_multiplier(eps=8, delta=1e-5, sampling_prob=0.02, num_steps=10_000)
+
+    Args:
+        eps: > 0.
+        delta: in (0, 1).
+        sampling_prob: in (0, 1], the expected batch size over the number of examples.
+        num_steps: >= 1.
+
+    Raises:
+        ConfigError: for a number out of range, or if no noise is enough.
+    """
+    from dpexp.cli import budget
+
+    return budget.noise_multiplier(eps, delta, sampling_prob, num_steps)
 
 
 TORCHVISION_SCHEMAS = (

@@ -4,6 +4,8 @@
     dpexp table table3 paper=rgp              build a table beside the published values
     dpexp figure figure4 paper=lsg            build a figure
     dpexp verify results/embedded/runs/*      recompute runs' privacy certificates
+    dpexp budget eps=8 delta=1e-5 dataset_size=50000 batch_size=1000 epochs=200
+                                              the noise that a budget takes, or the eps of a noise
 
 `dpexp COMMAND --help` tells of a command's words. Exit code: the command's own; 2 for a mistake in
 what was asked.
@@ -16,7 +18,7 @@ from collections.abc import Sequence
 
 from dpexp.cli import errors
 
-COMMANDS = ("run", "table", "figure", "verify")
+COMMANDS = ("run", "table", "figure", "verify", "budget")
 
 
 def main() -> int:
@@ -44,6 +46,10 @@ def _do(command: str, words: Sequence[str]) -> int:
         from dpexp.cli import verify
 
         return verify.main(words, called)
+    if command == "budget":
+        from dpexp.cli import budget
+
+        return budget.main(words)
     from dpexp.cli import artifact
 
     return artifact.main(words, called=called)
