@@ -43,11 +43,9 @@ def test_the_shell_says_what_a_run_takes(capsys):
 def test_the_shell_gives_the_epsilon_of_a_noise(capsys):
     words = ["noise=1.5", "delta=1e-5", "sampling_prob=0.02", "num_steps=1000"]
     assert budget.main(words) == 0
-    said = capsys.readouterr().out
-    assert said == f"eps {budget.epsilon(1.5, 1e-5, 0.02, 1000):.6g} at delta 1e-05 " + (
-        "for noise multiplier 1.5
-"
-    )
+    eps = budget.epsilon(1.5, 1e-5, 0.02, 1000)
+    expected = f"eps {eps:.6g} at delta 1e-05 for noise multiplier 1.5"
+    assert capsys.readouterr().out == expected + "\n"
 
 
 @pytest.mark.parametrize(
