@@ -3,7 +3,6 @@
 import sys
 
 from dpexp.cli.all import main
-from scripts import hours
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], hours.plan))
+    sys.exit(main(sys.argv[1:]))

@@ -83,13 +83,23 @@ def test_what_is_installed_trains_verifies_and_shows_in_an_empty_folder(command,
     assert (tmp_path / table.stdout.splitlines()[-1]).is_file()
 
 
+def test_what_is_installed_plans_the_papers_runs_without_their_data(command, tmp_path):
+    words = ["table4", "paper=gep", "profile=paper", "plan=true", "data_root=none"]
+    done = command("table", *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    (total,) = [line for line in done.stdout.splitlines() if line.startswith("| **total** |")]
+    runs, hours, petaflops = [float(word) for word in total.split("|")[2:5]]
+    assert runs > 0 and hours > 0 and petaflops > 0
+    assert "Not in it" not in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["tabel"], "Expected one of run, table, figure, verify; got tabel. Did you mean table?"),
         (["run", "method=rpg", "task=digits"], "Did you mean rgp?"),
         (["table", "tabel1", "paper=gep"], "did you mean 'table1'?"),
-        (["table", "table1", "paper=gep", "profile=paper", "plan=true"], "is told in a checkout"),
         (["verify", "nowhere"], "Expected a run's directory; there is none at nowhere."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

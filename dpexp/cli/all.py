@@ -36,14 +36,13 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from dpexp.cli import groups
+from dpexp.cli import cost_model, groups
 from dpexp.cli.arguments import changing, exit_code_of, listed, require_apart, split, whole
-from dpexp.cli.artifact import NAMES, SHARED, Hours, exit_code
+from dpexp.cli.artifact import NAMES, SHARED, exit_code
 from dpexp.cli.execution import execute
 from dpexp.cli.launchers import check, launch
 from dpexp.cli.suite import OWN, PAPERS, Suite, choose, natural
@@ -83,17 +82,12 @@ def parse(words: Sequence[str]) -> Request:
     return Request(**own, overrides=tuple(overrides))
 
 
-def main(words: Sequence[str], hours: Hours) -> int:
-    """Do what the command line asks; return the exit code.
-
-    Args:
-        words: of the command line.
-        hours: plans the runs.
-    """
-    return exit_code_of(partial(_main, hours), words, __doc__)
+def main(words: Sequence[str]) -> int:
+    """Do what the command line asks; return the exit code."""
+    return exit_code_of(_main, words, __doc__)
 
 
-def _main(hours: Hours, words: Sequence[str]) -> int:
+def _main(words: Sequence[str]) -> int:
     request = parse(words)
     began = time.perf_counter()
     if request.launcher:
@@ -105,7 +99,8 @@ def _main(hours: Hours, words: Sequence[str]) -> int:
     suite = Suite(mine, request.profile, request.overrides, request.seeds)
     if request.is_plan:
         print(_opening(suite, artifacts, sum(map(len, suite.missing()))), end="\n\n", flush=True)
-        for line in hours("Artifact", suite.wanted(), _device(request), request.flops):
+        wanted = suite.wanted()
+        for line in cost_model.plan("Artifact", wanted, _device(request), request.flops):
             print(line, flush=True)
         return 0
     require_apart(request.overrides, suite.results)

@@ -31,16 +31,13 @@ from __future__ import annotations
 import csv
 import fnmatch
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dpexp import records
-from dpexp.cli import groups, lookup
+from dpexp.cli import cost_model, groups, lookup
 from dpexp.cli.arguments import (
     changing,
     exit_code_of,
@@ -64,12 +61,6 @@ from dpexp.reporting.schema import spec, tuned
 from dpexp.types import ConfigError
 
 CALLED = "python -m scripts.artifact"
-
-Hours = Callable[
-    [str, Mapping[str, Sequence[dict[str, Any]]], torch.device, float | None], Iterator[str]
-]
-"""Plans runs from a few examples. Takes what the names are of, configs by name, the device at hand
-and the FLOP/s that a GPU sustains; yields a table in Markdown, line by line."""
 
 FAILURES = (collect.FAILED, collect.NOT_RUN, collect.REFUSED)
 
@@ -137,19 +128,17 @@ def is_picked(request: Request, artifact: spec.Artifact, cell: spec.Key) -> bool
     )
 
 
-def main(words: Sequence[str], hours: Hours | None = None, called: str = CALLED) -> int:
+def main(words: Sequence[str], called: str = CALLED) -> int:
     """Do what the command line asks; return the exit code.
 
     Args:
         words: of the command line.
-        hours: plans runs that are too long to time; None: nothing does.
         called: how the program is called in its help.
     """
-    doc = (__doc__ or "").replace(CALLED, called)
-    return exit_code_of(partial(_main, hours), words, doc)
+    return exit_code_of(_main, words, (__doc__ or "").replace(CALLED, called))
 
 
-def _main(hours: Hours | None, words: Sequence[str]) -> int:
+def _main(words: Sequence[str]) -> int:
     request = parse(words)
     if request.launcher:
         check(request.launcher)
@@ -174,7 +163,7 @@ def _main(hours: Hours | None, words: Sequence[str]) -> int:
     for wrong in (o.job.contradicts for o in picked if o.job.contradicts):
         raise ConfigError(wrong)
     if request.is_plan:
-        _print_plan(request, artifact, picked, results, hours)
+        _print_plan(request, artifact, picked, results)
         return 0
     require_apart(request.overrides, results)
     to_do = build.missing(picked) if request.runs else []
@@ -293,22 +282,15 @@ def _print_plan(
     artifact: spec.Artifact,
     outcomes: Sequence[collect.Outcome],
     results: Path,
-    hours: Hours | None,
 ) -> None:
-    is_long = request.profile == "paper"  # too long to time, and the data may not be there
-    if is_long and hours is None:
-        raise ConfigError(
-            "Expected plan=true beside profile=embedded or profile=quick; what runs of the paper's "
-            f"size take is told in a checkout, by {CALLED}. Set another profile."
-        )
     print(f"{artifact.place}, profile {request.profile}\n")
     configs = [o.job.config for o in outcomes if o.job.config is not None]
     device = ranks.choose_device(configs[0]["device"] if configs else "auto")
-    if is_long and hours is not None:
+    if request.profile == "paper":  # too long to time, and the data may not be there
         wanted: dict[str, list[dict[str, Any]]] = {o.job.name: [] for o in outcomes}
         for job in build.missing(outcomes):
             wanted[job.name].append(job.config or {})
-        print(*hours("Cell", wanted, device, request.flops), sep="\n")
+        print(*cost_model.plan("Cell", wanted, device, request.flops), sep="\n")
         return
     known = records.describe_device(device)
     estimator = plan.Estimator(results, request.profile, known, estimate)

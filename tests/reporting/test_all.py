@@ -14,7 +14,6 @@ from dpexp.cli.config_cache import Configs
 from dpexp.records import caches
 from dpexp.reporting.schema import spec
 from dpexp.types import ConfigError
-from scripts.hours import plan
 
 
 def test_its_own_words_are_taken_out_and_the_rest_are_overrides():
@@ -48,7 +47,7 @@ def test_its_own_words_are_taken_out_and_the_rest_are_overrides():
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(word, expected, capsys):
-    assert suite.main([word], plan) == 2
+    assert suite.main([word]) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1
     assert expected in printed.err
@@ -69,19 +68,19 @@ def test_ours_are_picked_by_name_also_where_no_paper_is_asked_for():
 def test_missing_runs_are_done_once_written_and_afterwards_looked_up(tmp_path, capsys):
     words = ["paper=compressive", "only=*/figure1", "seeds=0", "workers=2", f"results={tmp_path}"]
     words += ["epochs=0.1"]
-    assert suite.main(words, plan) == 0
+    assert suite.main(words) == 0
     out = capsys.readouterr().out
     shared = len(list((tmp_path / "embedded" / "runs").iterdir()))
     assert f"0 of {shared} runs done, {shared} to do" in out and f"[{shared}/{shared}]" in out
-    assert suite.main(words, plan) == 0
+    assert suite.main(words) == 0
     assert f"{shared} of {shared} runs done, 0 to do" in capsys.readouterr().out
     assert (tmp_path / "embedded" / "compressive" / "figure1.csv").is_file()
     assert "compressive-figure1" in (tmp_path / "embedded" / "index.html").read_text()
 
 
 def test_what_was_written_before_stays_on_the_page(tmp_path, capsys):
-    assert suite.main(["only=rgp/table3", "run=false", f"results={tmp_path}"], plan) == 0
-    assert suite.main(["only=rgp/table2", "run=false", f"results={tmp_path}"], plan) == 0
+    assert suite.main(["only=rgp/table3", "run=false", f"results={tmp_path}"]) == 0
+    assert suite.main(["only=rgp/table2", "run=false", f"results={tmp_path}"]) == 0
     page = (tmp_path / "embedded" / "index.html").read_text()
     assert page.index('id="rgp-table2"') < page.index('id="rgp-table3"')
 

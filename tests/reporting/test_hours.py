@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpexp import cli
-from scripts import hours
+from dpexp.cli import cost_model as hours
 
 CPU = torch.device("cpu")
 

@@ -57,7 +57,7 @@ def stand_in(given: dict[str, Any], shrink: int) -> dict[str, Any]:
         method |= {key: size // shrink for key, size in sizes.items()}
     if "repo" in task or "csv" in task:
         task |= {
-            "_target_": "scripts.stand_in.examples",
+            "_target_": "dpexp.cli.stand_in.examples",
             "tokenizer": None,
         }  # which none goes through
     if "features" in given:
@@ -67,7 +67,7 @@ def stand_in(given: dict[str, Any], shrink: int) -> dict[str, Any]:
     changed = {**config, "method": method, "task": task, "model": model}
     if "public" in config:
         size = method.get("m", config["public"].get("size", 0)) or 0
-        changed["public"] = {"_target_": "scripts.stand_in.public", "size": size}
+        changed["public"] = {"_target_": "dpexp.cli.stand_in.public", "size": size}
     return changed
 
 

@@ -27,14 +27,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from dpexp import records
-from dpexp.cli import build_parts
+from dpexp.cli.parts import build_parts
+from dpexp.cli.stand_in import LENGTH, stand_in
 from dpexp.distributed import ranks
 from dpexp.privacy import Mechanism, num_steps
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.micro_batch import AUTO
 from dpexp.training.train import EMPTY, make_mechanism, update
 from dpexp.types import ConfigError, one_line
-from scripts.stand_in import LENGTH, stand_in
 
 FEW = 4
 """Examples timed on a CPU."""

@@ -1,1 +1,0 @@
-"""What a private step costs on many GPUs, on paper."""
