@@ -9,26 +9,26 @@ arXiv 2011.14572, Algorithms 1 to 3, for a convex loss of n parameters. At step 
     v*    <- 2 Xi kappa CoSaMP(Psi, kappa, y)                                lines 4-5, Algorithm 1
     theta <- theta - rho_k v*                                                Algorithm 3
 
-Whatever the data, v has kappa entries within [-Xi, Xi], so v / (2 Xi kappa) moves by at most 1 in
-l1 from one data set to any other, and Psi v / (2 Xi kappa) by the largest l1 norm of Psi's columns.
-That bound does not fall with the number of examples, for the choice of entries does not: where
-examples tip the balance, all kappa places may change at once.
+For all data, v has kappa entries within [-Xi, Xi]. Between any two data sets v / (2 Xi kappa)
+therefore changes by at most 1 in l1, and Psi v / (2 Xi kappa) by at most the largest l1 norm of
+Psi's columns. This bound does not decrease with the number of examples: one example can decide
+which entries are kept, so all kappa places may change at once.
 
 Differences from the paper:
- 1. Xi is enforced: each coordinate of an example's gradient, and of their sum over the expected
-    batch size, is clamped.
- 2. The noise has scale max_j |Psi_j|_1 / eps, of the Psi that was drawn; the paper's scale,
-    sqrt(p) / eps, is too little whenever a column is longer than sqrt(p). The certificate says what
-    epsilon that would have come to.
- 3. What is released is Psi v over that largest norm, times the expected batch size, so that the
+ 1. Xi is enforced by clamping each coordinate of every example's gradient, and of their sum over
+    the expected batch size.
+ 2. The noise has scale max_j |Psi_j|_1 / eps, for the Psi that was drawn. The paper's scale,
+    sqrt(p) / eps, is too small if a column's norm exceeds sqrt(p). The certificate states the
+    epsilon of the paper's scale.
+ 3. The release is Psi v over that largest norm, times the expected batch size, so that the
     sensitivity is the same at every step and the trainer's division gives a mean.
- 4. `psi=none` releases v itself with noise of scale 2 Xi kappa / eps on all n coordinates; with
-    `kappa=null`, which keeps all of them, that is our reading of the paper's run without
+ 4. `psi=none` releases v itself, with noise of scale 2 Xi kappa / eps on all n coordinates. With
+    `kappa=null`, which keeps all entries, this is our reading of the paper's run without
     sparsification, whose noise it does not print.
-    `bound=example` gives that run the noise it needs: without a choice of entries one example moves
-    the mean by n Xi / B in l1, not by 2 Xi n.
+    `bound=example` gives that run the noise it needs: without a choice of entries one example
+    changes the mean by at most n Xi / B in l1, not by 2 Xi n.
  5. Batches may be Poisson samples; Psi is drawn anew at every step either way.
- 6. Trains the model's head, whatever is below it: the loss is convex there.
+ 6. Only the model's head trains, where the loss is convex, whatever is below it.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ from dpexp.types import (
 
 GRADIENT = "measurements"
 MEASURED = Key(GRADIENT, "all", "psi")
-"""The one block that leaves, of all parameters together."""
+"""The one released block, for all parameters together."""
 
 LEAST_ROWS = 3
-"""Of Psi (Algorithm 2, line 1)."""
+"""Least number of Psi's rows (Algorithm 2, line 1)."""
 
 
 class Compressive(Method):
-    """Releases p measurements of the kappa largest entries of the mean gradient a step."""
+    """Releases p measurements of the mean gradient's kappa largest entries at every step."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class Compressive(Method):
             kappa: entries to keep, in [1, n]; None keeps all.
             p: rows of Psi, >= 3.
             psi: "gaussian" or "none".
-            bound: what the noise is to hide: any change of a vector in the "box" (the paper), or
-                one "example" (with psi "none" and kappa None alone).
+            bound: what the noise hides: "box", any change of a vector in the box (the paper), or
+                one "example" (only with psi "none" and kappa None).
             xi: bound on each coordinate, > 0.
             batch_size: expected number of examples a step, > 0.
             head: the classifier's name in the model.
 
         Raises:
-            ConfigError: for a value outside its range.
+            ConfigError: if a value is outside its range.
         """
         require_word("method.psi", psi, ("gaussian", "none"))
         require_word("method.bound", bound, ("box", "example"))
@@ -111,7 +111,7 @@ class Compressive(Method):
 
     @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
-        """Return the measurements, by how much their sum over a batch may change in l1."""
+        """Return the release that verification expects: the measurements, with l1 sensitivity."""
         method, clip_norm = config["method"], float(config["privacy"]["clip_norm"])
         if method["bound"] == "example":
             change = size * method["xi"]
@@ -121,11 +121,11 @@ class Compressive(Method):
         return [Stated("measurements", clip_norm, change / clip_norm, "laplace", "coordinates")]
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
-        """Name the classifier's parameters."""
+        """Return the names of the classifier's parameters."""
         return head_parameters(model, self._head)
 
     def start(self, model: nn.Module) -> State:
-        """Remember the parameters' shapes.
+        """Return the parameters' shapes, their size and kappa.
 
         Raises:
             ConfigError: if kappa is not within [1, n].
@@ -140,7 +140,7 @@ class Compressive(Method):
             )
         if self._psi == "gaussian" and self._p > size:
             warnings.warn(
-                f"p={self._p} measurements of {size} coordinates compress nothing. Set method.p.",
+                f"p={self._p} measurements of {size} coordinates do not compress. Set method.p.",
                 stacklevel=2,
             )
         return {"shapes": shapes, "size": size, "kappa": kappa, "column_norms": []}
@@ -148,7 +148,7 @@ class Compressive(Method):
     def prepare(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> State:
-        """Draw Psi."""
+        """Return the state with a new Psi, [p, n]."""
         if self._psi == "none":
             return state
         like = next(model.parameters())
@@ -171,7 +171,7 @@ class Compressive(Method):
         return {Key(GRADIENT, name): shape for name, shape in state["shapes"].items()}
 
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
-        """Declare the measurements, in l1: each is the batch size times a vector in the box."""
+        """Return the release: the batch size times a vector in the box, with l1 sensitivity."""
         dimension = state["size"] if self._psi == "none" else self._p
         sensitivity = 2 * state["kappa"] * self._batch_size * self._xi / clip_norm
         if self._bound == "example":
@@ -179,7 +179,7 @@ class Compressive(Method):
         return (Release(GRADIENT, dimension, clip_norm, sensitivity, "laplace", "coordinates"),)
 
     def compress(self, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
-        """Keep the largest entries of the mean and measure them."""
+        """Return measurements of the mean's largest entries, times the batch size."""
         total = torch.cat([sums[key].flatten() for key in self.release_shapes(state)])
         mean = (total / self._batch_size).clamp(-self._xi, self._xi)
         kept = keep_largest(mean, state["kappa"])
@@ -190,7 +190,7 @@ class Compressive(Method):
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
-        """Recover the entries, forget Psi and note its largest column norm."""
+        """Return the recovered gradient, and a state with Psi's largest column norm, not Psi."""
         vector, norms = noisy[MEASURED], state["column_norms"]
         if self._psi == "gaussian":
             scale, norm = 2 * self._xi * state["kappa"], _column_norm(state["psi"])
@@ -205,7 +205,7 @@ class Compressive(Method):
     def remarks(
         self, state: State, epsilon_at: Callable[[Sequence[float]], float | None]
     ) -> dict[str, Any]:
-        """State the noise the drawn Psi asked for beside the paper's, and what that would give."""
+        """Return the drawn Psis' column norms, the paper's norm, and the epsilon of its noise."""
         norms, paper = state["column_norms"], math.sqrt(self._p)
         if not norms:
             return {}
@@ -219,5 +219,5 @@ class Compressive(Method):
 
 
 def _column_norm(psi: Tensor) -> float:
-    """Return the largest l1 norm of a column, in float64: the release is scaled by it."""
+    """Return the largest l1 norm of a column, in float64, as the release is divided by it."""
     return float(psi.abs().sum(0, dtype=torch.float64).max())

@@ -1,6 +1,6 @@
 """CoSaMP: recover a sparse vector from few noisy measurements (Needell and Tropp 2009).
 
-As the paper uses it (compressive, Algorithm 1), for y = Psi z + noise, Psi [p, n], z kappa-sparse:
+Algorithm 1 of compressive, for y = Psi z + noise, with Psi [p, n] and a kappa-sparse z:
 
     z <- 0, u <- y
     6 (kappa + 1) times:
@@ -12,9 +12,9 @@ As the paper uses it (compressive, Algorithm 1), for y = Psi z + noise, Psi [p, 
 "Largest" is by absolute value.
 
 Differences from the paper:
- 1. A round that leaves z as it was ends the loop: all later rounds would repeat it.
- 2. So does a u that is nothing but rounding. z is found then, T would be chance, and where it has
-    more entries than there are measurements its b would lose z again.
+ 1. The loop ends after a round that does not change z, as all later rounds would repeat it.
+ 2. The loop also ends when u is only rounding error. z has then been found, and T would be random.
+    If T had more entries than there are measurements, b would lose z again.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ROUNDING = 100.0  # ours: roundings of a sum of a few terms, as long as y
+ROUNDING = 100.0  # ours: bound on u's rounding error, in units of eps |y|
 
 
 def cosamp(psi: Tensor, kappa: int, y: Tensor) -> Tensor:
-    """Recover a sparse vector.
+    """Return the sparse vector z that fits the measurements.
 
     Args:
-        psi: [p, n].
-        kappa: how many entries it may have, in [1, n].
-        y: [p], the measurements.
+        psi: Psi, [p, n].
+        kappa: largest number of nonzero entries, in [1, n].
+        y: the measurements, [p].
 
     Returns:
-        [n], with at most kappa entries that are not zero.
+        [n], with at most kappa nonzero entries.
     """
     size = psi.shape[1]
     z, u = y.new_zeros(size), y
@@ -52,7 +52,9 @@ def cosamp(psi: Tensor, kappa: int, y: Tensor) -> Tensor:
 
 
 def keep_largest(vector: Tensor, kappa: int) -> Tensor:
-    """Set all but the kappa entries of largest absolute value to zero (compressive, Eq. 2).
+    """Return the vector with all but its kappa largest entries set to zero (compressive, Eq. 2).
+
+    "Largest" is by absolute value.
 
     Args:
         vector: [n].

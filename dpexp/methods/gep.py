@@ -1,8 +1,8 @@
 """GEP and B-GEP: gradient embedding perturbation (Yu et al. 2021, arXiv 2102.12677).
 
-Algorithm 1, for each group of p parameters that has k basis vectors, B [k, p]:
+Algorithm 1, for each group of p parameters with k basis vectors, B [k, p]:
 
-    G_a      gradients [m, p] of m public images, labelled afresh at every update    Section 4
+    G_a      gradients [m, p] of m public images with new labels at every update     Section 4
     A = G_a B^T, B = A^T G_a, rows orthonormalised; from a Gaussian B, t times       lines 3-7
     w_i = g_i B^T [k],  r_i = g_i - w_i B [p]                                        lines 10-11
     clip (w_i) of all groups jointly to S_1 and (r_i) to S_2, sum, add noise         lines 10-14
@@ -11,15 +11,15 @@ Algorithm 1, for each group of p parameters that has k basis vectors, B [k, p]:
 B-GEP releases w alone: v <- w B (Section 3.2, Remark 1).
 
 Differences from the paper:
- 1. A group's layers arrive one after the other in backward; their per-example gradients of the
-    micro-batch are held until the last is there, because r_i needs the whole of w_i.
- 2. A is orthonormalised too before A^T G_a, and Householder QR replaces Gram-Schmidt: the same
-    span, safer in floating point.
- 3. The pair is one release of sensitivity sqrt 2, as Section 4 says, on one subsample. The
-    authors' code adds up the subsampled RDP of two, which understates epsilon; the certificate
-    states both.
- 4. `basis=random` draws B uniformly at every step, from no data (Appendix C).
- 5. Shares of k are rounded to whole numbers, at least one a group.
+ 1. Backward reaches a group's layers one after the other. Their per-example gradients of the
+    micro-batch are kept until the last layer, since r_i needs the whole of w_i.
+ 2. A is orthonormalised as well before A^T G_a, and Householder QR replaces Gram-Schmidt: the same
+    span, more stable in floating point.
+ 3. The pair counts as one vector of sensitivity sqrt 2 on one subsample, as in Section 4. The
+    authors' code adds up the subsampled RDP of two releases, which understates epsilon; the
+    certificate states both.
+ 4. `basis=random` draws B uniformly at every step, without any data (Appendix C).
+ 5. Shares of k are rounded to whole numbers, at least one per group.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ EMBEDDING, RESIDUAL = "embedding", "residual"
 
 
 class GEP(Method):
-    """Releases two vectors a step: gradients inside the anchor subspace, and what is left."""
+    """Releases two vectors a step: gradients in the anchor subspace, and their residuals."""
 
     def __init__(
         self,
@@ -70,18 +70,18 @@ class GEP(Method):
         """Set the options.
 
         Args:
-            m: anchor gradients, >= k; the first m images of the public set.
-            k: basis vectors over all groups.
+            m: number of anchor gradients, >= k, from the first m images of the public set.
+            k: number of basis vectors over all groups.
             groups: "stages", "layers" or "all" (`dpexp.methods.anchor`).
             power_iterations: t >= 1.
             basis: "anchor" (the paper) or "random" (no public data).
-            public_labels: "random", drawn at every step, or "true", the public set's own.
+            public_labels: "random", drawn at every step, or "true" for the public set's own.
             residual: False releases the embedding alone: B-GEP.
             residual_clip: S_2 > 0, the bound on an example's residual; S_1 is the clip norm.
-            head: the classifier's name in the model; it knows the number of classes.
+            head: the classifier's name in the model, which gives the number of classes.
 
         Raises:
-            ConfigError: for a value outside its range.
+            ConfigError: if a value is outside its range.
         """
         require_word("method.groups", groups, anchor.GROUPINGS)
         require_word("method.basis", basis, ("anchor", "random"))
@@ -104,7 +104,7 @@ class GEP(Method):
 
     @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
-        """Return the two vectors, clipped apart on one subsample, that verification expects."""
+        """Return the two releases that verification expects, clipped separately."""
         method = config["method"]
         stated = [Stated("embedding", float(config["privacy"]["clip_norm"]))]
         if method["residual"]:
@@ -113,18 +113,18 @@ class GEP(Method):
 
     @staticmethod
     def stated_public_examples(settings: Mapping[str, Any]) -> int:
-        """Return the m anchors that verification expects; a basis from no data has none."""
+        """Return the number of public examples that verification expects: m, or 0 if random."""
         return settings["m"] if settings["basis"] == "anchor" else 0
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
-        """Name every parameter that is not frozen."""
+        """Return the names of all parameters that are not frozen."""
         return all_parameters(model)
 
     def start(self, model: nn.Module) -> State:
-        """Fix the groups and their shares of k.
+        """Return the shapes, the groups and their shares of k.
 
         Raises:
-            ConfigError: if k is not enough for one a group, or more than there are parameters.
+            ConfigError: if k is less than the number of groups, or more than that of parameters.
         """
         shapes = shapes_of(model, all_parameters(model))
         groups = anchor.parameter_groups(shapes, self._grouping)
@@ -134,18 +134,18 @@ class GEP(Method):
     def prepare(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> State:
-        """Find this step's bases (lines 3-8), from public examples or from nothing."""
+        """Return the state with this step's bases (lines 3-8), from public examples or random."""
         anchors: dict[str, Tensor] = {}
         bases: dict[str, Tensor] = {}
         if self._basis == "anchor":
-            assert public is not None, "a method that takes public examples is given some"
+            assert public is not None, "a method with public_size > 0 gets public examples"
             labels = self._draw_labels(model, gen) if self._has_random_labels else None
             anchors = anchor.anchor_gradients(public, self._m, labels, state["groups"])
         for group, names in state["groups"].items():
             sizes, share = _sizes(state["shapes"], names), state["shares"][group]
             if self._basis == "anchor":
-                some = anchors.pop(group)  # its memory is free once the basis is found
-                _, basis = power_iteration(some, share, self._power_iterations, gen)
+                gradients = anchors.pop(group)  # popped, so that its memory is freed
+                _, basis = power_iteration(gradients, share, self._power_iterations, gen)
             else:
                 basis = anchor.random_basis(share, sum(sizes), gen, next(model.parameters()))
             bases |= dict(zip(names, basis.split(sizes, dim=1), strict=True))
@@ -158,7 +158,7 @@ class GEP(Method):
     def per_example_grads(
         self, state: State, layer: str, layer_grads: LayerGrads
     ) -> Mapping[Key, PerExampleGrads]:
-        """Hold a layer's gradients; once their group is whole, carry its w_i and r_i."""
+        """Keep a layer's gradients; return w_i and r_i when its group is complete."""
         per_example: dict[Key, PerExampleGrads] = {}
         for name in layer_grads.parameters:
             full = full_name(layer, name)
@@ -170,29 +170,29 @@ class GEP(Method):
         return per_example
 
     def _project(
-        self, state: State, group: str, each: dict[str, Tensor]
+        self, state: State, group: str, gradients: dict[str, Tensor]
     ) -> dict[Key, PerExampleGrads]:
         bases = state["bases"]
-        embedding = sum(g @ bases[name].T for name, g in each.items())
+        embedding = sum(g @ bases[name].T for name, g in gradients.items())
         per_example: dict[Key, PerExampleGrads] = {
             Key(EMBEDDING, group): MaterializedGrads(embedding)
         }
         if self._residual:
-            for name, g in each.items():
+            for name, g in gradients.items():
                 residual = torch.addmm(g, embedding, bases[name], alpha=-1)
                 shape = state["shapes"][name]
                 per_example[Key(RESIDUAL, name)] = MaterializedGrads(residual.view(-1, *shape))
         return per_example
 
     def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
-        """Return [k] for every group and, but for B-GEP, every parameter's shape."""
+        """Return [k] for every group and, except for B-GEP, every parameter's shape."""
         shapes = {Key(EMBEDDING, group): (share,) for group, share in state["shares"].items()}
         if self._residual:
             shapes |= {Key(RESIDUAL, name): shape for name, shape in state["shapes"].items()}
         return shapes
 
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
-        """Declare the embedding, clipped at S_1, and the residual, clipped at S_2."""
+        """Return two releases: the embedding, clipped at S_1, and the residual, clipped at S_2."""
         embedding = Release(EMBEDDING, sum(state["shares"].values()), clip_norm)
         if not self._residual:
             return (embedding,)
@@ -202,7 +202,7 @@ class GEP(Method):
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
-        """Map the embedding back and add the residual (line 15); the bases are not kept."""
+        """Return w B + r (line 15), and a state without bases."""
         gradients = {}
         for group, names in state["groups"].items():
             for name in names:

@@ -1,8 +1,8 @@
-"""The classifier beside reparametrized layers: whole, its gradient multiplied by a constant.
+"""The classifier of low-rank methods: its full gradient, multiplied by a constant.
 
-It joins the one clipped vector of `rgp`, `lsg` and their kin. What is released of it is what the
-optimizer takes, as in rgp's authors' code: nothing is divided by the constant after the noise, so
-that under plain steps it is a factor on the classifier's learning rate too.
+It is part of the one vector that `rgp`, `lsg` and similar methods clip. The optimizer uses its
+release unchanged, as in rgp's authors' code: it is not divided by the constant after the noise.
+Under plain gradient descent the constant therefore multiplies the classifier's learning rate.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ def head_blocks(release: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[Key
 def head_gradients(
     release: str, noisy: Mapping[Key, Tensor], names: Iterable[str]
 ) -> dict[str, Tensor]:
-    """Take what was released of the classifier as it is."""
+    """Return the classifier's released gradients by parameter name."""
     return {name: noisy[Key(release, name)] for name in names}

@@ -11,15 +11,15 @@ Algorithm 1, for each weight matrix W_{t-1} [p, d] (a kernel of c input channels
     dW       <- dL R + L dR - L L^T dL R, zeros where frozen        line 28, Eq. (3)
 
 Differences from the paper:
- 1. What is frozen is left out, not zeroed: it is neither clipped in nor noised nor held. (A linear
-    layer's thin product is faster whole, so there its frozen part is dropped right after.)
- 2. Lines 26-27 may be read as clipping each dL and dR by itself; here one example's carriers of
-    all layers are clipped together, so that the sensitivity is the clip norm.
- 3. Lines 9-10 call the top (1 - p) unimportant; the text keeps them, and so does this.
- 4. The number kept is rounded up: a layer with a single input channel keeps it.
- 5. The classifier is handled as in RGP (`dpexp.methods.rgp`): whole, times `head_factor`.
- 6. Line 11 decomposes the weight at every step; RGP, past its warm-up, the update. With p = 0 this
-    is RGP that never leaves its warm-up, which is what the paper compares with.
+ 1. Frozen parts are left out, not set to zero: they are not clipped, get no noise and use no
+    memory. (A linear layer's thin product is faster in full, so its frozen part is dropped after.)
+ 2. Lines 26-27 could mean that each dL and dR is clipped by itself. Here one example's carrier
+    gradients of all layers are clipped jointly, so that the sensitivity is the clip norm.
+ 3. Lines 9-10 call the top (1 - p) unimportant, but the text keeps them, as done here.
+ 4. The number kept is rounded up, so that a single input channel is kept.
+ 5. The classifier is handled as in RGP (`dpexp.methods.rgp`): in full, times `head_factor`.
+ 6. Line 11 decomposes the weight at every step; RGP decomposes the update after its warm-up. With
+    p = 0 this is RGP that stays in its warm-up, the paper's baseline.
  7. Householder QR, and min(rank, p, d) in small layers, as in RGP.
 """
 
@@ -62,7 +62,7 @@ MASKS = ("importance", "random", "carriers", "direct")
 
 
 class LSG(Method):
-    """Releases one vector a step: the kept carrier gradients of every layer, the scaled head."""
+    """Releases one vector a step: all layers' kept carrier gradients and the scaled head's."""
 
     def __init__(
         self,
@@ -80,20 +80,21 @@ class LSG(Method):
 
         Args:
             rank: r >= 1, at most the smaller side of the largest layer.
-            p: fraction of the rows of dL and of the columns of dR that is frozen, in [0, 1).
-            mask: what decides: "importance" (the paper), or of Section 4.4 "random" (rows and
-                columns drawn afresh every step), "carriers" (the l1 norms of L's rows and R's
-                columns) or "direct" (nothing is frozen, but of the reconstructed dW only the
-                entries with the largest |W| are used).
+            p: fraction of dL's rows and of dR's columns that is frozen, in [0, 1).
+            mask: how the frozen part is chosen: "importance" (the paper), or from Section 4.4
+                "random" (rows and columns drawn anew at every step), "carriers" (l1 norms of L's
+                rows and R's columns) or "direct" (nothing is frozen, but only the entries of the
+                reconstructed dW with the largest |W| are used).
             start_epoch: epochs before anything is frozen, >= 0.
             power_iterations: K >= 1 of Algorithm 2.
-            head_factor: > 0, on the classifier's gradient before clipping; it stays.
+            head_factor: > 0, multiplies the classifier's gradient before clipping; it is not
+                divided out later.
             head: the classifier's name in the model.
             dataset_size: training examples; an epoch is dataset_size / batch_size steps.
-            batch_size: expected examples a step.
+            batch_size: expected number of examples a step.
 
         Raises:
-            ConfigError: for a value outside its range.
+            ConfigError: if a value is outside its range.
         """
         require_word("method.mask", mask, MASKS)
         require_fraction(p)
@@ -110,15 +111,15 @@ class LSG(Method):
 
     @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
-        """Return the one vector, clipped jointly, that verification expects."""
+        """Return the one release that verification expects, clipped jointly."""
         return [Stated("carriers", float(config["privacy"]["clip_norm"]))]
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
-        """Name the weight matrices and the classifier; biases and norms stay frozen."""
+        """Return the names of the weight matrices and the classifier; the rest is frozen."""
         return matrices_and_head(model, self._head)
 
     def start(self, model: nn.Module) -> State:
-        """Remember shapes; masks and carriers are made afresh at every step.
+        """Return the shapes; every step computes new masks and carriers.
 
         Raises:
             ConfigError: if no layer is as large as the rank.
@@ -136,7 +137,7 @@ class LSG(Method):
     def prepare(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> State:
-        """Choose what is kept, and find L and R: from weights, which are already released."""
+        """Return the state with masks, L and R, computed from weights already released."""
         p = self._p_at(state["step"])
         left, right, entries = {}, {}, {}
         rows: dict[str, Tensor | None] = {}
@@ -151,8 +152,8 @@ class LSG(Method):
                 continue
             of_rows, of_columns = self._importance(matrix, left[name], right[name], shape[1], gen)
             rows[name], columns[name] = most_important(of_rows, p), most_important(of_columns, p)
-        found = {"left": left, "right": right, "rows": rows, "columns": columns, "entries": entries}
-        return {**state, **found, "step": state["step"] + 1, "p": p}
+        masks = {"rows": rows, "columns": columns, "entries": entries}
+        return {**state, "left": left, "right": right, **masks, "step": state["step"] + 1, "p": p}
 
     def _p_at(self, step: int) -> float:
         return self._p if step * self._batch_size >= self._dense_examples else 0.0
@@ -160,7 +161,7 @@ class LSG(Method):
     def _importance(
         self, matrix: Tensor, left: Tensor, right: Tensor, channels: int, gen: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Rate the outputs, [p], and the inputs or input channels, [channels]."""
+        """Return the importance of outputs, [p], and of inputs or input channels, [channels]."""
         if self._mask == "random":
             rate = torch.rand(len(matrix) + channels, generator=gen, device=matrix.device)
             return rate[: len(matrix)], rate[len(matrix) :]
@@ -183,7 +184,7 @@ class LSG(Method):
         return head_grads(CARRIERS, layer, layer_grads, self._head_factor)
 
     def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
-        """Return [p', r] and [r, c' k k] of what is kept, and the classifier's shapes."""
+        """Return [p', r] and [r, c' k k] for the kept parts, and the classifier's shapes."""
         frozen = 0.0 if self._mask == "direct" else state["p"]
         shapes: dict[Key, tuple[int, ...]] = {}
         for name, (p, channels, *kernel) in state["shapes"].items():
@@ -193,16 +194,16 @@ class LSG(Method):
         return shapes | head_blocks(CARRIERS, state["head"])
 
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
-        """Declare the one vector, clipped jointly; its dimension is the first step's, the largest.
+        """Return the one release, clipped jointly, with the first step's dimension, the largest.
 
-        Before `start_epoch` nothing is frozen; the sensitivity is the same before and after.
+        Nothing is frozen before `start_epoch`. The sensitivity is the same before and after.
         """
         return one_release(CARRIERS, self.release_shapes({**state, "p": self._p_at(0)}), clip_norm)
 
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
-        """Put zeros where it is frozen, and project back (Eq. 3)."""
+        """Return full matrices (Eq. 3), with zeros in frozen rows and columns."""
         gradients = head_gradients(CARRIERS, noisy, state["head"])
         for name, shape in state["shapes"].items():
             left, right = state["left"][name], state["right"][name]

@@ -1,27 +1,28 @@
 """PowerSGD on a private gradient: noise in full dimension, then a low-rank projection.
 
-The comparison of rgp (Yu et al. 2021, arXiv 2106.09352, Section 5); the projection is PowerSGD's
-(Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727). With g~ of DP-SGD, for each weight matrix
+A baseline of rgp (Yu et al. 2021, arXiv 2106.09352, Section 5). The projection is PowerSGD's
+(Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727). For DP-SGD's g~ and each weight matrix
 [p, d] (a kernel flattened to [p, d k k]):
 
     M    <- g~ + E                      E = 0 without error feedback
     P    <- orthonormal columns of M Q  [p, r]
-    Q    <- M^T P                       [d, r], the next step's start with warm start
+    Q    <- M^T P                       [d, r], the next step's Q with warm start
     E    <- M - P Q^T
     g    <- P Q^T                       for the optimizer
 
-The projection sees nothing but g~, so it costs no privacy; its sensitivity, noise and cost in time
-are DP-SGD's. With clipping and noise off this is PowerSGD (N.P.).
+The projection uses nothing but g~, so it costs no privacy. Sensitivity, noise and run time are
+DP-SGD's. Without clipping and noise this is PowerSGD (N.P.).
 
 Differences from the papers:
- 1. PowerSGD's workers each hold a part of the gradient and average P and Q; here M is the whole
-    logical batch's gradient, for which their averages are the same numbers.
- 2. Householder QR in place of Gram-Schmidt: the same span, safer in floating point.
- 3. rgp prints the rank's choices and one power iteration, but neither whether Q is kept nor whether
-    E is. Q is kept by default: a single iteration is PowerSGD's because it goes on from the last
-    one. E is not: rgp speaks of a projection alone.
+ 1. Each of PowerSGD's workers has a part of the gradient, and they average P and Q. Here M is the
+    whole logical batch's gradient, for which their averages are the same numbers.
+ 2. Householder QR replaces Gram-Schmidt: the same span, more stable in floating point.
+ 3. rgp prints the choices of rank and one power iteration, but not whether Q or E is kept. Q is
+    kept by default, as PowerSGD's single iteration continues from the last one. E is not, as rgp
+    mentions only a projection.
  4. Every parameter trains. The classifier (as in RGP) and vectors (as in PowerSGD) are not
-    projected, nor are matrices whose smaller side is within the rank, where it would be exact.
+    projected. Nor are matrices whose smaller side is at most the rank; their projection would be
+    exact.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from dpexp.types import ConfigError, Key, PublicGradients, State
 
 
 class PowerSGD(DPSGD):
-    """Releases what DP-SGD releases, and projects it."""
+    """Releases the same as DP-SGD, and projects the noisy gradient."""
 
     def __init__(self, rank: int, warm_start: bool, error_feedback: bool, head: str) -> None:
         """Set the options.
 
         Args:
             rank: r >= 1, below the smaller side of the largest layer.
-            warm_start: start from the last step's Q; False draws Q afresh every step.
-            error_feedback: add what a step's projection left out to the next step's gradient.
+            warm_start: True starts from the last step's Q; False draws Q anew at every step.
+            error_feedback: add a step's projection error to the next step's gradient.
             head: the classifier's name in the model; it is not projected.
         """
         super().__init__("all", head)
@@ -58,14 +59,14 @@ class PowerSGD(DPSGD):
 
     @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
-        """Return the whole gradient, clipped jointly, that verification expects."""
+        """Return the release that verification expects: the whole gradient, clipped jointly."""
         return [Stated("gradient", float(config["privacy"]["clip_norm"]), dimension=size)]
 
     def start(self, model: nn.Module) -> State:
-        """Remember shapes, and which matrices are projected.
+        """Return the shapes, and which matrices are projected.
 
         Raises:
-            ConfigError: if no layer is larger than the rank, or there is none.
+            ConfigError: if no layer is larger than the rank, or there is no matrix.
         """
         state = super().start(model)
         matrices = {
@@ -85,7 +86,7 @@ class PowerSGD(DPSGD):
     def prepare(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> State:
-        """Draw Q, [d, r] Gaussian, unless the last step's is kept."""
+        """Return the state with Q [d, r]: drawn Gaussian, or the last step's."""
         if self._warm_start and state["right"]:
             return state
         like = next(model.parameters())
@@ -98,7 +99,7 @@ class PowerSGD(DPSGD):
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
-        """Project every large matrix to rank r by one subspace iteration from Q."""
+        """Return the gradients, large matrices projected to rank r by one iteration from Q."""
         gradients, _ = super().reconstruct(state, noisy)
         right, error = {}, {}
         for name in state["widths"]:

@@ -8,18 +8,18 @@ Algorithm 1, for each weight matrix W [p, d] (a kernel flattened to [p, d k k], 
     clip (dL_i, dR_i) of all layers jointly, sum, add noise    lines 10-13
     dW       <- dL R + L dR - L L^T dL R                       Eq. (3)
 
-The classifier is not reparametrized; its gradient, times `head_factor`, is part of the clipped
-vector, and what is released of it is used as it is: as in the authors' code.
+The classifier is not reparametrized. Its gradient, times `head_factor`, is part of the clipped
+vector, and the optimizer uses its release unchanged, as in the authors' code.
 
 Differences from the paper:
  1. Carrier gradients come from the layer's input and output gradient, so the forward pass is the
-    ordinary one and W's own gradient is never formed; Theorem 2.1 says they are the same numbers.
- 2. Householder QR in place of Gram-Schmidt: the same span, safer in floating point.
- 3. With no warm-up, the very first step still decomposes W: there is no update yet.
+    ordinary one and W's own gradient is never formed; by Theorem 2.1 they are the same numbers.
+ 2. Householder QR replaces Gram-Schmidt: the same span, more stable in floating point.
+ 3. Without warm-up, the first step still decomposes W, as there is no update yet.
  4. `carriers=left` trains dW = dL R alone, as the authors' released vision code does.
  5. Layers smaller than the rank use min(rank, p, d).
- 6. `decompose` names two more of what line 5 may take after warm-up, both from that code: W_t
-    itself, its default, and W_t / |W_t| - W_0 / |W_0|, what its switch turns on.
+ 6. `decompose` adds two choices for line 5 after warm-up, both from that code: W_t itself, its
+    default, and W_t / |W_t| - W_0 / |W_0|, an option of it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ CARRIERS = "carriers"
 
 
 class RGP(Method):
-    """Releases one vector a step: every layer's carrier gradients and the classifier's."""
+    """Releases one vector a step: all layers' carrier gradients and the classifier's gradient."""
 
     def __init__(
         self,
@@ -77,17 +77,18 @@ class RGP(Method):
         Args:
             rank: r >= 1, at most the smaller side of the largest layer.
             carriers: "both" (the paper), "left" (the authors' vision code) or "random" (both
-                sides, drawn afresh every step: RGP-random).
+                sides, drawn anew at every step: RGP-random).
             power_iterations: K >= 1 of Algorithm 2.
             warm_up_steps: T_warm-up >= 0.
-            decompose: after them, "update" (the paper), "directions" (the difference of the weights
-                divided by their norms) or "weight".
-            residual: False runs the forward pass with L R in place of W (Appendix C.2).
-            head_factor: > 0, on the classifier's gradient before clipping; it stays.
+            decompose: what is decomposed after warm-up: "update" (the paper), "directions" (the
+                difference of the weights divided by their norms) or "weight".
+            residual: False runs the forward pass with L R instead of W (Appendix C.2).
+            head_factor: > 0, multiplies the classifier's gradient before clipping; it is not
+                divided out later.
             head: the classifier's name in the model.
 
         Raises:
-            ConfigError: for a value outside its range.
+            ConfigError: if a value is outside its range.
         """
         require_word("method.carriers", carriers, ("both", "left", "random"))
         require_word("method.decompose", decompose, ("update", "directions", "weight"))
@@ -107,15 +108,15 @@ class RGP(Method):
 
     @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
-        """Return the one vector, clipped jointly, that verification expects."""
+        """Return the one release that verification expects, clipped jointly."""
         return [Stated("carriers", float(config["privacy"]["clip_norm"]))]
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
-        """Name the weight matrices and the classifier; biases and norms stay frozen."""
+        """Return the names of the weight matrices and the classifier; the rest is frozen."""
         return matrices_and_head(model, self._head)
 
     def start(self, model: nn.Module) -> State:
-        """Keep every shape, and W_0 of every reparametrized layer where its update is decomposed.
+        """Return all shapes, and W_0 of all reparametrized layers if updates are decomposed.
 
         Raises:
             ConfigError: if no layer is as large as the rank.
@@ -142,7 +143,7 @@ class RGP(Method):
     def prepare(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> State:
-        """Find this step's L and R (line 5): from weights, which are already released."""
+        """Return the state with this step's L and R (line 5), from weights already released."""
         left, right = {}, {}
         if self._carriers == "random":
             for name in state["shapes"]:
@@ -161,7 +162,7 @@ class RGP(Method):
     def deltas(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> Iterator[tuple[str, Tensor]]:
-        """Return each layer's Delta_t in turn, in its weight's shape: from nothing private."""
+        """Yield each layer's Delta_t, in its weight's shape; it uses no private data."""
         has_warmed_up = state["step"] >= max(self._warm_up_steps, 1)
         for name in state["shapes"]:
             weight = model.get_parameter(name).detach()
@@ -173,7 +174,7 @@ class RGP(Method):
             yield name, weight
 
     def forward_weights(self, state: State) -> Mapping[str, Tensor]:
-        """Return L R for every layer where the residual weight is dropped (Eq. 12)."""
+        """Return L R for every layer if the residual weight is dropped (Eq. 12)."""
         if self._residual:
             return {}
         return {
@@ -207,13 +208,13 @@ class RGP(Method):
         return shapes | head_blocks(CARRIERS, state["head"])
 
     def releases(self, state: State, clip_norm: float) -> tuple[Release, ...]:
-        """Declare the one vector, clipped jointly over all layers."""
+        """Return the one release, clipped jointly over all layers."""
         return one_release(CARRIERS, self.release_shapes(state), clip_norm)
 
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
-        """Project back to full matrices (Eq. 3); the classifier's part is used as it is."""
+        """Return full matrices (Eq. 3), and the classifier's release unchanged."""
         gradients = head_gradients(CARRIERS, noisy, state["head"])
         for name, shape in state["shapes"].items():
             left, right = state["left"][name], state["right"][name]
@@ -228,5 +229,5 @@ class RGP(Method):
 
 
 def _direction(weight: Tensor) -> Tensor:
-    """Divide by the norm; zeros stay."""
+    """Return the weight over its norm; zeros stay zero."""
     return weight / weight.norm().clamp_min(torch.finfo(weight.dtype).tiny)

@@ -1,11 +1,12 @@
 """RGP with the carriers of a public gradient (ours, after arXiv 2106.09352 and 2102.12677).
 
-Algorithm 1 of rgp with another line 5:
+Algorithm 1 of rgp with a different line 5:
 
-    Delta_t  <- the gradient of m public examples at W_t, drawn afresh at every step
+    Delta_t  <- the gradient of m public examples at W_t, drawn anew at every step
 
-Private gradients lie near the principal subspace of public ones (gep, Section 3), and carriers
-taken there need neither a warm-up nor an update that shows through its noise. What follows is RGP.
+Private gradients are close to the principal subspace of public ones (gep, Section 3). Carriers from
+public gradients need neither a warm-up nor an update that is large beside its noise. Everything
+else is RGP.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dpexp.types import ConfigError, PublicGradients, State
 
 
 class PublicRGP(RGP):
-    """Releases what RGP does, by other carriers."""
+    """Releases the same as RGP, with the carriers of a public gradient."""
 
     def __init__(
         self,
@@ -39,13 +40,14 @@ class PublicRGP(RGP):
         Args:
             rank: r >= 1, at most the smaller side of the largest layer.
             power_iterations: K >= 1 of Algorithm 2.
-            head_factor: > 0, on the classifier's gradient before clipping; it stays.
+            head_factor: > 0, multiplies the classifier's gradient before clipping; it is not
+                divided out later.
             head: the classifier's name in the model.
             public_examples: m >= 1.
-            public_labels: "random", drawn at every step, or "true", the public set's own.
+            public_labels: "random", drawn at every step, or "true" for the public set's own.
 
         Raises:
-            ConfigError: for a value outside its range.
+            ConfigError: if a value is outside its range.
         """
         super().__init__(
             rank,
@@ -64,7 +66,7 @@ class PublicRGP(RGP):
 
     @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
-        """Return the one vector, clipped jointly, that verification expects."""
+        """Return the one release that verification expects, clipped jointly."""
         return [Stated("carriers", float(config["privacy"]["clip_norm"]))]
 
     @staticmethod
@@ -75,8 +77,8 @@ class PublicRGP(RGP):
     def deltas(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> Iterator[tuple[str, Tensor]]:
-        """Return each layer's public gradient, summed over the examples drawn."""
-        assert public is not None, "a method that takes public examples is given some"
+        """Yield each layer's public gradient, summed over the examples drawn."""
+        assert public is not None, "a method with public_size > 0 gets public examples"
         indices, labels = draw_public(
             public, self.public_size, state["head"], self._has_random_labels, gen
         )

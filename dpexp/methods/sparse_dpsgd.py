@@ -1,17 +1,17 @@
 """Sparse DP-SGD: unimportant weights are frozen (lsg's baseline; Ito et al. 2022, Section 3.2).
 
-At each step, for each weight matrix W_{t-1} but the classifier:
+At each step, for each weight matrix W_{t-1} except the classifier:
 
     keep    <- the entries with the top (1 - p) of |W_{t-1}|, matrix by matrix
     g_i     <- the kept entries of dW_i, and all other parameters' gradients
     clip the g_i jointly, sum, add noise                                        Algorithm 3
     dW      <- the sum where kept, zero where frozen
 
-Differences from the paper, which gives no algorithm box for it:
- 1. The choice is made afresh from W_{t-1} at every step, as in LSG's Algorithm 1; Luo et al. 2021,
-    which it extends, choose once, from pretrained weights.
- 2. The paper sparsifies the same layers as LSG. Classifier, biases, norms and embeddings are
-    trained whole, as in DP-SGD, unless `train` leaves all but matrices and classifier alone.
+Differences from the paper, which has no algorithm box for it:
+ 1. Entries are chosen anew from W_{t-1} at every step, as in LSG's Algorithm 1. Luo et al. 2021,
+    which the paper extends, choose once, from pretrained weights.
+ 2. The paper sparsifies the same layers as LSG. Here classifier, biases, norms and embeddings are
+    trained in full, as in DP-SGD; with `train=matrices`, only matrices and classifier train.
  3. The number kept is rounded up.
  4. "Frozen" means a gradient of zero: momentum and weight decay still move such a weight, as with
     any off-the-shelf optimizer.
@@ -35,20 +35,20 @@ from dpexp.types import Key, LayerGrads, PerExampleGrads, PublicGradients, State
 
 
 class SparseDPSGD(DPSGD):
-    """Releases one vector a step: the clipped sum of the kept entries of whole gradients."""
+    """Releases one vector a step: the clipped sum of the kept entries of full gradients."""
 
     def __init__(self, p: float, mask: str, train: str, head: str) -> None:
         """Set the options.
 
         Args:
             p: fraction of each weight matrix's entries that is frozen, in [0, 1).
-            mask: "importance" (the paper) or "random" (drawn afresh every step, Section 4.4).
-            train: "all" parameters, those that are not sparsified whole; or the "matrices" and
-                the classifier alone, as LSG.
+            mask: "importance" (the paper) or "random" (drawn anew at every step, Section 4.4).
+            train: "all" parameters, of which matrices are sparsified; or "matrices": only these
+                and the classifier, as in LSG.
             head: the classifier's name in the model.
 
         Raises:
-            ConfigError: for a value outside its range.
+            ConfigError: if a value is outside its range.
         """
         require_word("method.mask", mask, ("importance", "random"))
         require_word("method.train", train, ("all", "matrices"))
@@ -58,18 +58,18 @@ class SparseDPSGD(DPSGD):
 
     @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
-        """Return the one vector, clipped jointly, that verification expects."""
+        """Return the one release that verification expects, clipped jointly."""
         return [Stated("gradient", float(config["privacy"]["clip_norm"]))]
 
     def start(self, model: nn.Module) -> State:
-        """Remember shapes, and which matrices are sparsified; entries are chosen at every step."""
+        """Return the shapes, and which matrices are sparsified; every step chooses the entries."""
         state = super().start(model)
         return {**state, "entries": dict.fromkeys(matrix_parameters(model, self._head))}
 
     def prepare(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> State:
-        """Choose the entries to keep: from weights, which are already released."""
+        """Return the state with the entries to keep, chosen from weights already released."""
         entries = {}
         for name in state["entries"]:
             importance = model.get_parameter(name).detach().abs().flatten()
@@ -81,7 +81,7 @@ class SparseDPSGD(DPSGD):
     def per_example_grads(
         self, state: State, layer: str, layer_grads: LayerGrads
     ) -> Mapping[Key, PerExampleGrads]:
-        """Return the kept entries of each matrix's gradient, and other gradients whole."""
+        """Return the kept entries of each matrix's gradient, and other gradients in full."""
         per_example = dict(super().per_example_grads(state, layer, layer_grads))
         for key, grads in per_example.items():
             kept = state["entries"].get(key.parameter)
@@ -107,7 +107,7 @@ class SparseDPSGD(DPSGD):
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
-        """Put zeros where it is frozen."""
+        """Return the released gradients, with zeros for frozen entries."""
         gradients, state = super().reconstruct(state, noisy)
         for name, kept in state["entries"].items():
             shape = state["shapes"][name]

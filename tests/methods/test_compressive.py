@@ -26,7 +26,7 @@ from tests.runs import Watched
 
 NUM, SIZE, P, XI = 12, 9, 7, 0.5
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
-pytestmark = pytest.mark.filterwarnings("ignore:p=.* compress nothing")
+pytestmark = pytest.mark.filterwarnings("ignore:p=.* do not compress")
 
 
 class Regression(nn.Module):
