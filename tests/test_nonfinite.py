@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dpexp import cli
-from dpexp.data import Examples, percent_right
+from dpexp.data import Examples, accuracy
 from dpexp.pate.stages import predict
 from dpexp.training.judging import evaluate, judge
 from dpexp.training.optimizers import check_optimizer
@@ -25,7 +25,7 @@ NAN, INF = math.nan, math.inf
 @pytest.mark.parametrize("target", [0, 1])
 def test_no_class_is_right_of_an_output_that_is_not_finite(bad, target):
     outputs = torch.tensor([bad, [1.0, 0.0]])
-    assert percent_right(outputs, torch.tensor([target, 0])).tolist() == [0.0, 100.0]
+    assert accuracy(outputs, torch.tensor([target, 0])).tolist() == [0.0, 100.0]
 
 
 class Diverged(nn.Module):
@@ -44,7 +44,7 @@ def test_a_skewed_set_gives_a_diverged_model_nothing():
         train=None,
         test=examples,
         also={"other": examples},
-        score=percent_right,
+        score=accuracy,
     )
     values, right = judge(Diverged(), task, CPU)
     assert values == {

@@ -54,7 +54,7 @@ class Careless(Analysis):
         view.model.train()
         for weight in view.model.parameters():
             weight.grad = torch.ones_like(weight)
-        with view.untapped():
+        with view.unhooked():
             assert all(weight.requires_grad for weight in view.model.parameters())
         return {}
 
@@ -191,7 +191,7 @@ def test_gradients_are_those_of_autograd_and_of_single_examples(tmp_path, words)
             mean = view.mean_gradients(view.examples, some, names)
             singles = list(view.per_example(view.examples).micro_batches(some, None))
             batch = view.examples.batch(some)
-            with view.untapped(), torch.enable_grad():
+            with view.unhooked(), torch.enable_grad():
                 loss = view.task.loss(view.model(batch.inputs), batch.targets) / 30
                 weights = [view.model.get_parameter(name) for name in names]
                 wanted = torch.autograd.grad(loss, weights)

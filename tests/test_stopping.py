@@ -28,7 +28,7 @@ def as_it_was():
 @pytest.mark.parametrize("first", [[], [signal.SIGUSR2], [signal.SIGTERM]])
 def test_a_second_ctrl_c_stops_at_once_whatever_came_before(first):
     signal.signal(signal.SIGUSR2, lambda *_: None)
-    with Stopping(hears_interrupt=True) as stopping:
+    with Stopping(handles_interrupt=True) as stopping:
         for number in [*first, signal.SIGINT]:
             send(number)
         assert stopping.is_asked
@@ -39,7 +39,7 @@ def test_a_second_ctrl_c_stops_at_once_whatever_came_before(first):
 def test_ctrl_c_is_heard_where_nobody_can_be_answered(monkeypatch):
     """As when the shell's pipe has died of it as well."""
     monkeypatch.setattr(sys, "__stderr__", None)
-    with Stopping(hears_interrupt=True) as stopping:
+    with Stopping(handles_interrupt=True) as stopping:
         send(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             stopping.leave()
@@ -47,7 +47,7 @@ def test_ctrl_c_is_heard_where_nobody_can_be_answered(monkeypatch):
 
 def test_ctrl_c_is_left_to_who_ignores_it_and_to_who_did_not_ask():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with Stopping(hears_interrupt=True) as stopping:
+    with Stopping(handles_interrupt=True) as stopping:
         send(signal.SIGINT)
         assert not stopping.is_asked
     signal.signal(signal.SIGINT, signal.default_int_handler)

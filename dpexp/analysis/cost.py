@@ -59,7 +59,7 @@ class Cost(Analysis):
             return {}
         examples = view.examples.take(view.draw("batch", self._batch))
         view.model.train()
-        with view.untapped():
+        with view.unhooked():
             plain, private = self._steps(view, examples)
             plain_mb, private_mb = plain(_weigh), private(_weigh)
             turns = [(plain(_seconds), private(_seconds)) for _ in range(self._rounds)]

@@ -175,7 +175,7 @@ def of_one_run(subject: Subject, user: Sequence[str]) -> dict[str, Any] | None:
     return compose([*_words(subject), "audit=one_run", *subject.one_run, *user])
 
 
-def of_two_worlds(subject: Subject, user: Sequence[str]) -> dict[str, Any]:
+def of_distinguishing_game(subject: Subject, user: Sequence[str]) -> dict[str, Any]:
     """Compose the small run whose trials are a method's distinguishing game."""
     elsewhere = [word for word in user if not word.startswith("audit")]
     words = [*_words(subject), *subject.small]
@@ -201,8 +201,8 @@ def audit(
     if one_run is not None:
         directory = execute(one_run)
         told = verify.require(directory).result
-    config = of_two_worlds(subject, user)
-    found = _in_two_worlds(config, trials, steps)
+    config = of_distinguishing_game(subject, user)
+    found = _play(config, trials, steps)
     verdict = distinguishing.judge(
         found.without,
         found.within,
@@ -228,7 +228,7 @@ def audit(
     )
 
 
-def _in_two_worlds(config: dict[str, Any], trials: int, steps: int) -> two_worlds.Trials:
+def _play(config: dict[str, Any], trials: int, steps: int) -> two_worlds.Trials:
     if "loop" in config:
         return two_worlds.of_votes(config, trials)
     config = two_worlds.small(config)

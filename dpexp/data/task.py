@@ -101,7 +101,7 @@ def _are_above(lowest: float, values: Sequence[float], channels: int) -> bool:
     return are_numbers and len(values) in (1, channels)
 
 
-Judge = Callable[[Tensor, Tensor], Tensor]
+LossFn = Callable[[Tensor, Tensor], Tensor]
 """Compares outputs [n, c] with targets [n]."""
 
 
@@ -110,7 +110,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="sum")
 
 
-def percent_right(outputs: Tensor, targets: Tensor) -> Tensor:
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return 100 where the prediction is correct, else 0, [n]; non-finite outputs are incorrect."""
     return 100.0 * ((outputs.argmax(1) == targets) & are_finite(outputs))
 
@@ -151,8 +151,8 @@ class Task:
     dataset_size: int
     fingerprint: str
     metric: str = "test_accuracy"
-    loss: Judge = cross_entropy
-    score: Judge = percent_right
+    loss: LossFn = cross_entropy
+    score: LossFn = accuracy
     also: Mapping[str, Examples] = field(default_factory=dict)
 
     @property

@@ -31,16 +31,16 @@ class Stopping:
     """
 
     def __init__(
-        self, tell: Callable[[], None] = lambda: None, *, hears_interrupt: bool = False
+        self, tell: Callable[[], None] = lambda: None, *, handles_interrupt: bool = False
     ) -> None:
         """Set up without handlers.
 
         Args:
             tell: called at once when a signal comes.
-            hears_interrupt: whether to handle SIGINT.
+            handles_interrupt: whether to handle SIGINT.
         """
         self.is_asked = self.is_at_once = False
-        self._hears_interrupt, self._is_interrupted = hears_interrupt, False
+        self._handles_interrupt, self._is_interrupted = handles_interrupt, False
         self._tell, self._last = tell, signal.SIGTERM
         self._former: dict[signal.Signals, Any] = {}
 
@@ -51,7 +51,7 @@ class Stopping:
             if callable(signal.getsignal(signal.SIGUSR2)):
                 self._handle(signal.SIGUSR2)
             is_python = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-            if self._hears_interrupt and is_python:  # else it is ignored, or has a handler
+            if self._handles_interrupt and is_python:  # else it is ignored, or has a handler
                 self._handle(signal.SIGINT)
         return self
 

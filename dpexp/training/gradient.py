@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dpexp.data import Judge, cross_entropy
+from dpexp.data import LossFn, cross_entropy
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample import Tape
@@ -73,7 +73,7 @@ class _Tally(NamedTuple):
 class _Pass(nn.Module):
     """Forward and backward in one module, so that recomputation in backward uses its weights."""
 
-    def __init__(self, model: nn.Module, loss: Judge, tape: Tape) -> None:
+    def __init__(self, model: nn.Module, loss: LossFn, tape: Tape) -> None:
         super().__init__()
         self.model, self._loss, self._tape = model, loss, tape
 
@@ -104,7 +104,7 @@ class PrivateGradient:
         ranks: Ranks,
         micro_batch: int,
         public: Any = None,
-        loss: Judge = cross_entropy,
+        loss: LossFn = cross_entropy,
     ) -> None:
         """Hook the model's trainable layers; leaving the context removes the hooks.
 
@@ -154,7 +154,7 @@ class PrivateGradient:
         return Passes(examples, self._trained, self._backward, self._ranks.device, setting)
 
     @contextmanager
-    def untapped(self) -> Iterator[None]:
+    def unhooked(self) -> Iterator[None]:
         """Remove the hooks within the context, so that autograd trains the model."""
         self._tape.detach()
         try:

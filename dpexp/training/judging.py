@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dpexp.data import Judge, are_finite, percent_right
+from dpexp.data import LossFn, accuracy, are_finite
 from dpexp.distributed import memory
 from dpexp.models.mode import in_mode
 from dpexp.records import NONFINITE
@@ -45,7 +45,7 @@ def judge(
     if task.also:
         values[f"{task.metric}_mean"] = sum(values.values()) / len(values)
     values[NONFINITE] = sum(of_set.nonfinite for of_set in judged.values())
-    counts = task.score is percent_right
+    counts = task.score is accuracy
     right = {
         name: judged[name].each > 0
         for name, some in tests.items()
@@ -55,14 +55,14 @@ def judge(
 
 
 def evaluate(
-    model: nn.Module, examples: Any, device: torch.device, score: Judge = percent_right
+    model: nn.Module, examples: Any, device: torch.device, score: LossFn = accuracy
 ) -> float:
     """Return the mean score over examples, in eval mode; by default the percentage correct."""
     return scores(model, examples, device, score).mean
 
 
 @torch.no_grad()
-def scores(model: nn.Module, examples: Any, device: torch.device, score: Judge) -> Scores:
+def scores(model: nn.Module, examples: Any, device: torch.device, score: LossFn) -> Scores:
     """Return the scores of examples in eval mode."""
 
     def judged(size: int) -> Scores:

@@ -98,7 +98,7 @@ class Lifecycle:
         self._taken_up = self._saved = time.monotonic()
         self._ledger: Ledger | None = None
         # With several ranks Ctrl-C reaches each at a different step, so it ends them at once.
-        self._stopping = Stopping(hears_interrupt=ranks.size == 1)
+        self._stopping = Stopping(handles_interrupt=ranks.size == 1)
         self._is_agreed = False
         self.surroundings: dict[str, Any] | None = None
         self._is_unsaved = False  # whether anything was done since the checkpoint

@@ -137,9 +137,9 @@ class View:
             passes.backward(examples.batch(some).to(self.device), add)
         return {name: total / len(indices) for name, total in totals.items()}
 
-    def untapped(self) -> AbstractContextManager[None]:
+    def unhooked(self) -> AbstractContextManager[None]:
         """Remove the hooks within the context; parameters require gradients again."""
-        return self.gradient.untapped()
+        return self.gradient.unhooked()
 
     def require(self, setting: str, names: Sequence[str]) -> None:
         """Check that the method trains the named parameters.

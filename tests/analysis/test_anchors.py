@@ -51,7 +51,7 @@ def view():
 
 def rows(view, examples):
     """Per-example gradients of all parameters side by side, by plain autograd, [n, p]."""
-    with view.untapped(), torch.enable_grad():
+    with view.unhooked(), torch.enable_grad():
         each = literal.gradients(view.model, *examples)
     return torch.cat([each[name].flatten(1) for name in each], 1).double().numpy()
 
@@ -79,7 +79,7 @@ def test_ranks_are_those_of_per_example_gradients_and_of_what_the_anchors_leave(
 def test_errors_are_those_of_the_mean_gradient_and_fall_with_k(view):
     found = Projection(batch=BATCH, shares=[0.25, 1], **OPTIONS).observe(view, {})
     batch = view.examples.batch(view.draw("batch", BATCH))
-    with view.untapped(), torch.enable_grad():
+    with view.unhooked(), torch.enable_grad():
         loss = F.cross_entropy(view.model(batch.inputs), batch.targets)
         mean = torch.autograd.grad(loss, list(view.model.parameters()))
     mean = torch.cat([part.flatten() for part in mean]).double()

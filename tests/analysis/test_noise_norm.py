@@ -24,7 +24,7 @@ def test_noise_is_that_of_a_run_of_so_many_epochs_whatever_this_run_takes():
 def test_the_gradient_is_the_mean_of_clipped_ones(clip_norm):
     view = on_digits("method=dpsgd", "model=cnn", f"privacy.clip_norm={clip_norm}", "batch_size=30")
     batch = view.examples.batch(view.draw("batch", 30))
-    with view.untapped():
+    with view.unhooked():
         mean = literal.dpsgd(view.model, batch.inputs, batch.targets, clip_norm, 30)
     norm = math.sqrt(sum(float(part.square().sum()) for part in mean.values()))
     assert NoiseNorm(epochs=2).observe(view, {})["gradient"] == pytest.approx(norm, rel=1e-4)

@@ -41,7 +41,7 @@ def test_history_is_the_observation_before():
     batch = view.examples.batch(view.draw("batch", 60))
 
     def gradient():
-        with view.untapped(), torch.enable_grad():
+        with view.unhooked(), torch.enable_grad():
             loss = view.task.loss(view.model(batch.inputs), batch.targets)
             found = torch.autograd.grad(loss, view.model.get_parameter(name))[0]
         return found.flatten(1).double().numpy()

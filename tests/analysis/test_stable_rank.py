@@ -26,7 +26,7 @@ def test_every_trained_matrix_is_followed_and_kernels_are_flattened():
     view = on_digits("method=rgp")
     found = StableRank(batch=40).observe(view, {})
     batch = view.examples.batch(view.draw("batch", 40))
-    with view.untapped(), torch.enable_grad():
+    with view.unhooked(), torch.enable_grad():
         loss = view.task.loss(view.model(batch.inputs), batch.targets)
         names = list(found)
         weights = [view.model.get_parameter(name) for name in names]

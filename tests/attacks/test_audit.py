@@ -262,7 +262,7 @@ def test_every_private_method_is_a_subject_that_composes():
     private = {path.stem for path in (cli.CONF / "method").glob("*.yaml")}
     chosen = set()
     for subject in audit.subjects_of([]):
-        for config in (audit.of_one_run(subject, []), audit.of_two_worlds(subject, [])):
+        for config in (audit.of_one_run(subject, []), audit.of_distinguishing_game(subject, [])):
             if config is not None:
                 assert config["privacy"]["noise"] is True and config["privacy"]["clip"] is True
                 chosen.add(config["method"]["name"])

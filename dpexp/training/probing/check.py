@@ -132,7 +132,7 @@ def _compared(
     one = subject.trial(examples.one, chance, (0, 1), is_whole=True)
     other = subject.trial(examples.other, chance, (0,))
     alone = subject.trial(examples.alone, chance, (0,))
-    crowd = subject.trial(examples.crowd, chance, (FIRST, SECOND), is_heard=False)
+    crowd = subject.trial(examples.crowd, chance, (FIRST, SECOND), is_recorded=False)
     wrong = (
         verdict.moved(model, [one, other, alone, crowd])
         or _gradients(one.total, *_by_autograd(subject, examples.one, chance), most)

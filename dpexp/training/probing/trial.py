@@ -21,7 +21,7 @@ from dpexp.training.probing.stage import (
 )
 from dpexp.types import Batch, LayerGrads, full_name
 
-Judge = Callable[[Tensor, Tensor], Tensor]
+LossFn = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Subject:
 
     model: nn.Module
     parameters: Sequence[str]
-    loss: Judge
+    loss: LossFn
     values: dict[str, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Subject:
         rows: Collection[int] = (),
         *,
         is_whole: bool = False,
-        is_heard: bool = True,
+        is_recorded: bool = True,
     ) -> Trial:
         """Return the results of a batch through model and tape.
 
@@ -85,7 +85,7 @@ class Subject:
             chance: values of random draws.
             rows: examples whose own gradient is kept.
             is_whole: also keep the tape's sum of all gradients.
-            is_heard: record every module, which takes as much memory again as the forward pass.
+            is_recorded: record every module, which takes as much memory again as the forward pass.
         """
         total: dict[str, Tensor] = {}
         each: dict[int, dict[str, Tensor]] = {row: {} for row in rows}
@@ -105,7 +105,7 @@ class Subject:
                         grads.add_to(sums[name], None)
 
         recorder, draws = Recorder(len(batch)), FixedDraws(chance)
-        heard = recorder.on(self.model) if is_heard else nullcontext()
+        heard = recorder.on(self.model) if is_recorded else nullcontext()
         with state_kept(self.model):
             with heard, Tape(self.model, self.parameters, take) as tape, draws:
                 tape.expect(len(batch))
