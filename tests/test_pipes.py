@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dpexp.cli.streams import patience
+from dpexp.cli.streams import safe_output
 from tests.test_cli import ROOT
 
 
@@ -25,8 +25,8 @@ def unheard():
 def test_what_is_running_goes_on_unheard(stream, count, flush, unheard, tmp_path):
     script = f"""
 import sys
-from dpexp.cli.streams import patience
-with patience():
+from dpexp.cli.streams import safe_output
+with safe_output():
     for k in range({count}):
         print("word", k, file=sys.{stream}, flush={flush})
 open({str(tmp_path / "done")!r}, "w")
@@ -47,7 +47,7 @@ def test_a_program_that_nobody_hears_ends_well(unheard):
 
 def test_streams_are_given_back(capsys):
     before = sys.stdout, sys.stderr
-    with pytest.raises(ValueError), patience():
+    with pytest.raises(ValueError), safe_output():
         assert sys.stdout.encoding == before[0].encoding
         print("heard")
         raise ValueError
@@ -57,8 +57,8 @@ def test_streams_are_given_back(capsys):
 
 PROGRAM = """
 import os, sys
-from dpexp.cli.streams import patience
-with patience():
+from dpexp.cli.streams import safe_output
+with safe_output():
     opened = open(sys.argv[1], "w")
     print("said")
     print("told", file=sys.stderr, flush=True)
@@ -93,5 +93,5 @@ def test_output_that_finds_the_disk_full_is_one_line_after_the_work(stream, code
     assert done.returncode == code
     if stream == "stdout":
         (line,) = [line for line in done.stderr.splitlines() if "error" in line]
-        assert line.endswith("error: Cannot write what was to be printed: No space left on device.")
+        assert line.endswith("error: Cannot write the output: No space left on device.")
     assert (tmp_path / "done").read_text() == "done"

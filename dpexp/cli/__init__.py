@@ -1,4 +1,4 @@
-"""The command line: composes a config, makes its parts, runs it, and tells of mistakes."""
+"""The command line: compose a config, build its parts, run it, report user errors."""
 
 from dpexp.cli.composition import compose
 from dpexp.cli.execution import estimate, execute

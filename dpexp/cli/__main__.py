@@ -5,10 +5,9 @@
     dpexp figure figure4 paper=lsg            build a figure
     dpexp verify results/embedded/runs/*      recompute runs' privacy certificates
     dpexp budget eps=8 delta=1e-5 dataset_size=50000 batch_size=1000 epochs=200
-                                              the noise that a budget takes, or the eps of a noise
+                                              the noise for a budget, or the eps of a noise
 
-`dpexp COMMAND --help` tells of a command's words. Exit code: the command's own; 2 for a mistake in
-what was asked.
+`dpexp COMMAND --help` explains a command's words. Exit code: the command's own; 2 for a user error.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ COMMANDS = ("run", "table", "figure", "verify", "budget")
 
 
 def main() -> int:
-    """Do what the command line asks; return the exit code."""
+    """Run the command line; return the exit code."""
     command, *words = sys.argv[1:] or [""]
     if command in ("", "-h", "--help"):
         print((__doc__ or "").strip())
@@ -34,25 +33,25 @@ def main() -> int:
 
 
 def _do(command: str, words: Sequence[str]) -> int:
-    """Import the command's own module alone, and do what is asked of it."""
-    called = f"dpexp {command}"
+    """Import only the command's module, and run it."""
+    program = f"dpexp {command}"
     if command == "run":
         from dpexp.cli import run
 
-        sys.argv = [called, *words]
+        sys.argv = [program, *words]
         run.main()
         return 0
     if command == "verify":
         from dpexp.cli import verify
 
-        return verify.main(words, called)
+        return verify.main(words, program)
     if command == "budget":
         from dpexp.cli import budget
 
         return budget.main(words)
     from dpexp.cli import artifact
 
-    return artifact.main(words, called=called)
+    return artifact.main(words, called=program)
 
 
 if __name__ == "__main__":

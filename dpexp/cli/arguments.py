@@ -1,4 +1,4 @@
-"""The words of a script's command line, each WORD=VALUE: its own, and Hydra overrides."""
+"""Parse a script's command line: its own WORD=VALUE words, and Hydra overrides."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import Any
 from dpexp.cli import errors
 from dpexp.cli.quoting import readable
 from dpexp.cli.signals import restore_signals
-from dpexp.cli.streams import patience
+from dpexp.cli.streams import safe_output
 from dpexp.records import RESULT_NEUTRAL, RecordError
 from dpexp.reporting.schema.artifact import unknown
 from dpexp.types import ConfigError
 
 Reader = Callable[[str], Any]
-"""Makes a value of a whole WORD=VALUE; raises ConfigError where it can't."""
+"""Reads the value from WORD=VALUE; raises ConfigError if it is invalid."""
 
 
 def split(
     words: Sequence[str], readers: Mapping[str, Reader], names: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Take a script's own words out of its command line; the rest are overrides.
+    """Separate a script's own words from Hydra overrides.
 
     Args:
         words: the command line.
-        readers: of the script's own words.
-        names: what a word's value is called where that is not the word.
+        readers: how to read each of the script's own words.
+        names: word -> name of its value; the word itself if left out.
 
     Returns:
         Values by name, and the overrides.
 
     Raises:
-        ConfigError: for a value that can't be read, or a word that is neither.
+        ConfigError: for an invalid value, or a word that is not WORD=VALUE.
     """
     own, overrides = {}, []
     for word in words:
@@ -51,8 +51,8 @@ def split(
 
 def only(words: Sequence[str], readers: Mapping[str, Reader]) -> dict[str, Any]:
     """Read a command line that takes no overrides; raises ConfigError as `split` does."""
-    own, others = split(words, readers)
-    for word in others:
+    own, overrides = split(words, readers)
+    for word in overrides:
         raise unknown("word", word.partition("=")[0], readers)
     return own
 
@@ -84,7 +84,7 @@ def seeds(word: str) -> tuple[int, ...]:
 
 
 def number(word: str, above: float | None = None) -> float:
-    """Read WORD=NUMBER, above a bound where there is one."""
+    """Read WORD=NUMBER; with a bound, the number must be above it."""
     key, _, value = word.partition("=")
     with suppress(ValueError):
         if above is None or float(value) > above:
@@ -97,7 +97,7 @@ positive = partial(number, above=0)
 
 
 def whole(least: int) -> Reader:
-    """Return what reads WORD=NUMBER, a whole one from `least`."""
+    """Return a reader of WORD=NUMBER, a whole number >= `least`."""
 
     def read(word: str) -> int:
         key, _, value = word.partition("=")
@@ -109,38 +109,38 @@ def whole(least: int) -> Reader:
 
 
 def changing(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that change the numbers, as `device=cpu` does not."""
+    """Return the overrides that change results; `device=cpu`, for example, does not."""
     return tuple(w for w in overrides if re.split("[.=]", w.lstrip("+~"))[0] not in RESULT_NEUTRAL)
 
 
 def require_apart(overrides: Sequence[str], results: Path) -> None:
-    """Refuse to put a table with overrides in the place of the one without.
+    """Refuse to overwrite the default tables with those of other settings.
 
     Raises:
-        ConfigError: numbers would change in the folder that results are in by default.
+        ConfigError: if overrides change results and `results` is the default folder.
     """
     changed = changing(overrides)
     if changed and results.resolve() == Path("results").resolve():
         raise ConfigError(
-            f"Expected results= beside {' '.join(changed)}: what comes out would take the place of "
-            "the table or figure without it. Add results=mine, or another folder."
+            f"Expected results= beside {' '.join(changed)}: the result would replace the "
+            "table or figure without it. Add results=mine, or another folder."
         )
 
 
-@patience()
+@safe_output()
 def exit_code_of(
     program: Callable[[Sequence[str]], int],
     words: Sequence[str],
     doc: str | None,
     of_records: int = 1,
 ) -> int:
-    """Do what a command line asks, or print help where it asks for that; give the exit code.
+    """Run a program, or print its help; return the exit code.
 
     Args:
         program: takes the words.
         words: the command line.
         doc: the help.
-        of_records: the code where a record can't be read or written; of other mistakes it is 2.
+        of_records: exit code for a record that cannot be read or written; other user errors are 2.
     """
     if {"-h", "--help"} & set(words):
         print((doc or "").strip())
@@ -149,8 +149,8 @@ def exit_code_of(
     try:
         return program(words)
     except KeyboardInterrupt:
-        said = "Interrupted. The same command goes on from what is done."
-        return errors.fail(said, errors.INTERRUPTED)
+        line = "Interrupted. The same command goes on from what is done."
+        return errors.fail(line, errors.INTERRUPTED)
     except Exception as error:
         line = errors.mistake(error)
         if line is None:

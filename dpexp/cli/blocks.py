@@ -1,8 +1,8 @@
-"""Files of conf that hold many options of a group, one a block, so that they are read side by side.
+"""Config files that hold several options of a group, one per block.
 
-`conf/recipe/minilm.yaml` has a block for each method whose runs of MiniLM differ. The one that
-starts with `rgp:` is what Hydra knows as `recipe: minilm/rgp`, as if it were a file of its own; one
-that starts with `gep, bgep:` is two options.
+`conf/recipe/minilm.yaml` has a block for each method whose runs of MiniLM differ. The block
+`rgp:` is the option `recipe: minilm/rgp`, as if it were a file of its own; the block `gep, bgep:`
+is two options.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from omegaconf import DictConfig, OmegaConf
 from dpexp.cli.groups import CONF
 
 GROUPS = {"recipe": "recipe=minilm/rgp", "scale": "scale=quick/gep"}
-"""Groups of which a file holds blocks, with an example of one."""
+"""Groups whose files hold blocks, each with an example."""
 
 
 def files() -> list[Path]:
-    """List the files, whose names are those of models and of profiles."""
+    """Return the files; they are named after models and profiles."""
     return sorted(path for group in GROUPS for path in (CONF / group).glob("*.yaml"))
 
 
 def of(path: Path) -> Iterator[tuple[str, DictConfig]]:
-    """Return the options of a file with their settings, which are of the whole config."""
+    """Return a file's options with their settings; keys are relative to the whole config."""
     for names, settings in OmegaConf.load(path).items():
         for name in str(names).split(", "):
             yield name, settings
 
 
 def store() -> None:
-    """Tell Hydra of every option."""
+    """Register every option with Hydra."""
     for path in files():
         for name, settings in of(path):
             group = f"{path.parent.name}/{path.stem}"

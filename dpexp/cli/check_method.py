@@ -1,19 +1,19 @@
-"""Hold a method to what it declares: what one example can move, and what else of it is known.
+"""Check a method's declared sensitivities, and that it uses private examples only in releases.
 
     python -m scripts.check_method method=rgp
     python -m scripts.check_method method=mine model=cnn task=digits tries=100
 
 Takes Hydra overrides (task=digits profile=embedded unless named), noise and clipping on, and runs
 the method's first steps on examples of the test set and on made-up sums, in float64 without noise
-and dropout: does one example more, adversarial ones among them, move what is released by no more
-than the declared sensitivity, in blocks of one make; and is nothing else known of the examples than
-what is released? What passes is not proved; what differs is a counterexample. See
+and dropout. It checks that one more example, adversarial ones included, moves each release by no
+more than the declared sensitivity, in blocks of the same kind, and that nothing but the releases
+depends on the examples. A pass is no proof; a difference is a counterexample. See
 `dpexp.attacks.soundness`. Its own words:
 
-    tries=20            examples that a climb tries from the worst one found
+    tries=20            examples tried in a climb from the worst one found
     climbs=50           steps from each of the worst made-up sums
 
-Exit code: 0 if all holds, 1 if something does not, 2 for a mistake.
+Exit code: 0 if every check passes, 1 if one fails, 2 for a user error.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ READERS = {"tries": whole(0), "climbs": whole(0)}
 
 
 def main(words: Sequence[str]) -> int:
-    """Do what the command line asks; give the exit code."""
+    """Run the command line; return the exit code."""
     return exit_code_of(_main, words, __doc__, of_records=2)
 
 
 def _main(words: Sequence[str]) -> int:
     logging.getLogger("dpexp").setLevel(logging.WARNING)
-    own, user = split(words, READERS)
-    config = compose([*COMMON, *user])
-    if "precision" in config["model"]:  # what bfloat16 rounds would hide what is looked for
+    own, overrides = split(words, READERS)
+    config = compose([*COMMON, *overrides])
+    if "precision" in config["model"]:  # bfloat16's rounding would hide differences
         config["model"]["precision"] = "float32"
     parts = build_parts(config, ranks.choose_device(config["device"]))
-    found = check(parts, config["privacy"]["clip_norm"], seed=config["seed"], **own)
-    for line in lines(config["method"]["name"], found):
+    verdict = check(parts, config["privacy"]["clip_norm"], seed=config["seed"], **own)
+    for line in lines(config["method"]["name"], verdict):
         print(line)
-    return 1 if found.findings else 0
+    return 1 if verdict.findings else 0
 
 
-def lines(name: str, found: Verdict) -> list[str]:
-    """Say what was found of a method, a line each."""
-    if found.findings:
-        return [f"{name}: differs: {finding}" for finding in found.findings]
-    worst = found.worst
+def lines(name: str, verdict: Verdict) -> list[str]:
+    """Return a method's findings, one per line, or a line that it passed."""
+    if verdict.findings:
+        return [f"{name}: differs: {finding}" for finding in verdict.findings]
+    worst = verdict.worst
     return [
         f"{name}: pass: no neighbours found moved a release by more than {worst.ratio:.4g} of its "
         f"declared sensitivity ({worst.release}: {worst.neighbours}), and nothing but releases is "

@@ -1,4 +1,4 @@
-"""Composes a run's config from the words of a command line."""
+"""Compose a run's config from command-line words."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dpexp.cli.quoting import readable
 
 
 def up_to(value: Any, *choices: Any) -> Any:
-    """Choose by a number, in conf: `${up_to:${eps},2,20,50}` is 20 for eps <= 2, else 50.
+    """Choose by a number in a config: `${up_to:${eps},2,20,50}` is 20 for eps <= 2, else 50.
 
     Args:
-        value: what is no number, such as None, takes the last choice.
-        choices: bounds in ascending order, each before what it stands for; then the rest's.
+        value: a number; anything else, such as None, takes the last choice.
+        choices: ascending bounds, each followed by its choice; last, the choice above all bounds.
     """
     if isinstance(value, int | float):
         for bound, chosen in zip(choices[::2], choices[1::2], strict=False):
@@ -30,12 +30,12 @@ def up_to(value: Any, *choices: Any) -> Any:
 
 
 def by(value: Any, known: Mapping[str, Any], other: Any) -> Any:
-    """Choose by a name, in conf: `${by:${method},{rgp: sgd},adam}` is sgd for rgp, else adam."""
+    """Choose by a name in a config: `${by:${method},{rgp: sgd},adam}` is sgd for rgp, else adam."""
     return known.get(str(value), other)
 
 
 def called() -> str:
-    """Return how this program is called, for its help: `dpexp run` where it is installed."""
+    """Return the program's name for its help: `dpexp run` if installed, else `python run.py`."""
     return sys.argv[0] if sys.argv[0].startswith("dpexp ") else "python run.py"
 
 
@@ -46,7 +46,7 @@ OmegaConf.register_new_resolver("options", lambda group: ", ".join(options_of(gr
 
 blocks.store()
 
-# Launchers' configs bear their plugins' names on purpose: `hydra/launcher=joblib` means either.
+# Launcher configs share their plugins' names on purpose: `hydra/launcher=joblib` finds either.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore")
 
 
@@ -65,11 +65,11 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def plain(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """Resolve a config, composed from these overrides, to dicts and lists.
+    """Resolve a config that was composed from these overrides to dicts and lists.
 
     Raises:
-        ConfigError: if method or task is not chosen, or has no default model under the profile; or
-            for a setting that no run can mean.
+        ConfigError: if method or task is not chosen, if the task has no default model under the
+            profile, or if a setting is invalid.
     """
     from dpexp.cli import validate
     from dpexp.records import present_names

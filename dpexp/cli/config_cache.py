@@ -1,8 +1,8 @@
-"""Composed configs, kept between commands: composing one takes Hydra a tenth of a second.
+"""Cache composed configs between commands; Hydra takes a tenth of a second to compose one.
 
-An entry is named by its words. It holds beside the config what decided it: every file of conf that
-Hydra asked for, there or not, and the environment that those files ask for. What Hydra and this
-suite do with them decides too, and has a folder of entries for each of its versions.
+An entry's key is its command-line words. It holds the config and the state of whatever the config
+depends on: every config file that Hydra looked for, present or not, and the environment variables
+that those files read. Each version of Hydra and of this suite's code has a folder of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 import hydra
 import omegaconf
 
-# Hydra tells nobody which files it asks for, nor composes half; pyproject.toml keeps it below 1.4.
+# Hydra has no public way to list the files it looks for, nor to compose in two steps;
+# pyproject.toml keeps it below 1.4.
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -36,10 +37,10 @@ ENVIRONMENT = re.compile(r"oc\.env:\s*(\w+)")
 
 
 class Configs:
-    """Composes configs as `dpexp.cli.compose` does, each once."""
+    """Composes configs as `dpexp.cli.compose` does, and caches them."""
 
     def __init__(self, conf: Path = groups.CONF) -> None:
-        """Take the folder of config groups, whose files may not change meanwhile."""
+        """Take the folder of config groups, whose files must not change while this is in use."""
         self._conf = conf
         self._groups = {path.name for path in conf.iterdir() if path.is_dir()}
         self._chosen: dict[tuple[str, ...], tuple[DictConfig, set[str]]] = {}
@@ -47,19 +48,19 @@ class Configs:
         self._loaded: dict[str, Any] = {}
 
     def compose_anew(self, words: Sequence[str]) -> dict[str, Any]:
-        """Return what `compose` gives, and neither take nor keep it."""
+        """Return what `compose` returns, without reading or writing the cache."""
         try:
             return self._composed(words)[0]
-        except ConfigError:  # of what is composed, which is looked at by the same means
+        except ConfigError:  # from the same checks as in `composition.compose`
             raise
         except Exception:
-            return composition.compose(words)  # which says what is wrong
+            return composition.compose(words)  # which explains what is wrong
 
     def compose(self, words: Sequence[str]) -> dict[str, Any]:
-        """Return the plain config that these overrides compose to; raises as that does."""
-        name = "\0".join(map(_meant, words))
+        """Return the plain config of these overrides; raises as `composition.compose` does."""
+        name = "\0".join(map(_expanded, words))
         with suppress(KeyError, TypeError, AttributeError):
-            kept = self._kept.get(name)
+            kept = self._cache.get(name)
             if kept["rests_on"] == self._state(kept["rests_on"]):
                 return kept["config"]
         try:
@@ -67,21 +68,22 @@ class Configs:
         except ConfigError:
             raise
         except Exception:
-            return composition.compose(words)  # which says what is wrong
-        self._kept.put(name, {"config": config, "rests_on": self._state(files)})
+            return composition.compose(words)  # which explains what is wrong
+        self._cache.put(name, {"config": config, "rests_on": self._state(files)})
         return config
 
     def _composed(self, words: Sequence[str]) -> tuple[dict[str, Any], set[str]]:
-        """Compose, with the files asked for; configs that choose the same share most of the work.
+        """Return the config and the files that Hydra looked for.
 
-        Hydra merges the files of what is chosen first, and then sets values one by one.
+        Hydra first merges the files of the chosen options, then sets values one by one. The merged
+        config is shared among configs with the same choices.
         """
         readable = quoting.readable(words)
         choices = tuple(word for word in readable if self._chooses(word))
         if choices not in self._chosen:
             with (
                 hydra.initialize_config_dir(str(self._conf), version_base="1.3"),
-                _asked_for(self._conf, self._loaded) as files,
+                _recording(self._conf, self._loaded) as files,
             ):
                 self._chosen[choices] = hydra.compose("config", list(choices)), files
         chosen, files = self._chosen[choices]
@@ -92,12 +94,12 @@ class Configs:
         return composition.plain(config, words), files
 
     def _chooses(self, word: str) -> bool:
-        """Return whether a word chooses an option of a group, or takes a choice back."""
+        """Return whether a word chooses an option of a group, or removes a choice."""
         place = word.lstrip("+~").partition("=")[0]
         return "." not in place and re.split("[/@]", place)[0] in self._groups
 
     def _state(self, names: Sequence[str] | set[str]) -> dict[str, str | None]:
-        """Return the present state of files of conf, by name; None for one that is not there."""
+        """Return the hashes of config files by name; None for a missing file."""
         for name in set(names) - self._known.keys():
             try:
                 content = (self._conf / f"{name}.yaml").read_bytes()
@@ -106,14 +108,14 @@ class Configs:
                 continue
             digest = hashlib.sha256(content)
             for variable in ENVIRONMENT.findall(content.decode()):
-                found = _meant(f"{variable}={os.environ.get(variable)}")
-                digest.update(os.fsencode(f"\0{found}"))
+                value = _expanded(f"{variable}={os.environ.get(variable)}")
+                digest.update(os.fsencode(f"\0{value}"))
             self._known[name] = digest.hexdigest()[:16]
         return {name: self._known[name] for name in sorted(names)}
 
     @cached_property
-    def _kept(self) -> Kept:
-        """What was composed by this version of all that does it, but for files that Hydra reads."""
+    def _cache(self) -> Kept:
+        """The entries made by this version of the code that composes configs."""
         version = [f"{hydra.__version__} {omegaconf.__version__}", *sorted(self._groups)]
         sources = [
             Path(str(m.__file__)).read_bytes()
@@ -123,26 +125,27 @@ class Configs:
         return Kept("configs", b"\0".join([*map(str.encode, version), *sources]))
 
 
-def _meant(word: str) -> str:
-    """Name the folder that a word means in this environment, beside what it says."""
+def _expanded(word: str) -> str:
+    """Return a word, followed by its expanded value if it holds ~ or environment variables."""
     value = word.partition("=")[2].strip("'\"")
     known = os.path.expanduser(os.path.expandvars(value))
     return word if known == value else f"{word}\0{known}"
 
 
 @contextmanager
-def _asked_for(conf: Path, loaded: dict[str, Any]) -> Iterator[set[str]]:
-    """Note which files of conf Hydra asks for meanwhile, there or not: names without a suffix.
+def _recording(conf: Path, loaded: dict[str, Any]) -> Iterator[set[str]]:
+    """Record the config files that Hydra looks for, present or not: names without a suffix.
 
     Args:
         conf: the folder.
-        loaded: what was read of it, which is not read again; Hydra changes its copies.
+        loaded: contents by path, so that each file is read once; Hydra gets copies, as it changes
+            them.
     """
     names: set[str] = set()
     source = SourcesRegistry.instance().resolve("file")
     is_config, load_config = source.is_config, source.load_config
 
-    def noted(self: Any, config_path: str) -> bool:
+    def recorded(self: Any, config_path: str) -> bool:
         if self.path == str(conf):
             names.add(config_path.removesuffix(".yaml"))
         return is_config(self, config_path)
@@ -154,7 +157,7 @@ def _asked_for(conf: Path, loaded: dict[str, Any]) -> Iterator[set[str]]:
             loaded[config_path] = load_config(self, config_path)
         return deepcopy(loaded[config_path])
 
-    source.is_config, source.load_config = noted, read_once
+    source.is_config, source.load_config = recorded, read_once
     try:
         yield names
     finally:

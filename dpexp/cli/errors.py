@@ -1,4 +1,4 @@
-"""What a person sees who made a mistake on the command line: one line, and exit code 2."""
+"""Report user errors on one line, exit code 2."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from omegaconf.errors import (
 from dpexp.cli.groups import CONF, options_of
 from dpexp.cli.quoting import readable
 from dpexp.cli.signals import restore_signals
-from dpexp.cli.streams import patience
+from dpexp.cli.streams import safe_output
 
 INTERRUPTED = 128 + signal.SIGINT
 SWEEP = {"-m", "--multirun"}
 HELP, GROUPS = CONF / "hydra/help/dpexp.yaml", re.compile(r"\$\{options:(\w+)\}")
 NAMELESS = "Config group override must be"
-"""How Hydra begins where a group's option is no name; it has no error of its own for that."""
+"""Start of Hydra's message for a group option that is not a name; it has no error type for that."""
 
 EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray"}
-"""Launcher -> the extra of this package that brings its plugin."""
+"""Launcher -> the extra of this package that installs its plugin."""
 
 
-class Told(Exception):
-    """A job of a sweep failed, and was told of by the process that did it.
+class JobFailed(Exception):
+    """A job of a sweep failed, and its process has already printed the error.
 
-    Its arguments: what was told, in which process, and the exit code.
+    Its arguments: the line printed, the process id, and the exit code.
     """
 
 
-def told(words: str, line: str | None) -> Told:
-    """Tell of a job of a sweep that failed, as it fails.
+def job_failed(words: str, line: str | None) -> JobFailed:
+    """Print the error of a sweep's job as soon as it fails; return the exception to raise.
 
     Args:
-        words: the job's own, of the command line.
-        line: of `mistake`; None for an error that is ours, whose trace is printed.
+        words: the job's overrides.
+        line: from `mistake`; None for an error of dpexp's own, whose traceback is printed.
     """
     if line is None:
         traceback.print_exc()
@@ -61,11 +61,11 @@ def told(words: str, line: str | None) -> Told:
         code = 2
     line = f"{words}: {line}"
     fail(line)
-    return Told(line, os.getpid(), code)
+    return JobFailed(line, os.getpid(), code)
 
 
 def explain(error: Exception) -> str:
-    """Turn a composition error into one line with the nearest valid name."""
+    """Return one line for a composition error, with the nearest valid name."""
     from dpexp.types import one_line
 
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
@@ -83,8 +83,8 @@ def explain(error: Exception) -> str:
         reason = str(cause).partition("\n")[0]
         group = cause.full_key.partition(".")[0]
         return (
-            f"Expected a run that {group} goes with: {cause.full_key} takes its value from another "
-            f"setting, which this one lacks ({reason}). Choose another {group}, task, model or "
+            f"Expected a run that {group} fits: {cause.full_key} takes its value from another "
+            f"setting, which this run lacks ({reason}). Choose another {group}, task, model or "
             f"method, or set {cause.full_key}."
         )
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
@@ -104,7 +104,7 @@ def explain(error: Exception) -> str:
         return f"{line}. For a sweep add -m; for a list write KEY=[VALUE,VALUE]."
     if line.startswith("Error resolving interpolation"):
         return (
-            "Expected method, task, model and profile to be chosen: other settings hang on them. "
+            "Expected method, task, model and profile to be chosen: other settings depend on them. "
             "Leave out ~method, ~task, ~model and ~profile."
         )
     if type(error).__name__ == "OverrideParseException":
@@ -118,10 +118,10 @@ def explain(error: Exception) -> str:
 
 
 def unknown_key(place: str, node: Mapping[Any, Any]) -> str:
-    """Tell of a key that is not there: another beside it, or those of its name further down."""
+    """Return the error for an unknown key, with valid keys and deeper ones of the same name."""
     tree = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
     valid = [str(key) for key in tree if key != "hydra"]
-    if "." not in place:  # groups of which nothing is chosen are no keys, and can be
+    if "." not in place:  # groups without a choice are not in the config, but are valid
         valid += [group for group in GROUPS.findall(HELP.read_text()) if group not in valid]
     leaf = place.rpartition(".")[2]
     deeper = [f"{k}.{leaf}" for k, v in tree.items() if isinstance(v, dict) and leaf in v]
@@ -130,15 +130,15 @@ def unknown_key(place: str, node: Mapping[Any, Any]) -> str:
 
 
 def nearest(name: str, options: Sequence[str]) -> str:
-    """Suggest the option most like a name, in any case; "" if none is, else a sentence."""
+    """Return a sentence that suggests the option closest to a name, ignoring case, or ""."""
     known = {option.casefold(): option for option in options}
     near = get_close_matches(name.casefold(), known, 1, 0.5)
     return f" Did you mean {known[near[0]]}?" if near else ""
 
 
 def unnamed(words: Sequence[str]) -> str:
-    """Tell of the first word that gives a group something else than an option's name, as null."""
-    # Programs that share this have words of their own, which Hydra's grammar need not know.
+    """Return the error for the first group not set to an option's name (e.g. null), or ""."""
+    # Scripts also pass their own words, which Hydra's parser may reject.
     for word in words:
         key, equals, _ = word.partition("=")
         options = options_of(key.lstrip("+"))
@@ -154,9 +154,9 @@ def unnamed(words: Sequence[str]) -> str:
     return ""
 
 
-@patience()
+@safe_output()
 def guarded(program: Any) -> None:
-    """Run a program; a user's mistake becomes one line and exit code 2."""
+    """Run a program; report a user error on one line and exit with code 2."""
     if {"--help", "-h"} & set(sys.argv):
         sys.argv[1:] = for_help(sys.argv[1:])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing
@@ -167,11 +167,11 @@ def guarded(program: Any) -> None:
     try:
         program()
     except KeyboardInterrupt:
-        said = "Interrupted. The same command goes on from the last checkpoint, where there is one."
-        sys.exit(fail(said, INTERRUPTED))
-    except Told as error:
+        line = "Interrupted. The same command goes on from the last checkpoint, where there is one."
+        sys.exit(fail(line, INTERRUPTED))
+    except JobFailed as error:
         line, process, code = error.args
-        if process != os.getpid():  # its words are in a file of a launcher's
+        if process != os.getpid():  # its output is in a launcher's log file
             fail(line)
         sys.exit(code)
     except Exception as error:
@@ -182,16 +182,17 @@ def guarded(program: Any) -> None:
 
 
 def _unknown_option(_: argparse.ArgumentParser, message: str) -> NoReturn:
-    """Tell in one line what argparse would print with all of its options."""
+    """Report an unknown option on one line; argparse would print all options with it."""
     from dpexp.types import ConfigError
 
-    raise ConfigError(f"{message}. Settings are words such as method=rgp; --help tells of options.")
+    raise ConfigError(f"{message}. Settings are words such as method=rgp; --help lists options.")
 
 
 def for_help(words: Sequence[str]) -> list[str]:
-    """Complete a command line that asks for help, which Hydra shows of a composed config only.
+    """Return a command line with --help, completed with the choices that Hydra needs.
 
-    Overrides go first: after an option Hydra's parser takes no more than one row of them.
+    Hydra composes the config before it prints help. Overrides go first, because Hydra's parser
+    takes only one group of them after an option.
     """
     overrides = [word for word in words if "=" in word and not word.startswith("-")]
     chosen = {word.partition("=")[0] for word in overrides}
@@ -201,16 +202,16 @@ def for_help(words: Sequence[str]) -> list[str]:
 
 
 def mistake(error: Exception) -> str | None:
-    """Return the line for an error that the user can mend; None for one that is ours."""
+    """Return the line for a user error; None for an error of dpexp's own."""
     if isinstance(error, HydraException | OmegaConfBaseException):
         return explain(error)
     if isinstance(error, AssertionError) and _is_hydras(error):
-        # Hydra, where what a method takes (its public data) depends on the task.
+        # Raised by Hydra where a method's settings (its public data) depend on the task.
         choices = ", ".join(options_of("task"))
         return f"Expected a task: none was chosen. Set task, one of {choices}."
     if isinstance(error, ValueError) and str(error).startswith(NAMELESS):
         return unnamed(sys.argv[1:]) or str(error)
-    # Of its own options, or for want of a group's name where it puts one together.
+    # Raised by Hydra for its own options, or where a group's name is missing.
     if isinstance(error, ValueError | TypeError) and _is_hydras(error):
         from dpexp.types import one_line
 
@@ -223,8 +224,8 @@ def mistake(error: Exception) -> str | None:
     from dpexp.records import RecordError
     from dpexp.types import ConfigError
 
-    told = ConfigError | RecordError | PrivacyError | RankLost
-    return str(error) if isinstance(error, told) else None
+    reported = ConfigError | RecordError | PrivacyError | RankLost
+    return str(error) if isinstance(error, reported) else None
 
 
 def _is_hydras(error: Exception) -> bool:
@@ -233,13 +234,13 @@ def _is_hydras(error: Exception) -> bool:
 
 
 def fail(message: str, code: int = 2) -> int:
-    """Print an error's line and give the exit code that goes with it."""
+    """Print an error on stderr; return its exit code."""
     print(f"error: {message}", file=sys.stderr)
     return code
 
 
 def unstarted(name: str, error: RuntimeError) -> str:
-    """Word why a launcher does not start, and what it needs."""
+    """Return the error for a launcher that does not start, with the extra it needs."""
     from dpexp.types import one_line
 
     line = one_line(error)

@@ -1,4 +1,4 @@
-"""The hashes of the pretrained weights and tokenizers that a config names."""
+"""Hash the pretrained weights and tokenizers that a config names."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 PRETRAINED = "dpexp.models.language.pretrained"
 
 SETTINGS, WEIGHTS, ELSE = ("config.json",), ("*.safetensors",), ("*.bin",)
-"""Files of a pretrained language model, of which the last are read where there are no others."""
+"""Files of a pretrained language model; the last are read only if WEIGHTS match none."""
 
 
 READ_BY = ("task", "public", "prompts")
-"""Groups of a config whose `tokenizer` is read; a model's own is what these take by default."""
+"""Config groups whose `tokenizer` is read; their default is the model's."""
 
 
 def pretrained(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Hash the pretrained weights and tokenizers that a config names: SHA-256 by file, by model.
+    """Return the SHA-256 of a config's pretrained weights and tokenizers: model -> file -> hash.
 
     Raises:
-        MissingData: they are nowhere to be found.
+        MissingData: if they are not found.
     """
     found: dict[str, dict[str, str]] = {}
     for name, files in (*_weights(config), *_tokenizers(config)):
@@ -35,8 +35,8 @@ def _weights(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
         from dpexp.data.hub import model_folder
 
         folder = model_folder(model["model_root"], model["repo"])
-        weights = [path for one in WEIGHTS for path in sorted(folder.glob(one))]
-        weights = weights or [path for one in ELSE for path in sorted(folder.glob(one))]
+        weights = [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
+        weights = weights or [path for pattern in ELSE for path in sorted(folder.glob(pattern))]
         yield model["repo"], [*(folder / name for name in SETTINGS), *weights]
     if features:
         from dpexp.data.features import files_of
@@ -45,17 +45,17 @@ def _weights(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
 
 
 def _tokenizers(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
-    """Return the files of every tokenizer that a config's texts or prompts go through."""
+    """Return the files of every tokenizer that a config's texts or prompts use."""
     for name, root in tokenizers_named(config).items():
         from dpexp.data.hub import model_folder
         from dpexp.data.text import FILES
 
         folder = model_folder(root, name)
-        yield name, [path for one in (*SETTINGS, *FILES) if (path := folder / one).is_file()]
+        yield name, [path for file in (*SETTINGS, *FILES) if (path := folder / file).is_file()]
 
 
 def tokenizers_named(config: Mapping[str, Any]) -> dict[str, str]:
-    """Name the models whose tokenizers are read, and the root below which each lies."""
+    """Return the models whose tokenizers are read: name -> its model_root."""
     nodes = [config[group] for group in READ_BY if isinstance(config.get(group), Mapping)]
     return {node["tokenizer"]: node["model_root"] for node in nodes if node.get("tokenizer")}
 

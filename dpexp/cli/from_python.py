@@ -1,4 +1,4 @@
-"""One run from Python: `dpexp.run`."""
+"""Run one config from Python: `dpexp.run`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpexp.types import ConfigError
 
 
 def run(words: Sequence[str]) -> records.Record:
-    """Train what the words ask for, or look it up; `dpexp.run` says more."""
+    """Train a run, or look it up; see `dpexp.run`."""
     overrides = readable([part for word in words for part in shlex.split(word)])
     try:
         config = compose(overrides)
@@ -25,7 +25,7 @@ def run(words: Sequence[str]) -> records.Record:
             raise
         raise ConfigError(line) from error
     validate.warn_of_idle(config, overrides)
-    done_before(config)  # refuses what was made of other data or weights
+    done_before(config)  # refuses a run of other data or weights
     record = records.read(execute(config))
-    assert record is not None  # it was written or looked up just now
+    assert record is not None  # `execute` has just written or looked it up
     return record

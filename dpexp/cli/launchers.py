@@ -1,4 +1,4 @@
-"""Runs handed to a Hydra launcher."""
+"""Run jobs through a Hydra launcher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra import initialize_config_dir
 
-# Hydra has no public way to a launcher; pyproject.toml keeps it below 1.4 for these two.
+# Hydra has no public way to get a launcher; pyproject.toml keeps it below 1.4 for these two.
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -28,13 +28,13 @@ from dpexp.types import ConfigError
 
 
 def run_cell(config: Any) -> str:
-    """Do one run as a Hydra job; failures are left in its log, so that the other jobs go on.
+    """Do one run as a Hydra job; log a failure, so that the other jobs go on.
 
     Args:
         config: the composed DictConfig.
 
     Returns:
-        "" or the first line of what went wrong.
+        "", or the first line of the error.
     """
     cell = plain(config, HydraConfig.get().overrides.task)
     return build.attempt(cell, records.run_id(cell), execute, Path(cell["results"]))
@@ -49,7 +49,7 @@ def _hydra() -> Iterator[Hydra]:
 
 
 def check(name: str) -> None:
-    """Raise ConfigError if there is no launcher of this name; whether it starts is not tried."""
+    """Raise ConfigError if there is no launcher of this name; do not start it."""
     with _hydra() as hydra:
         valid = hydra.config_loader.get_group_options("hydra/launcher")
     if name not in valid:
@@ -57,15 +57,15 @@ def check(name: str) -> None:
 
 
 def launch(name: str, jobs: list[list[str]]) -> None:
-    """Hand jobs to the Hydra launcher of this name.
+    """Run jobs through the Hydra launcher of this name.
 
     Raises:
-        ConfigError: its plugin isn't installed, or it finds no cluster.
+        ConfigError: if its plugin is not installed, or it finds no cluster.
     """
     with _hydra() as hydra:
         config = hydra.compose_config(
             config_name="config",
-            overrides=[f"hydra/launcher={name}", *jobs[0]],  # a config must be whole to compose
+            overrides=[f"hydra/launcher={name}", *jobs[0]],  # a config must be complete to compose
             run_mode=RunMode.MULTIRUN,
             with_log_configuration=False,
         )
@@ -76,5 +76,5 @@ def launch(name: str, jobs: list[list[str]]) -> None:
                 config=config,
             )
             launcher.launch(jobs, initial_job_idx=0)
-        except RuntimeError as error:  # no plugin, no srun: what a launcher says of itself
+        except RuntimeError as error:  # no plugin, no srun: the launcher's own error
             raise ConfigError(unstarted(name, error)) from error

@@ -37,20 +37,20 @@ def job(cfg: DictConfig) -> None:
     except Exception as error:
         line = errors.mistake(error)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
-            # Hydra does the other jobs and tells of the first that failed; this tells of each.
+            # Hydra runs the other jobs and reports only the first failure; report each.
             words = " ".join(HydraConfig.get().overrides.task)
-            raise errors.told(words, line) from error
+            raise errors.job_failed(words, line) from error
         if line is None:
             raise
         sys.exit(errors.fail(line))
 
 
 hydra_program = hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(job)
-"""Composes the config of the command line, or those of a sweep, and does each job."""
+"""Composes the command line's config, or those of a sweep, and runs each job."""
 
 
 def main() -> None:
-    """Do what the command line asks, in one process or as one of torchrun's ranks."""
+    """Run the command line, in one process or as one of torchrun's ranks."""
     if "WORLD_SIZE" in os.environ:
         from dpexp.distributed.processes import leave_after
 

@@ -1,4 +1,4 @@
-"""A reader who leaves early, as `head` does, stops nothing: what is running goes on unheard."""
+"""Ignore BrokenPipeError, e.g. under `| head`; report other write errors at the end."""
 
 from __future__ import annotations
 
@@ -9,78 +9,78 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 
-class Patient:
-    """A stream that goes nowhere once it cannot be written; all else is the stream's own.
+class _SafeStream:
+    """A stream whose output is discarded after a write has failed.
 
     Attributes:
-        fault: why that was; "" while it can, and where nobody reads any more.
+        fault: why the write failed; "" if none did, or if the pipe was closed.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self.fault = stream, ""
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the stream has."""
+        """Return the wrapped stream's attribute."""
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write, or pretend to; give the number of characters."""
+        """Write, or discard after a failure; return the number of characters."""
         try:
             return self._stream.write(text)
         except OSError as error:
-            self._leave(error)
+            self._discard(error)
             return len(text)
 
     def flush(self) -> None:
-        """Send what was written, or forget it."""
+        """Flush the buffer, or discard it after a failure."""
         try:
             self._stream.flush()
         except OSError as error:
-            self._leave(error)
+            self._discard(error)
 
-    def _leave(self, error: OSError) -> None:
+    def _discard(self, error: OSError) -> None:
         if not isinstance(error, BrokenPipeError):
             self.fault = error.strerror or str(error)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())  # what is still in its buffer goes there too
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())  # discards what is still buffered
+        os.close(null)
 
 
 @contextmanager
-def patience() -> Iterator[None]:
-    """Let output and errors go nowhere once they cannot be written, also what is sent at the end.
+def safe_output() -> Iterator[None]:
+    """Keep the program running when stdout or stderr cannot be written.
 
     Raises:
-        SystemExit: with 2, after what was to be done is done: output was lost, on a full disk.
+        SystemExit: with 2, once the program has finished, if output was lost, e.g. on a full disk.
     """
-    _open_what_is_closed()
+    _open_closed_streams()
     streams = sys.stdout, sys.stderr
-    heard = sys.stdout, sys.stderr = Patient(streams[0]), Patient(streams[1])
+    safe = sys.stdout, sys.stderr = _SafeStream(streams[0]), _SafeStream(streams[1])
     try:
         yield
     except SystemExit as end:
         sys.stdout.flush()
-        if end.code or not heard[0].fault:
+        if end.code or not safe[0].fault:
             raise
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         sys.stdout, sys.stderr = streams
-    if fault := heard[0].fault:
-        print(f"error: Cannot write what was to be printed: {fault}.", file=sys.stderr)
+    if fault := safe[0].fault:
+        print(f"error: Cannot write the output: {fault}.", file=sys.stderr)
         raise SystemExit(2)
 
 
-def _open_what_is_closed() -> None:
-    """Send nowhere what a program was started without; a file opened next would take its place."""
+def _open_closed_streams() -> None:
+    """Open closed standard streams on /dev/null; a file opened next would take their numbers."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
             setattr(sys, f"__{name}__", getattr(sys, name))
