@@ -47,7 +47,7 @@ def test_no_committed_record_lost_steps_to_a_kill():
 
 
 def test_its_tables_and_counts_are_those_that_were_made():
-    assert readme.written_anew(README) == README
+    assert readme.regenerated(README) == README
 
 
 @pytest.mark.parametrize("name", readme.BLOCKS)
@@ -60,9 +60,9 @@ def test_a_block_that_says_something_else_is_made_again(name):
     assert number, "no row has a number that could be another"
     other = head + rows.replace(number[0], "99.9")
     assert other != block["text"]
-    assert readme.written_anew(README.replace(block["text"], other)) == README
+    assert readme.regenerated(README.replace(block["text"], other)) == README
     with pytest.raises(ConfigError, match="blocks once"):
-        readme.written_anew(README.replace(f"<!-- {name} -->", ""))
+        readme.regenerated(README.replace(f"<!-- {name} -->", ""))
 
 
 def test_numbers_are_those_of_the_records_and_labels_those_of_the_artifact():

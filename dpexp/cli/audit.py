@@ -1,25 +1,25 @@
-"""Audit every private method of the suite: is what leaks within what is accounted for?
+"""Audit every private method: is the measured leakage within the accounted epsilon?
 
 make audit [ARGS="..."]
 python -m scripts.audit methods=dpsgd,rgp eps=4
 
-Each method is audited twice at 95 % confidence, and the lower bounds on epsilon stand beside the
-epsilon its accountant states, in <results>/<profile>/audit.md and audit.csv:
+Each method is audited twice at 95 % confidence. <results>/<profile>/audit.md and audit.csv show
+the lower bounds on epsilon beside the accountant's epsilon:
 
-    one run     a run of `audit=one_run` on the embedded profile: canaries join by coins, the
-                coins are guessed (not for PATE, which has no step gradients). A finished one is
-                looked up, and held to the data and weights that are here
+    one run     a run of `audit=one_run` on the embedded profile: coins decide which canaries join,
+                and the audit guesses the coins (not for PATE, which has no step gradients). A
+                finished run is looked up, and its data and weights must be those here
     two worlds  a distinguishing game: many short runs of the same pipeline, on a small model, with
                 and without one canary
 
-Its own words, each WORD=VALUE; any other is a Hydra override and goes to every run:
+Its own words, each WORD=VALUE; any other is a Hydra override for every run:
 
-    methods=A,B         audit these only; the files are then audit-A-B.md and .csv
-    trials=1000         in either world
-    steps=2             of each of those trials
+    methods=A,B         audit only these; the files are then audit-A-B.md and .csv
+    trials=1000         trials in each world
+    steps=2             steps of each trial
 
-Exit code: 0 if no lower bound exceeds what is accounted for, 1 if one does, 2 for a mistake. Each
-bound errs once in twenty by itself; one that is exceeded by little asks for another seed.
+Exit code: 0 if no lower bound exceeds the accounted epsilon, 1 if one does, 2 for a user error.
+Each bound fails once in twenty by chance; if one exceeds by little, try another seed.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ COMMON = ("task=digits", "profile=embedded")
 CONFIDENCE = 0.95
 
 SMALL = ("model=cnn", "model.channels=[4,8]", "model.kernel=3")
-"""A model for thousands of steps (ours), as the sizes below."""
+"""A model small enough for thousands of steps (ours), as are the sizes below."""
 
 SIZES = {"rank": 2, "m": 20, "k": 8, "public_examples": 20}
-"""Settings of methods that have them, in a distinguishing game (ours)."""
+"""Settings in a distinguishing game, of methods that have them (ours)."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,10 @@ class Subject:
     Attributes:
         name: in the table.
         method: words that choose it.
-        seed: of its runs; methods whose releases are of one size would share every random number.
-        one_run: further ones for one run; None: there is none.
-        small: further ones for two worlds.
+        seed: of its runs; with a common seed, methods with releases of equal size would share every
+            random number.
+        one_run: more words for one run; None if there is none.
+        small: more words for two worlds.
     """
 
     name: str
@@ -79,10 +80,10 @@ class Subject:
 
 PRIVATE = ("noise=true", "clip=true", "eps=8")
 BY_LABEL = {"one_run": ("audit.canaries=mislabelled",), "small": ()}
-"""Where coordinates are clipped and what is released is no sum of gradients."""
+"""For methods that clip coordinates or release something other than sums of gradients."""
 
 FEW = {"one_run": ("audit.m=300",)}
-"""Canaries that share a coordinate drown each other; embeddings and heads have few."""
+"""Canaries that share a coordinate mask each other; embeddings and heads have few coordinates."""
 
 PARTICULAR: dict[str, dict[str, Any]] = {
     "bgep": FEW,
@@ -93,21 +94,21 @@ PARTICULAR: dict[str, dict[str, Any]] = {
     "pate": {"method": ("method=pate", "method.queries=80", "method.answers=30"), "one_run": None},
     "bitfit": {"method": ("method=bitfit", "model=cnn"), "one_run": ("audit.m=600",)},
 }
-"""What some methods' audits need besides; any other method needs nothing."""
+"""Extra settings of some methods' audits."""
 
 FIRST = ("dpsgd", "sparse_dpsgd", "dp_powersgd", "rgp_random", "rgp", "rgp_public", "rgp_core")
 FIRST += ("lsg", "bgep", "gep", "linear", "compressive", "compressive_unmeasured", "pate", "bitfit")
-"""The committed table's order; their places are the seeds of their runs, which stand in its ids."""
+"""The committed table's order; a position is the run's seed, which its run id depends on."""
 
 
 def subjects_of(words: Sequence[str]) -> list[Subject]:
-    """Return every private method of conf/method, a person's own folders of conf included.
+    """Return every private method of conf/method and of the user's own config folders.
 
     Args:
-        words: of the command line, which may name such folders.
+        words: of the command line; hydra.searchpath names such folders.
     """
     private = [
-        name for name, said in own_methods.methods(words).items() if said.get("noise") is not False
+        name for name, node in own_methods.methods(words).items() if node.get("noise") is not False
     ]
     names = [*FIRST, *sorted({*private} - {*FIRST})]
     return [
@@ -124,18 +125,19 @@ def _seed(name: str) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """What the audits of one method gave; None: there was no such audit, or no such bound.
+    """The results of one method's audits; None if there was no such audit or bound.
 
     Attributes:
         method: its name.
-        accounted: epsilon of the run, or where there is none of a trial in a distinguishing game.
+        accounted: epsilon of the run; without a run, of a trial in the distinguishing game.
         one_run: lower bound from one run.
         one_run_curve: the same by the mechanism's trade-off curve.
-        canaries, guesses, right: what they rest on.
+        canaries, guesses, right: the counts behind these bounds.
         two_worlds: lower bound from two worlds.
         two_worlds_gaussian: the same by Gaussian differential privacy.
         accounted_worlds: epsilon of a trial.
-        false_positives, false_negatives, judged: what they rest on; judged trials of either world.
+        false_positives, false_negatives: the errors behind these bounds.
+        judged: trials judged in each world.
         run: the one run's directory.
     """
 
@@ -156,7 +158,7 @@ class Row:
 
     @property
     def broken(self) -> bool:
-        """Whether a lower bound exceeds what is accounted for."""
+        """Whether a lower bound exceeds the accounted epsilon."""
         pairs = [(self.one_run, self.accounted), (self.one_run_curve, self.accounted)]
         pairs += [(self.two_worlds, self.accounted_worlds)]
         pairs += [(self.two_worlds_gaussian, self.accounted_worlds)]
@@ -164,24 +166,24 @@ class Row:
 
 
 def _words(subject: Subject) -> list[str]:
-    """Return the words of all of a method's runs."""
+    """Return the words common to a method's runs."""
     return [*COMMON, f"seed={subject.seed}", *subject.method]
 
 
 def of_one_run(subject: Subject, user: Sequence[str]) -> dict[str, Any] | None:
-    """Compose the one run of a method's audit; None where there is none."""
+    """Return the config of a method's one run; None if it has none."""
     if subject.one_run is None:
         return None
     return compose([*_words(subject), "audit=one_run", *subject.one_run, *user])
 
 
 def of_distinguishing_game(subject: Subject, user: Sequence[str]) -> dict[str, Any]:
-    """Compose the small run whose trials are a method's distinguishing game."""
-    elsewhere = [word for word in user if not word.startswith("audit")]
+    """Return the config of the small run for a method's distinguishing game."""
+    overrides = [word for word in user if not word.startswith("audit")]
     words = [*_words(subject), *subject.small]
-    settings = compose([*words, *elsewhere])["method"]
+    settings = compose([*words, *overrides])["method"]
     smaller = [f"method.{key}={value}" for key, value in SIZES.items() if key in settings]
-    return compose([*words, *smaller, *elsewhere])
+    return compose([*words, *smaller, *overrides])
 
 
 def audit(
@@ -191,36 +193,36 @@ def audit(
 
     Args:
         subject: the method.
-        one_run: its one run, composed; None: there is none.
+        one_run: the config of its one run; None if it has none.
         user: overrides.
-        trials: in either of two worlds.
-        steps: of each of them.
+        trials: in each world.
+        steps: of each trial.
     """
-    told: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     directory = None
     if one_run is not None:
         directory = execute(one_run)
-        told = verify.require(directory).result
+        result = verify.require(directory).result
     config = of_distinguishing_game(subject, user)
-    found = _play(config, trials, steps)
+    played = _play(config, trials, steps)
     verdict = distinguishing.judge(
-        found.without,
-        found.within,
-        delta=found.delta,
+        played.without,
+        played.within,
+        delta=played.delta,
         confidence=CONFIDENCE,
-        is_gaussian=found.is_gaussian,
+        is_gaussian=played.is_gaussian,
     )
     return Row(
         method=subject.name,
-        accounted=told.get("audit_epsilon_accounted", found.epsilon),
-        one_run=told.get("audit_epsilon_lower"),
-        one_run_curve=told.get("audit_epsilon_lower_curve"),
-        canaries=told.get("audit_canaries"),
-        guesses=told.get("audit_guesses"),
-        right=told.get("audit_right"),
+        accounted=result.get("audit_epsilon_accounted", played.epsilon),
+        one_run=result.get("audit_epsilon_lower"),
+        one_run_curve=result.get("audit_epsilon_lower_curve"),
+        canaries=result.get("audit_canaries"),
+        guesses=result.get("audit_guesses"),
+        right=result.get("audit_right"),
         two_worlds=verdict.epsilon_lower,
         two_worlds_gaussian=verdict.epsilon_lower_gaussian,
-        accounted_worlds=found.epsilon,
+        accounted_worlds=played.epsilon,
         false_positives=verdict.errors.false_positives,
         false_negatives=verdict.errors.false_negatives,
         judged=verdict.errors.without,
@@ -255,7 +257,7 @@ COLUMNS = {
 
 
 def markdown(rows: Sequence[Row], trials: int, steps: int, user: Sequence[str]) -> str:
-    """Write the table, with what it needs to be read."""
+    """Return the page: the table and an explanation."""
     lines = [
         "# What leaks, beside what is accounted for",
         "",
@@ -295,14 +297,14 @@ def _cell(value: float | int | str | None) -> str:
 def write(
     rows: Sequence[Row], trials: int, steps: int, user: Sequence[str], stem: Path
 ) -> list[Path]:
-    """Write the table as .md and .csv; give their paths.
+    """Write the table as .md and .csv; return their paths.
 
     Args:
-        rows: one a method.
-        trials: in either world.
-        steps: of each.
+        rows: one per method.
+        trials: in each world.
+        steps: of each trial.
         user: overrides.
-        stem: of the paths.
+        stem: path without suffix.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()
@@ -317,26 +319,26 @@ def write(
 
 
 READERS = {"methods": listed, "trials": whole(4), "steps": whole(1)}
-"""Of four trials two choose the threshold, and two are judged."""
+"""Four trials are the least: two choose the threshold, and two are judged."""
 
 
 def parse(words: Sequence[str]) -> tuple[list[Subject], int, int, list[str]]:
-    """Take the script's own words out of the command line; the rest are overrides.
+    """Return the methods, trials, steps and overrides of the command line.
 
     Raises:
-        ConfigError: for a value that cannot be read.
+        ConfigError: for an invalid value.
     """
-    said, overrides = split(words, READERS)
-    all_of_them = subjects_of(overrides)
-    names = [subject.name for subject in all_of_them]
-    for name in said.get("methods", ()):
+    own, overrides = split(words, READERS)
+    every_subject = subjects_of(overrides)
+    names = [subject.name for subject in every_subject]
+    for name in own.get("methods", ()):
         require_word("methods", name, names)
-    subjects = [subject for subject in all_of_them if subject.name in said.get("methods", names)]
-    return subjects, said.get("trials", 1000), said.get("steps", 2), overrides
+    subjects = [subject for subject in every_subject if subject.name in own.get("methods", names)]
+    return subjects, own.get("trials", 1000), own.get("steps", 2), overrides
 
 
 def main(words: Sequence[str]) -> int:
-    """Do what the command line asks; give the exit code."""
+    """Run the command line; return the exit code."""
     return exit_code_of(_main, words, __doc__, of_records=2)
 
 
@@ -346,9 +348,9 @@ def _main(words: Sequence[str]) -> int:
     subjects, trials, steps, user = parse(words)
     config = compose([*COMMON, f"method={FIRST[0]}", "audit=one_run", *user])
     if not (config["privacy"]["noise"] and config["privacy"]["clip"]):
-        raise ConfigError("Expected noise and clipping in what is audited. Leave them on.")
+        raise ConfigError("Expected an audit with noise and clipping. Leave them on.")
     runs = [of_one_run(subject, user) for subject in subjects]
-    lookup.require_here(one for one in runs if one is not None)
+    lookup.require_here(run for run in runs if run is not None)
     rows = []
     for subject, one_run in zip(subjects, runs, strict=True):
         rows.append(audit(subject, one_run, user, trials, steps))
@@ -359,5 +361,5 @@ def _main(words: Sequence[str]) -> int:
         print(path)
     broken = [row.method for row in rows if row.broken]
     if broken:
-        print(f"more leaks than is accounted for: {', '.join(broken)}", file=sys.stderr)
+        print(f"leakage above the accounted epsilon: {', '.join(broken)}", file=sys.stderr)
     return 1 if broken else 0

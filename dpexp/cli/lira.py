@@ -1,21 +1,21 @@
-"""Attack models with the likelihood ratio attack on membership, and draw what it finds.
+"""Run the likelihood ratio attack on membership (LiRA), and plot its results.
 
     python -m scripts.lira task=digits methods=nonprivate,dpsgd,rgp shadows=16 eps=8
     python -m scripts.lira task=sentiment methods=nonprivate,rgp shadows=32 eps=2 epochs=6
 
-Trains `shadows` models a method, each on its own random half of the training set (seeds 0, 1, ...;
-finished runs are looked up, and held to the data and weights that are here), then attacks each with
-the others as its shadows. Its own words, each WORD=VALUE:
+Trains `shadows` models per method, each on its own random half of the training set (seeds 0, 1,
+...), then attacks each with the others as its shadows. Finished runs are looked up; their data and
+weights must be those here. Its own words, each WORD=VALUE:
 
     methods=A,B       of conf/method; nonprivate,rgp if left out
-    shadows=16        models a method, the target among them
+    shadows=16        models per method, including the target
     eps=8             for the methods with noise
     profile=embedded  embedded, quick or paper
     name=NAME         of the files; the task's if left out
 
-Any other word is a Hydra override and goes to every run. Writes
+Any other word is a Hydra override for every run. Writes
 results/<profile>/lira/<name>.{md,csv,png,svg}: a summary, the curves, the figure.
-Exit code: 0; 2 for a mistake in what was asked.
+Exit code: 0; 2 for a user error.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from dpexp.reporting.render.style import COLOURS, DASHED, DPI, GREY, STYLE
 from dpexp.types import ConfigError
 
 RATES = (0.001, 0.01)
-"""False-positive rates at which the true positives are told (Carlini et al. 2022, Section III)."""
+"""False-positive rates at which the TPR is reported (Carlini et al. 2022, Section III)."""
 
 POINTS = 200
-"""At which a curve is written and drawn, evenly on a log axis (ours)."""
+"""Points of a written and plotted curve, evenly spaced on a log axis (ours)."""
 
 LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), "-.")
 
 
 @dataclass(frozen=True)
 class Request:
-    """The command line, understood.
+    """The parsed command line.
 
     Attributes:
         methods, shadows, eps, profile, name: see the module.
@@ -78,10 +78,10 @@ READERS = {
 
 
 def parse(words: Sequence[str]) -> Request:
-    """Take the script's own words out of the command line; the rest are overrides.
+    """Parse the command line.
 
     Raises:
-        ConfigError: a value that can't be read, or too few shadows.
+        ConfigError: for an invalid value, too few shadows, or an override that shadows forbid.
     """
     own, overrides = split(words, READERS)
     for word in overrides:
@@ -95,7 +95,7 @@ def parse(words: Sequence[str]) -> Request:
 
 
 def compose(request: Request, method: str) -> dict[str, Any]:
-    """Compose a method's run; `eps` is for those with noise."""
+    """Return the config of a method's run; `eps` applies only to methods with noise."""
     words = [f"profile={request.profile}", f"method={method}", "attack=shadow", *request.overrides]
     config = composition.compose(words)
     if request.eps and config["noise"]:
@@ -104,15 +104,15 @@ def compose(request: Request, method: str) -> dict[str, Any]:
 
 
 def of_seeds(config: dict[str, Any], num: int) -> list[dict[str, Any]]:
-    """Return the configs of a method's models, of which only the seeds differ."""
+    """Return the configs of a method's models, which differ only in their seeds."""
     return [{**config, "seed": seed} for seed in range(num)]
 
 
 def shadows(config: dict[str, Any], num: int) -> Attacked:
     """Train or look up a method's models and attack each with the others."""
     accuracies, masks, values = [], [], []
-    for one in of_seeds(config, num):
-        directory = execute(one)
+    for shadow in of_seeds(config, num):
+        directory = execute(shadow)
         result = verify.require(directory).result
         arrays = records.arrays_of(directory / records.SCORES)
         masks.append(arrays["is_member"])
@@ -127,7 +127,7 @@ def shadows(config: dict[str, Any], num: int) -> Attacked:
 
 
 def draw(title: str, attacked: Sequence[Attacked]) -> Figure:
-    """Draw a panel an attack, a line a method, both axes logarithmic."""
+    """Plot a panel per attack and a line per method, both axes logarithmic."""
     figure = Figure(figsize=(9.6, 4.1), layout="constrained", dpi=DPI)
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(lira.ATTACKS), sharex=True, sharey=True)
@@ -154,20 +154,20 @@ def draw(title: str, attacked: Sequence[Attacked]) -> Figure:
 
 
 def summary(title: str, request: Request, configs: list[dict], attacked: list[Attacked]) -> str:
-    """Write the table, and what it can and cannot tell."""
+    """Return the page: the table, and notes on what it can and cannot show."""
     heads = ["Method", "Test accuracy in %", "Attack", "AUC", "Balanced accuracy"]
     heads += [f"TPR at {rate:.1%} FPR" for rate in RATES]
     lines = [f"# {title}", "", _row(heads), _row(["---"] * 3 + ["---:"] * 4)]
     for some in attacked:
         for attack, name in lira.ATTACKS.items():
-            pooled, alone = some.curves[attack], some.of_each(attack)
+            pooled, single = some.curves[attack], some.of_each(attack)
             cells = [some.label, _spread(some.accuracy, 1), name]
-            cells.append(_cell(pooled.auc, [each.auc for each in alone]))
-            best = [each.balanced_accuracy for each in alone]
+            cells.append(_cell(pooled.auc, [curve.auc for curve in single]))
+            best = [curve.balanced_accuracy for curve in single]
             cells.append(_cell(pooled.balanced_accuracy, best))
             for rate in RATES:
-                within_reach = alone if rate * some.others >= 1 else []
-                reached = [float(each.tpr_at(rate)) for each in within_reach]
+                within_reach = single if rate * some.others >= 1 else []
+                reached = [float(curve.tpr_at(rate)) for curve in within_reach]
                 cells.append(_cell(float(pooled.tpr_at(rate)), reached))
             lines.append(_row(cells))
     lines += ["", *(f"- {note}" for note in _notes(attacked))]
@@ -176,9 +176,9 @@ def summary(title: str, request: Request, configs: list[dict], attacked: list[At
             f"- {some.label}: {config['model']['name']}, batch {config['batch_size']:,}, "
             f"{config['epochs']:g} epochs."
         )
-    said = changing(request.overrides)
-    if said:
-        lines.append(f"- Overrides: {', '.join(said)}.")
+    changed = changing(request.overrides)
+    if changed:
+        lines.append(f"- Overrides: {', '.join(changed)}.")
     return "\n".join(lines) + "\n"
 
 
@@ -217,8 +217,8 @@ def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cell(pooled: float, alone: Sequence[float]) -> str:
-    return f"{pooled:.3f} ({_spread(alone, 3)})" if len(alone) else f"{pooled:.3f}"
+def _cell(pooled: float, single: Sequence[float]) -> str:
+    return f"{pooled:.3f} ({_spread(single, 3)})" if len(single) else f"{pooled:.3f}"
 
 
 def _spread(values: Any, decimals: int) -> str:
@@ -226,7 +226,7 @@ def _spread(values: Any, decimals: int) -> str:
 
 
 def curves(attacked: Sequence[Attacked]) -> str:
-    """Write the drawn curves as CSV."""
+    """Return the plotted curves as CSV."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["method", "attack", "false_positive_rate", "true_positive_rate"])
@@ -239,7 +239,7 @@ def curves(attacked: Sequence[Attacked]) -> str:
 
 
 def write(request: Request, configs: list[dict], attacked: list[Attacked]) -> list[Path]:
-    """Write all four files; give their paths."""
+    """Write all four files; return their paths."""
     config = configs[0]
     title = (
         f"Who was trained on? {config['task']['name']}, {request.shadows} models a method, "
@@ -260,7 +260,7 @@ def write(request: Request, configs: list[dict], attacked: list[Attacked]) -> li
 
 
 def main(words: Sequence[str]) -> int:
-    """Do what the command line asks; give the exit code."""
+    """Run the command line; return the exit code."""
     return exit_code_of(_main, words, __doc__, of_records=2)
 
 
@@ -269,9 +269,9 @@ def _main(words: Sequence[str]) -> int:
     configs = [compose(request, method) for method in request.methods]
     for config in configs:
         if config["privacy"]["noise"]:  # before hours are spent on the first method
-            with warnings.catch_warnings(action="ignore"):  # each run says them
+            with warnings.catch_warnings(action="ignore"):  # each run repeats them
                 check_privacy(config["privacy"], config["task"]["dataset_size"])
-    lookup.require_here(each for one in configs for each in of_seeds(one, request.shadows))
+    lookup.require_here(run for config in configs for run in of_seeds(config, request.shadows))
     attacked = [shadows(config, request.shadows) for config in configs]
     print(*write(request, configs, attacked), sep="\n")
     return 0

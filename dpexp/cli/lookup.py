@@ -1,6 +1,6 @@
-"""Whether a finished run that is looked up was made of the bytes that are here.
+"""Check that a finished run that is looked up used the data and weights that are here.
 
-Its config names data, weights and tokenizers, but the files behind a name may be others.
+A config names data, weights and tokenizers, but the files behind a name may have changed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dpexp.reporting.text import clean
 
 
 def done_before(config: dict[str, Any]) -> str:
-    """Say what is looked up, where the run is done; "" where it is not.
+    """Return a line about the run if it is done, else "".
 
     Raises:
-        ConfigError: if it was made of other bytes, of data, weights or a tokenizer, than are here.
-        RecordError: if its result is none that a run writes.
+        ConfigError: if it used other data, weights or tokenizers than are here.
+        RecordError: if its result.json has an entry of the wrong type.
     """
     from dpexp import records
 
@@ -43,11 +43,11 @@ def done_before(config: dict[str, Any]) -> str:
 
 
 class Comparison(NamedTuple):
-    """How a finished run's bytes compare with those here.
+    """How a finished run's data and weights compare with those here.
 
     Attributes:
-        other: what is another here, in words; "" where nothing is known to be.
-        unknown: what could not be compared, and why; "" where all was.
+        other: what differs, in words; "" if no difference is known.
+        unknown: what could not be compared, and why; "" if everything was.
     """
 
     other: str
@@ -55,16 +55,16 @@ class Comparison(NamedTuple):
 
 
 def compare(config: Mapping[str, Any], result: Mapping[str, Any]) -> Comparison:
-    """Compare what a finished run was made of with what its config would read here.
+    """Compare a finished run's data and weights with those that its config reads here.
 
-    Data are read as a run would read them, but nothing is fetched.
+    Data are read as a run would read them, but nothing is downloaded.
 
     Args:
         config: of the run that is looked up.
-        result: of the finished run's result.json, which anyone may have written.
+        result: the finished run's result.json, which anyone may have written.
 
     Raises:
-        RecordError: if an entry of the result is of another kind than a run writes.
+        RecordError: if an entry of the result has the wrong type.
     """
     from dpexp.records import RecordError, wrong_kinds
 
@@ -73,20 +73,20 @@ def compare(config: Mapping[str, Any], result: Mapping[str, Any]) -> Comparison:
             f"Expected a finished run as one is written; {clean(wrong[0])}. Set results=FOLDER to "
             "run it anew, or remove the record."
         )
-    told = [_compare_data(config, result), _compare_pretrained(config, result)]
-    other, unknown = ("; ".join(filter(None, said)) for said in zip(*told, strict=True))
+    compared = [_compare_data(config, result), _compare_pretrained(config, result)]
+    other, unknown = ("; ".join(filter(None, parts)) for parts in zip(*compared, strict=True))
     return Comparison(other, unknown)
 
 
 def refuse_other(directory: Path, found: Comparison) -> None:
-    """Refuse a finished run in place of one on what is here, where the bytes differ.
+    """Refuse a finished run whose data or weights differ from those here.
 
     Args:
         directory: the finished run's.
-        found: how its bytes compare.
+        found: how its data and weights compare.
 
     Raises:
-        ConfigError: if something is known to be another.
+        ConfigError: if a difference is known.
     """
     from dpexp.types import ConfigError
 
@@ -98,12 +98,12 @@ def refuse_other(directory: Path, found: Comparison) -> None:
 
 
 def require_here(configs: Iterable[Mapping[str, Any]]) -> None:
-    """Hold those of some runs that are done to the bytes here, before others are done beside them.
+    """Check which of these runs are done, and that they used the data and weights here.
 
-    What could not be compared is said on stderr, once.
+    Print once on stderr what could not be compared.
 
     Raises:
-        ConfigError: if one was made of other bytes, of data, weights or a tokenizer.
+        ConfigError: if a run used other data, weights or tokenizers.
     """
     from dpexp import records
 
@@ -153,21 +153,21 @@ def _compare_pretrained(config: Mapping[str, Any], result: Mapping[str, Any]) ->
     except (ConfigError, OSError) as error:
         what = f"weights of {names[0]}" if names else f"tokenizer of {tokenizers[0]}"
         return "", f"the {what} were not compared ({one_line(error)})"
-    changed, unsaid = [], []
+    changed, unrecorded = [], []
     for name, files in here.items():
-        told = recorded.get(name, {})
-        if name in tokenizers and not {*FILES} & {*told}:
-            unsaid.append(f"tokenizer of {name} it read")
+        before = recorded.get(name, {})
+        if name in tokenizers and not {*FILES} & {*before}:
+            unrecorded.append(f"tokenizer of {name} it read")
             files = {file: digest for file, digest in files.items() if file not in FILES}
-        # One that is gone counts as one that came.
-        both = [*files, *(file for file in FILES if file in told and file not in files)]
-        changed += [f"{file} of {name}" for file in both if told.get(file) != files.get(file)]
-    unknown = f"{older} {', nor which '.join(unsaid)}" if unsaid else ""
+        # A tokenizer file that is gone counts as changed, like a new one.
+        both = [*files, *(file for file in FILES if file in before and file not in files)]
+        changed += [f"{file} of {name}" for file in both if before.get(file) != files.get(file)]
+    unknown = f"{older} {', nor which '.join(unrecorded)}" if unrecorded else ""
     return (f"here are others: {', '.join(changed)}" if changed else ""), unknown
 
 
 def fingerprint_here(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the fingerprint of the data that a config reads here, or "" and why there is none."""
+    """Return the fingerprint of a config's data here and ""; or "" and why it is unknown."""
     import torch
 
     from dpexp.cli.parts import build_task
@@ -183,12 +183,12 @@ def fingerprint_here(config: Mapping[str, Any]) -> tuple[str, str]:
 
 @cache
 def _of_data(text: str) -> tuple[str, str]:
-    """Ask once a process."""
+    """Return `fingerprint_here`, computed once per process."""
     return fingerprint_here(json.loads(text))
 
 
 def _deciding(config: Mapping[str, Any]) -> str:
-    """Name what decides a run's data: its task, the public set and what takes it, features."""
+    """Return as JSON what decides a run's data: task, features, the public set and its users."""
     keys = ("task", "features")
     if "public" in config:
         keys += ("public", "method", "analysis", "warm_start")
@@ -197,7 +197,7 @@ def _deciding(config: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Let nothing be fetched: looking up must not."""
+    """Forbid downloads: a look-up must not need the network."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True

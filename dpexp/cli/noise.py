@@ -1,8 +1,8 @@
-"""Print docs/noise.md: the noise of every private published setting, ours and the papers' own.
+"""Print docs/noise.md: the noise of every private published setting, ours and the papers'.
 
     python -m scripts.noise > docs/noise.md
 
-A minute or two where no multiplier is kept yet. Exit code 0, or 2 where a word is given.
+Takes a minute or two while no multiplier is cached. Exit code: 0; 2 if a word is given.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Setting:
 
     Attributes:
         paper: whose setting.
-        releases: vectors that leave at a step, each of sensitivity 1.
+        releases: vectors released per step, each of sensitivity 1.
         q: sampling probability in (0, 1].
-        steps: how many compose, >= 1.
+        steps: number of composed steps, >= 1.
         delta, epsilon: the budget.
     """
 
@@ -67,19 +67,19 @@ class Setting:
     epsilon: float
 
     def ours(self) -> float:
-        """Return the multiplier that a run of this setting is calibrated to."""
+        """Return the noise multiplier that a run of this setting is calibrated to."""
         sigma, _ = calibrate(self.q, self.steps, self.delta, self.epsilon)
         return sigma * self.releases**0.5
 
     def theirs(self) -> float:
-        """Return the multiplier that the paper's accountant asks for."""
+        """Return the noise multiplier by the paper's accountant."""
         return moments_multiplier(
             self.q, self.steps, self.delta, self.epsilon, num_releases=self.releases
         )
 
 
 def setting_of(paper: str, config: Mapping[str, Any]) -> Setting | None:
-    """Read a setting off a composed config; None where no Gaussian noise is fed by a budget."""
+    """Return a config's setting; None if it calibrates no Gaussian noise to a budget."""
     method = config["method"]
     privacy = config["privacy"]
     if not (privacy["noise"] and privacy["clip"] and privacy["eps"]) or method["name"] == "pate":
@@ -92,16 +92,16 @@ def setting_of(paper: str, config: Mapping[str, Any]) -> Setting | None:
 
 
 def settings(artifact: Artifact) -> Iterator[Setting]:
-    """Return those of an artifact's cells under the paper profile."""
+    """Yield the settings of an artifact's cells under the paper profile."""
     jobs = cells.expand(artifact, "paper", Configs().compose, groups.CONF, (), (0,))
     for job in jobs:
         found = job.config and setting_of(artifact.paper, job.config)
-        if found and found.steps > 1:  # one step times or looks, and trains nothing
+        if found and found.steps > 1:  # one step times or analyses; it does not train
             yield found
 
 
 def table() -> dict[Setting, list[str]]:
-    """List the settings of all of the papers' artifacts, each with where it is met."""
+    """Return the settings of all papers' artifacts, each with the artifacts that use it."""
     places: dict[Setting, list[str]] = {}
     for paper in BY_MOMENTS:
         for path in sorted(Path(groups.CONF, "artifact", paper).glob("*.yaml")):
@@ -112,7 +112,7 @@ def table() -> dict[Setting, list[str]]:
 
 
 def line(setting: Setting, where: list[str]) -> str:
-    """Print a setting's line of the table."""
+    """Return a setting's line of the table."""
     ours, theirs = setting.ours(), setting.theirs()
     return (
         f"| {setting.paper} | {', '.join(where)} | {setting.releases} | {setting.q:.3g} | "
@@ -122,7 +122,7 @@ def line(setting: Setting, where: list[str]) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the page; give the exit code."""
+    """Print the page; return the exit code."""
     return exit_code_of(_main, words, __doc__)
 
 

@@ -1,4 +1,4 @@
-"""The methods that conf/method names, and a person's own folder of conf beside it."""
+"""The methods of conf/method and of the user's own config folders."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ SEARCHPATH = "hydra.searchpath"
 
 
 def is_searchpath(word: str) -> bool:
-    """Return whether a word names further folders of conf, as hydra.searchpath=[file:///my/conf]."""
+    """Return whether a word names config folders, e.g. hydra.searchpath=[file:///my/conf]."""
     return word.lstrip("+").partition("=")[0] == SEARCHPATH
 
 
 def methods(words: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """Return what each file of conf/method says, by its name, a person's own folders included.
+    """Return the method files' contents by name, the user's own folders included.
 
     Args:
-        words: of a command line; those that name folders of conf are read.
+        words: of a command line; those that name config folders are read.
 
     Raises:
-        ConfigError: for a folder that is not there, or of another kind than file://.
+        ConfigError: for a folder that does not exist or is no file:// URL.
     """
     found: dict[str, dict[str, Any]] = {}
     for folder in (CONF, *_folders(words)):
@@ -39,10 +39,10 @@ def methods(words: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
 
 
 def admit_methods(words: Sequence[str] = ()) -> None:
-    """Import the modules of all these methods, so that verification finds what they state."""
-    for said in methods(words).values():
-        target = {**said, **said.get("method", {})}.get("_target_")
-        if target is not None:  # else it is another file's, which the defaults name
+    """Import these methods' modules, so that verification finds their statements."""
+    for node in methods(words).values():
+        target = {**node, **node.get("method", {})}.get("_target_")
+        if target is not None:  # else a file among its defaults has it
             admit(target)
 
 

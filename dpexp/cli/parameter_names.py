@@ -1,4 +1,4 @@
-"""Whether a certificate's parameters are those of the model that its config builds."""
+"""Compare a certificate's parameters with those of the model that its config builds."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 from dpexp.records import Record
 
 SHAPE = ("input_shape", "num_classes", "longest")
-"""What result.json says of a task for this; older ones do not."""
+"""Entries of result.json that give the task's shape; older records lack them."""
 
 
 def compare(record: Record) -> list[str] | None:
-    """Build a record's model without its numbers, and compare names and sizes.
+    """Build a record's model on the meta device, and compare parameter names and sizes.
 
     Returns:
-        What differs, one sentence each; None where the model cannot be built from its record:
-        an older one, pretrained weights, or parts that are not dpexp's. Those are never called:
-        a record may come from anyone.
+        What differs, one sentence each; None if the model cannot be built from its record: an
+        older record, pretrained weights, or parts that are not dpexp's. Such parts are never
+        called, because anyone may have written the record.
     """
     try:
         expected = _parameters(record)
-    except Exception:  # whatever building what a hostile config says may raise
+    except Exception:  # a hostile config may raise anything
         return None
     if expected is None:
         return None
-    said = []
+    findings = []
     for word, sizes in expected.items():
         stated = record.privacy[word]
         if stated != sizes:
             wrong = sorted({*stated.items()} ^ {*sizes.items()})
             names = list(dict.fromkeys(name for name, _ in wrong))
-            said.append(f"{word}: not those of the model that config.yaml builds ({names[0]})")
-    return said
+            findings.append(f"{word}: not those of the model that config.yaml builds ({names[0]})")
+    return findings
 
 
 def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
@@ -70,18 +70,18 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
 
 
 def _is_plain(node: Mapping[str, Any]) -> bool:
-    """Return whether Hydra would call nothing for settings but what their own `_target_` names."""
-    waiting: list[Any] = [value for key, value in node.items() if key != "_target_"]
+    """Return whether Hydra would call nothing for these settings but their own `_target_`."""
+    pending: list[Any] = [value for key, value in node.items() if key != "_target_"]
     if any(str(key).startswith("_") for key in {*node} - {"_target_"}):
         return False
-    while waiting:
-        value = waiting.pop()
+    while pending:
+        value = pending.pop()
         if isinstance(value, Mapping):
             if any(str(key).startswith("_") for key in value):
                 return False
-            waiting += value.values()
+            pending += value.values()
         elif isinstance(value, list | tuple):
-            waiting += value
+            pending += value
         elif isinstance(value, str) and "${" in value:
             return False
     return True

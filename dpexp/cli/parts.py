@@ -1,4 +1,4 @@
-"""Makes what a config names: its task, model, method, optimizer, schedule, attack and analyses."""
+"""Build a config's parts: task, model, method, optimizer, schedule, attack and analyses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dpexp.cli.instantiate import make, parameters, said
 
 
 def build_parts(config: dict[str, Any], device: Any) -> Any:
-    """Instantiate task, model, method, optimizer and schedule; weights come from the seed."""
+    """Return the run's parts; the seed determines the model's initial weights."""
     import torch
 
     from dpexp.cli import fingerprints
@@ -18,7 +18,7 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
 
     method, analyses = _takers(config)
     task = build_task(config, device, method, analyses)
-    fitted = fit_to_task(config["model"], task)  # whether it is of the task's kind is said first
+    fitted = fit_to_task(config["model"], task)  # first reports a model that does not fit the task
     torch.manual_seed(generator(config["seed"], "init", 0).initial_seed())
     model = make("model", config["model"], without=("name", "head", "tokenizer"), **fitted)
     require_vocabulary(model, task.train)
@@ -39,13 +39,14 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
 def build_task(
     config: dict[str, Any], device: Any, method: Any = None, analyses: Any = None
 ) -> Any:
-    """Load a run's data: its task, the public set where something takes it, and features.
+    """Load a run's data: its task, its public set if one is used, and its features.
 
     Args:
-        config: of the run, or what of it decides its data; without a method nothing is public.
+        config: of the run, or the part that decides its data; without a method no public set is
+            used.
         device: where features are computed.
-        method: made from the config; None: made here, as are its analyses.
-        analyses: likewise, by name.
+        method: built from the config; None: build it and the analyses here.
+        analyses: built from the config, by name.
     """
     if method is None and "method" in config:
         method, analyses = _takers(config)
@@ -59,7 +60,7 @@ def build_task(
 
 
 def _takers(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Instantiate what may take public examples: the method, and analyses by name."""
+    """Instantiate what may use public examples: the method, and the analyses by name."""
     chosen = config.get("analysis", {})
     analyses = {name: make(f"analysis.{name}", node) for name, node in chosen.items()}
     kind = "method of a loop" if "loop" in config else "method"
@@ -67,7 +68,7 @@ def _takers(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _attack(config: dict[str, Any]) -> Any:
-    """Instantiate what measures the run's leakage, where it is to be measured."""
+    """Instantiate the run's attack or audit; return None if it has neither."""
     from dpexp.types import ConfigError
 
     chosen = [group for group in ("attack", "audit") if group in config]
@@ -77,10 +78,10 @@ def _attack(config: dict[str, Any]) -> Any:
 
 
 def _with_public(task: Any, size: int, config: dict[str, Any]) -> Any:
-    """Load the chosen public set where the method takes `size` examples of one."""
+    """Add the chosen public set to the task if `size` public examples are used."""
     if not size:
         return task
-    from dpexp.data.public import require  # two seconds, which other runs can do without
+    from dpexp.data.public import require  # the import takes two seconds
 
     if "public" in config:
         task = make("public", config["public"], given=(task,))
@@ -89,7 +90,7 @@ def _with_public(task: Any, size: int, config: dict[str, Any]) -> Any:
 
 
 def fit_to_task(node: dict[str, Any], task: Any) -> dict[str, Any]:
-    """Return what a model asks for of the task's shape."""
+    """Return the arguments of a model that depend on the task's shape."""
     from dpexp.types import ConfigError
 
     takes = parameters("model", node)

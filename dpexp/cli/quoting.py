@@ -1,4 +1,4 @@
-"""Words of a command line that a person need not quote for Hydra: its grammar is not theirs."""
+"""Quote command-line words for Hydra, so that users need not know its grammar."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 FOLDERS = ("results", "data_root", "model_root")
-"""Settings whose value is a folder, at any depth: taken as it stands, but for quotes around it."""
+"""Settings at any depth whose value is a folder, taken literally except for quotes around it."""
 
 WORD = re.compile(r"([+~]*[A-Za-z_][\w./@:$-]*)=(.*)", re.DOTALL | re.ASCII)
 
 
 def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
-    """Quote the values that Hydra cannot read, and those of folders that it would read as others.
+    """Quote values that Hydra cannot parse, and folders that it would parse as something else.
 
-    `results=dépôt`, `results=~/x` and `task.csv=my=file.csv` are what they say; `results=a,b` is
-    one folder, but in a sweep.
+    `results=dépôt`, `results=~/x` and `task.csv=my=file.csv` mean what they say; `results=a,b` is
+    one folder, except in a sweep.
 
     Args:
-        words: of a command line; options, and words that are no KEY=VALUE, stay as they are.
-        is_sweep: whether a list of values asks for a run each.
+        words: of a command line; options and words that are not KEY=VALUE stay unchanged.
+        is_sweep: whether a list of values means one run per value.
     """
     return [_quoted(word, is_sweep) for word in words]
 
@@ -48,6 +48,6 @@ def _quoted(word: str, is_sweep: bool) -> str:
 
 
 def quoted(text: str) -> str:
-    """Quote a text for Hydra, in which a backslash counts before a quote alone."""
-    # Nowhere else; one at the end would come to stand before the quote.
+    """Quote a text for Hydra, where a backslash escapes only before a quote."""
+    # A backslash at the end would escape the closing quote, so it is doubled too.
     return "'" + re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + "\\" * bool(m[2]) + m[2], text) + "'"

@@ -1,9 +1,9 @@
-"""Write the README's tables anew from the tables and figures that were made.
+"""Regenerate the README's tables from the built tables and figures.
 
     python -m scripts.readme
 
-Replaces what stands between `<!-- NAME -->` and `<!-- end -->` for each name below. The tests hold
-the README to it. Exit code: 0; 2 where a table is not there or the README lacks a name.
+Replaces the text between `<!-- NAME -->` and `<!-- end -->` for each name below. A test checks that
+the README is up to date. Exit code: 0; 2 if a table is missing or the README lacks a name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row = tuple[str, ...]
 
 
 def main(words: Sequence[str]) -> int:
-    """Do what the command line asks; give the exit code."""
+    """Run the command line; return the exit code."""
     return exit_code_of(_main, words, __doc__)
 
 
@@ -36,17 +36,17 @@ def _main(words: Sequence[str]) -> int:
     if words:
         raise ConfigError(f"Expected no words; got {' '.join(words)}. See --help.")
     before = README.read_text(encoding="utf-8")
-    after = written_anew(before)
+    after = regenerated(before)
     README.write_text(after, encoding="utf-8")
-    print(f"{README}: {'as it was' if after == before else 'written anew'}")
+    print(f"{README}: {'unchanged' if after == before else 'updated'}")
     return 0
 
 
-def written_anew(text: str) -> str:
-    """Return a README with every block as it is made today.
+def regenerated(text: str) -> str:
+    """Return the README with every block regenerated.
 
     Raises:
-        ConfigError: for a block that the text lacks, or has and nobody makes.
+        ConfigError: for a missing or unknown block.
     """
     found = [block["name"] for block in BLOCK.finditer(text)]
     if sorted(found) != sorted(BLOCKS):
@@ -55,7 +55,7 @@ def written_anew(text: str) -> str:
 
 
 def _values(profile: str, table: str) -> pd.DataFrame:
-    """Read what was made of a table or figure, one line a cell."""
+    """Return a built table or figure, one line per cell."""
     path = ROOT / "results" / profile / f"{table}.csv"
     if not path.is_file():
         raise ConfigError(f"Expected {path}; make {table} under profile {profile} first.")
@@ -143,7 +143,7 @@ def _warm() -> str:
 
 
 def _claims() -> str:
-    """Count the embedded page's claims, and on how many seeds the decided ones rest."""
+    """Count the embedded pages' claims, and the decided ones that compare single seeds."""
     pages = (ROOT / "results" / "embedded").glob("*/*.md")
     lines = [line for page in sorted(pages) for line in page.read_text("utf-8").splitlines()]
     judged = [line for line in lines if re.match(r"- .*: \*\*(holds|does not hold|unclear)", line)]

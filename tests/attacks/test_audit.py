@@ -247,7 +247,7 @@ def test_the_script_writes_its_table_and_fails_where_more_leaks_than_is_accounte
     (directory / "result.json").write_text(json.dumps(result))
     assert audit.main([*words, "audit.m=50"]) == 1
     said = capsys.readouterr().err
-    assert "more leaks than is accounted for: dpsgd" in said and "note" not in said
+    assert "leakage above the accounted epsilon: dpsgd" in said and "note" not in said
     assert "for: dpsgd." in paths[0].read_text()
 
     # Nor may one that was made of other bytes.
