@@ -119,11 +119,13 @@ OTHER_SEEDS = {
 }
 """Who else seeds what draws: from a generator's own number, or to make or choose data."""
 OTHER_SEEDS["torch.Generator"] |= {"dpexp.data.task", "dpexp.data.public"}
-# What is held out, the moments at which a run is disturbed, and draws that are simulated.
-OTHER_SEEDS["torch.Generator"] |= {"dpexp.cli.search"}
+# What is held out, stand-in examples that are timed, the moments at which a run is disturbed, and
+# draws that are simulated.
+OTHER_SEEDS["torch.Generator"] |= {"dpexp.cli.search", "dpexp.cli.stand_in"}
 OTHER_SEEDS["random.Random"] |= {"dpexp.cli.soak"}
 OTHER_SEEDS["default_rng"] |= {"dpexp.cli.verdicts"}
 OTHER_SEEDS["manual_seed"] |= OTHER_SEEDS["torch.Generator"]
+OTHER_SEEDS["manual_seed"] |= {"dpexp.cli.models"}  # small models with random weights
 
 
 def module_of(path):

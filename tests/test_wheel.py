@@ -97,7 +97,10 @@ def test_what_is_installed_plans_the_papers_runs_without_their_data(command, tmp
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["tabel"], "Expected one of run, table, figure, verify; got tabel. Did you mean table?"),
+        (
+            ["tabel"],
+            "Expected one of run, table, figure, verify, budget; got tabel. Did you mean table?",
+        ),
         (["run", "method=rpg", "task=digits"], "Did you mean rgp?"),
         (["table", "tabel1", "paper=gep"], "did you mean 'table1'?"),
         (["verify", "nowhere"], "Expected a run's directory; there is none at nowhere."),

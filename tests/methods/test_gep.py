@@ -387,5 +387,5 @@ def test_a_mistake_is_one_clear_line(options, said):
 
 @pytest.mark.parametrize(("k", "grouping"), [(2, "stages"), (600, "all")])
 def test_too_few_or_too_many_basis_vectors_are_refused(k, grouping):
-    with pytest.raises(ConfigError, match=rf"at least one basis vector per group.*k={k}"):
+    with pytest.raises(ConfigError, match=rf"at least one basis vector a group.*k={k}"):
         gep(k=k, m=1000, groups=grouping).start(TinyNet())
