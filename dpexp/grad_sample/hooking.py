@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,20 @@ PARAMETRIZED = ".parametrizations."
 
 _AT_PARENT: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 """Modules of a model whose parameters are hooked at the module around them (`hook_at_parent`)."""
+
+
+_UNTRIED: WeakSet[nn.Module] = WeakSet()
+"""Models that could not be tried before their first step."""
+
+
+def mark_untried(model: nn.Module) -> None:
+    """Have a model refused where its gradients rest on having been tried, from now on."""
+    _UNTRIED.add(model)
+
+
+def is_untried(model: nn.Module) -> bool:
+    """Return whether a model could not be tried."""
+    return model in _UNTRIED
 
 
 def hook_at_parent(model: nn.Module, name: str) -> None:

@@ -29,12 +29,31 @@ UNBATCHED: set[type[nn.Module]] = {nn.LSTM, nn.GRU, nn.RNN}
 """Modules that vmap cannot take; others join as they are met."""
 
 
+_again = 0
+"""How deep in a repeated call of a module the program is."""
+
+
+def is_running_again() -> bool:
+    """Return whether a module is run again for its gradients: what hooks see then counts twice."""
+    return _again > 0
+
+
+@contextmanager
+def _running_again() -> Iterator[None]:
+    global _again
+    _again += 1
+    try:
+        yield
+    finally:
+        _again -= 1
+
+
 def gradients_of(
     module: nn.Module,
     names: Sequence[str],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    output_gradients: Sequence[Tensor | None],
+    output_gradients: Sequence[Tensor],
     num_examples: int,
 ) -> dict[str, Tensor]:
     """Return every example's gradients of some of a module's parameters.
@@ -46,7 +65,7 @@ def gradients_of(
             same for every example.
         kwargs: likewise.
         output_gradients: of each floating-point tensor among its outputs, the example on the first
-            axis; None: zero.
+            axis.
         num_examples: n.
 
     Returns:
@@ -56,11 +75,8 @@ def gradients_of(
         ConfigError: if an output has no example axis.
     """
     leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
-    wanted = [place for place, each in enumerate(output_gradients) if each is not None]
     cotangents = []
-    for place in wanted:
-        dh = output_gradients[place]
-        assert dh is not None  # or it is not wanted
+    for place, dh in enumerate(output_gradients):
         axis = axis_of(module, place)
         if dh.ndim <= axis or dh.shape[axis] % max(num_examples, 1):
             raise ConfigError(
@@ -82,7 +98,7 @@ def gradients_of(
 
     def products(outputs: Any, dh: Sequence[Tensor]) -> Tensor:
         found = floating_of(outputs)
-        outs = (found[place].movedim(axis_of(module, place), 0) for place in wanted)
+        outs = (out.movedim(axis_of(module, place), 0) for place, out in enumerate(found))
         pairs = zip(outs, dh, strict=True)
         return torch.stack([(out * one.to(out.dtype)).sum() for out, one in pairs]).sum()
 
@@ -95,10 +111,12 @@ def gradients_of(
                 return products(module(*args, **kwargs), dh)
 
         try:
-            return vmap(grad(of_one), in_dims=(None, 0, 0))(weights, inputs, cotangents)
+            with _running_again():
+                return vmap(grad(of_one), in_dims=(None, 0, 0))(weights, inputs, cotangents)
         except (RuntimeError, NotImplementedError):  # an operation without a batching rule
             UNBATCHED.add(type(module))
-    return _one_by_one(module, names, call, products, inputs, cotangents, num_examples)
+    with _running_again():
+        return _one_by_one(module, names, call, products, inputs, cotangents, num_examples)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dpexp.grad_sample.freezing import freeze, thaw
-from dpexp.grad_sample.hooking import hooked_layers
+from dpexp.grad_sample.hooking import hooked_layers, is_untried
 from dpexp.grad_sample.modules import gradients_of
 from dpexp.grad_sample.rules import FormedGrads, SummedGrads, layer_grads_of
 from dpexp.grad_sample.shared_inputs import axis_of, example_inputs
@@ -52,18 +52,21 @@ class _Start(torch.autograd.Function):
 
 
 class _Boundary(torch.autograd.Function):
-    """Stands behind a module with several outputs, whose gradients arrive together."""
+    """Stands behind a module with several outputs, whose gradients arrive together.
+
+    An output that the module goes on from within has a gradient as an output of its own: hooks on
+    the tensor itself would see both. What the loss does not use has a gradient of zero.
+    """
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, on_backward: Any, *outputs: Tensor) -> tuple[Tensor, ...]:
-        """Copy the outputs, so that each may be changed in place."""
+        """Return copies of the outputs, so that each may be changed in place."""
         ctx.on_backward = on_backward
-        ctx.set_materialize_grads(False)
         return tuple(each.clone() for each in outputs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Hand the outputs' gradients on; None for an output that the loss does not use."""
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Hand the outputs' gradients on."""
         ctx.on_backward(gradients)
         return (None, None, *gradients)
 
@@ -144,7 +147,7 @@ class Tape:
             ConfigError: for a layer that mixes examples, or parameters that overlap; the message
                 names it.
         """
-        self._on_layer = on_layer
+        self._model, self._on_layer = model, on_layer
         self._num_examples = 0
         self._awaited: set[str] = set()
         self._uses: dict[str, int] = {}
@@ -265,6 +268,7 @@ class Tape:
             )
         (x,), given = taken, output
         if self._is_the_same_for_all(layer, [x]):
+            self._require_tried(name)
             self.repeated.add(name)
             x, output = (self._for_each_example(each) for each in (x, output))
         self._note_rows(name, output)
@@ -297,6 +301,7 @@ class Tape:
         kept = [self._keep(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         given, form = pytree.tree_flatten(output)
         floating = [place for place, leaf in enumerate(given) if _is_floating(leaf)]
+        self._require_tried(name)
         if self._is_the_same_for_all(module, leaves):
             self.repeated.add(name)
             for place in floating:
@@ -305,7 +310,7 @@ class Tape:
             self._note_rows(name, given[place].movedim(axis_of(module, order), 0))
         use = None if self._is_backward else self._next_use(name)
 
-        def on_backward(gradients: tuple[Tensor | None, ...]) -> None:
+        def on_backward(gradients: tuple[Tensor, ...]) -> None:
             if use is not None:
                 self._after_modules_backward(use, spec, gradients)
 
@@ -326,6 +331,14 @@ class Tape:
             return False
         tensors = [each for each in inputs if isinstance(each, Tensor) and each.ndim]
         return all(len(each) == 1 or not each.is_floating_point() for each in tensors)
+
+    def _require_tried(self, name: str) -> None:
+        if is_untried(self._model):
+            raise ConfigError(
+                f"Expected a model that can be tried before its first step; this one cannot, and "
+                f"which inputs of {name or 'the model itself'!r} hold examples stays open. "
+                "Freeze it, or let the model take examples of the task's shape."
+            )
 
     def _note_rows(self, name: str, output: Tensor) -> None:
         if output.ndim == 0 or len(output) % max(self._num_examples, 1):
@@ -365,6 +378,8 @@ class Tape:
         name, hooked = use.name, self._layers[use.name]
         x = self._read(name, self._inputs.pop(use)[0])
         rows = len(x) // max(self._num_examples, 1)
+        if rows > 1:
+            self._require_tried(name)
         if len(x) != rows * self._num_examples or len(dh) != len(x):
             raise ConfigError(
                 f"Expected layer {name!r} to see {self._num_examples} examples; it saw "
@@ -375,16 +390,14 @@ class Tape:
         wanted = {own: hooked.names[own] for own in layer_grads.parameters if own in hooked.names}
         self._pass_on(name, layer_grads, wanted, self._uses[name])
 
-    def _after_modules_backward(
-        self, use: Use, spec: Any, gradients: tuple[Tensor | None, ...]
-    ) -> None:
+    def _after_modules_backward(self, use: Use, spec: Any, gradients: tuple[Tensor, ...]) -> None:
         name, hooked = use.name, self._layers[use.name]
         leaves = [
             self._read(name, each) if isinstance(each, Tensor) else each
             for each in self._inputs.pop(use)
         ]
         args, kwargs = pytree.tree_unflatten(leaves, spec)
-        dh = [None if each is None else _single(each) for each in gradients]
+        dh = [_single(each) for each in gradients]
         self._awaited.discard(name)
         self._is_paused = True
         try:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dpexp.data.task import fingerprint
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
-from dpexp.grad_sample.hooking import hooked_layers
+from dpexp.grad_sample.hooking import hooked_layers, mark_untried
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
 from dpexp.privacy.certificate import JUDGED_ON_TRAINING
 from dpexp.records import ANALYSIS, SCORES, Run
@@ -235,6 +235,8 @@ def first_look(parts: Parts, device: torch.device) -> str | None:
                 type(hooked.module).__name__,
             )
     unchecked = check_model(parts.model, trained, parts.task, device)
+    if unchecked is not None:
+        mark_untried(parts.model)
     memory.reset_peak(device)  # the check does not count
     return unchecked
 

@@ -51,6 +51,18 @@ class TwoOutputs(nn.Module):
         return {"a": self.first * h, "unused": self.first + h, "b": [self.second + h.square()]}
 
 
+class Steps(nn.Module):
+    """Returns what it goes on from within, as encoders return all hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.randn(D)) for _ in range(2))
+
+    def forward(self, h):
+        middle = (self.first * h).tanh()
+        return middle, self.second * middle, middle.shape
+
+
 class Scale(nn.Module):
     def __init__(self):
         super().__init__()
@@ -140,6 +152,7 @@ LAYERS = {
     "bilinear": lambda: Net(nn.Bilinear(D, D, D), lambda layer, h: layer(h, h.flip(1))),
     "tokens": lambda: Net(Tokens()),
     "two outputs": lambda: Net(TwoOutputs(), both),
+    "all hidden states": lambda: Net(Steps(), lambda layer, h: sum(layer(h)[:2])),
     "a rule's subclass": lambda: Net(Child(D, D)),
     "weight norm": lambda: Net(weight_norm(nn.Linear(D, D))),
     "parametrized": lambda: Net(parametrizations.weight_norm(nn.Linear(D, D))),

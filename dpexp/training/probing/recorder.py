@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from dpexp.grad_sample.modules import is_running_again
+
 
 @dataclass
 class Event:
@@ -58,11 +60,15 @@ class Recorder:
                 hook.remove()
 
     def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if is_running_again():
+            return
         around = self._inside[-1] if self._inside else name
         self._inside.append(name)
         self._note([args, kwargs], around, name)
 
     def _leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if is_running_again():
+            return
         self._inside.pop()
         around = self._inside[-1] if self._inside else ""
         self._note(output, name, around)
