@@ -183,7 +183,7 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
         (["method.rank=abc"], "Expected rank of RGP to be int; got rank=abc"),
         (["method.residual=3"], "Expected residual of RGP to be bool"),
         (["model.depth=11"], "Expected a depth of"),
-        (["model.head=tail"], "Expected a model with a classifier named 'tail'"),
+        (["model.head=tail"], "Expected the model to hold a classifier named 'tail'"),
         (["optimizer.lr=-1"], "SGD refuses its settings: Invalid learning rate: -1"),
         (["optimizer=adam"], "Expected optimizer.lr beside optimizer=adam"),
         (["+optimizer.momentun=1"], "Unknown key optimizer.momentun: .* Did you mean momentum?"),
