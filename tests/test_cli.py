@@ -214,7 +214,7 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
         (["+foo=1"], "Unknown key foo; valid here: eps, noise, "),
         (["+epocs=1"], "Unknown key epocs; .* Did you mean epochs?"),
         (["method.name=dpsgd"], "Expected method to keep the name .* got method.name=dpsgd"),
-        (["~model.name"], "Expected model to keep the name that it is chosen by; got ~model.name"),
+        (["~model.name"], "Expected model to keep the name of the chosen option; got ~model.name"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -349,7 +349,7 @@ def test_help_is_of_what_is_chosen_wherever_it_is_asked_for(shell, words):
 
 def test_a_small_profile_says_where_it_leaves_a_run_large():
     config = cli.compose(["method=rgp", "task=cifar10", "profile=embedded"])
-    assert "200 epochs, through which 10,000,000 examples pass" in validate.unscaled(config)
+    assert "200 epochs, a total of 10,000,000 examples" in validate.unscaled(config)
     assert "digits" in validate.unscaled(config)
     for words in (["task=cifar10", "profile=quick"], ["task=digits", "profile=embedded"]):
         assert validate.unscaled(cli.compose(["method=rgp", *words])) == ""

@@ -194,7 +194,7 @@ def test_factors_of_language_models_are_looked_at_before_anything_is_loaded(plac
 
 @pytest.mark.parametrize("place", ["privacy.clip_norm", "method.residual_clip", "epochs", "seed"])
 def test_a_whole_number_that_no_float_holds_is_refused(place):
-    with pytest.raises(ConfigError, match=f"Expected {place} to be finite; got a whole number abo"):
+    with pytest.raises(ConfigError, match=f"Expected {place} to be finite; got a whole number too"):
         cli.compose([*DIGITS, *METHODS["gep"], f"{place}={10**400}"])
 
 

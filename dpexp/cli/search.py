@@ -1,13 +1,13 @@
-"""Try settings on held-out training examples, so that the test set chooses nothing.
+"""Compare settings on held-out training examples, never on the test set.
 
     python -m scripts.search method=rgp,lsg task=digits optimizer.lr=1,2,4 method.head_factor=0.1,1
 
-Takes Hydra overrides, of which those with commas are tried in all combinations, each by one run on
-four fifths of the training set (profile=embedded unless named), judged on the fifth that is left.
-The same fifth for all: which examples it has, a fixed seed decides. The batch is four fifths of the
-setting's, so that sampling rate, steps and noise multiplier stay. The test set is never looked at;
-nothing is recorded, and a line a run is printed. As hyperparameters they are not accounted for
-(docs/privacy.md). Exit code: 0; 2 for a mistake in what was asked.
+Takes Hydra overrides (profile=embedded unless named). Values separated by commas are tried in all
+combinations, with one run each. A run trains on four fifths of the training set and is evaluated on
+the other fifth; a fixed seed selects it, the same for all runs. The batch size is four fifths of
+the setting's, so that sampling rate, steps and noise multiplier stay. The test set is never used.
+Nothing is recorded; each run prints a line. The epsilon does not account for this choice of
+hyperparameters (docs/privacy.md). Exit code: 0; 2 for a user error.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from dpexp.types import ConfigError
 
 COMMON = ("profile=embedded",)
 SHARE, SEED = 0.2, 20
-"""How much of a training set is held out, and what decides which examples."""
+"""Share of the training set that is held out, and the seed that selects it."""
 
 
 def held_out(task: Task) -> Task:
-    """Put some of a task's training examples in the place of its test set."""
+    """Replace a task's test set by held-out training examples."""
     count = round(SHARE * len(task.train))
     order = torch.randperm(len(task.train), generator=torch.Generator().manual_seed(SEED))
     judged, kept = task.train.take(order[:count]), task.train.take(order[count:])
@@ -45,16 +45,16 @@ def held_out(task: Task) -> Task:
 
 
 def prepared(words: Sequence[str]) -> tuple[dict[str, Any], Parts]:
-    """Compose a run on what is not held out: its sampling rate, steps and noise are the table's.
+    """Return a run without the held-out examples; sampling rate, steps and noise are the table's.
 
     Raises:
-        ConfigError: for a wrong config, and for a method with a loop of its own, as PATE, whose
-            students learn from a part of the test set.
+        ConfigError: for an invalid config, or a method with its own loop, such as PATE, whose
+            students learn from part of the test set.
     """
     config = compose(words)
     if "loop" in config:
         raise ConfigError(
-            f"Expected a method of the one training loop; method={config['method']['name']} has "
+            f"Expected a method of the common training loop; method={config['method']['name']} has "
             "its own, which learns from a part of the test set. Set another method."
         )
     size, method = config["task"]["dataset_size"], config["method"]
@@ -69,7 +69,7 @@ def prepared(words: Sequence[str]) -> tuple[dict[str, Any], Parts]:
 
 
 def attempt(words: Sequence[str]) -> float:
-    """Train once by these overrides; give the metric on what was held out, NaN if there is none.
+    """Train one run; return its metric on the held-out examples, NaN if it has none.
 
     Raises:
         ConfigError: as `prepared`.
@@ -79,12 +79,12 @@ def attempt(words: Sequence[str]) -> float:
         config["results"] = folder
         train(config, parts, Ranks(0, 1, choose_device(config["device"])))
         result: dict[str, Any] = records.find(folder, config).result
-    found = result[result["metric"]]
-    return math.nan if found is None else float(found)
+    score = result[result["metric"]]
+    return math.nan if score is None else float(score)
 
 
 def combinations(words: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return every choice of one value a word; lists and mappings are one value."""
+    """Return all combinations of the words' values; a list or mapping is one value."""
     choices = []
     for word in words:
         key, equals, values = word.partition("=")
@@ -94,13 +94,13 @@ def combinations(words: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Do what the command line asks; give the exit code."""
+    """Run the command line; return the exit code."""
     return exit_code_of(_main, words, __doc__, of_records=2)
 
 
 def _main(words: Sequence[str]) -> int:
     logging.getLogger("dpexp").setLevel(logging.WARNING)
-    _, user = split(words, {})
-    for chosen in combinations(user):
+    _, overrides = split(words, {})
+    for chosen in combinations(overrides):
         print(*chosen, f"{attempt([*COMMON, *chosen]):.1f}", flush=True)
     return 0

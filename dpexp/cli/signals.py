@@ -1,4 +1,4 @@
-"""The signals that programs answer, whoever started them."""
+"""Restore the signals that a program handles."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import threading
 def restore_signals() -> None:
     """Restore the signals that the program handles, however it was started.
 
-    A shell's background jobs, and what many build systems start, ignore Ctrl-C; others begin with
-    signals blocked, which their children would be too. Only a process's main thread can.
+    Background jobs of a shell and of many build systems ignore Ctrl-C. Other programs start with
+    signals blocked, and children inherit that. Does nothing outside the main thread, which alone
+    may set handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         return
-    answers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    answers[signal.SIGCHLD] = signal.SIG_DFL  # ignored, it takes the children's exit codes away
-    for number, answer in answers.items():
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    handlers[signal.SIGCHLD] = signal.SIG_DFL  # if ignored, children's exit codes are lost
+    for number, handler in handlers.items():
         if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, answer)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, answers)
+            signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)

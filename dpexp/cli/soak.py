@@ -1,20 +1,19 @@
-"""Soak a run: two ranks, two thousand steps, kills and a full disk, and nothing may be lost.
+"""Soak test: a run of 2,000 steps on two ranks survives kills and full disks without any loss.
 
 make soak [ARGS="..."]
 python -m scripts.soak disturbances=6 method=lsg
 
-The same run is done twice: once left alone, while the memory of its ranks is watched, and once
-disturbed at random moments until as many disturbances as asked for were survived: the starting
-process killed, either rank killed, SIGTERM, a disk too full for a checkpoint, a disk full for
-everything. Then it must have ended as the one left alone did: equal weights and metrics, bit for
-bit, an equal certificate, and as many draws of noise as steps.
+Does the same run twice. The first is undisturbed, and its ranks' memory is sampled. The second is
+disturbed at random moments: the starting process killed, either rank killed, SIGTERM, a disk too
+full for a checkpoint, a disk full for everything. Both must end with equal weights and metrics, bit
+for bit, equal certificates, and as many draws of noise as steps.
 
-Its own words, each WORD=VALUE; any other is a Hydra override and goes to both runs:
+Its own words, each WORD=VALUE; any other is a Hydra override for both runs:
 
-    disturbances=12     how many
-    start=0             which random moments
+    disturbances=12     their number
+    start=0             seed of the random moments
 
-Exit code: 0 if all of that holds, 1 if not, 2 for a mistake.
+Exit code: 0 if all of that holds, 1 if not, 2 for a user error.
 """
 
 from __future__ import annotations
@@ -42,37 +41,37 @@ STEPS = 2000
 RUN = ("method=rgp", "task=digits", "profile=embedded", "model=wrn10_1", "batch_size=32",
        "eval_every=2", "ranks=2", "device=cpu", "checkpoint.steps=50")  # fmt: skip
 FLAT = 1.05
-"""How much more memory the last quarter may take than the second; the first warms up."""
+"""Largest ratio of the last quarter's peak memory to the second's; the first quarter warms up."""
 
-PATIENCE = 120  # seconds in which a disturbed run must have ended
-SAMPLED = 0.5  # seconds between two looks at the ranks' memory
+TIMEOUT = 120  # seconds within which a disturbed run must end
+SAMPLED = 0.5  # seconds between two samples of the ranks' memory
 
 
 @dataclass
-class Life:
-    """One process's life, from its start to its end.
+class Outcome:
+    """How one process ran and ended.
 
     Attributes:
-        code: its exit code; negative, the signal that ended it.
-        said: the last lines of what it printed.
-        memory: of each sample, the ranks' resident bytes.
+        code: its exit code; if negative, minus the signal that ended it.
+        output: the last lines that it printed.
+        memory: the ranks' resident bytes, by sample.
         left: ranks that outlived it.
     """
 
     code: int
-    said: list[str]
+    output: list[str]
     memory: list[tuple[int, ...]] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What is done to a run, and how it must end.
+    """A disturbance of a run.
 
     Attributes:
-        name: for people.
-        strike: takes the starting process and the ranks' process ids; None: nothing is done to it.
-        room: bytes that a file may have; None: as many as it likes.
+        name: shown in the output.
+        strike: takes the process ids of the starting process and the ranks; None does nothing.
+        room: largest size of a file in bytes; None is unlimited.
     """
 
     name: str
@@ -80,9 +79,9 @@ class Disturbance:
     room: int | None = None
 
 
-def _kill(who: int) -> Callable[[int, Sequence[int]], None]:
+def _kill(rank: int) -> Callable[[int, Sequence[int]], None]:
     def strike(_: int, ranks: Sequence[int]) -> None:
-        os.kill(ranks[who], signal.SIGKILL)
+        os.kill(ranks[rank], signal.SIGKILL)
 
     return strike
 
@@ -98,7 +97,7 @@ DISTURBANCES = (
 
 
 def ranks_of(pid: int) -> list[int]:
-    """Find the ranks that a process started, in their order."""
+    """Return the process ids of a process's ranks, in order."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
@@ -124,12 +123,14 @@ def resident(pid: int) -> int:
     return 0
 
 
-def live(words: Sequence[str], disturbance: Disturbance | None = None, after: float = 0.0) -> Life:
+def run_once(
+    words: Sequence[str], disturbance: Disturbance | None = None, after: float = 0.0
+) -> Outcome:
     """Start a run and wait for its end.
 
     Args:
         words: of its command line.
-        disturbance: what happens to it; None: nothing, and its memory is watched.
+        disturbance: what happens to the run; None: sample its memory instead.
         after: seconds from the first sign of its ranks' work to the strike.
     """
     room = disturbance.room if disturbance else None
@@ -145,9 +146,9 @@ def live(words: Sequence[str], disturbance: Disturbance | None = None, after: fl
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         preexec_fn=limit if room is not None else None,
     )
-    said: list[str] = []
+    output: list[str] = []
     has_begun = threading.Event()
-    reader = threading.Thread(target=_read, args=(process, said, has_begun))
+    reader = threading.Thread(target=_read, args=(process, output, has_begun))
     reader.start()
     memory, ranks = [], []
     if disturbance is None:
@@ -155,30 +156,30 @@ def live(words: Sequence[str], disturbance: Disturbance | None = None, after: fl
             ranks = ranks_of(process.pid) or ranks
             memory.append(tuple(resident(rank) for rank in ranks))
             time.sleep(SAMPLED)
-    elif disturbance.strike is not None and has_begun.wait(PATIENCE):
+    elif disturbance.strike is not None and has_begun.wait(TIMEOUT):
         ranks = ranks_of(process.pid)
         time.sleep(after)
         if process.poll() is None:
             disturbance.strike(process.pid, ranks)
-    process.wait(PATIENCE if disturbance else None)
+    process.wait(TIMEOUT if disturbance else None)
     left = _outliving(ranks)
-    reader.join(PATIENCE)
+    reader.join(TIMEOUT)
     full = [sample for sample in memory if len(sample) == 2 and all(sample)]
-    return Life(process.returncode, said[-20:], full, left)
+    return Outcome(process.returncode, output[-20:], full, left)
 
 
-def _read(process: subprocess.Popen[str], said: list[str], has_begun: threading.Event) -> None:
+def _read(process: subprocess.Popen[str], output: list[str], has_begun: threading.Event) -> None:
     assert process.stdout is not None
     for line in process.stdout:
-        said.append(line.rstrip())
-        if "noise multiplier" in line:  # the last thing announced before the first step
+        output.append(line.rstrip())
+        if "noise multiplier" in line:  # logged last before the first step
             has_begun.set()
     has_begun.set()
 
 
 def _outliving(ranks: Sequence[int]) -> list[int]:
-    """Wait for ranks to end; give those that do not."""
-    until = time.monotonic() + PATIENCE
+    """Wait for ranks to end; return those that do not."""
+    until = time.monotonic() + TIMEOUT
     left = list(ranks)
     while left and time.monotonic() < until:
         left = [rank for rank in left if b"spawn_main" in _command(rank)]
@@ -190,28 +191,28 @@ def growth(memory: Sequence[tuple[int, ...]]) -> float:
     """Return the largest ratio, over ranks, of the last quarter's peak to the second quarter's."""
     quarter = len(memory) // 4
     if not quarter:
-        raise ConfigError("Expected a run long enough for eight looks at its memory. Set epochs.")
+        raise ConfigError("Expected a run long enough for four samples of its memory. Set epochs.")
     second, last = memory[quarter : 2 * quarter], memory[-quarter:]
     ranks = range(len(memory[0]))
     return max(max(m[r] for m in last) / max(m[r] for m in second) for r in ranks)
 
 
-def ended_alike(one: Path, other: Path) -> list[str]:
-    """Compare two finished runs; give what differs."""
+def differences(first: Path, second: Path) -> list[str]:
+    """Return what differs between two finished runs."""
     faults = []
-    if (one / "metrics.jsonl").read_bytes() != (other / "metrics.jsonl").read_bytes():
+    if (first / "metrics.jsonl").read_bytes() != (second / "metrics.jsonl").read_bytes():
         faults.append("metrics differ")
-    results = [json.loads((d / "result.json").read_text()) for d in (one, other)]
+    results = [json.loads((d / "result.json").read_text()) for d in (first, second)]
     for key in ("weights_sha256", "steps", "test_accuracy"):
         if results[0][key] != results[1][key]:
             faults.append(f"{key} differs: {results[0][key]} and {results[1][key]}")
-    if (one / "privacy.json").read_bytes() != (other / "privacy.json").read_bytes():
+    if (first / "privacy.json").read_bytes() != (second / "privacy.json").read_bytes():
         faults.append("certificates differ")
     return faults
 
 
 def counted(directory: Path) -> list[str]:
-    """Check that steps and draws of noise are exactly those planned; give what is not."""
+    """Return which of steps and draws of noise differ from the planned number."""
     certificate = json.loads((directory / "privacy.json").read_text())
     return [
         f"{key} is {certificate[key]}, not {STEPS}"
@@ -221,7 +222,7 @@ def counted(directory: Path) -> list[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Do what the command line asks; give the exit code."""
+    """Run the command line; return the exit code."""
     return exit_code_of(_main, words, __doc__)
 
 
@@ -230,48 +231,48 @@ def _main(words: Sequence[str]) -> int:
     config = compose([*RUN, *overrides])
     epochs = STEPS * config["batch_size"] / config["task"]["dataset_size"]
     with tempfile.TemporaryDirectory() as folder:
-        todo = [*RUN, f"epochs={epochs}", *overrides]
-        return _soak(Path(folder), todo, **{"disturbances": 12, "start": 0, **own})
+        words = [*RUN, f"epochs={epochs}", *overrides]
+        return _soak(Path(folder), words, **{"disturbances": 12, "start": 0, **own})
 
 
 def _soak(folder: Path, words: Sequence[str], disturbances: int, start: int) -> int:
     alone, soaked = ([*words, f"results={folder / name}"] for name in ("alone", "soaked"))
     began = time.monotonic()
-    life = live(alone)
+    outcome = run_once(alone)
     seconds = time.monotonic() - began
-    if life.code:
-        print(*life.said, sep="\n", file=sys.stderr)
+    if outcome.code:
+        print(*outcome.output, sep="\n", file=sys.stderr)
         return 1
-    grown = growth(life.memory)
-    _say(f"left alone: {STEPS} steps in {seconds:.0f} s, memory {grown - 1:+.1%} "
-         f"from the second to the last quarter ({len(life.memory)} samples)")  # fmt: skip
+    grown = growth(outcome.memory)
+    _say(f"undisturbed: {STEPS} steps in {seconds:.0f} s, memory {grown - 1:+.1%} "
+         f"from the second to the last quarter ({len(outcome.memory)} samples)")  # fmt: skip
     faults = [] if grown <= FLAT else [f"memory grew by {grown - 1:.1%}"]
     moments = random.Random(start)
     for turn in range(disturbances):
         disturbance = DISTURBANCES[turn % len(DISTURBANCES)]
         after = moments.uniform(0, seconds / disturbances)
-        life = live(soaked, disturbance, after)
-        _say(f"{turn + 1}. {disturbance.name} after {after:.1f} s: exit {life.code}, "
-             f"{life.said[-1] if life.said else 'nothing said'}")  # fmt: skip
-        if life.code == 0:
-            faults.append(f"it ended before turn {turn + 1}: set start to draw other moments")
+        outcome = run_once(soaked, disturbance, after)
+        _say(f"{turn + 1}. {disturbance.name} after {after:.1f} s: exit {outcome.code}, "
+             f"{outcome.output[-1] if outcome.output else 'no output'}")  # fmt: skip
+        if outcome.code == 0:
+            faults.append(f"the run ended before turn {turn + 1}: set start to draw other moments")
             break
-        if life.left:
-            faults.append(f"turn {turn + 1}: ranks outlived their run: {life.left}")
-        faults += [f"turn {turn + 1}: {line}" for line in life.said if _is_wrong(line)]
-    life = live(soaked)
-    faults += [line for line in life.said if _is_wrong(line)]
-    if life.code:
-        print(*life.said, sep="\n", file=sys.stderr)
+        if outcome.left:
+            faults.append(f"turn {turn + 1}: ranks outlived their run: {outcome.left}")
+        faults += [f"turn {turn + 1}: {line}" for line in outcome.output if _is_wrong(line)]
+    outcome = run_once(soaked)
+    faults += [line for line in outcome.output if _is_wrong(line)]
+    if outcome.code:
+        print(*outcome.output, sep="\n", file=sys.stderr)
         return 1
     directories = [records.locate(w[-1].partition("=")[2], compose(w)) for w in (alone, soaked)]
-    faults += ended_alike(*directories) + counted(directories[1])
-    _say("; ".join(faults) or "the disturbed run ended as the one left alone did, bit for bit")
+    faults += differences(*directories) + counted(directories[1])
+    _say("; ".join(faults) or "the disturbed run equals the undisturbed one, bit for bit")
     return 1 if faults else 0
 
 
 def _is_wrong(line: str) -> bool:
-    """Tell what no disturbance may bring about: a traceback, or steps lost where sums repeat."""
+    """Return whether a line shows a traceback, or steps lost although sums are reproducible."""
     return "Traceback" in line or "count as spent" in line
 
 

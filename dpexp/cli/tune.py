@@ -1,24 +1,23 @@
-"""Choose among the settings that a paper chose from, on training examples held out for it.
+"""Choose among the settings that a paper tried, on held-out training examples.
 
     python -m scripts.tune table3 paper=gep
     python -m scripts.tune table2 paper=rgp profile=quick rows=rgp columns=cifar10 seeds=0,1
 
-Tries every point of the `grid` that a row of the artifact has, in each of its cells, and keeps the
-scores in conf/tuned, from where the table takes the best. Each run trains on four fifths of the
-training set, with batches of four fifths, and is judged on the rest (see scripts.search). So noise
-weighs a quarter more than in the table. The test set is never looked at, and the choice is not
-covered by the privacy guarantee (docs/privacy.md). Its own words:
+Tries every point of the `grid` of a row of the artifact, in each of its cells, and saves the scores
+in conf/tuned. The table uses the best point. Each run trains on four fifths of the training set,
+with batches of four fifths, and is evaluated on the rest (see scripts.search). So noise weighs a
+quarter more than in the table. The test set is never used. The privacy guarantee does not cover the
+choice (docs/privacy.md). Its own words:
 
-    paper=rgp profile=embedded   as of scripts.artifact
-    rows=A,B columns=C           these cells, and others that show the same run; the rest keep
-                                 what they have
-    seeds=0                      a point's score is the mean over these seeds; left out, a cell
+    paper=rgp profile=embedded   as in scripts.artifact
+    rows=A,B columns=C           only these cells, and others that show the same run
+    seeds=0                      a point's score is the mean over these seeds; if left out, a cell
                                  that has scores of other seeds keeps them
     anew=true                    try these cells again though they have scores
 
-Other words are Hydra overrides that change no number, such as data_root. It goes on from what is
-done, point by point, and several may go at once. Exit code: 0, also where data are missing (it
-says so and goes on to other cells); 2 for a mistake in what was asked.
+Other words are Hydra overrides that do not change results, such as data_root. Points with scores
+are skipped, and several processes may run at once. Exit code: 0, also where data are missing (it
+says so and continues with the other cells); 2 for a user error.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ from dpexp.reporting.schema.artifact import Artifact, Column, Key, Row
 from dpexp.types import ConfigError, MissingData, one_line
 
 Attempt = Callable[[Sequence[str]], float]
-"""Trains once by these overrides; gives the metric on what was held out."""
+"""Trains one run with these overrides; returns the metric on the held-out examples."""
 
 OTHERS = ("plan", "run", "launcher", "flops")
-"""Words of scripts.artifact that mean nothing here."""
+"""Words of scripts.artifact that do not apply here."""
 
 
 def main(words: Sequence[str], attempt: Attempt = search.attempt) -> int:
-    """Do what the command line asks; give the exit code."""
+    """Run the command line; return the exit code."""
     return exit_code_of(partial(_main, attempt), words, __doc__, of_records=2)
 
 
@@ -64,7 +63,7 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
     own, rest = split([word for word in words if "=" in word], {"anew": truth})
     request = parse([*named, *rest])
     if wrong := changing(request.overrides):
-        raise ConfigError(f"Expected overrides that change no number; got {' '.join(wrong)}.")
+        raise ConfigError(f"Expected overrides that do not change results; got {' '.join(wrong)}.")
     artifact = spec.load(groups.CONF, request.paper, request.artifact)
     profile = cells.profile_of(artifact, request.profile)
     together: dict[tuple[str, ...], list[tuple[Row, Column]]] = {}
@@ -81,7 +80,7 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
     if not picked:
         raise ConfigError(f"{artifact.paper} {artifact.name} has no such row with a 'grid'.")
     path = tuned.file_of(groups.CONF, artifact, request.profile)
-    _drop_strange(path, artifact, request.profile, reset=bool(own.get("anew")))
+    _drop_stale(path, artifact, request.profile, reset=bool(own.get("anew")))
     for words_of, places in together.items():
         if words_of not in picked:
             continue
@@ -101,7 +100,7 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
                              *request.overrides))
                     for seed in seeds
                 ]  # fmt: skip
-                score = statistics.fmean(0.0 if math.isnan(one) else one for one in given)
+                score = statistics.fmean(0.0 if math.isnan(value) else value for value in given)
                 scores[" ".join(point)] = score
                 print(name, *point, f"{score:.1f}", flush=True)
                 found = tuned.Tried(scores, seeds)
@@ -113,16 +112,16 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
 
 
 def _keep(path: Path, artifact: Artifact, profile: str, found: Mapping[Key, tuned.Tried]) -> None:
-    """Put cells beside what the file has by now, which another tune may have added to."""
-    with _alone(path):
+    """Add cells to the file, keeping what another process may have added meanwhile."""
+    with _locked(path):
         kept = {**tuned.known(groups.CONF, artifact, profile), **found}
         build.save(path, tuned.text_of(artifact, profile, kept))
 
 
-def _drop_strange(path: Path, artifact: Artifact, profile: str, reset: bool) -> None:
-    """Forget scores of points that no grid has; all, if told to, of a file that can't be read."""
+def _drop_stale(path: Path, artifact: Artifact, profile: str, reset: bool) -> None:
+    """Remove scores of points outside the grids; with `reset`, all of an unreadable file."""
     rows = {row.key: row for row in artifact.rows}
-    with _alone(path):
+    with _locked(path):
         try:
             kept = tuned.known(groups.CONF, artifact, profile)
         except ConfigError:
@@ -134,15 +133,17 @@ def _drop_strange(path: Path, artifact: Artifact, profile: str, reset: bool) -> 
             for key, row in rows.items()
         }
         fits = {
-            cell: one for cell, one in kept.items() if set(one.scores) <= grids.get(cell[0], set())
+            cell: tried
+            for cell, tried in kept.items()
+            if set(tried.scores) <= grids.get(cell[0], set())
         }
         if path.is_file() and (fits != kept or not kept):
             build.save(path, tuned.text_of(artifact, profile, fits))
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Hold the file's folder, so that two processes do not write over each other."""
+def _locked(path: Path) -> Iterator[None]:
+    """Lock the file's folder, so that processes do not overwrite each other's scores."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""What every run's settings must be like, whatever they are for; looked at before anything is."""
+"""Validate the settings that every run has, before anything is built."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ GROUPS = {
     "checkpoint": "checkpoint.steps=100",
     "wandb": "wandb.mode=offline",
 }
-"""Settings that have others below them, with an example of one."""
+"""Settings that hold other settings, each with an example."""
 
 CLOSED = {"privacy": ("budget",), "checkpoint": (), "wandb": (), "profile": ("name",)}
-"""Groups in which nothing else is read than conf/config.yaml says, and this."""
+"""Groups whose only keys are those in conf/config.yaml and these."""
 
 NAMED = ("method", "model", "task", "profile", "public", "attack", "audit")
-"""Groups whose settings hold the name of the option that was chosen."""
+"""Groups with a `name`: the chosen option."""
 
 CHOSEN = ("optimizer", "schedule")
-"""Groups whose options are other things with other settings each."""
+"""Groups whose options each take settings of their own."""
 
 OPTIMIZERS = ("optimizer", "method.teacher_optimizer")
 
 LEAST = 1 / LARGEST
-"""Of what numbers in float32 are multiplied by, as learning rates are."""
+"""Least factor for float32 numbers, e.g. a learning rate."""
 
 SCALES = {
     "method.head_factor": (2.0**-24, 2.0**24),
-    "method.head_scale": (2.0**-24, 2.0**24),  # what a core releases of the head is divided by it
+    "method.head_scale": (2.0**-24, 2.0**24),  # a core's release of the head is divided by it
     "method.xi": (LEAST, LARGEST),
     "warm_start.lr": (LEAST, LARGEST),
     "warm_start.head_lr": (LEAST, LARGEST),
@@ -59,11 +59,11 @@ SCALES = {
     "model.feature_norm": (LEAST, LARGEST),
     "model.head_std": (LEAST, LARGEST),
 }
-"""Factors, each with the least and the largest that it may be. A head's scale spans the bits that
-the range of releases leaves on either side (`dpexp.privacy.room`)."""
+"""Factors, each with its least and largest value. A head's scale spans the bits that the range
+of releases leaves on either side (`dpexp.privacy.room`)."""
 
 MANY = 2e6
-"""Examples, each counted once an epoch, that take more than minutes on two cores (ours)."""
+"""Examples times epochs that take more than minutes on two cores (ours)."""
 
 WORDS = {
     "results": "a folder",
@@ -74,9 +74,9 @@ WORDS = {
 
 
 def check_names(overrides: Sequence[str]) -> None:
-    """Refuse a new name for what was chosen by name: it would stand in records and tables.
+    """Refuse to rename a chosen option, since records and tables show its name.
 
-    What is made of another `_target_` may have one of its own.
+    An option with another `_target_` may have a name of its own.
 
     Args:
         overrides: of the command line.
@@ -91,7 +91,7 @@ def check_names(overrides: Sequence[str]) -> None:
         is_named = dot and key == "name" and group in NAMED and f"{group}._target_" not in places
         if is_inside or is_named:
             raise ConfigError(
-                f"Expected {group or place} to keep the name that it is chosen by; got {word}. "
+                f"Expected {group or place} to keep the name of the chosen option; got {word}. "
                 "Leave it out."
             )
 
@@ -100,7 +100,7 @@ def at_home(config: Any, name: str = "") -> Any:
     """Replace ~, ~user and $VARIABLE in every folder that a config names.
 
     Raises:
-        ConfigError: there is no such home or variable.
+        ConfigError: if there is no such user or variable.
     """
     if isinstance(config, dict):
         return {key: at_home(value, key) for key, value in config.items()}
@@ -109,7 +109,7 @@ def at_home(config: Any, name: str = "") -> Any:
 
 
 def check_rate(overrides: Sequence[str]) -> None:
-    """Refuse an optimizer without a learning rate: the model's is for the one that it has.
+    """Refuse a chosen optimizer without a learning rate: the recipe's is for its own optimizer.
 
     Args:
         overrides: of the command line.
@@ -126,10 +126,10 @@ def check_rate(overrides: Sequence[str]) -> None:
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Refuse what no run can mean.
+    """Refuse invalid settings.
 
     Args:
-        config: a run's, resolved.
+        config: a run's resolved config.
 
     Raises:
         ConfigError: naming the setting.
@@ -143,7 +143,7 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def unscaled(config: Mapping[str, Any]) -> str:
-    """Warn where a small profile leaves a run near its published size; else give ""."""
+    """Return a warning if a small profile leaves a run near its published size, else ""."""
     profile, task, epochs = config["profile"]["name"], config["task"], config["epochs"]
     if profile == "paper" or not isinstance(epochs, int | float):
         return ""
@@ -153,27 +153,28 @@ def unscaled(config: Mapping[str, Any]) -> str:
     scaled = {name for name, _ in blocks.of(CONF / "scale" / f"{profile}.yaml")}
     tasks = sorted(scaled & {path.stem for path in (CONF / "task").glob("*.yaml")})
     return (
-        f"profile={profile} leaves task={task['name']} at {epochs:g} epochs, through "
-        f"which {examples:,.0f} examples pass. It makes {', '.join(tasks)} small; or set epochs."
+        f"profile={profile} leaves task={task['name']} at {epochs:g} epochs, a total of "
+        f"{examples:,.0f} examples. It shrinks only {', '.join(tasks)}. Set "
+        "epochs for a shorter run."
     )
 
 
 def warn_of_idle(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Warn of overrides of settings that this run does not read, though they enter its id."""
+    """Warn about overrides that this run does not read, but that change its id."""
     unread = set() if config["clip"] else {"privacy.clip_norm"}
-    if "loop" in config:  # a method's own, which takes its settings from the method
+    if "loop" in config:  # the method's own loop reads the method's settings instead
         unread |= {"epochs", "batch_size", "eval_every", "privacy.clip_norm"}
     for word in overrides:
         if word.lstrip("+").partition("=")[0] in unread:
             warnings.warn(
-                f"{word} has no effect with method={config['method']['name']} as it is set; it "
-                "makes the run another one all the same. Leave it out.",
+                f"{word} has no effect with method={config['method']['name']} as it is set, but "
+                "changes the run's id. Leave it out.",
                 stacklevel=1,
             )
 
 
 def _check_keys(config: Mapping[str, Any]) -> None:
-    """Refuse a setting that nothing reads; a table that others look values up in may be new."""
+    """Refuse a setting that nothing reads; allow new mappings, which interpolations may use."""
     for group, example in blocks.GROUPS.items():
         if group in config:
             raise ConfigError(
@@ -193,7 +194,7 @@ def _check_keys(config: Mapping[str, Any]) -> None:
 
 
 def _check_complete(config: Mapping[str, Any]) -> None:
-    """Refuse a config from which a setting that others read was taken out."""
+    """Refuse a config that lacks a setting which other code reads."""
     tree, _ = _defaults()
     wanted = [key for key, value in tree.items() if key != "hydra" and value is not None]
     wanted += [f"{group}.{key}" for group in CLOSED for key in tree.get(group, ())]
@@ -206,20 +207,20 @@ def _check_complete(config: Mapping[str, Any]) -> None:
 
 @cache
 def _defaults() -> tuple[dict[str, Any], list[str]]:
-    """Return what conf/config.yaml sets, and the groups it chooses from."""
+    """Return the settings of conf/config.yaml, and the groups in its defaults."""
     tree = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
     groups = [group for entry in tree.pop("defaults") if isinstance(entry, dict) for group in entry]
     return tree, groups
 
 
 def _check_taken(config: Mapping[str, Any]) -> None:
-    """Refuse settings that are not of the optimizer or the schedule that was chosen."""
+    """Refuse settings that the chosen optimizer or schedule does not take."""
     for group in CHOSEN:
         node = config[group]
         try:
             takes = parameters(group, node)
         except ConfigError:
-            continue  # which is told of where it is called
+            continue  # reported when the part is built
         if any(takes[name].kind is Parameter.VAR_KEYWORD for name in takes):
             continue
         valid = [name for name in takes if name != "params"]
@@ -246,7 +247,7 @@ def _check_words(config: Mapping[str, Any]) -> None:
     for name, kind in WORDS.items():
         if not isinstance(config.get(name), str) or not config[name]:
             raise ConfigError(f"Expected {name} to be {kind}; {_found(config, name)}. Set {name}.")
-        if not config[name].isprintable():  # nor are bytes that are no text
+        if not config[name].isprintable():  # undecodable bytes are not printable either
             raise ConfigError(
                 f"Expected {name} to be {kind}, in printable characters; got {config[name]!a}. Set "
                 f"{name}."
@@ -257,9 +258,9 @@ def _check_words(config: Mapping[str, Any]) -> None:
 
 
 def _check_numbers(config: Mapping[str, Any]) -> None:
-    """Refuse a seed, what is not finite, and what the model's precision cannot multiply with.
+    """Refuse an invalid seed, infinite numbers, and factors out of the model precision's range.
 
-    All else is looked at by who reads it.
+    Other numbers are validated where they are read.
     """
     seed = config.get("seed")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
@@ -267,9 +268,9 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
             f"Expected seed to be a whole number >= 0; {_found(config, 'seed')}. Set seed."
         )
     for place, value in _numbers("", config):
-        if not abs(value) <= sys.float_info.max:  # nor is a whole number that no float can hold
-            told = value if isinstance(value, float) else "a whole number above all of them"
-            raise ConfigError(f"Expected {place} to be finite; got {told}. Set {place}.")
+        if not abs(value) <= sys.float_info.max:  # true of too large a whole number as well
+            shown = value if isinstance(value, float) else "a whole number too large for a float"
+            raise ConfigError(f"Expected {place} to be finite; got {shown}. Set {place}.")
     for group in OPTIMIZERS:
         node = setting_at(config, group)
         if isinstance(node, Mapping):
@@ -277,8 +278,8 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
     for place, (least, largest) in SCALES.items():
         value = setting_at(config, place)
         if place == "method.xi" and value == setting_at(config, "privacy.clip_norm"):
-            continue  # which it follows, and which is named where it is out of reach
-        # What is not above zero is refused by who reads it.
+            continue  # xi defaults to clip_norm, whose own check reports it
+        # Numbers <= 0 are refused where they are read.
         if isinstance(value, int | float) and value > 0 and not least <= value <= largest:
             raise ConfigError(_outside(place, value, least, largest))
 
@@ -291,7 +292,7 @@ def _check_optimizer(group: str, node: Mapping[str, Any]) -> None:
     for name, value in node.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
-        if name == "lr" and 0 <= value < LEAST:  # what is negative is refused by who reads it
+        if name == "lr" and 0 <= value < LEAST:  # negative: refused where it is read
             raise ConfigError(
                 f"Expected {group}.lr to be at least {LEAST:.2g}, or no step would move a weight; "
                 f"got {value:g}. Set {group}.lr."
@@ -311,7 +312,7 @@ def _outside(place: str, value: float, least: float, largest: float) -> str:
 
 
 def _numbers(place: str, node: Any) -> Iterator[tuple[str, float]]:
-    """Return every number of a config with its place, but for what is none of ours."""
+    """Yield a config's numbers with their keys, except in parts of neither dpexp nor torch."""
     if isinstance(node, int | float):
         yield place, node
     elif isinstance(node, Mapping):

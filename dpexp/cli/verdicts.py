@@ -1,14 +1,14 @@
-"""How often a verdict of two cells is wrong, and how often it finds a difference: simulated.
+"""Simulate how often a verdict on two cells is wrong, and how often it finds a difference.
 
     python -m scripts.verdicts              # 2,000 draws a setting
     python -m scripts.verdicts draws=500    # quicker, and rougher
-    python -m scripts.verdicts others=true  # beside other intervals: one t, and a bootstrap
+    python -m scripts.verdicts others=true  # also with other intervals: one t, and a bootstrap
 
-Two methods of the same or of different accuracy are run by seeds and judged on test examples. An
-example is easy or hard for both, somewhat more so for one of them, and for each seed by chance; a
-seed makes a model as a whole better or worse. Prints for each setting how often the first method
-is said to be above the second. A bound is one-sided at 2.5 %; without a difference 5 % is the most
-that is borne.
+Two methods of equal or different accuracy are run with several seeds and evaluated on test
+examples. An example's difficulty has a part shared by both methods, a part for one method alone,
+and chance for each seed. A seed makes a whole model better or worse. Prints for each setting how
+often the verdict puts the first method above the second. A bound is one-sided at 2.5 %; without a
+difference, at most 5 % is acceptable.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from dpexp.reporting.judge.errors import LEVEL
 
 @dataclass(frozen=True)
 class Setting:
-    """What is drawn.
+    """A simulated comparison.
 
     Attributes:
-        seeds: of either method, >= 1.
+        seeds: of each method, >= 1.
         examples: in the test set.
-        spread: standard deviation of the seeds' accuracies, in points; with one seed it is 0, since
-            then it is the models that are compared.
-        other: the same of the second method's seeds; None: they spread as far.
-        own: standard deviation of how hard an example is for one method alone, beside 1.5 for
-            both, in logits: 0 makes them agree as two seeds of a method do.
-        points: by how many the first method is above the second.
-        accuracy: of the second, in percent.
+        spread: standard deviation of the seeds' accuracies, in points; 0 with one seed, which
+            compares models.
+        other: the same for the second method's seeds; None: equal to `spread`.
+        own: standard deviation of an example's difficulty for one method alone, in logits, beside
+            1.5 for both; with 0 the methods agree as two seeds of one method do.
+        points: the first method's accuracy minus the second's, in points.
+        accuracy: of the second method, in percent.
         paired: whether the predictions are known.
-        others: seeds of the second method; None: as many.
+        others: seeds of the second method; None: equal to `seeds`.
     """
 
     seeds: int
@@ -55,24 +55,24 @@ class Setting:
 
 
 SHARED = 1.5
-"""Standard deviation of how hard an example is for both methods, in logits."""
+"""Standard deviation of an example's difficulty shared by both methods, in logits."""
 
 
 class Draws:
-    """Draws the two methods' predictions of a setting again and again."""
+    """Draws the two methods' predictions of a setting, repeatedly."""
 
     def __init__(self, setting: Setting, seed: int = 0) -> None:
-        """Find the logits at which the methods have their accuracies."""
+        """Find the mean logits that give the methods their accuracies."""
         self._setting, self._random = setting, np.random.default_rng(seed)
         deviation = float(np.hypot(SHARED, setting.own))
-        at = stats.norm.ppf((np.arange(4000) + 0.5) / 4000) * deviation
+        logits = stats.norm.ppf((np.arange(4000) + 0.5) / 4000) * deviation
         grid = np.linspace(-8, 8, 1601)
-        accuracy = [float(100 * _sigmoid(at + centre).mean()) for centre in grid]
+        accuracy = [float(100 * _sigmoid(logits + centre).mean()) for centre in grid]
         self._centres = [
             float(np.interp(wanted, accuracy, grid))
             for wanted in (setting.accuracy + setting.points, setting.accuracy)
         ]
-        p = _sigmoid(at + self._centres[1])
+        p = _sigmoid(logits + self._centres[1])
         self._per_point = 1 / (100 * float(np.mean(p * (1 - p))))
 
     def __call__(self) -> tuple[errors.Side, errors.Side]:
@@ -81,8 +81,8 @@ class Draws:
         shared = self._random.normal(0, SHARED, setting.examples)
         spreads = (setting.spread, setting.spread if setting.other is None else setting.other)
         counts = (setting.seeds, setting.others or setting.seeds)
-        each = zip(self._centres, spreads, counts, strict=True)
-        above, below = (self._side(shared, *of) for of in each)
+        sides = zip(self._centres, spreads, counts, strict=True)
+        above, below = (self._side(shared, *side) for side in sides)
         return above, below
 
     def _side(self, shared: np.ndarray, centre: float, spread: float, count: int) -> errors.Side:
@@ -99,18 +99,18 @@ def _sigmoid(logit: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-logit))
 
 
-Says = Callable[[errors.Side, errors.Side], bool]
-"""Tells whether the first side is said to be above the second."""
+Rule = Callable[[errors.Side, errors.Side], bool]
+"""Decides whether the first side is above the second."""
 
 
 def ours(above: errors.Side, below: errors.Side) -> bool:
-    """Say it as a verdict does."""
+    """Decide as a verdict does."""
     found = errors.estimate(above, below)
     return found.difference - found.half_width(LEVEL) > 0
 
 
 def one_t(above: errors.Side, below: errors.Side) -> bool:
-    """Say it by one Student's t, at Satterthwaite's degrees of freedom of all terms together."""
+    """Decide by one Student's t with Satterthwaite's degrees of freedom over all terms."""
     found = errors.estimate(above, below)
     terms = [term for term in (found.seeds, found.examples) if term and term[0] > 0]
     total = sum(variance for variance, _ in terms)
@@ -119,7 +119,7 @@ def one_t(above: errors.Side, below: errors.Side) -> bool:
 
 
 def bootstrap(above: errors.Side, below: errors.Side, times: int = 400) -> bool:
-    """Say it by the percentile of a bootstrap that draws seeds of either side and examples."""
+    """Decide by the percentile of a bootstrap over both sides' seeds and the examples."""
     weights, random = _drawn(above.sizes[0], times), np.random.default_rng(0)
     of_sides = []
     for side in (above, below):
@@ -131,21 +131,21 @@ def bootstrap(above: errors.Side, below: errors.Side, times: int = 400) -> bool:
 
 @functools.cache
 def _drawn(n: int, times: int) -> np.ndarray:
-    """Return what share each of n examples has of each draw, [n, times]."""
+    """Return each of n examples' share of each bootstrap draw, [n, times]."""
     return np.random.default_rng(1).multinomial(n, np.full(n, 1 / n), times).T / n
 
 
-def share(setting: Setting, draws: int, says: Says = ours, seed: int = 0) -> float:
-    """Return the share of draws in which the first method is said to be above the second.
+def share(setting: Setting, draws: int, rule: Rule = ours, seed: int = 0) -> float:
+    """Return the share of draws in which the rule puts the first method above the second.
 
     Args:
-        setting: what is drawn.
-        draws: how often, >= 1.
-        says: which rule says it.
+        setting: to draw from.
+        draws: number of draws, >= 1.
+        rule: the decision rule.
         seed: of the draws.
     """
     draw = Draws(setting, seed)
-    return sum(says(*draw()) for _ in range(draws)) / draws
+    return sum(rule(*draw()) for _ in range(draws)) / draws
 
 
 NULLS = tuple(
@@ -157,7 +157,7 @@ NULLS = tuple(
     *(Setting(seeds, spread=spread, other=0.0) for seeds in (2, 3) for spread in (1.0, 3.0)),
     *(Setting(1, 10_000, spread, others=n) for n in (2, 3, 5) for spread in (0.3, 2.0)),
 )
-"""No difference, over few examples."""
+"""Settings without a difference, with few examples."""
 
 FOUND = tuple(
     replace(Setting(seeds, spread=spread, own=own), examples=10_000, points=2.0)
@@ -165,14 +165,14 @@ FOUND = tuple(
     for seeds in (1, 2, 3, 5)
     for spread in ((0.0,) if seeds == 1 else (0.1, 0.3, 0.5))
 )
-"""Two points of difference on as many examples as CIFAR-10 has."""
+"""Settings with a difference of two points, on as many test examples as CIFAR-10 has."""
 
 UNPAIRED = (Setting(1, paired=False), Setting(2, spread=1.0, paired=False),
             Setting(1, 10_000, points=2.0, paired=False))  # fmt: skip
 
 
 def main(words: Sequence[str]) -> int:
-    """Do what the command line asks; give the exit code."""
+    """Run the command line; return the exit code."""
     return exit_code_of(_main, words, __doc__)
 
 
@@ -182,13 +182,13 @@ def _main(words: Sequence[str]) -> int:
     rules = {"ours": ours}
     if given.get("others"):
         rules |= {"one t": one_t, "bootstrap": bootstrap}
-    print(f"{draws} draws a setting; the share said to be above, in %, by {', '.join(rules)}")
+    print(f"{draws} draws per setting; share with the first above, in %, by {', '.join(rules)}")
     for setting in (*NULLS, *FOUND, *UNPAIRED):
-        can = setting.paired and not setting.points
-        able = {name: rule for name, rule in rules.items() if can or name != "bootstrap"}
-        said = "  ".join(f"{100 * share(setting, draws, rule):5.1f}" for rule in able.values())
+        bootstraps = setting.paired and not setting.points
+        used = [rule for name, rule in rules.items() if bootstraps or name != "bootstrap"]
+        shares = "  ".join(f"{100 * share(setting, draws, rule):5.1f}" for rule in used)
         print(
-            f"{said}  difference {setting.points:g}, {setting.seeds} "
+            f"{shares}  difference {setting.points:g}, {setting.seeds} "
             f"{'' if setting.others is None else f'and {setting.others} '}seeds of spread "
             f"{setting.spread:g}{'' if setting.other is None else f' and {setting.other:g}'}, "
             f"{setting.examples:,} examples, own {setting.own:g}, "

@@ -1,19 +1,19 @@
 """Recompute finished runs' privacy certificates from their configs, by another accountant.
 
-A record's other files are held to each other: accuracy to the predictions and the last evaluation.
+Also checks a record's other files: accuracy must match the predictions and the last evaluation.
 
     python scripts/verify.py results/embedded/runs/85ecd41b59aa
     python -m scripts.verify results/quick/runs/*
     python -m scripts.verify hydra.searchpath=[file:///my/conf] results/mine/runs/*
 
-The last one names a folder of conf of one's own: the methods that its folder `method` names are
-imported, as are those in conf/method, so that what they state is known. Of a method that a record
-names and no such file does, nothing is imported.
+The last line names a config folder of one's own. The methods in its folder `method` are imported,
+as are those in conf/method, so that their statements are known. A method that only a record names
+is not imported.
 
-One line a finding; a run without any gets one that says what was recomputed, or that no privacy is
-claimed, one for each part that is not dpexp's own and is taken on trust, and one that says what was
-not checked. What is compared, and how closely: `dpexp.privacy.verification.files`, docs/privacy.md.
-Exit code: 0 if every certificate holds; 1 if one does not; else 2 if a path is no finished run.
+Each finding prints a line. A run without findings prints what was recomputed, or that no privacy is
+claimed; each part that is not dpexp's own and is taken on trust; and what was not checked. What is
+compared, and how closely: `dpexp.privacy.verification.files`, docs/privacy.md.
+Exit code: 0 if every certificate holds; 1 if one does not; else 2 if a path is not a finished run.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from dpexp.types import ConfigError
 SCRIPTS = "python -m scripts.verify", "python scripts/verify.py"
 
 LONGEST_LINE = 4000
-"""Characters of a line that is printed of a record, which may list many entries (ours)."""
+"""Most characters of a printed line; a record may list many entries (ours)."""
 
 HOLDS, DIFFERS, NO_RUN = 0, 1, 2
 
 
 def verify(directory: Path) -> tuple[int, list[str]]:
-    """Check one run's directory; give its exit code and its lines."""
+    """Check one run's directory; return its exit code and its lines."""
     if not directory.is_dir():
         return NO_RUN, [f"Expected a run's directory; there is none at {directory}."]
     record = records.read(directory)
@@ -63,10 +63,10 @@ def verify(directory: Path) -> tuple[int, list[str]]:
 
 
 def require(directory: Path) -> records.Record:
-    """Read a finished run that something is to be shown of.
+    """Read a finished run and verify it.
 
     Raises:
-        RecordError: if it is none, or does not hold; one line, its first finding.
+        RecordError: if it is not finished, or fails verification; one line, the first finding.
     """
     record = records.read(directory)
     if record is None:
@@ -83,20 +83,22 @@ def require(directory: Path) -> records.Record:
 
 
 def _passed(record: records.Record, epsilon: float | None, is_trusting: bool) -> str:
-    said = "; ".join(record.privacy["deviations"])
+    deviations = "; ".join(record.privacy["deviations"])
     if epsilon is None:
-        return f"pass: no privacy is claimed ({said})"
+        return f"pass: no privacy is claimed ({deviations})"
     target = record.privacy["target_epsilon"]
     word = "holds on trust" if is_trusting else "pass"
-    return f"{word}: epsilon {epsilon:.4g} of {target:g} by PLD" + (f" ({said})" if said else "")
+    return f"{word}: epsilon {epsilon:.4g} of {target:g} by PLD" + (
+        f" ({deviations})" if deviations else ""
+    )
 
 
 def main(words: Sequence[str], called: str = "") -> int:
-    """Check what the command line names; return the exit code.
+    """Check the runs that the command line names; return the exit code.
 
     Args:
         words: of the command line.
-        called: how the program is called in its help; "": as the scripts are.
+        called: the program's name in its help; "" keeps the scripts' names.
     """
     runs = [word for word in words if not own_methods.is_searchpath(word)]
     if not runs or {"-h", "--help"} & set(words):
@@ -114,7 +116,7 @@ def main(words: Sequence[str], called: str = "") -> int:
     for word in runs:
         code, lines = verify(Path(word))
         codes.append(code)
-        for line in (clean(each, LONGEST_LINE) for each in lines):
+        for line in (clean(text, LONGEST_LINE) for text in lines):
             if code == NO_RUN:
                 print(f"error: {line}", file=sys.stderr)
             else:

@@ -1,25 +1,25 @@
-"""Lay out a paper's dashboard on wandb: accuracy over epsilon by method, a chart a task.
+"""Build a paper's wandb dashboard: accuracy over epsilon by method, one chart per task.
 
     python -m scripts.wandb_view paper=rgp profile=paper
     python -m scripts.wandb_view paper=rgp profile=paper send=true entity=TEAM
 
-Without `send=true` nothing is sent: the view's specification goes to
-results/<profile>/<paper>/wandb.json, which names the runs (by their tags and job type), the groups
-and every chart's axes. With it the same view is saved through wandb-workspaces, which must be
-installed (`pip install -e '.[dashboard]'`) and logged in; its address is the last line.
+Without `send=true` nothing is sent. The view's specification is written to
+results/<profile>/<paper>/wandb.json: the runs (by their tags and job type), the groups and every
+chart's axes. With `send=true` the same view is also saved through wandb-workspaces, which must be
+installed (`pip install -e '.[dashboard]'`) and logged in; the last line is the view's address.
 
 Its own words, each WORD=VALUE:
 
     paper=rgp           rgp, lsg, gep, compressive, or dpexp for the suite's own tables
     profile=embedded    embedded, quick or paper
     project=dpexp       as in wandb.project
-    entity=TEAM         who owns it on wandb; needed to send
+    entity=TEAM         the owner on wandb; needed to send
     send=true           save the view on wandb
     results=results     the results folder
 
-A run carries the paper for whose artifact it was made: a cell that two papers share is in the view
-of the first.
-Exit code: 0; 2 for a mistake in what was asked.
+A run is tagged with the paper that it was first run for, so a cell shared by two papers is in the
+first one's view.
+Exit code: 0; 2 for a user error.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from dpexp.types import ConfigError, require_word
 
 METHOD = "method.name"
 MOST_RUNS = 500
-"""Runs a chart may show: wandb's own limit of ten would leave most of a table out."""
+"""Most runs in a chart; wandb's default of ten would omit most of a table."""
 
 
 def planned(paper: str, profile: str) -> list[dict[str, Any]]:
-    """Compose the configs of every cell of a paper's artifacts."""
+    """Return the configs of every cell of a paper's artifacts."""
     compose = Configs().compose
     files = sorted((groups.CONF / "artifact" / paper).glob("*.yaml"))
     artifacts = [spec.load(groups.CONF, paper, file.stem) for file in files]
@@ -63,14 +63,14 @@ def planned(paper: str, profile: str) -> list[dict[str, Any]]:
 def view(
     paper: str, profile: str, configs: Iterable[Mapping[str, Any]], project: str, entity: str = ""
 ) -> dict[str, Any]:
-    """Specify the view: plain words and numbers, in the order in which it shows them.
+    """Return the view's specification as plain data, in display order.
 
     Args:
         paper: whose runs.
-        profile: under which.
-        configs: of the paper's cells; they tell the tasks.
+        profile: of the runs.
+        configs: of the paper's cells; they determine the tasks.
         project: on wandb.
-        entity: who owns it; "" leaves it open.
+        entity: the owner on wandb; "" leaves it open.
     """
     trained = [config for config in configs if job_type(config) == "train"]
     tasks = sorted({config["task"]["name"] for config in trained})
@@ -82,8 +82,8 @@ def view(
         for task in tasks
         if task in private
     ]
-    whole = [{"kind": "bar", "title": task, "y": scores[task], **by_method} for task in tasks]
-    going = [
+    final = [{"kind": "bar", "title": task, "y": scores[task], **by_method} for task in tasks]
+    training = [
         {"kind": "line", "title": title, "x": x, "y": y, "log_x": False, **by_method}
         for title, x, y in (
             ("train loss", "epoch", "train_loss"),
@@ -102,14 +102,14 @@ def view(
         "columns": ["score", "epsilon", "eps", "model", "task", "seed", "wall_s"],
         "sections": [
             {"name": "Accuracy over epsilon", "panels": over_eps},
-            {"name": "Accuracy, with and without privacy", "panels": whole},
-            {"name": "As they train", "panels": [*going, speed]},
+            {"name": "Accuracy, with and without privacy", "panels": final},
+            {"name": "As they train", "panels": [*training, speed]},
         ],
     }
 
 
 def workspace(specified: Mapping[str, Any]) -> Any:
-    """Turn a view's specification into wandb-workspaces' own object, unsaved.
+    """Return a view's specification as a wandb-workspaces object, unsaved.
 
     Raises:
         ConfigError: if wandb-workspaces is not installed.
@@ -155,10 +155,10 @@ def _panel(panel: Mapping[str, Any]) -> Any:
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
-    """Take the command line apart.
+    """Parse the command line.
 
     Raises:
-        ConfigError: for a word that is none of ours.
+        ConfigError: for an unknown word or an invalid value.
     """
     request = {
         "paper": "rgp",
@@ -172,7 +172,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     require_word("paper", request["paper"], (*PAPERS, OWN))
     require_word("profile", request["profile"], ("embedded", "quick", "paper"))
     if request["send"] and not request["entity"]:
-        raise ConfigError("Expected who owns the view, to send it; got no entity. Set entity.")
+        raise ConfigError("Expected an entity to send the view to; got none. Set entity.")
     return request
 
 
@@ -192,5 +192,5 @@ def _main(words: Sequence[str]) -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command; give its exit code."""
+    """Run the command line; return the exit code."""
     return exit_code_of(_main, words, __doc__)
