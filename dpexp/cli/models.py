@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from dpexp.cli.arguments import exit_code_of
 from dpexp.grad_sample import Tape, settle
 from dpexp.grad_sample.hooking import hooked_layers
+from dpexp.grad_sample.shared_inputs import trial
 from dpexp.methods.selection import matrix_parameters
 from dpexp.types import LayerGrads, full_name
 
@@ -244,7 +245,8 @@ def examine(architecture: Architecture) -> Found:
     x, y = architecture.inputs(NUM_EXAMPLES), torch.arange(NUM_EXAMPLES) % NUM_CLASSES
     names = [name for name, _ in model.named_parameters()]
     some = NUM_EXAMPLES - 1
-    settle(model, names, lambda: F.cross_entropy(model(x[:some]), y[:some]), some)
+    with trial():
+        settle(model, names, lambda: F.cross_entropy(model(x[:some]), y[:some]), some)
     matrices = {name for name in matrix_parameters(model, "none") if name.endswith(".weight")}
     got: dict[str, Tensor] = {}
     low: dict[str, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
@@ -263,7 +265,7 @@ def examine(architecture: Architecture) -> Found:
                     layer_grads.right(left).materialize(),
                 )
 
-    with Tape(model, names, take) as tape:
+    with trial(), Tape(model, names, take) as tape:
         tape.expect(NUM_EXAMPLES)
         tape.backward(F.cross_entropy(model(x), y, reduction="sum"))
     full = low_rank = 0.0

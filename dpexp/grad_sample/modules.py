@@ -39,13 +39,18 @@ def is_running_again() -> bool:
 
 
 @contextmanager
-def _running_again() -> Iterator[None]:
+def _running_again(module: nn.Module) -> Iterator[None]:
+    """Leave what a module keeps beside its parameters as it was."""
     global _again
     _again += 1
+    kept = [(vars(child), dict(vars(child))) for child in module.modules()]
     try:
         yield
     finally:
         _again -= 1
+        for attributes, before in kept:
+            attributes.clear()
+            attributes.update(before)
 
 
 def gradients_of(
@@ -55,6 +60,7 @@ def gradients_of(
     kwargs: Mapping[str, Any],
     output_gradients: Sequence[Tensor],
     num_examples: int,
+    expected: Sequence[tuple[Tensor, float]],
 ) -> dict[str, Tensor]:
     """Return every example's gradients of some of a module's parameters.
 
@@ -67,12 +73,14 @@ def gradients_of(
         output_gradients: of each floating-point tensor among its outputs, the example on the first
             axis.
         num_examples: n.
+        expected: `sums_of` each of those outputs, as the module first came to them, and the largest
+            relative difference from them.
 
     Returns:
         Gradients [n, ...] by name.
 
     Raises:
-        ConfigError: if an output has no example axis.
+        ConfigError: if an output has no example axis, or the module comes to something else now.
     """
     leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
     cotangents = []
@@ -96,27 +104,79 @@ def gradients_of(
             given[place] = each.movedim(0, axis_of(module, place))
         return pytree.tree_unflatten(given, spec)
 
-    def products(outputs: Any, dh: Sequence[Tensor]) -> Tensor:
+    def products(outputs: Any, dh: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         found = floating_of(outputs)
-        outs = (out.movedim(axis_of(module, place), 0) for place, out in enumerate(found))
-        pairs = zip(outs, dh, strict=True)
-        return torch.stack([(out * one.to(out.dtype)).sum() for out, one in pairs]).sum()
+        outs = [out.movedim(axis_of(module, place), 0) for place, out in enumerate(found)]
+        pairs = list(zip(outs, dh, strict=True))
+        for out, one in pairs:
+            if out.ndim > one.ndim or any(
+                mine not in (1, theirs)
+                for mine, theirs in zip(out.shape[::-1], one.shape[::-1], strict=False)
+            ):
+                raise _different(module)
+        total = torch.stack([(out * one.to(out.dtype)).sum() for out, one in pairs]).sum()
+        return total, [sums_of(out.expand_as(one).detach()[None], 1)[0] for out, one in pairs]
 
     if type(module) not in UNBATCHED:
         weights = {name: _parameter(module, name).detach() for name in names}
 
-        def of_one(weights: dict[str, Tensor], some: list[Tensor], dh: list[Tensor]) -> Tensor:
+        def of_one(
+            weights: dict[str, Tensor], some: list[Tensor], dh: list[Tensor]
+        ) -> tuple[Tensor, list[Tensor]]:
             args, kwargs = call(some)
             with _replaced(module, weights):
                 return products(module(*args, **kwargs), dh)
 
         try:
-            with _running_again():
-                return vmap(grad(of_one), in_dims=(None, 0, 0))(weights, inputs, cotangents)
-        except (RuntimeError, NotImplementedError):  # an operation without a batching rule
-            UNBATCHED.add(type(module))
-    with _running_again():
-        return _one_by_one(module, names, call, products, inputs, cotangents, num_examples)
+            with _running_again(module):
+                found, sums = vmap(grad(of_one, has_aux=True), in_dims=(None, 0, 0))(
+                    weights, inputs, cotangents
+                )
+            _require_same(module, sums, expected)
+            return found
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, NotImplementedError, IndexError):  # no batching rule
+            pass
+    with _running_again(module):
+        found, sums = _one_by_one(module, names, call, products, inputs, cotangents, num_examples)
+    _require_same(module, sums, expected)
+    UNBATCHED.add(type(module))
+    return found
+
+
+def sums_of(output: Tensor, num_examples: int) -> Tensor:
+    """Return sums by which an example's outputs are known again, [n, 2] in float64."""
+    each = output.double().reshape(num_examples, -1)
+    return torch.stack([each.sum(1), each.abs().sum(1)], 1)
+
+
+SAME = {torch.float64: 1e-8, torch.float32: 1e-3}
+"""Largest relative difference of two such sums, by an output's precision (ours); else 0.1."""
+
+
+def _require_same(
+    module: nn.Module, sums: Sequence[Tensor], expected: Sequence[tuple[Tensor, float]]
+) -> None:
+    """Refuse a module that came to something else when it was run again.
+
+    Raises:
+        ConfigError: as where it draws by a generator of its own, counts its calls, or comes to
+            something else for an example alone than for a batch.
+    """
+    for mine, (first, most) in zip(sums, expected, strict=False):  # none without examples
+        apart = (mine - first).abs().amax(1)
+        if (apart > most * first[:, 1].clamp_min(1e-30)).any():  # NaN is no difference
+            raise _different(module)
+
+
+def _different(module: nn.Module) -> ConfigError:
+    kind = type(module).__name__
+    return ConfigError(
+        f"Expected a {kind}, which has no rule, to come to the same when it is run again on each "
+        "example; it did not. Let it draw nothing, keep no state and use examples apart, or "
+        f"register a rule by @dpexp.grad_sample.rule({kind})."
+    )
 
 
 @contextmanager
@@ -154,27 +214,29 @@ def _one_by_one(
     inputs: Sequence[Tensor],
     cotangents: Sequence[Tensor],
     num_examples: int,
-) -> dict[str, Tensor]:
+) -> tuple[dict[str, Tensor], list[Tensor]]:
     weights = [_parameter(module, name) for name in names]
     had = [weight.requires_grad for weight in weights]
     found: list[tuple[Tensor, ...]] = []
+    sums: list[list[Tensor]] = []
     for weight in weights:
         weight.requires_grad_(True)
     try:
         for i in range(num_examples):
             args, kwargs = call([each[i] for each in inputs])
             with torch.enable_grad():
-                loss = products(module(*args, **kwargs), [each[i] for each in cotangents])
+                loss, each_sum = products(module(*args, **kwargs), [each[i] for each in cotangents])
+            sums.append(each_sum)
             found.append(torch.autograd.grad(loss, weights, materialize_grads=True))
     finally:
         for weight, before in zip(weights, had, strict=True):
             weight.requires_grad_(before)
     if not found:
         found = [tuple(weight.new_zeros(0, *weight.shape) for weight in weights)]
-        return dict(zip(names, found[0], strict=True))
-    return {
-        name: torch.stack(each) for name, each in zip(names, zip(*found, strict=True), strict=True)
-    }
+        return dict(zip(names, found[0], strict=True)), []
+    stacked = [torch.stack(each) for each in zip(*found, strict=True)]
+    by_output = [torch.stack(each) for each in zip(*sums, strict=True)]
+    return dict(zip(names, stacked, strict=True)), by_output
 
 
 def floating_of(outputs: Any) -> list[Tensor]:

@@ -8,13 +8,50 @@ first step, and compares every gradient with autograd's, so that what is mistake
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
 
+from dpexp.types import ConfigError
+
 _SHARED: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
+
+_TRIED_WITH_ROWS: WeakSet[nn.Module] = WeakSet()
+"""Modules that had several rows an example while their model was tried."""
+
+_trials = 0
+
+
+@contextmanager
+def trial() -> Iterator[None]:
+    """Let modules have several rows an example, here and from now on; gradients are compared here.
+
+    Whether an example's rows stand one after another is not seen by their number.
+    """
+    global _trials
+    _trials += 1
+    try:
+        yield
+    finally:
+        _trials -= 1
+
+
+def require_tried_with_rows(name: str, module: nn.Module) -> None:
+    """Refuse a module that has several rows an example, and had one while its model was tried.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if _trials:
+        _TRIED_WITH_ROWS.add(module)
+    elif module not in _TRIED_WITH_ROWS:
+        raise ConfigError(
+            f"Expected layer {name!r} to see one row an example, as when the model was tried before"
+            " its first step; it saw several, and which are whose is not known. Freeze it."
+        )
 
 
 def example_inputs(

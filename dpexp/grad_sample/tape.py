@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 from dpexp.grad_sample.freezing import freeze, thaw
 from dpexp.grad_sample.hooking import hooked_layers, is_untried
-from dpexp.grad_sample.modules import gradients_of
+from dpexp.grad_sample.modules import SAME, gradients_of, sums_of
 from dpexp.grad_sample.rules import FormedGrads, SummedGrads, layer_grads_of
-from dpexp.grad_sample.shared_inputs import axis_of, example_inputs
+from dpexp.grad_sample.shared_inputs import axis_of, example_inputs, require_tried_with_rows
 from dpexp.types import ConfigError, LayerGrads, full_name
 
 
@@ -154,6 +154,7 @@ class Tape:
         self._inputs: dict[Use, list[Any]] = {}  # what `_Kept` gave, and what is no tensor
         self._before: dict[str, Before] = {}  # of modules without a rule
         self._parts: dict[str, list[tuple[LayerGrads, str]]] = {}  # of parameters with several uses
+        self._sums: dict[Use, list[tuple[Tensor, float]]] = {}
         self.repeated: set[str] = set()
         self.apart: set[str] = set()
         self._anchor = torch.empty(0, requires_grad=True)
@@ -181,7 +182,7 @@ class Tape:
     def expect(self, num_examples: int) -> None:
         """Say how many examples the next micro-batch holds."""
         self._num_examples = num_examples
-        self._uses, self._inputs, self._before, self._parts = {}, {}, {}, {}
+        self._uses, self._inputs, self._before, self._parts, self._sums = {}, {}, {}, {}, {}
         self._awaited = set(self._layers)
 
     def backward(self, loss: Tensor) -> None:
@@ -316,6 +317,10 @@ class Tape:
 
         if use is not None:
             self._inputs[use] = kept
+            self._sums[use] = [
+                self._fingerprint(module, order, given[place])
+                for order, place in enumerate(floating)
+            ]
         if len(floating) == 1 and given[floating[0]].requires_grad:
             if use is not None:
                 given[floating[0]].register_hook(lambda dh: on_backward((dh,)))
@@ -343,6 +348,13 @@ class Tape:
     def _note_rows(self, name: str, output: Tensor) -> None:
         if output.ndim == 0 or len(output) % max(self._num_examples, 1):
             self.apart.add(name)
+
+    def _fingerprint(self, module: nn.Module, order: int, output: Tensor) -> tuple[Tensor, float]:
+        """Return what an output is known again by, and how closely."""
+        rows = output.detach().movedim(axis_of(module, order), 0)
+        n = self._num_examples
+        sums = sums_of(rows, n) if n and len(rows) % n == 0 else torch.zeros(0, 2)
+        return sums, SAME.get(output.dtype, 0.1)
 
     def _next_use(self, name: str) -> Use:
         self._uses[name] = self._uses.get(name, 0) + 1
@@ -380,6 +392,7 @@ class Tape:
         rows = len(x) // max(self._num_examples, 1)
         if rows > 1:
             self._require_tried(name)
+            require_tried_with_rows(name, hooked.module)
         if len(x) != rows * self._num_examples or len(dh) != len(x):
             raise ConfigError(
                 f"Expected layer {name!r} to see {self._num_examples} examples; it saw "
@@ -399,11 +412,23 @@ class Tape:
         args, kwargs = pytree.tree_unflatten(leaves, spec)
         dh = [_single(each) for each in gradients]
         self._awaited.discard(name)
+        if (
+            self._num_examples
+            and len(dh[0]) > self._num_examples
+            and axis_of(hooked.module, 0) == 0
+        ):
+            require_tried_with_rows(name, hooked.module)
         self._is_paused = True
         try:
             with torch.autocast(self._anchor.device.type, enabled=False):
                 found = gradients_of(
-                    hooked.module, tuple(hooked.names), args, kwargs, dh, self._num_examples
+                    hooked.module,
+                    tuple(hooked.names),
+                    args,
+                    kwargs,
+                    dh,
+                    self._num_examples,
+                    self._sums.pop(use),
                 )
         finally:
             self._is_paused = False

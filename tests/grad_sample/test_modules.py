@@ -8,6 +8,7 @@ from torch.nn.utils import parametrizations, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from dpexp.grad_sample import Tape
+from dpexp.grad_sample.shared_inputs import trial
 from dpexp.types import ConfigError, full_name
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -233,7 +234,8 @@ def test_every_examples_gradient_is_its_own(kind, n):
     names = [name for name, _ in model.named_parameters()]
     expected = per_example(model, x, y, names)
     # As a run does, which tries a model with batches of several sizes before its first step.
-    taken(model, torch.cat([x, x[:1]]), torch.cat([y, y[:1]]), names)
+    with trial():
+        taken(model, torch.cat([x, x[:1]]), torch.cat([y, y[:1]]), names)
     got = taken(model, x, y, names)
     assert got.keys() == expected.keys()
     for name, each in expected.items():
@@ -257,7 +259,7 @@ def test_some_of_a_modules_parameters_may_stay_frozen(kind):
 def test_an_empty_micro_batch_and_another_after_it(kind):
     model, x, y = drawn(LAYERS[kind])
     names = [name for name, _ in model.named_parameters()]
-    with Tape(model, names, lambda *_: None) as tape:
+    with trial(), Tape(model, names, lambda *_: None) as tape:
         for n in (2, 3):
             tape.expect(n)
             tape.backward(F.cross_entropy(model(x[:n]), y[:n]))
@@ -306,3 +308,62 @@ def test_in_bfloat16_gradients_are_float32_and_near():
     for name, each in expected.items():
         assert got[name].dtype == torch.float32
         assert (got[name] - each).norm() < 0.05 * each.norm() + 1e-3
+
+
+class Pooled(nn.Module):
+    """Pools windows of an example, as many as it is told of."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(D))
+
+    def forward(self, h, k):
+        return (h * self.weight).tanh().reshape(len(h) // k, k, -1, D).sum(1)
+
+
+def test_rows_that_were_not_tried_are_refused():
+    """Whose they are is not seen by their number: examples' gradients might be mixed."""
+    for make, n in ((LAYERS["rows of tokens"], 3), (LAYERS["rows of windows without a rule"], 3)):
+        model, x, y = drawn(make, n)
+        with pytest.raises(ConfigError, match="to see one row an example"):
+            taken(model, x, y, [name for name, _ in model.named_parameters()])
+
+
+def test_inputs_with_more_rows_than_outputs_are_refused_and_not_taken_for_all_examples():
+    model, x, y = drawn(
+        lambda: Net(Pooled(), lambda layer, h: layer(h.reshape(len(h) * 2, 2, D), 2))
+    )
+    with pytest.raises(ConfigError, match="to come to the same when it is run again"):
+        taken(model, x, y, ["layer.weight"])
+
+
+class Odd(Scale):
+    """Comes to something else at times."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.calls, self.generator = how, 0, torch.Generator().manual_seed(0)
+
+    def forward(self, h):
+        self.calls += 1
+        by_calls = self.how == "calls" and self.calls > 1
+        own = torch.rand(1, generator=self.generator).item() if self.how == "generator" else 1.0
+        return super().forward(h) * (own + by_calls)
+
+
+@pytest.mark.parametrize("how", ["generator", "calls"])
+def test_a_module_that_comes_to_something_else_again_is_refused(how):
+    model, x, y = drawn(lambda: Net(Odd(how)))
+    with pytest.raises(ConfigError, match="to come to the same when it is run again"):
+        taken(model, x, y, ["layer.weight"])
+
+
+def test_what_a_module_keeps_is_as_its_own_forward_pass_left_it():
+    class Keeping(Scale):
+        def forward(self, h):
+            self.seen = super().forward(h)
+            return self.seen
+
+    model, x, y = drawn(lambda: Net(Keeping()))
+    taken(model, x, y, ["layer.weight"])
+    assert model.layer.seen.shape == (N, T, D)

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from dpexp.grad_sample import settle
 from dpexp.grad_sample.hooking import hooked_layers
 from dpexp.grad_sample.modules import floating_of
+from dpexp.grad_sample.shared_inputs import trial
 from dpexp.privacy.certificate import UNTRIED
 from dpexp.training.probing import verdict
 from dpexp.training.probing.made_up import FIRST, SECOND, MadeUp, make_up
@@ -111,7 +112,7 @@ def _tried(
     tolerance: float,
 ) -> str | None:
     """Return what is wrong beyond a tolerance; 0 allows for rounding, and requires equality."""
-    with staged(model, dtype, device), torch.enable_grad():
+    with staged(model, dtype, device), torch.enable_grad(), trial():
         examples = make_up(task, model, device, dtype)
         one = examples.one
         settle(model, parameters, lambda: task.loss(model(one.inputs), one.targets), len(one))
