@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dpexp.grad_sample.freezing import freeze, thaw
+from dpexp.grad_sample.graph import Before, Boundary, Kept, Start
 from dpexp.grad_sample.hooking import hooked_layers, is_untried
 from dpexp.grad_sample.modules import SAME, gradients_of, sums_of
 from dpexp.grad_sample.rules import FormedGrads, SummedGrads, layer_grads_of
@@ -19,102 +20,11 @@ from dpexp.grad_sample.shared_inputs import axis_of, example_inputs, require_tri
 from dpexp.types import ConfigError, LayerGrads, full_name
 
 
-class _Kept(torch.autograd.Function):
-    """Keeps a tensor as autograd keeps what its own nodes need for backward.
-
-    So a layer's input goes where activation checkpointing sends what it drops: it is computed
-    again when backward asks for it.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
-        """Return an empty tensor whose node has the tensor; the anchor makes autograd want one."""
-        ctx.save_for_backward(tensor)
-        return torch.empty_like(anchor)
-
-
-class _Start(torch.autograd.Function):
-    """Starts a graph at a tensor that needs none yet, without a copy.
-
-    A leaf that requires gradients may not be changed in place, as ReLU(inplace=True) would do.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
-        """Return the tensor itself, marked as changed; the anchor makes autograd want it."""
-        ctx.mark_dirty(tensor)
-        return tensor
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
-        """End here: nothing before it is trained."""
-        return None, None
-
-
-class _Boundary(torch.autograd.Function):
-    """Stands behind a module with several outputs, whose gradients arrive together.
-
-    An output that the module goes on from within has a gradient as an output of its own: hooks on
-    the tensor itself would see both. What the loss does not use has a gradient of zero.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, on_backward: Any, *outputs: Tensor) -> tuple[Tensor, ...]:
-        """Return copies of the outputs, so that each may be changed in place."""
-        ctx.on_backward = on_backward
-        return tuple(each.clone() for each in outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Hand the outputs' gradients on."""
-        ctx.on_backward(gradients)
-        return (None, None, *gradients)
-
-
 class Use(NamedTuple):
     """One call of a module in a forward pass."""
 
     name: str
     number: int
-
-
-class Before(NamedTuple):
-    """What a module that is run again must leave as it was.
-
-    Attributes:
-        generator: the state of the generator that it would draw from.
-        buffers: versions of its buffers, by name.
-    """
-
-    generator: Tensor
-    buffers: dict[str, int]
-
-    @classmethod
-    def of(cls, module: nn.Module) -> Before:
-        """Note a module's state."""
-        device = next(module.parameters()).device
-        is_cuda = device.type == "cuda"
-        generator = torch.cuda.get_rng_state(device) if is_cuda else torch.get_rng_state()
-        return cls(generator, {name: each._version for name, each in module.named_buffers()})
-
-    def require_repeatable(self, name: str, module: nn.Module) -> None:
-        """Refuse a module that would come to something else if it were run again.
-
-        Raises:
-            ConfigError: if it drew random numbers or changed a buffer.
-        """
-        now, kind = Before.of(module), type(module).__name__
-        moved = [
-            buffer for buffer, version in now.buffers.items() if self.buffers[buffer] != version
-        ]
-        what = f"change its buffer {moved[0]!r}" if moved else "draw random numbers"
-        if moved or not torch.equal(self.generator, now.generator):
-            raise ConfigError(
-                f"Expected layer {name!r}, a {kind} without a rule, not to {what}: its gradients "
-                f"are found by running it again. {'' if moved else 'Set its dropout to 0, '}"
-                f"{'Freeze it, ' if moved else ''}or register a rule by "
-                f"@dpexp.grad_sample.rule({kind})."
-            )
 
 
 class Tape:
@@ -151,7 +61,7 @@ class Tape:
         self._num_examples = 0
         self._awaited: set[str] = set()
         self._uses: dict[str, int] = {}
-        self._inputs: dict[Use, list[Any]] = {}  # what `_Kept` gave, and what is no tensor
+        self._inputs: dict[Use, list[Any]] = {}  # what `Kept` gave, and what is no tensor
         self._before: dict[str, Before] = {}  # of modules without a rule
         self._parts: dict[str, list[tuple[LayerGrads, str]]] = {}  # of parameters with several uses
         self._sums: dict[Use, list[tuple[Tensor, float]]] = {}
@@ -325,7 +235,7 @@ class Tape:
             if use is not None:
                 given[floating[0]].register_hook(lambda dh: on_backward((dh,)))
         else:
-            copies = _Boundary.apply(self._anchor, on_backward, *(given[p] for p in floating))
+            copies = Boundary.apply(self._anchor, on_backward, *(given[p] for p in floating))
             for place, copy in zip(floating, copies, strict=True):
                 given[place] = copy
         return pytree.tree_unflatten(given, form)
@@ -368,11 +278,11 @@ class Tape:
 
     def _start_graph(self, output: Tensor) -> None:
         if not output.requires_grad:  # nothing before it is trained: the graph starts here
-            _Start.apply(self._anchor, output)
+            Start.apply(self._anchor, output)
 
     def _keep(self, x: Tensor) -> Tensor:
         # Not its node alone, which before torch 2.13 lets go of what it saved.
-        return _Kept.apply(self._anchor, x.detach())
+        return Kept.apply(self._anchor, x.detach())
 
     def _read(self, name: str, kept: Any) -> Tensor:
         try:

@@ -1,0 +1,101 @@
+"""What hooks add to autograd's graph, and what a module that is run again must leave as it was."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dpexp.types import ConfigError
+
+
+class Kept(torch.autograd.Function):
+    """Keeps a tensor as autograd keeps what its own nodes need for backward.
+
+    So a layer's input goes where activation checkpointing sends what it drops: it is computed
+    again when backward asks for it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
+        """Return an empty tensor whose node has the tensor; the anchor makes autograd want one."""
+        ctx.save_for_backward(tensor)
+        return torch.empty_like(anchor)
+
+
+class Start(torch.autograd.Function):
+    """Starts a graph at a tensor that needs none yet, without a copy.
+
+    A leaf that requires gradients may not be changed in place, as ReLU(inplace=True) would do.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
+        """Return the tensor itself, marked as changed; the anchor makes autograd want it."""
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        """End here: nothing before it is trained."""
+        return None, None
+
+
+class Boundary(torch.autograd.Function):
+    """Stands behind a module with several outputs, whose gradients arrive together.
+
+    An output that the module goes on from within has a gradient as an output of its own: hooks on
+    the tensor itself would see both. What the loss does not use has a gradient of zero.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, on_backward: Any, *outputs: Tensor) -> tuple[Tensor, ...]:
+        """Return copies of the outputs, so that each may be changed in place."""
+        ctx.on_backward = on_backward
+        return tuple(each.clone() for each in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Hand the outputs' gradients on."""
+        ctx.on_backward(gradients)
+        return (None, None, *gradients)
+
+
+class Before(NamedTuple):
+    """What a module that is run again must leave as it was.
+
+    Attributes:
+        generator: the state of the generator that it would draw from.
+        buffers: versions of its buffers, by name.
+    """
+
+    generator: Tensor
+    buffers: dict[str, int]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Before:
+        """Note a module's state."""
+        device = next(module.parameters()).device
+        is_cuda = device.type == "cuda"
+        generator = torch.cuda.get_rng_state(device) if is_cuda else torch.get_rng_state()
+        return cls(generator, {name: each._version for name, each in module.named_buffers()})
+
+    def require_repeatable(self, name: str, module: nn.Module) -> None:
+        """Refuse a module that would come to something else if it were run again.
+
+        Raises:
+            ConfigError: if it drew random numbers or changed a buffer.
+        """
+        now, kind = Before.of(module), type(module).__name__
+        moved = [
+            buffer for buffer, version in now.buffers.items() if self.buffers[buffer] != version
+        ]
+        what = f"change its buffer {moved[0]!r}" if moved else "draw random numbers"
+        if moved or not torch.equal(self.generator, now.generator):
+            raise ConfigError(
+                f"Expected layer {name!r}, a {kind} without a rule, not to {what}: its gradients "
+                f"are found by running it again. {'' if moved else 'Set its dropout to 0, '}"
+                f"{'Freeze it, ' if moved else ''}or register a rule by "
+                f"@dpexp.grad_sample.rule({kind})."
+            )
