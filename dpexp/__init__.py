@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
+    from dpexp.cli.trained import TrainedModel
     from dpexp.records import Record
 
-__all__ = ["noise_multiplier", "run"]
+__all__ = ["load", "noise_multiplier", "run"]
 
 
 def run(*words: str) -> Record:
@@ -43,6 +45,31 @@ def run(*words: str) -> Record:
     from dpexp.cli.from_python import run  # with torch, which `import dpexp` does not wait for
 
     return run(words)
+
+
+def load(
+    directory: str | Path, model: nn.Module | None = None, *, trust: bool = False
+) -> TrainedModel:
+    """Load the model that a run has kept, with what makes its inputs.
+
+        model = dpexp.load("results/paper/runs/0123456789ab")
+        model.predict(["photo.png", "another.png"])
+        model.module  # a torch.nn.Module in eval mode
+
+    Neither the run's data nor the pretrained model that it began with is needed.
+
+    Args:
+        directory: the run's.
+        model: of the same architecture, whose weights are replaced; None: the one that config.yaml
+            names is built.
+        trust: whether config.yaml may name a model that is not dpexp's: building it calls code.
+
+    Raises:
+        ConfigError: if the folder holds no such model, or a damaged one.
+    """
+    from dpexp.cli.trained import load
+
+    return load(directory, model, trust=trust)
 
 
 def noise_multiplier(*, eps: float, delta: float, sampling_prob: float, num_steps: int) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dpexp.records.weights import digest
 from dpexp.training import checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -149,14 +150,12 @@ def test_nothing_but_plain_data_is_loaded(path):
 def test_a_hash_tells_any_bit_any_name_and_any_shape(path):
     tensors = {"a": torch.randn(3, 4), "b": torch.arange(5)}
     same = {"b": torch.arange(5), "a": tensors["a"].t().contiguous().t()}  # laid out otherwise
-    assert checkpoint.digest(tensors) == checkpoint.digest(same)
+    assert digest(tensors) == checkpoint.digest(same)
     bit = tensors["a"].clone()
     bit.view(torch.int32)[1, 2] ^= 1
     others = [{"a": bit}, {"a": tensors["a"].view(4, 3)}, {"b": torch.arange(5).int()}]
     renamed = {"a": tensors["a"], "c": tensors["b"]}
-    hashes = {
-        checkpoint.digest(some) for some in (tensors, *[tensors | o for o in others], renamed)
-    }
+    hashes = {digest(some) for some in (tensors, *[tensors | o for o in others], renamed)}
     assert len(hashes) == 5
     checkpoint.save(path, tensors)
-    assert checkpoint.digest(checkpoint.load(path)) == checkpoint.digest(tensors)
+    assert digest(checkpoint.load(path)) == checkpoint.digest(tensors)

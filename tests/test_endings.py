@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dpexp import cli, records
+from dpexp.records.weights import digest
 from dpexp.training import checkpoint
 from dpexp.training.observation import Analysis
 from dpexp.training.states import copied, mapped, marks
@@ -244,7 +245,7 @@ def test_an_attack_that_fails_does_not_cost_the_training(spoils, unbroken, tmp_p
     found = checkpoint.load(directory / "checkpoint.pt")
     assert (found is None) == spoils
     if not spoils:
-        assert checkpoint.digest(found["model"]) == unbroken[1]["weights_sha256"]
+        assert digest(found["model"]) == unbroken[1]["weights_sha256"]
     execute(tmp_path, *SHORT)
     assert_same_run(of(directory), unbroken)
 

@@ -31,6 +31,13 @@ def execute(config: dict[str, Any]) -> Path:
     return records.locate(results, config)
 
 
+def with_weights(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of a run that is no table's: it keeps its model unless told not to."""
+    from dpexp.training.kept import AUTO, KEEP
+
+    return {**config, "weights": KEEP} if config["weights"] == AUTO else config
+
+
 def estimate(config: dict[str, Any]) -> tuple[float, float]:
     """Estimate a run's seconds and peak megabytes on this machine from a few real steps."""
     from dpexp.distributed import ranks

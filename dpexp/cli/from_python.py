@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dpexp import records
 from dpexp.cli import errors, validate
 from dpexp.cli.composition import compose
-from dpexp.cli.execution import execute
+from dpexp.cli.execution import execute, with_weights
 from dpexp.cli.lookup import done_before
 from dpexp.cli.quoting import readable
 from dpexp.types import ConfigError
@@ -18,7 +18,7 @@ def run(words: Sequence[str]) -> records.Record:
     """Train a run, or look it up; see `dpexp.run`."""
     overrides = readable([part for word in words for part in shlex.split(word)])
     try:
-        config = compose(overrides)
+        config = with_weights(compose(overrides))
     except Exception as error:
         line = errors.mistake(error)
         if line is None:

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpexp.cli.fingerprints import PRETRAINED, pretrained, tokenizers_named
+from dpexp.records.weights import WEIGHTS
 from dpexp.reporting.text import clean
+from dpexp.training.kept import KEEP
 
 
 def done_before(config: dict[str, Any]) -> str:
@@ -39,6 +41,8 @@ def done_before(config: dict[str, Any]) -> str:
     spent = "" if result.get("eps") is None else f", eps {result['eps']:g}"
     where = clean(result.get("device", "a device that is not named"))
     line = f"done before: {clean(metric)} {value}{spent}, on {where}; results=FOLDER runs it anew"
+    if config["weights"] == KEEP and not (found.directory / WEIGHTS).exists():
+        line += ", and keeps its model, which this record lacks"
     return f"{line}. Note: {bytes_here.unknown}" if bytes_here.unknown else line
 
 

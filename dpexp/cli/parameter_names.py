@@ -51,17 +51,11 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
     is_known = is_known and is_ours(config["method"]["_target_"]) and stated.is_known
     is_vote = stated.votes is not None
     built = ("model",) if is_vote else ("model", "method")
-    is_known = is_known and all(_is_plain(config[part]) for part in built)
+    is_known = is_known and all(is_plain(config[part]) for part in built)
     if not is_known or target == PRETRAINED or not all(key in result for key in SHAPE):
         return None
-    task: Any = SimpleNamespace(
-        name=config["task"]["name"],
-        input_shape=tuple(result["input_shape"]),
-        num_classes=result["num_classes"],
-        train=SimpleNamespace(longest=result["longest"]),
-    )
     with torch.device("meta"):
-        fit = fit_to_task(config["model"], task)
+        fit = fit_to_task(config["model"], shape_of(config, result))
         model = make("model", config["model"], without=("name", "head", "tokenizer"), **fit)
     if is_vote:
         return {"trainable": {n: p.numel() for n, p in model.named_parameters()}, "frozen": {}}
@@ -69,7 +63,17 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
     return dict(zip(("trainable", "frozen"), named_parameters(model, made), strict=True))
 
 
-def _is_plain(node: Mapping[str, Any]) -> bool:
+def shape_of(config: Mapping[str, Any], result: Mapping[str, Any]) -> Any:
+    """Return what a model must know of its task, from a record alone."""
+    return SimpleNamespace(
+        name=config["task"]["name"],
+        input_shape=tuple(result["input_shape"]),
+        num_classes=result["num_classes"],
+        train=SimpleNamespace(longest=result["longest"]),
+    )
+
+
+def is_plain(node: Mapping[str, Any]) -> bool:
     """Return whether Hydra would call nothing for these settings but their own `_target_`."""
     pending: list[Any] = [value for key, value in node.items() if key != "_target_"]
     if any(str(key).startswith("_") for key in {*node} - {"_target_"}):

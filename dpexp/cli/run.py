@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from dpexp.cli import errors
 from dpexp.cli.composition import plain
-from dpexp.cli.execution import execute
+from dpexp.cli.execution import execute, with_weights
 from dpexp.cli.groups import CONF
 
 
@@ -25,7 +25,7 @@ def job(cfg: DictConfig) -> None:
         from dpexp.cli import validate
         from dpexp.cli.lookup import done_before
 
-        config = plain(cfg, HydraConfig.get().overrides.task)
+        config = with_weights(plain(cfg, HydraConfig.get().overrides.task))
         is_first = os.environ.get("RANK", "0") == "0"
         if is_first:
             validate.warn_of_idle(config, HydraConfig.get().overrides.task)

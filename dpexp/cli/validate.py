@@ -18,6 +18,7 @@ from dpexp.cli.errors import nearest, unknown_key
 from dpexp.cli.groups import CONF
 from dpexp.cli.instantiate import parameters
 from dpexp.cli.quoting import FOLDERS
+from dpexp.training.kept import WORDS as KEPT
 from dpexp.training.schedules import LARGEST
 from dpexp.training.tracking import MODES
 from dpexp.types import ConfigError, require_word, setting_at
@@ -255,6 +256,7 @@ def _check_words(config: Mapping[str, Any]) -> None:
     if "mode" not in config["wandb"]:
         raise ConfigError(f"Expected wandb.mode, one of {', '.join(MODES)}; it was taken out.")
     require_word("wandb.mode", config["wandb"]["mode"], MODES)
+    require_word("weights", config["weights"], KEPT)
 
 
 def _check_numbers(config: Mapping[str, Any]) -> None:

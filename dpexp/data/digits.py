@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from dpexp.data.cache import decoded
+from dpexp.data.labels import DIGITS
+from dpexp.data.preprocessing import Images
 from dpexp.data.task import Examples, Task, assemble
 
 DARKEST = 16.0
@@ -48,7 +50,15 @@ def digits(
         Examples((x / DARKEST).float().view(-1, 1, 8, 8), y.long(), tuple(mean), tuple(std))
         for x, y in ((train_x, train_y), (test_x, test_y))
     )
-    return assemble(name, train, test, num_classes=10, delta=delta, dataset_size=dataset_size)
+    return assemble(
+        name,
+        train,
+        test,
+        num_classes=10,
+        delta=delta,
+        dataset_size=dataset_size,
+        preprocessing=Images((1, 8, 8), tuple(mean), tuple(std), DIGITS),
+    )
 
 
 def _split(test_size: int, seed: int) -> tuple[Tensor, ...]:

@@ -15,6 +15,7 @@ from dpexp.data import parquet
 from dpexp.data.cache import decoded
 from dpexp.data.hub import parquet_files
 from dpexp.data.labels import check_names, class_indices
+from dpexp.data.preprocessing import Sentences
 from dpexp.data.task import Task, assemble, check_splits, subset
 from dpexp.data.text import Encoded, Texts, Tokenizer
 
@@ -69,7 +70,7 @@ def glue(
     columns = [*text_columns, label_column]
     for path in (path for paths in files.values() for path in paths):
         parquet.count(path, columns, SET_COLUMNS)
-    check_names(name, files, label_column, num_classes)
+    classes = check_names(name, files, label_column, num_classes)
     versions = f"transformers {transformers.__version__} tokenizers {tokenizers.__version__}"
     recipe = f"text 2 {columns} {num_classes} {words.recipe} {versions}"
 
@@ -92,6 +93,7 @@ def glue(
         input_shape=(3, max_length),
         metric=metric,
         also={other: load(part) for other, part in others},
+        preprocessing=Sentences(words, max_length, len(text_columns), classes),
     )
 
 

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 import yaml
 
+from dpexp.data.labels import TEXTS
+from dpexp.data.preprocessing import Sentences
 from dpexp.data.task import Task, assemble
 from dpexp.data.text import SPECIALS, Texts, Tokenizer, WordLevel
 from dpexp.types import ConfigError, require_word
@@ -56,13 +58,15 @@ class Grammar:
     Attributes:
         write: generates a text of any label.
         read: returns a text's label, or None if it has none.
-        classes: number of labels.
+        classes: names of the labels.
+        columns: texts of an example, 1 or 2.
         words: by token id, special ones first.
     """
 
     write: Callable[[Random], Text]
     read: Callable[..., int | None]
-    classes: int
+    classes: tuple[str, ...]
+    columns: int
     words: tuple[str, ...]
 
 
@@ -126,10 +130,11 @@ def generated(
         name,
         train,
         test,
-        num_classes=grammar.classes,
+        num_classes=len(grammar.classes),
         delta=delta,
         dataset_size=dataset_size,
         input_shape=(3, max_length),
+        preprocessing=Sentences(words, max_length, grammar.columns, grammar.classes),
     )
 
 
@@ -145,7 +150,7 @@ def draw(grammar: Grammar, seed: str, *sizes: int) -> list[tuple[list[Text], lis
     used: set[Text] = set()
     for part, size in enumerate(sizes):
         rng, texts = Random(f"{seed} {part}"), []
-        labels = [index % grammar.classes for index in range(size)]
+        labels = [index % len(grammar.classes) for index in range(size)]
         for label in labels:
             text = grammar.write(rng)
             while text in used or grammar.read(*text) != label:
@@ -382,6 +387,10 @@ def article(word: str) -> str:
 
 
 GRAMMARS = {
-    "sentiment": Grammar(_review, opinion, 2, (*SPECIALS, *sorted(_words(REVIEWS.values())))),
-    "entailment": Grammar(_scene, relation, 3, (*SPECIALS, *sorted(_words(SCENES.values())))),
+    "sentiment": Grammar(
+        _review, opinion, TEXTS["sst2"], 1, (*SPECIALS, *sorted(_words(REVIEWS.values())))
+    ),
+    "entailment": Grammar(
+        _scene, relation, TEXTS["mnli"], 2, (*SPECIALS, *sorted(_words(SCENES.values())))
+    ),
 }

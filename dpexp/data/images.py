@@ -15,6 +15,7 @@ from dpexp.data.cache import decoded
 from dpexp.data.hub import parquet_files
 from dpexp.data.labels import check_names, class_indices
 from dpexp.data.pixels import pixels
+from dpexp.data.preprocessing import Images
 from dpexp.data.task import Examples, Task, assemble, check_splits, subset
 from dpexp.types import ConfigError
 
@@ -74,7 +75,7 @@ def hub_images(
     columns = image_column, label_column
     for path in (path for paths in files.values() for path in paths):
         parquet.count(path, columns, SET_COLUMNS)
-    check_names(name, files, label_column, num_classes)
+    classes = check_names(name, files, label_column, num_classes)
     recipe = f"images 3 {columns} {num_classes} {shape} pillow {PIL.__version__}"
 
     def part(split: str) -> tuple[Tensor, ...]:
@@ -96,6 +97,7 @@ def hub_images(
         num_classes=num_classes,
         delta=delta,
         dataset_size=dataset_size,
+        preprocessing=Images(shape, tuple(mean), tuple(std), classes),
     )
 
 

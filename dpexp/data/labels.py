@@ -86,7 +86,7 @@ def _what_is_wrong(value: object, num_classes: int) -> str | None:
 
 def check_names(
     task: str, files: Mapping[str, Sequence[Path]], column: str, num_classes: int
-) -> None:
+) -> tuple[str, ...]:
     """Check that an index means the same class in all files that name their classes.
 
     Args:
@@ -94,6 +94,9 @@ def check_names(
         files: of each split.
         column: the column that holds the class indices.
         num_classes: number of classes.
+
+    Returns:
+        The classes' names by index: the files', else the task's; empty if neither has any.
 
     Raises:
         ConfigError: a file has too many or too few names, or not in the order of the task and of
@@ -117,6 +120,9 @@ def check_names(
             if sorted(names) == sorted(others) or _count(names) not in (names, others):
                 _compare(names, others, str(where), column, path)
         seen[names] = path
+    customary = TEXTS.get(task, IMAGES.get(task, ()))
+    named = [names for names in seen if names != _count(names)]
+    return next(iter(named or seen), customary if len(customary) == num_classes else ())
 
 
 def _task_order(task: str, names: tuple[str, ...]) -> Sequence[str] | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from dpexp.data.preprocessing import Images
 from dpexp.data.task import Examples, Task, assemble
 from dpexp.types import ConfigError
 
@@ -110,8 +111,16 @@ def shapes(
         )
         for part, size in enumerate((dataset_size, test_size))
     )
-    classes = len(OUTLINES)
-    return assemble(name, train, test, num_classes=classes, delta=delta, dataset_size=dataset_size)
+    names = tuple(outline.__name__.strip("_") for outline in OUTLINES)
+    return assemble(
+        name,
+        train,
+        test,
+        num_classes=len(OUTLINES),
+        delta=delta,
+        dataset_size=dataset_size,
+        preprocessing=Images((3, image_size, image_size), tuple(mean), tuple(std), names),
+    )
 
 
 def draw(

@@ -8,12 +8,16 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dpexp.types import Batch, ConfigError
+
+if TYPE_CHECKING:
+    from dpexp.data.preprocessing import Preprocessing
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +143,8 @@ class Task:
         loss: training loss, summed over the examples.
         score: per-example scores [n]; the metric is their mean.
         also: further test sets, by the name of their metric.
+        preprocessing: makes inputs of raw examples; None where there are none, as for generated
+            numbers.
     """
 
     name: str
@@ -154,6 +160,7 @@ class Task:
     loss: LossFn = cross_entropy
     score: LossFn = accuracy
     also: Mapping[str, Examples] = field(default_factory=dict)
+    preprocessing: Preprocessing | None = None
 
     @property
     def test_fingerprint(self) -> str:
@@ -173,6 +180,7 @@ def assemble(
     input_shape: Sequence[int] | None = None,
     metric: str = "test_accuracy",
     also: Mapping[str, Examples] | None = None,
+    preprocessing: Preprocessing | None = None,
 ) -> Task:
     """Return a task, after checking its examples against the configuration.
 
@@ -186,6 +194,7 @@ def assemble(
         input_shape: of one example; None: the shape of the stored inputs.
         metric: its name.
         also: further test sets, by the name of their metric.
+        preprocessing: makes inputs of raw examples; None: there are none.
 
     Raises:
         ConfigError: the training set does not hold dataset_size examples, a target is not a class,
@@ -215,6 +224,7 @@ def assemble(
         fingerprint=fingerprint(*(t for part in (train, *tests.values()) for t in part.tensors())),
         metric=metric,
         also=also or {},
+        preprocessing=preprocessing,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -137,6 +138,40 @@ class TextClassifier(nn.Module):
             # One row per example, because the position table's gradient is per example too.
             more["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         return self.encoder(input_ids=ids, attention_mask=mask, **more).last_hidden_state
+
+    @property
+    def _is_librarys(self) -> bool:
+        """Whether transformers has a classifier that computes the same, dropout aside."""
+        return self._pooling == "first" and self.head.dense is not None
+
+    def name_in_library(self, name: str) -> str:
+        """Return the name that transformers gives a parameter; the classifier's where it has it."""
+        kind = self.encoder.config.model_type
+        renamed = {"encoder.": f"{kind}."}
+        if self._is_librarys:
+            renamed |= {
+                "bert": {"head.dense.": "bert.pooler.dense.", "head.out.": "classifier."},
+                "roberta": {
+                    "head.dense.": "classifier.dense.",
+                    "head.out.": "classifier.out_proj.",
+                },
+            }[kind]
+        for ours, theirs in renamed.items():
+            if name.startswith(ours):
+                return theirs + name.removeprefix(ours)
+        return name
+
+    def save_settings(self, folder: Path, classes: tuple[str, ...]) -> None:
+        """Write config.json, from which transformers loads the encoder, or the whole classifier."""
+        config = copy.deepcopy(self.encoder.config)
+        stem = {"bert": "Bert", "roberta": "Roberta"}[config.model_type]
+        what = "ForSequenceClassification" if self._is_librarys else "Model"
+        config.architectures = [f"{stem}{what}"]
+        config.num_labels = self.head.out.out_features
+        if len(classes) == config.num_labels:
+            config.id2label = dict(enumerate(classes))
+            config.label2id = {name: index for index, name in enumerate(classes)}
+        config.save_pretrained(folder)
 
 
 def pretrained(

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from dpexp.records import weights
 from dpexp.records.kinds import wrong_kinds
 from dpexp.records.predictions import PREDICTIONS, unpacked
 from dpexp.records.record import METRICS, NONFINITE, Record, contents, run_id
 from dpexp.records.run import SCORES
 from dpexp.records.safely import Damaged
 from dpexp.records.series import ANALYSIS
+from dpexp.records.weights import WEIGHTS
+from dpexp.types import ConfigError
 
 OLDER = "an older record: its files do not name their run, nor result.json their contents"
 
@@ -60,6 +63,7 @@ def bind(record: Record) -> Binding:
         _compare_contents(record, findings)
     _compare_kinds(record, findings)
     _compare_last(record, findings)
+    _compare_weights(record, findings)
     tests = _recount(record, findings, unchecked)
     equal = [key for key in record.metrics[-1] if key not in {*OF_A_LINE, *tests}]
     if equal := [key for key in equal if key != record.result["metric"] and MEAN not in key]:
@@ -96,6 +100,19 @@ def _compare_contents(record: Record, findings: list[str]) -> None:
                 findings.append(f"{name} does not match its hash in result.json")
         except Damaged as error:
             findings.append(f"{name} {error}")
+
+
+def _compare_weights(record: Record, findings: list[str]) -> None:
+    """Compare the weights with their hash, where they were kept."""
+    if not (record.directory / WEIGHTS).exists():
+        return
+    try:
+        found = weights.digest(weights.read(record.directory / WEIGHTS))
+    except ConfigError as error:
+        findings.append(str(error))
+        return
+    if found != record.result.get("weights_sha256"):
+        findings.append(f"{WEIGHTS} does not match weights_sha256 in result.json")
 
 
 def _compare_kinds(record: Record, findings: list[str]) -> None:

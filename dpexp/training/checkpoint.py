@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
-from torch import Tensor
 
 from dpexp.records import RecordError, replace_file
 
@@ -126,23 +125,6 @@ def require(path: Path, state: Mapping[str, Any], of: Mapping[str, Any]) -> None
                 f"{of.get(key)}. Put the run's own checkpoint there, or set results to another "
                 "folder to begin anew."
             )
-
-
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of named tensors, to compare two runs' weights bit for bit.
-
-    Args:
-        tensors: of any shape, dtype and device, e.g. a model's `state_dict()`.
-
-    Returns:
-        SHA-256 of names, dtypes, shapes and values, in 64 hexadecimal digits.
-    """
-    whole = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        whole.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        values = tensor.detach().cpu().contiguous().flatten()
-        whole.update(values.view(torch.uint8).numpy().data)
-    return whole.hexdigest()
 
 
 def _fault(file: IO[bytes]) -> str | None:

@@ -25,7 +25,7 @@ from dpexp.records import (
     read_mark,
     versions,
 )
-from dpexp.training.checkpoint import digest
+from dpexp.records.weights import digest
 from dpexp.types import ConfigError
 
 _LIBRARIES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_", "OPENBLAS_CORETYPE", "NVIDIA_TF32_OVERRIDE")

@@ -15,8 +15,10 @@ from dpexp.distributed import memory
 from dpexp.distributed.ranks import RankLost, Ranks
 from dpexp.distributed.stopping import Stopping
 from dpexp.records import Ledger, RecordError, Run, describe
+from dpexp.records.weights import digest
 from dpexp.training import checkpoint
 from dpexp.training.gradient import StepOutcome
+from dpexp.training.kept import KEEP, keep
 from dpexp.training.ledger import surroundings_of
 from dpexp.training.run_logger import RunLogger
 from dpexp.training.train_state import TrainState
@@ -338,11 +340,13 @@ class Lifecycle:
         state = self._state
         wall = time.monotonic() - self._taken_up
         said = {**state.last, **numbers}
-        said["weights_sha256"] = checkpoint.digest(state.model.state_dict())
+        said["weights_sha256"] = digest(state.model.state_dict())
         result = describe(
             self._config, task, self._mechanism, self._ranks, said, wall, state.examples, peak_mb
         )
         right = {name: each.numpy() for name, each in state.right.items()}
+        if self._config["weights"] == KEEP:
+            keep(self._run.directory, state.model, task, self._config, result, certificate)
         self._run.finish(result, certificate, arrays, right)
         if self._logger is not None:
             self._logger.conclude(result)

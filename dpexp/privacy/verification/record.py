@@ -7,6 +7,7 @@ from dataclasses import replace
 from dpexp.privacy.verification.files import Verification, verify_files
 from dpexp.privacy.verification.lines import verify_lines
 from dpexp.records import Binding, Record, bind
+from dpexp.records.weights import WEIGHTS
 from dpexp.types import one_line
 
 OF_RESULTS = {
@@ -31,6 +32,8 @@ def verify_record(record: Record) -> Verification:
     except Exception as error:
         of_lines, unread = [f"metrics.jsonl: malformed or incomplete: {one_line(error)[:200]}"], []
     compared = {key for line in record.metrics[-1:] for key in line} | OF_RESULTS
+    if (record.directory / WEIGHTS).exists():
+        compared.add("weights_sha256")
     rest = sorted(str(key) for key in record.result.keys() - compared)
     unchecked = [*found.unchecked, *bound.unchecked, *unread]
     unchecked += [f"result.json {', '.join(rest)}"] if rest else []

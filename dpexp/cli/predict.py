@@ -1,0 +1,108 @@
+"""Use the model that a run has kept on files, without the data that it was trained on.
+
+    dpexp predict results/paper/runs/0123456789ab photos/ another.png
+    dpexp predict results/paper/runs/0123456789ab reviews.txt
+    dpexp predict results/paper/runs/0123456789ab - < reviews.txt
+
+FILES are images, or folders of them; for a model of texts, files with a text a line, with a tab
+between two texts that belong together; - is the standard input. Prints CSV: the input (texts by
+file and line), the most probable class, and its probability. trust=true allows a model that is not
+dpexp's, which calls code that the folder names.
+Exit code: 0; 2 for a user error.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpexp.cli import errors
+from dpexp.types import ConfigError
+
+STDIN = "-"
+OPTION = "trust"
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the predictions that the command line asks for; return the exit code."""
+    options = [word for word in words if word.partition("=")[0] == OPTION and "=" in word]
+    places = [word for word in words if word not in options]
+    if not places or {"-h", "--help"} & {*words}:
+        print((__doc__ or "").strip())
+        return 0 if places else 2
+    try:
+        return _predict(places[0], places[1:], options)
+    except ConfigError as error:
+        return errors.fail(str(error))
+    except BrokenPipeError:  # of `dpexp predict ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _predict(run: str, files: Sequence[str], options: Sequence[str]) -> int:
+    from dpexp.cli.trained import load
+
+    allowed = {f"{OPTION}=true": True, f"{OPTION}=false": False}
+    if wrong := [word for word in options if word not in allowed]:
+        raise ConfigError(f"Expected {OPTION}=true or {OPTION}=false; got {wrong[0]}.")
+    if not files:
+        raise ConfigError(
+            f"Expected FILES after the run {run}; got none. See dpexp predict --help."
+        )
+    model = load(run, trust=any(allowed[word] for word in options))
+    kind = None if model.preprocessing is None else model.preprocessing.kind
+    if kind not in READERS:
+        raise ConfigError(
+            f"Expected a model of {' or '.join(READERS)}; the run {run} has kept how inputs are "
+            f"made for {kind or 'none'}. Use dpexp.load from Python, and pass tensors."
+        )
+    names, raw = zip(*READERS[kind](files), strict=True)
+    guesses = model.predict(list(raw))
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(("input", "prediction", "probability"))
+    for name, guess in zip(names, guesses, strict=True):
+        share = "" if guess.probability is None else f"{guess.probability:.4f}"
+        writer.writerow((name, "" if guess.label is None else guess.label, share))
+    sys.stdout.flush()
+    return 0
+
+
+def _images(files: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the paths of images; folders are searched, hidden files are left out."""
+    from PIL import Image
+
+    known = {*Image.registered_extensions()}
+    for file in files:
+        path = Path(file)
+        if not path.is_dir():
+            yield file, path
+            continue
+        found = [one for one in sorted(path.rglob("*")) if one.suffix.lower() in known]
+        found = [one for one in found if not one.name.startswith(".")]
+        if not found:
+            raise ConfigError(f"Expected images in the folder {file}; it holds none.")
+        yield from ((str(one), one) for one in found)
+
+
+def _texts(files: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the lines of text files; an empty line is an empty text."""
+    for file in files:
+        try:
+            content = sys.stdin.buffer.read() if file == STDIN else Path(file).read_bytes()
+            lines = content.decode("utf-8-sig").splitlines()
+        except OSError as error:
+            raise ConfigError(f"Expected a file of texts at {file}; {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"Expected texts in UTF-8 in {file}; {error}.") from error
+        if not lines:
+            raise ConfigError(f"Expected texts in {file}, one a line; it is empty.")
+        for number, line in enumerate(lines, 1):
+            parts = line.split("\t")
+            yield f"{file}:{number}", parts[0] if len(parts) == 1 else tuple(parts)
+
+
+READERS = {"images": _images, "texts": _texts}

@@ -1,0 +1,160 @@
+"""Load the model that a run has kept, and use it on new inputs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dpexp import records
+from dpexp.cli.instantiate import make
+from dpexp.cli.parameter_names import is_plain, shape_of
+from dpexp.cli.parts import fit_to_task
+from dpexp.data import preprocessing
+from dpexp.privacy.stated import is_ours
+from dpexp.records import weights
+from dpexp.types import ConfigError
+
+BATCH = 256
+"""Inputs at once (ours); changes results by rounding alone."""
+
+
+class Guess(NamedTuple):
+    """A model's answer to one input.
+
+    Attributes:
+        label: the most probable class's name, or its index where it has none; the output itself in
+            a regression.
+        probability: of that class, in [0, 1]; None in a regression.
+    """
+
+    label: Any
+    probability: float | None
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model that a run has kept.
+
+    Attributes:
+        module: in eval mode.
+        preprocessing: makes its inputs of raw images or texts; None where the run kept none.
+        record: of the run: config, result and certificate.
+    """
+
+    module: nn.Module
+    preprocessing: preprocessing.Preprocessing | None
+    record: records.Record
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Return the names of the classes by index; empty where they have none."""
+        return () if self.preprocessing is None else self.preprocessing.classes
+
+    def outputs(self, raw: Any) -> Tensor:
+        """Return the model's outputs for raw inputs, [n, outputs] on the CPU.
+
+        Args:
+            raw: paths, pictures or tensors of images; texts, or pairs of texts; without
+                preprocessing a tensor [n, ...] as the model takes it.
+
+        Raises:
+            ConfigError: naming an input that the model cannot take.
+        """
+        batches = self._batches(raw)
+        device = next(iter(self.module.parameters())).device
+        with torch.no_grad():
+            parts = [self.module(batch.to(device)).cpu() for batch in batches]
+        return torch.cat(parts) if parts else torch.empty(0, self.record.result["num_classes"])
+
+    def predict(self, raw: Any) -> list[Guess]:
+        """Return the most probable class of each raw input; see `outputs`.
+
+        An output that is not finite gives the label None.
+        """
+        outputs = self.outputs(raw)
+        if outputs.shape[1] == 1:
+            return [Guess(float(value), None) for value in outputs[:, 0]]
+        shares, best = outputs.float().softmax(1).max(1)
+        names = self.classes or range(outputs.shape[1])
+        is_finite = outputs.isfinite().all(1)
+        return [
+            Guess(names[int(index)], float(share)) if good else Guess(None, None)
+            for index, share, good in zip(best, shares, is_finite, strict=True)
+        ]
+
+    def _batches(self, raw: Any) -> list[Tensor]:
+        if self.preprocessing is not None:
+            examples = self.preprocessing.examples(raw)
+            rows = torch.arange(len(examples)).split(BATCH) if len(examples) else ()
+            return [examples.batch(indices).inputs for indices in rows]
+        if not isinstance(raw, Tensor):
+            raise ConfigError(
+                "Expected a tensor of inputs as the model takes them, since the run has kept no "
+                f"preprocessing; got {type(raw).__name__}."
+            )
+        return list(raw.split(BATCH)) if len(raw) else []
+
+
+def load(
+    directory: str | Path, model: nn.Module | None = None, *, trust: bool = False
+) -> TrainedModel:
+    """Load the model of a finished run; see `dpexp.load`."""
+    directory = Path(directory)
+    record = records.read(directory)
+    if record is None:
+        why = records.damage(directory) or "it holds no finished run"
+        raise ConfigError(f"Expected a finished run in {directory}; {why}. Set another folder.")
+    path = directory / weights.WEIGHTS
+    if not path.exists():
+        raise ConfigError(
+            f"Expected a run that kept its model; {directory} holds none. Train it with "
+            "weights=keep and another results folder."
+        )
+    state = weights.read(path)
+    if weights.digest(state) != record.result.get("weights_sha256"):
+        raise ConfigError(
+            f"Expected the weights in {path} to be those of the run; they do not match "
+            "weights_sha256 in its result.json. Fetch the folder again."
+        )
+    module = _built(record, trust) if model is None else model
+    _fill(module, state, path)
+    made = None
+    if (directory / preprocessing.FILE).exists():
+        made = preprocessing.load(directory)
+    return TrainedModel(module.eval(), made, record)
+
+
+def _built(record: records.Record, trust: bool) -> nn.Module:
+    """Build a record's model, with weights that are replaced."""
+    node = dict(record.config["model"])
+    target = str(node.get("_target_"))
+    is_own = is_ours(target) and target.startswith("dpexp.models.") and is_plain(node)
+    if not trust and not is_own:
+        raise ConfigError(
+            f"Expected a model of dpexp in {record.directory}; its config calls {target}. If you "
+            "trust the folder, set trust=True, or pass the model: "
+            "dpexp.load(directory, model=MyModel())."
+        )
+    if {"repo", "model_root"} <= node.keys() and (record.directory / "config.json").exists():
+        # The folder has all that was pretrained.
+        directory = record.directory.absolute()
+        node |= {"repo": directory.name, "model_root": str(directory.parent)}
+    fitted = fit_to_task(node, shape_of(record.config, record.result))
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # of what it was pretrained on; said when it was trained
+        return make("model", node, without=("name", "head", "tokenizer"), **fitted)
+
+
+def _fill(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Put weights into a model, all of them and no others."""
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"Expected the model that {path} is of; {reason}.") from error

@@ -1,0 +1,130 @@
+"""The card of a kept model: what it is, and what its privacy claim covers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+FILE = "README.md"
+
+
+def text(
+    run: str,
+    config: Mapping[str, Any],
+    result: Mapping[str, Any],
+    certificate: Mapping[str, Any],
+    classes: Sequence[str],
+) -> str:
+    """Return a model's card in Markdown, with the front matter that the hub reads.
+
+    Args:
+        run: its id.
+        config: of its run.
+        result: contents of result.json.
+        certificate: contents of privacy.json.
+        classes: names by index; empty where they have none.
+    """
+    method, model, task = (config[group]["name"] for group in ("method", "model", "task"))
+    parts = [
+        _front(config, method, task),
+        f"# {model} on {task}, trained by {method}",
+        _what(result, classes),
+        "## Privacy",
+        _privacy(certificate, result),
+        "## Use",
+        _use(run),
+        "## Training",
+        _training(config, result, certificate),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front(config: Mapping[str, Any], method: str, task: str) -> str:
+    said: dict[str, Any] = {
+        "library_name": "dpexp",
+        "tags": ["differential-privacy", "dpexp", method],
+        "datasets": [config["task"].get("repo") or task],
+    }
+    if repo := config["model"].get("repo"):
+        said["base_model"] = repo
+    return f"---\n{yaml.safe_dump(said, sort_keys=False, allow_unicode=True)}---"
+
+
+def _what(result: Mapping[str, Any], classes: Sequence[str]) -> str:
+    value = result.get(result["metric"])
+    number = "not a number" if value is None else f"{value:.4g}"
+    lines = [
+        f"- {result['metric']}: **{number}**"
+        f" (seed {result['seed']}; one run, without a spread over seeds)",
+        f"- input: {result['input_shape']}; outputs: {result['num_classes']}",
+        f"- weights: SHA-256 of all tensors `{result['weights_sha256']}`",
+        f"- training and test data: fingerprint `{result['data_fingerprint']}`",
+    ]
+    if classes:
+        lines.insert(1, f"- classes: {', '.join(classes)}")
+    if pretrained := result.get("pretrained_sha256"):
+        lines.append(f"- it began with the weights or tokenizers of {', '.join(pretrained)}")
+    return "\n".join(lines)
+
+
+def _privacy(certificate: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    deviations = certificate["deviations"]
+    spent = [value for value in certificate["epsilon"].values() if value is not None]
+    if not spent:
+        claim = "No privacy is claimed."
+    else:
+        claim = (
+            f"The weights are ({certificate['target_epsilon']:g}, {certificate['delta']:g})-"
+            f"differentially private ({spent[0]:.4g} was spent). Neighbouring data sets: "
+            f"{certificate['neighbouring']}. Sampling: {certificate['sampling']}."
+        )
+    lines = [claim, ""]
+    lines += [f"- deviation: {words}" for words in deviations]
+    if spent and certificate["replayable"]:
+        lines.append(
+            "- **the claim does not hold against someone who has the seed, and `config.yaml` "
+            "holds it: where the data are private, do not publish this folder, and train with "
+            "`noise=secret`**"
+        )
+    lines += [
+        "- accuracies and losses above and in metrics.jsonl may be computed from private data "
+        "without noise; the claim covers the weights alone",
+        "- `privacy.json` is the certificate; `dpexp verify .` recomputes it from `config.yaml` "
+        "with another accountant, and compares the weights with their hash",
+    ]
+    return "\n".join(lines)
+
+
+def _use(run: str) -> str:
+    return f"""```python
+import dpexp
+
+model = dpexp.load("{run}")  # this folder
+model.predict(["..."])  # the names of the classes, most probable first
+model.module  # a torch.nn.Module in eval mode
+```
+
+or `dpexp predict {run} FILES`."""
+
+
+def _training(
+    config: Mapping[str, Any], result: Mapping[str, Any], certificate: Mapping[str, Any]
+) -> str:
+    keys = ("sampling", "q", "dataset_size", "batch_size", "steps", "noise_multiplier")
+    said = {key: certificate[key] for key in keys if certificate.get(key) is not None}
+    for release in certificate["releases"]:
+        said[f"release {release['name']}"] = ", ".join(
+            f"{key} {value}" for key, value in release.items() if key != "name"
+        )
+    rows = {
+        **said,
+        "optimizer": json.dumps(config.get("optimizer")),
+        "versions": ", ".join(f"{name} {of}" for name, of in result["versions"].items()),
+        "device": result["device"],
+        "commit": result.get("git_commit") or "not known",
+    }
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    return f"| | |\n| --- | --- |\n{table}"
