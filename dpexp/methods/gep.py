@@ -139,7 +139,6 @@ class GEP(Method):
         bases: dict[str, Tensor] = {}
         if self._basis == "anchor":
             assert public is not None, "a method with public_size > 0 gets public examples"
-            assert public is not None, "a method that takes public examples is given some"
             labels = self._draw_labels(model, gen) if self._has_random_labels else None
             anchors = anchor.anchor_gradients(public, self._m, labels, state["groups"])
         for group, names in state["groups"].items():

@@ -79,7 +79,6 @@ class PublicRGP(RGP):
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield each layer's public gradient, summed over the examples drawn."""
         assert public is not None, "a method with public_size > 0 gets public examples"
-        assert public is not None, "a method that takes public examples is given some"
         indices, labels = draw_public(
             public, self.public_size, state["head"], self._has_random_labels, gen
         )
