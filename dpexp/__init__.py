@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from dpexp.cli.trained import TrainedModel
-    from dpexp.records import Record
+    from dpexp.cli.trained import TrainedModel, TrainedRun
 
-__all__ = ["load", "noise_multiplier", "run"]
+__all__ = ["load", "noise_multiplier", "run", "train"]
 
 
-def run(*words: str) -> Record:
+def run(*words: str) -> TrainedRun:
     """Train a model, or look its run up where it is done.
 
-        record = dpexp.run("method=rgp task=digits eps=8 profile=embedded")
-        record.result["test_accuracy"], record.privacy["epsilon"]["prv"], record.directory
+        run = dpexp.run("method=rgp task=digits eps=8 profile=embedded")
+        run.accuracy, run.epsilon, run.certificate, run.model, run.directory
 
     A run that shares several GPUs starts processes: call it under `if __name__ == "__main__":`.
 
@@ -36,7 +36,7 @@ def run(*words: str) -> Record:
             a loop of yours.
 
     Returns:
-        The run's record: directory, config, result, privacy certificate and metrics.
+        The run: its record (directory, config, result, privacy certificate, metrics) and model.
 
     Raises:
         ConfigError: for a mistake in what is asked, on one line.
@@ -45,6 +45,87 @@ def run(*words: str) -> Record:
     from dpexp.cli.from_python import run  # with torch, which `import dpexp` does not wait for
 
     return run(words)
+
+
+def train(
+    model: nn.Module,
+    train: Any,
+    test: Any,
+    *,
+    method: str = "dpsgd",
+    eps: float | None,
+    epochs: float,
+    batch_size: int,
+    lr: float,
+    delta: float | None = None,
+    optimizer: str = "sgd",
+    clip_norm: float = 1.0,
+    seed: int = 0,
+    dataset_size: int | None = None,
+    results: str | Path = "results",
+    device: str = "auto",
+    settings: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callable[[dict[str, Any]], Any]] = (),
+) -> TrainedRun:
+    """Train any model privately on examples in memory, with the certificate of every run.
+
+        run = dpexp.train(model, train, test, method="rgp", eps=8, epochs=5, batch_size=500, lr=0.5)
+        run.accuracy, run.epsilon, run.certificate, run.model
+
+    The model that is passed stays as it is; `run.model` is a trained copy. Called again with the
+    same arguments, a finished run is looked up, and an interrupted one goes on where it stopped.
+
+    Args:
+        model: maps inputs [n, ...] to logits [n, classes], or to [n, 1] in a regression. Every
+            parameter is trained privately or stays as it is; what mixes examples is refused.
+        train: the private examples: (inputs, targets) as tensors or arrays, or a torch data set of
+            such pairs. uint8 inputs become [0, 1]; floats are used as they are. Integer targets are
+            class indices; floats make it a regression.
+        test: likewise; accuracy is computed on them.
+        method: as in `python run.py method=...`, e.g. "dpsgd", "rgp", "lsg", "nonprivate".
+        eps: of the guarantee, > 0; None trains without noise and clip.
+        epochs: > 0, passes over the private examples in expectation.
+        batch_size: expected examples a step, drawn by Poisson sampling.
+        lr: learning rate, constant.
+        delta: of the guarantee; None: the largest power of ten below 1 / N.
+        optimizer: "sgd" (momentum 0.9), "sgd_plain", "adam" or "adamw".
+        clip_norm: bound on one example's gradient, l2.
+        seed: of everything random.
+        dataset_size: the declared N; None: the number of private examples, which the certificate
+            then names as read off the data.
+        results: folder of the records.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        settings: any other setting of run.py, e.g. {"method.rank": 8, "micro_batch": 32}.
+        callbacks: each is called after every evaluation with its step, epoch, epsilon and metrics.
+
+    Returns:
+        The run: its record, and the trained model in eval mode.
+
+    Raises:
+        ConfigError: for a mistake in the arguments, on one line.
+        Busy: if another process does this run just now.
+    """
+    from dpexp.cli import from_python
+
+    return from_python.train(
+        model,
+        train,
+        test,
+        method=method,
+        eps=eps,
+        delta=delta,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        optimizer=optimizer,
+        clip_norm=clip_norm,
+        seed=seed,
+        dataset_size=dataset_size,
+        results=str(results),
+        device=device,
+        settings=settings or {},
+        callbacks=callbacks,
+    )
 
 
 def load(

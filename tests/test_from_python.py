@@ -18,7 +18,7 @@ def test_it_trains_and_the_second_time_looks_up_what_the_command_line_would_make
     first = dpexp.run(WORDS, f"results='{folder}'")
     assert first.privacy["epsilon"]["prv"] <= 8 and 0 < first.result["test_accuracy"] <= 100
     assert first.config == cli.compose([*WORDS.split(), f'results="{folder}"']) | {
-        key: first.config[key] for key in ("device", "ranks", "micro_batch")
+        key: first.config[key] for key in ("device", "ranks", "micro_batch", "weights")
     }
     assert first.directory == records.locate(folder, first.config)
     written = (first.directory / "result.json").stat().st_mtime_ns

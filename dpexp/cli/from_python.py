@@ -1,31 +1,196 @@
-"""Run one config from Python: `dpexp.run`."""
+"""Run dpexp from Python: `dpexp.run` and `dpexp.train`."""
 
 from __future__ import annotations
 
+import copy
+import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
 
 from dpexp import records
 from dpexp.cli import errors, validate
 from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute, with_weights
+from dpexp.cli.instantiate import admit, loop_of, make, said
 from dpexp.cli.lookup import done_before
-from dpexp.cli.quoting import readable
+from dpexp.cli.quoting import quoted, readable
+from dpexp.cli.trained import TrainedRun, load
+from dpexp.data import Examples, Task
+from dpexp.data.given import examples_of, task_of
+from dpexp.distributed.ranks import Ranks, choose_device
+from dpexp.models.architecture import code_digest
+from dpexp.records.weights import digest
+from dpexp.training.train import Parts
 from dpexp.types import ConfigError
 
+GIVEN = "dpexp.data.given.examples_of"
+"""What a record names as the source of data that were handed over in memory."""
 
-def run(words: Sequence[str]) -> records.Record:
+
+def run(words: Sequence[str]) -> TrainedRun:
     """Train a run, or look it up; see `dpexp.run`."""
     overrides = readable([part for word in words for part in shlex.split(word)])
+    config = with_weights(_composed(overrides))
+    validate.warn_of_idle(config, overrides)
+    done_before(config)  # refuses a run of other data or weights
+    return TrainedRun.read(execute(config))
+
+
+def train(
+    model: nn.Module,
+    train: Any,
+    test: Any,
+    *,
+    method: str,
+    eps: float | None,
+    delta: float | None,
+    epochs: float,
+    batch_size: int,
+    lr: float,
+    optimizer: str,
+    clip_norm: float,
+    seed: int,
+    dataset_size: int | None,
+    results: str,
+    device: str,
+    settings: Mapping[str, Any],
+    callbacks: Sequence[Callable[[dict[str, Any]], Any]],
+) -> TrainedRun:
+    """Train a model on examples in memory; see `dpexp.train`."""
+    model = copy.deepcopy(model)
+    task = _task(model, examples_of(train, "train"), examples_of(test, "test"), delta, dataset_size)
+    head = settings.get("model.head") or _last_linear(model, task.num_classes)
+    values = {
+        "eps": eps,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "optimizer.lr": lr,
+        "privacy.clip_norm": clip_norm,
+        "seed": seed,
+        "results": str(results),
+        "device": device,
+        "+task._target_": GIVEN,
+        "+task.name": task.name,
+        "+task.dataset_size": task.dataset_size,
+        "+task.delta": task.delta,
+        "+task.num_classes": task.num_classes,
+        "+task.fingerprint": task.fingerprint,
+        "model._target_": _dotted(type(model)),
+        "model.name": type(model).__name__,
+        "+model.head": head,
+        "+model.initial_weights": digest(model.state_dict()),
+        "+model.code": code_digest(model),
+        **settings,
+    }
+    words = [f"method={method}", f"optimizer={optimizer}", "schedule=constant"]
+    if eps is None:
+        words += ["noise=false", "clip=false"]
+    config = with_weights(_composed([*words, *_words(values)]))
+    if "loop" in config:
+        raise ConfigError(
+            f"Expected a method of the common training loop; method={method} has its own. Use "
+            "dpexp.run."
+        )
+    with _own_random_numbers():
+        directory = _trained(config, model, task, callbacks)
+    return TrainedRun.read(directory, load(directory, model).module)
+
+
+def _trained(
+    config: dict[str, Any],
+    model: nn.Module,
+    task: Task,
+    callbacks: Sequence[Callable[[dict[str, Any]], Any]],
+) -> Any:
+    """Train a config's parts in this process unless it is done; return the run's directory."""
+    results = config["results"]
+    admit(config["method"]["_target_"])
+    if records.find(results, config) is None:
+        with records.held(results, config):
+            if records.find(results, config) is None:
+                at = choose_device(config["device"])
+                made = make("method", config["method"], without=("name",), kind="method")
+                schedule = make("schedule", said(config["schedule"]))
+
+                def make_optimizer(weights: list[nn.Parameter]) -> Any:
+                    return make("optimizer", said(config["optimizer"]), params=weights)
+
+                parts = Parts(
+                    task, model.to(at), made, make_optimizer, schedule, callbacks=callbacks
+                )
+                loop_of(config).train(config, parts, Ranks(0, 1, at))
+    return records.locate(results, config)
+
+
+def _composed(words: Sequence[str]) -> dict[str, Any]:
     try:
-        config = with_weights(compose(overrides))
+        return compose(words)
     except Exception as error:
         line = errors.mistake(error)
         if line is None:
             raise
         raise ConfigError(line) from error
-    validate.warn_of_idle(config, overrides)
-    done_before(config)  # refuses a run of other data or weights
-    record = records.read(execute(config))
-    assert record is not None  # `execute` has just written or looked it up
-    return record
+
+
+def _words(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield settings as Hydra's words, whatever characters they hold."""
+    for key, value in values.items():
+        yield f"{key}={quoted(value) if isinstance(value, str) else json.dumps(value)}"
+
+
+def _task(
+    model: nn.Module, train: Examples, test: Examples, delta: float | None, size: int | None
+) -> Task:
+    """Return the task; the model's architecture, which is public, says how many classes it has."""
+    outputs = _outputs(model, train)
+    return task_of(train, test, num_classes=outputs, delta=delta, dataset_size=size)
+
+
+def _outputs(model: nn.Module, train: Examples) -> int:
+    """Return how many outputs a model has for inputs of the shape of these."""
+    zeros = Examples(torch.zeros_like(train.inputs[:2]), torch.zeros(2, dtype=torch.long))
+    is_training = model.training
+    try:
+        with torch.no_grad():
+            found = model.eval()(zeros.batch(torch.arange(2)).inputs)
+    except Exception as error:  # anyone's model, which may raise anything
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"Expected a model for inputs of shape {[*zeros.inputs.shape]}"
+            f"; {type(model).__name__} fails on them ({type(error).__name__}: {reason})."
+        ) from error
+    finally:
+        model.train(is_training)
+    if not isinstance(found, torch.Tensor) or found.ndim != 2:
+        shape = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        raise ConfigError(
+            f"Expected the model to return a tensor [n, outputs]; got {shape}. Wrap it in a module "
+            "that returns its logits."
+        )
+    return found.shape[1]
+
+
+def _last_linear(model: nn.Module, outputs: int) -> str | None:
+    """Return the name of a model's classifier: its last linear layer with as many outputs."""
+    named = [
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and layer.out_features == outputs
+    ]
+    return named[-1] if named else None
+
+
+def _dotted(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@contextmanager
+def _own_random_numbers() -> Iterator[None]:
+    """Leave the caller's random numbers as they are."""
+    with torch.random.fork_rng():
+        yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,6 +99,49 @@ class TrainedModel:
                 f"preprocessing; got {type(raw).__name__}."
             )
         return list(raw.split(BATCH)) if len(raw) else []
+
+
+@dataclass(frozen=True)
+class TrainedRun(records.Record):
+    """A finished run: its record, and the model if it was kept.
+
+    Attributes:
+        trained: the model, where it is in memory.
+    """
+
+    trained: nn.Module | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def read(cls, directory: str | Path, trained: nn.Module | None = None) -> TrainedRun:
+        """Read a finished run's directory."""
+        record = records.read(directory)
+        if record is None:
+            raise records.RecordError(f"Expected a finished run in {directory}.")
+        return cls(**vars(record), trained=trained)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Return the task's metric of the final model: for classes, accuracy in percent."""
+        return self.result[self.result["metric"]]
+
+    @property
+    def epsilon(self) -> float | None:
+        """Return the epsilon that was spent; None if no privacy is claimed."""
+        return next((v for v in self.privacy["epsilon"].values() if v is not None), None)
+
+    @property
+    def certificate(self) -> dict[str, Any]:
+        """Return the privacy certificate, as in privacy.json."""
+        return self.privacy
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the trained model in eval mode.
+
+        Raises:
+            ConfigError: if the run has not kept it, or its model is not dpexp's (`dpexp.load`).
+        """
+        return load(self.directory).module if self.trained is None else self.trained
 
 
 def load(

@@ -13,48 +13,20 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dpexp.data.pixels import pixels
-from dpexp.data.task import Examples
+from dpexp.data.task import Examples, Preprocessing
 from dpexp.data.text import Texts, Tokenizer, WordLevel
 from dpexp.records.files import write_atomically
 from dpexp.types import ConfigError, one_line
 
 FILE = "preprocessing.json"
 """Where a run that keeps its model says how inputs are made."""
-
-
-class Preprocessing(Protocol):
-    """Makes examples of raw inputs.
-
-    Attributes:
-        kind: of inputs.
-        classes: names by index; empty where they have none.
-    """
-
-    kind: ClassVar[str]
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Return the names of the classes by index; empty where they have none."""
-
-    def examples(self, raw: Sequence[Any]) -> Any:
-        """Return raw inputs as a set of examples whose targets are all 0.
-
-        Raises:
-            ConfigError: naming the input that the model cannot take.
-        """
-
-    def settings(self) -> dict[str, Any]:
-        """Return what `load` needs, in JSON's types."""
-
-    def save_files(self, folder: Path) -> None:
-        """Write the files that it needs beside its settings, such as a vocabulary."""
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,14 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dpexp.types import Batch, ConfigError
-
-if TYPE_CHECKING:
-    from dpexp.data.preprocessing import Preprocessing
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +120,34 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 def are_finite(outputs: Tensor) -> Tensor:
     """Return whether each example's outputs [n, c] are finite, [n]; argmax would pick a NaN."""
     return outputs.isfinite().all(1)
+
+
+class Preprocessing(Protocol):
+    """What makes examples of raw inputs (`dpexp.data.preprocessing`).
+
+    Attributes:
+        kind: of inputs.
+        classes: names by index; empty where they have none.
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Return the names of the classes by index; empty where they have none."""
+
+    def examples(self, raw: Sequence[Any]) -> Any:
+        """Return raw inputs as examples whose targets are all 0.
+
+        Raises:
+            ConfigError: naming the input that the model cannot take.
+        """
+
+    def settings(self) -> dict[str, Any]:
+        """Return what is needed to make it again, in JSON's types."""
+
+    def save_files(self, folder: Path) -> None:
+        """Write the files that it needs beside its settings, such as a vocabulary."""
 
 
 @dataclass(frozen=True, eq=False)

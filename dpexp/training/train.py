@@ -97,6 +97,7 @@ class Parts:
         attack: an attack or audit of the run; None: none.
         analyses: analyses of its gradients, by name.
         pretrained: SHA-256 of its files of weights and tokenizers, by model and file.
+        callbacks: called on the first rank after each evaluation, with its line of metrics.jsonl.
     """
 
     task: Any
@@ -107,6 +108,7 @@ class Parts:
     attack: Attack | None = None
     analyses: Mapping[str, Analysis] = field(default_factory=dict)
     pretrained: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    callbacks: Sequence[Callable[[dict[str, Any]], Any]] = ()
 
 
 def train(config: dict, parts: Parts, ranks: Ranks) -> None:
@@ -167,9 +169,12 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             def evaluate_if_due() -> None:
                 if state.step in due and state.judged_at < state.step:
                     values, right = judge(model, task, ranks.device)
-                    run.log_evaluation(metrics_line(state, mechanism, values), values, right)
+                    line = metrics_line(state, mechanism, values)
+                    run.log_evaluation(line, values, right)
                     observers.observe(state)
                     run.after_evaluation()
+                    for callback in parts.callbacks if ranks.is_first else ():
+                        callback(dict(line))
 
             evaluate_if_due()  # lost steps did not change the weights
             while state.step < mechanism.num_steps:

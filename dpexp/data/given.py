@@ -1,0 +1,126 @@
+"""A task of examples that are handed over in memory, as tensors or data sets of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpexp.data.regression import squared_error
+from dpexp.data.task import Examples, Task, assemble
+from dpexp.types import ConfigError
+
+WHAT = "a pair of tensors (inputs, targets), or a torch data set of such pairs"
+
+
+def examples_of(data: Any, name: str) -> Examples:
+    """Return examples of what was handed over.
+
+    Args:
+        data: (inputs [n, ...], targets [n]) as tensors or arrays, or a data set whose items are
+            (input, target). Inputs are uint8 in [0, 255], which become [0, 1], or floats, used as
+            they are. Targets are class indices, or floats in a regression.
+        name: "train" or "test", for messages.
+
+    Raises:
+        ConfigError: if it is neither, or inputs and targets do not fit each other.
+    """
+    if isinstance(data, Examples):
+        return data
+    inputs, targets = _pair(data, name)
+    if inputs.ndim < 2 or targets.ndim != 1 or len(inputs) != len(targets):
+        raise ConfigError(
+            f"Expected {name} inputs of shape [n, ...] and targets of shape [n]; got "
+            f"{list(inputs.shape)} and {list(targets.shape)}."
+        )
+    if inputs.dtype != torch.uint8 and not inputs.is_floating_point():
+        raise ConfigError(
+            f"Expected {name} inputs as uint8 in [0, 255] or as floats; got {_name(inputs)}. "
+            "Convert them."
+        )
+    if targets.is_floating_point():
+        return Examples(inputs, targets.float())
+    if targets.dtype == torch.bool or targets.is_complex():
+        raise ConfigError(f"Expected {name} targets as class indices; got {_name(targets)}.")
+    return Examples(inputs, targets.long())
+
+
+def _pair(data: Any, name: str) -> tuple[Tensor, Tensor]:
+    is_pair = isinstance(data, tuple | list) and len(data) == 2
+    if is_pair and all(isinstance(part, Tensor | np.ndarray) for part in data):
+        inputs, targets = map(torch.as_tensor, data)
+        return inputs, targets
+    if isinstance(data, Tensor | dict | str) or not hasattr(data, "__getitem__"):
+        raise ConfigError(f"Expected {name} to be {WHAT}; got {type(data).__name__}.")
+    try:
+        items = [data[index] for index in range(len(data))]
+        rows: Sequence[Tensor] = [torch.as_tensor(item[0]) for item in items]
+        inputs, targets = torch.stack(list(rows)), torch.as_tensor([item[1] for item in items])
+    except Exception as error:  # anyone's data set, which may raise anything
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"Expected {name} to be {WHAT}, all inputs of one shape; its items cannot be stacked "
+            f"({type(error).__name__}: {reason}). Transform them into tensors of one shape."
+        ) from error
+    return inputs, targets
+
+
+def _name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def task_of(
+    train: Examples,
+    test: Examples,
+    *,
+    num_classes: int,
+    delta: float | None,
+    dataset_size: int | None,
+) -> Task:
+    """Return the task of examples in memory.
+
+    Args:
+        train: the private examples.
+        test: the examples that the metric is computed on.
+        num_classes: outputs of the model; 1 in a regression.
+        delta: of the (eps, delta) guarantee; None: the largest power of ten below 1 / N.
+        dataset_size: the declared N; None: the number of private examples.
+
+    Raises:
+        ConfigError: the examples do not fit each other, or not what is declared.
+    """
+    if train.inputs.shape[1:] != test.inputs.shape[1:] or train.inputs.dtype != test.inputs.dtype:
+        raise ConfigError(
+            "Expected test inputs of the train inputs' shape and type; got "
+            f"{list(test.inputs.shape[1:])} and {list(train.inputs.shape[1:])}, "
+            f"{_name(test.inputs)} and {_name(train.inputs)}."
+        )
+    is_regression = train.targets.is_floating_point()
+    if is_regression != test.targets.is_floating_point() or is_regression != (num_classes == 1):
+        raise ConfigError(
+            "Expected class indices for a model of several outputs, or floats for one of one "
+            f"output; got {_name(train.targets)} and {_name(test.targets)} targets, and "
+            f"{num_classes} outputs."
+        )
+    size = len(train) if dataset_size is None else dataset_size
+    task = assemble(
+        "given",
+        train,
+        test,
+        num_classes=num_classes,
+        delta=10.0 ** (math.ceil(-math.log10(size)) - 1) if delta is None else delta,
+        dataset_size=size,
+    )
+    if is_regression:
+        return replace(task, metric="test_mse", loss=squared_error, score=squared_errors)
+    return task
+
+
+def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return each example's (output - target)^2, outputs [n, 1], targets [n]."""
+    return (outputs[:, 0] - targets).square()
