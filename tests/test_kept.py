@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+import transformers
 import yaml
 from PIL import Image
 from torch import nn
@@ -19,6 +20,7 @@ from dpexp.cli.verify import verify
 from dpexp.records import weights
 from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
+from tests.texts import LONGEST, save_glue, save_model
 
 SHORT = "profile=embedded eps=8 epochs=0.1 device=cpu"
 
@@ -229,3 +231,42 @@ def test_every_kind_of_tensor_comes_back_with_its_bits(tmp_path):
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], state[name]) for name in state)
     assert weights.digest(found) == weights.digest(state)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """Models and sentences in the hub's layout, small and random."""
+    root = tmp_path_factory.mktemp("hub")
+    for architecture in ("bert", "roberta"):
+        save_model(root, architecture)
+    save_glue(root, "sst2", {"train": 40, "validation": 12})
+    return root
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_transformers_loads_the_folder(kind, pooling, hub, tmp_path):
+    words = (
+        f"method=dpsgd model={kind} model.repo=tiny/{kind} task=sst2 eps=8 epochs=0.5 "
+        f"batch_size=10 device=cpu task.dataset_size=40 task.max_length={LONGEST} "
+        f"model.pooling={pooling} data_root={hub} model_root={hub} results={tmp_path}"
+    )
+    run = dpexp.run(words)
+    folder = shutil.copytree(run.directory, tmp_path / "elsewhere")
+    model = dpexp.load(folder)
+    raw = ["good", "bad bad film", "a good film of a bad day"]
+    expected = model.outputs(raw)
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)(
+        raw, padding=True, return_tensors="pt"
+    )
+    if pooling == "first":
+        whole = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+        with torch.no_grad():
+            found = whole(**tokens).logits
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+        assert [*whole.config.id2label.values()] == ["negative", "positive"]
+    else:
+        encoder = transformers.AutoModel.from_pretrained(folder).eval()
+        ours = model.module.encoder.state_dict()
+        theirs = encoder.state_dict()
+        assert all(torch.equal(theirs[name], ours[name]) for name in ours)

@@ -38,6 +38,8 @@ def examples_of(data: Any, name: str) -> Examples:
             f"Expected {name} inputs of shape [n, ...] and targets of shape [n]; got "
             f"{list(inputs.shape)} and {list(targets.shape)}."
         )
+    if not len(inputs):
+        raise ConfigError(f"Expected at least one {name} example; got none.")
     if inputs.dtype != torch.uint8 and not inputs.is_floating_point():
         raise ConfigError(
             f"Expected {name} inputs as uint8 in [0, 255] or as floats; got {_name(inputs)}. "

@@ -1,0 +1,206 @@
+"""`dpexp.train`: any module, on examples in memory."""
+
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import dpexp
+from dpexp.cli.verify import verify
+from dpexp.types import ConfigError
+from tests.runs import one_thread  # noqa: F401 (a fixture)
+
+
+def blobs(count, seed, classes=3, shape=(1, 4, 4)):
+    """Draw images whose class is where they are bright."""
+    gen = torch.Generator().manual_seed(seed)
+    targets = torch.randint(classes, (count,), generator=gen)
+    inputs = 0.3 * torch.rand(count, *shape, generator=gen)
+    for index, target in enumerate(targets.tolist()):
+        inputs[index, :, target] += 0.7
+    return inputs, targets
+
+
+TRAIN, TEST = blobs(200, 0), blobs(100, 1)
+
+
+def network(seed=0, classes=3):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, classes)
+    )
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Trains with short settings, others on request."""
+
+    def train(model=None, train=TRAIN, test=TEST, **changes):
+        said = {"method": "dpsgd", "eps": 8, "epochs": 2, "batch_size": 50, "lr": 0.5}
+        said |= {"device": "cpu", "results": tmp_path} | changes
+        return dpexp.train(network() if model is None else model, train, test, **said)
+
+    return train
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "rgp", "lsg", "dp_powersgd", "sparse_dpsgd"])
+def test_it_trains_a_copy_within_the_budget_and_the_record_holds(method, trained):
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    ranked = method in ("rgp", "lsg", "dp_powersgd")
+    run = trained(model, method=method, settings={"method.rank": 2} if ranked else {})
+    assert run.epsilon <= 8 and run.certificate["target_epsilon"] == 8
+    assert all(torch.equal(model.state_dict()[name], before[name]) for name in before)
+    with torch.no_grad():
+        right = (run.model(TEST[0]).argmax(1) == TEST[1]).float().mean()
+    assert 100 * float(right) == pytest.approx(run.accuracy, abs=1e-4)
+    assert not torch.equal(run.model[0].weight, before["0.weight"])
+    assert verify(run.directory)[0] == 0
+    assert run.certificate["delta"] == 1e-3  # the largest power of ten below 1 / 200
+    assert not multiprocessing.active_children()
+
+
+def test_without_noise_it_learns(trained):
+    run = trained(eps=None, epochs=20, method="nonprivate", lr=0.2)
+    assert run.accuracy > 90 and run.epsilon is None
+
+
+def test_called_again_it_is_looked_up_and_goes_on_where_it_stopped(trained, tmp_path):
+    heard = []
+
+    def stop(line):
+        heard.append(line["step"])
+        if line["step"] == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(callbacks=[stop])
+    run = trained(callbacks=[stop])
+    assert heard == [4, 8]
+    whole = trained(results=tmp_path / "at once")
+    assert run.result["weights_sha256"] == whole.result["weights_sha256"]
+    again = trained(callbacks=[stop])
+    assert again == run and heard == [4, 8]
+    theirs = run.model.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in again.model.state_dict().items())
+
+
+class Net(nn.Module):
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.out, self.scale = nn.Linear(16, 3), scale
+
+    def forward(self, x):
+        return self.out(x.flatten(1)) * self.scale
+
+
+class Other(Net):
+    def forward(self, x):
+        return self.out(x.flatten(1)) * self.scale + 1
+
+
+def named(kind, name, **changes):
+    """The same class name and weights, so that only what it computes is another."""
+    torch.manual_seed(0)
+    return type(name, (kind,), {})(**changes)
+
+
+def test_another_model_of_the_same_name_and_weights_is_another_run(trained):
+    models = [named(Net, "A"), named(Net, "A", scale=2.0), named(Other, "A"), named(Net, "A")]
+    folders = [trained(model).directory for model in models]
+    assert folders[0] == folders[3]
+    assert len({*folders}) == 3
+
+
+def test_other_data_weights_or_seed_are_other_runs(trained):
+    inputs, targets = TRAIN
+    changed = inputs.clone()
+    changed[7, 0, 0, 0] += 1e-3
+    runs = [
+        trained(),
+        trained(train=(changed, targets)),
+        trained(network(seed=1)),
+        trained(seed=1),
+        trained(test=(TEST[0][1:], TEST[1][1:])),
+    ]
+    assert len({run.directory for run in runs}) == 5
+
+
+def test_every_kind_of_examples_is_the_same_data(trained):
+    inputs, targets = TRAIN
+    kinds = [
+        TRAIN,
+        (inputs.numpy(), targets.numpy()),
+        TensorDataset(inputs, targets),
+        [(one, int(target)) for one, target in zip(inputs, targets, strict=True)],
+        (inputs, targets.to(torch.int16)),
+    ]
+    assert len({trained(train=kind, epochs=0.25).directory for kind in kinds}) == 1
+
+
+def test_bytes_become_numbers_in_0_to_1(trained):
+    def as_bytes(part):
+        return (255 * part[0].clamp(0, 1)).to(torch.uint8), part[1]
+
+    run = trained(train=as_bytes(TRAIN), test=as_bytes(TEST))
+    pixels, targets = as_bytes(TEST)
+    with torch.no_grad():
+        right = (run.model(pixels / 255).argmax(1) == targets).float().mean()
+    assert 100 * float(right) == pytest.approx(run.accuracy, abs=1e-4)
+
+
+def test_a_regression_has_its_error(trained):
+    inputs, targets = TRAIN[0].flatten(1), TRAIN[1].float()
+    run = trained(nn.Linear(16, 1), (inputs, targets), (inputs, targets), epochs=4, lr=0.05)
+    with torch.no_grad():
+        error = (run.model(inputs)[:, 0] - targets).square().mean()
+    assert run.result["test_mse"] == pytest.approx(float(error), rel=1e-4)
+
+
+def test_the_callers_random_numbers_stay(trained):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    model = network()
+    torch.manual_seed(5)
+    trained(model)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"train": TRAIN[0]}, "Expected train to be a pair of tensors"),
+        ({"train": (TRAIN[0], TRAIN[1][:-1])}, r"\[200, 1, 4, 4\] and \[199\]"),
+        ({"train": (TRAIN[0].to(torch.int32), TRAIN[1])}, "int32"),
+        ({"train": (TRAIN[0], TRAIN[1].float())}, "float32 and int64"),
+        ({"train": (TRAIN[0], TRAIN[1] + 1)}, "targets of given in"),
+        ({"test": (TEST[0][..., :3], TEST[1])}, "test inputs of the train inputs' shape"),
+        ({"train": [(torch.zeros(1), 0), (torch.zeros(2), 0)]}, "cannot be stacked"),
+        ({"train": (TRAIN[0][:0], TRAIN[1][:0])}, "at least one train example"),
+        ({"test": (TEST[0][:0], TEST[1][:0])}, "at least one test example"),
+        ({"model": nn.Linear(5, 3)}, "Linear fails on them"),
+        ({"model": nn.Sequential(nn.Conv2d(1, 4, 3))}, r"returns? .*tensor \[n, outputs\]"),
+        ({"method": "dpsdg"}, "Did you mean dpsgd"),
+        ({"method": "pate"}, "has its own"),
+        ({"eps": -1}, "eps"),
+        ({"epochs": 0}, "epochs"),
+        ({"dataset_size": 100}, "dataset_size"),
+        ({"settings": {"batchsize": 3}}, "batch_size"),
+        ({"settings": {"method.rnak": 3}}, "rnak"),
+        ({"model": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))}, "BatchNorm"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(changes, line, trained, tmp_path):
+    with pytest.raises(ConfigError, match=line) as refused:
+        trained(**changes)
+    assert "\n" not in str(refused.value)
+    assert not [*tmp_path.rglob("result.json")]
+
+
+def test_an_image_of_a_strange_name_or_a_layer_of_a_number_is_quoted(trained, tmp_path):
+    run = trained(results=tmp_path / "a=b, 'c' ε")
+    assert run.directory.is_relative_to(tmp_path / "a=b, 'c' ε")
+    assert np.isfinite(run.accuracy)
