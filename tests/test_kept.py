@@ -15,7 +15,7 @@ from torch import nn
 import dpexp
 from dpexp import records
 from dpexp.cli import composition, predict
-from dpexp.cli.parts import build_parts
+from dpexp.cli.parts import build_parts, build_task
 from dpexp.cli.verify import verify
 from dpexp.records import weights
 from dpexp.types import ConfigError
@@ -270,3 +270,19 @@ def test_transformers_loads_the_folder(kind, pooling, hub, tmp_path):
         ours = model.module.encoder.state_dict()
         theirs = encoder.state_dict()
         assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+
+
+def test_features_are_made_again_by_their_encoder(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = transformers.ViTConfig(**sizes, intermediate_size=32, image_size=16, patch_size=4)
+    transformers.ViTModel(config).save_pretrained(tmp_path / "someone" / "vit")
+    words = "features=hub features.encoder=someone/vit features.image_size=16"
+    run = dpexp.run(
+        f"method=dpsgd task=digits {SHORT} {words} model_root={tmp_path} results={tmp_path}"
+    )
+    model = dpexp.load(run.directory)
+    images = build_task({"task": model.record.config["task"]}, torch.device("cpu")).test.inputs
+    features = build_parts(model.record.config, torch.device("cpu")).task.test
+    expected = run.model(features.batch(torch.arange(len(images))).inputs).detach()
+    torch.testing.assert_close(model.outputs(images), expected)

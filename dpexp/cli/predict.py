@@ -105,4 +105,4 @@ def _texts(files: Sequence[str]) -> Iterator[tuple[str, Any]]:
             yield f"{file}:{number}", parts[0] if len(parts) == 1 else tuple(parts)
 
 
-READERS = {"images": _images, "texts": _texts}
+READERS = {"images": _images, "features": _images, "texts": _texts}

@@ -15,7 +15,7 @@ from dpexp import records
 from dpexp.cli.instantiate import make
 from dpexp.cli.parameter_names import is_plain, shape_of
 from dpexp.cli.parts import fit_to_task
-from dpexp.data import preprocessing
+from dpexp.data import Preprocessing, kept, preprocessing
 from dpexp.privacy.stated import is_ours
 from dpexp.records import weights
 from dpexp.types import ConfigError
@@ -48,7 +48,7 @@ class TrainedModel:
     """
 
     module: nn.Module
-    preprocessing: preprocessing.Preprocessing | None
+    preprocessing: Preprocessing | None
     record: records.Record
 
     @property
@@ -169,7 +169,7 @@ def load(
     _fill(module, state, path)
     made = None
     if (directory / preprocessing.FILE).exists():
-        made = preprocessing.load(directory)
+        made = kept.load(directory)
     return TrainedModel(module.eval(), made, record)
 
 

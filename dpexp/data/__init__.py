@@ -1,5 +1,21 @@
 """Tasks: training and test examples, loss and metric. Nothing here depends on privacy."""
 
-from dpexp.data.task import Examples, LossFn, Task, accuracy, are_finite, cross_entropy
+from dpexp.data.task import (
+    Examples,
+    LossFn,
+    Preprocessing,
+    Task,
+    accuracy,
+    are_finite,
+    cross_entropy,
+)
 
-__all__ = ["Examples", "LossFn", "Task", "are_finite", "cross_entropy", "accuracy"]
+__all__ = [
+    "Examples",
+    "LossFn",
+    "Preprocessing",
+    "Task",
+    "accuracy",
+    "are_finite",
+    "cross_entropy",
+]

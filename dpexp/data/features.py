@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from dpexp.data.cache import decoded
 from dpexp.data.hub import model_folder, why_unreachable
+from dpexp.data.preprocessing import Images
 from dpexp.data.task import Examples, Task, fingerprint
 from dpexp.types import ConfigError, MissingData, one_line
 
@@ -77,9 +79,7 @@ def encode(
             f"Expected a task of images with 1 or 3 channels for features={name}; {task.name} has "
             f"inputs of shape {tuple(task.input_shape)}. Leave features out, or set another task."
         )
-    owner, _, architecture = encoder.partition("/")
-    load = _resnet if owner in RESNETS else _hub
-    loaded = load(encoder, owner, architecture, model_root, device)
+    loaded = _load(encoder, model_root, device)
     settings = json.dumps([encoder, image_size, list(mean), list(std)])
 
     def features(examples: Examples) -> Examples:
@@ -88,14 +88,7 @@ def encode(
 
         def compute() -> tuple[Tensor, Tensor]:
             log.info("%s: features of %s images", encoder, f"{len(plain):,}")
-            with torch.no_grad():
-                parts = [
-                    _features(
-                        loaded.module, plain.batch(indices).inputs, image_size, mean, std, device
-                    )
-                    for indices in torch.arange(len(plain)).split(ENCODE_BATCH)
-                ]
-            return torch.cat(parts), plain.targets
+            return _encoded(loaded.module, plain, image_size, mean, std, device), plain.targets
 
         inputs, targets = decoded(loaded.files, recipe, compute)
         return Examples(inputs, targets)
@@ -112,7 +105,85 @@ def encode(
         public=public,
         input_shape=tuple(train.inputs.shape[1:]),
         fingerprint=hashlib.sha256(hashes.encode()).hexdigest(),
+        preprocessing=_after(
+            task.preprocessing, encoder, image_size, tuple(mean), tuple(std), model_root
+        ),
     )
+
+
+@dataclass(frozen=True)
+class Features:
+    """Images of one size, encoded by a pretrained model, whose files are looked for when used.
+
+    Attributes:
+        images: what makes the encoder's images.
+        encoder: see `encode`.
+        image_size: see `encode`.
+        mean: see `encode`.
+        std: see `encode`.
+        model_root: see `encode`.
+    """
+
+    kind: ClassVar[str] = "features"
+    images: Images
+    encoder: str
+    image_size: int
+    mean: Sequence[float]
+    std: Sequence[float]
+    model_root: str
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Return the names of the classes by index; empty where they have none."""
+        return self.images.classes
+
+    def examples(self, raw: Sequence[Any]) -> Examples:
+        """Return the features of images, as `Images.examples` takes them.
+
+        Raises:
+            MissingData: the encoder was not found.
+            ConfigError: naming the first that is no image of this shape.
+        """
+        plain, cpu = replace(self.images, mean=None, std=None).examples(raw), torch.device("cpu")
+        module = _load(self.encoder, self.model_root, cpu).module
+        inputs = _encoded(module, plain, self.image_size, self.mean, self.std, cpu)
+        return Examples(inputs, plain.targets)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what is needed to make it again, in JSON's types."""
+        said = {key: value for key, value in vars(self).items() if key != "images"}
+        return {"images": self.images.settings(), "encoder": said}
+
+    def save_files(self, folder: Path) -> None:
+        """The encoder's files stay where they are."""
+
+
+def _after(images: Any, *settings: Any) -> Features | None:
+    """Return what makes features; None where the task does not say how its images are made."""
+    return Features(images, *settings) if isinstance(images, Images) else None
+
+
+def _load(encoder: str, model_root: str, device: torch.device) -> Encoder:
+    owner, _, architecture = encoder.partition("/")
+    load = _resnet if owner in RESNETS else _hub
+    return load(encoder, owner, architecture, model_root, device)
+
+
+def _encoded(
+    module: Callable[[Tensor], Tensor],
+    images: Examples,
+    size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    device: torch.device,
+) -> Tensor:
+    """Return the features of images that are not normalised, [n, d] on the CPU."""
+    with torch.no_grad():
+        parts = [
+            _features(module, images.batch(indices).inputs, size, mean, std, device)
+            for indices in torch.arange(len(images)).split(ENCODE_BATCH)
+        ]
+    return torch.cat(parts)
 
 
 def files_of(encoder: str, model_root: str) -> list[Path]:

@@ -23,7 +23,7 @@ from dpexp.data.pixels import pixels
 from dpexp.data.task import Examples, Preprocessing
 from dpexp.data.text import Texts, Tokenizer, WordLevel
 from dpexp.records.files import write_atomically
-from dpexp.types import ConfigError, one_line
+from dpexp.types import ConfigError
 
 FILE = "preprocessing.json"
 """Where a run that keeps its model says how inputs are made."""
@@ -170,41 +170,6 @@ def save(preprocessing: Preprocessing, folder: Path) -> None:
     preprocessing.save_files(folder)
     said = {"kind": preprocessing.kind, **preprocessing.settings()}
     write_atomically(folder / FILE, json.dumps(said, indent=2, ensure_ascii=False) + "\n")
-
-
-def load(folder: Path) -> Preprocessing:
-    """Read what makes inputs of a kept model.
-
-    Raises:
-        ConfigError: if the file is missing or damaged.
-    """
-    path = folder / FILE
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        return _made(said.pop("kind"), said, folder)
-    except ConfigError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"Expected how inputs are made in {path}; it cannot be read "
-            f"({type(error).__name__}: {one_line(error)})."
-        ) from error
-
-
-def _made(kind: str, said: dict[str, Any], folder: Path) -> Preprocessing:
-    classes = tuple(said["classes"])
-    if kind == Images.kind:
-        mean, std = (None if said[k] is None else tuple(said[k]) for k in ("mean", "std"))
-        return Images(tuple(said["input_shape"]), mean, std, classes)
-    if kind != Sentences.kind:
-        raise ValueError(f"no kind of inputs is called {kind}")
-    length = said["max_length"]
-    tokenizer: Tokenizer | WordLevel
-    if said["words"] is None:
-        tokenizer = Tokenizer.load(folder.name, str(folder.parent), length, "the kept model")
-    else:
-        tokenizer = WordLevel(tuple(said["words"]))
-    return Sentences(tokenizer, length, said["columns"], classes)
 
 
 def _bytes_of(path: Path) -> bytes:
