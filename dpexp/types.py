@@ -58,17 +58,20 @@ class Batch:
     Attributes:
         inputs: [n, ...], normalised and on the model's device.
         targets: [n], class indices; numbers for regression.
+        views: how many of them, one after another, are views of one example, whose gradient is
+            their mean.
     """
 
     inputs: Tensor
     targets: Tensor
+    views: int = 1
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def to(self, device: torch.device) -> Batch:
         """Return the same examples on a device."""
-        return Batch(self.inputs.to(device), self.targets.to(device))
+        return Batch(self.inputs.to(device), self.targets.to(device), self.views)
 
 
 class Key(NamedTuple):

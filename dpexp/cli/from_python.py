@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from dpexp import records
 from dpexp.cli import errors, validate
 from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute, with_weights
-from dpexp.cli.instantiate import admit, loop_of, make, said
+from dpexp.cli.instantiate import admit, loop_of, make
 from dpexp.cli.lookup import done_before
+from dpexp.cli.parts import around
 from dpexp.cli.quoting import quoted, readable
 from dpexp.cli.trained import TrainedRun, load
 from dpexp.data import Examples, Task
@@ -25,7 +27,6 @@ from dpexp.data.given import examples_of, task_of
 from dpexp.distributed.ranks import Ranks, choose_device
 from dpexp.models.architecture import code_digest
 from dpexp.records.weights import digest
-from dpexp.training.train import Parts
 from dpexp.types import ConfigError
 
 GIVEN = "dpexp.data.given.examples_of"
@@ -115,14 +116,8 @@ def _trained(
             if records.find(results, config) is None:
                 at = choose_device(config["device"])
                 made = make("method", config["method"], without=("name",), kind="method")
-                schedule = make("schedule", said(config["schedule"]))
-
-                def make_optimizer(weights: list[nn.Parameter]) -> Any:
-                    return make("optimizer", said(config["optimizer"]), params=weights)
-
-                parts = Parts(
-                    task, model.to(at), made, make_optimizer, schedule, callbacks=callbacks
-                )
+                parts = around(config, task, model.to(at), made)
+                parts = replace(parts, callbacks=callbacks)
                 loop_of(config).train(config, parts, Ranks(0, 1, at))
     return records.locate(results, config)
 

@@ -54,6 +54,10 @@ KINDS = {
     "schedule": Kind("a schedule (dpexp.training.schedules)", ("__call__",)),
     "attack": ATTACK,
     "audit": ATTACK,
+    "averaging": Kind("an averaging of weights (dpexp.training.averaging)", ("keeps",)),
+    "augmentation": Kind(
+        "an augmentation (dpexp.data.augmentation)", ("draws", "views", "multiplicity")
+    ),
     "analysis": Kind(
         "an analysis (dpexp.training.observation.Analysis)", ("observe", "public_size")
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dpexp.cli.instantiate import make, parameters, said
@@ -14,7 +15,6 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     from dpexp.cli import fingerprints
     from dpexp.models.vocabulary import require_vocabulary
     from dpexp.privacy.seeds import generator
-    from dpexp.training.train import Parts
 
     method, analyses = _takers(config)
     task = build_task(config, device, method, analyses)
@@ -27,13 +27,32 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
         make("prompts", config["prompts"], given=(model, task.num_classes))
     if warm_start := config.get("warm_start"):
         make("warm_start", warm_start, given=(model, task))
-    schedule = make("schedule", said(config["schedule"]))
+    parts = around(config, task, model, method)
+    return replace(parts, analyses=analyses, pretrained=fingerprints.pretrained(config))
+
+
+def around(config: dict[str, Any], task: Any, model: Any, method: Any) -> Any:
+    """Return a run's parts, those around task, model and method built from its config."""
+    from dpexp.training.train import Parts
 
     def make_optimizer(weights: list[Any]) -> Any:
         return make("optimizer", said(config["optimizer"]), params=weights)
 
-    attack, weights = _attack(config), fingerprints.pretrained(config)
-    return Parts(task, model, method, make_optimizer, schedule, attack, analyses, weights)
+    return Parts(
+        task,
+        model,
+        method,
+        make_optimizer,
+        make("schedule", said(config["schedule"])),
+        _attack(config),
+        averaging=_optional("averaging", config),
+        augmentation=_optional("augmentation", config),
+    )
+
+
+def _optional(group: str, config: dict[str, Any]) -> Any:
+    """Instantiate what a group names; return None if nothing was chosen."""
+    return make(group, config[group], without=("name",)) if group in config else None
 
 
 def build_task(

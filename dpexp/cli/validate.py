@@ -39,7 +39,10 @@ GROUPS = {
 CLOSED = {"privacy": ("budget",), "checkpoint": (), "wandb": (), "profile": ("name",)}
 """Groups whose only keys are those in conf/config.yaml and these."""
 
-NAMED = ("method", "model", "task", "profile", "public", "attack", "audit")
+OF_THE_COMMON_LOOP = ("averaging", "augmentation")
+"""Groups that a method with its own loop does not read."""
+
+NAMED = ("method", "model", "task", "profile", "public", "attack", "audit", *OF_THE_COMMON_LOOP)
 """Groups with a `name`: the chosen option."""
 
 CHOSEN = ("optimizer", "schedule")
@@ -141,6 +144,7 @@ def check(config: Mapping[str, Any]) -> None:
     _check_numbers(config)
     _check_complete(config)
     _check_taken(config)
+    _check_loop(config)
 
 
 def unscaled(config: Mapping[str, Any]) -> str:
@@ -231,6 +235,17 @@ def _check_taken(config: Mapping[str, Any]) -> None:
                     f"Unknown key {group}.{key}: {node['_target_']} takes {', '.join(valid)}."
                     f"{nearest(key, valid)}"
                 )
+
+
+def _check_loop(config: Mapping[str, Any]) -> None:
+    """Refuse what a method's own loop would pass over."""
+    for group in OF_THE_COMMON_LOOP if "loop" in config else ():
+        if group in config:
+            raise ConfigError(
+                f"Expected a method of the common training loop beside {group}="
+                f"{config[group]['name']}; method={config['method']['name']} has its own, which "
+                f"does not read it. Leave {group} out."
+            )
 
 
 def _check_groups(config: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from dpexp.grad_sample.freezing import freeze, thaw
 from dpexp.grad_sample.graph import Before, Boundary, Kept, Start
 from dpexp.grad_sample.hooking import hooked_layers, is_untried
 from dpexp.grad_sample.modules import SAME, gradients_of, sums_of
-from dpexp.grad_sample.rules import FormedGrads, SummedGrads, layer_grads_of
+from dpexp.grad_sample.rules import FormedGrads, GroupedGrads, SummedGrads, layer_grads_of
 from dpexp.grad_sample.shared_inputs import axis_of, example_inputs, require_tried_with_rows
 from dpexp.types import ConfigError, LayerGrads, full_name
 
@@ -58,7 +58,7 @@ class Tape:
                 names it.
         """
         self._model, self._on_layer = model, on_layer
-        self._num_examples = 0
+        self._num_examples, self._views = 0, 1
         self._awaited: set[str] = set()
         self._uses: dict[str, int] = {}
         self._inputs: dict[Use, list[Any]] = {}  # what `Kept` gave, and what is no tensor
@@ -89,9 +89,14 @@ class Tape:
                 before = partial(self._before_module, name)
                 self._hooks.append(module.register_forward_pre_hook(before))
 
-    def expect(self, num_examples: int) -> None:
-        """Say how many examples the next micro-batch holds."""
-        self._num_examples = num_examples
+    def expect(self, num_examples: int, views: int = 1) -> None:
+        """Say how many examples the next micro-batch holds.
+
+        Args:
+            num_examples: rows of the model's input.
+            views: how many of them, one after another, are one example's: their gradients add up.
+        """
+        self._num_examples, self._views = num_examples, views
         self._uses, self._inputs, self._before, self._parts, self._sums = {}, {}, {}, {}, {}
         self._awaited = set(self._layers)
 
@@ -309,7 +314,7 @@ class Tape:
                 f"{len(x)} rows in and {len(dh)} out. The first axis must be the example."
             )
         self._awaited.discard(name)
-        layer_grads = layer_grads_of(name, hooked.module, x, _single(dh), rows)
+        layer_grads = layer_grads_of(name, hooked.module, x, _single(dh), rows * self._views)
         wanted = {own: hooked.names[own] for own in layer_grads.parameters if own in hooked.names}
         self._pass_on(name, layer_grads, wanted, self._uses[name])
 
@@ -347,7 +352,11 @@ class Tape:
             layer, _, parameter = full_name(name, own).rpartition(".")
             by_layer.setdefault(layer, {})[parameter] = own
         for layer, names in by_layer.items():
-            formed = FormedGrads({each: found[own] for each, own in names.items()}, tuple(names))
+            formed: LayerGrads = FormedGrads(
+                {each: found[own] for each, own in names.items()}, tuple(names)
+            )
+            if self._views > 1:
+                formed = GroupedGrads(formed, self._views)
             wanted = {each: hooked.names[own] for each, own in names.items()}
             self._pass_on(layer, formed, wanted, self._uses[name])
 

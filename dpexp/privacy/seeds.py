@@ -20,6 +20,7 @@ AXES = {
     "method": "dpexp.training.gradient",
     "public": "dpexp.training.gradient",
     "forward/": "dpexp.training.gradient",
+    "augmentation": "dpexp.training.gradient",
     "teachers": "dpexp.pate.stages",
     "teacher": "dpexp.pate.stages",
     "teacher/weights": "dpexp.pate.stages",

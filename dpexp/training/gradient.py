@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dpexp.data import LossFn, cross_entropy
+from dpexp.data.augmentation import Augmentation
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample import Tape
@@ -80,6 +81,7 @@ class _Pass(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Return the loss, summed over the batch."""
         loss = self._loss(self.model(batch.inputs), batch.targets)
+        loss = loss if batch.views == 1 else loss / batch.views
         self._tape.backward(loss)
         return loss.detach()
 
@@ -105,6 +107,7 @@ class PrivateGradient:
         micro_batch: int,
         public: Any = None,
         loss: LossFn = cross_entropy,
+        augmentation: Augmentation | None = None,
     ) -> None:
         """Hook the model's trainable layers; leaving the context removes the hooks.
 
@@ -116,6 +119,7 @@ class PrivateGradient:
             micro_batch: examples at once, >= 1.
             public: public examples for `prepare`, with `batch(indices)`; None: there are none.
             loss: of outputs and targets, summed over examples.
+            augmentation: makes views of the private examples; None: they are taken as they are.
         """
         # Norms and sums come from different kernels. In TF32 or bfloat16 a computed norm would not
         # bound the sum.
@@ -124,6 +128,7 @@ class PrivateGradient:
         self._dtype = next(model.parameters()).dtype
         self._model, self._method, self._mechanism = model, method, mechanism
         self._ranks, self.micro_batch = ranks, micro_batch
+        self._augmentation = augmentation
         self._state: State = {}
         self._sum = ClippedSum({}, (), torch.empty(0))
         self.trained = method.trainable(model)
@@ -323,14 +328,27 @@ class PrivateGradient:
         seed_default(self._mechanism.root, axis, step)
         total = 0.0
         weights = self._method.forward_weights(self._state)
+        draws = self._draws(len(examples), step)
         for some in examples.micro_batches(indices, micro_batch):
             batch = examples.batch(some).to(self._ranks.device)
+            if self._augmentation is not None and draws is not None:
+                batch = self._augmentation.views(batch, draws[some.to(draws.device)])
             self._awaited = set(self._blocks)
             loss = self._backward(batch, self._take, weights)
             self._check_carried()
-            self._sum.close_micro_batch(len(batch))
+            self._sum.close_micro_batch(len(some))
             total += float(loss)
         return total
+
+    def _draws(self, num_examples: int, step: int) -> Tensor | None:
+        """Return the random numbers of a step's views, one row an example of the whole set.
+
+        So no example's views depend on which others are in the batch, nor on the micro-batch.
+        """
+        if self._augmentation is None:
+            return None
+        gen = generator(self._mechanism.root, "augmentation", step)
+        return self._augmentation.draws(num_examples, gen)
 
     @torch.no_grad()
     def _take_crafted(self) -> None:
@@ -344,7 +362,7 @@ class PrivateGradient:
         self, batch: Batch, callback: LayerCallback, weights: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         self._callback = callback
-        self._tape.expect(len(batch))
+        self._tape.expect(len(batch), batch.views)
         if weights:
             named = {f"model.{name}": weight for name, weight in weights.items()}
             return functional_call(self._pass, named, (batch,))

@@ -340,13 +340,13 @@ class Lifecycle:
         state = self._state
         wall = time.monotonic() - self._taken_up
         said = {**state.last, **numbers}
-        said["weights_sha256"] = digest(state.model.state_dict())
+        said["weights_sha256"] = digest(state.final_model.state_dict())
         result = describe(
             self._config, task, self._mechanism, self._ranks, said, wall, state.examples, peak_mb
         )
         right = {name: each.numpy() for name, each in state.right.items()}
         if self._config["weights"] == KEEP:
-            keep(self._run.directory, state.model, task, self._config, result, certificate)
+            keep(self._run.directory, state.final_model, task, self._config, result, certificate)
         self._run.finish(result, certificate, arrays, right)
         if self._logger is not None:
             self._logger.conclude(result)

@@ -114,6 +114,8 @@ class MicroBatch:
             "most": self._most,
             "torch": torch.__version__,
         }
+        if "augmentation" in self._config:
+            deciding["augmentation"] = self._config["augmentation"]
         text = json.dumps(deciding, sort_keys=True)
         return cache_dir() / AUTO / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
@@ -144,7 +146,14 @@ class MicroBatch:
         numbers = sum(p.numel() for name, p in model.named_parameters() if name in trained)
         left = room - LATER * numbers / 1e6
         with PrivateGradient(
-            model, method, self._mechanism, self._ranks, 1, task.public, task.loss
+            model,
+            method,
+            self._mechanism,
+            self._ranks,
+            1,
+            task.public,
+            task.loss,
+            self._parts.augmentation,
         ) as gradient:
             trials = try_sizes(gradient, self._state, examples, self._most, left, device)
         chosen = choose(trials, device)

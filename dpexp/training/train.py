@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpexp.data.augmentation import Augmentation
 from dpexp.data.task import fingerprint
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
@@ -20,6 +21,7 @@ from dpexp.grad_sample.hooking import hooked_layers, mark_untried
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
 from dpexp.privacy.certificate import JUDGED_ON_TRAINING
 from dpexp.records import ANALYSIS, SCORES, Run
+from dpexp.training.averaging import Averaged, Averaging
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.judging import judge
 from dpexp.training.ledger import take_up
@@ -97,6 +99,8 @@ class Parts:
         attack: an attack or audit of the run; None: none.
         analyses: analyses of its gradients, by name.
         pretrained: SHA-256 of its files of weights and tokenizers, by model and file.
+        averaging: of the weights over steps; what is evaluated and kept is the average; None: none.
+        augmentation: makes views of the private examples; None: none.
         callbacks: called on the first rank after each evaluation, with its line of metrics.jsonl.
     """
 
@@ -108,6 +112,8 @@ class Parts:
     attack: Attack | None = None
     analyses: Mapping[str, Analysis] = field(default_factory=dict)
     pretrained: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    averaging: Averaging | None = None
+    augmentation: Augmentation | None = None
     callbacks: Sequence[Callable[[dict[str, Any]], Any]] = ()
 
 
@@ -140,7 +146,10 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     check_size(optimizer, size_of_release(mechanism), next(model.parameters()).dtype)
     rates = [group["lr"] for group in optimizer.param_groups]
     require_rates(rates, parts.schedule, mechanism.num_steps)
-    state = TrainState(model, optimizer, start, task.fingerprint)
+    averaged = None
+    if parts.averaging is not None:
+        averaged = Averaged(model, parts.averaging, mechanism.num_steps)
+    state = TrainState(model, optimizer, start, task.fingerprint, averaged)
     with Lifecycle(config, mechanism, state, ranks, mechanism.num_steps) as run:
         if ranks.is_first:
             announce(mechanism, trainable, frozen)
@@ -157,7 +166,14 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         run.resume(settle)
         due = evaluations(config, mechanism)
         with PrivateGradient(
-            model, method, mechanism, ranks, state.micro_batch, task.public, task.loss
+            model,
+            method,
+            mechanism,
+            ranks,
+            state.micro_batch,
+            task.public,
+            task.loss,
+            parts.augmentation,
         ) as gradient:
             observers = Observers(
                 parts.analyses, task, model, method, examples, gradient, mechanism, ranks
@@ -168,7 +184,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
 
             def evaluate_if_due() -> None:
                 if state.step in due and state.judged_at < state.step:
-                    values, right = judge(model, task, ranks.device)
+                    values, right = judge(state.final_model, task, ranks.device)
                     line = metrics_line(state, mechanism, values)
                     run.log_evaluation(line, values, right)
                     observers.observe(state)
@@ -189,6 +205,8 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                 )
                 run.before_update()
                 update(model, optimizer, outcome.gradients)
+                if averaged is not None:
+                    averaged.add(model, state.step)
                 if outcome.has_halved:
                     sizes.lower(outcome.micro_batch)
                 run.after_step(outcome)
@@ -204,6 +222,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         findings = Findings({}, {})
         if attack is not None:
             deviations.append(attack.deviation)
+            parts = replace(parts, model=state.final_model)
             findings = attack.report(parts, state.method_state, mechanism, ranks.device)
         certificate = certify(config, parts, mechanism, state, deviations)
         numbers = {**findings.numbers, **observers.numbers(state)}

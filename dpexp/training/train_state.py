@@ -11,10 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.records import RecordError
+from dpexp.training.averaging import Averaged
 from dpexp.training.gradient import StepOutcome
 from dpexp.training.ledger import OTHER_DATA
 from dpexp.training.states import copied, mapped, marks
 from dpexp.types import ConfigError, State
+
+APART = ("model", "optimizer", "averaged")
+"""Fields that a checkpoint holds by their own state."""
 
 
 @dataclass
@@ -30,6 +34,7 @@ class TrainState:
         optimizer: of its trainable parameters.
         method_state: what the method keeps from step to step.
         data: fingerprint of the task's examples.
+        averaged: the average of the weights, where one is kept.
         step: steps taken, or lost.
         lost_steps: steps that a killed process may have released but that are not in the weights.
         noise_draws: number of steps at which noise was drawn.
@@ -49,6 +54,7 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     method_state: State
     data: str
+    averaged: Averaged | None = None
     step: int = 0
     lost_steps: int = 0
     noise_draws: int = 0
@@ -69,6 +75,8 @@ class TrainState:
     def __post_init__(self) -> None:
         """Start without a held state."""
         self._tensors = [*self.model.parameters(), *self.model.buffers()]
+        if self.averaged is not None:
+            self._tensors += self.averaged.tensors()
         self._held: dict[str, Any] | None = None
         self._observed: dict[str, Any] = {}
         self._marks: list[tuple[int, int]] = []
@@ -76,7 +84,12 @@ class TrainState:
     def _progress(self) -> dict[str, Any]:
         """Return all fields but weights and optimizer, by name."""
         names = [one.name for one in fields(self)]
-        return {name: getattr(self, name) for name in names if name not in ("model", "optimizer")}
+        return {name: getattr(self, name) for name in names if name not in APART}
+
+    @property
+    def final_model(self) -> nn.Module:
+        """Return the model that is evaluated and kept: the averaged one where there is one."""
+        return self.model if self.averaged is None else self.averaged.model
 
     def to_checkpoint(self) -> dict[str, Any]:
         """Return the checkpoint of the run."""
@@ -85,6 +98,7 @@ class TrainState:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            **({} if self.averaged is None else {"averaged": self.averaged.model.state_dict()}),
             "position": {"state": position.pop("method_state"), **position},
             "metrics": metrics,
         }
@@ -120,6 +134,8 @@ class TrainState:
         if position["data"] != self.data:
             raise ConfigError(OTHER_DATA)
         self.model.load_state_dict(saved["model"])
+        if self.averaged is not None:
+            self.averaged.model.load_state_dict(saved["averaged"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.method_state = _moved(position.pop("state"), device)
         self.memories = _moved(position.pop("memories"), device)

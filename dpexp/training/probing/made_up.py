@@ -72,7 +72,8 @@ def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtyp
     def batch(some: Tensor, places: list[int]) -> Batch:
         chosen = Batch(some, targets[places])
         tensors = [chosen.inputs.to(device), chosen.targets.to(device)]
-        return Batch(*(t.to(dtype) if t.is_floating_point() else t for t in tensors))
+        seen, wanted = (t.to(dtype) if t.is_floating_point() else t for t in tensors)
+        return Batch(seen, wanted)
 
     def single(at: int) -> Batch:
         own = inputs[[at]]

@@ -1,0 +1,116 @@
+"""Averages of the weights over steps: post-processing of what was released."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from dpexp.types import ConfigError
+
+
+class Averaging(Protocol):
+    """How much of the average so far stays at a step."""
+
+    def keeps(self, step: int, num_steps: int) -> float:
+        """Return the old average's weight, in [0, 1]; the new weights get the rest.
+
+        Args:
+            step: just taken, from 0.
+            num_steps: of the whole run.
+        """
+
+
+@dataclass(frozen=True)
+class EMA:
+    """The exponential moving average (De et al. 2022, arXiv 2204.13650, Section 3.4).
+
+    Attributes:
+        decay: weight of the old average, in [0, 1).
+        warm_up: whether it is at most (1 + t) / (10 + t) at step t.
+    """
+
+    decay: float
+    warm_up: bool
+
+    def __post_init__(self) -> None:
+        """Check the decay.
+
+        Raises:
+            ConfigError: if it is out of range.
+        """
+        if not 0 <= self.decay < 1:
+            raise ConfigError(
+                f"Expected averaging.decay in [0, 1); got {self.decay}. Set averaging.decay."
+            )
+
+    def keeps(self, step: int, num_steps: int) -> float:
+        """Return the old average's weight."""
+        return min(self.decay, (1 + step) / (10 + step)) if self.warm_up else self.decay
+
+
+@dataclass(frozen=True)
+class Last:
+    """The mean of the iterates of a run's last steps (Polyak and Juditsky 1992).
+
+    Attributes:
+        share: of all steps, in (0, 1].
+    """
+
+    share: float
+
+    def __post_init__(self) -> None:
+        """Check the share.
+
+        Raises:
+            ConfigError: if it is out of range.
+        """
+        if not 0 < self.share <= 1:
+            raise ConfigError(
+                f"Expected averaging.share in (0, 1]; got {self.share}. Set averaging.share."
+            )
+
+    def keeps(self, step: int, num_steps: int) -> float:
+        """Return the old average's weight: none before the mean begins."""
+        first = num_steps - max(1, round(self.share * num_steps))
+        return max(0, step - first) / (max(0, step - first) + 1)
+
+
+class Averaged:
+    """A copy of a model whose parameters are averages.
+
+    Attributes:
+        model: the copy; buffers are the model's latest.
+    """
+
+    def __init__(self, model: nn.Module, averaging: Averaging, num_steps: int) -> None:
+        """Start the average at the model's weights.
+
+        Args:
+            model: before the first step, without hooks.
+            averaging: how to average.
+            num_steps: of the whole run.
+        """
+        self.model = copy.deepcopy(model)
+        self._averaging, self._num_steps = averaging, num_steps
+
+    @torch.no_grad()
+    def add(self, model: nn.Module, step: int) -> None:
+        """Take in a step's weights.
+
+        Args:
+            model: after the step.
+            step: just taken, from 0.
+        """
+        weight = 1.0 - self._averaging.keeps(step, self._num_steps)
+        for average, parameter in zip(self.model.parameters(), model.parameters(), strict=True):
+            average.lerp_(parameter, weight)
+        for kept, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
+            kept.copy_(buffer)
+
+    def tensors(self) -> list[Any]:
+        """Return the averages and buffers."""
+        return [*self.model.parameters(), *self.model.buffers()]

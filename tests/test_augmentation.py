@@ -1,0 +1,214 @@
+"""Augmented views: an example's gradient is their mean, clipped once."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpexp import cli
+from dpexp.data import Examples
+from dpexp.data.augmentation import CropFlip
+from dpexp.distributed.ranks import Ranks
+from dpexp.methods.dpsgd import DPSGD
+from dpexp.methods.rgp import RGP
+from dpexp.privacy import build
+from dpexp.training.gradient import PrivateGradient
+from dpexp.types import Batch, ConfigError
+
+N, SIDE, CLASSES = 12, 6, 3
+
+
+def literal(image, top, left, flip, padding):
+    """Pad by the mirror, crop, flip: one image [c, h, w] as numpy does it."""
+    height, width = image.shape[1:]
+    padded = np.pad(image, ((0, 0), (padding, padding), (padding, padding)), mode="symmetric")
+    seen = padded[:, top : top + height, left : left + width]
+    return seen[:, :, ::-1] if flip else seen
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 6), (1, 5, 8), (2, 4, 4)])
+@pytest.mark.parametrize("padding", [0, 1, 4])
+def test_views_are_crops_of_the_mirrored_image_and_their_flips(shape, padding):
+    images = torch.randn(7, *shape)
+    augmentation = CropFlip(multiplicity=5, padding=padding)
+    draws = augmentation.draws(7, torch.Generator().manual_seed(padding))
+    seen = augmentation.views(Batch(images, torch.arange(7)), draws)
+    assert seen.views == 5 and seen.targets.tolist() == [i for i in range(7) for _ in range(5)]
+    for example in range(7):
+        for view, (top, left, flip) in enumerate(draws[example].tolist()):
+            expected = literal(images[example].numpy(), top, left, flip, padding)
+            assert torch.equal(seen.inputs[5 * example + view], torch.tensor(expected.copy()))
+
+
+def test_every_offset_and_flip_is_drawn_alike():
+    draws = CropFlip(multiplicity=10, padding=1).draws(3000, torch.Generator().manual_seed(0))
+    places = draws[..., 0] * 6 + draws[..., 1] * 2 + draws[..., 2]
+    counts = torch.bincount(places.flatten(), minlength=18)
+    expected = 30_000 / 18
+    assert len(counts) == 18
+    assert float(((counts - expected) ** 2 / expected).sum()) < 45  # chi-square of 17, 1e-4
+
+
+class Attending(nn.Module):
+    """A convolution with a stride, a table, a layer used twice, and attention without a rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(2, 8, 3, stride=2, padding=1)
+        self.norm = nn.GroupNorm(2, 8)
+        self.place = nn.Parameter(torch.randn(9, 8))
+        self.twice = nn.Linear(8, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        x = self.norm(self.stem(x)).flatten(2).mT + self.place
+        x = torch.tanh(self.twice(torch.tanh(self.twice(x))))
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.head(x.mean(1))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Attending().double()
+
+
+@pytest.fixture
+def examples():
+    gen = torch.Generator().manual_seed(1)
+    inputs = torch.randn(N, 2, SIDE, SIDE, generator=gen, dtype=torch.float64)
+    return Examples(inputs, torch.randint(CLASSES, (N,), generator=gen))
+
+
+def mechanism(method, model, clip_norm=0.5, clip=True, noise=False):
+    privacy = {"eps": 8.0, "delta": 1e-3, "noise": noise, "clip": clip, "sampling": "poisson"}
+    return build(
+        privacy,
+        dataset_size=N,
+        batch_size=N,
+        num_steps=4,
+        releases=method.releases(method.start(model), clip_norm),
+        seed=0,
+    )
+
+
+def gradient_of(method, model, examples, augmentation, micro_batch=4, step=2, **changes):
+    """The released sum, divided by the batch size, without noise."""
+    mechanism_ = mechanism(method, model, **changes)
+    cpu = Ranks(0, 1, torch.device("cpu"))
+    with PrivateGradient(
+        model, method, mechanism_, cpu, micro_batch, augmentation=augmentation
+    ) as gradient:
+        return gradient(method.start(model), examples, step), mechanism_
+
+
+def views_of(augmentation, examples, mechanism_, step=2):
+    """What the step's views are, made again from the seed alone."""
+    from dpexp.privacy.seeds import generator
+
+    draws = augmentation.draws(N, generator(mechanism_.root, "augmentation", step))
+    return augmentation.views(Batch(examples.inputs, examples.targets), draws)
+
+
+def test_the_clipped_sum_is_that_of_every_examples_mean_over_views(model, examples):
+    augmentation = CropFlip(multiplicity=3, padding=2)
+    method = DPSGD(train="all", head="head")
+    outcome, mechanism_ = gradient_of(method, model, examples, augmentation)
+    seen = views_of(augmentation, examples, mechanism_)
+    expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    clipped, loss = 0, 0.0
+    for example in range(N):
+        rows = slice(3 * example, 3 * example + 3)
+        mean = F.cross_entropy(model(seen.inputs[rows]), seen.targets[rows])
+        grads = torch.autograd.grad(mean, [*model.parameters()])
+        norm = torch.sqrt(sum(g.square().sum() for g in grads))
+        clipped += int(norm > 0.5)
+        loss += float(mean)
+        for name, g in zip(expected, grads, strict=True):
+            expected[name] += g * min(1.0, 0.5 / float(norm)) / N
+    assert 0 < clipped <= N and outcome.clipped == clipped and outcome.examples == N
+    assert outcome.loss == pytest.approx(loss, rel=1e-9)
+    for name, value in expected.items():
+        torch.testing.assert_close(outcome.gradients[name], value, rtol=1e-5, atol=1e-7)
+
+
+METHODS = {
+    "dpsgd": lambda: DPSGD(train="all", head="head"),
+    "rgp": lambda: RGP(
+        rank=2,
+        carriers="both",
+        power_iterations=1,
+        warm_up_steps=2,
+        decompose="update",
+        residual=True,
+        head_factor=0.3,
+        head="head",
+    ),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_micro_batch_changes_nothing_but_rounding(method, model, examples):
+    augmentation = CropFlip(multiplicity=2, padding=1)
+    outcomes = [
+        gradient_of(METHODS[method](), model, examples, augmentation, micro_batch)[0]
+        for micro_batch in (1, 5, N)
+    ]
+    for other in outcomes[1:]:
+        for name, value in outcomes[0].gradients.items():
+            torch.testing.assert_close(other.gradients[name], value, rtol=1e-6, atol=1e-9)
+
+
+def test_one_example_moves_the_sum_by_the_clip_norm_at_most(model, examples):
+    """Adjacent sets: an example's views do not depend on which others are drawn."""
+    augmentation = CropFlip(multiplicity=3, padding=2)
+    whole, _ = gradient_of(METHODS["dpsgd"](), model, examples, augmentation)
+    replaced = Examples(examples.inputs.clone(), examples.targets)
+    replaced.inputs[5] = float("nan")  # contributes nothing: as if it were left out
+    less, _ = gradient_of(METHODS["dpsgd"](), model, replaced, augmentation)
+    assert less.nonfinite == 1
+    moved = sum(
+        (whole.gradients[name] - less.gradients[name]).square().sum() for name in whole.gradients
+    )
+    assert 0 < N * float(moved) ** 0.5 <= 0.5 * (1 + 1e-9)
+
+
+def test_a_step_draws_views_of_its_own_and_repeats_them(model, examples):
+    augmentation = CropFlip(multiplicity=2, padding=2)
+
+    def at(step):
+        return gradient_of(METHODS["dpsgd"](), model, examples, augmentation, step=step)[0].loss
+
+    assert at(0) == at(0) != at(1)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("augmentation=crop_flop", "crop_flip"),
+        ("augmentation=crop_flip augmentation.multiplicity=0", "augmentation.multiplicity >= 1"),
+        ("augmentation=crop_flip augmentation.padding=-1", "augmentation.padding >= 0"),
+        ("augmentation=crop_flip augmentation.padding=9", "at least 9 pixels"),
+        ("augmentation=crop_flip task=sentiment", "Expected images"),
+        ("augmentation=crop_flip method=pate", "method=pate has its own"),
+        ("averaging=ema method=pate", "method=pate has its own"),
+        ("averaging=emma", "ema"),
+        ("averaging=ema averaging.decay=1", r"averaging.decay in \[0, 1\)"),
+        ("averaging=last averaging.share=0", r"averaging.share in \(0, 1\]"),
+        ("averaging=ema averaging.dekay=1", "dekay"),
+    ],
+)
+def test_a_mistake_is_one_line(words, line, tmp_path):
+    import dpexp
+
+    said = f"method=dpsgd task=digits profile=embedded eps=8 epochs=0.3 results={tmp_path} {words}"
+    with pytest.raises(ConfigError, match=line) as refused:
+        dpexp.run(said)
+    assert "\n" not in str(refused.value)
+
+
+def test_no_config_without_it_is_another():
+    config = cli.compose(["method=dpsgd", "task=digits"])
+    assert not {"augmentation", "averaging"} & config.keys()

@@ -1,0 +1,95 @@
+"""Averages of the weights: what is evaluated and kept, and never what is trained."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dpexp
+from dpexp.cli.verify import verify
+from dpexp.training.averaging import EMA, Averaged, Last
+from tests.runs import one_thread  # noqa: F401 (a fixture)
+
+
+def averages(averaging, values):
+    """The averages of one weight that takes these values, step by step."""
+    model = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(0.0)
+        averaged = Averaged(model, averaging, len(values))
+        found = []
+        for step, value in enumerate(values):
+            model.weight.fill_(value)
+            averaged.add(model, step)
+            found.append(float(averaged.model.weight))
+        assert float(model.weight) == pytest.approx(values[-1])  # what is trained stays
+    return found
+
+
+def test_an_exponential_average_is_the_sum_of_its_weights():
+    values = np.random.default_rng(0).normal(size=40)
+    powers = 0.9 ** np.arange(39, -1, -1)
+    expected = 0.1 * float(powers @ values)  # from the first weights, which are 0
+    assert averages(EMA(0.9, warm_up=False), values)[-1] == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_warm_up_forgets_the_first_weights_sooner():
+    assert averages(EMA(0.999, warm_up=True), [1.0] * 30)[-1] > 0.99
+    assert averages(EMA(0.999, warm_up=False), [1.0] * 30)[-1] < 0.03
+
+
+@pytest.mark.parametrize("share", [0.01, 0.25, 1.0])
+def test_the_mean_of_the_last_is_their_mean(share):
+    values = np.random.default_rng(1).normal(size=40)
+    count = max(1, round(share * 40))
+    found = averages(Last(share), values)
+    assert found[-1] == pytest.approx(float(values[-count:].mean()), abs=1e-6)
+    assert found[40 - count - 1] == pytest.approx(values[40 - count - 1]) or count == 40
+
+
+def blobs(count, seed):
+    gen = torch.Generator().manual_seed(seed)
+    targets = torch.randint(3, (count,), generator=gen)
+    return torch.randn(count, 8, generator=gen) + 2 * nn.functional.one_hot(targets, 8), targets
+
+
+def trained(results, **changes):
+    torch.manual_seed(0)
+    said = {"method": "dpsgd", "eps": 8, "epochs": 3, "batch_size": 25, "lr": 0.5, "device": "cpu"}
+    said |= {"results": results} | changes
+    return dpexp.train(nn.Linear(8, 3), blobs(100, 0), blobs(60, 1), **said)
+
+
+def test_a_run_evaluates_and_keeps_the_average_of_what_it_trains(tmp_path):
+    """By hand: the iterates are those of runs that stop earlier, in steps and not in noise."""
+    run = trained(tmp_path, settings={"averaging": "ema", "averaging.decay": 0.9})
+    plain = trained(tmp_path)
+    assert run.directory != plain.directory
+    assert run.epsilon == plain.epsilon and verify(run.directory)[0] == 0
+    weight = run.model.weight
+    assert not torch.allclose(weight, plain.model.weight, atol=1e-3)
+    inputs, targets = blobs(60, 1)
+    with torch.no_grad():
+        right = (run.model(inputs).argmax(1) == targets).float().mean()
+    assert 100 * float(right) == pytest.approx(run.accuracy, abs=1e-4)
+
+
+def test_an_average_that_keeps_nothing_is_the_last_iterate(tmp_path):
+    settings = {"averaging": "ema", "averaging.decay": 0.0}
+    run, plain = trained(tmp_path, settings=settings), trained(tmp_path)
+    assert run.result["weights_sha256"] == plain.result["weights_sha256"]
+
+
+def test_an_interrupted_run_goes_on_with_its_average(tmp_path):
+    settings = {"averaging": "ema", "averaging.decay": 0.9}
+
+    def stop(line):
+        if line["step"] == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path, settings=settings, callbacks=[stop])
+    run = trained(tmp_path, settings=settings)
+    whole = trained(tmp_path / "at once", settings=settings)
+    assert run.result["weights_sha256"] == whole.result["weights_sha256"]
+    assert run.metrics == whole.metrics
