@@ -16,7 +16,7 @@ def clip_micro_batches(patch: pytest.MonkeyPatch) -> None:
     """Clip each micro-batch's sum in place of each example's vector."""
     import torch
 
-    from dpexp.privacy.privatize import ClippedSum, clip_weights
+    from dpexp.privacy.privatize import FLAT, ClippedSum
 
     def broken(self, num_examples):
         self.counts.examples += num_examples
@@ -27,7 +27,7 @@ def clip_micro_batches(patch: pytest.MonkeyPatch) -> None:
             own = {key: total for key, total in sums.items() if key.release == name}
             norm = torch.cat([total.flatten() for total in own.values()]).norm()
             for key, total in own.items():
-                self._sum(key).add_(total * clip_weights(norm, release.clip_norm))
+                self._sum(key).add_(total * FLAT.weights(norm, release.clip_norm))
         self._held, self._sizes = {}, {}
 
     patch.setattr(ClippedSum, "close_micro_batch", broken)
@@ -35,13 +35,13 @@ def clip_micro_batches(patch: pytest.MonkeyPatch) -> None:
 
 def clip_layers(patch: pytest.MonkeyPatch) -> None:
     """Clip each block at C in place of all of a release's jointly."""
-    from dpexp.privacy.privatize import ClippedSum, clip_weights
+    from dpexp.privacy.privatize import FLAT, ClippedSum
 
     def broken(self, num_examples):
         self.counts.examples += num_examples
         for key, grads in self._held.items():
             bound = self._releases[key.release].clip_norm
-            weights = clip_weights(grads.norms_squared().sqrt(), bound)
+            weights = FLAT.weights(grads.norms_squared().sqrt(), bound)
             grads.add_to(self._sum(key), weights)
         self._held, self._sizes = {}, {}
 

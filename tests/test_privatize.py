@@ -13,12 +13,12 @@ from dpexp.grad_sample.linear import LinearWeight
 from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
 from dpexp.privacy.privatize import (
     FAR,
+    FLAT,
     GRAIN,
     NARROW,
     NOISE_AT_ONCE,
     ClippedSum,
     add_noise_,
-    clip_weights,
     with_tails_,
 )
 from dpexp.types import Key, Release
@@ -158,7 +158,7 @@ def test_a_batch_of_nothing_but_nan_gives_zero():
 
 
 def test_zero_gradients_are_left_alone():
-    assert clip_weights(torch.zeros(2), 1.0).tolist() == [1.0, 1.0]
+    assert FLAT.weights(torch.zeros(2), 1.0).tolist() == [1.0, 1.0]
 
 
 def test_without_clipping_the_plain_sum_is_given_and_nothing_is_counted():

@@ -11,7 +11,7 @@ import torch
 
 from dpexp.privacy import num_steps
 from dpexp.privacy.accounting import calibrate
-from dpexp.privacy.privatize import clip_weights
+from dpexp.privacy.privatize import FLAT
 from dpexp.training.observation import Analysis, View
 from dpexp.types import ConfigError
 
@@ -72,7 +72,7 @@ class NoiseNorm(Analysis):
             torch.arange(len(some)), None
         ):
             norms = sum(g.flatten(1).square().sum(1) for g in gradients.values()).sqrt()
-            weights = clip_weights(norms, clip_norm)
+            weights = FLAT.weights(norms, clip_norm)
             for name, g in gradients.items():
                 total[name] = total.get(name, 0) + torch.einsum("n,n...->...", weights, g)
         square = sum(float(g.double().square().sum()) for g in total.values())

@@ -55,6 +55,7 @@ KINDS = {
     "attack": ATTACK,
     "audit": ATTACK,
     "averaging": Kind("an averaging of weights (dpexp.training.averaging)", ("keeps",)),
+    "clipping": Kind("a clipping rule (dpexp.privacy.clipping)", ("group", "weights")),
     "augmentation": Kind(
         "an augmentation (dpexp.data.augmentation)", ("draws", "views", "multiplicity")
     ),

@@ -33,6 +33,7 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
 
 def around(config: dict[str, Any], task: Any, model: Any, method: Any) -> Any:
     """Return a run's parts, those around task, model and method built from its config."""
+    from dpexp.privacy.privatize import FLAT
     from dpexp.training.train import Parts
 
     def make_optimizer(weights: list[Any]) -> Any:
@@ -47,6 +48,7 @@ def around(config: dict[str, Any], task: Any, model: Any, method: Any) -> Any:
         _attack(config),
         averaging=_optional("averaging", config),
         augmentation=_optional("augmentation", config),
+        clipping=_optional("clipping", config) or FLAT,
     )
 
 

@@ -39,7 +39,7 @@ GROUPS = {
 CLOSED = {"privacy": ("budget",), "checkpoint": (), "wandb": (), "profile": ("name",)}
 """Groups whose only keys are those in conf/config.yaml and these."""
 
-OF_THE_COMMON_LOOP = ("averaging", "augmentation")
+OF_THE_COMMON_LOOP = ("averaging", "augmentation", "clipping")
 """Groups that a method with its own loop does not read."""
 
 NAMED = ("method", "model", "task", "profile", "public", "attack", "audit", *OF_THE_COMMON_LOOP)
@@ -145,6 +145,7 @@ def check(config: Mapping[str, Any]) -> None:
     _check_complete(config)
     _check_taken(config)
     _check_loop(config)
+    _check_clipping(config)
 
 
 def unscaled(config: Mapping[str, Any]) -> str:
@@ -235,6 +236,15 @@ def _check_taken(config: Mapping[str, Any]) -> None:
                     f"Unknown key {group}.{key}: {node['_target_']} takes {', '.join(valid)}."
                     f"{nearest(key, valid)}"
                 )
+
+
+def _check_clipping(config: Mapping[str, Any]) -> None:
+    """Refuse a clipping rule where nothing is clipped by a norm."""
+    if "clipping" in config and not config["clip"]:
+        raise ConfigError(
+            f"Expected clip=true beside clipping={config['clipping']['name']}; got clip=false. "
+            "Leave clipping out, or set clip=true."
+        )
 
 
 def _check_loop(config: Mapping[str, Any]) -> None:

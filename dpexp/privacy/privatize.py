@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.grad_sample.rounding import add_
 from dpexp.privacy.bound import is_exact_enough, slack_of, upper_bound
+from dpexp.privacy.clipping import Clipping, Flat, Group, bounds_of
 from dpexp.privacy.seeds import spawned
 from dpexp.types import ConfigError, Key, PerExampleGrads, Release, Size
 
 Blocks = dict[Key, Tensor]
+
+FLAT = Flat()
 
 NARROW = 256
 """Largest number of examples summed in the model's precision. Even if all their vectors agree, the
@@ -58,6 +61,7 @@ class ClippedSum:
         is_clipping: bool = True,
         is_wide: bool = False,
         micro_batch: int = NARROW,
+        clipping: Clipping = FLAT,
     ) -> None:
         """Start from zeros.
 
@@ -72,6 +76,7 @@ class ClippedSum:
             micro_batch: examples at once. If two micro-batches fit in `NARROW`, as many as fit are
                 summed in the model's precision before they are added to float64, which costs more
                 than a small micro-batch's products.
+            clipping: how an example's norm is brought down to the clip norm.
         """
         self.counts = ClipCounts()
         self._shapes, self._like = shapes, like
@@ -81,7 +86,9 @@ class ClippedSum:
         self._releases = {release.name: release for release in releases}
         self._is_clipping, self._is_wide = is_clipping, is_wide
         self._held: dict[Key, PerExampleGrads] = {}
-        self._sizes: dict[str, Size] = {}
+        self._clipping = clipping
+        self._bounds = bounds_of(clipping, shapes, self._releases)
+        self._sizes: dict[Group, Size] = {}
         self._largest: dict[str, Tensor] = {}  # largest coordinate by release
 
     @property
@@ -123,8 +130,9 @@ class ClippedSum:
                 self._largest[release.name] = largest if seen is None else seen.maximum(largest)
             else:
                 size, self._held[key] = grads.measured()
-                before = self._sizes.get(release.name)
-                self._sizes[release.name] = size if before is None else before.plus(size)
+                group = self._clipping.group(key)
+                before = self._sizes.get(group)
+                self._sizes[group] = size if before is None else before.plus(size)
 
     def close_micro_batch(self, num_examples: int) -> None:
         """Clip every example jointly over its release's blocks, and add them to the sums."""
@@ -134,10 +142,7 @@ class ClippedSum:
             return
         if not self._held:
             return
-        enough = [
-            is_exact_enough(size, self._releases[name].clip_norm)
-            for name, size in self._sizes.items()
-        ]
+        enough = [is_exact_enough(size, self._bounds[of]) for of, size in self._sizes.items()]
         enough += [largest.isfinite() for largest in self._largest.values()]
         is_exact = torch.stack(enough).all(0)
         held, self._held = self._held, {}
@@ -163,20 +168,21 @@ class ClippedSum:
         largest = {name: each[is_exact] for name, each in largest.items()}
         self._add(held, sizes, largest)
 
-    def _measured(self, held: dict[Key, PerExampleGrads]) -> dict[str, Size]:
-        """Return new sizes of all releases clipped by norm; `held` gets the forms to keep."""
-        sizes: dict[str, Size] = {}
+    def _measured(self, held: dict[Key, PerExampleGrads]) -> dict[Group, Size]:
+        """Return new sizes of all groups clipped by norm; `held` gets the forms to keep."""
+        sizes: dict[Group, Size] = {}
         for key, grads in held.items():
             if self._releases[key.release].clip == "norm":
                 size, held[key] = grads.measured()
-                seen = sizes.get(key.release)
-                sizes[key.release] = size if seen is None else seen.plus(size)
+                group = self._clipping.group(key)
+                seen = sizes.get(group)
+                sizes[group] = size if seen is None else seen.plus(size)
         return sizes
 
     def _add(
         self,
         held: dict[Key, PerExampleGrads],
-        sizes: Mapping[str, Size],
+        sizes: Mapping[Group, Size],
         largest: Mapping[str, Tensor],
         *,
         is_widened: bool = False,
@@ -184,30 +190,26 @@ class ClippedSum:
         """Clip examples and add them to the sums, emptying `held` on the way."""
         is_widened &= self._like.dtype != torch.float64
         slack = slack_of(self._like.dtype, is_widened=is_widened)
-        clip_norms = {name: release.clip_norm for name, release in self._releases.items()}
-        bounds = {
-            name: upper_bound(size, slack, is_widened=is_widened) for name, size in sizes.items()
-        }
+        bounds = {of: upper_bound(size, slack, is_widened=is_widened) for of, size in sizes.items()}
         finite = torch.stack([each.isfinite() for each in (*bounds.values(), *largest.values())])
-        above = [size.squares.sqrt() > clip_norms[name] for name, size in sizes.items()]
-        above += [each > clip_norms[name] for name, each in largest.items()]
+        above = [size.squares.sqrt() > self._bounds[of] for of, size in sizes.items()]
+        above += [each > self._releases[name].clip_norm for name, each in largest.items()]
         is_finite = finite.all(0)
         num_finite, num = int(is_finite.sum()), len(is_finite)
         self.counts.clipped += int((torch.stack(above).any(0) & is_finite).sum())
         self.counts.nonfinite += num - num_finite
-        weights = {name: clip_weights(bound, clip_norms[name]) for name, bound in bounds.items()}
+        weights = {
+            # Whatever a rule returns, no example exceeds the bound.
+            of: self._clipping.weights(norms, self._bounds[of]).minimum(self._bounds[of] / norms)
+            for of, norms in bounds.items()
+        }
         if num_finite < num:  # zero times NaN is NaN, so drop these examples
-            weights = {name: weight[is_finite] for name, weight in weights.items()}
+            weights = {of: weight[is_finite] for of, weight in weights.items()}
             for key in held:
                 held[key] = held[key].select(is_finite)
         while held:
             key, grads = held.popitem()
-            grads.add_to(self._sum(key), weights.get(key.release))
-
-
-def clip_weights(norms: Tensor, clip_norm: float) -> Tensor:
-    """Return min(1, C / norm) for norms [n] >= 0 or bounds on them; 1 for norms of zero."""
-    return clip_norm / norms.clamp(min=clip_norm)
+            grads.add_to(self._sum(key), weights.get(self._clipping.group(key)))
 
 
 def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, MaterializedGrads]:

@@ -18,7 +18,8 @@ from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample import Tape
 from dpexp.grad_sample.passes import Passes
 from dpexp.privacy import Mechanism
-from dpexp.privacy.privatize import ClippedSum, add_noise_, require_full_precision
+from dpexp.privacy.clipping import Clipping
+from dpexp.privacy.privatize import FLAT, ClippedSum, add_noise_, require_full_precision
 from dpexp.privacy.seeds import generator, seed_default
 from dpexp.training.states import mapped, new_tensors
 from dpexp.types import Batch, ConfigError, Key, LayerCallback, LayerGrads, Method, State
@@ -108,6 +109,7 @@ class PrivateGradient:
         public: Any = None,
         loss: LossFn = cross_entropy,
         augmentation: Augmentation | None = None,
+        clipping: Clipping = FLAT,
     ) -> None:
         """Hook the model's trainable layers; leaving the context removes the hooks.
 
@@ -120,6 +122,7 @@ class PrivateGradient:
             public: public examples for `prepare`, with `batch(indices)`; None: there are none.
             loss: of outputs and targets, summed over examples.
             augmentation: makes views of the private examples; None: they are taken as they are.
+            clipping: how an example's norm is brought down to the clip norm.
         """
         # Norms and sums come from different kernels. In TF32 or bfloat16 a computed norm would not
         # bound the sum.
@@ -128,7 +131,12 @@ class PrivateGradient:
         self._dtype = next(model.parameters()).dtype
         self._model, self._method, self._mechanism = model, method, mechanism
         self._ranks, self.micro_batch = ranks, micro_batch
-        self._augmentation = augmentation
+        self._augmentation, self._clipping = augmentation, clipping
+        if clipping != FLAT and any(r.clip == "coordinates" for r in mechanism.releases):
+            raise ConfigError(
+                "Expected a method that clips norms beside a clipping rule; this one clips "
+                "coordinates. Leave clipping out."
+            )
         self._state: State = {}
         self._sum = ClippedSum({}, (), torch.empty(0))
         self.trained = method.trainable(model)
@@ -291,6 +299,7 @@ class PrivateGradient:
             is_clipping=mechanism.clip,
             is_wide=self._ranks.size > 1,
             micro_batch=micro_batch,
+            clipping=self._clipping,
         )
 
     def _forget(self) -> None:

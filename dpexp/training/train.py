@@ -20,6 +20,8 @@ from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample.hooking import hooked_layers, mark_untried
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
 from dpexp.privacy.certificate import JUDGED_ON_TRAINING
+from dpexp.privacy.clipping import Clipping
+from dpexp.privacy.privatize import FLAT
 from dpexp.records import ANALYSIS, SCORES, Run
 from dpexp.training.averaging import Averaged, Averaging
 from dpexp.training.gradient import PrivateGradient
@@ -101,6 +103,7 @@ class Parts:
         pretrained: SHA-256 of its files of weights and tokenizers, by model and file.
         averaging: of the weights over steps; what is evaluated and kept is the average; None: none.
         augmentation: makes views of the private examples; None: none.
+        clipping: how an example's norm is brought down to the clip norm.
         callbacks: called on the first rank after each evaluation, with its line of metrics.jsonl.
     """
 
@@ -114,6 +117,7 @@ class Parts:
     pretrained: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     averaging: Averaging | None = None
     augmentation: Augmentation | None = None
+    clipping: Clipping = FLAT
     callbacks: Sequence[Callable[[dict[str, Any]], Any]] = ()
 
 
@@ -174,6 +178,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             task.public,
             task.loss,
             parts.augmentation,
+            parts.clipping,
         ) as gradient:
             observers = Observers(
                 parts.analyses, task, model, method, examples, gradient, mechanism, ranks

@@ -1,0 +1,150 @@
+"""Clipping rules: what each does to a gradient, and that none lets an example exceed C."""
+
+import math
+
+import pytest
+import torch
+
+import dpexp
+from dpexp.cli.verify import verify
+from dpexp.grad_sample.per_example import MaterializedGrads
+from dpexp.privacy.clipping import Flat, Normalize, PerLayer
+from dpexp.privacy.privatize import ClippedSum
+from dpexp.types import ConfigError, Key, Release
+from tests.runs import one_thread  # noqa: F401 (a fixture)
+
+C = 0.7
+KEYS = [Key("gradient", name) for name in ("a.weight", "a.bias", "b.weight", "c.d.weight")]
+SHAPES = [(3, 4), (3,), (5,), (2, 2)]
+RULES = {"flat": Flat(), "normalize": Normalize(0.01), "per_layer": PerLayer()}
+
+
+def sums_of(rule, blocks, micro_batch=4, dtype=torch.float32, releases=None):
+    """Clip and sum blocks [n, ...], some examples at a time."""
+    shapes = dict(zip(KEYS, SHAPES, strict=True))
+    releases = releases or (Release("gradient", 24, C),)
+    total = ClippedSum(shapes, releases, torch.empty(0, dtype=dtype), clipping=rule)
+    for begin in range(0, len(blocks[0]), micro_batch):
+        some = [block[begin : begin + micro_batch] for block in blocks]
+        total.take({key: MaterializedGrads(one) for key, one in zip(KEYS, some, strict=True)})
+        total.close_micro_batch(len(some[0]))
+    return total
+
+
+def draw(count, seed, scales):
+    gen = torch.Generator().manual_seed(seed)
+    return [
+        scale * torch.randn(count, *shape, generator=gen)
+        for scale, shape in zip(scales, SHAPES, strict=True)
+    ]
+
+
+def literal(rule, blocks):
+    """The papers' formulas, an example at a time in float64."""
+    total = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+    for example in zip(*(block.double() for block in blocks), strict=True):
+        if rule == "per_layer":
+            layers = [example[:2], example[2:3], example[3:]]
+        else:
+            layers = [example]
+        weights = []
+        for layer in layers:
+            norm = math.sqrt(sum(float(part.square().sum()) for part in layer))
+            bound = C / math.sqrt(len(layers))
+            weight = C / (norm + 0.01) if rule == "normalize" else min(1, bound / norm)
+            weights += [weight] * len(layer)
+        for sum_, weight, part in zip(total, weights, example, strict=True):
+            sum_ += weight * part
+    return total
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("scales", [(1, 1, 1, 1), (1e-3, 10, 1, 1e-6), (0.01, 0.01, 0.01, 0.01)])
+def test_a_rule_is_its_papers_formula(rule, scales):
+    blocks = draw(9, 0, scales)
+    found = sums_of(RULES[rule], blocks).sums
+    for key, expected in zip(KEYS, literal(rule, blocks), strict=True):
+        # Weights leave room for rounding: a thousandth of the clip norm.
+        torch.testing.assert_close(found[key].double(), expected, rtol=3e-3, atol=3e-3 * C)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_search_finds_no_example_that_moves_the_sum_by_more_than_c(rule):
+    """Hill climbing over one example's scales, beside others and alone."""
+    gen = torch.Generator().manual_seed(1)
+    worst = 0.0
+    for start in range(6):
+        logs = 6 * torch.randn(4, generator=gen)
+        reached = 0.0
+        for _ in range(40):
+            tried = logs + torch.randn(4, generator=gen)
+            blocks = draw(1, start, (10.0**tried).tolist())
+            others = draw(5, 100 + start, (1, 1, 1, 1))
+            both = [torch.cat(pair) for pair in zip(others, blocks, strict=True)]
+            less, more = (sums_of(RULES[rule], some).sums for some in (others, both))
+            moved = sum(float((more[k].double() - less[k].double()).square().sum()) for k in KEYS)
+            if math.sqrt(moved) >= reached:
+                logs, reached = tried, math.sqrt(moved)
+        worst = max(worst, reached)
+    assert 0.5 * C < worst <= C * (1 + 1e-7)
+
+
+class Greedy(Flat):
+    """A rule of a user's own that keeps no bound."""
+
+    def weights(self, norms, bound):
+        return torch.full_like(norms, 1e6)
+
+
+def test_no_rule_of_ones_own_can_exceed_c():
+    alone = sums_of(Greedy(), draw(1, 3, (1, 1, 1, 1))).sums
+    assert math.sqrt(sum(float(s.double().square().sum()) for s in alone.values())) <= C
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
+def test_what_is_not_finite_adds_nothing_and_what_is_huge_stays_bounded(rule, bad):
+    blocks = draw(6, 2, (1, 1, 1, 1))
+    without = sums_of(RULES[rule], [block[1:] for block in blocks]).sums
+    blocks[2][0, 0] = bad
+    total = sums_of(RULES[rule], blocks)
+    moved = sum(float((total.sums[k].double() - without[k].double()).square().sum()) for k in KEYS)
+    if math.isfinite(bad):
+        assert total.counts.nonfinite == 0 and math.sqrt(moved) <= C * (1 + 1e-7)
+    else:
+        assert total.counts.nonfinite == 1 and moved < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["normalize", "per_layer"])
+@pytest.mark.parametrize("method", ["dpsgd", "rgp", "lsg", "gep"])
+def test_every_method_takes_it_and_its_record_holds(rule, method, tmp_path):
+    task = "shapes" if method == "gep" else "digits"
+    run = dpexp.run(
+        f"method={method} task={task} profile=embedded eps=8 epochs=0.25 device=cpu "
+        f"clipping={rule} results={tmp_path}"
+    )
+    assert verify(run.directory)[0] == 0
+    assert run.config["clipping"]["name"] == rule
+    plain = dpexp.run(
+        f"method={method} task={task} profile=embedded eps=8 epochs=0.25 device=cpu "
+        f"results={tmp_path}"
+    )
+    assert plain.directory != run.directory
+    assert plain.result["weights_sha256"] != run.result["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("clipping=normalise", "normalize"),
+        ("clipping=normalize clipping.gamma=0", "clipping.gamma above 0"),
+        ("clipping=normalize clip=false noise=false eps=null", "clip=true"),
+        ("clipping=normalize method=pate", "has its own"),
+        ("clipping=per_layer method=compressive task=regression", "coordinates"),
+    ],
+)
+def test_a_mistake_is_one_line(words, line, tmp_path):
+    said = f"method=dpsgd task=digits profile=embedded eps=8 epochs=0.3 results={tmp_path} {words}"
+    with pytest.raises(ConfigError, match=line) as refused:
+        dpexp.run(said)
+    assert "\n" not in str(refused.value)
