@@ -274,6 +274,14 @@ class Method(Protocol):
 
     public_size: int = 0
 
+    def adapt(self, model: nn.Module) -> nn.Module:
+        """Return the model to train: usually as it is, or with adapters put into it."""
+        return model
+
+    def merged(self, model: nn.Module) -> nn.Module:
+        """Return the model to keep: usually as it is, or with its adapters in the weights."""
+        return model
+
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Return the names of the parameters that this method updates; all others are frozen."""
 

@@ -19,7 +19,7 @@ from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute, with_weights
 from dpexp.cli.instantiate import admit, loop_of, make
 from dpexp.cli.lookup import done_before
-from dpexp.cli.parts import around
+from dpexp.cli.parts import adapted, around
 from dpexp.cli.quoting import quoted, readable
 from dpexp.cli.trained import TrainedRun, load
 from dpexp.data import Examples, Task
@@ -116,7 +116,8 @@ def _trained(
             if records.find(results, config) is None:
                 at = choose_device(config["device"])
                 made = make("method", config["method"], without=("name",), kind="method")
-                parts = around(config, task, model.to(at), made)
+                trained = adapted(copy.deepcopy(model).to(at), made, config["seed"])
+                parts = around(config, task, trained, made)
                 parts = replace(parts, callbacks=callbacks)
                 loop_of(config).train(config, parts, Ranks(0, 1, at))
     return records.locate(results, config)

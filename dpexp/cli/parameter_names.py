@@ -60,7 +60,8 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
     if is_vote:
         return {"trainable": {n: p.numel() for n, p in model.named_parameters()}, "frozen": {}}
     made = make("method", config["method"], without=("name",))
-    return dict(zip(("trainable", "frozen"), named_parameters(model, made), strict=True))
+    named = named_parameters(made.adapt(model), made)
+    return dict(zip(("trainable", "frozen"), named, strict=True))
 
 
 def shape_of(config: Mapping[str, Any], result: Mapping[str, Any]) -> Any:

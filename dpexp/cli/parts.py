@@ -27,8 +27,20 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
         make("prompts", config["prompts"], given=(model, task.num_classes))
     if warm_start := config.get("warm_start"):
         make("warm_start", warm_start, given=(model, task))
-    parts = around(config, task, model, method)
+    parts = around(config, task, adapted(model, method, config["seed"]), method)
     return replace(parts, analyses=analyses, pretrained=fingerprints.pretrained(config))
+
+
+def adapted(model: Any, method: Any, seed: int) -> Any:
+    """Return the model that a method trains; the seed determines what it puts into it."""
+    import torch
+
+    from dpexp.privacy.seeds import generator
+
+    if not hasattr(method, "adapt"):  # a method of a loop of its own
+        return model
+    torch.manual_seed(generator(seed, "init", 1).initial_seed())
+    return method.adapt(model)
 
 
 def around(config: dict[str, Any], task: Any, model: Any, method: Any) -> Any:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import RankLost, Ranks
 from dpexp.distributed.stopping import Stopping
+from dpexp.models.adapters import save_adapters
 from dpexp.records import Ledger, RecordError, Run, describe
 from dpexp.records.weights import digest
 from dpexp.training import checkpoint
@@ -325,6 +326,7 @@ class Lifecycle:
         certificate: dict,
         numbers: Mapping[str, Any],
         arrays: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+        model: nn.Module | None = None,
     ) -> None:
         """Write the run's result and certificate.
 
@@ -333,20 +335,23 @@ class Lifecycle:
             certificate: of its privacy.
             numbers: entries for result.json, "epochs" and "steps" included.
             arrays: by file; a file without arrays is not written.
+            model: to keep; None: the state's.
         """
         peak_mb = self._ranks.largest(memory.peak_mb(self._ranks.device))
         if self._run is None:
             return
         state = self._state
         wall = time.monotonic() - self._taken_up
+        model = state.final_model if model is None else model
         said = {**state.last, **numbers}
-        said["weights_sha256"] = digest(state.final_model.state_dict())
+        said["weights_sha256"] = digest(model.state_dict())
         result = describe(
             self._config, task, self._mechanism, self._ranks, said, wall, state.examples, peak_mb
         )
         right = {name: each.numpy() for name, each in state.right.items()}
         if self._config["weights"] == KEEP:
-            keep(self._run.directory, state.final_model, task, self._config, result, certificate)
+            keep(self._run.directory, model, task, self._config, result, certificate)
+            save_adapters(state.final_model, self._run.directory, self._config["model"].get("repo"))
         self._run.finish(result, certificate, arrays, right)
         if self._logger is not None:
             self._logger.conclude(result)

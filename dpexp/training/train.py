@@ -235,7 +235,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         numbers |= {"pretrained_sha256": parts.pretrained} if parts.pretrained else {}
         numbers |= {"epochs": config["epochs"], "steps": state.step}
         files = {SCORES: findings.arrays, ANALYSIS: observers.arrays(state)}
-        run.finish(task, certificate, numbers, files)
+        run.finish(task, certificate, numbers, files, method.merged(state.final_model))
 
 
 def evaluations(config: dict, mechanism: Mechanism) -> set[int]:

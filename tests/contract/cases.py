@@ -47,7 +47,9 @@ USUAL = Case()
 RANK_2 = (*USUAL.narrow, "method.rank=2")
 FEW = ("method.m=20", "method.k=10")
 TEACHERS = ("method.teachers=8", "method.teacher_steps=2", "method.queries=50", "loop=dpexp.pate")
-CASES = dict.fromkeys(("dp_powersgd", "lsg", "powersgd", "rgp", "rgp_random"), Case(narrow=RANK_2))
+CASES = dict.fromkeys(
+    ("dp_lora", "dp_powersgd", "lsg", "powersgd", "rgp", "rgp_random"), Case(narrow=RANK_2)
+)
 CASES |= {
     # Its blocks are coordinates in a basis, and what is left beside them.
     "gep": Case(few=FEW, is_gradient=False),

@@ -87,6 +87,9 @@ def test_a_whole_block_is_the_gradient_times_what_no_example_decides(method):
         for key, block in blocks_alone(setting, index).items():
             gradient = gradients[key.parameter]
             if key.part == "full" and block.shape == gradient.shape:
+                if not gradient.any():  # an adapter's first side, before the second has moved
+                    assert not block.any()
+                    continue
                 factor = float((block * gradient).sum() / gradient.square().sum())
                 torch.testing.assert_close(block, factor * gradient, rtol=1e-9, atol=1e-12)
                 factors.setdefault(key, []).append(factor)

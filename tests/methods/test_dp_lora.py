@@ -1,0 +1,104 @@
+"""DP-LoRA: what its adapters compute, train and leave."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import dpexp
+from dpexp.models.adapters import Adapted, adapt, adapter_parameters, merged
+from dpexp.types import ConfigError
+from tests.runs import one_thread  # noqa: F401 (a fixture)
+
+RUN = "method=dp_lora profile=embedded eps=8 epochs=1 device=cpu"
+
+
+def network():
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 8, 3, stride=2, padding=1, dilation=2), nn.ReLU(), nn.Conv2d(8, 8, 1)]
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(72, 12), nn.Linear(12, 4)).double()
+
+
+def shaken(model):
+    """Adapters as after training, when B is no longer zero."""
+    for name in adapter_parameters(model):
+        nn.init.normal_(model.get_parameter(name), std=0.2)
+    return model
+
+
+def test_an_adapted_model_is_what_it_was_until_it_trains():
+    x = torch.randn(5, 3, 8, 8, dtype=torch.float64)
+    expected = network()(x)
+    assert torch.equal(adapt(network(), 2, 4.0, "*", "5")(x), expected)
+
+
+@pytest.mark.parametrize(("rank", "alpha"), [(1, 1.0), (3, 6.0)])
+def test_merged_weights_compute_the_same_and_have_their_first_names(rank, alpha):
+    x = torch.randn(5, 3, 8, 8, dtype=torch.float64)
+    model = shaken(adapt(network(), rank, alpha, "*", "5"))
+    whole = merged(model)
+    torch.testing.assert_close(whole(x), model(x))
+    assert whole.state_dict().keys() == network().state_dict().keys()
+    assert not torch.allclose(whole(x), network()(x))
+    assert isinstance(model[0], Adapted)  # the model that trains stays as it is
+
+
+def test_it_is_w_x_plus_alpha_over_rank_b_a_x():
+    layer = nn.Linear(6, 5).double()
+    adapted = shaken(adapt(nn.Sequential(layer, nn.Linear(5, 2).double()), 3, 6.0, "*", "1"))[0]
+    x = torch.randn(4, 6, dtype=torch.float64)
+    a, b = adapted.lora_A.weight, adapted.lora_B.weight
+    torch.testing.assert_close(adapted(x), layer(x) + 2.0 * x @ a.T @ b.T)
+
+
+def test_layers_at_or_below_the_rank_and_the_classifier_get_none():
+    names = adapter_parameters(adapt(network(), 8, 8.0, "*", "5"))
+    assert {name.split(".")[0] for name in names} == {"4"}
+    assert {name.split(".")[0] for name in adapter_parameters(adapt(network(), 2, 2.0, "2", "5"))}
+    with pytest.raises(ConfigError, match="method.targets=nothing"):
+        adapt(network(), 2, 2.0, "nothing", "5")
+    with pytest.raises(ConfigError, match=r"method.rank in \[1, 11\]"):
+        adapt(network(), 12, 2.0, "*", "5")
+
+
+def test_only_adapters_and_classifier_change(tmp_path):
+    run = dpexp.run(f"{RUN} task=digits method.rank=4 results={tmp_path}")
+    trainable = run.certificate["trainable"]
+    assert all("lora_" in name or name.startswith("head.") for name in trainable)
+    assert not any("lora_" in name for name in run.certificate["frozen"])
+    before = dpexp.run(f"{RUN} task=digits method.rank=4 optimizer.lr=1e-30 results={tmp_path}")
+    changed = {
+        name
+        for name, value in run.model.state_dict().items()
+        if not torch.equal(value, before.model.state_dict()[name])
+    }
+    adapted = {name.split(".lora_")[0] + ".weight" for name in trainable if "lora_" in name}
+    assert changed == adapted | {"head.weight"}
+
+
+def test_the_adapters_stand_beside_the_merged_model_as_peft_reads_them(tmp_path):
+    run = dpexp.run(f"{RUN} task=sentiment method.rank=8 epochs=0.1 results={tmp_path}")
+    folder = run.directory / "adapter"
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    tensors = load_file(folder / "adapter_model.safetensors")
+    assert settings["peft_type"] == "LORA" and settings["r"] == 8 and settings["lora_alpha"] == 16
+    query = "encoder.layer.0.attention.self.query"
+    assert query in settings["target_modules"]
+    assert tensors[f"base_model.model.{query}.lora_A.weight"].shape == (8, 64)
+    assert len(tensors) == 2 * len(settings["target_modules"])
+    assert not any("lora" in name for name in run.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("method.rank=0", "method.rank in"),
+        ("method.alpha=0", "method.alpha above 0"),
+        ("method.targets='*.nothing'", "method.targets"),
+    ],
+)
+def test_a_mistake_is_one_line(words, line, tmp_path):
+    with pytest.raises(ConfigError, match=line):
+        dpexp.run(f"{RUN} task=digits results={tmp_path} {words}")
