@@ -24,6 +24,14 @@ class Wrapped(Method):
             raise AttributeError(name)
         return getattr(self.__dict__["_method"], name)
 
+    def adapt(self, model: nn.Module) -> nn.Module:
+        """Return the model that the method trains."""
+        return self._method.adapt(model)
+
+    def merged(self, model: nn.Module) -> nn.Module:
+        """Return the model that the method keeps."""
+        return self._method.merged(model)
+
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Return the names of the parameters the method updates."""
         return self._method.trainable(model)
