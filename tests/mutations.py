@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import Phase, settings
 
-from tests import breaks, breaks_noise
+from tests import breaks, breaks_noise, breaks_options
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ AGAIN = f"{SEEDS}::test_steps_and_pieces_share_no_noise_however_far_apart"
 SOUND = (
     f"{CONTRACT}::test_one_example_moves_a_release_by_no_more_than_is_declared"
     "_and_nothing_else_is_known[dpsgd]"
+)
+AVERAGED = (
+    f"{TWINS}::test_after_equal_releases_all_is_equal_but_the_declared_diagnostics"
+    "[dpsgd model=cnn model.channels=[4,8] model.kernel=3 averaging=ema averaging.decay=0.9 "
+    "clipping=normalize]"
 )
 EQUAL = f"{TWINS}::test_after_equal_releases_all_is_equal_but_the_declared_diagnostics[dpsgd]"
 
@@ -136,6 +141,25 @@ BREAKS = {
         f"{PRIVATIZE}::test_clipping_is_joint_over_the_blocks_of_a_release",
         r"Expected 1\.2 but got (2\.0|1\.99999)",
         math.sqrt(26),
+    ),
+    "layers-at-the-whole-norm": Break(
+        breaks_options.layers_clipped_at_the_whole_norm,
+        "tests/test_clipping.py::test_a_search_finds_no_example_that_moves_the_sum_by_more_than_c"
+        "[per_layer]",
+        r"assert \(?[\d.]+ <= ",
+        math.sqrt(3),
+    ),
+    "views-one-by-one": Break(
+        breaks_options.views_clipped_one_by_one,
+        "tests/test_augmentation.py::test_one_example_moves_the_sum_by_the_clip_norm_at_most",
+        r"assert 3 == 1",
+        3,
+    ),
+    "average-without-noise": Break(
+        breaks_options.average_of_what_has_no_noise,
+        AVERAGED,
+        r"assert 'steps\.\d\.checkpoint\.averaged",
+        math.inf,
     ),
     "whole-micro-batch-dropped": Break(
         breaks.whole_micro_batch_dropped,

@@ -37,6 +37,9 @@ OTHERS = [  # other ways through the same loop
     ["dpsgd", *SMALL, "optimizer._target_=torch.optim.Adam", "optimizer.momentum=null"],
     ["dpsgd", *SMALL, "sampling=shuffle"],
     ["dpsgd", "model=linear", "task=regression"],
+    ["dpsgd", *SMALL, "averaging=ema", "averaging.decay=0.9", "clipping=normalize"],
+    ["rgp", *SMALL, "method.rank=2", "clipping=per_layer", "averaging=last"],
+    ["dpsgd", *SMALL, "augmentation=crop_flip", "augmentation.multiplicity=2"],
 ]
 
 

@@ -1,0 +1,52 @@
+"""Ways to break the privacy of options that every method takes, given pytest's MonkeyPatch.
+
+Nothing of dpexp is imported before one is applied: modules keep what they import from one another.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+
+def layers_clipped_at_the_whole_norm(patch: pytest.MonkeyPatch) -> None:
+    """Clip each layer at C in place of C over the root of their number."""
+    from dpexp.privacy import privatize
+
+    def broken(clipping, keys, releases):
+        return {clipping.group(key): releases[key.release].clip_norm for key in keys}
+
+    patch.setattr(privatize, "bounds_of", broken)
+
+
+def views_clipped_one_by_one(patch: pytest.MonkeyPatch) -> None:
+    """Take every view of an example for an example."""
+    from dpexp.grad_sample import Tape
+
+    whole = Tape.expect
+
+    def broken(self, num_examples, views=1):
+        whole(self, num_examples)
+
+    patch.setattr(Tape, "expect", broken)
+
+
+def average_of_what_has_no_noise(patch: pytest.MonkeyPatch) -> None:
+    """Add a step's clipped sum, before its noise, to the average that is kept."""
+    import torch
+
+    from dpexp.training.averaging import Averaged
+    from dpexp.training.gradient import PrivateGradient
+
+    release, add, seen = PrivateGradient._release, Averaged.add, []
+
+    def with_noise(self, sums, step):
+        seen[:] = [float(sum(each.double().square().sum() for each in sums.values()))]
+        return release(self, sums, step)
+
+    def broken(self, model, step):
+        add(self, model, step)
+        with torch.no_grad():
+            next(self.model.parameters()).flatten()[0] += 1e-3 * seen[0]
+
+    patch.setattr(PrivateGradient, "_release", with_noise)
+    patch.setattr(Averaged, "add", broken)
