@@ -22,9 +22,6 @@ from dpexp.types import ConfigError, MissingData, one_line
 
 log = logging.getLogger("dpexp")
 
-RESNETS = ("torchvision", "timm")
-"""Owners whose ResNets have torchvision's architecture and parameter names."""
-
 WEIGHTS = ("*.safetensors", "*.pth", "*.pt", "*.bin")
 
 ENCODE_BATCH = 64  # ours; changes no result
@@ -63,8 +60,9 @@ def encode(
         task: of images with 1 or 3 channels; its public examples are encoded too.
         device: where the encoder runs.
         name: as in conf/features.
-        encoder: "torchvision/resnet152" or another of its ResNets, "timm/resnet152.tv_in1k", or
-            owner/name of an image encoder on the hub that transformers can load.
+        encoder: "torchvision/resnet152" or another of its ResNets, "timm/resnet152.tv_in1k" or
+            another model of timm, or owner/name of an image encoder on the hub that transformers
+            can load.
         image_size: side that images are resized to, in pixels.
         mean: of the encoder's inputs in [0, 1], per channel.
         std: likewise, > 0.
@@ -165,8 +163,15 @@ def _after(images: Any, *settings: Any) -> Features | None:
 
 def _load(encoder: str, model_root: str, device: torch.device) -> Encoder:
     owner, _, architecture = encoder.partition("/")
-    load = _resnet if owner in RESNETS else _hub
+    load = _timm if owner == "timm" else _hub
+    if _is_resnet(owner, architecture):
+        load = _resnet
     return load(encoder, owner, architecture, model_root, device)
+
+
+def _is_resnet(owner: str, architecture: str) -> bool:
+    """Return whether torchvision's ResNets, and the names of its, are meant."""
+    return owner == "torchvision" or (owner == "timm" and architecture.startswith("resnet"))
 
 
 def _encoded(
@@ -193,7 +198,7 @@ def files_of(encoder: str, model_root: str) -> list[Path]:
         MissingData: it was not found.
     """
     owner, _, architecture = encoder.partition("/")
-    if owner in RESNETS:
+    if _is_resnet(owner, architecture):
         return [_weights(encoder, owner, architecture.partition(".")[0], model_root)]
     return sorted(path for path in model_folder(model_root, encoder).iterdir() if path.is_file())
 
@@ -285,6 +290,35 @@ def _read(path: Path) -> dict[str, Tensor]:
 
         return load_file(path)
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _timm(
+    encoder: str, owner: str, architecture: str, model_root: str, device: torch.device
+) -> Encoder:
+    """Load an image encoder of timm: its features before the classifier."""
+    folder = model_folder(model_root, encoder)
+    try:
+        import timm
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"Expected the library timm for features.encoder={encoder}; it is not installed. Run "
+            "pip install 'dpexp[timm]', or set another encoder."
+        ) from None
+    try:
+        model = timm.create_model(architecture.partition(".")[0], num_classes=0)
+        loading = model.load_state_dict(_read(folder / "model.safetensors"), strict=False)
+    except Exception as error:  # damaged files raise many kinds of errors
+        reason = one_line(error)[:200]
+        raise ConfigError(
+            f"Expected a model that timm can load in {folder}; it cannot ({reason})."
+        ) from None
+    if loading.missing_keys:
+        raise ConfigError(
+            f"Expected all weights of the encoder in {folder}; it lacks "
+            f"{len(loading.missing_keys)}, {loading.missing_keys[0]} among them. Put the files of "
+            "the whole model there."
+        )
+    return Encoder(model.eval().to(device), tuple(files_of(encoder, model_root)))
 
 
 def _hub(

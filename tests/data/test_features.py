@@ -233,3 +233,40 @@ def test_a_model_of_images_does_not_fit_features(models):
     words += ["features.encoder=someone/vit", f"features.image_size={SIZE}", f"model_root={models}"]
     with pytest.raises(ConfigError, match=r"inputs of shape \(24,\).*Set model=linear"):
         cli.build_parts(cli.compose(words), CPU)
+
+
+def test_an_encoder_of_timm_gives_its_features(encoded, task, models):
+    timm = pytest.importorskip("timm", reason="timm is an extra")
+    torch.manual_seed(0)
+    whole = timm.create_model("test_efficientnet", num_classes=5)
+    folder = models / "timm" / "test_efficientnet.mine"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"architecture": "test_efficientnet"}')
+    save_file(whole.state_dict(), folder / "model.safetensors")
+    bare = timm.create_model("test_efficientnet", num_classes=0)
+    bare.load_state_dict(whole.state_dict(), strict=False)
+    features = encoded(encoder="timm/test_efficientnet.mine", image_size=32)
+    images = task.test.inputs.expand(-1, 3, -1, -1)
+    images = F.interpolate(images, (32, 32), mode="bilinear", antialias=True)
+    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in ([0.5, 0.4, 0.3], [0.2, 0.3, 0.4]))
+    with torch.no_grad():
+        raw = bare.eval()((images - mean) / std)
+    expected = F.normalize(raw - raw.mean(1, keepdim=True), dim=1)
+    torch.testing.assert_close(features.test.inputs, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("damage", ["lacking", "torn", "unknown"])
+def test_what_timm_cannot_load_is_one_line(encoded, models, damage):
+    timm = pytest.importorskip("timm", reason="timm is an extra")
+    name = "nothing_like_it" if damage == "unknown" else "test_efficientnet"
+    folder = models / "timm" / name
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    state = timm.create_model("test_efficientnet", num_classes=5).state_dict()
+    state.pop("conv_stem.weight")
+    save_file(state, folder / "model.safetensors")
+    if damage == "torn":
+        (folder / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(ConfigError, match="Expected") as refused:
+        encoded(encoder=f"timm/{name}", image_size=32)
+    assert "\n" not in str(refused.value)
