@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from dpexp import cli, records
-from dpexp.cli import artifact, fingerprints, lookup
+from dpexp.cli import artifact, fingerprints, folders, lookup
 from dpexp.types import ConfigError
 from tests.runs import execute
 
@@ -93,8 +93,38 @@ def test_other_bytes_of_the_same_name_size_and_time_are_seen(done, roots, tmp_pa
         looked_up(done, folder)
 
 
+@pytest.mark.parametrize(
+    "word", ["data_root", "task.data_root", "model_root", "+task.model_root", "DPEXP_DATA_ROOT"]
+)
+def test_a_folder_that_is_named_and_is_not_there_is_refused(
+    word, done, roots, tmp_path, monkeypatch
+):
+    """Whether a finished run is looked up or a new one begins, and whatever it would have read."""
+    (tmp_path / "file").write_text("")
+    for folder, said in ((tmp_path / "nope", "no such folder"), (tmp_path / "file", "a file")):
+        words = [f"{word}={folder}"]
+        if word == "DPEXP_DATA_ROOT":
+            monkeypatch.setenv(word, str(folder))
+            words = []
+        config = cli.compose([*IMAGES, *words, f"results={done}"])
+        for call in (lookup.done_before, cli.execute):
+            with pytest.raises(ConfigError) as caught:
+                call(config)
+            line = str(caught.value)
+            assert f"={folder} ({said}). Set " in line and "\n" not in line
+
+
+def test_a_folder_of_the_default_name_need_not_be_there(monkeypatch, tmp_path):
+    monkeypatch.delenv("DPEXP_DATA_ROOT", raising=False)
+    monkeypatch.delenv("DPEXP_MODEL_ROOT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    config = cli.compose(["method=dpsgd", "task=digits", "profile=embedded"])
+    assert {name: config[name] for name in folders.DEFAULTS} == folders.DEFAULTS
+    folders.require_named(config)
+
+
 def test_where_there_are_no_data_the_record_is_shown_and_that_is_said(done, tmp_path):
-    line = looked_up(done, tmp_path / "nowhere")
+    line = looked_up(done, tmp_path)
     assert line.startswith("done before: ") and "\n" not in line
     assert "Note: the data of cifar10 were not compared (Expected " in line
 
@@ -109,7 +139,7 @@ def test_data_that_cannot_be_read_are_said_not_to_be_compared(done, roots, tmp_p
 def test_nothing_is_fetched_to_look_a_run_up(done, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: asked.append(a))
-    assert "not compared" in looked_up(done, tmp_path / "nowhere")
+    assert "not compared" in looked_up(done, tmp_path)
     assert not asked and not huggingface_hub.constants.HF_HUB_OFFLINE
 
 

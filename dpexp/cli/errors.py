@@ -163,7 +163,7 @@ def guarded(program: Any) -> None:
     sys.argv[1:] = readable(sys.argv[1:], is_sweep=bool(SWEEP & set(sys.argv)))
     restore_signals()
     argparse.ArgumentParser.error = _unknown_option
-    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+    warnings.showwarning = _show_warning
     try:
         program()
     except KeyboardInterrupt:
@@ -179,6 +179,14 @@ def guarded(program: Any) -> None:
         if line is None:
             raise
         sys.exit(fail(line))
+
+
+def _show_warning(message: Warning | str, *_: Any) -> None:
+    """Print a warning on one line, above a progress bar where there is one."""
+    from dpexp.training.progress import above_bar
+
+    with above_bar(sys.stderr):
+        print(f"warning: {message}", file=sys.stderr)
 
 
 def _unknown_option(_: argparse.ArgumentParser, message: str) -> NoReturn:

@@ -18,9 +18,10 @@ from dpexp.cli.errors import nearest, unknown_key
 from dpexp.cli.groups import CONF
 from dpexp.cli.instantiate import parameters
 from dpexp.cli.quoting import FOLDERS
+from dpexp.training import tracking
 from dpexp.training.schedules import LARGEST
 from dpexp.training.tracking import MODES
-from dpexp.types import ConfigError, require_word, setting_at
+from dpexp.types import ConfigError, setting_at
 
 GROUPS = {
     "profile": "profile=embedded",
@@ -126,7 +127,7 @@ def check_rate(overrides: Sequence[str]) -> None:
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Refuse invalid settings.
+    """Refuse invalid settings; `check_taken` looks at the rest.
 
     Args:
         config: a run's resolved config.
@@ -139,7 +140,6 @@ def check(config: Mapping[str, Any]) -> None:
     _check_words(config)
     _check_numbers(config)
     _check_complete(config)
-    _check_taken(config)
 
 
 def unscaled(config: Mapping[str, Any]) -> str:
@@ -213,8 +213,14 @@ def _defaults() -> tuple[dict[str, Any], list[str]]:
     return tree, groups
 
 
-def _check_taken(config: Mapping[str, Any]) -> None:
-    """Refuse settings that the chosen optimizer or schedule does not take."""
+def check_taken(config: Mapping[str, Any]) -> None:
+    """Refuse settings that the chosen optimizer or schedule does not take.
+
+    It imports them, and torch with them.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
     for group in CHOSEN:
         node = config[group]
         try:
@@ -254,7 +260,7 @@ def _check_words(config: Mapping[str, Any]) -> None:
             )
     if "mode" not in config["wandb"]:
         raise ConfigError(f"Expected wandb.mode, one of {', '.join(MODES)}; it was taken out.")
-    require_word("wandb.mode", config["wandb"]["mode"], MODES)
+    tracking.require(config)
 
 
 def _check_numbers(config: Mapping[str, Any]) -> None:

@@ -20,7 +20,17 @@ NONFINITE = "nonfinite_outputs"
 METRICS = "metrics.jsonl"
 
 RESULT_NEUTRAL = frozenset(
-    {"device", "ranks", "micro_batch", "data_root", "model_root", "results", "wandb", "checkpoint"}
+    {
+        "device",
+        "ranks",
+        "micro_batch",
+        "data_root",
+        "model_root",
+        "results",
+        "tracking",
+        "wandb",
+        "checkpoint",
+    }
 )
 """Top-level settings that change how a run is executed, never its result."""
 
