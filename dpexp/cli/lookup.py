@@ -121,7 +121,11 @@ def compare(config: Mapping[str, Any], result: Mapping[str, Any]) -> Comparison:
             f"Expected a finished run as one is written; {clean(wrong[0])}. Set results=FOLDER to "
             "run it anew, or remove the record."
         )
-    compared = [_compare_data(config, result), _compare_pretrained(config, result)]
+    compared = [
+        _compare_data(config, result),
+        _compare_pretrained(config, result),
+        (_compare_precision(config, result), ""),
+    ]
     other, unknown = ("; ".join(filter(None, parts)) for parts in zip(*compared, strict=True))
     return Comparison(other, unknown)
 
@@ -212,6 +216,17 @@ def _compare_pretrained(config: Mapping[str, Any], result: Mapping[str, Any]) ->
         changed += [f"{file} of {name}" for file in both if before.get(file) != files.get(file)]
     unknown = f"{older} {', nor which '.join(unrecorded)}" if unrecorded else ""
     return (f"here are others: {', '.join(changed)}" if changed else ""), unknown
+
+
+def _compare_precision(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return how the precision asked for differs from the record's; auto takes either.
+
+    In ids auto stands for bfloat16, also where it came to float32.
+    """
+    asked, recorded = config["model"].get("precision"), result.get("precision")
+    if recorded is None or asked not in ("float32", "bfloat16") or asked == recorded:
+        return ""
+    return f"its products were in {clean(recorded)} and are to be in {asked} here"
 
 
 def fingerprint_here(config: Mapping[str, Any]) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import RankLost, Ranks
 from dpexp.distributed.stopping import Stopping
+from dpexp.models.precision import PRECISIONS, resolve
 from dpexp.records import Ledger, RecordError, Run, describe
 from dpexp.training import checkpoint
 from dpexp.training.gradient import StepOutcome
@@ -350,6 +351,8 @@ class Lifecycle:
         state = self._state
         wall = time.monotonic() - self._taken_up
         said = {**state.last, **numbers}
+        if (precision := self._config["model"].get("precision")) in PRECISIONS:
+            said["precision"] = resolve(precision, self._ranks.device)
         said["weights_sha256"] = checkpoint.digest(state.model.state_dict())
         result = describe(
             self._config, task, self._mechanism, self._ranks, said, wall, state.examples, peak_mb
