@@ -28,7 +28,7 @@ def job(cfg: DictConfig) -> str | float:
     words = list(HydraConfig.get().overrides.task)
     try:
         if sweeps.is_search():
-            return sweeps.score(words)
+            return sweeps.score(cfg, words)
         return _run(cfg, words)
     except Exception as error:
         line = errors.mistake(error)

@@ -23,7 +23,10 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from dpexp.cli.composition import plain
+from dpexp.cli.folders import require_named
 from dpexp.cli.quoting import quoted
+from dpexp.types import ConfigError
 
 OPTIONS = {"-m", "--multirun"}
 FOLDER = Path("multirun")
@@ -32,6 +35,12 @@ FOLDER = Path("multirun")
 SCORE, METRIC, SECONDS, WHY, LAST = "score", "metric", "seconds", "why", "folder"
 WIDEST = 50
 """Characters of a failure's message in the table on the screen; the CSV has all."""
+
+
+COST = (
+    "note: {trials} trials were trained and judged on the private training set. The epsilon of a "
+    "run with settings that were chosen by them does not count that choice (docs/privacy.md)."
+)
 
 
 class Notes(Callback):
@@ -89,7 +98,8 @@ def show(folder: Path) -> None:
     paths = sorted(folder.glob("*.json"))
     if not paths:
         return
-    rows = table([json.loads(path.read_text(encoding="utf-8")) for path in paths])
+    notes = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    rows = table(notes)
     names = list(dict.fromkeys(name for row in rows for name in row))
     written = folder / "table.csv"
     with written.open("w", encoding="utf-8", newline="") as file:
@@ -99,6 +109,8 @@ def show(folder: Path) -> None:
     for path in paths:
         path.unlink()
     print("", *aligned([_on_screen(row) for row in rows]), written, sep="\n", file=sys.stderr)
+    if trials := sum(isinstance(note.get("value"), float) for note in notes):
+        print(COST.format(trials=trials), file=sys.stderr)
 
 
 def table(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -110,8 +122,12 @@ def table(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     keys = dict.fromkeys(key for some in settings for key in some)
     varied = [key for key in keys if len({some.get(key) for some in settings}) > 1]
     outcomes = [_outcome(note) for note in notes]
-    metrics = {one.pop(METRIC) for one in outcomes if METRIC in one}
-    name = metrics.pop() if len(metrics) == 1 else SCORE
+    metrics = {one[METRIC] for one in outcomes if METRIC in one}
+    name = SCORE
+    if len(metrics) == 1:
+        name = metrics.pop()
+        for one in outcomes:
+            one.pop(METRIC, None)
     return [
         {**{key: some.get(key, "") for key in varied}, name: one.pop(SCORE), **one}
         for some, one in zip(settings, outcomes, strict=True)
@@ -170,10 +186,26 @@ def is_search() -> bool:
     return "optuna" in str(HydraConfig.get().sweeper.get("_target_")).lower()
 
 
-def score(words: Sequence[str]) -> float:
+def score(cfg: DictConfig, words: Sequence[str]) -> float:
     """Return a trial's score on held-out training examples."""
+    config = plain(cfg, words)
+    require_named(config)
+
     from dpexp.cli import search
 
-    found = search.attempt(words)
+    config, parts = search.prepared(config)
+    _require_direction(parts.task.metric)
+    found = search.score(config, parts)
     print(f"{' '.join(words)}: {found:.4g} on held-out training examples", file=sys.stderr)
     return found
+
+
+def _require_direction(metric: str) -> None:
+    """Refuse to search for the worst score; Optuna minimises unless it is told otherwise."""
+    wanted = "minimize" if metric.endswith("loss") else "maximize"
+    given = str(HydraConfig.get().sweeper.direction).rpartition(".")[2]
+    if given != wanted:
+        raise ConfigError(
+            f"Expected hydra.sweeper.direction={wanted}, since trials are judged by {metric}; got "
+            f"{given}. Set hydra.sweeper.direction={wanted}."
+        )

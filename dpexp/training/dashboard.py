@@ -48,24 +48,17 @@ class Wandb:
     """
 
     def __init__(self, config: Mapping[str, Any], directory: Path, kind: str, name: str) -> None:
-        import wandb  # takes a second, and starts a service
-
         settings = config["wandb"]
         named = [config.get(group, {}).get("name") for group in NAMED]
-        paper, artifact = settings.get("paper"), settings.get("group")
-        self._run = wandb.init(
-            name=name,
-            mode=settings["mode"],
-            project=settings["project"],
-            entity=settings.get("entity"),
-            group="/".join(word for word in (paper, artifact) if word) or None,
-            tags=list(dict.fromkeys(word for word in (paper, *named) if word)),
-            job_type=kind,
+        self._run = _init(
+            settings,
+            kind,
+            name,
+            directory,
+            tags=list(dict.fromkeys(word for word in (settings.get("paper"), *named) if word)),
             id=directory.name,
             resume="allow",
-            dir=directory,
             config=dict(config),
-            settings=wandb.Settings(silent=True, console="off", finish_timeout=UPLOAD),
         )
         self._folder = Path(self._run.dir).parent
         self._run.define_metric("*", step_metric="step")
@@ -102,12 +95,8 @@ class Wandb:
         self._run.log_artifact(artifact)
 
     def finish(self, exit_code: int) -> None:
-        """Finish the run; say how an offline one is sent later."""
-        is_offline = self._run.offline
-        self._run.finish(exit_code=exit_code)
-        if is_offline:
-            folder = shlex.quote(str(self._folder))
-            log.info("wandb kept this run here; `wandb sync %s` sends it", folder)
+        """Finish the run."""
+        _finish(self._run, exit_code)
 
 
 def send_files(
@@ -122,23 +111,39 @@ def send_files(
         paths: of the files.
         folder: for wandb's own files.
     """
+    run = _init(settings, kind, name, folder)
     import wandb
 
-    run = wandb.init(
-        name=name,
-        mode=settings["mode"],
-        project=settings["project"],
-        entity=settings.get("entity"),
-        group="/".join(word for word in (settings["paper"], settings["group"]) if word) or None,
-        job_type=kind,
-        dir=folder,
-        settings=wandb.Settings(silent=True, console="off", finish_timeout=UPLOAD),
-    )
     artifact = wandb.Artifact(name, type=kind)
     for path in paths:
         artifact.add_file(str(path), policy=IN_PLACE)
     run.log_artifact(artifact)
-    run.finish()
+    _finish(run, 0)
+
+
+def _init(settings: Mapping[str, Any], kind: str, name: str, folder: Path, **more: Any) -> Any:
+    """Start a run of wandb's; its group is the artifact that the settings name."""
+    import wandb  # takes a second, and starts a service
+
+    return wandb.init(
+        name=name,
+        mode=settings["mode"],
+        project=settings["project"],
+        entity=settings.get("entity"),
+        group="/".join(w for w in (settings.get("paper"), settings.get("group")) if w) or None,
+        job_type=kind,
+        dir=folder,
+        settings=wandb.Settings(silent=True, console="off", finish_timeout=UPLOAD),
+        **more,
+    )
+
+
+def _finish(run: Any, exit_code: int) -> None:
+    """Finish a run of wandb's; say how an offline one is sent later."""
+    folder, is_offline = Path(run.dir).parent, run.offline
+    run.finish(exit_code=exit_code)
+    if is_offline:
+        log.info("wandb kept this here; `wandb sync %s` sends it", shlex.quote(str(folder)))
 
 
 def score_of(task: str) -> str:

@@ -6,7 +6,7 @@ import csv
 import importlib.util
 import io
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -121,13 +121,10 @@ class Tracker:
             return dashboard.within(seconds, call)
         except Exception as error:
             self._sinks.pop(name, None)
-            if name == "wandb":
-                dashboard.abandon(error)
-            reason = one_line(error).rstrip(".") or type(error).__name__
-            warnings.warn(
-                f"{name} failed: {reason[:REASON]}. The run goes on without it; its metrics.jsonl "
-                "has every evaluation.",
-                stacklevel=4,
+            _warn(
+                name,
+                error,
+                "The run goes on without it; its metrics.jsonl has every evaluation.",
             )
             return None
 
@@ -169,6 +166,25 @@ class Csv:
 
     def finish(self, exit_code: int) -> None:
         """Nothing is open."""
+
+
+def send_files(
+    settings: Mapping[str, Any], name: str, kind: str, paths: Sequence[Path], folder: Path
+) -> None:
+    """Send files to wandb as an artifact; warn if that fails. See `dashboard.send_files`."""
+    try:
+        dashboard.within(
+            START + FINISH, lambda: dashboard.send_files(settings, name, kind, paths, folder)
+        )
+    except Exception as error:
+        _warn("wandb", error, f"Not sent: {', '.join(map(str, paths))}.")
+
+
+def _warn(name: str, error: Exception, consequence: str) -> None:
+    if name == "wandb":
+        dashboard.abandon(error)
+    reason = one_line(error).rstrip(".") or type(error).__name__
+    warnings.warn(f"{name} failed: {reason[:REASON]}. {consequence}", stacklevel=5)
 
 
 def require(config: Mapping[str, Any]) -> None:
