@@ -21,9 +21,6 @@ UPLOAD = 300.0
 """Seconds that wandb has at the end to send what is left (ours); the rest stays on disk, for `wandb
 sync`."""
 
-IN_PLACE = "immutable"
-"""wandb's word for files that it need not copy into a folder of its own in the user's home."""
-
 GIVE_UP = 5.0
 """Seconds to clean up after wandb has failed (ours)."""
 
@@ -91,7 +88,8 @@ class Wandb:
         path = self._folder / "privacy.json"
         path.write_text(json.dumps(certificate, indent=2, default=str) + "\n", encoding="utf-8")
         artifact = wandb.Artifact(f"certificate-{self._run.id}", type="certificate")
-        artifact.add_file(str(path), policy=IN_PLACE)
+        # Immutable: wandb makes no copy in the user's home.
+        artifact.add_file(str(path), policy="immutable")
         self._run.log_artifact(artifact)
 
     def finish(self, exit_code: int) -> None:
@@ -116,7 +114,7 @@ def send_files(
 
     artifact = wandb.Artifact(name, type=kind)
     for path in paths:
-        artifact.add_file(str(path), policy=IN_PLACE)
+        artifact.add_file(str(path), policy="immutable")
     run.log_artifact(artifact)
     _finish(run, 0)
 

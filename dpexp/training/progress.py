@@ -100,7 +100,8 @@ class Progress:
         # Python has no standard error if it was started with that closed.
         self._stream = stream or sys.stderr or io.StringIO()
         self._label, self._total, self._target = label, total_steps, target
-        self._spent, self._epsilon = spent, (-1, None)
+        self._spent = spent
+        self._epsilon: tuple[int, float | None] = (-1, None)
         self._words: dict[str, str] = {}
         self._score: tuple[str, str] | None = None
         self._bar: _Bar | None = None

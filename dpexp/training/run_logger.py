@@ -76,9 +76,8 @@ class RunLogger:
         self._since = self._since.plus(outcome)
         if step % self._every:
             return
-        point = {**self._since.means(), "learning_rate": learning_rate}
-        if self._spent is not None:
-            point["epsilon"] = self._spent(step)
+        spent = None if self._spent is None else self._spent(step)
+        point = {**self._since.means(), "learning_rate": learning_rate, "epsilon": spent}
         self._tracker.log_point(step, point)
         self._since = _Sums()
 

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -113,7 +114,7 @@ class Tracker:
 
     def _each(self, method: str, seconds: float, *values: Any) -> None:
         for name, sink in list(self._sinks.items()):
-            self._try(name, lambda sink=sink: getattr(sink, method)(*values), seconds)
+            self._try(name, partial(getattr(sink, method), *values), seconds)
 
     def _try(self, name: str, call: Callable[[], Any], seconds: float) -> Any:
         """Return the result of a call; after a failure the place is not called again."""
