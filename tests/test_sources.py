@@ -4,7 +4,10 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
+import subprocess
+from datetime import date
 from pathlib import Path
 
 import huggingface_hub
@@ -64,6 +67,36 @@ def looked_up(results, root, *words):
     return lookup.done_before(
         cli.compose([*IMAGES, *words, f"data_root={root}", f"results={results}"])
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], r"done: test_accuracy \S+, eps [\d.]+ of 8 at delta 0.0001, \S+ s; in "),
+        (
+            ["sampling=shuffle"],
+            r"\S+ s \(shuffled batches: epsilon is paper-compatible, not a guar",
+        ),
+        (["noise=false", "eps=null"], r"no epsilon, \S+ s \(no noise: no privacy\); in "),
+    ],
+)
+def test_what_came_out_says_what_its_epsilon_is_worth(words, said, tmp_path):
+    more = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "epochs=0.2"]
+    directory = cli.execute(cli.compose([*more, "eps=8", *words, f"results={tmp_path}"]))
+    line = lookup.outcome(directory)
+    assert re.search(said, line) and line.endswith(str(directory)) and "\n" not in line
+
+
+def test_a_committed_record_is_said_to_be_the_repositorys(tmp_path):
+    folder = tmp_path / "runs" / "0123456789ab"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text("{}")
+    assert lookup._whence(folder).startswith(f"the record was made on {date.today()} at ")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a record"]):
+        subprocess.run([*git, *words], check=True)
+    said = f"the record is the repository's, committed on {date.today()}: {folder}"
+    assert lookup._whence(folder) == said
 
 
 def test_the_same_bytes_are_done_before_wherever_they_lie(done, roots, tmp_path):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dpexp import cli, records
+from dpexp.cli import artifact
 from dpexp.training import tracking
 from dpexp.training.tracking import Tracker, job_type
 from dpexp.types import ConfigError
@@ -359,6 +360,18 @@ def test_the_dashboard_is_on_line_unless_it_is_told_otherwise(monkeypatch):
 def test_where_a_run_is_sent_is_no_part_of_its_id(words):
     ids = {records.run_id(cli.compose([*SHORT, *more])) for more in ([], words)}
     assert len(ids) == 1
+
+
+def test_a_finished_table_is_sent_too(tmp_path, capsys):
+    words = ["rows=svhn-dpsgd", "columns=eps2", "seeds=0", "epochs=0.2", "wandb.mode=offline"]
+    assert artifact.main(["table3", *words, f"results={tmp_path}"]) == 0
+    printed = capsys.readouterr()
+    (sync,) = [line for line in printed.err.splitlines() if "wandb sync" in line]
+    folder = Path(sync.split("`")[1].removeprefix("wandb sync "))
+    (sent,) = [record.artifact for record in finished(folder) if record.HasField("artifact")]
+    assert (sent.type, sent.name) == ("table", "rgp-table3-embedded")
+    names = sorted(entry.path for entry in sent.manifest.contents)
+    assert names == ["table3.csv", "table3.md", "table3.tex"]
 
 
 def commands():

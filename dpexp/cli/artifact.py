@@ -207,7 +207,8 @@ def _send(
     name = f"{request.paper}-{request.artifact}-{request.profile}"
     folder = results / request.profile / "logs"
     folder.mkdir(parents=True, exist_ok=True)
-    tracking.send_files(settings, name, "table", written, folder)
+    if line := tracking.send_files(settings, name, "table", written, folder):
+        print(f"note: {line}", file=sys.stderr)
 
 
 def _compare(outcomes: Sequence[collect.Outcome], to_do: Sequence[cells.Job]) -> None:

@@ -60,12 +60,14 @@ def outcome(directory: Path) -> str:
     score, spent = result[result["metric"]], record.metrics[-1].get("epsilon")
     parts = [f"{result['metric']} {'no number' if score is None else f'{score:.4g}'}"]
     if spent is None:
-        parts.append("no epsilon: the run is not private")
+        parts.append("no epsilon")
     else:
         target = "" if result["eps"] is None else f" of {result['eps']:g}"
         parts.append(f"eps {spent:.4g}{target} at delta {result['delta']:g}")
     parts.append(duration(result["wall_s"]))
-    return f"done: {', '.join(parts)}; in {directory}"
+    deviations = record.privacy.get("deviations")
+    but = f" ({'; '.join(deviations)})" if deviations else ""
+    return f"done: {', '.join(parts)}{but}; in {directory}"
 
 
 def duration(seconds: float) -> str:

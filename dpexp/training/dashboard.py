@@ -93,13 +93,14 @@ class Wandb:
         self._run.log_artifact(artifact)
 
     def finish(self, exit_code: int) -> None:
-        """Finish the run."""
-        _finish(self._run, exit_code)
+        """Finish the run; say how an offline one is sent later."""
+        if line := _finish(self._run, exit_code):
+            log.info(line)
 
 
 def send_files(
     settings: Mapping[str, Any], name: str, kind: str, paths: Sequence[Path], folder: Path
-) -> None:
+) -> str:
     """Send files as a wandb artifact, in a run of their own.
 
     Args:
@@ -108,6 +109,9 @@ def send_files(
         kind: the artifact's type, and the run's job type.
         paths: of the files.
         folder: for wandb's own files.
+
+    Returns:
+        How to send them later, if wandb is offline; else "".
     """
     run = _init(settings, kind, name, folder)
     import wandb
@@ -116,7 +120,7 @@ def send_files(
     for path in paths:
         artifact.add_file(str(path), policy="immutable")
     run.log_artifact(artifact)
-    _finish(run, 0)
+    return _finish(run, 0)
 
 
 def _init(settings: Mapping[str, Any], kind: str, name: str, folder: Path, **more: Any) -> Any:
@@ -136,12 +140,13 @@ def _init(settings: Mapping[str, Any], kind: str, name: str, folder: Path, **mor
     )
 
 
-def _finish(run: Any, exit_code: int) -> None:
-    """Finish a run of wandb's; say how an offline one is sent later."""
+def _finish(run: Any, exit_code: int) -> str:
+    """Finish a run of wandb's; return how an offline one is sent later, else ""."""
     folder, is_offline = Path(run.dir).parent, run.offline
     run.finish(exit_code=exit_code)
-    if is_offline:
-        log.info("wandb kept this here; `wandb sync %s` sends it", shlex.quote(str(folder)))
+    if not is_offline:
+        return ""
+    return f"wandb kept this here; `wandb sync {shlex.quote(str(folder))}` sends it"
 
 
 def score_of(task: str) -> str:

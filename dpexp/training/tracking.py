@@ -171,14 +171,15 @@ class Csv:
 
 def send_files(
     settings: Mapping[str, Any], name: str, kind: str, paths: Sequence[Path], folder: Path
-) -> None:
+) -> str:
     """Send files to wandb as an artifact; warn if that fails. See `dashboard.send_files`."""
     try:
-        dashboard.within(
+        return dashboard.within(
             START + FINISH, lambda: dashboard.send_files(settings, name, kind, paths, folder)
         )
     except Exception as error:
         _warn("wandb", error, f"Not sent: {', '.join(map(str, paths))}.")
+        return ""
 
 
 def _warn(name: str, error: Exception, consequence: str) -> None:
