@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:  # a mistake in the config is answered before torch's second of import
+    import torch
+    from torch import Tensor, nn
 
 
 class ConfigError(ValueError):

@@ -78,7 +78,7 @@ def test_no_other_test_set_is_looked_at_either():
 def test_sampling_rate_steps_and_delta_are_those_of_the_whole(method):
     words = ["profile=embedded", "task=digits", "device=cpu", f"method={method}"]
     whole = cli.compose(words)
-    config, parts = search.prepared(words)
+    config, parts = search.prepared(cli.compose(words))
     rates = [c["batch_size"] / c["task"]["dataset_size"] for c in (whole, config)]
     assert rates[1] == pytest.approx(rates[0], rel=1e-3)
     assert config["epochs"] == whole["epochs"] and config["privacy"] == whole["privacy"]

@@ -4,7 +4,10 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
+import subprocess
+from datetime import date
 from pathlib import Path
 
 import huggingface_hub
@@ -15,7 +18,7 @@ import pytest
 from PIL import Image
 
 from dpexp import cli, records
-from dpexp.cli import artifact, fingerprints, lookup
+from dpexp.cli import artifact, fingerprints, folders, lookup
 from dpexp.types import ConfigError
 from tests.runs import execute
 
@@ -66,6 +69,36 @@ def looked_up(results, root, *words):
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], r"done: test_accuracy \S+, eps [\d.]+ of 8 at delta 0.0001, \S+ s; in "),
+        (
+            ["sampling=shuffle"],
+            r"\S+ s \(shuffled batches: epsilon is paper-compatible, not a guar",
+        ),
+        (["noise=false", "eps=null"], r"no epsilon, \S+ s \(no noise: no privacy\); in "),
+    ],
+)
+def test_what_came_out_says_what_its_epsilon_is_worth(words, said, tmp_path):
+    more = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "epochs=0.2"]
+    directory = cli.execute(cli.compose([*more, "eps=8", *words, f"results={tmp_path}"]))
+    line = lookup.outcome(directory)
+    assert re.search(said, line) and line.endswith(str(directory)) and "\n" not in line
+
+
+def test_a_committed_record_is_said_to_be_the_repositorys(tmp_path):
+    folder = tmp_path / "runs" / "0123456789ab"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text("{}")
+    assert lookup._whence(folder).startswith(f"the record was made on {date.today()} at ")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a record"]):
+        subprocess.run([*git, *words], check=True)
+    said = f"the record is the repository's, committed on {date.today()}: {folder}"
+    assert lookup._whence(folder) == said
+
+
 def test_the_same_bytes_are_done_before_wherever_they_lie(done, roots, tmp_path):
     moved = shutil.copytree(roots["a"], tmp_path / "moved")
     for root in (roots["a"], moved):
@@ -93,8 +126,38 @@ def test_other_bytes_of_the_same_name_size_and_time_are_seen(done, roots, tmp_pa
         looked_up(done, folder)
 
 
+@pytest.mark.parametrize(
+    "word", ["data_root", "task.data_root", "model_root", "+task.model_root", "DPEXP_DATA_ROOT"]
+)
+def test_a_folder_that_is_named_and_is_not_there_is_refused(
+    word, done, roots, tmp_path, monkeypatch
+):
+    """Whether a finished run is looked up or a new one begins, and whatever it would have read."""
+    (tmp_path / "file").write_text("")
+    for folder, said in ((tmp_path / "nope", "no such folder"), (tmp_path / "file", "a file")):
+        words = [f"{word}={folder}"]
+        if word == "DPEXP_DATA_ROOT":
+            monkeypatch.setenv(word, str(folder))
+            words = []
+        config = cli.compose([*IMAGES, *words, f"results={done}"])
+        for call in (lookup.done_before, cli.execute):
+            with pytest.raises(ConfigError) as caught:
+                call(config)
+            line = str(caught.value)
+            assert f"={folder} ({said}). Set " in line and "\n" not in line
+
+
+def test_a_folder_of_the_default_name_need_not_be_there(monkeypatch, tmp_path):
+    monkeypatch.delenv("DPEXP_DATA_ROOT", raising=False)
+    monkeypatch.delenv("DPEXP_MODEL_ROOT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    config = cli.compose(["method=dpsgd", "task=digits", "profile=embedded"])
+    assert {name: config[name] for name in folders.DEFAULTS} == folders.DEFAULTS
+    folders.require_named(config)
+
+
 def test_where_there_are_no_data_the_record_is_shown_and_that_is_said(done, tmp_path):
-    line = looked_up(done, tmp_path / "nowhere")
+    line = looked_up(done, tmp_path)
     assert line.startswith("done before: ") and "\n" not in line
     assert "Note: the data of cifar10 were not compared (Expected " in line
 
@@ -109,7 +172,7 @@ def test_data_that_cannot_be_read_are_said_not_to_be_compared(done, roots, tmp_p
 def test_nothing_is_fetched_to_look_a_run_up(done, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: asked.append(a))
-    assert "not compared" in looked_up(done, tmp_path / "nowhere")
+    assert "not compared" in looked_up(done, tmp_path)
     assert not asked and not huggingface_hub.constants.HF_HUB_OFFLINE
 
 

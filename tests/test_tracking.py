@@ -1,9 +1,11 @@
-"""The dashboard gets what metrics.jsonl gets, and the bar says what a person wants to know."""
+"""Dashboards and spreadsheets get what metrics.jsonl gets, and curves between."""
 
-import errno
-import io
+import csv
+import importlib.util
 import json
 import os
+import re
+import shlex
 import signal
 import struct
 import sys
@@ -13,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from dpexp import cli, records
+from dpexp.cli import artifact
 from dpexp.training import tracking
-from dpexp.training.tracking import Progress, Tracker, job_type
+from dpexp.training.tracking import Tracker, job_type
 from dpexp.types import ConfigError
 from tests.runs import (
     ALONE,
@@ -43,6 +46,7 @@ RESULT = {
     "device": "cpu",
     "versions": {"torch": "2"},
 }
+CERTIFICATE = {"epsilon": {"prv": 7.9}, "data_dependent_epsilon": {"rdp": 1.2}}
 
 
 def config(**wandb):
@@ -53,6 +57,8 @@ def config(**wandb):
         "model": {"name": "cnn"},
         "task": {"name": "digits"},
         "analysis": {},
+        "privacy": {"eps": 8.0},
+        "seed": 3,
     }
 
 
@@ -102,7 +108,7 @@ def tracked(directory, lines, result=None, **wandb):
         for line in lines:
             tracker.log(line)
         if result:
-            tracker.conclude(result)
+            tracker.conclude(result, CERTIFICATE)
     return finished(directory)
 
 
@@ -127,6 +133,7 @@ def test_an_offline_dashboard_can_be_read_back(tmp_path):
     assert run.project == "dpexp"
     assert run.run_group == "rgp/table3"
     assert run.job_type == "train"
+    assert run.display_name == "rgp cnn digits eps=8 seed=3"
     assert sorted(run.tags) == ["cnn", "digits", "embedded", "rgp"]  # a paper and a method, once
     assert by_key(run.config.update)["method"] == {"name": "rgp"}
 
@@ -149,6 +156,13 @@ def test_an_offline_dashboard_can_be_read_back(tmp_path):
         "device": "cpu",
     }
     assert "versions" not in summary
+
+    (artifact,) = [r.artifact for r in records if r.HasField("artifact")]
+    assert (artifact.type, artifact.name) == ("certificate", "certificate-0123456789ab")
+    (entry,) = artifact.manifest.contents
+    assert Path(entry.local_path).is_relative_to(directory)
+    sent = json.loads(Path(entry.local_path).read_text())
+    assert sent == {"epsilon": {"prv": 7.9}}  # what depends on the data stays at home
 
     axes = {r.metric.glob_name: r.metric.step_metric for r in records if r.HasField("metric")}
     assert axes["*"] == "step" and axes["score/*"] == "eps"
@@ -235,7 +249,7 @@ def test_a_dashboard_that_cannot_start_is_warned_of_in_one_line(tmp_path, monkey
     with pytest.warns(UserWarning, match="wandb failed: ") as said:
         with Tracker(config(mode="offline"), tmp_path) as tracker:
             tracker.log(LINE)
-            tracker.conclude(RESULT)
+            tracker.conclude(RESULT, CERTIFICATE)
     (one,) = said
     assert "\n" not in str(one.message)
 
@@ -246,69 +260,140 @@ def test_a_dashboard_without_its_library_is_warned_of(tmp_path, monkeypatch):
         Tracker(config(mode="online"), tmp_path).log(LINE)
 
 
-class Gone(io.StringIO):
-    """A terminal that is gone, or a log on a full disk."""
-
-    def __init__(self, is_terminal):
-        super().__init__()
-        self.isatty = lambda: is_terminal
-        self.is_gone = False
-
-    def write(self, text):
-        if self.is_gone:
-            raise OSError(errno.EIO, "Input/output error")
-        return super().write(text)
-
-    flush = lambda self: self.write("")  # noqa: E731
+# Other places
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_bar_that_nobody_can_see_stops_nothing(is_terminal):
-    stream = Gone(is_terminal)
-    with Progress(20, label="rgp digits", stream=stream) as progress:
-        progress._bar.mininterval = 0
-        stream.is_gone = True
-        progress.start_from(3)
-        progress.advance(64)
-        progress.report(LINE)
-    assert progress._step == 4
+CURVES = ["steps/train_loss", "steps/clip_fraction", "steps/learning_rate", "steps/epsilon"]
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
+def test_several_places_get_a_run_at_once(tmp_path, caplog):
+    """The run's id and record are those of a run that is sent nowhere."""
+    words = [*SHORT, "eps=8", "schedule=linear_decay"]
+    without = execute(tmp_path / "without", *words)
+    more = ["tracking=[wandb,csv]", "wandb.mode=offline"]
+    with caplog.at_level("INFO", "dpexp"):
+        directory = execute(tmp_path / "with", *words, *more)
+    assert directory.name == without.name
+    assert_same_run(of(directory), of(without))
+
+    history = [by_key(r.history.item) for r in finished(directory) if r.HasField("history")]
+    points = {row["_step"]: row for row in history if CURVES[0] in row}
+    assert sorted(points) == list(range(1, 13))
+    rates = [points[step]["steps/learning_rate"] for step in sorted(points)]
+    assert rates == sorted(rates, reverse=True) and rates[0] > rates[-1] > 0
+    spent = [points[step]["steps/epsilon"] for step in sorted(points)]
+    assert spent == sorted(spent) and 0 < spent[0] < spent[-1] <= 8
+    assert all(0 <= points[step]["steps/clip_fraction"] <= 1 for step in points)
+    means = [points[step]["steps/train_loss"] for step in (1, 2)]
+    assert min(means) <= history_at(history, 2)["train_loss"] <= max(means)
+
+    (sync,) = [line for line in caplog.messages if "wandb sync" in line]
+    folder = Path(sync.split("`")[1].removeprefix("wandb sync "))
+    assert list(folder.glob("*.wandb"))
+
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    with (directory / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [{k: v for k, v in row.items() if v} for row in rows] == [
+        {key: str(value) for key, value in line.items() if value is not None} for line in lines
+    ]
 
 
-def test_off_a_terminal_an_evaluation_is_one_line():
-    stream = io.StringIO()
-    with Progress(20, label="rgp digits", stream=stream) as progress:
-        for _ in range(10):
-            progress.advance(64)
-        progress.report(LINE | {"nonfinite": 0, "clip_fraction": None})
-    (line,) = stream.getvalue().splitlines()
-    assert line.startswith("rgp digits step 10/20 examples/s=")
-    assert "epsilon=3.2 train_loss=0.5 test_accuracy=91.25 left=" in line
-    assert "nonfinite" not in line
+def history_at(history, step):
+    return {key: value for row in history if row["_step"] == step for key, value in row.items()}
 
 
-def test_on_a_terminal_a_bar_tells_speed_epsilon_and_time_left():
-    stream = Terminal()
-    with Progress(20, label="rgp digits", stream=stream) as progress:
-        progress._bar.mininterval = 0
-        progress.report(LINE)
-        for _ in range(10):
-            progress.advance(64)
-        progress._bar.refresh()
-    last = stream.getvalue().split("\r")
-    assert any("10/20" in text and "epsilon=3.2" in text and "<" in text for text in last)
+def test_a_resumed_runs_spreadsheet_has_every_line_once(tmp_path):
+    words = [*SHORT, f"results={tmp_path}", "tracking=csv", "checkpoint.steps=4"]
+    config = cli.compose(words)
+
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(config, cli.build_parts(config, ALONE.device), 5, stop)
+    directory = cli.execute(config)
+    with (directory / "metrics.csv").open(newline="") as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == [2, 4, 6, 8, 10, 12]
 
 
-def test_a_resumed_run_counts_its_speed_from_where_it_went_on():
-    stream = io.StringIO()
-    progress = Progress(20, stream=stream)
-    progress.start_from(15)
-    progress.advance(64)
-    progress.report(LINE)
-    assert "step 16/20" in stream.getvalue()
-    assert progress.examples_per_s > 0 and progress.seconds_left < 60
-    progress.close()
+def test_a_spreadsheet_that_cannot_be_written_stops_nothing(tmp_path):
+    (tmp_path / "metrics.csv").mkdir()
+    with pytest.warns(UserWarning, match="^csv failed: .*The run goes on without it"):
+        with Tracker(config() | {"tracking": {"csv": True}}, tmp_path) as tracker:
+            tracker.log(LINE)
+
+
+def test_tensorboard_is_asked_for_where_it_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"tracking=tensorboard; it is not installed. pip inst"):
+        Tracker(config() | {"tracking": {"tensorboard": True}}, tmp_path)
+
+
+def test_tensorboard_reads_a_runs_numbers(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    directory = execute(tmp_path, *SHORT, "tracking=tensorboard", "eps=8")
+    events = EventAccumulator(str(directory / "tensorboard"))
+    events.Reload()
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    drawn = {event.step: event.value for event in events.Scalars("test_accuracy")}
+    assert drawn == pytest.approx({line["step"]: line["test_accuracy"] for line in lines})
+    assert [event.step for event in events.Scalars("steps/epsilon")] == list(range(1, 13))
+    assert "certificate/text_summary" in events.Tags()["tensors"]
+
+
+def test_the_dashboard_is_on_line_unless_it_is_told_otherwise(monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    assert cli.compose([*SHORT, "tracking=wandb"])["wandb"]["mode"] == "online"
+    assert cli.compose([*SHORT, "tracking=wandb", "wandb.mode=offline"])["wandb"]["mode"] == (
+        "offline"
+    )
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert cli.compose([*SHORT, "tracking=wandb"])["wandb"]["mode"] == "offline"
+
+
+@pytest.mark.parametrize(
+    "words", [["tracking=csv"], ["tracking=[csv,wandb]"], ["tracking=[]"], ["wandb.mode=offline"]]
+)
+def test_where_a_run_is_sent_is_no_part_of_its_id(words):
+    ids = {records.run_id(cli.compose([*SHORT, *more])) for more in ([], words)}
+    assert len(ids) == 1
+
+
+def test_a_finished_table_is_sent_too(tmp_path, capsys):
+    words = ["rows=svhn-dpsgd", "columns=eps2", "seeds=0", "epochs=0.2", "wandb.mode=offline"]
+    assert artifact.main(["table3", *words, f"results={tmp_path}"]) == 0
+    printed = capsys.readouterr()
+    (sync,) = [line for line in printed.err.splitlines() if "wandb sync" in line]
+    folder = Path(sync.split("`")[1].removeprefix("wandb sync "))
+    (sent,) = [record.artifact for record in finished(folder) if record.HasField("artifact")]
+    assert (sent.type, sent.name) == ("table", "rgp-table3-embedded")
+    names = sorted(entry.path for entry in sent.manifest.contents)
+    assert names == ["table3.csv", "table3.md", "table3.tex"]
+
+
+def commands():
+    """Yield the commands of run.py in docs/tracking.md, and the words that it explains."""
+    page = (Path(__file__).parents[1] / "docs" / "tracking.md").read_text(encoding="utf-8")
+    for command in re.findall(r"^    python run.py (.*)$", page, re.MULTILINE):
+        yield [word for word in shlex.split(command) if "=" in word and "hydra" not in word]
+    for word in re.findall(r"`'?((?:tracking|model\.precision|wandb\.mode)=[^`']*)'?`", page):
+        model = ["model=bert_tiny", "task=sentiment"] if word.startswith("model") else []
+        yield from ([*SHORT, *model, one] for one in expanded(word))
+
+
+def expanded(word):
+    key, _, values = word.partition("=")
+    return [f"{key}={value}" for value in values.split("\\|")]
+
+
+def test_what_the_page_says_can_be_typed():
+    found = list(commands())
+    assert len(found) > 8
+    if not importlib.util.find_spec("tensorboard"):
+        found = [words for words in found if "tensorboard" not in words[-1]]
+    for words in found:
+        first = [re.sub(r"=interval.*", "=1", word) for word in words]
+        cli.compose([word.partition(",")[0] if "[" not in word else word for word in first])

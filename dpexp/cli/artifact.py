@@ -57,7 +57,9 @@ from dpexp.distributed import ranks
 from dpexp.reporting import collect
 from dpexp.reporting.collect import build, cells, plan
 from dpexp.reporting.render import exports, table
+from dpexp.reporting.render.terminal import terminal
 from dpexp.reporting.schema import spec, tuned
+from dpexp.training import tracking
 from dpexp.types import ConfigError
 
 CALLED = "python -m scripts.artifact"
@@ -185,11 +187,28 @@ def _main(words: Sequence[str]) -> int:
         changing(request.overrides),
         tuned.notes(artifact, request.profile, cells.choices_of(jobs)),
     )
-    for path in exports.write(shown, results):
-        print(path)
+    written = exports.write(shown, results)
+    if not artifact.figure:
+        print(f"\n{terminal(shown)}")
+    print(*written, sep="\n")
+    _send(request, configs, written, results)
     attempted = {job.run_id for job in to_do}
     judged = [o for o in outcomes if o.job.run_id in attempted or o.status == collect.REFUSED]
     return 130 if stopped else exit_code(judged)
+
+
+def _send(
+    request: Request, configs: Sequence[dict[str, Any]], written: Sequence[Path], results: Path
+) -> None:
+    """Send the files to wandb if the runs are sent there; a failure is told and changes nothing."""
+    settings = configs[0]["wandb"] if configs else {"mode": "disabled"}
+    if settings["mode"] == "disabled":
+        return
+    name = f"{request.paper}-{request.artifact}-{request.profile}"
+    folder = results / request.profile / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    if line := tracking.send_files(settings, name, "table", written, folder):
+        print(f"note: {line}", file=sys.stderr)
 
 
 def _compare(outcomes: Sequence[collect.Outcome], to_do: Sequence[cells.Job]) -> None:

@@ -72,6 +72,19 @@ def plain(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
             profile, or if a setting is invalid.
     """
     from dpexp.cli import validate
+
+    config = resolved(cfg, overrides)
+    validate.check_taken(config)
+    return config
+
+
+def resolved(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return what `plain` does, without the checks that need torch.
+
+    Raises:
+        ConfigError: as `plain`.
+    """
+    from dpexp.cli import validate
     from dpexp.records import present_names
     from dpexp.types import ConfigError
 

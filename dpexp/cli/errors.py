@@ -35,8 +35,14 @@ HELP, GROUPS = CONF / "hydra/help/dpexp.yaml", re.compile(r"\$\{options:(\w+)\}"
 NAMELESS = "Config group override must be"
 """Start of Hydra's message for a group option that is not a name; it has no error type for that."""
 
-EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray"}
-"""Launcher -> the extra of this package that installs its plugin."""
+EXTRAS = {
+    "joblib": "joblib",
+    "submitit_slurm": "slurm",
+    "submitit_local": "slurm",
+    "ray": "ray",
+    "optuna": "optuna",
+}
+"""Launcher or sweeper -> the extra of this package that installs its plugin."""
 
 
 class JobFailed(Exception):
@@ -71,6 +77,10 @@ def explain(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.partition("/")
         options = options_of(group)
+        kind, _, plugin = name.partition("/")
+        if group == "hydra" and plugin in EXTRAS:
+            extra = EXTRAS[plugin]
+            return f"The {kind} {plugin} is not installed. It needs: pip install -e '.[{extra}]'."
         if not group or not options:
             return one_line(error)
         return f"Expected {group} to be one of {', '.join(options)}; got {group}={name}." + nearest(
@@ -163,7 +173,7 @@ def guarded(program: Any) -> None:
     sys.argv[1:] = readable(sys.argv[1:], is_sweep=bool(SWEEP & set(sys.argv)))
     restore_signals()
     argparse.ArgumentParser.error = _unknown_option
-    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+    warnings.showwarning = _show_warning
     try:
         program()
     except KeyboardInterrupt:
@@ -179,6 +189,14 @@ def guarded(program: Any) -> None:
         if line is None:
             raise
         sys.exit(fail(line))
+
+
+def _show_warning(message: Warning | str, *_: Any) -> None:
+    """Print a warning on one line, above a progress bar where there is one."""
+    from dpexp.training.progress import above_bar
+
+    with above_bar(sys.stderr):
+        print(f"warning: {message}", file=sys.stderr)
 
 
 def _unknown_option(_: argparse.ArgumentParser, message: str) -> NoReturn:

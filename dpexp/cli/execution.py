@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from dpexp.cli.folders import require_named
 from dpexp.cli.instantiate import admit, loop_of
 from dpexp.cli.parts import build_parts
 
@@ -15,8 +16,10 @@ def execute(config: dict[str, Any]) -> Path:
     """Run what a config asks for, or look it up where it is done; return the run's directory.
 
     Raises:
+        ConfigError: for a folder of data or models that does not exist.
         records.Busy: another process is doing it.
     """
+    require_named(config)
     from dpexp import records
     from dpexp.distributed import processes
 

@@ -6,16 +6,21 @@ A config names data, weights and tokenizers, but the files behind a name may hav
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tqdm import tqdm
+
 from dpexp.cli.fingerprints import PRETRAINED, pretrained, tokenizers_named
+from dpexp.cli.folders import require_named
 from dpexp.records.weights import WEIGHTS
 from dpexp.reporting.text import clean
 from dpexp.training.kept import KEEP
@@ -40,10 +45,53 @@ def done_before(config: dict[str, Any]) -> str:
     value = "no number" if result.get(metric) is None else f"{result[metric]:.4g}"
     spent = "" if result.get("eps") is None else f", eps {result['eps']:g}"
     where = clean(result.get("device", "a device that is not named"))
-    line = f"done before: {clean(metric)} {value}{spent}, on {where}; results=FOLDER runs it anew"
+    line = (
+        f"done before: {clean(metric)} {value}{spent}, on {where}; {_whence(found.directory)}; "
+        "results=FOLDER runs it anew"
+    )
     if config["weights"] == KEEP and not (found.directory / WEIGHTS).exists():
         line += ", and keeps its model, which this record lacks"
     return f"{line}. Note: {bytes_here.unknown}" if bytes_here.unknown else line
+
+
+def outcome(directory: Path) -> str:
+    """Return a line about a run that has just been finished: score, epsilon, time and folder."""
+    from dpexp import records
+
+    record = records.read(directory)
+    assert record is not None
+    result = record.result
+    score, spent = result[result["metric"]], record.metrics[-1].get("epsilon")
+    parts = [f"{result['metric']} {'no number' if score is None else f'{score:.4g}'}"]
+    if spent is None:
+        parts.append("no epsilon")
+    else:
+        target = "" if result["eps"] is None else f" of {result['eps']:g}"
+        parts.append(f"eps {spent:.4g}{target} at delta {result['delta']:g}")
+    parts.append(duration(result["wall_s"]))
+    deviations = record.privacy.get("deviations")
+    but = f" ({'; '.join(deviations)})" if deviations else ""
+    return f"done: {', '.join(parts)}{but}; in {directory}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people read it: 5.9 s, 12:34 or 1:23:45."""
+    return f"{seconds:.1f} s" if seconds < 60 else tqdm.format_interval(seconds)
+
+
+def _whence(directory: Path) -> str:
+    """Return whose record a finished run is: the repository's, or made here; and of when."""
+    result = directory / "result.json"
+    committed = ["git", "-C", str(directory), "log", "-1", "--format=%as", "--", result.name]
+    try:
+        done = subprocess.run(committed, capture_output=True, text=True, timeout=10)
+        day = done.stdout.strip() if done.returncode == 0 else ""
+    except (OSError, subprocess.TimeoutExpired):
+        day = ""
+    if day:
+        return f"the record is the repository's, committed on {day}: {directory}"
+    made = datetime.fromtimestamp(result.stat().st_mtime)
+    return f"the record was made on {made:%Y-%m-%d at %H:%M}: {directory}"
 
 
 class Comparison(NamedTuple):
@@ -68,16 +116,22 @@ def compare(config: Mapping[str, Any], result: Mapping[str, Any]) -> Comparison:
         result: the finished run's result.json, which anyone may have written.
 
     Raises:
+        ConfigError: if the config names a folder that does not exist.
         RecordError: if an entry of the result has the wrong type.
     """
     from dpexp.records import RecordError, wrong_kinds
 
+    require_named(config)
     if wrong := wrong_kinds(result):
         raise RecordError(
             f"Expected a finished run as one is written; {clean(wrong[0])}. Set results=FOLDER to "
             "run it anew, or remove the record."
         )
-    compared = [_compare_data(config, result), _compare_pretrained(config, result)]
+    compared = [
+        _compare_data(config, result),
+        _compare_pretrained(config, result),
+        (_compare_precision(config, result), ""),
+    ]
     other, unknown = ("; ".join(filter(None, parts)) for parts in zip(*compared, strict=True))
     return Comparison(other, unknown)
 
@@ -168,6 +222,17 @@ def _compare_pretrained(config: Mapping[str, Any], result: Mapping[str, Any]) ->
         changed += [f"{file} of {name}" for file in both if before.get(file) != files.get(file)]
     unknown = f"{older} {', nor which '.join(unrecorded)}" if unrecorded else ""
     return (f"here are others: {', '.join(changed)}" if changed else ""), unknown
+
+
+def _compare_precision(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return how the precision asked for differs from the record's; auto takes either.
+
+    In ids auto stands for bfloat16, also where it came to float32.
+    """
+    asked, recorded = config["model"].get("precision"), result.get("precision")
+    if recorded is None or asked not in ("float32", "bfloat16") or asked == recorded:
+        return ""
+    return f"its products were in {clean(recorded)} and are to be in {asked} here"
 
 
 def fingerprint_here(config: Mapping[str, Any]) -> tuple[str, str]:

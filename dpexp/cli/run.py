@@ -13,36 +13,56 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from dpexp.cli import errors
-from dpexp.cli.composition import plain
+from dpexp.cli import errors, sweeps, verbosity
+from dpexp.cli.composition import resolved
 from dpexp.cli.execution import execute, with_weights
 from dpexp.cli.groups import CONF
 
 
-def job(cfg: DictConfig) -> None:
-    """Run one job; its directory is the last line printed."""
-    try:
-        from dpexp.cli import validate
-        from dpexp.cli.lookup import done_before
+def job(cfg: DictConfig) -> str | float:
+    """Run one job; its directory is the last line printed.
 
-        config = with_weights(plain(cfg, HydraConfig.get().overrides.task))
-        is_first = os.environ.get("RANK", "0") == "0"
-        if is_first:
-            validate.warn_of_idle(config, HydraConfig.get().overrides.task)
-        if is_first and (line := done_before(config)):
-            print(line, file=sys.stderr)
-        directory = execute(config)
-        if is_first:
-            print(directory, flush=True)
+    Returns:
+        The directory, for a sweep's table; for Optuna the score on held-out training examples.
+    """
+    words = list(HydraConfig.get().overrides.task)
+    try:
+        if sweeps.is_search():
+            return sweeps.score(cfg, words)
+        return _run(cfg, words)
     except Exception as error:
         line = errors.mistake(error)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             # Hydra runs the other jobs and reports only the first failure; report each.
-            words = " ".join(HydraConfig.get().overrides.task)
-            raise errors.job_failed(words, line) from error
+            raise errors.job_failed(" ".join(words), line) from error
         if line is None:
             raise
         sys.exit(errors.fail(line))
+
+
+def _run(cfg: DictConfig, words: list[str]) -> str:
+    from dpexp.cli import validate
+
+    is_first = os.environ.get("RANK", "0") == "0"
+    config = with_weights(resolved(cfg, words))
+    if is_first:
+        from dpexp.training.tracking import run_name
+
+        print(f"{run_name(config)}: starting", file=sys.stderr, flush=True)
+        validate.warn_of_idle(config, words)
+    validate.check_taken(config)  # imports torch, which takes a second or more
+
+    from dpexp.cli import lookup
+
+    known = lookup.done_before(config) if is_first else ""
+    if known:
+        print(known, file=sys.stderr)
+    directory = execute(config)
+    if is_first:
+        if not known:
+            print(lookup.outcome(directory), file=sys.stderr)
+        print(directory, flush=True)
+    return str(directory)
 
 
 hydra_program = hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(job)
@@ -54,5 +74,11 @@ def main() -> None:
     if "WORLD_SIZE" in os.environ:
         from dpexp.distributed.processes import leave_after
 
-        leave_after(lambda: errors.guarded(hydra_program))
-    errors.guarded(hydra_program)
+        leave_after(lambda: errors.guarded(_program))
+    errors.guarded(_program)
+
+
+def _program() -> None:
+    with sweeps.ending_with_table(verbosity.translated(sys.argv[1:])) as words:
+        sys.argv[1:] = words
+        hydra_program()

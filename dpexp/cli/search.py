@@ -44,14 +44,16 @@ def held_out(task: Task) -> Task:
     return replace(task, train=kept, test=judged, dataset_size=len(kept), also={})
 
 
-def prepared(words: Sequence[str]) -> tuple[dict[str, Any], Parts]:
+def prepared(config: dict[str, Any]) -> tuple[dict[str, Any], Parts]:
     """Return a run without the held-out examples; sampling rate, steps and noise are the table's.
+
+    Args:
+        config: of the run on the whole training set; it is changed.
 
     Raises:
         ConfigError: for an invalid config, or a method with its own loop, such as PATE, whose
             students learn from part of the test set.
     """
-    config = compose(words)
     if "loop" in config:
         raise ConfigError(
             f"Expected a method of the common training loop; method={config['method']['name']} has "
@@ -74,13 +76,17 @@ def attempt(words: Sequence[str]) -> float:
     Raises:
         ConfigError: as `prepared`.
     """
-    config, parts = prepared(words)
+    return score(*prepared(compose(words)))
+
+
+def score(config: dict[str, Any], parts: Parts) -> float:
+    """Train a run that is `prepared`; return its metric on the held-out examples, or NaN."""
     with tempfile.TemporaryDirectory() as folder:
         config["results"] = folder
         train(config, parts, Ranks(0, 1, choose_device(config["device"])))
         result: dict[str, Any] = records.find(folder, config).result
-    score = result[result["metric"]]
-    return math.nan if score is None else float(score)
+    value = result[result["metric"]]
+    return math.nan if value is None else float(value)
 
 
 def combinations(words: Sequence[str]) -> list[tuple[str, ...]]:

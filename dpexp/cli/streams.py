@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
+
+PLAIN = {
+    "ε": "eps",
+    "δ": "delta",
+    "σ": "sigma",
+    "±": "+-",
+    "≥": ">=",
+    "≤": "<=",
+    "–": "-",
+    "…": "...",
+}
+"""Words for characters that a terminal's encoding may lack."""
+
+
+def _in_plain(error: UnicodeError) -> tuple[str, int]:
+    """Replace characters that an encoding lacks by words or escapes."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    words = (PLAIN.get(one) or one.encode("ascii", "backslashreplace").decode() for one in lacking)
+    return "".join(words), error.end
+
+
+codecs.register_error("dpexp.plain", _in_plain)
 
 
 class _SafeStream:
@@ -50,11 +76,14 @@ class _SafeStream:
 def safe_output() -> Iterator[None]:
     """Keep the program running when stdout or stderr cannot be written.
 
+    Characters that their encoding lacks are written in words, such as eps.
+
     Raises:
         SystemExit: with 2, once the program has finished, if output was lost, e.g. on a full disk.
     """
     _open_closed_streams()
     streams = sys.stdout, sys.stderr
+    before = [_encode_by(stream, "dpexp.plain") for stream in streams]
     safe = sys.stdout, sys.stderr = _SafeStream(streams[0]), _SafeStream(streams[1])
     try:
         yield
@@ -66,9 +95,19 @@ def safe_output() -> Iterator[None]:
         sys.stdout.flush()
         sys.stderr.flush()
         sys.stdout, sys.stderr = streams
+        for stream, errors in zip(streams, before, strict=True):
+            _encode_by(stream, errors)
     if fault := safe[0].fault:
         print(f"error: Cannot write the output: {fault}.", file=sys.stderr)
         raise SystemExit(2)
+
+
+def _encode_by(stream: TextIO, errors: str | None) -> str | None:
+    """Set what a stream does with characters that its encoding lacks; return what it did before."""
+    before = stream.errors
+    if isinstance(stream, io.TextIOWrapper) and errors is not None:
+        stream.reconfigure(errors=errors)
+    return before
 
 
 def _open_closed_streams() -> None:

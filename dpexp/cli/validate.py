@@ -18,6 +18,7 @@ from dpexp.cli.errors import nearest, unknown_key
 from dpexp.cli.groups import CONF
 from dpexp.cli.instantiate import parameters
 from dpexp.cli.quoting import FOLDERS
+from dpexp.training import tracking
 from dpexp.training.kept import WORDS as KEPT
 from dpexp.training.schedules import LARGEST
 from dpexp.training.tracking import MODES
@@ -130,7 +131,7 @@ def check_rate(overrides: Sequence[str]) -> None:
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Refuse invalid settings.
+    """Refuse invalid settings; `check_taken` looks at the rest.
 
     Args:
         config: a run's resolved config.
@@ -143,7 +144,6 @@ def check(config: Mapping[str, Any]) -> None:
     _check_words(config)
     _check_numbers(config)
     _check_complete(config)
-    _check_taken(config)
     _check_loop(config)
     _check_clipping(config)
 
@@ -219,8 +219,14 @@ def _defaults() -> tuple[dict[str, Any], list[str]]:
     return tree, groups
 
 
-def _check_taken(config: Mapping[str, Any]) -> None:
-    """Refuse settings that the chosen optimizer or schedule does not take."""
+def check_taken(config: Mapping[str, Any]) -> None:
+    """Refuse settings that the chosen optimizer or schedule does not take.
+
+    It imports them, and torch with them.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
     for group in CHOSEN:
         node = config[group]
         try:
@@ -280,7 +286,7 @@ def _check_words(config: Mapping[str, Any]) -> None:
             )
     if "mode" not in config["wandb"]:
         raise ConfigError(f"Expected wandb.mode, one of {', '.join(MODES)}; it was taken out.")
-    require_word("wandb.mode", config["wandb"]["mode"], MODES)
+    tracking.require(config)
     require_word("weights", config["weights"], KEPT)
 
 

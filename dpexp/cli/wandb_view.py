@@ -36,7 +36,8 @@ from dpexp.cli.suite import OWN, PAPERS
 from dpexp.records import write_atomically
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec
-from dpexp.training.tracking import job_type, score_of
+from dpexp.training.dashboard import score_of
+from dpexp.training.tracking import job_type
 from dpexp.types import ConfigError, require_word
 
 METHOD = "method.name"

@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from dpexp.data.hub import model_folder
 from dpexp.models.first_token import keep_first_token
+from dpexp.models.precision import PRECISIONS, resolve
 from dpexp.types import ConfigError, one_line, require_word
 
 POOLINGS = ("first", "mean")
-PRECISIONS = ("float32", "bfloat16")
 ARCHITECTURES = ("bert", "roberta")
 ATTENTIONS = ("sdpa", "eager")
 
@@ -79,7 +79,8 @@ class TextClassifier(nn.Module):
                 larger the encoder's part of a clipped gradient.
             head_layers: 1 or 2.
             dropout: before each layer of the classifier.
-            precision: "float32", or "bfloat16" for matrix products under autocast.
+            precision: "float32", "bfloat16" for matrix products under autocast, or "auto" for
+                bfloat16 where the device has units for it.
             checkpointing: whether to store only each encoder layer's input and recompute the layer
                 in backward; gradients are bit-identical.
 
@@ -100,7 +101,7 @@ class TextClassifier(nn.Module):
         self.encoder = encoder
         self.head = Head(encoder.config.hidden_size, num_classes, head_layers, dropout)
         self._feature_norm = feature_norm
-        self._pooling, self._is_half = pooling, precision == "bfloat16"
+        self._pooling, self._precision = pooling, precision
         if pooling == "first":
             keep_first_token(encoder)
         if checkpointing:
@@ -112,7 +113,9 @@ class TextClassifier(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map tokens [n, 3, t] (ids, mask, second text) to logits [n, num_classes]."""
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self._is_half):
+        device = inputs.device
+        is_half = resolve(self._precision, device) == "bfloat16"
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_half):
             features = self.features(inputs)
             return self.head(features).to(torch.promote_types(features.dtype, torch.float32))
 

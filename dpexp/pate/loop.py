@@ -28,9 +28,10 @@ from dpexp.privacy.seeds import generator
 from dpexp.training.judging import evaluate, judge
 from dpexp.training.lifecycle import Lifecycle
 from dpexp.training.numbers import check_checkpoint
-from dpexp.training.optimizers import check_optimizer
+from dpexp.training.optimizers import check_optimizer, set_rates
+from dpexp.training.run_logger import list_parameters
 from dpexp.training.schedules import require_rates
-from dpexp.training.train import Parts, set_rates
+from dpexp.training.train import Parts
 from dpexp.training.train_state import TrainState
 from dpexp.types import ConfigError
 
@@ -250,9 +251,7 @@ def asked_of(config: dict, parts: Parts) -> dict[str, Any]:
 
 def announce(mechanism: NoisyVotes, pate: PATE, trainable: dict[str, int]) -> None:
     """Log the student, the teachers and the queries, before the first teacher."""
-    log.info("student, of public inputs alone: %s numbers", f"{sum(trainable.values()):,}")
-    for name, size in trainable.items():
-        log.info("  %-40s %12s", name, f"{size:,}")
+    list_parameters({"of the student, which learns from public inputs alone": trainable})
     log.info(
         "%d teachers; at most %d queries asked and %d answered; noise in votes: %.4g on answers, "
         "%.4g on checks against %.4g (%s)",

@@ -13,6 +13,7 @@ KINDS = {
     "data_fingerprint": str,
     "test_fingerprint": str,
     "pretrained_sha256": dict,
+    "precision": str,
 }
 """Type of each entry; that of the metric is number or null."""
 

@@ -3,7 +3,8 @@
 A run's id hashes its config, dotted names and settings included. So that moving a module changes
 no id, ids use the first name of each module, and configs of finished runs are read with present
 names. Optimizer and schedule configs once listed, as null, the settings that only the default
-optimizer or schedule has; ids still use that list.
+optimizer or schedule has; ids still use that list. Before a language model's precision could be
+auto, the default was bfloat16, which auto stands for in ids; result.json says which it was.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def first_names(config: Mapping[str, Any]) -> dict[str, Any]:
         first["optimizer"] = _first_settings(optimizer, _had_adam(first))
     if isinstance(schedule := first.get("schedule"), dict):
         first["schedule"] = {"fractions": None, "factor": None} | schedule
+    if isinstance(model := first.get("model"), dict) and model.get("precision") == "auto":
+        first["model"] = model | {"precision": "bfloat16"}
     return first
 
 

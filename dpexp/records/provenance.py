@@ -9,9 +9,10 @@ from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = (
     "torch",
@@ -29,6 +30,8 @@ CODE = (":/dpexp", ":/conf", ":/run.py", ":/scripts")
 
 @cache
 def _installed() -> tuple[tuple[str, str], ...]:
+    import torch  # takes a second, and records are read without it
+
     installed = [("python", platform.python_version())]
     for package in PACKAGES:
         try:
@@ -77,6 +80,8 @@ def code_sha256() -> str:
 
 def describe_device(device: str | torch.device) -> str:
     """Return the name of a run's GPU, or its processor and number of threads."""
+    import torch
+
     device = torch.device(device)
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}"

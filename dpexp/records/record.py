@@ -21,8 +21,16 @@ METRICS = "metrics.jsonl"
 
 RESULT_NEUTRAL = frozenset(
     {
-        *("device", "ranks", "micro_batch", "data_root", "model_root", "results", "weights"),
-        *("wandb", "checkpoint"),
+        "device",
+        "ranks",
+        "micro_batch",
+        "data_root",
+        "model_root",
+        "results",
+        "weights",
+        "tracking",
+        "wandb",
+        "checkpoint",
     }
 )
 """Top-level settings that change how a run is executed, never its result."""

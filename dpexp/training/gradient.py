@@ -182,6 +182,7 @@ class PrivateGradient:
         step: int,
         is_asked_to_stop: bool = False,
         on_halved: Callable[[], None] = lambda: None,
+        on_part: Callable[[float], None] = lambda part: None,
     ) -> StepOutcome:
         """Return the outcome of one step.
 
@@ -193,6 +194,7 @@ class PrivateGradient:
                 all ranks.
             on_halved: called on rank 0 if memory ran out on any rank, before anything of the step
                 is released. Repeated later, the step's sums may be added in other pieces.
+            on_part: called after each micro-batch with the share of this rank's draw that is done.
         """
         mechanism, ranks = self._mechanism, self._ranks
         indices = ranks.share(mechanism.sample(step))
@@ -205,7 +207,7 @@ class PrivateGradient:
 
         def summed(micro_batch: int) -> float:
             with self._attempt(prepared, micro_batch):
-                return self._micro_batches(examples, indices, step, micro_batch)
+                return self._micro_batches(examples, indices, step, micro_batch, on_part)
 
         # Each rank halves for itself; nothing here waits for another rank.
         before = self.micro_batch
@@ -329,13 +331,20 @@ class PrivateGradient:
                 "`per_example_grads` return their gradients."
             )
 
-    def _micro_batches(self, examples: Any, indices: Tensor, step: int, micro_batch: int) -> float:
+    def _micro_batches(
+        self,
+        examples: Any,
+        indices: Tensor,
+        step: int,
+        micro_batch: int,
+        on_part: Callable[[float], None] = lambda part: None,
+    ) -> float:
         # Dropout's seed depends on the step, so that a resumed run draws the same masks. It derives
         # from `root`: one more example shifts all dropout masks, which is harmless only while the
         # masks are unknown.
         axis = f"forward/{self._ranks.rank}"
         seed_default(self._mechanism.root, axis, step)
-        total = 0.0
+        total, done = 0.0, 0
         weights = self._method.forward_weights(self._state)
         draws = self._draws(len(examples), step)
         for some in examples.micro_batches(indices, micro_batch):
@@ -347,6 +356,8 @@ class PrivateGradient:
             self._check_carried()
             self._sum.close_micro_batch(len(some))
             total += float(loss)
+            done += len(batch)
+            on_part(done / len(indices))
         return total
 
     def _draws(self, num_examples: int, step: int) -> Tensor | None:

@@ -15,6 +15,7 @@ from dpexp.distributed import memory
 from dpexp.distributed.ranks import RankLost, Ranks
 from dpexp.distributed.stopping import Stopping
 from dpexp.models.adapters import save_adapters
+from dpexp.models.precision import PRECISIONS, resolve
 from dpexp.records import Ledger, RecordError, Run, describe
 from dpexp.records.weights import digest
 from dpexp.training import checkpoint
@@ -81,6 +82,7 @@ class Lifecycle:
         state: TrainState,
         ranks: Ranks,
         num_steps: int,
+        spent: Callable[[int], float | None] | None = None,
     ) -> None:
         """Open the run's directory.
 
@@ -90,12 +92,14 @@ class Lifecycle:
             state: before the first step.
             ranks: that share the run.
             num_steps: of the whole run, for the progress bar.
+            spent: returns the epsilon after a number of steps, for the bar and for curves; None if
+                it does not grow with steps.
 
         Raises:
             RecordError: if the directory cannot be written.
         """
         self._config, self._mechanism, self._ranks = config, mechanism, ranks
-        self._state, self._num_steps = state, num_steps
+        self._state, self._num_steps, self._spent = state, num_steps, spent
         self._run = Run.open(config["results"], config) if ranks.is_first else None
         self._logger: RunLogger | None = None
         self._taken_up = self._saved = time.monotonic()
@@ -109,7 +113,8 @@ class Lifecycle:
     def __enter__(self) -> Lifecycle:
         """Start logging, and handle signals so that the current step finishes before a stop."""
         if self._run is not None:
-            self._logger = RunLogger(self._run, self._num_steps, self._mechanism.target_epsilon)
+            target = self._mechanism.target_epsilon
+            self._logger = RunLogger(self._run, self._num_steps, target, self._spent)
         self._stopping.__enter__()
         return self
 
@@ -211,6 +216,9 @@ class Lifecycle:
         """Count a step whose update has been applied."""
         self._state.after_step(outcome)
         self._is_agreed = outcome.is_asked_to_stop
+        if self._logger is not None:
+            rate = self._state.optimizer.param_groups[0]["lr"]
+            self._logger.log_step(self._state.step, outcome, rate)
         self.count(outcome.examples)
 
     def count(self, examples: int) -> None:
@@ -218,6 +226,11 @@ class Lifecycle:
         self._is_unsaved = True
         if self._logger is not None:
             self._logger.advance(examples)
+
+    def show_part(self, part: float) -> None:
+        """Show that a part of the current step, in [0, 1], is done."""
+        if self._logger is not None:
+            self._logger.show_part(part)
 
     def log_evaluation(
         self, line: dict[str, Any], values: dict[str, float], right: dict[str, Tensor]
@@ -344,6 +357,8 @@ class Lifecycle:
         wall = time.monotonic() - self._taken_up
         model = state.final_model if model is None else model
         said = {**state.last, **numbers}
+        if (precision := self._config["model"].get("precision")) in PRECISIONS:
+            said["precision"] = resolve(precision, self._ranks.device)
         said["weights_sha256"] = digest(model.state_dict())
         result = describe(
             self._config, task, self._mechanism, self._ranks, said, wall, state.examples, peak_mb
@@ -354,7 +369,7 @@ class Lifecycle:
             save_adapters(state.final_model, self._run.directory, self._config["model"].get("repo"))
         self._run.finish(result, certificate, arrays, right)
         if self._logger is not None:
-            self._logger.conclude(result)
+            self._logger.conclude(result, certificate)
 
     def _is_stopping(self) -> bool:
         # Ranks that stop at different steps would wait for each other forever. A request to one

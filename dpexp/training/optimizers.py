@@ -83,3 +83,9 @@ def _refused(kind: type, reason: str, setting: str) -> ConfigError:
         f"{kind.__name__} does not ({reason}). Set {setting}._target_=torch.optim.SGD, Adam or "
         "another."
     )
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rates: list[float], multiplier: float) -> None:
+    """Set each group's learning rate to its initial one times a multiplier."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate * multiplier

@@ -1,47 +1,85 @@
-"""Log a run: metrics, a dashboard's curves and a progress bar on the terminal."""
+"""Log a run: metrics, dashboards' curves and a progress bar on the terminal."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from dpexp.privacy import Mechanism
 from dpexp.records import Run
-from dpexp.training.tracking import Progress, Tracker
+from dpexp.training.gradient import StepOutcome
+from dpexp.training.progress import Progress
+from dpexp.training.tracking import Tracker
 from dpexp.training.train_state import TrainState
 
 log = logging.getLogger("dpexp")
 
 
+POINTS = 500
+"""Points of a curve that a dashboard gets between evaluations (ours)."""
+
+
 class RunLogger:
     """Writes metrics.jsonl, and shows the run's progress."""
 
-    def __init__(self, run: Run, num_steps: int, target_epsilon: float | None) -> None:
-        """Start the dashboard and the progress bar.
+    def __init__(
+        self,
+        run: Run,
+        num_steps: int,
+        target_epsilon: float | None,
+        spent: Callable[[int], float | None] | None = None,
+    ) -> None:
+        """Start the dashboards and the progress bar.
 
         Args:
             run: its directory and config.
             num_steps: of the whole run.
             target_epsilon: None where there is none.
+            spent: returns the epsilon after a number of steps; None if it does not grow with steps.
 
         Raises:
-            ConfigError: for an unknown mode of the dashboard.
+            ConfigError: for an unknown mode of a dashboard.
         """
-        self._run = run
+        self._run, self._spent = run, spent
         words = [run.config[group]["name"] for group in ("method", "model", "task")]
         words += [] if target_epsilon is None else [f"eps={target_epsilon:g}"]
         self._tracker = Tracker(run.config, run.directory)
-        self._progress = Progress(num_steps, " ".join(words))
+        self._progress = Progress(num_steps, " ".join(words), spent=spent, target=target_epsilon)
+        self._every = math.ceil(num_steps / POINTS)
+        self._since = _Sums()
 
     def start_from(self, step: int) -> None:
         """Start the progress bar at a step."""
         self._progress.start_from(step)
+        self._since = _Sums()
+
+    def show_part(self, part: float) -> None:
+        """Show that a part of the current step, in [0, 1], is done."""
+        self._progress.move(part)
 
     def advance(self, examples: int) -> None:
         """Count a step and its examples."""
         self._progress.advance(examples)
+
+    def log_step(self, step: int, outcome: StepOutcome, learning_rate: float) -> None:
+        """Send dashboards a point of their curves every few steps.
+
+        Args:
+            step: that was taken, from 1.
+            outcome: of the step.
+            learning_rate: of the optimizer's first group.
+        """
+        if not self._tracker.is_on:
+            return
+        self._since = self._since.plus(outcome)
+        if step % self._every:
+            return
+        spent = None if self._spent is None else self._spent(step)
+        point = {**self._since.means(), "learning_rate": learning_rate, "epsilon": spent}
+        self._tracker.log_point(step, point)
+        self._since = _Sums()
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Write and show an evaluation.
@@ -53,14 +91,38 @@ class RunLogger:
         self._tracker.log(line)
         self._progress.report(line)
 
-    def conclude(self, result: Mapping[str, Any]) -> None:
-        """Send the result to the dashboard."""
-        self._tracker.conclude(result)
+    def conclude(self, result: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
+        """Send the result and the certificate to the dashboards."""
+        self._tracker.conclude(result, certificate)
 
     def close(self, exit_code: int) -> None:
-        """Close the progress bar and the dashboard's run."""
+        """Close the progress bar and the dashboards' runs."""
         self._progress.close()
         self._tracker.close(exit_code)
+
+
+class _Sums(NamedTuple):
+    """Sums over the steps since the last point; not covered by the guarantee."""
+
+    examples: int = 0
+    clipped: int = 0
+    loss: float = 0.0
+
+    def plus(self, outcome: StepOutcome) -> _Sums:
+        return _Sums(
+            self.examples + outcome.examples,
+            self.clipped + outcome.clipped,
+            self.loss + outcome.loss,
+        )
+
+    def means(self) -> dict[str, float]:
+        """Return the mean loss and the fraction clipped, where there were examples."""
+        if not self.examples or not math.isfinite(self.loss):
+            return {}
+        return {
+            "train_loss": self.loss / self.examples,
+            "clip_fraction": self.clipped / self.examples,
+        }
 
 
 def metrics_line(
@@ -81,11 +143,8 @@ def metrics_line(
 
 
 def announce(mechanism: Mechanism, trainable: dict[str, int], frozen: dict[str, int]) -> None:
-    """Log trainable and frozen parameters and the mechanism, before the first step."""
-    for word, parameters in (("trainable", trainable), ("frozen", frozen)):
-        log.info("%s: %s numbers", word, f"{sum(parameters.values()):,}")
-        for name, size in parameters.items():
-            log.info("  %-40s %12s", name, f"{size:,}")
+    """Log the numbers of parameters and the mechanism, before the first step."""
+    list_parameters({"trainable": trainable, "frozen": frozen})
     log.info(
         "%d steps, %s sampling with q = %.4g, noise multiplier %.4g (%s)",
         mechanism.num_steps,
@@ -94,3 +153,17 @@ def announce(mechanism: Mechanism, trainable: dict[str, int], frozen: dict[str, 
         mechanism.noise_multiplier,
         "; ".join(mechanism.deviations) or f"calibrated by {mechanism.calibrated_by}",
     )
+
+
+def list_parameters(parameters: Mapping[str, Mapping[str, int]]) -> None:
+    """Log how many numbers there are of each kind; the names if asked for (verbose).
+
+    Args:
+        parameters: name to size, by kind.
+    """
+    is_asked = log.isEnabledFor(logging.DEBUG)
+    totals = [f"{sum(sizes.values()):,} {kind}" for kind, sizes in parameters.items()]
+    log.info("parameters: %s%s", ", ".join(totals), "" if is_asked else " (-v lists their names)")
+    for kind, sizes in parameters.items():
+        for name, size in sizes.items():
+            log.debug("  %-40s %12s %s", name, f"{size:,}", kind)

@@ -1,106 +1,131 @@
-"""Show a run's progress: a dashboard's curves and a progress bar on the terminal."""
+"""Send a run's metrics to dashboards and spreadsheets: wandb, TensorBoard, CSV."""
 
 from __future__ import annotations
 
+import csv
+import importlib.util
 import io
-import sys
-import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol
 
-from tqdm import tqdm
-
+from dpexp.records import without_diagnostics, write_atomically
+from dpexp.records.record import METRICS, lines_of
 from dpexp.training import dashboard
-from dpexp.types import one_line, require_word
+from dpexp.types import ConfigError, one_line, require_word
 
 MODES = ("disabled", "offline", "online")
 START, SEND, FINISH = 150.0, 60.0, dashboard.UPLOAD + 30.0
-"""Seconds that a call into wandb may take (ours); its own limits are below them."""
+"""Seconds that a call into a dashboard's library may take (ours); wandb's own limits are below
+them."""
 
 REASON = 300
 """Largest number of characters of a failure's message."""
 
-QUIET = ("nonfinite", "nonfinite_outputs")
-"""Counts that are shown only if they are not zero."""
+CURVES = "steps"
+"""Prefix of what is sent between evaluations."""
 
-NAMED = ("profile", "method", "model", "task")
-"""Config groups whose names become tags."""
+
+class Sink(Protocol):
+    """What takes a run's numbers."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Take numbers by name; a resumed run may send a step again."""
+
+    def conclude(self, result: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
+        """Take the contents of result.json and privacy.json."""
+
+    def finish(self, exit_code: int) -> None:
+        """Close."""
 
 
 class Tracker:
-    """Sends a run's metrics to wandb, which is imported only if enabled.
+    """Sends a run's metrics to every place that the config names; a library is imported only then.
 
-    A dashboard's run has the id of the record; as group the artifact, `PAPER/NAME`; as tags paper,
-    profile, method, model and task; as job type what it is for (`job_type`). Lines have the step
-    of training as theirs, so that a resumed run draws over what it sends again.
+    An evaluation is sent as in metrics.jsonl; the curves between, under names that begin with
+    `steps/`. Lines have the step of training as theirs, so that a resumed run draws over what it
+    sends again.
 
-    A failing dashboard does not affect the run. After the first call into wandb that fails or
-    hangs, a warning is issued and there are no more calls.
+    A failing place does not affect the run. After the first call into it that fails or hangs, a
+    warning is issued and there are no more calls.
 
     Args:
-        config: the run's; its `wandb` section has mode (disabled, offline or online), project,
-            and, where known, entity, group (the artifact) and paper.
-        directory: the run's; wandb's own files go below it.
+        config: the run's; `wandb.mode` (disabled, offline or online) and the names in `tracking`
+            choose the places.
+        directory: the run's; what they write goes below it.
 
     Raises:
-        ConfigError: for an unknown mode.
+        ConfigError: for an unknown mode, or a library that is not installed.
     """
 
     def __init__(self, config: Mapping[str, Any], directory: str | Path) -> None:
-        self._run: Any = None
-        mode = config["wandb"]["mode"]
-        require_word("wandb.mode", mode, MODES)
-        if mode != "disabled":
-            self._run = self._try(
-                lambda: dashboard.start(config, Path(directory).resolve(), job_type(config)), START
-            )
+        require(config)
+        directory = Path(directory).resolve()
+        self._sinks: dict[str, Sink] = {}
+        chosen, labels = config.get("tracking", {}), (job_type(config), run_name(config))
+        if config["wandb"]["mode"] != "disabled":
+            self._start("wandb", lambda: dashboard.Wandb(config, directory, *labels))
+        if "tensorboard" in chosen:
+            self._start("tensorboard", lambda: _tensorboard(directory, labels[1]))
+        if "csv" in chosen:
+            self._start("csv", lambda: Csv(directory))
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is sent anywhere."""
+        return bool(self._sinks)
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Send one evaluation, the same as in metrics.jsonl."""
-        if self._run is not None:
-            self._try(lambda: self._run.log(_given(line), step=line["step"]), SEND)
+        self._each("log", SEND, line["step"], _numbers(line))
 
-    def conclude(self, result: Mapping[str, Any]) -> None:
-        """Send the result: the run's summary, and one point of score over target epsilon.
+    def log_point(self, step: int, point: Mapping[str, float | None]) -> None:
+        """Send numbers between evaluations.
 
-        The score is the task's metric under one name whatever the metric, so that one chart can
-        show every run of a task. A run without a target epsilon has no point.
+        Args:
+            step: of training.
+            point: numbers by name.
+        """
+        named = {f"{CURVES}/{name}": value for name, value in _numbers(point).items()}
+        self._each("log", SEND, step, named)
+
+    def conclude(self, result: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
+        """Send the result and the certificate.
 
         Args:
             result: contents of result.json.
+            certificate: contents of privacy.json; what was computed on private examples without
+                noise is left out.
         """
-        if self._run is not None:
-            self._try(lambda: self._send(result), SEND)
-
-    def _send(self, result: Mapping[str, Any]) -> None:
-        score = {score_of(result["task"]): result[result["metric"]]}
-        if result["eps"] is not None:
-            self._run.log({"eps": result["eps"], **score}, step=result["steps"])
-        flat = {key: v for key, v in _given(result).items() if not isinstance(v, Mapping)}
-        self._run.summary.update({**flat, **score, "score": result[result["metric"]]})
+        public = without_diagnostics("privacy.json", certificate)
+        self._each("conclude", SEND, result, public)
 
     def close(self, exit_code: int = 0) -> None:
-        """Finish the dashboard's run."""
-        if self._run is not None:
-            self._try(lambda: self._run.finish(exit_code=exit_code), FINISH)
-            self._run = None
+        """Finish every place's run."""
+        self._each("finish", FINISH, exit_code)
+        self._sinks.clear()
 
-    def _try(self, call: Callable[[], Any], seconds: float) -> Any:
-        """Return the result of a call into wandb; after a failure the dashboard is disabled."""
+    def _start(self, name: str, make: Callable[[], Sink]) -> None:
+        sink = self._try(name, make, START)
+        if sink is not None:
+            self._sinks[name] = sink
+
+    def _each(self, method: str, seconds: float, *values: Any) -> None:
+        for name, sink in list(self._sinks.items()):
+            self._try(name, partial(getattr(sink, method), *values), seconds)
+
+    def _try(self, name: str, call: Callable[[], Any], seconds: float) -> Any:
+        """Return the result of a call; after a failure the place is not called again."""
         try:
             return dashboard.within(seconds, call)
         except Exception as error:
-            self._run = None
-            dashboard.abandon(error)
-            reason = one_line(error).rstrip(".") or type(error).__name__
-            warnings.warn(
-                f"wandb failed: {reason[:REASON]}. The run goes on without a dashboard; its "
-                "metrics.jsonl has every line.",
-                stacklevel=3,
+            self._sinks.pop(name, None)
+            _warn(
+                name,
+                error,
+                "The run goes on without it; its metrics.jsonl has every evaluation.",
             )
             return None
 
@@ -109,8 +134,73 @@ class Tracker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close, and report to the dashboard whether the run failed."""
+        """Close, and report to the dashboards whether the run failed."""
         self.close(exit_code=0 if kind is None else 1)
+
+
+class Csv:
+    """metrics.csv: what metrics.jsonl has, for a spreadsheet.
+
+    One row an evaluation, one column a number, in the order of their first appearance; commas
+    between columns, points in numbers, and an empty cell for what there is not.
+
+    Args:
+        directory: the run's.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the file anew; what comes between evaluations is not in it."""
+        if any(name.startswith(f"{CURVES}/") for name in values):
+            return
+        lines = [line for line in lines_of(self._directory / METRICS) if line is not None]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, dict.fromkeys(name for line in lines for name in line))
+        writer.writeheader()
+        writer.writerows(lines)
+        write_atomically(self._directory / "metrics.csv", text.getvalue())
+
+    def conclude(self, result: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
+        """Nothing: result.json has it."""
+
+    def finish(self, exit_code: int) -> None:
+        """Nothing is open."""
+
+
+def send_files(
+    settings: Mapping[str, Any], name: str, kind: str, paths: Sequence[Path], folder: Path
+) -> str:
+    """Send files to wandb as an artifact; warn if that fails. See `dashboard.send_files`."""
+    try:
+        return dashboard.within(
+            START + FINISH, lambda: dashboard.send_files(settings, name, kind, paths, folder)
+        )
+    except Exception as error:
+        _warn("wandb", error, f"Not sent: {', '.join(map(str, paths))}.")
+        return ""
+
+
+def _warn(name: str, error: Exception, consequence: str) -> None:
+    if name == "wandb":
+        dashboard.abandon(error)
+    reason = one_line(error).rstrip(".") or type(error).__name__
+    warnings.warn(f"{name} failed: {reason[:REASON]}. {consequence}", stacklevel=5)
+
+
+def require(config: Mapping[str, Any]) -> None:
+    """Refuse an unknown mode, and a library that is not installed.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    require_word("wandb.mode", config["wandb"]["mode"], MODES)
+    if "tensorboard" in config.get("tracking", {}) and not importlib.util.find_spec("tensorboard"):
+        raise ConfigError(
+            "Expected the package tensorboard for tracking=tensorboard; it is not installed. "
+            "pip install -e '.[tensorboard]', or set tracking=csv or tracking=wandb."
+        )
 
 
 def job_type(config: Mapping[str, Any]) -> str:
@@ -118,110 +208,19 @@ def job_type(config: Mapping[str, Any]) -> str:
     return next((kind for kind in ("audit", "attack", "analysis") if config.get(kind)), "train")
 
 
-def score_of(task: str) -> str:
-    """Return the dashboard's key for a task's final metric."""
-    return f"score/{task}"
+def run_name(config: Mapping[str, Any]) -> str:
+    """Return what a person tells runs apart by: method, model, task, epsilon and seed."""
+    eps = config["privacy"]["eps"]
+    words = [config[group]["name"] for group in ("method", "model", "task")]
+    words += [] if eps is None else [f"eps={eps:g}"]
+    return " ".join([*words, f"seed={config['seed']}"])
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
+def _tensorboard(directory: Path, name: str) -> Sink:
+    from dpexp.training.tensorboard import TensorBoard
+
+    return TensorBoard(directory / "tensorboard", name)
 
 
-@contextmanager
-def _ignoring_output_errors() -> Iterator[None]:
-    """Ignore failed output, e.g. if the terminal is gone or the log's disk is full.
-
-    A closed file raises ValueError.
-    """
-    with suppress(OSError, ValueError):
-        yield
-
-
-class Progress:
-    """A progress bar with examples per second, epsilon and time left; plain lines off a terminal.
-
-    Output that cannot be written is dropped, and the run continues.
-
-    Args:
-        total_steps: of the whole run.
-        label: of the run.
-        stream: where to write; standard error by default, so that standard output stays clean.
-    """
-
-    def __init__(self, total_steps: int, label: str = "", stream: TextIO | None = None) -> None:
-        # Python has no standard error if it was started with that closed.
-        self._stream = stream or sys.stderr or io.StringIO()
-        self._label, self._total = label, total_steps
-        self._step = self._examples = 0
-        self._words: dict[str, str] = {}
-        tqdm.set_lock(threading.RLock())  # tqdm's own uses a semaphore, which a killed run leaks
-        self._bar = tqdm(
-            total=total_steps,
-            desc=label,
-            unit="step",
-            file=self._stream,
-            disable=not self._stream.isatty(),
-            mininterval=0.5,
-            leave=False,
-        )
-        self.start_from(0)
-
-    def start_from(self, step: int) -> None:
-        """Set the step after resuming; earlier steps do not count in the speed."""
-        self._first = self._step = step
-        self._examples = 0
-        self._began = time.perf_counter()
-        self._bar.initial = step
-        with _ignoring_output_errors():
-            self._bar.reset(self._total)
-
-    @property
-    def examples_per_s(self) -> float:
-        """Examples per second since this process began."""
-        return self._examples / max(time.perf_counter() - self._began, 1e-9)
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds that the remaining steps will take at the current speed."""
-        done = max(self._step - self._first, 1)
-        return (time.perf_counter() - self._began) / done * (self._total - self._step)
-
-    def advance(self, examples: int) -> None:
-        """Count a step and its examples."""
-        self._step += 1
-        self._examples += examples
-        if not self._bar.disable:
-            with _ignoring_output_errors():
-                self._bar.set_postfix(self._said(), refresh=False)
-                self._bar.update()
-
-    def report(self, line: Mapping[str, Any]) -> None:
-        """Show an evaluation's metrics."""
-        shown = {key: line[key] for key in line if key not in ("step", "epoch")}
-        self._words = {
-            key: f"{value:.4g}"
-            for key, value in shown.items()
-            if isinstance(value, int | float) and not (key in QUIET and value == 0)
-        }
-        if self._bar.disable:
-            words = " ".join(f"{key}={value}" for key, value in self._said().items())
-            left = tqdm.format_interval(self.seconds_left)
-            text = f"{self._label} step {self._step}/{self._total} {words} left={left}".strip()
-            with _ignoring_output_errors():
-                print(text, file=self._stream, flush=True)
-
-    def _said(self) -> dict[str, str]:
-        return {"examples/s": f"{self.examples_per_s:.0f}", **self._words}
-
-    def close(self) -> None:
-        """Remove the progress bar."""
-        with _ignoring_output_errors():
-            self._bar.close()
-
-    def __enter__(self) -> Progress:
-        """Nothing more to start."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close."""
-        self.close()
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -31,7 +31,7 @@ from dpexp.training.lifecycle import Lifecycle, TakenUp
 from dpexp.training.micro_batch import MicroBatch
 from dpexp.training.numbers import check_checkpoint, check_numbers
 from dpexp.training.observation import Analysis, Observers
-from dpexp.training.optimizers import check_optimizer, check_size
+from dpexp.training.optimizers import check_optimizer, check_size, set_rates
 from dpexp.training.probing import check_model
 from dpexp.training.run_logger import announce, metrics_line
 from dpexp.training.schedules import require_rates
@@ -149,12 +149,13 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     check_optimizer(optimizer)
     check_size(optimizer, size_of_release(mechanism), next(model.parameters()).dtype)
     rates = [group["lr"] for group in optimizer.param_groups]
-    require_rates(rates, parts.schedule, mechanism.num_steps)
+    steps = mechanism.num_steps
+    require_rates(rates, parts.schedule, steps)
     averaged = None
     if parts.averaging is not None:
-        averaged = Averaged(model, parts.averaging, mechanism.num_steps)
+        averaged = Averaged(model, parts.averaging, steps)
     state = TrainState(model, optimizer, start, task.fingerprint, averaged)
-    with Lifecycle(config, mechanism, state, ranks, mechanism.num_steps) as run:
+    with Lifecycle(config, mechanism, state, ranks, steps, mechanism.epsilon) as run:
         if ranks.is_first:
             announce(mechanism, trainable, frozen)
         examples = on_device(task.train, ranks.device)
@@ -198,8 +199,8 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                         callback(dict(line))
 
             evaluate_if_due()  # lost steps did not change the weights
-            while state.step < mechanism.num_steps:
-                set_rates(optimizer, rates, parts.schedule(state.step, mechanism.num_steps))
+            while state.step < steps:
+                set_rates(optimizer, rates, parts.schedule(state.step, steps))
                 run.note(state.step + 1)
                 outcome = gradient(
                     state.method_state,
@@ -207,6 +208,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                     state.step,
                     run.is_asked_to_stop,
                     run.rule_out_repeating,
+                    run.show_part,
                 )
                 run.before_update()
                 update(model, optimizer, outcome.gradients)
@@ -216,9 +218,8 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                     sizes.lower(outcome.micro_batch)
                 run.after_step(outcome)
                 evaluate_if_due()
-                # If killed before its record is complete, a run that cannot repeat steps needs
-                # this.
-                is_last = state.step == mechanism.num_steps
+                # Needed if killed before the record is complete, by runs that cannot repeat steps.
+                is_last = state.step == steps
                 run.save_if_due(is_needed=is_last and not run.can_repeat)
             run.stop_if_asked()
             run.end_steps()
@@ -339,12 +340,6 @@ def named_parameters(model: nn.Module, method: Method) -> tuple[dict[str, int], 
     trainable = {name: size for name, size in sizes.items() if name in wanted}
     frozen = {name: size for name, size in sizes.items() if name not in wanted}
     return trainable, frozen
-
-
-def set_rates(optimizer: torch.optim.Optimizer, rates: list[float], multiplier: float) -> None:
-    """Set each group's learning rate to its initial one times a multiplier."""
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate * multiplier
 
 
 def update(

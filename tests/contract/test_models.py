@@ -47,7 +47,8 @@ def test_a_model_gives_every_example_outputs_of_its_own_and_its_seed_decides_it(
         outputs, alone = parts.model(inputs), parts.model(inputs[2:3])
     assert outputs.shape == (4, parts.task.num_classes) and outputs.isfinite().all()
     # Products of some language models are in bfloat16, of 8 bits.
-    bound = 0.05 if config_of(model, "digits")["model"].get("precision") == "bfloat16" else 1e-5
+    precision = config_of(model, "digits")["model"].get("precision", "float32")
+    bound = 1e-5 if precision == "float32" else 0.05
     torch.testing.assert_close(outputs[2:3], alone, rtol=bound, atol=bound)
     names = {name for name, _ in parts.model.named_parameters()}
     trainable, frozen = named_parameters(parts.model, parts.method)

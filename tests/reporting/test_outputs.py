@@ -17,6 +17,7 @@ from dpexp.reporting import collect
 from dpexp.reporting.render import exports, markdown
 from dpexp.reporting.render.csv_files import csv_text
 from dpexp.reporting.render.latex import latex
+from dpexp.reporting.render.terminal import terminal
 from tests.reporting.shown import edit
 
 GOLDEN = Path(__file__).parent / "golden.md"
@@ -34,6 +35,21 @@ def test_markdown_is_the_golden_file(made, lab):
     for number, run_id in enumerate(ids):
         text = text.replace(run_id, f"run{number:09d}")
     assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_terminal_gets_every_value_within_its_width(made, lab, columns):
+    lab.no_data = {("better", 4.0)}
+    shown = made()
+    title, *lines = terminal(shown, columns).splitlines()
+    assert title == f"{shown.artifact.title} (profile embedded)"
+    body = [line for line in lines if line and not line.startswith("Verdict")]
+    assert max(map(len, body)) <= columns and not any(line.endswith("\\") for line in body)
+    words = " ".join(" ".join(body).split())
+    for value in shown.values.values():
+        expected = value.status if value.mean is None else f"{value.mean:.1f} ± {value.std:.1f}"
+        assert expected in words
+    assert "paper 50.0" in words and "<br>" not in words
 
 
 def test_only_the_paper_profile_is_comparable(made):

@@ -1,5 +1,6 @@
 """The command line: its own words, overrides, and mistakes in one line with exit code 2."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,7 @@ def test_a_launcher_does_the_same_runs_as_this_process(tmp_path, capsys, program
     out = capsys.readouterr().out
     assert "1 of 2 runs done, 1 to do" in out
     assert "[1/1] digits (for SVHN), DP-SGD, ε = 2, seed 0: " in out
+    assert re.search(r"^digits \(for SVHN\) +DP-SGD +\d+\.\d \(n=1\), paper 83\.2", out, re.M)
     assert out.splitlines()[-1] == str(tmp_path / "embedded" / "rgp" / "table3.tex")
     assert artifact.main([*words, "plan=true"]) == 0
     assert "2 runs: 2 done, 0 to do" in capsys.readouterr().out
