@@ -18,6 +18,7 @@ from dpexp.cli import composition, predict
 from dpexp.cli.parts import build_parts, build_task
 from dpexp.cli.verify import verify
 from dpexp.records import weights
+from dpexp.records.keeping import WEIGHTS
 from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 from tests.texts import LONGEST, save_glue, save_model
@@ -116,9 +117,9 @@ def test_a_mistake_prints_one_line_and_no_csv(digits, tmp_path, capsys, words, l
 
 def test_weights_that_are_not_the_runs_are_refused_and_found_by_verify(copied):
     assert verify(copied)[0] == 0
-    state = weights.read(copied / weights.WEIGHTS)
+    state = weights.read(copied / WEIGHTS)
     name = next(iter(state))
-    weights.write(copied / weights.WEIGHTS, state | {name: state[name] + 1e-3})
+    weights.write(copied / WEIGHTS, state | {name: state[name] + 1e-3})
     with pytest.raises(ConfigError, match="weights_sha256"):
         dpexp.load(copied)
     code, lines = verify(copied)
@@ -127,7 +128,7 @@ def test_weights_that_are_not_the_runs_are_refused_and_found_by_verify(copied):
 
 @pytest.mark.parametrize("keep", [0, 100, -1])
 def test_a_torn_file_of_weights_is_one_line(copied, keep):
-    path = copied / weights.WEIGHTS
+    path = copied / WEIGHTS
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ConfigError, match="cannot be read") as refused:
         dpexp.load(copied)

@@ -36,7 +36,7 @@ def execute(config: dict[str, Any]) -> Path:
 
 def with_weights(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config of a run that is no table's: it keeps its model unless told not to."""
-    from dpexp.training.kept import AUTO, KEEP
+    from dpexp.records.keeping import AUTO, KEEP
 
     return {**config, "weights": KEEP} if config["weights"] == AUTO else config
 

@@ -21,9 +21,8 @@ from tqdm import tqdm
 
 from dpexp.cli.fingerprints import PRETRAINED, pretrained, tokenizers_named
 from dpexp.cli.folders import require_named
-from dpexp.records.weights import WEIGHTS
+from dpexp.records.keeping import KEEP, WEIGHTS
 from dpexp.reporting.text import clean
-from dpexp.training.kept import KEEP
 
 
 def done_before(config: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from dpexp.cli.parts import fit_to_task
 from dpexp.data import Preprocessing, kept, preprocessing
 from dpexp.privacy.stated import is_ours
 from dpexp.records import weights
+from dpexp.records.keeping import WEIGHTS
 from dpexp.types import ConfigError
 
 BATCH = 256
@@ -153,7 +154,7 @@ def load(
     if record is None:
         why = records.damage(directory) or "it holds no finished run"
         raise ConfigError(f"Expected a finished run in {directory}; {why}. Set another folder.")
-    path = directory / weights.WEIGHTS
+    path = directory / WEIGHTS
     if not path.exists():
         raise ConfigError(
             f"Expected a run that kept its model; {directory} holds none. Train it with "

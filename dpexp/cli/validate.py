@@ -18,8 +18,8 @@ from dpexp.cli.errors import nearest, unknown_key
 from dpexp.cli.groups import CONF
 from dpexp.cli.instantiate import parameters
 from dpexp.cli.quoting import FOLDERS
+from dpexp.records.keeping import WORDS as KEPT
 from dpexp.training import tracking
-from dpexp.training.kept import WORDS as KEPT
 from dpexp.training.schedules import LARGEST
 from dpexp.training.tracking import MODES
 from dpexp.types import ConfigError, require_word, setting_at

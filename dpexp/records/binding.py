@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from dpexp.records import weights
+from dpexp.records.keeping import WEIGHTS
 from dpexp.records.kinds import wrong_kinds
 from dpexp.records.predictions import PREDICTIONS, unpacked
 from dpexp.records.record import METRICS, NONFINITE, Record, contents, run_id
 from dpexp.records.run import SCORES
 from dpexp.records.safely import Damaged
 from dpexp.records.series import ANALYSIS
-from dpexp.records.weights import WEIGHTS
 from dpexp.types import ConfigError
 
 OLDER = "an older record: its files do not name their run, nor result.json their contents"
@@ -106,6 +105,8 @@ def _compare_weights(record: Record, findings: list[str]) -> None:
     """Compare the weights with their hash, where they were kept."""
     if not (record.directory / WEIGHTS).exists():
         return
+    from dpexp.records import weights  # with torch, which most records need not wait for
+
     try:
         found = weights.digest(weights.read(record.directory / WEIGHTS))
     except ConfigError as error:

@@ -16,9 +16,6 @@ from torch import Tensor
 from dpexp.records.files import replace_file
 from dpexp.types import ConfigError, one_line
 
-WEIGHTS = "model.safetensors"
-"""A kept model's weights, under the name that libraries look for."""
-
 _NAMES, _SHARED = "dpexp.names", "dpexp.shared"
 """Entries of the file's metadata: names in the model by names in the file, and names of tensors
 that are stored under another one."""

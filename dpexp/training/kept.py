@@ -10,11 +10,9 @@ from torch import nn
 
 from dpexp.data import preprocessing
 from dpexp.records import write_atomically
-from dpexp.records.weights import WEIGHTS, write
+from dpexp.records.keeping import WEIGHTS
+from dpexp.records.weights import write
 from dpexp.training import model_card
-
-KEEP, DISCARD, AUTO = WORDS = ("keep", "discard", "auto")
-"""Values of `weights`; auto keeps the model unless the run is a table's."""
 
 
 @runtime_checkable

@@ -17,10 +17,11 @@ from dpexp.distributed.stopping import Stopping
 from dpexp.models.adapters import save_adapters
 from dpexp.models.precision import PRECISIONS, resolve
 from dpexp.records import Ledger, RecordError, Run, describe
+from dpexp.records.keeping import KEEP
 from dpexp.records.weights import digest
 from dpexp.training import checkpoint
 from dpexp.training.gradient import StepOutcome
-from dpexp.training.kept import KEEP, keep
+from dpexp.training.kept import keep
 from dpexp.training.ledger import surroundings_of
 from dpexp.training.run_logger import RunLogger
 from dpexp.training.train_state import TrainState

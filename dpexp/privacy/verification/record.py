@@ -7,7 +7,7 @@ from dataclasses import replace
 from dpexp.privacy.verification.files import Verification, verify_files
 from dpexp.privacy.verification.lines import verify_lines
 from dpexp.records import Binding, Record, bind
-from dpexp.records.weights import WEIGHTS
+from dpexp.records.keeping import WEIGHTS
 from dpexp.types import one_line
 
 OF_RESULTS = {
