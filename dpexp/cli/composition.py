@@ -10,7 +10,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from dpexp.cli import blocks, errors
+from dpexp.cli import blocks, errors, own_data
 from dpexp.cli.groups import CONF, options_of
 from dpexp.cli.quoting import readable
 
@@ -86,6 +86,7 @@ def plain(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
             f"Expected a model: task {cfg.task.name} has no default one under profile "
             f"{cfg.profile.name}. Set model, one of {', '.join(options_of('model'))}."
         )
+    cfg = own_data.settle(cfg)
     validate.check_names(overrides)
     validate.check_rate(overrides)
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)

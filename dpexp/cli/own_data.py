@@ -1,0 +1,122 @@
+"""What a config for one's own data lacks until the data are looked at: their name and their N."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+KINDS = {
+    "dpexp.data.own_images.images": "a folder of class folders, or parquet files",
+    "dpexp.data.own_texts.texts": "a parquet, CSV, TSV or JSONL file, or a folder of them",
+    "dpexp.data.own_tables.table": "a parquet, CSV, TSV or JSONL file, or a folder of them",
+}
+"""Doors for one's own data: their `_target_`, and what they read."""
+
+COUNT = "count"
+"""Value of dataset_size: N is counted, and the certificate says so."""
+
+WORDS = ("data", "dataset_size")
+"""Words at the top of such a config."""
+
+
+def below_one_in(size: Any) -> float | None:
+    """Return the largest power of ten below 1/size; None until the size is known."""
+    return 10.0 ** -len(str(size)) if type(size) is int and size > 0 else None
+
+
+def share_of(size: Any, parts: int, most: int) -> int | None:
+    """Return a part of a size, at least 1 and at most `most`; None until the size is known."""
+    return min(max(size // parts, 1), most) if type(size) is int else None
+
+
+OmegaConf.register_new_resolver("below_one_in", below_one_in, replace=True)
+OmegaConf.register_new_resolver("share_of", share_of, replace=True)
+
+
+def settle(cfg: DictConfig) -> DictConfig:
+    """Return a config whose task is named after its data and declares its N.
+
+    Args:
+        cfg: as composed; returned as it is where the task is no door for one's own data.
+
+    Raises:
+        ConfigError: data or N are not said, or the data cannot be found.
+    """
+    from dpexp.types import ConfigError
+
+    if cfg.task.get("_target_") not in KINDS:
+        return cfg
+    cfg = cfg.copy()
+    said = {word: cfg[word] for word in WORDS if cfg.get(word) is not None}
+    for word, value in said.items():
+        if cfg.task[word] != value:
+            raise ConfigError(
+                f"Expected {word} or task.{word}; got {word}={value} and "
+                f"task.{word}={cfg.task[word]}. Leave one of them out."
+            )
+    node = OmegaConf.to_container(cfg.task, resolve=True, throw_on_missing=False)
+    assert isinstance(node, dict)
+    data, size = _data(node), node["dataset_size"]
+    if size is None or size == COUNT:
+        held = _count({**node, "data": data})
+    if size is None:
+        raise ConfigError(
+            "Expected dataset_size, the number N of training examples: it is declared, because the "
+            f"accounting may not depend on private data. {data} holds {held}. Set "
+            f"dataset_size={held}, or dataset_size={COUNT}, which the certificate then says."
+        )
+    if size != COUNT and (type(size) is not int or size < 1):
+        raise ConfigError(
+            f"Expected dataset_size to be a whole number >= 1, or {COUNT}; got {size}. Set "
+            "dataset_size."
+        )
+    from dpexp.data.source import named
+
+    with open_dict(cfg):
+        for word in WORDS:
+            cfg.pop(word, None)
+        cfg.task.data, cfg.task.name = data, f"{node['name']}:{named(data)}"
+        cfg.task.dataset_size = size
+        if size == COUNT:
+            cfg.task.dataset_size, cfg.dataset_size = held, COUNT
+    return cfg
+
+
+def misplaced(word: str, task: Any) -> str:
+    """Return the error for a word of one's own data beside another task, or beside none."""
+    doors = " or ".join(f"task={name}" for name in ("images", "texts", "table"))
+    return (
+        f"Expected {doors} beside {word}=; got {f'task={task}' if task else 'no task'}. Set task."
+    )
+
+
+def _data(node: Mapping[str, Any]) -> str:
+    """Return the data that a task names, without what a shell's completion adds."""
+    from dpexp.records import at_home
+    from dpexp.types import ConfigError
+
+    data = node["data"]
+    if not isinstance(data, str) or not data or not data.isprintable():
+        got = "none was named" if data is None else f"got data={data!a}"
+        raise ConfigError(
+            f"Expected data, {KINDS[node['_target_']]}, or owner/name of the hub; {got}. Set data."
+        )
+    return os.path.normpath(at_home("data", data))
+
+
+def _count(node: Mapping[str, Any]) -> int:
+    """Return the number of training examples that the data hold."""
+    from dpexp.data import source
+
+    found = source.find(
+        takes_images=str(node["_target_"]).endswith(".images"),
+        **{key: node[key] for key in FINDING},
+    )
+    return source.count(found, node.get("delimiter"), node["test_size"])
+
+
+FINDING = ("data", "config", "train_splits", "test_splits", "test_size", "data_root")
+"""Settings that decide which files are read."""
