@@ -78,7 +78,8 @@ def settle(cfg: DictConfig) -> DictConfig:
     with open_dict(cfg):
         for word in WORDS:
             cfg.pop(word, None)
-        cfg.task.data, cfg.task.name = data, f"{node['name']}:{named(data)}"
+        of_config = "" if node["config"] is None else f"/{node['config']}"
+        cfg.task.data, cfg.task.name = data, f"{node['name']}:{named(data)}{of_config}"
         cfg.task.dataset_size = size
         if size == COUNT:
             cfg.task.dataset_size, cfg.dataset_size = held, COUNT
@@ -87,10 +88,8 @@ def settle(cfg: DictConfig) -> DictConfig:
 
 def misplaced(word: str, task: Any) -> str:
     """Return the error for a word of one's own data beside another task, or beside none."""
-    doors = " or ".join(f"task={name}" for name in ("images", "texts", "table"))
-    return (
-        f"Expected {doors} beside {word}=; got {f'task={task}' if task else 'no task'}. Set task."
-    )
+    got = f"task={task}" if task else "no task"
+    return f"Expected task=images, texts or table beside {word}=; got {got}. Set task."
 
 
 def _data(node: Mapping[str, Any]) -> str:

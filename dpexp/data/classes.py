@@ -51,7 +51,7 @@ class Classes:
                     f"their accents; {what}. Rename one, or set task.classes."
                 )
 
-    def index(self, label: Any, column: str, where: str, names: Sequence[str] = ()) -> int:
+    def index(self, label: Any, place: str, names: Sequence[str] = ()) -> int:
         """Return a label's class index, exactly or not at all.
 
         A text is the word of a class. A whole number is the place of a name in the file's own
@@ -59,8 +59,7 @@ class Classes:
 
         Args:
             label: a cell.
-            column: its name.
-            where: row and file.
+            place: of the cell, for messages: "in column label, row 3 of /data/train.parquet".
             names: the file's own list.
 
         Raises:
@@ -77,7 +76,7 @@ class Classes:
         if isinstance(value, int) and not isinstance(value, bool):
             if value == HIDDEN and str(HIDDEN) not in self._indices:
                 raise ConfigError(
-                    f"Expected a label in column {column}, {where}; {HIDDEN} marks a withheld one. "
+                    f"Expected a label {place}; {HIDDEN} marks a withheld one. "
                     "Set task.train_splits or task.test_splits to splits that have labels."
                 )
             if names:
@@ -89,7 +88,7 @@ class Classes:
         found = self._indices.get(word) if word is not None else None
         if found is None:
             raise ConfigError(
-                f"Expected a class, {self.listed()}, in column {column}, {where}; it holds "
+                f"Expected a class, {self.listed()}, {place}; got "
                 f"{reprlib.repr(label)}.{self._near(label)} Set task.classes, or mend the file."
             )
         return found
@@ -108,8 +107,9 @@ class Classes:
         return all(WHOLE.fullmatch(word) for word in self.words)
 
     def _near(self, label: Any) -> str:
-        near = get_close_matches(str(label), self.words, 1, 0.7)
-        return f" Did you mean {near[0]}?" if near else ""
+        known = {word.casefold(): word for word in self.words}
+        near = get_close_matches(str(label).casefold(), known, 1, 0.6)
+        return f" Did you mean {known[near[0]]}?" if near else ""
 
 
 def declared(classes: Any, num_classes: int | None) -> Classes | None:

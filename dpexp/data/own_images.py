@@ -227,9 +227,10 @@ def _decode(
         total = sum(rows.count(path, None) for path in files)
     inputs = np.empty((total, *shape), dtype=np.uint8)
     targets = np.empty(total, dtype=np.int64)
-    column = "its folder's name" if reader.found.are_images else reader.columns[1]
+    are_files = reader.found.are_images
     for row, (where, cell, label, names) in enumerate(reader.read(files)):
-        targets[row] = reader.classes.index(label, column, where, names)
+        place = "as the folder of" if are_files else f"in column {reader.columns[1]},"
+        targets[row] = reader.classes.index(label, f"{place} {where}", names)
         inputs[row] = pixels(cell, shape, where, is_resized=is_resized)
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 

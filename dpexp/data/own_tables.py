@@ -108,7 +108,7 @@ def table(
         outputs, wanted = len(chosen.words), repr(chosen.words)
 
         def read(cell: Any, where: str, names: Sequence[str]) -> float:
-            return chosen.index(cell, target, where, names)
+            return chosen.index(cell, f"in column {target}, {where}", names)
     else:
         if classes is not None or num_classes is not None:
             raise ConfigError(

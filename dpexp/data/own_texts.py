@@ -144,7 +144,7 @@ def _encode(
         for where, (*cells, label) in rows.read(path, columns, delimiter):
             for column, name, cell in zip(held, columns, cells, strict=False):
                 column.append(_text(cell, name, where, path))
-            labels.append(classes.index(label, columns[-1], where, lists[path]))
+            labels.append(classes.index(label, f"in column {columns[-1]}, {where}", lists[path]))
     return (*words.encode(*held), torch.from_numpy(np.array(labels, np.int64)))
 
 
