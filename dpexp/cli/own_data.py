@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 KINDS = {
@@ -14,6 +16,10 @@ KINDS = {
     "dpexp.data.own_tables.table": "a parquet, CSV, TSV or JSONL file, or a folder of them",
 }
 """Doors for one's own data: their `_target_`, and what they read."""
+
+NAMES = ("config", "image_column", "label_column", "target", "delimiter")
+LISTS = ("train_splits", "test_splits", "text_columns")
+"""Settings that are a name, and those that are one or several."""
 
 COUNT = "count"
 """Value of dataset_size: N is counted, and the certificate says so."""
@@ -59,6 +65,8 @@ def settle(cfg: DictConfig) -> DictConfig:
             )
     node = OmegaConf.to_container(cfg.task, resolve=True, throw_on_missing=False)
     assert isinstance(node, dict)
+    meant = _names(node) | _columns(node)
+    node |= meant
     data, size = _data(node), node["dataset_size"]
     if size is None or size == COUNT:
         held = _count({**node, "data": data})
@@ -79,6 +87,7 @@ def settle(cfg: DictConfig) -> DictConfig:
         for word in WORDS:
             cfg.pop(word, None)
         of_config = "" if node["config"] is None else f"/{node['config']}"
+        cfg.task.update(meant)
         cfg.task.data, cfg.task.name = data, f"{node['name']}:{named(data)}{of_config}"
         cfg.task.dataset_size = size
         if size == COUNT:
@@ -104,6 +113,59 @@ def _data(node: Mapping[str, Any]) -> str:
             f"Expected data, {KINDS[node['_target_']]}, or owner/name of the hub; {got}. Set data."
         )
     return os.path.normpath(at_home("data", data))
+
+
+def _names(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that name columns and splits, as texts: 2019 may be a column."""
+    from dpexp.types import ConfigError
+
+    found: dict[str, Any] = {}
+    for key in (*NAMES, *LISTS):
+        value = node.get(key)
+        if value is None:
+            continue
+        listed = value if key in LISTS and isinstance(value, list) else [value]
+        if not all(isinstance(name, str | int | float) for name in listed):
+            example = "[NAME,NAME]" if key in LISTS else "NAME"
+            raise ConfigError(
+                f"Expected names, as in task.{key}={example}; got {value}. Set task.{key}."
+            )
+        names = [str(n).lower() if isinstance(n, bool) else str(n) for n in listed]
+        found[key] = names if key in LISTS else names[0]
+    return found
+
+
+class _Words(yaml.SafeLoader):
+    """Reads YAML in which yes, no, on and off are words, as in a table's cells."""
+
+
+_Words.yaml_implicit_resolvers = {
+    first: [one for one in some if not one[0].endswith((":bool", ":timestamp"))]
+    for first, some in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _columns(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that a table declares in a YAML file, or in words that Hydra cannot read.
+
+    The config holds what the file says, so that a record does not depend on it.
+    """
+    from dpexp.records import at_home
+    from dpexp.types import ConfigError, one_line
+
+    said = node.get("columns")
+    if not isinstance(said, str):
+        return {}
+    try:
+        text = said
+        if not said.lstrip().startswith("{"):
+            text = Path(at_home("task.columns", said)).read_text(encoding="utf-8-sig")
+        return {"columns": yaml.load(text, _Words)}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(
+            "Expected task.columns to be {COLUMN: [LOWEST, HIGHEST], COLUMN: [WORD, WORD]}, or a "
+            f"YAML file that says so; got {said[:200]!r} ({one_line(error)}). Set task.columns."
+        ) from None
 
 
 def _count(node: Mapping[str, Any]) -> int:

@@ -100,7 +100,8 @@ def table(
         )
     own.require_column("task.target", target, held, path)
     readers = of_columns.declared(columns, target, held, path, missing == FLAG)
-    if unread := [column for column in held if column not in columns and column != target]:
+    named = [reader.column for reader in readers]
+    if unread := [column for column in held if column not in named and column != target]:
         log.info("not declared in task.columns, and not read: %s", ", ".join(unread))
     lists: dict[Path, tuple[str, ...]] = dict.fromkeys((*found.train, *found.test), ())
     if target_range is None:
@@ -136,7 +137,7 @@ def table(
             f"{recipe} {[lists[path] for path in files]}",
             lambda: _decode(files, target, delimiter, readers, read, lists),
         )
-        if counts := [f"{c} {n}" for c, n in zip(columns, clamped.tolist(), strict=True) if n]:
+        if counts := [f"{c} {n}" for c, n in zip(named, clamped.tolist(), strict=True) if n]:
             log.info("cells moved to the end of their declared range: %s", ", ".join(counts))
         return Examples(inputs, targets if target_range is not None else targets.long())
 

@@ -110,8 +110,6 @@ def _text_columns(
     path: Path, columns: Sequence[str], chosen: Sequence[str] | None, label: str
 ) -> list[str]:
     """Return the columns of texts: those chosen, or the only one there is."""
-    if isinstance(chosen, str):
-        chosen = [chosen]
     if chosen is None:
         left = [c for c in columns if c != label and own.is_text(path, c)]
         if len(left) != 1:

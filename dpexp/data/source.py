@@ -264,7 +264,7 @@ def _chosen(
                 raise ConfigError(f"Expected split {split}; {held}.{hint} Set task.{kind}_splits.")
     if train is None:
         named = [split for split in TRAIN if split in files]
-        train = named[:1] or ([*files] if len(files) == 1 else [])
+        train = named[:1] or [split for split in files if len(files) == 1 and split not in TEST]
         if not train:
             raise ConfigError(f"Expected a split named train; {held}. Set task.train_splits.")
     if test_size is not None:
