@@ -86,9 +86,9 @@ def plain(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
             f"Expected a model: task {cfg.task.name} has no default one under profile "
             f"{cfg.profile.name}. Set model, one of {', '.join(options_of('model'))}."
         )
-    cfg = own_data.settle(cfg)
     validate.check_names(overrides)
     validate.check_rate(overrides)
+    cfg = own_data.settle(cfg)
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     config = validate.at_home(present_names(config))
     validate.check(config)

@@ -107,8 +107,8 @@ def declared(
             "task.columns, as in task.columns={age:[0,120],smoker:[no,yes]}."
         )
     found: list[Numbers | Words] = []
-    for key, said in columns.items():
-        column = str(key)
+    # Sorted, as the order in which a config lists settings is no part of what it says.
+    for column, said in sorted((str(key), said) for key, said in columns.items()):
         if column == target or column not in held:
             what = "to leave out task.target" if column == target else f"to be of {path}"
             raise ConfigError(

@@ -128,7 +128,7 @@ def table(
                 )
             return (value - low) / (high - low)
 
-    said = json.dumps({column: list(columns[column]) for column in columns})
+    said = json.dumps({str(column): list(columns[column]) for column in columns}, sort_keys=True)
     recipe = f"own table 1 {said} {target} {wanted} {missing} {delimiter}"
 
     def load(files: list[Path]) -> Examples:

@@ -8,7 +8,7 @@ import torch
 
 from tests.own_data import refusal, save_csv, save_lines, save_parquet, task_of
 
-COLUMNS = "task.columns={age:[0,100],heating:[gas,oil,none]}"
+COLUMNS = "task.columns={heating:[gas,oil,none],age:[0,100]}"  # read in the order of their names
 HEADER = ["age", "heating", "price", "sold"]
 ROWS = [[50, "gas", 100, "yes"], [0, "oil", 300.5, "no"], [120, "none", -50, "yes"]]
 
