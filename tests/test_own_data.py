@@ -189,6 +189,14 @@ def test_words_of_ones_own_data_beside_another_task_say_which_they_are_for(progr
     assert "Expected task=images, texts or table beside data=" in done.stderr
 
 
+def test_a_recipes_batch_is_made_to_fit_and_ones_own_is_not_touched(alone):
+    words = ["method=bitfit", "task=texts", "data=reviews.csv", "task.classes=[bad,good]"]
+    words += ["task.test_size=40", "dataset_size=160"]
+    assert cli.compose(words)["batch_size"] == 40  # the recipe has 256
+    assert cli.compose([*words, "batch_size=300"])["batch_size"] == 300
+    assert cli.compose([*words[:-1], "dataset_size=1600"])["batch_size"] == 256
+
+
 def test_delta_and_batches_follow_from_the_declared_number_alone():
     for size, delta in ((1, 0.1), (9, 0.1), (10, 0.01), (999, 1e-3), (1000, 1e-4), (50_000, 1e-5)):
         assert below_one_in(size) == pytest.approx(delta) and below_one_in(size) < 1 / size

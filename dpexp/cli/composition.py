@@ -88,7 +88,7 @@ def plain(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
         )
     validate.check_names(overrides)
     validate.check_rate(overrides)
-    cfg = own_data.settle(cfg)
+    cfg = own_data.settle(cfg, overrides)
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     config = validate.at_home(present_names(config))
     validate.check(config)

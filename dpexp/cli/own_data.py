@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,10 @@ WORDS = ("data", "dataset_size")
 """Words at the top of such a config."""
 
 
+SHARE = (4, 1000)
+"""A step takes a fourth of the examples, at most a thousand (ours, as conf/task says)."""
+
+
 def below_one_in(size: Any) -> float | None:
     """Return the largest power of ten below 1/size; None until the size is known."""
     return 10.0 ** -len(str(size)) if type(size) is int and size > 0 else None
@@ -42,11 +46,14 @@ OmegaConf.register_new_resolver("below_one_in", below_one_in, replace=True)
 OmegaConf.register_new_resolver("share_of", share_of, replace=True)
 
 
-def settle(cfg: DictConfig) -> DictConfig:
+def settle(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Return a config whose task is named after its data and declares its N.
+
+    A batch that a recipe chose for larger data is made to fit.
 
     Args:
         cfg: as composed; returned as it is where the task is no door for one's own data.
+        overrides: that it was composed from.
 
     Raises:
         ConfigError: data or N are not said, or the data cannot be found.
@@ -92,6 +99,13 @@ def settle(cfg: DictConfig) -> DictConfig:
         cfg.task.dataset_size = size
         if size == COUNT:
             cfg.task.dataset_size, cfg.dataset_size = held, COUNT
+        is_said = any(word.lstrip("+").startswith("batch_size=") for word in overrides)
+        if (
+            not is_said
+            and isinstance(cfg.batch_size, int)
+            and cfg.batch_size > cfg.task.dataset_size
+        ):
+            cfg.batch_size = share_of(cfg.task.dataset_size, *SHARE)
     return cfg
 
 

@@ -49,8 +49,13 @@ def read(folder: Path) -> Card:
         older = json.loads(_text(folder / "dataset_infos.json") or "{}")
     except ValueError:
         older = {}
-    if isinstance(older, Mapping):
-        infos += [{"config_name": key, **info} for key, info in older.items() if _is_info(info)]
+    older = older if isinstance(older, Mapping) else {}
+    known = {str(info.get("config_name", key)) for info in infos for key in older}
+    infos += [
+        {"config_name": key, **info}
+        for key, info in older.items()
+        if isinstance(info, Mapping) and key not in known
+    ]
     return Card(_mappings(said.get("configs")), infos)
 
 
@@ -79,11 +84,11 @@ def names(card: Card, config: str | None) -> dict[str, tuple[str, ...]]:
     """Return the class names that the card gives, by column."""
     infos = [info for info in card.infos if config in (None, info.get("config_name", config))]
     found: dict[str, tuple[str, ...]] = {}
-    for info in infos[:1] if config is None and len(infos) > 1 else infos:
-        for column, feature in _features(info.get("features")):
-            if listed := _names(feature):
-                found[column] = listed
-    return found
+    differ = set()  # two configurations may give a column of one name other classes
+    for column, feature in (one for info in infos for one in _features(info.get("features"))):
+        if (listed := _names(feature)) != found.setdefault(column, listed):
+            differ.add(column)
+    return {column: names for column, names in found.items() if names and column not in differ}
 
 
 def _files(entry: Mapping[str, Any], root: Path) -> dict[str, list[Path]]:
@@ -133,10 +138,6 @@ def _names(feature: Any) -> tuple[str, ...]:
 def _mappings(said: Any) -> list[Mapping[str, Any]]:
     entries = said if isinstance(said, list) else [said]
     return [entry for entry in entries if isinstance(entry, Mapping)]
-
-
-def _is_info(info: Any) -> bool:
-    return isinstance(info, Mapping)
 
 
 def _text(path: Path) -> str:

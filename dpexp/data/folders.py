@@ -41,8 +41,18 @@ def splits(root: Path, names: Sequence[str]) -> dict[str, Split]:
     """
     below = _entries(root)
     folders = [path for path in below if path.is_dir()]
-    of_split = {path.name.lower(): path for path in folders if path.name.lower() in names}
-    named = {name: path for name, path in of_split.items() if _holds_classes(path)}
+    of_split = [path for path in folders if path.name.lower() in names and _holds_classes(path)]
+    named = {path.name.lower(): path for path in of_split}
+    if len(named) < len(of_split):
+        raise ConfigError(
+            f"Expected one folder for each split in {root}; got "
+            f"{', '.join(path.name for path in of_split)}. Rename one."
+        )
+    for path in below:
+        if path.name.lower().startswith("metadata."):
+            warnings.warn(
+                f"{path} is not read: an image's class is its folder's name.", stacklevel=3
+            )
     if named:
         unread = [path.name for path in folders if path not in named.values()]
         if unread:

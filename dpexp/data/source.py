@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import warnings
 from collections import Counter
@@ -15,6 +16,8 @@ from dpexp.data import card, folders, rows
 from dpexp.data.hub import dataset_folder
 from dpexp.data.task import check_splits
 from dpexp.types import ConfigError, MissingData
+
+log = logging.getLogger(__name__)
 
 TRAIN = ("train", "training")
 TEST = ("test", "testing", "validation", "valid", "val", "dev", "eval")
@@ -86,6 +89,8 @@ def find(
         names = card.names(described, config)
         found = Found(_joined(files, train), _joined(files, tests), False, (), names)
     _refuse_twice(found)
+    if unread := [split for split in files if split not in (*train, *tests)]:
+        log.info("splits that are not read: %s", ", ".join(unread))
     return found
 
 

@@ -260,3 +260,14 @@ def test_a_label_that_is_no_class_is_refused_by_file_and_row(tmp_path, labels, w
     save_parquet(tmp_path / "test.parquet", {"image": cells(5)[3:4], "label": labels[:1]})
     line = refusal("task=images", f"data={tmp_path}", "dataset_size=3", *words)
     assert re.search(said, line), line
+
+
+def test_two_folders_of_one_split_are_refused_and_labels_elsewhere_are_said_not_to_be_read(
+    tmp_path,
+):
+    root, words = flowers(tmp_path)
+    (root / "metadata.csv").write_text("file_name,label")
+    with pytest.warns(UserWarning, match="metadata.csv is not read"):
+        task_of(*words)
+    save_folders(root, {"Train": {"daisy": 1}})
+    assert "one folder for each split" in refusal(*words)

@@ -213,3 +213,34 @@ def test_data_and_their_number_are_asked_for(tmp_path):
     of_task = [w.replace("data=", "task.data=").replace("set_size", "set_size") for w in some]
     assert task_of(*of_task, "dataset_size=5").fingerprint == counted.fingerprint
     assert "Leave one of them out" in refusal(*some, "task.data=elsewhere")
+
+
+def test_a_data_set_of_the_hub_is_read_from_its_cache(tmp_path):
+    commit, repo = "0" * 40, tmp_path / "hub/datasets--owner--houses"
+    for name in ("refs/main", f"snapshots/{commit}/README.md"):
+        (repo / name).parent.mkdir(parents=True)
+        (repo / name).write_text(commit)
+    for split in ("train", "test"):
+        save(repo / f"snapshots/{commit}/data/{split}-00000-of-00001.parquet")
+    assert task_of(*words("owner/houses")).name == "table:owner/houses"
+
+
+def test_classes_that_two_configurations_name_differently_are_not_guessed(tmp_path):
+    save(tmp_path / "set/train.csv")
+    save(tmp_path / "set/test.csv")
+    other = CARD.replace("dataset_info:", "other:").replace("configs:", "unread:")
+    one = "  features: [{name: y, dtype: {class_label: {names: [%s, b]}}}]\n"
+    infos = "".join(f"- config_name: c{k}\n{one % name}" for k, name in enumerate("ax"))
+    (tmp_path / "set/README.md").write_text(f"---\ndataset_info:\n{infos}---\n{other}")
+    of_card = [word for word in words(tmp_path / "set") if "num_classes" not in word]
+    assert "to be declared" in refusal(*of_card)
+    (tmp_path / "set/README.md").write_text(f"---\ndataset_info:\n{infos.replace('x', 'a')}---\n")
+    assert task_of(*of_card).num_classes == 2
+
+
+def test_splits_that_are_not_read_are_named(tmp_path, caplog):
+    for split in ("train", "test", "validation", "unlabelled"):
+        save(tmp_path / "set" / f"{split}-00000-of-00001.csv")
+    with caplog.at_level("INFO"):
+        task_of(*words(tmp_path / "set"))
+    assert "splits that are not read: unlabelled, validation" in caplog.text
