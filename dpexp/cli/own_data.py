@@ -185,12 +185,20 @@ def _columns(node: Mapping[str, Any]) -> dict[str, Any]:
 def _count(node: Mapping[str, Any]) -> int:
     """Return the number of training examples that the data hold."""
     from dpexp.data import source
+    from dpexp.types import ConfigError
 
     found = source.find(
         takes_images=str(node["_target_"]).endswith(".images"),
         **{key: node[key] for key in FINDING},
     )
-    return source.count(found, node.get("delimiter"), node["test_size"])
+    held = source.count(found, node.get("delimiter"), node["test_size"])
+    if not held:
+        beside = "" if node["test_size"] is None else f" beside task.test_size={node['test_size']}"
+        raise ConfigError(
+            f"Expected at least one training example{beside}; {node['data']} holds none. Set data, "
+            "or task.train_splits."
+        )
+    return held
 
 
 FINDING = ("data", "config", "train_splits", "test_splits", "test_size", "data_root")

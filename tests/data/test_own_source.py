@@ -194,6 +194,13 @@ def test_a_class_that_is_called_like_a_split_is_a_class(tmp_path):
     assert task.num_classes == 2
 
 
+def test_data_without_an_example_are_refused_before_they_are_counted(tmp_path):
+    (tmp_path / "train.csv").write_text("x,y\n")
+    save(tmp_path / "test.csv")
+    some = [word for word in words(tmp_path) if not word.startswith("dataset_size=")]
+    assert "holds none" in refusal(*some, "dataset_size=count") == refusal(*some)
+
+
 def test_data_and_their_number_are_asked_for(tmp_path):
     save(tmp_path / "set/train.csv", 5)
     save(tmp_path / "set/test.csv")
