@@ -21,6 +21,7 @@ from dpexp.records.record import hash_of
 from dpexp.reporting.collect import cells
 from dpexp.reporting.collect.cells import Compose
 from dpexp.reporting.schema import spec
+from tests.contract.cases import OWN
 
 PINNED = Path(__file__).with_suffix(".txt")
 GROUPS = ("method", "task", "profile")
@@ -55,7 +56,7 @@ def lines(compose: Compose) -> list[str]:
     """Return all lines, sorted."""
     artifacts = (CONF / "artifact").glob("*/*.yaml")
     found = [one for path in artifacts for one in of_artifact(compose, path)]
-    choices = product(*map(options_of, GROUPS))
+    choices = [c for c in product(*map(options_of, GROUPS)) if c[1] not in OWN]
     return sorted([*found, *(of_choice(compose, *options) for options in choices)])
 
 

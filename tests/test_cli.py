@@ -203,7 +203,11 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
         (["schedule.fractions=[0.6,0.3]"], r"Expected schedule.fractions to rise in \(0, 1\)"),
         (["model._target_=os.system"], "Expected model to name what .* Hydra refuses it"),
         (["method._target_=os.system"], "Expected method to name what .* Hydra refuses it"),
-        (["task._target_=os.system"], "Expected task to name what .* Hydra refuses it"),
+        (
+            ["task._target_=os.system", "task.name=own"],
+            "Expected task to name what .* Hydra refuses it",
+        ),
+        (["task._target_=os.system"], "Expected task=digits to be of its own data.*Set task.name"),
         (["model.width=0"], "Expected model.width >= 1"),
         (["task.std=[0]"], r"Expected task.std to be positive numbers.*got \[0\]. Set task.std"),
         (["task.mean=[0.1,0.2]"], "Expected task.mean to be numbers, one a channel or one for all"),

@@ -27,7 +27,7 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from dpexp.cli import blocks, composition, groups, quoting, validate
+from dpexp.cli import blocks, composition, groups, own_data, quoting, validate
 from dpexp.records import moved
 from dpexp.records.caches import Kept
 from dpexp.training import schedules
@@ -69,7 +69,8 @@ class Configs:
             raise
         except Exception:
             return composition.compose(words)  # which explains what is wrong
-        self._cache.put(name, {"config": config, "rests_on": self._state(files)})
+        if config.get("dataset_size") != own_data.COUNT:  # which the data decide, and may change
+            self._cache.put(name, {"config": config, "rests_on": self._state(files)})
         return config
 
     def _composed(self, words: Sequence[str]) -> tuple[dict[str, Any], set[str]]:
@@ -119,7 +120,7 @@ class Configs:
         version = [f"{hydra.__version__} {omegaconf.__version__}", *sorted(self._groups)]
         sources = [
             Path(str(m.__file__)).read_bytes()
-            for m in (composition, validate, quoting, schedules, moved)
+            for m in (composition, validate, own_data, quoting, schedules, moved)
         ]
         sources += [path.read_bytes() for path in (Path(__file__), *blocks.files())]
         return Kept("configs", b"\0".join([*map(str.encode, version), *sources]))

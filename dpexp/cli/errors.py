@@ -24,6 +24,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from dpexp.cli import own_data
 from dpexp.cli.groups import CONF, options_of
 from dpexp.cli.quoting import readable
 from dpexp.cli.signals import restore_signals
@@ -99,6 +100,8 @@ def explain(error: Exception) -> str:
         )
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
         place = str(cause.full_key)
+        if place in own_data.WORDS:
+            return own_data.misplaced(place, cause.parent_node.get("task", {}).get("name"))
         if place in ("method", "task"):
             return (
                 f"No {place} is chosen, so its keys are not known. Set {place} to one of "

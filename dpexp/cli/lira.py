@@ -247,7 +247,7 @@ def write(request: Request, configs: list[dict], attacked: list[Attacked]) -> li
     )
     folder = Path(config["results"]) / request.profile / "lira"
     folder.mkdir(parents=True, exist_ok=True)
-    name = request.name or config["task"]["name"]
+    name = request.name or config["task"]["name"].replace("/", "-")  # one file's name
     texts = {"md": summary(title, request, configs, attacked), "csv": curves(attacked)}
     paths = [folder / f"{name}.{suffix}" for suffix in ("md", "csv", "png", "svg")]
     for path, content in zip(paths, texts.values(), strict=False):

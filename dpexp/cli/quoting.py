@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-FOLDERS = ("results", "data_root", "model_root")
-"""Settings at any depth whose value is a folder, taken literally except for quotes around it."""
+FOLDERS = ("results", "data_root", "model_root", "data")
+"""Settings at any depth whose value is a folder or file, taken literally but for quotes around."""
 
 WORD = re.compile(r"([+~]*[A-Za-z_][\w./@:$-]*)=(.*)", re.DOTALL | re.ASCII)
 

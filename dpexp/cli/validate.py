@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 from dpexp import records
-from dpexp.cli import blocks
+from dpexp.cli import blocks, own_data
 from dpexp.cli.errors import nearest, unknown_key
-from dpexp.cli.groups import CONF
+from dpexp.cli.groups import CONF, options_of
 from dpexp.cli.instantiate import parameters
 from dpexp.cli.quoting import FOLDERS
 from dpexp.records.keeping import WORDS as KEPT
@@ -45,6 +45,9 @@ OF_THE_COMMON_LOOP = ("averaging", "augmentation", "clipping")
 
 NAMED = ("method", "model", "task", "profile", "public", "attack", "audit", *OF_THE_COMMON_LOOP)
 """Groups with a `name`: the chosen option."""
+
+DATA = ("_target_", "repo", "config", "text_columns", "target", "columns")
+"""Settings of a task without which it is another one."""
 
 CHOSEN = ("optimizer", "schedule")
 """Groups whose options each take settings of their own."""
@@ -146,6 +149,7 @@ def check(config: Mapping[str, Any]) -> None:
     _check_complete(config)
     _check_loop(config)
     _check_clipping(config)
+    _check_task(config["task"])
 
 
 def unscaled(config: Mapping[str, Any]) -> str:
@@ -189,6 +193,7 @@ def _check_keys(config: Mapping[str, Any]) -> None:
             )
     tree, groups = _defaults()
     known = [key for key in (*tree, *groups, "loop") if key.isidentifier() and key != "hydra"]
+    known += ["dataset_size"] if config.get("dataset_size") == own_data.COUNT else []
     for key, value in config.items():
         if key not in known and not isinstance(value, Mapping):
             raise ConfigError(unknown_key(key, {name: config.get(name) for name in known}))
@@ -272,6 +277,25 @@ def _check_groups(config: Mapping[str, Any]) -> None:
                 f"Expected {group} to hold settings of its own; "
                 f"{_found(config if not isinstance(node, Mapping) else {}, group)}. Set what is "
                 f"below it, as in {example}."
+            )
+
+
+def _check_task(task: Mapping[str, Any]) -> None:
+    """Refuse other data under the name of a task of conf/task: records and tables show its name."""
+    name = task["name"]
+    if name not in options_of("task"):
+        return
+    known = yaml.safe_load((CONF / "task" / f"{name}.yaml").read_text(encoding="utf-8"))
+    for key in DATA:
+        if task.get(key) != (stated := known.get("task", known).get(key)):
+            remedy = (
+                "Set task=images, texts or table, and data"
+                if key != "_target_"
+                else ("Set task.name too")
+            )
+            raise ConfigError(
+                f"Expected task={name} to be of its own data, with task.{key}={stated}; got "
+                f"{task.get(key)}. {remedy}, so that records name what ran."
             )
 
 

@@ -64,6 +64,16 @@ def parquet_files(
     return shards
 
 
+def dataset_folder(repo: str, patterns: list[str]) -> tuple[Path | None, str]:
+    """Return the folder of a data set's files from the hub, or None; and why it has none.
+
+    Args:
+        repo: the data set's name on the hub, `owner/name`.
+        patterns: of the files to fetch.
+    """
+    return _fetch(repo, "dataset", patterns)
+
+
 def model_folder(model_root: str | Path, repo: str) -> Path:
     """Return the path of a pretrained model's folder.
 

@@ -64,12 +64,7 @@ def hub_images(
     Raises:
         ConfigError: data are missing, corrupt, or not as declared.
     """
-    shape = tuple(input_shape)
-    if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
-        raise ConfigError(
-            f"Expected task.input_shape to be channels (1 or 3), height, width; got {list(shape)}. "
-            "Set task.input_shape."
-        )
+    shape = require_shape(input_shape)
     check_splits(train_splits, test_splits)
     files = parquet_files(data_root, repo, config, [*train_splits, *test_splits])
     columns = image_column, label_column
@@ -99,6 +94,22 @@ def hub_images(
         dataset_size=dataset_size,
         preprocessing=Images(shape, tuple(mean), tuple(std), classes),
     )
+
+
+def require_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
+    """Return task.input_shape as a tuple; raise ConfigError if it is no shape of images."""
+    shape = tuple(input_shape)
+    if (
+        len(shape) != 3
+        or not all(type(side) is int for side in shape)
+        or shape[0] not in (1, 3)
+        or min(shape) < 1
+    ):
+        raise ConfigError(
+            f"Expected task.input_shape to be channels (1 or 3), height, width; got {list(shape)}. "
+            "Set task.input_shape."
+        )
+    return shape
 
 
 def _decode(

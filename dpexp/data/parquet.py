@@ -37,6 +37,12 @@ def count(path: Path, columns: Sequence[str], remedy: str) -> int:
     return rows
 
 
+def schema(path: Path) -> pa.Schema:
+    """Return a file's columns with their types; raises ConfigError if it is corrupt."""
+    with _opened(path) as file:
+        return file.schema_arrow
+
+
 def batches(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[pa.Array]]]:
     """Stream a file's columns in batches of rows.
 

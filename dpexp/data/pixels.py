@@ -86,7 +86,7 @@ def picture(value: Any, where: str) -> Image.Image:
     )
 
 
-def pixels(value: Any, shape: Sequence[int], where: str) -> np.ndarray:
+def pixels(value: Any, shape: Sequence[int], where: str, *, is_resized: bool = False) -> np.ndarray:
     """Decode an image of a known shape, uint8 [c, h, w].
 
     A grey image and one with three equal channels convert to each other.
@@ -95,12 +95,16 @@ def pixels(value: Any, shape: Sequence[int], where: str) -> np.ndarray:
         value: a cell of a column of images.
         shape: channels (1 or 3), height, width.
         where: row and file, for messages.
+        is_resized: whether another size becomes this one, bilinearly, as public images do; height
+            and width are scaled apart.
 
     Raises:
         ConfigError: as for `picture`; or another size, or colours where grey is expected.
     """
     channels, height, width = shape
     image = picture(value, where)
+    if is_resized and image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
     if image.size != (width, height):
         raise ConfigError(
             f"Expected {height} x {width} pixels as {where}; got {image.height} x {image.width}. "

@@ -23,7 +23,7 @@ from dpexp.pate.settings import PATE
 from dpexp.pate.stages import Answers, ballots, learn
 from dpexp.pate.votes import NoisyVotes, build_votes
 from dpexp.privacy import verify
-from dpexp.privacy.certificate import TEST_HALF, UNRELEASED, UNSAID
+from dpexp.privacy.certificate import TEST_HALF, UNRELEASED, UNSAID, learnt_from_data
 from dpexp.privacy.seeds import generator
 from dpexp.training.judging import evaluate, judge
 from dpexp.training.lifecycle import Lifecycle
@@ -91,6 +91,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             remarks=[
                 UNRELEASED,
                 *([UNSAID] * (unsaid > 0)),
+                *(word for word, holds in learnt_from_data(config).items() if holds),
                 *([TEST_HALF] if pate.public == "test-half" else []),
             ],
         )

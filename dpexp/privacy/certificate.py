@@ -41,6 +41,10 @@ NOT_SAMPLED = "none: every example is one teacher's"
 OF_ATTACKS = ("attacked:", "audited:", "a shadow:")
 """Prefixes of the deviations that attacks and audits (`dpexp.attacks`) add."""
 
+COUNTED = "N was counted from the training data, not declared: the guarantee takes it as known"
+CLASSES_READ = "classes were read off the training labels, without noise: they are not covered"
+"""Deviations of runs that learn from one's own data what may be declared."""
+
 ANALYSED = "analysis run: not private"
 """Deviation of runs whose analyses use private gradients (`dpexp.training.observation`)."""
 
@@ -52,6 +56,14 @@ CONFIDENT_GNMAX = "Confident-GNMax on teachers' votes"
 
 class PrivacyError(RuntimeError):
     """A run did not deliver the privacy it claims."""
+
+
+def learnt_from_data(config: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the deviations of what a task may read off its data, and whether a run has each."""
+    return {
+        COUNTED: config.get("dataset_size") == "count",
+        CLASSES_READ: config["task"].get("classes") == "read",
+    }
 
 
 def verify(certificate: Mapping[str, Any]) -> None:

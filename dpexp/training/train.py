@@ -19,7 +19,7 @@ from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample.hooking import hooked_layers, mark_untried
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
-from dpexp.privacy.certificate import JUDGED_ON_TRAINING
+from dpexp.privacy.certificate import JUDGED_ON_TRAINING, learnt_from_data
 from dpexp.privacy.clipping import Clipping
 from dpexp.privacy.privatize import FLAT
 from dpexp.records import ANALYSIS, SCORES, Run
@@ -223,7 +223,8 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                 run.save_if_due(is_needed=is_last and not run.can_repeat)
             run.stop_if_asked()
             run.end_steps()
-        deviations = [JUDGED_ON_TRAINING] if task.test is task.train else []
+        deviations = [word for word, holds in learnt_from_data(config).items() if holds]
+        deviations += [JUDGED_ON_TRAINING] if task.test is task.train else []
         deviations += ([] if unchecked is None else [unchecked]) + observers.deviations
         findings = Findings({}, {})
         if attack is not None:

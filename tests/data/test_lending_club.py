@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from dpexp import cli
+from dpexp.cli import lookup
 from dpexp.data.lending_club import lending_club
 from dpexp.data.regression import regression
 from dpexp.training.judging import evaluate
@@ -339,3 +341,13 @@ def test_the_generated_regression_is_the_same_everywhere(conf):
     signs = torch.tensor([1.0, -1.0]).repeat(25)
     torch.testing.assert_close(theta, signs.double() / torch.arange(1, 51), atol=0.05, rtol=0)
     assert 0.09 < (x @ theta - y).std() < 0.11
+
+
+def test_a_look_up_reads_the_columns_in_the_order_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPEXP_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "loans.csv"
+    path.write_text("int.rate,installment,fico\n0.1,750,300\n0.2,100,575\n0.3,3000,850\n")
+    words = ["method=dpsgd", "task=lending_club", f"task.csv={path}", "task.dataset_size=3"]
+    config = cli.compose(words)
+    trained = cli.build_task(config, torch.device("cpu")).fingerprint
+    assert lookup.compare(config, {"data_fingerprint": trained}).other == ""

@@ -45,6 +45,7 @@ def due_words(
         words.SECRET: wanted["noise"] == "secret",
         words.BY_RDP: privacy["calibrated_by"] == "rdp" and not is_vote,
         words.LOST: privacy.get("lost_steps", 0) > 0,
+        **words.learnt_from_data(config),
         words.ANALYSED: bool(config.get("analysis")),
         words.TEST_HALF: is_vote and config["method"]["public"] == "test-half",
         words.JUDGED_ON_TRAINING: config["task"].get("_target_") == REGRESSION,

@@ -1,0 +1,204 @@
+"""Runs on data of one's own: every example of docs/data.md, and all that can be done with a run."""
+
+import json
+import re
+import shlex
+
+import numpy as np
+import pytest
+
+from dpexp import cli, records
+from dpexp.cli import lookup, verify
+from dpexp.cli.own_data import below_one_in, share_of
+from dpexp.privacy.certificate import CLASSES_READ, COUNTED
+from dpexp.types import ConfigError
+from tests.own_data import refusal, save_csv, save_folders
+from tests.runs import execute
+from tests.texts import save_model, sentences
+
+PAGE = (cli.CONF.parent / "docs" / "data.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"^    python run\.py (.+)$", PAGE, re.MULTILINE)
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A folder with the data that docs/data.md speaks of, and a small model in MiniLM's place."""
+    root = tmp_path_factory.mktemp("here")
+    rng = np.random.default_rng(0)
+    save_folders(
+        root / "flowers",
+        {"train": {"daisy": 70, "rose": 50}, "test": {"daisy": 12, "rose": 9}},
+    )
+    save_folders(root / "garden", {"": {"fern": 40, "moss": 40}}, size=(9, 12))
+    words = [["bad", "good"][label] for label in rng.integers(0, 2, 200)]
+    texts = [f"{word} {text}" for word, text in zip(words, sentences(200), strict=True)]
+    save_csv(root / "reviews.csv", [["text", "label"], *map(list, zip(texts, words, strict=True))])
+    (root / "pairs").mkdir()
+    for split, count in (("train", 60), ("validation", 20)):
+        rows = zip(
+            sentences(count, 1), sentences(count, count), rng.integers(0, 2, count), strict=True
+        )
+        header = ["premise", "hypothesis", "holds"]
+        save_csv(root / "pairs" / f"{split}.csv", [header, *map(list, rows)])
+    houses = []
+    for _ in range(300):
+        rooms, heating = int(rng.integers(1, 13)), ["gas", "oil", "none"][rng.integers(3)]
+        price = 50 * rooms + 100 * (heating == "gas")
+        houses.append([rooms, heating, price, ["no", "yes"][price > 330]])
+    save_csv(root / "houses.csv", [["rooms", "heating", "price", "sold"], *houses])
+    (root / "columns.yaml").write_text("rooms: [1, 12]\nheating: [gas, oil, none]\n")
+    save_model(root / "models", "bert", longest=128)
+    (root / "models" / MINILM).parent.mkdir()
+    (root / "models" / "tiny" / "bert").rename(root / "models" / MINILM)
+    return root
+
+
+@pytest.fixture
+def alone(here, tmp_path, monkeypatch):
+    """Run where the data are, with a cache and results of its own."""
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("DPEXP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DPEXP_MODEL_ROOT", str(here / "models"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return tmp_path / "results"
+
+
+def passes(directory):
+    """Return whether a finished run verifies."""
+    return verify.main([str(directory)]) == 0
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_of_the_page_trains_is_looked_up_and_verifies(alone, example):
+    words = [word.strip("'") for word in shlex.split(example)]
+    line = f"docs/data.md: {example}"
+    directory = execute(alone, *words, "epochs=1")
+    record = records.read(directory)
+    kind = next(word for word in words if word.startswith("task=")).removeprefix("task=")
+    data = next(word for word in words if word.startswith("data=")).removeprefix("data=")
+    assert record.result["task"] == record.config["task"]["name"] == f"{kind}:{data}", line
+    assert record.result["metric"] in ("test_accuracy", "test_absolute_error")
+    assert passes(directory)
+    assert lookup.done_before({**record.config, "results": str(alone)}).startswith("done before")
+    said = record.privacy["deviations"]
+    assert (COUNTED in said) == ("dataset_size=count" in words) and CLASSES_READ not in said
+    assert record.privacy["delta"] == below_one_in(record.privacy["dataset_size"])
+
+
+FLOWERS = ["task=images", "data=flowers", "dataset_size=120", "model=linear", "eps=8", "epochs=1"]
+
+
+def test_what_is_read_off_the_examples_is_in_the_certificate_and_must_be(alone):
+    words = ["method=dpsgd", "task=table", "data=houses.csv", "task.target=sold", "epochs=1"]
+    words += ["task.columns={rooms:[1,12]}", "task.test_size=60", "dataset_size=count"]
+    directory = execute(alone, *words, "task.classes=read")
+    privacy = json.loads((directory / "privacy.json").read_text())
+    assert privacy["dataset_size"] == 240 and {COUNTED, CLASSES_READ} <= {*privacy["deviations"]}
+    assert passes(directory)
+    privacy["deviations"].remove(COUNTED)
+    (directory / "privacy.json").write_text(json.dumps(privacy))
+    assert not passes(directory)
+
+
+def test_a_changed_file_is_refused_where_its_run_is_looked_up(alone, here, tmp_path, monkeypatch):
+    root = save_folders(tmp_path / "set", {"train": {"a": 9, "b": 9}, "test": {"a": 3, "b": 3}})
+    monkeypatch.chdir(tmp_path)
+    words = ["method=dpsgd", "task=images", "data=set", "dataset_size=18", "model=linear"]
+    config = records.read(execute(alone, *words, "epochs=1")).config | {"results": str(alone)}
+    assert lookup.done_before(config).startswith("done before: test_accuracy")
+    (root / "train" / "a" / "0.png").rename(root / "train" / "b" / "00.png")  # another label
+    lookup._of_data.cache_clear()
+    with pytest.raises(ConfigError, match="the data of images:set were"):
+        lookup.done_before(config)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["attack=loss_threshold"],
+        ["audit=one_run"],
+        ["method=pate", "method.teachers=4", "method.teacher_steps=2", "profile=embedded"],
+        ["method=gep", "public=digits", "method.m=20", "method.k=10"],
+        ["method=rgp", "model=wrn10_1", "method.rank=2"],
+        ["method=nonprivate", "eps=null"],
+        ["noise=secret"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_can_be_done_with_a_run_can_be_done_with_ones_own_data(alone, more):
+    chosen = [] if more[0].startswith("method=") else ["method=dpsgd"]
+    directory = execute(alone, *FLOWERS, *chosen, *more, "device=cpu")
+    assert records.read(directory).result["task"] == "images:flowers"
+    assert passes(directory)
+
+
+def test_two_ranks_train_what_one_does(alone, here, programs):
+    words = [
+        *FLOWERS,
+        "method=dpsgd",
+        "device=cpu",
+        "noise=false",
+        "eps=null",
+        "dataset_size=count",
+    ]
+    said = {}
+    for ranks in (1, 2):
+        more = [f"results={alone}/{ranks}", f"ranks={ranks}", "clip=false"]
+        script = str(cli.CONF.parent / "run.py")
+        done = programs.run([script, *words, *more], cwd=here)
+        assert done.returncode == 0, done.stderr
+        said[ranks] = json.loads((here / done.stdout.split()[-1] / "result.json").read_text())
+    assert said[2]["ranks"] == 2 and said[1]["data_fingerprint"] == said[2]["data_fingerprint"]
+    assert said[1]["test_accuracy"] == pytest.approx(said[2]["test_accuracy"], abs=5)
+
+
+def test_a_sweep_over_data_is_a_run_for_each(alone, here, programs):
+    words = [word for word in FLOWERS if not word.startswith(("data=", "dataset_size="))]
+    words += ["method=dpsgd", "data=flowers,garden", "dataset_size=count", "device=cpu"]
+    script = str(cli.CONF.parent / "run.py")
+    more = ["task.test_size=30", "task.classes=[daisy,rose,fern,moss]", f"results={alone}"]
+    done = programs.run([script, "-m", *words, *more], cwd=here)
+    assert done.returncode == 0, done.stderr
+    names = {path.parent.name for path in alone.glob("*/runs/*/result.json")}
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["task=mnist", "task.repo=me/mine"], "task=mnist to be of its own data.*Set task=images"),
+        (["task=sst2", "task.config=cola"], "task=sst2 to be of its own data"),
+        (["task=sst2", "task.text_columns=[idx]"], "task=sst2 to be of its own data"),
+        (["task=lending_club", "task.target=fico"], "task=lending_club to be of its own data"),
+        (["task=digits", "task._target_=mine.load"], "task=digits .* Set task.name too"),
+        (["task=images", "data=flowers", "task.name=mnist"], "Expected task to keep the name"),
+        (["task=digits", "task._target_=mine.load", "task.name=mnist"], "task=mnist to be of its"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_no_other_data_are_called_by_a_name_of_the_suite(alone, words, said):
+    assert re.search(said, refusal(*words))
+
+
+@pytest.mark.parametrize("task", ["mnist", ""])
+def test_words_of_ones_own_data_beside_another_task_say_which_they_are_for(programs, here, task):
+    words = ["method=dpsgd", "data=flowers", *([f"task={task}"] if task else [])]
+    done = programs.run([str(cli.CONF.parent / "run.py"), *words], cwd=here)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "Expected task=images, texts or table beside data=" in done.stderr
+
+
+def test_a_recipes_batch_is_made_to_fit_and_ones_own_is_not_touched(alone):
+    words = ["method=bitfit", "task=texts", "data=reviews.csv", "task.classes=[bad,good]"]
+    words += ["task.test_size=40", "dataset_size=160"]
+    assert cli.compose(words)["batch_size"] == 40  # the recipe has 256
+    assert cli.compose([*words, "batch_size=300"])["batch_size"] == 300
+    assert cli.compose([*words[:-1], "dataset_size=1600"])["batch_size"] == 256
+
+
+def test_delta_and_batches_follow_from_the_declared_number_alone():
+    for size, delta in ((1, 0.1), (9, 0.1), (10, 0.01), (999, 1e-3), (1000, 1e-4), (50_000, 1e-5)):
+        assert below_one_in(size) == pytest.approx(delta) and below_one_in(size) < 1 / size
+    assert [share_of(size, 4, 1000) for size in (1, 8, 3999, 10**6)] == [1, 2, 999, 1000]
+    assert below_one_in("count") is None and share_of(None, 4, 1000) is None
