@@ -71,7 +71,7 @@ def plain(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
         ConfigError: if method or task is not chosen, if the task has no default model under the
             profile, or if a setting is invalid.
     """
-    from dpexp.cli import validate
+    from dpexp.cli import naming, validate
     from dpexp.records import present_names
     from dpexp.types import ConfigError
 
@@ -89,6 +89,6 @@ def plain(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     validate.check_names(overrides)
     validate.check_rate(overrides)
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    config = validate.at_home(present_names(config))
+    config = naming.named(validate.at_home(present_names(config)))
     validate.check(config)
     return config

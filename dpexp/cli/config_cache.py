@@ -27,7 +27,7 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from dpexp.cli import blocks, composition, groups, quoting, validate
+from dpexp.cli import blocks, building, composition, groups, naming, quoting, validate
 from dpexp.records import moved
 from dpexp.records.caches import Kept
 from dpexp.training import schedules
@@ -119,7 +119,7 @@ class Configs:
         version = [f"{hydra.__version__} {omegaconf.__version__}", *sorted(self._groups)]
         sources = [
             Path(str(m.__file__)).read_bytes()
-            for m in (composition, validate, quoting, schedules, moved)
+            for m in (building, composition, naming, validate, quoting, schedules, moved)
         ]
         sources += [path.read_bytes() for path in (Path(__file__), *blocks.files())]
         return Kept("configs", b"\0".join([*map(str.encode, version), *sources]))

@@ -39,9 +39,8 @@ def compare(record: Record) -> list[str] | None:
 def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
     import torch
 
-    from dpexp.cli.fingerprints import PRETRAINED
-    from dpexp.cli.instantiate import make
-    from dpexp.cli.parts import fit_to_task
+    from dpexp.cli.building import build_model, make_method
+    from dpexp.cli.fingerprints import reads_weights
     from dpexp.privacy.stated import is_ours, statement_of
     from dpexp.training.train import named_parameters
 
@@ -52,7 +51,7 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
     is_vote = stated.votes is not None
     built = ("model",) if is_vote else ("model", "method")
     is_known = is_known and all(_is_plain(config[part]) for part in built)
-    if not is_known or target == PRETRAINED or not all(key in result for key in SHAPE):
+    if not is_known or reads_weights(config) or not all(key in result for key in SHAPE):
         return None
     task: Any = SimpleNamespace(
         name=config["task"]["name"],
@@ -61,11 +60,10 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
         train=SimpleNamespace(longest=result["longest"]),
     )
     with torch.device("meta"):
-        fit = fit_to_task(config["model"], task)
-        model = make("model", config["model"], without=("name", "head", "tokenizer"), **fit)
+        model, _ = build_model(config, task)
     if is_vote:
         return {"trainable": {n: p.numel() for n, p in model.named_parameters()}, "frozen": {}}
-    made = make("method", config["method"], without=("name",))
+    made = make_method(config)
     return dict(zip(("trainable", "frozen"), named_parameters(model, made), strict=True))
 
 

@@ -141,7 +141,8 @@ def _refuse_mixing(model: nn.Module) -> None:
             raise ConfigError(
                 f"Expected layers that keep examples apart; {name} is a {type(module).__name__}, "
                 "whose statistics mix them, so no one example's influence is bounded. "
-                "Use nn.GroupNorm instead."
+                "Use nn.GroupNorm instead. Set model.fix=true, which puts it there, or "
+                "model.fix=freeze, which keeps the statistics that the model has as constants."
             )
 
 

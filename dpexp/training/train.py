@@ -97,6 +97,7 @@ class Parts:
         attack: an attack or audit of the run; None: none.
         analyses: analyses of its gradients, by name.
         pretrained: SHA-256 of its files of weights and tokenizers, by model and file.
+        notes: what was done to the model before it trains (`dpexp.models.notes`).
     """
 
     task: Any
@@ -107,6 +108,7 @@ class Parts:
     attack: Attack | None = None
     analyses: Mapping[str, Analysis] = field(default_factory=dict)
     pretrained: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def train(config: dict, parts: Parts, ranks: Ranks) -> None:
@@ -203,7 +205,8 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         certificate = certify(config, parts, mechanism, state, deviations)
         numbers = {**findings.numbers, **observers.numbers(state)}
         numbers |= {"micro_batch": state.micro_batch}
-        numbers |= {"pretrained_sha256": parts.pretrained} if parts.pretrained else {}
+        started = {"pretrained_sha256": parts.pretrained, "model_as_run": parts.notes}
+        numbers |= {key: value for key, value in started.items() if value}
         numbers |= {"epochs": config["epochs"], "steps": state.step}
         files = {SCORES: findings.arrays, ANALYSIS: observers.arrays(state)}
         run.finish(task, certificate, numbers, files)
