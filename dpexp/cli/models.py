@@ -26,6 +26,7 @@ from dpexp.grad_sample import Tape, settle
 from dpexp.grad_sample.hooking import hooked_layers
 from dpexp.grad_sample.shared_inputs import trial
 from dpexp.methods.selection import matrix_parameters
+from dpexp.models.adapting import COLOURS, returns_logits, takes_images, takes_texts
 from dpexp.types import LayerGrads, full_name
 
 PAGE = Path("docs/models.md")
@@ -113,25 +114,6 @@ IMAGES: dict[str, dict[str, Any]] = {
 """Of transformers, by the names of their classes."""
 
 
-class Logits(nn.Module):
-    """A model of transformers that takes one tensor and returns logits."""
-
-    def __init__(self, model: nn.Module, reads: str) -> None:
-        """Wrap a model.
-
-        Args:
-            model: a classifier.
-            reads: the name of its input.
-        """
-        super().__init__()
-        self.model, self.reads = model, reads
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits [n, classes]."""
-        mask = {"attention_mask": torch.ones_like(x)} if self.reads == "input_ids" else {}
-        return self.model(**{self.reads: x}, **mask).logits
-
-
 class Recurrent(nn.Module):
     """A recurrent classifier of tokens."""
 
@@ -142,8 +124,8 @@ class Recurrent(nn.Module):
         self.layers = kind(8, 8, 2, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [n, classes] of the last state."""
-        return self.out(self.layers(self.embedding(x))[0][:, -1])
+        """Return logits [n, classes] of the last state, for tokens [n, 3, t]."""
+        return self.out(self.layers(self.embedding(x[:, 0]))[0][:, -1])
 
 
 @dataclass(frozen=True)
@@ -164,8 +146,8 @@ class Architecture:
         """Draw inputs, the example on the first axis."""
         if not self.is_text:
             return torch.randn(num_examples, 3, 32, 32, dtype=torch.float64)
-        ends = torch.ones(num_examples, 1, dtype=torch.long)  # T5 wants a sentence to end
-        return torch.cat([torch.randint(2, 40, (num_examples, 6)), ends], 1)
+        ids = torch.randint(2, 40, (num_examples, 7))
+        return torch.stack([ids, torch.ones_like(ids), torch.zeros_like(ids)], 1)
 
 
 def _of_transformers(name: str, settings: dict[str, Any], suffix: str, reads: str) -> nn.Module:
@@ -177,7 +159,22 @@ def _of_transformers(name: str, settings: dict[str, Any], suffix: str, reads: st
             wanted = 0 if token == "pad" else 1
             setattr(config, f"{token}_token_id", wanted)
         config._attn_implementation = "eager"
-    return Logits(getattr(transformers, f"{name}For{suffix}")(config), reads)
+    model = getattr(transformers, f"{name}For{suffix}")(config)
+    if reads == "input_ids":
+        takes_texts(model, config)
+    else:
+        takes_images(
+            model,
+            size=(32, 32),
+            channels=COLOURS,
+            reads=reads,
+            resize=None,
+            normalise="task",
+            own=None,
+            task=(None, None),
+        )
+    returns_logits(model)
+    return model
 
 
 def _of_torchvision(name: str) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from math import prod
 
 from torch import nn
@@ -23,7 +24,8 @@ def all_parameters(model: nn.Module) -> tuple[str, ...]:
     names = tuple(name for name, weight in model.named_parameters() if trains(weight))
     if not names:
         raise ConfigError(
-            "Expected a model with parameters to train; all have requires_grad=False. Set model."
+            "Expected a model with parameters to train; all have requires_grad=False. Set model or "
+            "method.freeze."
         )
     return names
 
@@ -37,9 +39,17 @@ def classifier(model: nn.Module, head: str) -> tuple[str, ...]:
     names = tuple(name for name, _ in model.named_parameters() if name.startswith(f"{head}."))
     if not names:
         raise ConfigError(
-            f"Expected the model to hold a classifier named {head!r}; it has none. Set model.head."
+            f"Expected the model to hold a classifier named {head!r}; it has none."
+            f"{_nearest_layer(model, head)} Set model.head."
         )
     return names
+
+
+def _nearest_layer(model: nn.Module, name: str) -> str:
+    """Return a sentence that suggests a layer with parameters of its own, or ""."""
+    names = [own for own, each in model.named_modules() if own and each._parameters]
+    near = get_close_matches(name, names, 1, 0.4)
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 def head_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
@@ -52,7 +62,7 @@ def head_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
     if not names:
         raise ConfigError(
             f"Expected the classifier {head!r} to train; all of its parameters have "
-            "requires_grad=False. Set model, or model.head."
+            "requires_grad=False. Set model, model.head or method.freeze."
         )
     return names
 

@@ -96,10 +96,3 @@ def say_frozen(model: nn.Module) -> None:
     names = [name for name, each in model.named_parameters() if not each.requires_grad]
     if names:
         note(model, "frozen by the model", names)
-
-
-def nearest_module(model: nn.Module, name: str) -> str:
-    """Return a sentence that suggests a module that holds parameters, or ""."""
-    names = [own for own, module in model.named_modules() if own and list(module.parameters())]
-    near = get_close_matches(name, names, 1, 0.4)
-    return f" Did you mean {near[0]}?" if near else ""

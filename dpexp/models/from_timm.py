@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -115,6 +116,7 @@ def _timm() -> Any:
             f"Expected timm to be installed for model=timm; it cannot be imported "
             f"({one_line(error)}). Set it up with: pip install -e '.[timm]'."
         ) from error
+    logging.getLogger("timm").setLevel(logging.WARNING)  # it tells of every file that it loads
     return timm
 
 

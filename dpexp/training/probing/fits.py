@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpexp.grad_sample.hooking import refuse_mixing
 from dpexp.models.mode import in_mode
 from dpexp.training.probing.made_up import make_up
 from dpexp.training.probing.stage import state_kept
@@ -25,6 +26,7 @@ def require_fit(model: nn.Module, task: Any, name: str, head: str) -> None:
     Raises:
         ConfigError: saying what it does instead.
     """
+    refuse_mixing(model)
     dtype = next((each.dtype for each in model.parameters()), torch.float32)
     inputs = make_up(task, model, torch.device("cpu"), dtype).one.inputs
     seen: list[Tensor] = []
@@ -61,7 +63,7 @@ def require_fit(model: nn.Module, task: Any, name: str, head: str) -> None:
         )
     if seen and len(seen[0]) == 2 and torch.equal(*seen[0]) and not torch.equal(*inputs):
         raise ConfigError(
-            f"Expected {name} to tell examples apart; its classifier is given the same for any two "
-            "here, as where a norm has one value alone to normalise. Set model.resize to a larger "
-            "side, or model.fix=freeze."
+            f"Expected {name} to tell examples apart; its classifier is given the same for two "
+            "that differ, as where images are too small for it. Set model.resize to a larger side, "
+            "or another model."
         )
