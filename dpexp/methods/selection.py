@@ -9,10 +9,12 @@ from math import prod
 from torch import nn
 
 from dpexp.grad_sample.freezing import trains
+from dpexp.grad_sample.rules import MATRICES
 from dpexp.types import ConfigError, Key, Release
 
 MATRIX_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
-"""Layers whose weight is one matrix, flattened to [p, d]: linear ones, convolutions of any kind."""
+"""Layers whose weight is one matrix, flattened to [p, d]: linear ones, convolutions of any kind.
+Beside them stand those whose rule says so (`dpexp.grad_sample.rules.MATRICES`)."""
 
 
 def all_parameters(model: nn.Module) -> tuple[str, ...]:
@@ -72,7 +74,9 @@ def matrix_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
     layers = {
         name
         for name, module in model.named_modules()
-        if isinstance(module, MATRIX_LAYERS) and name != head and not name.startswith(f"{head}.")
+        if (isinstance(module, MATRIX_LAYERS) or type(module) in MATRICES)
+        and name != head
+        and not name.startswith(f"{head}.")
     }
     return tuple(
         name

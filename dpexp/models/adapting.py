@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpexp.models import transformers_layers
 from dpexp.models.notes import note
 from dpexp.types import ConfigError, require_word
 
@@ -50,6 +51,7 @@ def takes_texts(model: nn.Module, config: Any) -> None:
         model: changed by a hook.
         config: its configuration, whose padding token is set.
     """
+    transformers_layers.register(model)
     takes = inspect.signature(model.forward).parameters
     text = config.get_text_config()
     pad = text.pad_token_id

@@ -6,8 +6,7 @@ import torch
 from dpexp import cli, records
 from dpexp.models.mode import in_mode
 from dpexp.privacy.verification.record import verify_record
-from dpexp.types import ConfigError
-from tests.doors import IMAGE, TEXT, parts, save
+from tests.doors import TEXT, parts, save
 
 RANDOM = "model.pretrained=false"
 ENCODERS = ("DistilBert", "Roberta", "Electra", "Deberta", "ModernBert", "GPT2", "Llama", "T5")
