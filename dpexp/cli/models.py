@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpexp.cli.arguments import exit_code_of
-from dpexp.grad_sample import Tape, settle
+from dpexp.grad_sample import Tape, Try, settle
 from dpexp.grad_sample.hooking import hooked_layers
 from dpexp.grad_sample.shared_inputs import trial
 from dpexp.methods.selection import matrix_parameters
@@ -243,7 +243,7 @@ def examine(architecture: Architecture) -> Found:
     names = [name for name, _ in model.named_parameters()]
     some = NUM_EXAMPLES - 1
     with trial():
-        settle(model, names, lambda: F.cross_entropy(model(x[:some]), y[:some]), some)
+        settle(model, names, [Try(lambda: F.cross_entropy(model(x[:some]), y[:some]), some)])
     matrices = {name for name in matrix_parameters(model, "none") if name.endswith(".weight")}
     got: dict[str, Tensor] = {}
     low: dict[str, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
