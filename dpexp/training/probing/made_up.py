@@ -12,8 +12,8 @@ from dpexp.models.vocabulary import token_table
 from dpexp.privacy.seeds import generator
 from dpexp.types import Batch
 
-WIDEST = 11
-"""Tokens of the longest synthetic text (ours), enough for one text to have padding."""
+WIDEST = 64
+"""Tokens of the longest synthetic text (ours): more than the windows of small attention."""
 
 
 FAR, NEAR = 32.0, 1 / 64
