@@ -126,10 +126,9 @@ def assert_rule_holds(
                 assert torch.equal(grads.x, before[0]) and torch.equal(grads.dh, before[1])
         if name == "weight" and isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv1d):
             assert_low_rank_holds(layer_grads, expected[0][name].flatten(2), seed)
-            if getattr(layer, "groups", 1) == 1:
-                assert_rows_and_columns_hold(
-                    layer_grads, expected[0][name].flatten(2), layer.weight.shape[1], seed
-                )
+            assert_rows_and_columns_hold(
+                layer_grads, expected[0][name].flatten(2), layer.weight.shape[1], seed
+            )
 
 
 def assert_rows_and_columns_hold(layer_grads, each, inputs, seed):
