@@ -31,6 +31,9 @@ from dpexp.types import LayerGrads, full_name
 
 PAGE = Path("docs/models.md")
 
+BEGIN, END = "<!-- architectures -->", "<!-- end -->"
+"""What the table stands between on the page; the rest is written by hand."""
+
 NUM_EXAMPLES, NUM_CLASSES, RANK = 4, 3, 2
 
 TEXT: dict[str, Any] = {
@@ -290,7 +293,7 @@ def _error(got: Tensor, expected: Tensor) -> float:
 
 
 def page() -> str:
-    """Return docs/models.md."""
+    """Return docs/models.md with its table made anew."""
     rows = []
     for architecture in architectures():
         found = examine(architecture)
@@ -298,26 +301,26 @@ def page() -> str:
         rows.append(
             f"| {architecture.name} | {_power(found.full)} | {_power(found.low_rank)} | {slow} |"
         )
-    return "\n".join(
+    block = "\n".join(
         [
-            "# Architectures that train",
-            "",
             f"Each of these {len(rows)} was built small, with random weights, and trained nowhere: "
             "`python -m scripts.models` compares every example's gradient of every parameter with "
             "torch.autograd's of that example alone, in float64. Errors are relative to a "
             "gradient's largest entry, rounded up to a power of ten. The third column is of "
             "dW_i Rᵀ and Lᵀ dW_i, which RGP, LSG and DP-PowerSGD take of each weight matrix. "
             "Modules in the last column have no rule: torch.func takes their gradients, which is "
-            "slower, and their dropout has to be 0. All else trains as it is. BatchNorm mixes "
-            "examples and is refused; torchvision's networks are built with GroupNorm in its "
-            "place. Names without a library are transformers' and, of LSTM and GRU, torch's.",
+            "slower, and their dropout has to be 0. torchvision's networks are built with "
+            "GroupNorm in BatchNorm's place. Names without a library are transformers' and, of "
+            "LSTM and GRU, torch's.",
             "",
             "| architecture | whole gradients | low-rank products | by torch.func |",
             "| --- | ---: | ---: | --- |",
             *rows,
-            "",
         ]
     )
+    text = PAGE.read_text(encoding="utf-8")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    return f"{before}{BEGIN}\n{block}\n{END}{after}"
 
 
 def _power(error: float) -> str:

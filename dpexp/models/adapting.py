@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dpexp.models import transformers_layers
 from dpexp.models.notes import note
+from dpexp.models.vocabulary import token_table
 from dpexp.types import ConfigError, require_word
 
 NORMALISE = ("own", "task")
@@ -58,6 +59,9 @@ def takes_texts(model: nn.Module, config: Any) -> None:
     if pad is None:  # as GPT-2; the classifier reads the last token that is not this one
         end = text.eos_token_id
         pad = end[0] if isinstance(end, list) else end or 0
+    table = token_table(model)
+    if table is not None and pad >= table.num_embeddings:  # of a vocabulary that was made smaller
+        pad = 0
     text.pad_token_id = config.pad_token_id = pad
     kinds = getattr(config, "type_vocab_size", 0) or 0
     end = config.eos_token_id if config.is_encoder_decoder else None

@@ -1,7 +1,6 @@
 """What mixes examples is replaced, and a run says what was done."""
 
 import pytest
-import timm
 import torch
 import torchvision
 from torch import nn
@@ -14,6 +13,9 @@ from dpexp.training.probing import check_model
 from dpexp.types import ConfigError
 from tests.grad_sample.test_rules import assert_rule_holds, per_example_by_torch_func, random_like
 from tests.test_probing import task_of
+
+
+timm = pytest.importorskip("timm")
 
 
 class Small(nn.Module):
