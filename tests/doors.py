@@ -7,6 +7,13 @@ from dpexp import cli
 from dpexp.cli.models import IMAGES, TEXTS
 from tests.texts import save_tokenizer
 
+MORE = {
+    "Bart": {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16}
+    | {"decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    | {"max_position_embeddings": 40, "forced_eos_token_id": 2, "bos_token_id": 1},
+}
+"""Settings of models that the page does not list."""
+
 CPU = torch.device("cpu")
 WORDS = ["method=dpsgd", "profile=embedded", "eps=8", "epochs=0.5", "batch_size=64"]
 WORDS += ["micro_batch=32", "device=cpu"]
@@ -17,8 +24,8 @@ IMAGE = [*WORDS, "task=digits"]
 
 def save(root, name, *, weights=False, drop=0.0, **changes):
     """Save a small model's config.json, and its weights, as OWNER/name below a root."""
-    is_text = name in TEXTS
-    settings = {**(TEXTS if is_text else IMAGES)[name], **changes}
+    is_text = name not in IMAGES
+    settings = {**{**TEXTS, **IMAGES, **MORE}[name], **changes}
     if is_text:
         settings |= {"vocab_size": 60}
         positions = ("max_position_embeddings", "n_positions")

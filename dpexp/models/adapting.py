@@ -66,10 +66,12 @@ def takes_texts(model: nn.Module, config: Any) -> None:
     kinds = getattr(config, "type_vocab_size", 0) or 0
     end = config.eos_token_id if config.is_encoder_decoder else None
 
+    is_left = getattr(config, "summary_type", None) == "last"  # as XLNet, which reads the last
+
     def before(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]] | None:
         if len(args) != 1 or kwargs:
             return None
-        ids, mask, second = args[0].unbind(1)
+        ids, mask, second = (_padded_left(args[0]) if is_left else args[0]).unbind(1)
         ids = torch.where(mask.bool(), ids, pad)
         if end is not None:
             ids = _ended(ids, mask, end, pad)
@@ -81,6 +83,15 @@ def takes_texts(model: nn.Module, config: Any) -> None:
         return (), given
 
     model.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _padded_left(tokens: Tensor) -> Tensor:
+    """Return tokens [n, 3, t] with their padding before them."""
+    length = tokens.shape[2]
+    at = torch.arange(length, device=tokens.device)
+    source = at - (length - tokens[:, 1].sum(1, keepdim=True))
+    moved = tokens.gather(2, source.clamp(min=0)[:, None].expand_as(tokens))
+    return moved * (source >= 0)[:, None]
 
 
 def _ended(ids: Tensor, mask: Tensor, end: int, pad: int) -> Tensor:

@@ -71,6 +71,7 @@ def classifier(
     folder = model_folder(model_root, repo)
     config = _config(folder, args)
     config.num_labels = num_classes
+    config.architectures = config.architectures or []  # read where there are several, as of DeiT
     auto = _kind(repo, config, is_text=max_length is not None)
     if max_length is not None:
         config.use_cache = False

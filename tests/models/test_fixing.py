@@ -14,7 +14,6 @@ from dpexp.types import ConfigError
 from tests.grad_sample.test_rules import assert_rule_holds, per_example_by_torch_func, random_like
 from tests.test_probing import task_of
 
-
 timm = pytest.importorskip("timm")
 
 
