@@ -3,9 +3,10 @@
 import pytest
 
 from dpexp.cli import CONF
-from dpexp.cli.models import architectures, examine
+from dpexp.cli.models import BEGIN, END, architectures, examine
 
 PAGE = (CONF.parent / "docs" / "models.md").read_text(encoding="utf-8")
+PAGE = PAGE.partition(BEGIN)[2].partition(END)[0]
 ALL = architectures()
 
 

@@ -10,6 +10,7 @@ import yaml
 
 from dpexp import cli, records
 from dpexp.cli import blocks
+from dpexp.cli.building import DOORS
 from dpexp.cli.config_cache import Configs
 from dpexp.privacy import num_steps
 from dpexp.reporting.collect import cells
@@ -25,6 +26,7 @@ METHODS, MODELS, PROFILES, TASKS = (
     for group in GROUPS
 )
 TASKS = [task for task in TASKS if task not in OWN]  # which have no run without data
+MODELS = [name for name in MODELS if name not in DOORS]  # whose model is to be named
 ATTACKS, AUDITS, PROMPTS, WARM_STARTS, ANALYSES, OPTIMIZERS, SCHEDULES = (
     sorted(path.stem for path in (cli.CONF / group).glob("*.yaml"))
     for group in ("attack", "audit", "prompts", "warm_start", "analysis", "optimizer", "schedule")

@@ -19,9 +19,37 @@ from tests.steps import (
     composed,
     distance,
     flat,
+    rgp,
+    sums_of,
 )
 
 PAPERS = ["dpsgd", "rgp", "rgp_random", "dp_powersgd", "lsg", "sparse_dpsgd"]
+
+# Weights that a step replaces
+
+
+class Twice(torch.nn.Module):
+    """A layer that stands in two places."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4, bias=False)
+        self.second = self.first
+        self.head = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.second(torch.tanh(self.first(x))))
+
+
+def test_a_module_that_stands_in_two_places_has_its_own_weight_again_after_a_step():
+    model, x, y = Twice().double(), torch.randn(6, 4).double(), torch.arange(6) % 3
+    weight, value = model.first.weight, model.first.weight.detach().clone()
+    released, _ = sums_of(model, rgp(2, residual=False), x, y, 1.0, 3)
+    assert model.first.weight is weight is model.second.weight
+    assert isinstance(weight, torch.nn.Parameter) and torch.equal(weight, value)
+    again, _ = sums_of(model, rgp(2, residual=False), x, y, 1.0, 3)
+    assert all(torch.equal(again[key], each) for key, each in released.items())
+
 
 # Micro-batches
 

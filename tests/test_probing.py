@@ -72,6 +72,32 @@ def middle(**methods):
     return Odd()
 
 
+class Relative(nn.Module):
+    """Adds a table to every example, and gets it as an input beside them, as relative positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, h, table):
+        return h + self.scale * table.mean(0)
+
+
+class WithTable(nn.Module):
+    def __init__(self, rows):
+        super().__init__()
+        self.inner = Relative()
+        self.register_buffer("table", torch.randn(rows, WIDTH))
+
+    def forward(self, h):
+        return self.inner(h, self.table)
+
+
+@pytest.mark.parametrize("rows", [2, 4, 6, 8, 12, 30])
+def test_a_table_as_long_as_some_batches_is_the_same_for_all_examples(rows):
+    assert check(Fine(WithTable(rows))) is None
+
+
 def running_mean(self, h):
     self.mean.mul_(0.9).add_(0.1 * h.detach().mean(0))
     return self.layer(h - self.mean)
@@ -341,5 +367,5 @@ def test_a_weight_made_by_a_hook_trains_unless_the_hook_keeps_a_state():
     assert check(Fine(odd)) is None
     odd = middle(forward=lambda self, h: self.layer(h))
     spectral_norm(odd.layer)
-    with pytest.raises(ConfigError, match="a Linear, which has no rule, to come to the same"):
+    with pytest.raises(ConfigError, match="not to change its buffer 'weight_u'"):
         check(Fine(odd))

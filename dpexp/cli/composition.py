@@ -84,7 +84,7 @@ def resolved(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: as `plain`.
     """
-    from dpexp.cli import validate
+    from dpexp.cli import naming, validate
     from dpexp.records import present_names
     from dpexp.types import ConfigError
 
@@ -103,6 +103,6 @@ def resolved(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     validate.check_rate(overrides)
     cfg = own_data.settle(cfg, overrides)
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    config = validate.at_home(present_names(config))
+    config = naming.named(validate.at_home(present_names(config)))
     validate.check(config)
     return config

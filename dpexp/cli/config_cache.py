@@ -27,7 +27,16 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from dpexp.cli import blocks, composition, groups, own_data, quoting, validate
+from dpexp.cli import (
+    blocks,
+    building,
+    composition,
+    groups,
+    naming,
+    own_data,
+    quoting,
+    validate,
+)
 from dpexp.records import moved
 from dpexp.records.caches import Kept
 from dpexp.training import schedules
@@ -120,7 +129,16 @@ class Configs:
         version = [f"{hydra.__version__} {omegaconf.__version__}", *sorted(self._groups)]
         sources = [
             Path(str(m.__file__)).read_bytes()
-            for m in (composition, validate, own_data, quoting, schedules, moved)
+            for m in (
+                building,
+                composition,
+                naming,
+                own_data,
+                validate,
+                quoting,
+                schedules,
+                moved,
+            )
         ]
         sources += [path.read_bytes() for path in (Path(__file__), *blocks.files())]
         return Kept("configs", b"\0".join([*map(str.encode, version), *sources]))

@@ -9,6 +9,14 @@ from typing import Any
 
 PRETRAINED = "dpexp.models.language.pretrained"
 
+READERS = {
+    PRETRAINED: "repo",
+    "dpexp.models.from_transformers.classifier": "repo",
+    "dpexp.models.from_timm.classifier": "architecture",
+    "dpexp.models.from_torchvision.classifier": "architecture",
+}
+"""Models that are read from files, each with the setting that names them."""
+
 SETTINGS, WEIGHTS, ELSE = ("config.json",), ("*.safetensors",), ("*.bin",)
 """Files of a pretrained language model; the last are read only if WEIGHTS match none."""
 
@@ -31,17 +39,47 @@ def pretrained(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 def _weights(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
     model, features = config["model"], config.get("features")
-    if model.get("_target_") == PRETRAINED:
-        from dpexp.data.hub import model_folder
-
-        folder = model_folder(model["model_root"], model["repo"])
-        weights = [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
-        weights = weights or [path for pattern in ELSE for path in sorted(folder.glob(pattern))]
-        yield model["repo"], [*(folder / name for name in SETTINGS), *weights]
+    if name := weights_named(config):
+        yield name, _files(model)
     if features:
         from dpexp.data.features import files_of
 
         yield features["encoder"], files_of(features["encoder"], features["model_root"])
+
+
+def reads_weights(config: Mapping[str, Any]) -> bool:
+    """Return whether a config's model is built from files, so that a record cannot build it."""
+    return config["model"].get("_target_") in READERS
+
+
+def weights_named(config: Mapping[str, Any]) -> str:
+    """Return the name of the files that a config's model reads; "" if it reads none."""
+    model = config["model"]
+    target = str(model.get("_target_"))
+    key = READERS.get(target)
+    if key is None or (key != "repo" and not model.get("pretrained", True)):
+        return ""
+    library = target.split(".")[-2].removeprefix("from_")
+    return str(model[key]) if key == "repo" else f"{library}/{model[key]}"
+
+
+def _files(model: Mapping[str, Any]) -> list[Path]:
+    """Return the files that a model reads."""
+    target, root = model["_target_"], model["model_root"]
+    if READERS[target] != "repo":
+        from dpexp.cli.instantiate import find
+
+        weights_of = find("model", f"{target.rpartition('.')[0]}.weights_of")
+        return [weights_of(model["architecture"], root)]
+    from dpexp.data.hub import model_folder
+
+    folder = model_folder(root, model["repo"])
+    settings = [folder / name for name in SETTINGS]
+    if not model.get("pretrained", True):
+        return settings
+    weights = [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
+    weights = weights or [path for pattern in ELSE for path in sorted(folder.glob(pattern))]
+    return [*settings, *weights]
 
 
 def _tokenizers(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from dpexp.cli.fingerprints import PRETRAINED, pretrained, tokenizers_named
+from dpexp.cli.fingerprints import pretrained, tokenizers_named, weights_named
 from dpexp.cli.folders import require_named
 from dpexp.records.keeping import KEEP, WEIGHTS
 from dpexp.reporting.text import clean
@@ -191,8 +191,7 @@ def _compare_data(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple
 def _compare_pretrained(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, str]:
     recorded = result.get("pretrained_sha256")
     names = [config["features"]["encoder"]] if config.get("features") else []
-    if config["model"].get("_target_") == PRETRAINED:
-        names.append(config["model"]["repo"])
+    names += filter(None, [weights_named(config)])
     tokenizers = list(tokenizers_named(config))
     if not names and not tokenizers:
         return "", ""

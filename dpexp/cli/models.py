@@ -22,13 +22,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpexp.cli.arguments import exit_code_of
-from dpexp.grad_sample import Tape, settle
+from dpexp.grad_sample import Tape, Try, settle
 from dpexp.grad_sample.hooking import hooked_layers
 from dpexp.grad_sample.shared_inputs import trial
 from dpexp.methods.selection import matrix_parameters
+from dpexp.models.adapting import COLOURS, returns_logits, takes_images, takes_texts
 from dpexp.types import LayerGrads, full_name
 
 PAGE = Path("docs/models.md")
+
+BEGIN, END = "<!-- architectures -->", "<!-- end -->"
+"""What the table stands between on the page; the rest is written by hand."""
 
 NUM_EXAMPLES, NUM_CLASSES, RANK = 4, 3, 2
 
@@ -113,25 +117,6 @@ IMAGES: dict[str, dict[str, Any]] = {
 """Of transformers, by the names of their classes."""
 
 
-class Logits(nn.Module):
-    """A model of transformers that takes one tensor and returns logits."""
-
-    def __init__(self, model: nn.Module, reads: str) -> None:
-        """Wrap a model.
-
-        Args:
-            model: a classifier.
-            reads: the name of its input.
-        """
-        super().__init__()
-        self.model, self.reads = model, reads
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits [n, classes]."""
-        mask = {"attention_mask": torch.ones_like(x)} if self.reads == "input_ids" else {}
-        return self.model(**{self.reads: x}, **mask).logits
-
-
 class Recurrent(nn.Module):
     """A recurrent classifier of tokens."""
 
@@ -142,8 +127,8 @@ class Recurrent(nn.Module):
         self.layers = kind(8, 8, 2, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [n, classes] of the last state."""
-        return self.out(self.layers(self.embedding(x))[0][:, -1])
+        """Return logits [n, classes] of the last state, for tokens [n, 3, t]."""
+        return self.out(self.layers(self.embedding(x[:, 0]))[0][:, -1])
 
 
 @dataclass(frozen=True)
@@ -164,8 +149,8 @@ class Architecture:
         """Draw inputs, the example on the first axis."""
         if not self.is_text:
             return torch.randn(num_examples, 3, 32, 32, dtype=torch.float64)
-        ends = torch.ones(num_examples, 1, dtype=torch.long)  # T5 wants a sentence to end
-        return torch.cat([torch.randint(2, 40, (num_examples, 6)), ends], 1)
+        ids = torch.randint(2, 40, (num_examples, 7))
+        return torch.stack([ids, torch.ones_like(ids), torch.zeros_like(ids)], 1)
 
 
 def _of_transformers(name: str, settings: dict[str, Any], suffix: str, reads: str) -> nn.Module:
@@ -177,7 +162,22 @@ def _of_transformers(name: str, settings: dict[str, Any], suffix: str, reads: st
             wanted = 0 if token == "pad" else 1
             setattr(config, f"{token}_token_id", wanted)
         config._attn_implementation = "eager"
-    return Logits(getattr(transformers, f"{name}For{suffix}")(config), reads)
+    model = getattr(transformers, f"{name}For{suffix}")(config)
+    if reads == "input_ids":
+        takes_texts(model, config)
+    else:
+        takes_images(
+            model,
+            size=(32, 32),
+            channels=COLOURS,
+            reads=reads,
+            resize=None,
+            normalise="task",
+            own=None,
+            task=(None, None),
+        )
+    returns_logits(model)
+    return model
 
 
 def _of_torchvision(name: str) -> nn.Module:
@@ -246,7 +246,7 @@ def examine(architecture: Architecture) -> Found:
     names = [name for name, _ in model.named_parameters()]
     some = NUM_EXAMPLES - 1
     with trial():
-        settle(model, names, lambda: F.cross_entropy(model(x[:some]), y[:some]), some)
+        settle(model, names, [Try(lambda: F.cross_entropy(model(x[:some]), y[:some]), some)])
     matrices = {name for name in matrix_parameters(model, "none") if name.endswith(".weight")}
     got: dict[str, Tensor] = {}
     low: dict[str, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
@@ -293,7 +293,7 @@ def _error(got: Tensor, expected: Tensor) -> float:
 
 
 def page() -> str:
-    """Return docs/models.md."""
+    """Return docs/models.md with its table made anew."""
     rows = []
     for architecture in architectures():
         found = examine(architecture)
@@ -301,26 +301,26 @@ def page() -> str:
         rows.append(
             f"| {architecture.name} | {_power(found.full)} | {_power(found.low_rank)} | {slow} |"
         )
-    return "\n".join(
+    block = "\n".join(
         [
-            "# Architectures that train",
-            "",
             f"Each of these {len(rows)} was built small, with random weights, and trained nowhere: "
             "`python -m scripts.models` compares every example's gradient of every parameter with "
             "torch.autograd's of that example alone, in float64. Errors are relative to a "
             "gradient's largest entry, rounded up to a power of ten. The third column is of "
             "dW_i Rᵀ and Lᵀ dW_i, which RGP, LSG and DP-PowerSGD take of each weight matrix. "
             "Modules in the last column have no rule: torch.func takes their gradients, which is "
-            "slower, and their dropout has to be 0. All else trains as it is. BatchNorm mixes "
-            "examples and is refused; torchvision's networks are built with GroupNorm in its "
-            "place. Names without a library are transformers' and, of LSTM and GRU, torch's.",
+            "slower, and their dropout has to be 0. torchvision's networks are built with "
+            "GroupNorm in BatchNorm's place. Names without a library are transformers' and, of "
+            "LSTM and GRU, torch's.",
             "",
             "| architecture | whole gradients | low-rank products | by torch.func |",
             "| --- | ---: | ---: | --- |",
             *rows,
-            "",
         ]
     )
+    text = PAGE.read_text(encoding="utf-8")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    return f"{before}{BEGIN}\n{block}\n{END}{after}"
 
 
 def _power(error: float) -> str:

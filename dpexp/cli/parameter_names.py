@@ -39,9 +39,8 @@ def compare(record: Record) -> list[str] | None:
 def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
     import torch
 
-    from dpexp.cli.fingerprints import PRETRAINED
-    from dpexp.cli.instantiate import make
-    from dpexp.cli.parts import fit_to_task
+    from dpexp.cli.building import build_model, make_method
+    from dpexp.cli.fingerprints import reads_weights
     from dpexp.privacy.stated import is_ours, statement_of
     from dpexp.training.train import named_parameters
 
@@ -52,14 +51,13 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
     is_vote = stated.votes is not None
     built = ("model",) if is_vote else ("model", "method")
     is_known = is_known and all(is_plain(config[part]) for part in built)
-    if not is_known or target == PRETRAINED or not all(key in result for key in SHAPE):
+    if not is_known or reads_weights(config) or not all(key in result for key in SHAPE):
         return None
     with torch.device("meta"):
-        fit = fit_to_task(config["model"], shape_of(config, result))
-        model = make("model", config["model"], without=("name", "head", "tokenizer"), **fit)
+        model, _ = build_model(config, shape_of(config, result))
     if is_vote:
         return {"trainable": {n: p.numel() for n, p in model.named_parameters()}, "frozen": {}}
-    made = make("method", config["method"], without=("name",))
+    made = make_method(config)
     named = named_parameters(made.adapt(model), made)
     return dict(zip(("trainable", "frozen"), named, strict=True))
 

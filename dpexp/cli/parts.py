@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dpexp.cli.instantiate import make, parameters, said
+from dpexp.cli.building import build_model, is_of_door, make_method, with_head
+from dpexp.cli.instantiate import make, said
 
 
 def build_parts(config: dict[str, Any], device: Any) -> Any:
@@ -13,22 +14,28 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     import torch
 
     from dpexp.cli import fingerprints
+    from dpexp.models.notes import notes_of
     from dpexp.models.vocabulary import require_vocabulary
     from dpexp.privacy.seeds import generator
+    from dpexp.training.probing.fits import require_fit
 
     method, analyses = _takers(config)
     task = build_task(config, device, method, analyses)
-    fitted = fit_to_task(config["model"], task)  # first reports a model that does not fit the task
     torch.manual_seed(generator(config["seed"], "init", 0).initial_seed())
-    model = make("model", config["model"], without=("name", "head", "tokenizer"), **fitted)
+    model, head = build_model(config, task)
     require_vocabulary(model, task.train)
+    if is_of_door(config["model"]):
+        require_fit(model, task, config["model"]["name"], head)
+        config = with_head(config, head)
+        method, analyses = _takers(config)
     model = model.to(device)
     if "prompts" in config:
         make("prompts", config["prompts"], given=(model, task.num_classes))
     if warm_start := config.get("warm_start"):
         make("warm_start", warm_start, given=(model, task))
     parts = around(config, task, adapted(model, method, config["seed"]), method)
-    return replace(parts, analyses=analyses, pretrained=fingerprints.pretrained(config))
+    pretrained = fingerprints.pretrained(config)
+    return replace(parts, analyses=analyses, pretrained=pretrained, notes=notes_of(model))
 
 
 def adapted(model: Any, method: Any, seed: int) -> Any:
@@ -97,7 +104,7 @@ def _takers(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     chosen = config.get("analysis", {})
     analyses = {name: make(f"analysis.{name}", node) for name, node in chosen.items()}
     kind = "method of a loop" if "loop" in config else "method"
-    return make("method", config["method"], without=("name",), kind=kind), analyses
+    return make_method(config, kind), analyses
 
 
 def _attack(config: dict[str, Any]) -> Any:
@@ -120,32 +127,3 @@ def _with_public(task: Any, size: int, config: dict[str, Any]) -> Any:
         task = make("public", config["public"], given=(task,))
     require(task, size)
     return task
-
-
-def fit_to_task(node: dict[str, Any], task: Any) -> dict[str, Any]:
-    """Return the arguments of a model that depend on the task's shape."""
-    from dpexp.types import ConfigError
-
-    takes = parameters("model", node)
-    channels, *size = task.input_shape
-    longest = getattr(task.train, "longest", None)
-    if ("max_length" in takes) != (longest is not None):
-        kinds = ("texts", "a language model") if longest else ("no texts", "another model")
-        raise ConfigError(
-            f"Expected {kinds[1]} for task {task.name}, which is of {kinds[0]}; got "
-            f"model={node['name']}. Set model."
-        )
-    if "in_channels" in takes and len(size) != 2:
-        raise ConfigError(
-            f"Expected a model for inputs of shape {tuple(task.input_shape)}, those of task "
-            f"{task.name} here; model={node['name']} takes images. Set model=linear."
-        )
-    known = {
-        "input_shape": task.input_shape,
-        "in_channels": channels,
-        "image_size": size,
-        "num_classes": task.num_classes,
-        "max_length": longest,
-        "task": task.name,
-    }
-    return {name: value for name, value in known.items() if name in takes}

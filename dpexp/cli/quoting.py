@@ -11,6 +11,9 @@ from hydra.errors import HydraException
 FOLDERS = ("results", "data_root", "model_root", "data")
 """Settings at any depth whose value is a folder or file, taken literally but for quotes around."""
 
+UNSAID = re.compile(r"^(method\.freeze|model\.fix|model\.args[\w.]*)(?==)")
+"""Settings that a config holds only where they are said, so that other runs keep their ids."""
+
 WORD = re.compile(r"([+~]*[A-Za-z_][\w./@:$-]*)=(.*)", re.DOTALL | re.ASCII)
 
 
@@ -18,13 +21,13 @@ def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
     """Quote values that Hydra cannot parse, and folders that it would parse as something else.
 
     `results=dépôt`, `results=~/x` and `task.csv=my=file.csv` mean what they say; `results=a,b` is
-    one folder, except in a sweep.
+    one folder, except in a sweep. Settings that few configs hold (`UNSAID`) are added to them.
 
     Args:
         words: of a command line; options and words that are not KEY=VALUE stay unchanged.
         is_sweep: whether a list of values means one run per value.
     """
-    return [_quoted(word, is_sweep) for word in words]
+    return [_quoted(UNSAID.sub(r"++\1", word), is_sweep) for word in words]
 
 
 def _quoted(word: str, is_sweep: bool) -> str:

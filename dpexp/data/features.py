@@ -240,7 +240,7 @@ def _resnet(
     path = _weights(encoder, owner, base, model_root)
     model = torchvision.models.get_model(base, weights=None)
     try:
-        model.load_state_dict(_read(path))
+        model.load_state_dict(read_weights(path))
     except Exception as error:  # damaged files raise many kinds of errors
         reason = one_line(error)[:200]
         raise ConfigError(
@@ -254,11 +254,28 @@ def _resnet(
 def _weights(encoder: str, owner: str, base: str, model_root: str) -> Path:
     """Return the path of a ResNet's weights: in model_root, else from the hub or torchvision."""
     folder = (Path(model_root).expanduser() / encoder).absolute()
-    local = [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
-    if local:
+    if local := _weights_in(folder):
         return local[0]
     if owner == "timm":
         return model_folder(model_root, encoder) / "model.safetensors"
+    return torchvision_weights(base, model_root, encoder)
+
+
+def torchvision_weights(base: str, model_root: str, encoder: str = "") -> Path:
+    """Return the path of weights of torchvision: in model_root, else torchvision's own.
+
+    Args:
+        base: the architecture's name.
+        model_root: the folder that holds torchvision/<base>.
+        encoder: its name below model_root, where it has another.
+
+    Raises:
+        MissingData: they were not found.
+    """
+    encoder = encoder or f"torchvision/{base}"
+    folder = (Path(model_root).expanduser() / encoder).absolute()
+    if local := _weights_in(folder):
+        return local[0]
     import torchvision
 
     url = torchvision.models.get_model_weights(base).DEFAULT.url
@@ -274,6 +291,10 @@ def _weights(encoder: str, owner: str, base: str, model_root: str) -> Path:
     return cached
 
 
+def _weights_in(folder: Path) -> list[Path]:
+    return [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
+
+
 def _download(url: str, path: Path) -> str | None:
     """Download a file; return why it failed, e.g. a read-only home directory, or None."""
     try:
@@ -284,7 +305,8 @@ def _download(url: str, path: Path) -> str | None:
     return None
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read a file of weights, of either format."""
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
@@ -306,7 +328,7 @@ def _timm(
         ) from None
     try:
         model = timm.create_model(architecture.partition(".")[0], num_classes=0)
-        loading = model.load_state_dict(_read(folder / "model.safetensors"), strict=False)
+        loading = model.load_state_dict(read_weights(folder / "model.safetensors"), strict=False)
     except Exception as error:  # damaged files raise many kinds of errors
         reason = one_line(error)[:200]
         raise ConfigError(

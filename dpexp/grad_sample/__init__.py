@@ -1,8 +1,19 @@
 """The tape: hooks on the layers, and one rule per layer type."""
 
-from dpexp.grad_sample import conv2d, embedding, linear, norm  # each registers its rule
+from dpexp.grad_sample import conv1d, conv2d, embedding, linear, norm  # each registers its rule
 from dpexp.grad_sample.rules import rule, rule_of
-from dpexp.grad_sample.settling import settle
+from dpexp.grad_sample.settling import Try, settle
 from dpexp.grad_sample.tape import Tape
 
-__all__ = ["Tape", "conv2d", "embedding", "linear", "norm", "rule", "rule_of", "settle"]
+__all__ = [
+    "Tape",
+    "Try",
+    "conv1d",
+    "conv2d",
+    "embedding",
+    "linear",
+    "norm",
+    "rule",
+    "rule_of",
+    "settle",
+]

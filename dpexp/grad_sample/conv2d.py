@@ -339,7 +339,9 @@ class Conv2dGrads:
 
         A thin k x k convolution, then one product.
         """
-        at, n = self._ungrouped(rows), len(self.x)
+        at, n = self.at, len(self.x)
+        if rows is not None and at.groups > 1:  # whose rows have inputs of their own
+            return MaterializedGrads(self.left(right_basis).values.index_select(1, rows))
         x, dh = at.fold(self.x), _channels(self.dh, rows)
         kernel = right_basis.reshape(len(right_basis), x.shape[1], *at.kernel)
         thin = F.conv2d(x, kernel, None, at.stride, at.padding, at.dilation)
@@ -353,7 +355,10 @@ class Conv2dGrads:
 
         It is the kernel gradient of a convolution with r outputs, whose dh_i is L^T dh_i.
         """
-        at, (p, r) = self._ungrouped(columns), left_basis.shape
+        at, (p, r) = self.at, left_basis.shape
+        if columns is not None and at.groups > 1:
+            each = self.right(left_basis).materialize().unflatten(2, (-1, len(at.shifts())))
+            return MaterializedGrads(each.index_select(2, columns).flatten(2))
         x = _channels(self.x, columns)
         if at.groups == 1:
             return FactoredGrads(Conv2dMatrix(at), x, _mixed(self.dh, left_basis.T))
@@ -363,14 +368,6 @@ class Conv2dGrads:
         return MaterializedGrads(
             at.unfold(kernel_gradients(at.fold(x), thin, at).flatten(2)).sum(1)
         )
-
-    def _ungrouped(self, some: Tensor | None) -> Geometry:
-        if some is not None and self.at.groups > 1:
-            raise ConfigError(
-                "Expected a convolution without groups where some rows or columns are frozen; got "
-                f"groups={self.at.groups}. Freeze that layer."
-            )
-        return self.at
 
     def scaled(self, factor: float) -> Conv2dGrads:
         """Return the gradients times a constant."""

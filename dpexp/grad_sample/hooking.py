@@ -75,7 +75,7 @@ def hooked_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, Ho
         ConfigError: naming the layer that mixes examples, or a parameter that overlaps another or
             is frozen by the model's author.
     """
-    _refuse_mixing(model)
+    refuse_mixing(model)
     _refuse_overlaps(model)
     modules = dict(model.named_modules(remove_duplicate=False))
     first: dict[int, str] = {}  # a module that stands in two places is hooked once
@@ -135,13 +135,19 @@ def _unit_of(parameter: str, modules: dict[str, nn.Module]) -> str:
     return owner.partition(PARAMETRIZED)[0] if PARAMETRIZED in f"{owner}." else owner
 
 
-def _refuse_mixing(model: nn.Module) -> None:
+def refuse_mixing(model: nn.Module) -> None:
+    """Refuse layers whose statistics mix examples.
+
+    Raises:
+        ConfigError: naming the first.
+    """
     for name, module in model.named_modules():
         if isinstance(module, MIXING) or getattr(module, "track_running_stats", False):
             raise ConfigError(
                 f"Expected layers that keep examples apart; {name} is a {type(module).__name__}, "
                 "whose statistics mix them, so no one example's influence is bounded. "
-                "Use nn.GroupNorm instead."
+                "Use nn.GroupNorm instead. Set model.fix=true, which puts it there, or "
+                "model.fix=freeze, which keeps the statistics that the model has as constants."
             )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from operator import attrgetter
 from typing import Any, cast
 
@@ -82,7 +83,7 @@ def gradients_of(
     Raises:
         ConfigError: if an output has no example axis, or the module comes to something else now.
     """
-    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+    leaves, spec = flattened((args, dict(kwargs)))
     cotangents = []
     for place, dh in enumerate(output_gradients):
         axis = axis_of(module, place)
@@ -124,7 +125,7 @@ def gradients_of(
             weights: dict[str, Tensor], some: list[Tensor], dh: list[Tensor]
         ) -> tuple[Tensor, list[Tensor]]:
             args, kwargs = call(some)
-            with _replaced(module, weights):
+            with replaced(module, weights):
                 return products(module(*args, **kwargs), dh)
 
         try:
@@ -180,7 +181,7 @@ def _different(module: nn.Module) -> ConfigError:
 
 
 @contextmanager
-def _replaced(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+def replaced(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Put other tensors in the place of some parameters, wherever in a module they stand.
 
     functional_call does so too, but leaves a child that stands in two places with the tensors.
@@ -239,10 +240,16 @@ def _one_by_one(
     return dict(zip(names, stacked, strict=True)), by_output
 
 
+def flattened(value: Any) -> tuple[list[Any], Any]:
+    """Return a structure's leaves and its form; the fields of dataclasses are leaves too."""
+    leaves, form = pytree.tree_flatten(value)
+    kinds = {type(leaf) for leaf in leaves if is_dataclass(leaf) and not isinstance(leaf, type)}
+    for kind in kinds:
+        pytree.register_dataclass(kind)
+    return flattened(value) if kinds else (leaves, form)
+
+
 def floating_of(outputs: Any) -> list[Tensor]:
     """List the floating-point tensors among a module's outputs, in their order."""
-    return [
-        leaf
-        for leaf in pytree.tree_leaves(outputs)
-        if isinstance(leaf, Tensor) and leaf.is_floating_point()
-    ]
+    leaves, _ = flattened(outputs)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]

@@ -1,4 +1,4 @@
-"""The rule for LayerNorm and GroupNorm with affine parameters."""
+"""The rule for LayerNorm, RMSNorm and GroupNorm with affine parameters."""
 
 from __future__ import annotations
 
@@ -21,14 +21,20 @@ class NormGrads:
     parameters: tuple[str, ...]
 
     @classmethod
-    def read(cls, layer: nn.LayerNorm | nn.GroupNorm, x: Tensor, dh: Tensor) -> NormGrads:
+    def read(
+        cls, layer: nn.LayerNorm | nn.RMSNorm | nn.GroupNorm, x: Tensor, dh: Tensor
+    ) -> NormGrads:
         """Return the layer's gradients; x-hat is recomputed, which is cheaper than keeping it."""
         names = tuple(name for name, _ in layer.named_parameters(recurse=False))
         if isinstance(layer, nn.GroupNorm):
             x_hat = F.group_norm(x, layer.num_groups, eps=layer.eps)
             return cls(x_hat, dh, tuple(range(2, x.dim())), names)
-        x_hat = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
-        return cls(x_hat, dh, tuple(range(1, x.dim() - len(layer.normalized_shape))), names)
+        shape = layer.normalized_shape
+        if isinstance(layer, nn.RMSNorm):
+            x_hat = F.rms_norm(x, shape, eps=layer.eps)
+        else:
+            x_hat = F.layer_norm(x, shape, eps=layer.eps)
+        return cls(x_hat, dh, tuple(range(1, x.dim() - len(shape))), names)
 
     def gradient(self, name: str) -> MaterializedGrads:
         """Return the scale's dh * x-hat or the shift's dh, summed over positions."""
@@ -46,4 +52,4 @@ class NormGrads:
         return replace(self, dh=factor * self.dh)
 
 
-rule(nn.LayerNorm, nn.GroupNorm)(NormGrads.read)
+rule(nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)(NormGrads.read)

@@ -37,8 +37,14 @@ class Registered(NamedTuple):
 _RULES: dict[type[nn.Module], Registered] = {}
 
 
+MATRICES: set[type[nn.Module]] = set()
+"""Types, other than torch's, whose `weight` low-rank methods may take for a matrix."""
+
+
 def rule(
-    *kinds: type[nn.Module], parameters: tuple[str, ...] = ("weight", "bias")
+    *kinds: type[nn.Module],
+    parameters: tuple[str, ...] = ("weight", "bias"),
+    is_matrix: bool = False,
 ) -> Callable[[Rule], Rule]:
     """Return a decorator that registers a rule for exactly these layer types.
 
@@ -50,6 +56,7 @@ def rule(
             both.
         parameters: the layer's own parameters that the rule covers. A layer may lack some of them;
             its other parameters have no rule and cannot train.
+        is_matrix: whether low-rank methods reparametrize its `weight`.
 
     Raises:
         ConfigError: if a type already has a rule, or is not a module type.
@@ -70,6 +77,8 @@ def rule(
                     "instead."
                 )
         _RULES.update(dict.fromkeys(kinds, Registered(function, parameters)))
+        if is_matrix:
+            MATRICES.update(kinds)
         return function
 
     return register
@@ -82,6 +91,11 @@ def rule_of(kind: type[nn.Module]) -> Rule:
         ConfigError: if it has none.
     """
     return _registered(kind, f"{kind.__name__} has none").rule
+
+
+def has_rule(kind: type[nn.Module]) -> bool:
+    """Return whether a type of layer has a rule."""
+    return kind in _RULES
 
 
 def parameters_with_a_rule(layer: nn.Module) -> tuple[str, ...]:

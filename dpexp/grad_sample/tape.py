@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from dpexp.grad_sample.freezing import freeze, thaw
 from dpexp.grad_sample.graph import Before, Boundary, Kept, Start
 from dpexp.grad_sample.hooking import hooked_layers, is_untried
-from dpexp.grad_sample.modules import SAME, gradients_of, sums_of
+from dpexp.grad_sample.modules import SAME, flattened, gradients_of, sums_of
 from dpexp.grad_sample.rules import FormedGrads, GroupedGrads, SummedGrads, layer_grads_of
 from dpexp.grad_sample.shared_inputs import axis_of, example_inputs, require_tried_with_rows
 from dpexp.types import ConfigError, LayerGrads, full_name
@@ -62,7 +62,8 @@ class Tape:
         self._awaited: set[str] = set()
         self._uses: dict[str, int] = {}
         self._inputs: dict[Use, list[Any]] = {}  # what `Kept` gave, and what is no tensor
-        self._before: dict[str, Before] = {}  # of modules without a rule
+        # Of modules without a rule, with what they are called with.
+        self._before: dict[str, tuple[Before, tuple[Any, ...], dict[str, Any]]] = {}
         self._parts: dict[str, list[tuple[LayerGrads, str]]] = {}  # of parameters with several uses
         self._sums: dict[Use, list[tuple[Tensor, float]]] = {}
         self.repeated: set[str] = set()
@@ -86,8 +87,10 @@ class Tape:
             hook = module.register_forward_hook(partial(after, name), with_kwargs=True)
             self._hooks.append(hook)
             if not hooked.has_rule:
+                # Before the module's own such hooks, which see what it was called with again.
                 before = partial(self._before_module, name)
-                self._hooks.append(module.register_forward_pre_hook(before))
+                hook = module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+                self._hooks.append(hook)
 
     def expect(self, num_examples: int, views: int = 1) -> None:
         """Say how many examples the next micro-batch holds.
@@ -198,24 +201,27 @@ class Tape:
             output.register_hook(partial(self._after_rules_backward, use))
         return None if output is given else output
 
-    def _before_module(self, name: str, module: nn.Module, _: Any) -> None:
+    def _before_module(
+        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
         if not self._is_idle:
-            self._before[name] = Before.of(module)
+            self._before[name] = Before.of(module), args, dict(kwargs)
 
     def _after_module(
         self,
         name: str,
         module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        _: tuple[Any, ...],
+        __: Mapping[str, Any],
         output: Any,
     ) -> Any:
         if self._is_idle:
             return None
-        self._before.pop(name).require_repeatable(name, module)
-        leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+        before, args, kwargs = self._before.pop(name)
+        before.require_repeatable(name, module)
+        leaves, spec = flattened((args, kwargs))
         kept = [self._keep(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        given, form = pytree.tree_flatten(output)
+        given, form = flattened(output)
         floating = [place for place, leaf in enumerate(given) if _is_floating(leaf)]
         self._require_tried(name)
         if self._is_the_same_for_all(module, leaves):

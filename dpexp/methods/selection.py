@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from math import prod
 
 from torch import nn
 
 from dpexp.grad_sample.freezing import trains
+from dpexp.grad_sample.rules import MATRICES
 from dpexp.types import ConfigError, Key, Release
 
 MATRIX_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
-"""Layers whose weight is one matrix, flattened to [p, d]: linear ones, convolutions of any kind."""
+"""Layers whose weight is one matrix, flattened to [p, d]: linear ones, convolutions of any kind.
+Beside them stand those whose rule says so (`dpexp.grad_sample.rules.MATRICES`)."""
 
 
 def all_parameters(model: nn.Module) -> tuple[str, ...]:
@@ -23,7 +26,8 @@ def all_parameters(model: nn.Module) -> tuple[str, ...]:
     names = tuple(name for name, weight in model.named_parameters() if trains(weight))
     if not names:
         raise ConfigError(
-            "Expected a model with parameters to train; all have requires_grad=False. Set model."
+            "Expected a model with parameters to train; all have requires_grad=False. Set model or "
+            "method.freeze."
         )
     return names
 
@@ -37,9 +41,17 @@ def classifier(model: nn.Module, head: str) -> tuple[str, ...]:
     names = tuple(name for name, _ in model.named_parameters() if name.startswith(f"{head}."))
     if not names:
         raise ConfigError(
-            f"Expected the model to hold a classifier named {head!r}; it has none. Set model.head."
+            f"Expected the model to hold a classifier named {head!r}; it has none."
+            f"{_nearest_layer(model, head)} Set model.head."
         )
     return names
+
+
+def _nearest_layer(model: nn.Module, name: str) -> str:
+    """Return a sentence that suggests a layer with parameters of its own, or ""."""
+    names = [own for own, each in model.named_modules() if own and each._parameters]
+    near = get_close_matches(name, names, 1, 0.4)
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 def head_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
@@ -52,7 +64,7 @@ def head_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
     if not names:
         raise ConfigError(
             f"Expected the classifier {head!r} to train; all of its parameters have "
-            "requires_grad=False. Set model, or model.head."
+            "requires_grad=False. Set model, model.head or method.freeze."
         )
     return names
 
@@ -62,7 +74,9 @@ def matrix_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
     layers = {
         name
         for name, module in model.named_modules()
-        if isinstance(module, MATRIX_LAYERS) and name != head and not name.startswith(f"{head}.")
+        if (isinstance(module, MATRIX_LAYERS) or type(module) in MATRICES)
+        and name != head
+        and not name.startswith(f"{head}.")
     }
     return tuple(
         name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
@@ -16,8 +17,9 @@ def token_table(model: nn.Module) -> nn.Embedding | None:
     """
     for part in model.modules():
         getter = getattr(part, "get_input_embeddings", None)
-        if getter is not None and isinstance(table := getter(), nn.Embedding):
-            return table
+        with suppress(NotImplementedError):  # transformers' answer for most models of images
+            if getter is not None and isinstance(table := getter(), nn.Embedding):
+                return table
     tables = [layer for layer in model.modules() if isinstance(layer, nn.Embedding)]
     return max(tables, key=lambda layer: layer.num_embeddings, default=None)
 

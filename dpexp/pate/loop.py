@@ -101,6 +101,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             "steps": state.step,
             **judged(votes, answers, queries.targets),
             **({"pretrained_sha256": parts.pretrained} if parts.pretrained else {}),
+            **({"model_as_run": parts.notes} if parts.notes else {}),
             **({"unsaid_votes": unsaid} if unsaid else {}),
         }
         run.finish(task, certificate, numbers)

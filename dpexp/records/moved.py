@@ -2,13 +2,16 @@
 
 A run's id hashes its config, dotted names and settings included. So that moving a module changes
 no id, ids use the first name of each module, and configs of finished runs are read with present
-names. Optimizer and schedule configs once listed, as null, the settings that only the default
-optimizer or schedule has; ids still use that list. Before a language model's precision could be
-auto, the default was bfloat16, which auto stands for in ids; result.json says which it was.
+names. A model that differs from the choice it is made of is named for what it is; ids use the
+choice's name, beside the settings that differ. Optimizer and schedule configs once listed, as null,
+the settings that only the default optimizer or schedule has; ids still use that list. Before a
+language model's precision could be auto, the default was bfloat16, which auto stands for in ids;
+result.json says which it was.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +27,9 @@ MOVED = {
 List each first name once: when a module moves again, change its present name here.
 """
 
+CHANGED = re.compile(r"(?P<with>\w+) with \w+=.*|.* in place of (?P<in_place>\w+)", re.DOTALL)
+"""Names of models that differ from a choice of conf/model; ids use the choice's own."""
+
 NAMING = ("_target_", "loop")
 """Settings that hold such a name, at any depth."""
 
@@ -34,6 +40,8 @@ ADAMS = {"betas": [0.9, 0.999], "eps": 1e-8}
 def first_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config in its first form, from which run ids are computed."""
     first = _renamed(config, {new: old for old, new in MOVED.items()})
+    if isinstance(model := first.get("model"), dict) and isinstance(model.get("name"), str):
+        model["name"] = _first_name(model["name"])
     if isinstance(optimizer := first.get("optimizer"), dict):
         first["optimizer"] = _first_settings(optimizer, _had_adam(first))
     if isinstance(schedule := first.get("schedule"), dict):
@@ -41,6 +49,12 @@ def first_names(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(model := first.get("model"), dict) and model.get("precision") == "auto":
         first["model"] = model | {"precision": "bfloat16"}
     return first
+
+
+def _first_name(model: str) -> str:
+    """Return the choice that a model's name began as, before it says what differs."""
+    found = CHANGED.fullmatch(model)
+    return (found["with"] or found["in_place"]) if found else model
 
 
 def _first_settings(optimizer: dict[str, Any], had_adam: bool) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from dpexp.data import LossFn, cross_entropy
 from dpexp.data.augmentation import Augmentation
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample import Tape
+from dpexp.grad_sample.modules import replaced
 from dpexp.grad_sample.passes import Passes
 from dpexp.privacy import Mechanism
 from dpexp.privacy.clipping import Clipping
@@ -70,21 +70,6 @@ class _Tally(NamedTuple):
     loss: float
     is_asked_to_stop: float
     has_halved: float
-
-
-class _Pass(nn.Module):
-    """Forward and backward in one module, so that recomputation in backward uses its weights."""
-
-    def __init__(self, model: nn.Module, loss: LossFn, tape: Tape) -> None:
-        super().__init__()
-        self.model, self._loss, self._tape = model, loss, tape
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Return the loss, summed over the batch."""
-        loss = self._loss(self.model(batch.inputs), batch.targets)
-        loss = loss if batch.views == 1 else loss / batch.views
-        self._tape.backward(loss)
-        return loss.detach()
 
 
 class PrivateGradient:
@@ -149,7 +134,7 @@ class PrivateGradient:
         self._tape = Tape(
             model, self.trained, lambda layer, layer_grads: self._callback(layer, layer_grads)
         )
-        self._pass = _Pass(model, loss, self._tape)
+        self._loss = loss
         self._public = None
         if public is not None:
             self._public = self.passes(public)
@@ -383,10 +368,12 @@ class PrivateGradient:
     ) -> Tensor:
         self._callback = callback
         self._tape.expect(len(batch), batch.views)
-        if weights:
-            named = {f"model.{name}": weight for name, weight in weights.items()}
-            return functional_call(self._pass, named, (batch,))
-        return self._pass(batch)
+        # Around backward as well: what is computed again there takes the same weights.
+        with replaced(self._model, weights or {}):
+            loss = self._loss(self._model(batch.inputs), batch.targets)
+            loss = loss if batch.views == 1 else loss / batch.views
+            self._tape.backward(loss)
+        return loss.detach()
 
     def _sum_over_ranks(self, sums: Mapping[Key, Tensor], tally: _Tally) -> Tensor:
         """Reduce the sums to rank 0, in place, and return the summed tally of all ranks."""

@@ -101,6 +101,7 @@ class Parts:
         attack: an attack or audit of the run; None: none.
         analyses: analyses of its gradients, by name.
         pretrained: SHA-256 of its files of weights and tokenizers, by model and file.
+        notes: what was done to the model before it trains (`dpexp.models.notes`).
         averaging: of the weights over steps; what is evaluated and kept is the average; None: none.
         augmentation: makes views of the private examples; None: none.
         clipping: how an example's norm is brought down to the clip norm.
@@ -115,6 +116,7 @@ class Parts:
     attack: Attack | None = None
     analyses: Mapping[str, Analysis] = field(default_factory=dict)
     pretrained: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
     averaging: Averaging | None = None
     augmentation: Augmentation | None = None
     clipping: Clipping = FLAT
@@ -234,7 +236,8 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         certificate = certify(config, parts, mechanism, state, deviations)
         numbers = {**findings.numbers, **observers.numbers(state)}
         numbers |= {"micro_batch": state.micro_batch}
-        numbers |= {"pretrained_sha256": parts.pretrained} if parts.pretrained else {}
+        started = {"pretrained_sha256": parts.pretrained, "model_as_run": parts.notes}
+        numbers |= {key: value for key, value in started.items() if value}
         numbers |= {"epochs": config["epochs"], "steps": state.step}
         files = {SCORES: findings.arrays, ANALYSIS: observers.arrays(state)}
         run.finish(task, certificate, numbers, files, method.merged(state.final_model))

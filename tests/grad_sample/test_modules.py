@@ -1,5 +1,7 @@
 """Every module that holds parameters can train: by torch.func where there is no rule."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -50,6 +52,30 @@ class TwoOutputs(nn.Module):
 
     def forward(self, h):
         return {"a": self.first * h, "unused": self.first + h, "b": [self.second + h.square()]}
+
+
+@dataclass
+class Both:
+    """Two outputs by name, as libraries return them."""
+
+    first: torch.Tensor
+    unused: torch.Tensor
+
+
+class ByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(D))
+
+    def forward(self, h):
+        return Both(self.scale * h, self.scale + h)
+
+
+def hooked_before():
+    """A module whose own hook changes what it is called with."""
+    layer = Scale()
+    layer.register_forward_pre_hook(lambda _, args: (3 * args[0].square(),))
+    return Net(layer)
 
 
 class Steps(nn.Module):
@@ -165,6 +191,8 @@ LAYERS = {
     "called thrice": lambda: Net(nn.Linear(D, D), lambda layer, h: layer(layer(h) + layer(2 * h))),
     "called twice": lambda: Net(Scale(), lambda layer, h: layer(layer(h).tanh())),
     "standing twice beside a parameter": lambda: Net(Shared()),
+    "a dataclass": lambda: Net(ByName(), lambda layer, h: layer(h).first),
+    "a hook before it": hooked_before,
     "in place": lambda: Net(nn.RMSNorm(D), lambda layer, h: layer(h).mul_(2)),
 }
 
@@ -193,6 +221,21 @@ def standing_twice():
     return net
 
 
+def tied_with_one_inside():
+    """A weight of a layer within an encoder and of another outside of it."""
+    net = Net(nn.TransformerEncoderLayer(D, 2, D, 0.0, batch_first=True))
+    net.before.weight = net.layer.linear1.weight
+    return net
+
+
+def tied_with_attention():
+    """A weight that attention reads by itself, and a layer outside of it."""
+    net = Net(nn.MultiheadAttention(D, 2, batch_first=True), attention)
+    net.before.weight = net.layer.out_proj.weight
+    return net
+
+
+LAYERS |= {"tied inside": tied_with_one_inside, "tied attention": tied_with_attention}
 LAYERS |= {"tied": tied, "standing twice": standing_twice}
 
 

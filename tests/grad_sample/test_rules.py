@@ -124,12 +124,11 @@ def assert_rule_holds(
                 before = grads.x.clone(), grads.dh.clone()
                 grads.materialize().fill_(9)
                 assert torch.equal(grads.x, before[0]) and torch.equal(grads.dh, before[1])
-        if name == "weight" and isinstance(layer, nn.Linear | nn.Conv2d):
+        if name == "weight" and isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv1d):
             assert_low_rank_holds(layer_grads, expected[0][name].flatten(2), seed)
-            if getattr(layer, "groups", 1) == 1:
-                assert_rows_and_columns_hold(
-                    layer_grads, expected[0][name].flatten(2), layer.weight.shape[1], seed
-                )
+            assert_rows_and_columns_hold(
+                layer_grads, expected[0][name].flatten(2), layer.weight.shape[1], seed
+            )
 
 
 def assert_rows_and_columns_hold(layer_grads, each, inputs, seed):
@@ -223,6 +222,37 @@ def test_layer_norm(positions, shape, n, seed):
     layer = nn.LayerNorm(shape)
     nn.init.normal_(layer.weight)
     assert_rule_holds(layer, random_like(torch.empty(n, *positions, *shape), seed), seed)
+
+
+@MANY
+@given(st.lists(small, max_size=2), st.lists(small, min_size=1, max_size=2), small, seeds)
+def test_rms_norm(positions, shape, n, seed):
+    layer = nn.RMSNorm(shape)
+    nn.init.normal_(layer.weight)
+    x = random_like(torch.empty(n, *positions, *shape), seed)
+    assert_rule_holds(layer, x, seed, references=(per_example_by_torch_func,))
+
+
+@MANY
+@given(convolutions(), small, seeds)
+def test_conv1d(drawn, n, seed):
+    """Of the same draws as the two-dimensional ones, their columns alone."""
+    layer, (_, length) = drawn
+    along = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    sizes = [pair[1] for pair in along]
+    has_bias = layer.bias is not None
+    layer = nn.Conv1d(
+        layer.in_channels, layer.out_channels, *sizes, groups=layer.groups, bias=has_bias
+    )
+    x = random_like(torch.empty(n, layer.in_channels, length), seed)
+    assert_rule_holds(layer, x, seed)
+
+
+@pytest.mark.parametrize("kernel", [2, 3])
+def test_conv1d_with_same_padding(kernel):
+    layer = nn.Conv1d(2, 3, kernel, padding="same", dilation=2)
+    x = random_like(torch.empty(3, 2, 7), 0)
+    assert_rule_holds(layer, x, 1, references=(per_example_by_torch_func,))
 
 
 @MANY

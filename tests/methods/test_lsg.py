@@ -250,10 +250,11 @@ def test_sparsity_switches_on_at_its_epoch_under_one_declaration():
         assert_same(got.gradients, step(model, twin, x, y).gradients)
 
 
-def test_a_grouped_convolution_is_refused_where_some_of_it_would_be_frozen():
-    x, y = data()
-    with pytest.raises(ConfigError, match="without groups.*groups=2"):
-        step(TinyNet(), make(0.5), x, y)
+def test_a_grouped_convolution_is_masked_as_its_matrix_is():
+    model, (x, y) = TinyNet(), data()
+    frozen = by_importance(model, 0.5)
+    expected = algorithm_1(model, carriers(model), frozen, x, y)
+    assert_same(step(model, make(0.5), x, y).gradients, expected)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from dpexp.grad_sample import settle
+from dpexp.grad_sample import Try, settle
 from dpexp.grad_sample.hooking import hooked_layers
 from dpexp.grad_sample.modules import floating_of
 from dpexp.grad_sample.shared_inputs import trial
@@ -52,6 +52,10 @@ SHARP = 1e-9
 
 COARSE = 1e-2
 """Tolerance if float64 is not possible; batch statistics change an example by much more."""
+
+SIZES = (7, 5, 3, 2)
+"""Of batches by which it is told what holds examples (ours): what is the same for all has a length
+that is a multiple of one of these, but seldom of all."""
 
 MANY = "with how many are in its batch"
 
@@ -114,8 +118,7 @@ def _tried(
     """Return what is wrong beyond a tolerance; 0 allows for rounding, and requires equality."""
     with staged(model, dtype, device), torch.enable_grad(), trial():
         examples = make_up(task, model, device, dtype)
-        one = examples.one
-        settle(model, parameters, lambda: task.loss(model(one.inputs), one.targets), len(one))
+        settle(model, parameters, [_try(model, task, batch) for batch in examples.of_sizes(SIZES)])
         subject = Subject(model, parameters, task.loss)
         wrong, draws = _compared(subject, examples, tolerance, MIDDLE)
         chances = [*(EDGES if draws.has_drawn else ()), *OTHERS[: draws.choices]]
@@ -123,6 +126,10 @@ def _tried(
             with suppress(ConfigError):  # a layer that is skipped at random; a step reports it
                 wrong = wrong or _compared(subject, examples, tolerance, chance)[0]
         return wrong
+
+
+def _try(model: nn.Module, task: Any, batch: Batch) -> Try:
+    return Try(lambda: task.loss(model(batch.inputs), batch.targets), len(batch))
 
 
 def _compared(

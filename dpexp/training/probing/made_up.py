@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +12,8 @@ from dpexp.models.vocabulary import token_table
 from dpexp.privacy.seeds import generator
 from dpexp.types import Batch
 
-WIDEST = 11
-"""Tokens of the longest synthetic text (ours), enough for one text to have padding."""
+WIDEST = 64
+"""Tokens of the longest synthetic text (ours): more than the windows of small attention."""
 
 
 FAR, NEAR = 32.0, 1 / 64
@@ -42,6 +43,11 @@ class MadeUp(NamedTuple):
     alone: Batch
     crowd: Batch
     singles: dict[int, Batch]
+
+    def of_sizes(self, sizes: Sequence[int]) -> Iterator[Batch]:
+        """Return the first so many examples of the crowd."""
+        for size in sizes:
+            yield Batch(self.crowd.inputs[:size], self.crowd.targets[:size])
 
 
 def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtype) -> MadeUp:

@@ -1,0 +1,165 @@
+"""Build a config's model: what it names, with what mixes examples replaced, and what freezes.
+
+One's own model comes by a door: hf, timm, torchvision or python (conf/model, docs/models.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dpexp.cli.instantiate import make, parameters
+
+OF_NO_CONSTRUCTOR = ("name", "head", "tokenizer", "fix")
+"""Settings of a model that its constructor does not take."""
+
+
+class Door(NamedTuple):
+    """A way for one's own model.
+
+    Attributes:
+        target: of conf/model.
+        key: the setting that names the model.
+        word: how it is said.
+    """
+
+    target: str
+    key: str
+    word: str
+
+
+DOORS = {
+    "hf": Door("dpexp.models.from_transformers.classifier", "repo", "repo=OWNER/NAME"),
+    "timm": Door("dpexp.models.from_timm.classifier", "architecture", "name=resnet18"),
+    "torchvision": Door(
+        "dpexp.models.from_torchvision.classifier", "architecture", "name=resnet18"
+    ),
+    "python": Door("", "_target_", "target=package.Class"),
+}
+
+
+def is_of_door(node: Mapping[str, Any]) -> bool:
+    """Return whether a model comes by a door."""
+    return str(node.get("name")).partition(":")[0] in DOORS
+
+
+class Built(NamedTuple):
+    """A model, ready to train.
+
+    Attributes:
+        model: on the CPU.
+        head: the classifier's name in it; "": none is named.
+    """
+
+    model: Any
+    head: str
+
+
+def build_model(config: Mapping[str, Any], task: Any) -> Built:
+    """Return a config's model.
+
+    Its weights are drawn from torch's generator.
+
+    Args:
+        config: of the run.
+        task: whose shape it fits.
+
+    Raises:
+        ConfigError: if it does not fit the task, or cannot be built.
+    """
+    node = config["model"]
+    fitted = fit_to_task(node, task)  # first reports a model that does not fit the task
+    model = make("model", _arguments(node), without=OF_NO_CONSTRUCTOR, **fitted)
+    patterns = _patterns(config.get("method", {}).get("freeze"))
+    if not (is_of_door(node) or node.get("fix") or patterns):
+        return Built(model, str(node.get("head", "")))
+    from dpexp.models import adapting, classifier, fixing
+
+    if node.get("fix"):
+        fixing.fix(model, node["fix"])
+    head = str(node.get("head", ""))
+    if is_of_door(node):
+        adapting.returns_logits(model)
+        if head == classifier.AUTO:
+            head = classifier.find_head(model, task.num_classes)
+            classifier.say_head(model, head)
+        classifier.say_frozen(model)
+    if patterns:
+        classifier.freeze(model, patterns)
+    return Built(model, head)
+
+
+def make_method(config: Mapping[str, Any], kind: str = "") -> Any:
+    """Return a config's method; what it may freeze is the model's matter."""
+    return make("method", config["method"], without=("name", "freeze"), kind=kind)
+
+
+def with_head(config: Mapping[str, Any], head: str) -> dict[str, Any]:
+    """Return a config whose method and warm start name the classifier that was found."""
+    from dpexp.models.classifier import AUTO
+
+    return {
+        key: {**node, "head": head} if isinstance(node, dict) and node.get("head") == AUTO else node
+        for key, node in config.items()
+    }
+
+
+def _arguments(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's settings, those in `args` among them where it has no such argument."""
+    from dpexp.types import ConfigError
+
+    args = node.get("args", {})
+    if "args" not in node or "args" in parameters("model", node):
+        return dict(node)
+    if not isinstance(args, Mapping):
+        raise ConfigError(
+            f"Expected model.args to hold settings, as in model.args.width=64; got {args}. Set "
+            "what is below it."
+        )
+    return {key: value for key, value in node.items() if key != "args"} | dict(args)
+
+
+def _patterns(said: Any) -> Sequence[str]:
+    from dpexp.types import ConfigError
+
+    patterns = [said] if isinstance(said, str) else said
+    if patterns is None:
+        return ()
+    if not isinstance(patterns, list) or not all(isinstance(p, str) and p for p in patterns):
+        raise ConfigError(
+            "Expected method.freeze to be a pattern of parameters' names, or a list of them, as in "
+            f"method.freeze=[conv1*,layer1]; got {said}. Set method.freeze."
+        )
+    return patterns
+
+
+def fit_to_task(node: Mapping[str, Any], task: Any) -> dict[str, Any]:
+    """Return the arguments of a model that depend on the task's shape."""
+    from dpexp.types import ConfigError
+
+    takes = parameters("model", node)
+    channels, *size = task.input_shape
+    longest = getattr(task.train, "longest", None)
+    is_of_both = is_of_door(node)  # which says itself what does not fit
+    if ("max_length" in takes) != (longest is not None) and not is_of_both:
+        kinds = ("texts", "a language model") if longest else ("no texts", "another model")
+        raise ConfigError(
+            f"Expected {kinds[1]} for task {task.name}, which is of {kinds[0]}; got "
+            f"model={node['name']}. Set model."
+        )
+    if "in_channels" in takes and len(size) != 2:
+        raise ConfigError(
+            f"Expected a model for inputs of shape {tuple(task.input_shape)}, those of task "
+            f"{task.name} here; model={node['name']} takes images. Set model=linear."
+        )
+    known = {
+        "input_shape": task.input_shape,
+        "in_channels": channels,
+        "image_size": size,
+        "num_classes": task.num_classes,
+        "max_length": longest,
+        "task": task.name,
+        "task_mean": getattr(task.train, "mean", None),
+        "task_std": getattr(task.train, "std", None),
+    }
+    return {name: value for name, value in known.items() if name in takes}

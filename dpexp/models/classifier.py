@@ -1,0 +1,98 @@
+"""The layer of a model that gives the classes, and parameters that a pattern freezes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from dpexp.models.notes import note
+from dpexp.types import ConfigError
+
+AUTO = "auto"
+"""The value of model.head by which the layer is found."""
+
+LAYERS = (nn.Linear, nn.Conv2d)
+
+
+def find_head(model: nn.Module, num_classes: int) -> str:
+    """Return the name of the layer that gives the classes.
+
+    It is what the model's library says: timm by `pretrained_cfg`, transformers by what stands
+    beside the encoder. Else it is the last linear layer or convolution with an output a class.
+
+    Args:
+        model: any module.
+        num_classes: outputs.
+
+    Raises:
+        ConfigError: if no layer has as many outputs.
+    """
+    modules = dict(model.named_modules())
+    stated = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
+    stated = stated[0] if isinstance(stated, list | tuple) else stated
+    if isinstance(stated, str) and list(modules.get(stated, nn.Identity()).parameters()):
+        return stated
+    last = ""
+    for name, module in modules.items():
+        outputs = getattr(module, "out_features", getattr(module, "out_channels", None))
+        if name and isinstance(module, LAYERS) and outputs == num_classes:
+            last = name
+    if not last:
+        raise ConfigError(
+            f"Expected the model to hold a layer that gives {num_classes} outputs, one a class; it "
+            "has none. Set model.head to the name of its classifier."
+        )
+    encoder = getattr(model, "base_model_prefix", "")
+    first = last.partition(".")[0]
+    return first if encoder and first != encoder else last
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Freeze the parameters whose names match a pattern, or stand below a module that does.
+
+    Args:
+        model: changed in place.
+        patterns: as in a shell: * stands for anything, ? for one character, [ab] for a or b.
+
+    Raises:
+        ConfigError: for a pattern that matches nothing, with the nearest name.
+    """
+    named = dict(model.named_parameters(remove_duplicate=False))
+    places = [*named, *(name for name, _ in model.named_modules(remove_duplicate=False) if name)]
+    frozen: dict[int, str] = {}
+    for pattern in patterns:
+        found = [
+            name
+            for name in named
+            if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+        ]
+        if not found:
+            near = get_close_matches(pattern.strip("*."), places, 1, 0.0)
+            raise ConfigError(
+                f"Expected method.freeze to match parameters' names; {pattern!r} matches none."
+                f"{f' Did you mean {near[0]}?' if near else ''} Set method.freeze."
+            )
+        for name in found:
+            frozen.setdefault(id(named[name]), name)
+            named[name].requires_grad_(False)
+    names = list(frozen.values())
+    total = sum(named[name].numel() for name in names)
+    note(model, f"frozen by method.freeze, {total:,} numbers", names)
+
+
+def say_head(model: nn.Module, head: str) -> None:
+    """Print which layer was found to give the classes."""
+    shapes = [
+        f"{name} {list(each.shape)}" for name, each in model.get_submodule(head).named_parameters()
+    ]
+    note(model, "classifier", f"{head} ({', '.join(shapes)}); model.head=NAME takes another")
+
+
+def say_frozen(model: nn.Module) -> None:
+    """Print which parameters the model's author froze."""
+    names = [name for name, each in model.named_parameters() if not each.requires_grad]
+    if names:
+        note(model, "frozen by the model", names)
