@@ -5,9 +5,10 @@
     dpexp predict results/paper/runs/0123456789ab - < reviews.txt
 
 FILES are images, or folders of them; for a model of texts, files with a text a line, with a tab
-between two texts that belong together; - is the standard input. Prints CSV: the input (texts by
-file and line), the most probable class, and its probability. trust=true allows a model that is not
-dpexp's, which calls code that the folder names.
+between two texts that belong together, or - for the standard input; for a model of texts or of a
+table, parquet, CSV, TSV or JSONL files with the columns that it was trained on. Prints CSV: the
+input (a row by file and place), the most probable class or the number, and the class's probability.
+trust=true allows a model that is not dpexp's, which calls code that the folder names.
 Exit code: 0; 2 for a user error.
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.cli import errors
+from dpexp.data import rows
 from dpexp.types import ConfigError
 
 STDIN = "-"
@@ -60,7 +62,7 @@ def _predict(run: str, files: Sequence[str], options: Sequence[str]) -> int:
             f"Expected a model of {' or '.join(READERS)}; the run {run} has kept how inputs are "
             f"made for {kind or 'none'}. Use dpexp.load from Python, and pass tensors."
         )
-    names, raw = zip(*READERS[kind](files), strict=True)
+    names, raw = zip(*READERS[kind](files, model.preprocessing), strict=True)
     guesses = model.predict(list(raw))
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(("input", "prediction", "probability"))
@@ -71,7 +73,7 @@ def _predict(run: str, files: Sequence[str], options: Sequence[str]) -> int:
     return 0
 
 
-def _images(files: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _images(files: Sequence[str], _: Any) -> Iterator[tuple[str, Any]]:
     """Yield the paths of images; folders are searched, hidden files are left out."""
     from PIL import Image
 
@@ -88,9 +90,25 @@ def _images(files: Sequence[str]) -> Iterator[tuple[str, Any]]:
         yield from ((str(one), one) for one in found)
 
 
-def _texts(files: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the lines of text files; an empty line is an empty text."""
+def _rows(files: Sequence[str], made: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of tables, as mappings of columns to cells."""
     for file in files:
+        for where, cells in rows.read(_existing(file), made.names, None):
+            yield where, dict(zip(made.names, cells, strict=True))
+
+
+def _texts(files: Sequence[str], made: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the texts of tables and the lines of other files; an empty line is an empty text."""
+    for file in files:
+        if Path(file).suffix.lower() in rows.FORMATS:
+            if not made.names:
+                raise ConfigError(
+                    f"Expected a file with a text a line; the model's columns have no names that "
+                    f"{file} could hold. Write the texts into a .txt file."
+                )
+            for where, cells in rows.read(_existing(file), made.names, None):
+                yield where, tuple(cells) if len(cells) > 1 else cells[0]
+            continue
         try:
             content = sys.stdin.buffer.read() if file == STDIN else Path(file).read_bytes()
             lines = content.decode("utf-8-sig").splitlines()
@@ -105,4 +123,10 @@ def _texts(files: Sequence[str]) -> Iterator[tuple[str, Any]]:
             yield f"{file}:{number}", parts[0] if len(parts) == 1 else tuple(parts)
 
 
-READERS = {"images": _images, "features": _images, "texts": _texts}
+def _existing(file: str) -> Path:
+    if not Path(file).is_file():
+        raise ConfigError(f"Expected a file at {file}; there is none. Set another path.")
+    return Path(file)
+
+
+READERS = {"images": _images, "features": _images, "texts": _texts, "table": _rows}

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from dpexp import records
-from dpexp.cli.instantiate import make
+from dpexp.cli.building import build_model
+from dpexp.cli.instantiate import parameters
 from dpexp.cli.parameter_names import is_plain, shape_of
-from dpexp.cli.parts import fit_to_task
 from dpexp.data import Preprocessing, kept, preprocessing
 from dpexp.privacy.stated import is_ours
 from dpexp.records import weights
@@ -80,7 +80,8 @@ class TrainedModel:
         """
         outputs = self.outputs(raw)
         if outputs.shape[1] == 1:
-            return [Guess(float(value), None) for value in outputs[:, 0]]
+            low, high = getattr(self.preprocessing, "target_range", None) or (0.0, 1.0)
+            return [Guess(low + (high - low) * float(value), None) for value in outputs[:, 0]]
         shares, best = outputs.float().softmax(1).max(1)
         names = self.classes or range(outputs.shape[1])
         is_finite = outputs.isfinite().all(1)
@@ -142,7 +143,9 @@ class TrainedRun(records.Record):
         Raises:
             ConfigError: if the run has not kept it, or its model is not dpexp's (`dpexp.load`).
         """
-        return load(self.directory).module if self.trained is None else self.trained
+        if self.trained is not None:
+            return self.trained
+        return load(self.directory, trust=True).module  # what it calls was asked for here
 
 
 def load(
@@ -189,10 +192,12 @@ def _built(record: records.Record, trust: bool) -> nn.Module:
         # The folder has all that was pretrained.
         directory = record.directory.absolute()
         node |= {"repo": directory.name, "model_root": str(directory.parent)}
-    fitted = fit_to_task(node, shape_of(record.config, record.result))
+    if "is_bare" in parameters("model", node):
+        node["is_bare"] = True
+    config = {**record.config, "model": node}
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # of what it was pretrained on; said when it was trained
-        return make("model", node, without=("name", "head", "tokenizer"), **fitted)
+        return build_model(config, shape_of(record.config, record.result)).model
 
 
 def _fill(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:

@@ -93,7 +93,7 @@ def glue(
         input_shape=(3, max_length),
         metric=metric,
         also={other: load(part) for other, part in others},
-        preprocessing=Sentences(words, max_length, len(text_columns), classes),
+        preprocessing=Sentences(words, max_length, len(text_columns), classes, tuple(text_columns)),
     )
 
 

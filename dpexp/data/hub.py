@@ -16,6 +16,9 @@ import huggingface_hub.constants
 from dpexp.records.caches import cache_dir
 from dpexp.types import ConfigError, MissingData, one_line
 
+PREPROCESSOR = "preprocessor_config.json"
+"""Where transformers keeps the mean and std of an image model's inputs."""
+
 PROBE_SECONDS = 5.0
 """Timeout of a request to the hub (ours): a missing file is reported within 10 s."""
 

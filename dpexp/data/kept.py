@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.data.features import Features
+from dpexp.data.own_tables import Table
 from dpexp.data.preprocessing import FILE, Images, Sentences
 from dpexp.data.task import Preprocessing
 from dpexp.data.text import Tokenizer, WordLevel
@@ -37,6 +38,8 @@ def _made(kind: str, said: dict[str, Any], folder: Path) -> Preprocessing:
         return Features(_images(said["images"]), **said["encoder"])
     if kind == Images.kind:
         return _images(said)
+    if kind == Table.kind:
+        return Table(**said | {"classes": tuple(said["classes"])})
     if kind != Sentences.kind:
         raise ValueError(f"no kind of inputs is called {kind}")
     length = said["max_length"]
@@ -45,9 +48,10 @@ def _made(kind: str, said: dict[str, Any], folder: Path) -> Preprocessing:
         tokenizer = Tokenizer.load(folder.name, str(folder.parent), length, "the kept model")
     else:
         tokenizer = WordLevel(tuple(said["words"]))
-    return Sentences(tokenizer, length, said["columns"], tuple(said["classes"]))
+    classes, names = tuple(said["classes"]), tuple(said["names"])
+    return Sentences(tokenizer, length, said["columns"], classes, names)
 
 
 def _images(said: dict[str, Any]) -> Images:
     mean, std = (None if said[key] is None else tuple(said[key]) for key in ("mean", "std"))
-    return Images(tuple(said["input_shape"]), mean, std, tuple(said["classes"]))
+    return Images(tuple(said["input_shape"]), mean, std, tuple(said["classes"]), said["is_resized"])

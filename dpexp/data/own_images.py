@@ -19,6 +19,7 @@ from dpexp.data.cache import decoded
 from dpexp.data.classes import Classes
 from dpexp.data.images import require_shape
 from dpexp.data.pixels import picture, pixels
+from dpexp.data.preprocessing import Images
 from dpexp.data.source import Found, find
 from dpexp.data.task import Examples, Task, assemble
 from dpexp.types import ConfigError
@@ -127,6 +128,9 @@ def images(
         num_classes=len(reader.classes.words),
         delta=delta,
         dataset_size=dataset_size,
+        preprocessing=Images(
+            known, tuple(mean), tuple(std), tuple(reader.classes.words), shape is not None
+        ),
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import math
+import reprlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -148,12 +149,74 @@ def table(
         num_classes=outputs,
         delta=delta,
         dataset_size=dataset_size,
+        preprocessing=Table(
+            {str(column): list(columns[column]) for column in columns},
+            missing,
+            () if target_range is not None else tuple(chosen.words),
+            None if target_range is None else (low, high),
+        ),
     )
     if target_range is None:
         return task
     unit = float(target_range[1]) - float(target_range[0])
     score = partial(absolute_error, unit=unit)
     return replace(task, metric="test_absolute_error", loss=squared_error, score=score)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of declared columns.
+
+    Attributes:
+        columns: as `table` takes them.
+        missing: as `table` takes it.
+        classes: of the target, by index; empty for a number.
+        target_range: of a number to predict, which outputs are in units of; None: a class.
+    """
+
+    kind: ClassVar[str] = "table"
+    columns: Mapping[str, Sequence[Any]]
+    missing: str
+    classes: tuple[str, ...] = ()
+    target_range: Sequence[float] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the columns that are read, in their order."""
+        return tuple(sorted(self.columns))
+
+    def examples(self, raw: Sequence[Mapping[str, Any]]) -> Examples:
+        """Return rows as examples whose targets are all 0.
+
+        Args:
+            raw: a mapping of each column to its cell, for every row.
+
+        Raises:
+            ConfigError: a row lacks a column, or holds what is not declared of it.
+        """
+        readers = of_columns.declared(
+            self.columns, "", self.names, "the model's columns", self.missing == FLAG
+        )
+        values = array("f")
+        for index, row in enumerate(raw):
+            for reader in readers:
+                if not isinstance(row, Mapping) or reader.column not in row:
+                    raise ConfigError(
+                        f"Expected a mapping of columns to cells as row {index}, {reader.column} "
+                        f"among them; got {reprlib.repr(row)}."
+                    )
+                values.extend(reader.read(row[reader.column], f"row {index}")[0])
+            values.append(1.0)
+        width = sum(reader.width for reader in readers) + 1
+        inputs = torch.from_numpy(np.array(values, np.float32).reshape(-1, width))
+        return Examples(inputs, torch.zeros(len(inputs), dtype=torch.long))
+
+    def settings(self) -> dict[str, Any]:
+        """Return what is needed to make it again, in JSON's types."""
+        return asdict(self)
+
+    def save_files(self, folder: Path) -> None:
+        """Rows need no files."""
 
 
 def absolute_error(outputs: Tensor, targets: Tensor, unit: float) -> Tensor:

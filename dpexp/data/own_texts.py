@@ -15,6 +15,7 @@ from torch import Tensor
 from dpexp.data import own, rows
 from dpexp.data.cache import decoded
 from dpexp.data.classes import Classes
+from dpexp.data.preprocessing import Sentences
 from dpexp.data.source import find
 from dpexp.data.task import Task, assemble
 from dpexp.data.text import Encoded, Texts, Tokenizer
@@ -103,6 +104,9 @@ def texts(
         delta=delta,
         dataset_size=dataset_size,
         input_shape=(3, max_length),
+        preprocessing=Sentences(
+            words, max_length, len(of_texts), tuple(chosen.words), tuple(of_texts)
+        ),
     )
 
 

@@ -38,6 +38,7 @@ class Images:
         mean: of the inputs in [0, 1], per channel or one for all; None: not normalised.
         std: likewise.
         classes: names by index; empty where they have none.
+        is_resized: whether images of another size are resized to this one, or refused.
     """
 
     kind: ClassVar[str] = "images"
@@ -45,6 +46,7 @@ class Images:
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
     classes: tuple[str, ...] = ()
+    is_resized: bool = False
 
     def examples(self, raw: Sequence[Any]) -> Examples:
         """Return images as examples.
@@ -87,20 +89,23 @@ class Images:
 
     def _pixels(self, one: Any, index: int) -> np.ndarray:
         if isinstance(one, str | Path):
-            return pixels(_bytes_of(Path(one)), self.input_shape, str(one))
+            return self._decoded(_bytes_of(Path(one)), str(one))
         if isinstance(one, bytes):
-            return pixels(one, self.input_shape, f"image {index}")
+            return self._decoded(one, f"image {index}")
         if hasattr(one, "save") and hasattr(one, "getbands"):
             buffer = io.BytesIO()
             one.save(buffer, format="PNG")
-            return pixels(buffer.getvalue(), self.input_shape, f"image {index}")
+            return self._decoded(buffer.getvalue(), f"image {index}")
         raise ConfigError(
             f"Expected image {index} as a path, bytes, a picture of Pillow or a tensor; got "
             f"{type(one).__name__}."
         )
 
+    def _decoded(self, encoded: bytes, where: str) -> np.ndarray:
+        return pixels(encoded, self.input_shape, where, is_resized=self.is_resized)
+
     def settings(self) -> dict[str, Any]:
-        """Return what `load` needs, in JSON's types."""
+        """Return what is needed to make it again, in JSON's types."""
         return asdict(self)
 
     def save_files(self, folder: Path) -> None:
@@ -115,6 +120,7 @@ class Sentences:
         tokenizer: encodes them.
         max_length: tokens to which a text is truncated.
         columns: 1, or 2 for pairs.
+        names: of the columns in a file; empty where they have none.
         classes: names by index; empty where they have none.
     """
 
@@ -123,6 +129,7 @@ class Sentences:
     max_length: int
     columns: int = 1
     classes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     def examples(self, raw: Sequence[Any]) -> Texts:
         """Return texts as examples.
@@ -153,8 +160,8 @@ class Sentences:
         return Texts(encoded, torch.zeros(len(rows), dtype=torch.long), self.max_length)
 
     def settings(self) -> dict[str, Any]:
-        """Return what `load` needs, in JSON's types."""
-        said = {key: getattr(self, key) for key in ("max_length", "columns", "classes")}
+        """Return what is needed to make it again, in JSON's types."""
+        said = {key: getattr(self, key) for key in ("max_length", "columns", "classes", "names")}
         words = self.tokenizer.words if isinstance(self.tokenizer, WordLevel) else None
         return {**said, "words": words}
 

@@ -35,6 +35,7 @@ def classifier(
     max_length: int | None,
     task_mean: Sequence[float] | None,
     task_std: Sequence[float] | None,
+    is_bare: bool = False,
 ) -> nn.Module:
     """Return a classifier of the task's images.
 
@@ -52,6 +53,7 @@ def classifier(
         max_length: None: the task is of images.
         task_mean: of the task's images; None: they are not normalised.
         task_std: likewise.
+        is_bare: whether the weights are put in afterwards, as a kept model's: none are looked for.
 
     Raises:
         MissingData: its weights were not found.
@@ -64,10 +66,11 @@ def classifier(
     more: dict[str, Any] = {"in_chans": COLOURS, "num_classes": num_classes}
     if stated.fixed_input_size:  # as vision transformers, whose positions are made for one size
         more["img_size"] = tuple(input_shape[1:]) if resize is None else resize
-    if pretrained:
+    is_loaded = pretrained and not is_bare
+    if is_loaded:
         more["pretrained_cfg_overlay"] = {"file": str(weights_of(architecture, model_root))}
     try:
-        model = timm.create_model(architecture, pretrained=pretrained, **(more | {**args}))
+        model = timm.create_model(architecture, pretrained=is_loaded, **(more | {**args}))
     except Exception as error:  # an architecture may refuse its arguments in any way
         raise ConfigError(
             f"Expected timm's {architecture} to be built for images of "

@@ -36,6 +36,7 @@ def classifier(
     max_length: int | None,
     task_mean: Sequence[float] | None,
     task_std: Sequence[float] | None,
+    is_bare: bool = False,
 ) -> nn.Module:
     """Return a classifier of the task's images.
 
@@ -53,6 +54,7 @@ def classifier(
         max_length: None: the task is of images.
         task_mean: of the task's images; None: they are not normalised.
         task_std: likewise.
+        is_bare: whether the weights are put in afterwards, as a kept model's: none are looked for.
 
     Raises:
         MissingData: its weights were not found.
@@ -80,7 +82,7 @@ def classifier(
             f"{one_line(error)[:200].rstrip('.')}. Set model.args, or model.resize to the side "
             "that it was made for."
         ) from error
-    if pretrained:
+    if pretrained and not is_bare:
         _load(model, num_classes, weights_of(architecture, model_root))
     set_dropouts(model, dropout)
     takes_images(

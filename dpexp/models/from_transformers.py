@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import nn
 
-from dpexp.data.hub import model_folder
+from dpexp.data.hub import PREPROCESSOR, model_folder
 from dpexp.models.adapting import (
     COLOURS,
     check_resize,
@@ -23,8 +23,6 @@ from dpexp.models.adapting import (
 )
 from dpexp.models.classifier import find_head
 from dpexp.types import ConfigError, one_line
-
-PREPROCESSOR = "preprocessor_config.json"
 
 FROM_PADDING_ON = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "xmod", "data2vec-text",
                    "mpnet", "longformer", "ibert", "esm", "luke")  # fmt: skip
@@ -45,6 +43,7 @@ def classifier(
     max_length: int | None,
     task_mean: Sequence[float] | None,
     task_std: Sequence[float] | None,
+    is_bare: bool = False,
 ) -> nn.Module:
     """Return a classifier of the task's texts or images.
 
@@ -62,6 +61,7 @@ def classifier(
         max_length: tokens of the longest text; None: the task is of images.
         task_mean: of the task's images; None: they are not normalised.
         task_std: likewise.
+        is_bare: whether the weights are put in afterwards, as a kept model's: none are looked for.
 
     Raises:
         MissingData: it was not found.
@@ -81,7 +81,8 @@ def classifier(
         config.num_channels = COLOURS
         if not pretrained and hasattr(config, "image_size"):
             config.image_size = input_shape[1] if resize is None else resize
-    model = _loaded(folder, config, auto) if pretrained else auto.from_config(config)
+    is_loaded = pretrained and not is_bare
+    model = _loaded(folder, config, auto) if is_loaded else auto.from_config(config)
     model = model.float().train()
     set_dropouts(model, dropout)
     if max_length is not None:
@@ -97,7 +98,7 @@ def classifier(
             own=_constants(folder) if pretrained else None,
             task=(task_mean, task_std),
         )
-    if pretrained:
+    if is_loaded:
         _draw_again(model, num_classes)
     return model
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
@@ -9,6 +11,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from torch import nn
 
 from dpexp.data import preprocessing
+from dpexp.data.hub import PREPROCESSOR, model_folder
 from dpexp.records import write_atomically
 from dpexp.records.keeping import WEIGHTS
 from dpexp.records.weights import write
@@ -52,12 +55,29 @@ def keep(
     """
     rename: Callable[[str], str] = str
     made = task.preprocessing
+    classes = () if made is None else made.classes
     if isinstance(model, Publishable):
         rename = cast(Publishable, model).name_in_library
-        model.save_settings(directory, () if made is None else made.classes)
+        model.save_settings(directory, classes)
+    elif hasattr(getattr(model, "config", None), "save_pretrained"):
+        _save_settings(model, directory, config["model"], classes)
     if made is not None:
         preprocessing.save(made, directory)
     write(directory / WEIGHTS, model.state_dict(), rename)
-    classes = () if made is None else made.classes
     card = model_card.text(directory.name, config, result, certificate, classes)
     write_atomically(directory / model_card.FILE, card)
+
+
+def _save_settings(
+    model: Any, directory: Path, node: Mapping[str, Any], classes: tuple[str, ...]
+) -> None:
+    """Write what transformers reads beside the weights of its own model."""
+    settings = copy.deepcopy(model.config)
+    settings.architectures = [type(model).__name__]
+    if len(classes) == settings.num_labels:
+        settings.id2label = dict(enumerate(classes))
+        settings.label2id = {name: index for index, name in enumerate(classes)}
+    settings.save_pretrained(directory)
+    source = model_folder(node["model_root"], node["repo"]) / PREPROCESSOR
+    if source.is_file():
+        shutil.copyfile(source, directory / PREPROCESSOR)
