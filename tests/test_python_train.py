@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 import dpexp
 from dpexp.cli.verify import verify
+from dpexp.privacy.certificate import COUNTED
 from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
@@ -51,7 +52,8 @@ def test_it_trains_a_copy_within_the_budget_and_the_record_holds(method, trained
     model = network()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     ranked = method in ("rgp", "lsg", "dp_powersgd")
-    run = trained(model, method=method, settings={"method.rank": 2} if ranked else {})
+    settings = {"method.rank": 2} if ranked else {}
+    run = trained(model, method=method, settings=settings)
     assert run.epsilon <= 8 and run.certificate["target_epsilon"] == 8
     assert all(torch.equal(model.state_dict()[name], before[name]) for name in before)
     with torch.no_grad():
@@ -60,6 +62,9 @@ def test_it_trains_a_copy_within_the_budget_and_the_record_holds(method, trained
     assert not torch.equal(run.model[0].weight, before["0.weight"])
     assert verify(run.directory)[0] == 0
     assert run.certificate["delta"] == 1e-3  # the largest power of ten below 1 / 200
+    assert run.certificate["deviations"] == [COUNTED]
+    declared = trained(model, method=method, dataset_size=200, settings=settings)
+    assert declared.certificate["deviations"] == [] and declared.directory != run.directory
     assert not multiprocessing.active_children()
 
 
@@ -152,6 +157,42 @@ def test_bytes_become_numbers_in_0_to_1(trained):
     assert 100 * float(right) == pytest.approx(run.accuracy, abs=1e-4)
 
 
+def test_batch_norm_is_replaced_and_parameters_freeze_where_asked(trained):
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3)
+    )
+    run = trained(model, settings={"model.fix": True, "method.freeze": ["0.*", "3"]})
+    assert isinstance(run.model[1], nn.GroupNorm) and isinstance(model[1], nn.BatchNorm2d)
+    assert torch.equal(run.model[0].weight, model[0].weight)
+    assert {*run.certificate["frozen"]} == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    assert run.result["model_as_run"]
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_adapters_are_merged_in_what_comes_back(trained):
+    model = network()
+    run = trained(model, method="dp_lora", settings={"method.rank": 2})
+    assert run.model.state_dict().keys() == model.state_dict().keys()
+    assert not torch.equal(run.model[0].weight, model[0].weight)
+    assert torch.equal(run.model[0].bias, model[0].bias)
+
+
+class Says(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x):
+        return {"hidden": x, "logits": self.net(x)}
+
+
+def test_a_model_may_return_logits_by_name(trained):
+    run = trained(Says())
+    with torch.no_grad():
+        right = (run.model(TEST[0]).argmax(1) == TEST[1]).float().mean()
+    assert 100 * float(right) == pytest.approx(run.accuracy, abs=1e-4)
+
+
 def test_a_regression_has_its_error(trained):
     inputs, targets = TRAIN[0].flatten(1), TRAIN[1].float()
     run = trained(nn.Linear(16, 1), (inputs, targets), (inputs, targets), epochs=4, lr=0.05)
@@ -188,6 +229,7 @@ def test_the_callers_random_numbers_stay(trained):
         ({"eps": -1}, "eps"),
         ({"epochs": 0}, "epochs"),
         ({"dataset_size": 100}, "dataset_size"),
+        ({"dataset_size": 0}, "dataset_size"),
         ({"settings": {"batchsize": 3}}, "batch_size"),
         ({"settings": {"method.rnak": 3}}, "rnak"),
         ({"model": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))}, "BatchNorm"),

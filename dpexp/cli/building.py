@@ -70,6 +70,21 @@ def build_model(config: Mapping[str, Any], task: Any) -> Built:
     node = config["model"]
     fitted = fit_to_task(node, task)  # first reports a model that does not fit the task
     model = make("model", _arguments(node), without=OF_NO_CONSTRUCTOR, **fitted)
+    return prepare(model, config, task.num_classes)
+
+
+def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
+    """Replace what mixes examples, find the classifier and freeze what is to be, as configured.
+
+    Args:
+        model: changed in place.
+        config: of the run.
+        num_classes: outputs.
+
+    Raises:
+        ConfigError: if a setting does not fit the model.
+    """
+    node = config["model"]
     patterns = _patterns(config.get("method", {}).get("freeze"))
     if not (is_of_door(node) or node.get("fix") or patterns):
         return Built(model, str(node.get("head", "")))
@@ -81,7 +96,7 @@ def build_model(config: Mapping[str, Any], task: Any) -> Built:
     if is_of_door(node):
         adapting.returns_logits(model)
         if head == classifier.AUTO:
-            head = classifier.find_head(model, task.num_classes)
+            head = classifier.find_head(model, num_classes)
             classifier.say_head(model, head)
         classifier.say_frozen(model)
     if patterns:

@@ -15,17 +15,22 @@ from torch import nn
 
 from dpexp import records
 from dpexp.cli import errors, validate
+from dpexp.cli.building import make_method, prepare, with_head
 from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute, with_weights
-from dpexp.cli.instantiate import admit, loop_of, make
+from dpexp.cli.instantiate import admit, loop_of
 from dpexp.cli.lookup import done_before
+from dpexp.cli.own_data import COUNT, below_one_in
 from dpexp.cli.parts import adapted, around
 from dpexp.cli.quoting import quoted, readable
 from dpexp.cli.trained import TrainedRun, load
 from dpexp.data import Examples, Task
 from dpexp.data.given import examples_of, task_of
 from dpexp.distributed.ranks import Ranks, choose_device
+from dpexp.models.adapting import logits_of
 from dpexp.models.architecture import code_digest
+from dpexp.models.classifier import AUTO
+from dpexp.models.notes import notes_of
 from dpexp.records.weights import digest
 from dpexp.types import ConfigError
 
@@ -65,7 +70,6 @@ def train(
     """Train a model on examples in memory; see `dpexp.train`."""
     model = copy.deepcopy(model)
     task = _task(model, examples_of(train, "train"), examples_of(test, "test"), delta, dataset_size)
-    head = settings.get("model.head") or _last_linear(model, task.num_classes)
     values = {
         "eps": eps,
         "epochs": epochs,
@@ -82,10 +86,11 @@ def train(
         "++task.num_classes": task.num_classes,
         "++task.fingerprint": task.fingerprint,
         "model._target_": _dotted(type(model)),
-        "model.name": type(model).__name__,
-        "++model.head": head,
+        "model.name": f"python:{type(model).__name__}",
+        "++model.head": AUTO,
         "++model.initial_weights": digest(model.state_dict()),
         "++model.code": code_digest(model),
+        **({"+dataset_size": COUNT} if dataset_size is None else {}),
         **settings,
     }
     words = [f"method={method}", f"optimizer={optimizer}", "schedule=constant"]
@@ -98,7 +103,8 @@ def train(
             "dpexp.run."
         )
     with _own_random_numbers():
-        directory = _trained(config, model, task, callbacks)
+        head = prepare(model, config, task.num_classes).head
+        directory = _trained(with_head(config, head), model, task, callbacks)
     return TrainedRun.read(directory, load(directory, model).module)
 
 
@@ -115,10 +121,10 @@ def _trained(
         with records.held(results, config):
             if records.find(results, config) is None:
                 at = choose_device(config["device"])
-                made = make("method", config["method"], without=("name",), kind="method")
+                made = make_method(config, kind="method")
                 trained = adapted(copy.deepcopy(model).to(at), made, config["seed"])
                 parts = around(config, task, trained, made)
-                parts = replace(parts, callbacks=callbacks)
+                parts = replace(parts, callbacks=callbacks, notes=notes_of(model))
                 loop_of(config).train(config, parts, Ranks(0, 1, at))
     return records.locate(results, config)
 
@@ -143,7 +149,10 @@ def _task(
     model: nn.Module, train: Examples, test: Examples, delta: float | None, size: int | None
 ) -> Task:
     """Return the task; the model's architecture, which is public, says how many classes it has."""
-    outputs = _outputs(model, train)
+    outputs, size = _outputs(model, train), len(train) if size is None else size
+    delta = below_one_in(size) if delta is None else delta
+    if delta is None:
+        raise ConfigError(f"Expected dataset_size to be a whole number >= 1; got {size}.")
     return task_of(train, test, num_classes=outputs, delta=delta, dataset_size=size)
 
 
@@ -153,7 +162,7 @@ def _outputs(model: nn.Module, train: Examples) -> int:
     is_training = model.training
     try:
         with torch.no_grad():
-            found = model.eval()(zeros.batch(torch.arange(2)).inputs)
+            found = logits_of(model.eval()(zeros.batch(torch.arange(2)).inputs))
     except Exception as error:  # anyone's model, which may raise anything
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(
@@ -169,16 +178,6 @@ def _outputs(model: nn.Module, train: Examples) -> int:
             "that returns its logits."
         )
     return found.shape[1]
-
-
-def _last_linear(model: nn.Module, outputs: int) -> str | None:
-    """Return the name of a model's classifier: its last linear layer with as many outputs."""
-    named = [
-        name
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and layer.out_features == outputs
-    ]
-    return named[-1] if named else None
 
 
 def _dotted(kind: type) -> str:

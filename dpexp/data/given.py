@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -81,8 +80,8 @@ def task_of(
     test: Examples,
     *,
     num_classes: int,
-    delta: float | None,
-    dataset_size: int | None,
+    delta: float,
+    dataset_size: int,
 ) -> Task:
     """Return the task of examples in memory.
 
@@ -90,8 +89,8 @@ def task_of(
         train: the private examples.
         test: the examples that the metric is computed on.
         num_classes: outputs of the model; 1 in a regression.
-        delta: of the (eps, delta) guarantee; None: the largest power of ten below 1 / N.
-        dataset_size: the declared N; None: the number of private examples.
+        delta: of the (eps, delta) guarantee.
+        dataset_size: the declared N.
 
     Raises:
         ConfigError: the examples do not fit each other, or not what is declared.
@@ -109,14 +108,13 @@ def task_of(
             f"output; got {_name(train.targets)} and {_name(test.targets)} targets, and "
             f"{num_classes} outputs."
         )
-    size = len(train) if dataset_size is None else dataset_size
     task = assemble(
         "given",
         train,
         test,
         num_classes=num_classes,
-        delta=10.0 ** (math.ceil(-math.log10(size)) - 1) if delta is None else delta,
-        dataset_size=size,
+        delta=delta,
+        dataset_size=dataset_size,
     )
     if is_regression:
         return replace(task, metric="test_mse", loss=squared_error, score=squared_errors)

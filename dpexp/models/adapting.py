@@ -35,7 +35,9 @@ def returns_logits(model: nn.Module) -> None:
 
 
 def logits_of(output: Any) -> Any:
-    """Return the logits in what a classifier returns: by that name, or what stands first."""
+    """Return the logits in what a classifier returns: it, what has the name, or what is first."""
+    if isinstance(output, Tensor):
+        return output
     if isinstance(output, Mapping):
         return output["logits"] if "logits" in output else next(iter(output.values()))
     if hasattr(output, "logits"):

@@ -27,6 +27,9 @@ def find_head(model: nn.Module, num_classes: int) -> str:
         model: any module.
         num_classes: outputs.
 
+    Returns:
+        The name; "" for a model that is such a layer itself.
+
     Raises:
         ConfigError: if no layer has as many outputs.
     """
@@ -35,12 +38,12 @@ def find_head(model: nn.Module, num_classes: int) -> str:
     stated = stated[0] if isinstance(stated, list | tuple) else stated
     if isinstance(stated, str) and list(modules.get(stated, nn.Identity()).parameters()):
         return stated
-    last = ""
+    last = None
     for name, module in modules.items():
         outputs = getattr(module, "out_features", getattr(module, "out_channels", None))
-        if name and isinstance(module, LAYERS) and outputs == num_classes:
+        if isinstance(module, LAYERS) and outputs == num_classes:
             last = name
-    if not last:
+    if last is None:
         raise ConfigError(
             f"Expected the model to hold a layer that gives {num_classes} outputs, one a class; it "
             "has none. Set model.head to the name of its classifier."
