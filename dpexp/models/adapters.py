@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from dpexp.grad_sample.freezing import trains
 from dpexp.types import ConfigError
 
 FOLDER = "adapter"
@@ -84,7 +85,7 @@ def adapt(model: nn.Module, rank: int, alpha: float, targets: str, head: str) ->
     """Put adapters beside a model's layers, in place.
 
     Args:
-        model: any module; its classifier gets none.
+        model: any module; its classifier gets none, nor do layers whose weight is frozen.
         rank: of the adapters; a layer whose smaller side is not above it gets none.
         alpha: adapters are multiplied by alpha / rank.
         targets: a pattern that layers' names match, as in `fnmatch`; "*" for all.
@@ -97,6 +98,7 @@ def adapt(model: nn.Module, rank: int, alpha: float, targets: str, head: str) ->
         name: layer
         for name, layer in model.named_modules()
         if is_adaptable(layer)
+        and trains(layer.weight)
         and fnmatchcase(name, targets)
         and name != head
         and not name.startswith(f"{head}.")
