@@ -21,7 +21,7 @@ METHODS = [  # a method with a loop of its own takes no steps of ours
     if "loop" not in yaml.safe_load((cli.CONF / "method" / f"{name}.yaml").read_text())
 ]
 MODELS = named("model")
-OWN = ("images", "table", "texts")  # doors for one's own data: tests/data/test_own_*.py
+OWN = ("images", "table", "texts")  # doors for one's own data, which have no task without them
 TASKS = [name for name in named("task") if name not in OWN]
 
 
