@@ -285,9 +285,9 @@ def _check_task(task: Mapping[str, Any]) -> None:
     name = task["name"]
     if name not in options_of("task"):
         return
-    known = yaml.safe_load((CONF / "task" / f"{name}.yaml").read_text(encoding="utf-8"))
+    known = _task_of(name)
     for key in DATA:
-        if task.get(key) != (stated := known.get("task", known).get(key)):
+        if task.get(key) != (stated := known.get(key)):
             remedy = (
                 "Set task=images, texts or table, and data"
                 if key != "_target_"
@@ -297,6 +297,13 @@ def _check_task(task: Mapping[str, Any]) -> None:
                 f"Expected task={name} to be of its own data, with task.{key}={stated}; got "
                 f"{task.get(key)}. {remedy}, so that records name what ran."
             )
+
+
+@cache
+def _task_of(name: str) -> dict[str, Any]:
+    """Return the settings of a task of conf/task."""
+    known = yaml.safe_load((CONF / "task" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return dict(known.get("task", known))
 
 
 def _check_words(config: Mapping[str, Any]) -> None:

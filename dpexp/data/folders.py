@@ -39,7 +39,7 @@ def splits(root: Path, names: Sequence[str]) -> dict[str, Split]:
     Raises:
         ConfigError: an image is in no class folder, or a class folder holds something else.
     """
-    below = _entries(root)
+    below = entries(root)
     folders = [path for path in below if path.is_dir()]
     of_split = [path for path in folders if path.name.lower() in names and _holds_classes(path)]
     named = {path.name.lower(): path for path in of_split}
@@ -60,7 +60,7 @@ def splits(root: Path, names: Sequence[str]) -> dict[str, Split]:
                 f"{', '.join(unread[:6])} of {root} are no splits, and are not read.", stacklevel=3
             )
         return {name: _split(path) for name, path in named.items()}
-    if any(_is_image(path) for folder in folders for path in _entries(folder)):
+    if any(_is_image(path) for folder in folders for path in entries(folder)):
         return {"train": _split(root)}
     if any(_is_image(path) for path in below):
         raise _unlabelled(root)
@@ -68,17 +68,17 @@ def splits(root: Path, names: Sequence[str]) -> dict[str, Split]:
 
 
 def _split(folder: Path) -> Split:
-    entries = _entries(folder)
-    if any(_is_image(path) for path in entries):
+    held = entries(folder)
+    if any(_is_image(path) for path in held):
         raise _unlabelled(folder)
-    classes = [path for path in entries if path.is_dir()]
+    classes = [path for path in held if path.is_dir()]
     files = []
     for of_class in classes:
         if not of_class.name.isprintable():
             raise ConfigError(
                 f"Expected class folders with printable names; got {str(of_class)!a}. Rename it."
             )
-        for path in _entries(of_class):
+        for path in entries(of_class):
             if path.is_dir() or not _is_image(path):
                 what = "a folder" if path.is_dir() else "no image that is read"
                 raise ConfigError(
@@ -92,19 +92,19 @@ def _split(folder: Path) -> Split:
 
 def _holds_classes(folder: Path) -> bool:
     """Return whether a folder is a split, not a class that happens to be called like one."""
-    entries = _entries(folder)
-    return any(path.is_dir() for path in entries) and not any(map(_is_image, entries))
+    held = entries(folder)
+    return any(path.is_dir() for path in held) and not any(map(_is_image, held))
 
 
-def _entries(folder: Path) -> list[Path]:
+def entries(folder: Path) -> list[Path]:
     """List a folder, sorted, without hidden files and what desktops leave."""
     try:
-        entries = sorted(folder.iterdir())
+        held = sorted(folder.iterdir())
     except OSError as error:
         raise ConfigError(
             f"Expected a readable folder at {folder}; {error.strerror}. Set data."
         ) from None
-    return [p for p in entries if not p.name.startswith(".") and p.name.lower() not in JUNK]
+    return [p for p in held if not p.name.startswith(".") and p.name.lower() not in JUNK]
 
 
 def _is_image(path: Path) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from dpexp.data import own, rows
 from dpexp.data.cache import decoded
 from dpexp.data.columns import FLAG, REFUSE, Numbers, Words
 from dpexp.data.regression import squared_error
-from dpexp.data.source import find
+from dpexp.data.source import Found, find
 from dpexp.data.task import Examples, Task, assemble
 from dpexp.types import ConfigError, require_word
 
@@ -30,8 +30,23 @@ log = logging.getLogger(__name__)
 
 NUMBER = " task.target_range=[LOWEST,HIGHEST] where it is a number to predict,"
 
-Target = Callable[[Any, str, Sequence[str]], float]
-"""Reads a target, given its place and the names that its file gives labels."""
+
+class Goal(NamedTuple):
+    """What is predicted.
+
+    Attributes:
+        read: reads a target's cell, given its place and the names that its file gives labels.
+        outputs: of the model: a number a class, or one.
+        unit: of a number, in terms of which its range is 1 wide; None for a class.
+        recipe: what decides the targets besides the files' bytes.
+        classes: by index; empty for a number.
+    """
+
+    read: Callable[[Any, str, Sequence[str]], float]
+    outputs: int
+    unit: float | None
+    recipe: str
+    classes: tuple[str, ...] = ()
 
 
 def table(
@@ -104,62 +119,37 @@ def table(
     named = [reader.column for reader in readers]
     if unread := [column for column in held if column not in named and column != target]:
         log.info("not declared in task.columns, and not read: %s", ", ".join(unread))
-    lists: dict[Path, tuple[str, ...]] = dict.fromkeys((*found.train, *found.test), ())
-    if target_range is None:
-        chosen, lists = own.classes_of(found, target, delimiter, classes, num_classes, NUMBER)
-        outputs, wanted = len(chosen.words), repr(chosen.words)
-
-        def read(cell: Any, where: str, names: Sequence[str]) -> float:
-            return chosen.index(cell, f"in column {target}, {where}", names)
-    else:
-        if classes is not None or num_classes is not None:
-            raise ConfigError(
-                "Expected task.target_range for a number to predict, or task.classes for a class; "
-                "got both. Leave one of them out."
-            )
-        low, high = of_columns.range_of("task.target", target_range)
-        outputs, wanted = 1, repr((low, high))
-
-        def read(cell: Any, where: str, names: Sequence[str]) -> float:
-            value = of_columns.number_in(cell, target, where)
-            if math.isnan(value):
-                raise ConfigError(
-                    f"Expected a value of task.target in column {target}, {where}; it is missing. "
-                    "Remove the row, or fill it in."
-                )
-            return (value - low) / (high - low)
-
+    goal, lists = _goal(found, target, target_range, classes, num_classes, delimiter)
     said = json.dumps({str(column): list(columns[column]) for column in columns}, sort_keys=True)
-    recipe = f"own table 1 {said} {target} {wanted} {missing} {delimiter}"
+    recipe = f"own table 1 {said} {target} {goal.recipe} {missing} {delimiter}"
 
     def load(files: list[Path]) -> Examples:
         inputs, clamped, targets = decoded(
             files,
             f"{recipe} {[lists[path] for path in files]}",
-            lambda: _decode(files, target, delimiter, readers, read, lists),
+            lambda: _decode(files, target, delimiter, readers, goal, lists),
         )
         if counts := [f"{c} {n}" for c, n in zip(named, clamped.tolist(), strict=True) if n]:
             log.info("cells moved to the end of their declared range: %s", ", ".join(counts))
-        return Examples(inputs, targets if target_range is not None else targets.long())
+        return Examples(inputs, targets.long() if goal.unit is None else targets)
 
     test = load(found.test) if found.test else None
     task = assemble(
         name,
         *own.parted(load(found.train), test, test_size, split_seed),
-        num_classes=outputs,
+        num_classes=goal.outputs,
         delta=delta,
         dataset_size=dataset_size,
         preprocessing=Table(
             {str(column): list(columns[column]) for column in columns},
             missing,
-            () if target_range is not None else tuple(chosen.words),
-            None if target_range is None else (low, high),
+            goal.classes,
+            None if target_range is None else of_columns.range_of("task.target", target_range),
         ),
     )
-    if target_range is None:
+    if goal.unit is None:
         return task
-    unit = float(target_range[1]) - float(target_range[0])
-    score = partial(absolute_error, unit=unit)
+    score = partial(absolute_error, unit=goal.unit)
     return replace(task, metric="test_absolute_error", loss=squared_error, score=score)
 
 
@@ -219,6 +209,42 @@ class Table:
         """Rows need no files."""
 
 
+def _goal(
+    found: Found,
+    target: str,
+    target_range: Sequence[float] | None,
+    classes: Any,
+    num_classes: int | None,
+    delimiter: str | None,
+) -> tuple[Goal, dict[Path, tuple[str, ...]]]:
+    """Return what is predicted, and each table's own list of class names."""
+    if target_range is None:
+        known, lists = own.classes_of(found, target, delimiter, classes, num_classes, NUMBER)
+
+        def index(cell: Any, where: str, names: Sequence[str]) -> float:
+            return known.index(cell, f"in column {target}, {where}", names)
+
+        return Goal(index, len(known.words), None, repr(known.words), tuple(known.words)), lists
+    if classes is not None or num_classes is not None:
+        raise ConfigError(
+            "Expected task.target_range for a number to predict, or task.classes for a class; got "
+            "both. Leave one of them out."
+        )
+    low, high = of_columns.range_of("task.target", target_range)
+
+    def share(cell: Any, where: str, names: Sequence[str]) -> float:
+        value = of_columns.number_in(cell, target, where)
+        if math.isnan(value):
+            raise ConfigError(
+                f"Expected a value of task.target in column {target}, {where}; it is missing. "
+                "Remove the row, or fill it in."
+            )
+        return (value - low) / (high - low)
+
+    lists = dict.fromkeys((*found.train, *found.test), ())
+    return Goal(share, 1, high - low, repr((low, high))), lists
+
+
 def absolute_error(outputs: Tensor, targets: Tensor, unit: float) -> Tensor:
     """Return |output - target| in the target's own unit, [n], of outputs [n, 1], targets [n]."""
     return (outputs[:, 0] - targets).abs() * unit
@@ -229,15 +255,15 @@ def _decode(
     target: str,
     delimiter: str | None,
     readers: Sequence[Numbers | Words],
-    read: Target,
+    goal: Goal,
     lists: Mapping[Path, Sequence[str]],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return inputs [n, d], how many cells of each column were clamped, and targets [n]."""
     wanted = [*(reader.column for reader in readers), target]
     values, targets, clamped = array("f"), array("d"), [0] * len(readers)
     for path in files:
-        for where, (*cells, goal) in rows.read(path, wanted, delimiter):
-            targets.append(read(goal, where, lists[path]))
+        for where, (*cells, wanted_cell) in rows.read(path, wanted, delimiter):
+            targets.append(goal.read(wanted_cell, where, lists[path]))
             for place, (reader, cell) in enumerate(zip(readers, cells, strict=True)):
                 numbers, is_clamped = reader.read(cell, where)
                 values.extend(numbers)
@@ -245,5 +271,4 @@ def _decode(
             values.append(1.0)
     width = sum(reader.width for reader in readers) + 1
     inputs = torch.from_numpy(np.array(values, np.float32).reshape(-1, width))
-    goals = torch.from_numpy(np.array(targets, np.float64)).float()
-    return inputs, torch.tensor(clamped), goals
+    return inputs, torch.tensor(clamped), torch.from_numpy(np.array(targets)).float()

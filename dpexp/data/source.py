@@ -8,6 +8,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
@@ -110,8 +111,9 @@ def _located(data: str, data_root: str, config: str | None, takes_images: bool) 
     """Return the file or folder that `data` names."""
     here, below = Path(data).expanduser().absolute(), Path(data_root).expanduser() / data
     for path in (here, below.absolute()):
-        if path.exists():
-            return path
+        with suppress(OSError):  # a name may be too long to be one
+            if path.is_file() or path.is_dir():
+                return path
     reason = "it is no owner/name of the hub"
     if HUB_ID.fullmatch(data):
         wanted = [*PATTERNS, *(OF_IMAGES if takes_images else [])]
@@ -122,8 +124,8 @@ def _located(data: str, data_root: str, config: str | None, takes_images: bool) 
             return snapshot
         reason = f"the hub could not supply it: {reason}"
     raise MissingData(
-        f"Expected data={data} to be a file or folder, below {data_root} too, or owner/name of the "
-        f"hub; there is none at {here}, and {reason}.{_near(here)} Set data."
+        f"Expected data={data[:200]} to be a file or folder, below {data_root} too, or owner/name "
+        f"of the hub; there is none at {str(here)[:300]}, and {reason}.{_near(here)} Set data."
     )
 
 
@@ -157,7 +159,7 @@ def _tables(
         of, split = _placed(path.relative_to(root))
         groups.setdefault(of, []).append((split, path))
     if not groups:
-        held = ", ".join(sorted(p.name for p in root.iterdir() if not _is_hidden(p.name))[:6])
+        held = ", ".join(path.name for path in folders.entries(root)[:6])
         raise ConfigError(f"{expected} in {root}; it holds {held or 'nothing'}. Set data.")
     chosen = _config_of(root, config, groups)
     by_split: dict[str, list[Path]] = {}
@@ -212,7 +214,7 @@ def _below(root: Path, formats: Sequence[str]) -> list[Path]:
     """List the tables in a folder and a few below it, sorted; hidden ones are left out."""
     found, depths = [], [root]
     for _ in range(DEEPEST):
-        entries = [path for folder in depths for path in folder.iterdir()]
+        entries = [path for folder in depths for path in folders.entries(folder)]
         entries = [path for path in entries if not _is_hidden(path.name)]
         found += [p for p in entries if p.suffix.lower() in formats and not p.is_dir()]
         depths = [path for path in entries if path.is_dir()]
@@ -337,4 +339,7 @@ def _hash(path: Path) -> bytes:
 
 def named(data: str) -> str:
     """Return what a record calls the data: owner/name as it is, of a path its last part."""
-    return data if HUB_ID.fullmatch(data) else Path(data).expanduser().resolve().name
+    if HUB_ID.fullmatch(data):
+        return data
+    name = Path(data).name
+    return Path(data).resolve().name if name in ("", "..") else name

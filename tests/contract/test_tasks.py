@@ -7,16 +7,17 @@ import yaml
 from dpexp import cli
 from dpexp.cli.config_cache import Configs
 from dpexp.types import MissingData
-from tests.contract.cases import TASKS
+from tests.contract.cases import OWN, TASKS
 from tests.images import save_images
+from tests.own_data import save_csv, save_folders
 from tests.steps import CPU
-from tests.texts import save_glue
+from tests.texts import save_glue, sentences
 
 CONFIGS = Configs()
-SETTINGS = {
-    task: yaml.safe_load((cli.CONF / "task" / f"{task}.yaml").read_text()) for task in TASKS
-}
-READ = [task for task, settings in SETTINGS.items() if "data_root" in settings]
+FILES = {task: cli.CONF / "task" / f"{task}.yaml" for task in (*TASKS, *OWN)}
+SETTINGS = {task: yaml.safe_load(path.read_text()) for task, path in FILES.items()}
+SETTINGS |= {task: SETTINGS[task]["task"] for task in OWN}
+READ = [task for task in TASKS if "data_root" in SETTINGS[task]]
 SEEDS = ("data_seed", "split_seed")
 LOANS = "int.rate,installment,fico\n0.1{seed},750,300\n0.2,100,575\n0.3,3000,850\n"
 
@@ -29,13 +30,32 @@ def alone(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
+def own(name, root, seed):
+    """Write data of someone's own that are not there yet, and return the words that name them."""
+    words = [f"data={root}", "dataset_size=4", "task.test_size=3"]
+    if name == "images":
+        if not root.exists():
+            save_folders(root, {"": {"a": 4, "b": 3}}, size=(8 + seed, 8))
+        return words
+    root.mkdir(exist_ok=True)
+    rows = [[text, row + seed / 2, row % 2] for row, text in enumerate(sentences(7, seed))]
+    save_csv(root / "all.csv", [["text", "number", "label"], *rows])
+    if name == "texts":
+        more = ["task.text_columns=[text]", "task.tokenizer=tiny/bert", "task.num_classes=2"]
+        return [*words, *more, f"task.max_length={8 + seed}"]
+    columns = ["task.columns={number:[0,9]}", "task.target=label", "task.num_classes=2"]
+    return [*words, *columns]
+
+
 @pytest.fixture
 def make(tmp_path, tiny_models):
     """Make a task of few examples; where it is read from files, of ones like its own."""
 
     def made(name, seed=0):
         settings, root = SETTINGS[name], tmp_path / f"data{seed}"
-        if name == "lending_club":
+        if name in OWN:
+            words = own(name, root, seed)
+        elif name == "lending_club":
             root.mkdir(exist_ok=True)
             (root / "loans.csv").write_text(LOANS.format(seed=seed))
             words = [f"task.csv={root}/loans.csv", "task.dataset_size=3"]
@@ -59,11 +79,12 @@ def make(tmp_path, tiny_models):
     return made
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [*TASKS, *OWN])
 def test_a_task_holds_what_it_declares(name, make):
     task = make(name)
-    assert (task.name, len(task.train)) == (name, task.dataset_size)
-    assert 0 < task.delta == SETTINGS[name]["delta"]
+    assert task.name == (f"{name}:data0" if name in OWN else name)
+    assert len(task.train) == task.dataset_size
+    assert 0 < task.delta == (0.1 if name in OWN else SETTINGS[name]["delta"])
     for part in (task.train, task.test, *task.also.values()):
         count = len(part)
         assert count > 0
@@ -86,7 +107,7 @@ def test_a_task_holds_what_it_declares(name, make):
     assert task.score(outputs, targets).shape == targets.shape
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [*TASKS, *OWN])
 def test_a_fingerprint_is_of_the_examples_alone(name, make):
     task = make(name)
     assert make(name).fingerprint == task.fingerprint  # from what was decoded, too

@@ -168,6 +168,14 @@ def test_a_file_that_is_not_there_is_one_line_with_the_nearest_name(tmp_path):
         assert "Convert it" in refusal(*words(tmp_path / f"x{kind}"))
 
 
+@pytest.mark.parametrize(
+    "data", ["/dev/null", "x" * 5000, "/" + "y/" * 3000, "a\\b", "http://x/y.csv"]
+)
+def test_what_is_no_file_and_no_folder_is_refused(data):
+    line = refusal("task=table", f"data={data}")[:200]
+    assert "Expected data=" in line
+
+
 def test_data_root_is_looked_at_before_the_hub_and_the_name_is_the_hubs(tmp_path):
     for split in ("train", "test"):
         save(tmp_path / "owner/houses/data" / f"{split}-00000-of-00001.parquet")
