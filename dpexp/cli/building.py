@@ -39,8 +39,9 @@ DOORS = {
 
 
 def is_of_door(node: Mapping[str, Any]) -> bool:
-    """Return whether a model comes by a door."""
-    return str(node.get("name")).partition(":")[0] in DOORS
+    """Return whether a model comes by a door, as its name says: hf:OWNER/NAME."""
+    door, colon, _ = str(node.get("name")).partition(":")
+    return bool(colon) and door in DOORS
 
 
 class Built(NamedTuple):

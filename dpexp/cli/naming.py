@@ -65,7 +65,9 @@ def _name(model: Mapping[str, Any]) -> Any:
     """
     name = model.get("name")
     if is_of_door(model):
-        return name if model.get("pretrained", True) else f"{name} of random weights"
+        door = str(name).partition(":")[0]
+        own = f"{door}:{model[DOORS[door].key]}"
+        return own if model.get("pretrained", True) else f"{own} of random weights"
     option = _option(str(name))
     others = {key: model[key] for key in option if key in model and model[key] != option[key]}
     for key in REPLACING:

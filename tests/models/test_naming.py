@@ -1,5 +1,8 @@
 """A record names the model that ran, and a run keeps its id whatever it is called."""
 
+import subprocess
+import sys
+
 import pytest
 
 from dpexp import cli, records
@@ -26,6 +29,12 @@ def name_of(*words):
         (["model=wrn10_1", "++model.depth=16", "model.width=7"], "wrn10_1 with depth=16, width=7"),
         (["model=cnn", "model.channels=[4, 8]"], "cnn with channels=[4, 8]"),
         (["model=wrn10_1", "model._target_=mine.Net"], "mine.Net in place of wrn10_1"),
+        (
+            ["model=cnn", "model._target_=mine.Net", "model.name=wrn28_10"],
+            "mine.Net in place of wrn28_10",
+        ),
+        (["model=cnn", "model._target_=mine.Net", "model.name=python:wrn10_1"], "python:mine.Net"),
+        (["model=cnn", "model._target_=mine.Net", "model.name=timm"], "mine.Net in place of timm"),
         (["model=bert", "model.repo=some/one"], "some/one in place of bert"),
         (["model=bert", "model.dropout=0"], "bert"),
         (["model=hf", "repo=some/one"], "hf:some/one"),
@@ -87,3 +96,12 @@ def test_a_model_that_is_not_named_is_asked_for_in_one_line(words, said):
 def test_a_word_of_a_door_is_no_word_of_other_models():
     with pytest.raises(Exception, match="repo"):
         composed("model=wrn10_1", "repo=a/b")
+
+
+def test_a_run_of_a_bundled_model_imports_no_library_of_models():
+    code = (
+        "import sys; from dpexp import cli; "
+        "cli.build_parts(cli.compose(['method=rgp', 'task=digits', 'profile=embedded']), 'cpu'); "
+        "sys.exit(bool({'transformers', 'torchvision', 'timm', 'opacus'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=cli.CONF.parent).returncode == 0
