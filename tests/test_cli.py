@@ -86,6 +86,7 @@ def the_error(done):
         (["~method", *DIGITS], "Expected method, task, model and profile to be chosen"),
         (["method=rgp", *DIGITS, "~privacy.delta"], "Expected privacy.delta to have a value"),
         (["method=rgp", *DIGITS, "~eval_every"], "Expected eval_every to have a value"),
+        (["method=rgp", *DIGITS, "data_root=/nope"], "data_root=/nope (no such folder). Set"),
         (["method=rgp", *DIGITS, "optimizer.lr=null"], "optimizer.lr to be a number; got null"),
         (["method=rgp", *DIGITS, "+loop=os"], "loop to be a module with train and estimate"),
         (["method=rgp", *DIGITS, "optimizer._target_=os.system"], "Hydra refuses it"),

@@ -94,13 +94,15 @@ def test_a_table_of_jobs_of_several_metrics_names_each(tmp_path):
     ],
 )
 def test_what_a_sweep_adds_stands_among_the_other_words(words, expected):
-    assert sweeps._beside(words, ["HERE"]) == expected
+    assert verbosity.beside(words, ["HERE"]) == expected
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["-v", "a=1"], [verbosity.LOGGERS, "a=1"]),
+        (["-v", "a=1"], ["a=1", verbosity.LOGGERS]),
+        (["a=1", "--help", "-v"], ["a=1", verbosity.LOGGERS, "--help"]),
+        (["-v", "verbose=false", "a=1"], ["a=1"]),
         (["a=1", "--verbose"], ["a=1", verbosity.LOGGERS]),
         (["verbose=True"], [verbosity.LOGGERS]),
         (["+verbose=true"], [verbosity.LOGGERS]),

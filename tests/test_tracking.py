@@ -324,6 +324,13 @@ def test_a_spreadsheet_that_cannot_be_written_stops_nothing(tmp_path):
             tracker.log(LINE)
 
 
+def test_an_unknown_place_is_refused_with_the_nearest_known_one():
+    with pytest.raises(
+        ConfigError, match="tracking to be one of tensorboard, csv; got tracking=cvs"
+    ):
+        cli.compose([*SHORT, "+tracking.cvs=true"])
+
+
 def test_tensorboard_is_asked_for_where_it_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"tracking=tensorboard; it is not installed. pip inst"):

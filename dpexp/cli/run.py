@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from dpexp.cli import errors, sweeps, verbosity
 from dpexp.cli.composition import resolved
 from dpexp.cli.execution import execute, with_weights
+from dpexp.cli.folders import require_named
 from dpexp.cli.groups import CONF
 
 
@@ -45,6 +46,7 @@ def _run(cfg: DictConfig, words: list[str]) -> str:
 
     is_first = os.environ.get("RANK", "0") == "0"
     config = with_weights(resolved(cfg, words))
+    require_named(config)
     if is_first:
         from dpexp.training.tracking import run_name
 

@@ -26,6 +26,7 @@ from omegaconf import DictConfig
 from dpexp.cli.composition import plain
 from dpexp.cli.folders import require_named
 from dpexp.cli.quoting import quoted
+from dpexp.cli.verbosity import beside
 from dpexp.types import ConfigError
 
 OPTIONS = {"-m", "--multirun"}
@@ -81,16 +82,9 @@ def ending_with_table(words: list[str]) -> Iterator[list[str]]:
     place = "+hydra.callbacks.table"
     target = f"{place}._target_={Notes.__module__}.{Notes.__qualname__}"
     try:
-        yield _beside(words, [target, f"{place}.folder={quoted(str(folder))}"])
+        yield beside(words, [target, f"{place}.folder={quoted(str(folder))}"])
     finally:
         show(folder)
-
-
-def _beside(words: list[str], more: list[str]) -> list[str]:
-    """Insert overrides beside those of a command line; Hydra takes them in one piece alone."""
-    at = [n for n, word in enumerate(words) if "=" in word and not word.startswith("-")]
-    end = at[-1] + 1 if at else len(words)
-    return [*words[:end], *more, *words[end:]]
 
 
 def show(folder: Path) -> None:

@@ -13,7 +13,6 @@ from dpexp.types import ConfigError
 OPTIONS = ("-v", "--verbose")
 WORD = "verbose"
 LOGGERS = "hydra.verbose=[dpexp]"
-VALUES = {"true": [LOGGERS], "false": []}
 
 
 def translated(words: Sequence[str]) -> list[str]:
@@ -22,15 +21,24 @@ def translated(words: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: if verbose is neither true nor false.
     """
-    return [new for word in words for new in _translated(word)]
+    others, asked = [], False
+    for word in words:
+        key, equals, value = word.partition("=")
+        if word in OPTIONS:
+            asked = True
+        elif key.lstrip("+") != WORD or not equals:
+            others.append(word)
+        elif value.lower() in ("true", "false"):
+            asked = value.lower() == "true"
+        else:
+            raise ConfigError(
+                f"Expected verbose to be true or false; got {word}. Set verbose=true."
+            )
+    return beside(others, [LOGGERS]) if asked else others
 
 
-def _translated(word: str) -> list[str]:
-    if word in OPTIONS:
-        return [LOGGERS]
-    key, equals, value = word.partition("=")
-    if key.lstrip("+") != WORD or not equals:
-        return [word]
-    if value.lower() not in VALUES:
-        raise ConfigError(f"Expected verbose to be true or false; got {word}. Set verbose=true.")
-    return VALUES[value.lower()]
+def beside(words: Sequence[str], more: Sequence[str]) -> list[str]:
+    """Insert overrides beside those of a command line; Hydra takes them in one piece alone."""
+    at = [n for n, word in enumerate(words) if "=" in word and not word.startswith("-")]
+    end = at[-1] + 1 if at else len(words)
+    return [*words[:end], *more, *words[end:]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shutil
 import sys
 import threading
 import time
@@ -116,7 +117,7 @@ class Progress:
         self._examples = 0
         self._began = time.perf_counter()
         if self._bar is not None:
-            self._draw()
+            self._show()
 
     @property
     def examples_per_s(self) -> float:
@@ -256,4 +257,4 @@ def _columns(stream: TextIO) -> int:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError, AttributeError):
         columns = 0
-    return max(columns or int(os.environ.get("COLUMNS") or 80), 2) - 1
+    return max(columns or shutil.get_terminal_size((80, 24)).columns, 2) - 1

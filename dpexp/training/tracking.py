@@ -17,6 +17,9 @@ from dpexp.training import dashboard
 from dpexp.types import ConfigError, one_line, require_word
 
 MODES = ("disabled", "offline", "online")
+FILES = ("tensorboard", "csv")
+"""Names in `tracking`; wandb has a section of its own."""
+
 START, SEND, FINISH = 150.0, 60.0, dashboard.UPLOAD + 30.0
 """Seconds that a call into a dashboard's library may take (ours); wandb's own limits are below
 them."""
@@ -190,12 +193,14 @@ def _warn(name: str, error: Exception, consequence: str) -> None:
 
 
 def require(config: Mapping[str, Any]) -> None:
-    """Refuse an unknown mode, and a library that is not installed.
+    """Refuse an unknown mode or place, and a library that is not installed.
 
     Raises:
         ConfigError: naming the setting.
     """
     require_word("wandb.mode", config["wandb"]["mode"], MODES)
+    for name in config.get("tracking", {}):
+        require_word("tracking", name, FILES)
     if "tensorboard" in config.get("tracking", {}) and not importlib.util.find_spec("tensorboard"):
         raise ConfigError(
             "Expected the package tensorboard for tracking=tensorboard; it is not installed. "
