@@ -214,7 +214,7 @@ def set_dropouts(model: nn.Module, value: float | None) -> None:
                 setattr(module, key, float(value))
                 changed.append(f"{name or 'the model itself'} ({before:g})")
     if changed:
-        note(model, f"dropout set to {value:g}", changed)
+        note(model, "dropout", changed, f"dropout set to {value:g}, in place of")
 
 
 OF_DROPOUTS = ("p", "drop_prob", "drop_p", "dropout", "dropout_p")
