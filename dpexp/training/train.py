@@ -190,10 +190,8 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                     sizes.lower(outcome.micro_batch)
                 run.after_step(outcome)
                 evaluate_if_due()
-                # If killed before its record is complete, a run that cannot repeat steps needs
-                # this.
-                is_last = state.step == mechanism.num_steps
-                run.save_if_due(is_needed=is_last and not run.can_repeat)
+                # A run that cannot repeat steps needs it if killed before its record is complete.
+                run.save_if_due(is_needed=state.step == mechanism.num_steps and not run.can_repeat)
             run.stop_if_asked()
             run.end_steps()
         deviations = [JUDGED_ON_TRAINING] if task.test is task.train else []
@@ -203,8 +201,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             deviations.append(attack.deviation)
             findings = attack.report(parts, state.method_state, mechanism, ranks.device)
         certificate = certify(config, parts, mechanism, state, deviations)
-        numbers = {**findings.numbers, **observers.numbers(state)}
-        numbers |= {"micro_batch": state.micro_batch}
+        numbers = {**findings.numbers, **observers.numbers(state), "micro_batch": state.micro_batch}
         started = {"pretrained_sha256": parts.pretrained, "model_as_run": parts.notes}
         numbers |= {key: value for key, value in started.items() if value}
         numbers |= {"epochs": config["epochs"], "steps": state.step}
