@@ -15,26 +15,22 @@ OF_NO_CONSTRUCTOR = ("name", "head", "tokenizer", "fix")
 
 
 class Door(NamedTuple):
-    """A way for one's own model.
+    """A way for one's own model, a choice of conf/model.
 
     Attributes:
-        target: of conf/model.
         key: the setting that names the model.
         word: how it is said.
     """
 
-    target: str
     key: str
     word: str
 
 
 DOORS = {
-    "hf": Door("dpexp.models.from_transformers.classifier", "repo", "repo=OWNER/NAME"),
-    "timm": Door("dpexp.models.from_timm.classifier", "architecture", "name=resnet18"),
-    "torchvision": Door(
-        "dpexp.models.from_torchvision.classifier", "architecture", "name=resnet18"
-    ),
-    "python": Door("", "_target_", "target=package.Class"),
+    "hf": Door("repo", "repo=OWNER/NAME"),
+    "timm": Door("architecture", "name=resnet18"),
+    "torchvision": Door("architecture", "name=resnet18"),
+    "python": Door("_target_", "target=package.Class"),
 }
 
 

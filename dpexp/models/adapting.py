@@ -192,11 +192,12 @@ def require_images(repo: str, input_shape: Sequence[int], max_length: int | None
 
 
 def set_dropouts(model: nn.Module, value: float | None) -> None:
-    """Set the probability of every dropout and of every path that is dropped at random.
+    """Set the probability of every dropout.
 
     Args:
         model: changed in place.
-        value: in [0, 1); None: leave all as they are.
+        value: 0: nothing is dropped, neither numbers nor paths nor layers; in (0, 1): of torch's
+            dropout layers; None: leave all as they are.
 
     Raises:
         ConfigError: for a value outside its range.
@@ -209,21 +210,28 @@ def set_dropouts(model: nn.Module, value: float | None) -> None:
         )
     changed = []
     for name, module in model.named_modules():
-        for key in OF_DROPOUTS:
-            before = vars(module).get(key)
-            is_number = isinstance(before, float | int) and not isinstance(before, bool)
-            if is_number and before != value and _is_of_dropout(module, key):
+        for key in _probabilities(module, all_kinds=value == 0):
+            if (before := vars(module)[key]) != value:
                 setattr(module, key, float(value))
-                changed.append(f"{name or 'the model itself'} ({before:g})")
+                place = f"{name or 'the model itself'}{'' if key == 'p' else f'.{key}'}"
+                changed.append(f"{place} ({before:g})")
     if changed:
-        note(model, f"dropout set to {value:g}", changed)
+        note(model, "dropout", changed, f"dropout set to {value:g}, in place of")
 
 
-OF_DROPOUTS = ("p", "drop_prob", "drop_p", "dropout", "dropout_p")
-"""Attributes of modules that hold such a probability: torch's, torchvision's, timm's and
-transformers' own."""
+def _probabilities(module: nn.Module, *, all_kinds: bool) -> list[str]:
+    """Return the attributes of a module that hold the probability of a dropout.
 
+    They are named for it in all libraries, but for torch's and torchvision's p.
 
-def _is_of_dropout(module: nn.Module, key: str) -> bool:
-    kind = type(module).__name__.lower()
-    return key != "p" or any(word in kind for word in ("dropout", "stochasticdepth", "droppath"))
+    Args:
+        module: any.
+        all_kinds: also those of paths and layers that are dropped; else torch's dropout alone.
+    """
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return ["p"]
+    if not all_kinds:
+        return []
+    named = [key for key in vars(module) if "drop" in key.lower()]
+    named += ["p"] if "stochasticdepth" in type(module).__name__.lower() else []
+    return [key for key in named if type(vars(module)[key]) is float and 0 < vars(module)[key] < 1]

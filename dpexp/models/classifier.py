@@ -83,7 +83,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
             named[name].requires_grad_(False)
     names = list(frozen.values())
     total = sum(named[name].numel() for name in names)
-    note(model, f"frozen by method.freeze, {total:,} numbers", names)
+    note(model, "frozen_by_pattern", names, f"frozen by method.freeze, {total:,} numbers")
 
 
 def say_head(model: nn.Module, head: str) -> None:
@@ -91,11 +91,11 @@ def say_head(model: nn.Module, head: str) -> None:
     shapes = [
         f"{name} {list(each.shape)}" for name, each in model.get_submodule(head).named_parameters()
     ]
-    note(model, "classifier", f"{head} ({', '.join(shapes)}); model.head=NAME takes another")
+    note(model, "classifier", f"{head} ({', '.join(shapes)})", "classifier (or model.head=NAME)")
 
 
 def say_frozen(model: nn.Module) -> None:
     """Print which parameters the model's author froze."""
     names = [name for name, each in model.named_parameters() if not each.requires_grad]
     if names:
-        note(model, "frozen by the model", names)
+        note(model, "frozen_by_model", names, "frozen by the model")

@@ -88,11 +88,12 @@ def fix(model: nn.Module, how: bool | str) -> None:
                 parent._modules[key] = replaced[id(child)]
     lost = "statistics, scales and shifts of the BatchNorm that it had are lost"
     kept = "statistics stay as they are, constants that no example changes"
-    if said:
-        note(model, f"model.fix={str(how).lower()}", said)
-        note(model, "norms", kept if how == FREEZE else lost)
-    else:
-        note(model, f"model.fix={str(how).lower()}", "nothing in the model mixes examples")
+    word = f"model.fix={str(how).lower()}"
+    if not said:
+        note(model, "fixed", "nothing in the model mixes examples", word)
+        return
+    note(model, "fixed", said, word)
+    note(model, "norms", kept if how == FREEZE else lost)
 
 
 def _described(norm: nn.Module) -> str:

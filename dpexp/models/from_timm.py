@@ -18,6 +18,7 @@ from dpexp.models.adapting import (
     set_dropouts,
     takes_images,
 )
+from dpexp.models.notes import note
 from dpexp.types import ConfigError, one_line
 
 
@@ -77,6 +78,7 @@ def classifier(
             f"{_size(input_shape, resize)}; {one_line(error)[:200].rstrip('.')}. Set model.resize "
             "to the side that it was made for, or model.args."
         ) from error
+    note(model, "library", f"timm {timm.__version__}")
     set_dropouts(model, dropout)
     takes_images(
         model,

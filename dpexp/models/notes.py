@@ -17,16 +17,17 @@ MOST_SHOWN = 4
 """Names that a line shows (ours); the record has all."""
 
 
-def note(model: nn.Module, what: str, said: str | list[str]) -> None:
-    """Print what was done to a model, and keep it for the run's record.
+def note(model: nn.Module, key: str, value: str | list[str], said: str = "") -> None:
+    """Keep what was done to a model for the run's record, and print it.
 
     Args:
         model: the whole one.
-        what: a word for it.
-        said: in words, or one entry for each module or parameter.
+        key: of the record's entry.
+        value: in words, or one entry for each module or parameter.
+        said: what is printed before the value; "": the key.
     """
-    _NOTES.setdefault(model, {})[what] = said
-    log.info("%s: %s", what, said if isinstance(said, str) else shown(said))
+    _NOTES.setdefault(model, {})[key] = value
+    log.info("%s: %s", said or key, value if isinstance(value, str) else shown(value))
 
 
 def notes_of(model: nn.Module) -> dict[str, Any]:

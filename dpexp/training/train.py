@@ -234,8 +234,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             parts = replace(parts, model=state.final_model)
             findings = attack.report(parts, state.method_state, mechanism, ranks.device)
         certificate = certify(config, parts, mechanism, state, deviations)
-        numbers = {**findings.numbers, **observers.numbers(state)}
-        numbers |= {"micro_batch": state.micro_batch}
+        numbers = {**findings.numbers, **observers.numbers(state), "micro_batch": state.micro_batch}
         started = {"pretrained_sha256": parts.pretrained, "model_as_run": parts.notes}
         numbers |= {key: value for key, value in started.items() if value}
         numbers |= {"epochs": config["epochs"], "steps": state.step}

@@ -57,7 +57,7 @@ def test_it_keeps_examples_apart_and_is_found_in_every_place(norm, how):
     fix(model, how)
     assert model.norm is model.again["norm"]
     assert check(model) is None
-    (said,) = notes_of(model)[f"model.fix={str(how).lower()}"]
+    (said,) = notes_of(model)["fixed"]
     assert said.startswith("norm: ")
 
 
@@ -102,7 +102,7 @@ def test_networks_of_torchvision(name):
     model = torchvision.models.get_model(name, weights=None, num_classes=3)
     count = sum(isinstance(each, nn.BatchNorm2d) for each in model.modules())
     fix(model, True)
-    assert len(notes_of(model)["model.fix=true"]) == count > 10
+    assert len(notes_of(model)["fixed"]) == count > 10
     assert not any(isinstance(each, nn.BatchNorm2d) for each in model.modules())
     assert model.eval()(torch.randn(2, 3, 64, 64)).shape == (2, 3)
 
@@ -131,4 +131,4 @@ def test_a_model_without_such_layers_is_left_alone():
     before = {name: id(each) for name, each in model.named_modules()}
     fix(model, True)
     assert before == {name: id(each) for name, each in model.named_modules()}
-    assert "nothing" in notes_of(model)["model.fix=true"]
+    assert "nothing" in notes_of(model)["fixed"]
