@@ -95,3 +95,35 @@ def test_output_that_finds_the_disk_full_is_one_line_after_the_work(stream, code
         (line,) = [line for line in done.stderr.splitlines() if "error" in line]
         assert line.endswith("error: Cannot write the output: No space left on device.")
     assert (tmp_path / "done").read_text() == "done"
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
+def test_what_an_encoding_lacks_is_written_in_words(encoding):
+    program = "from dpexp.cli.streams import safe_output\nwith safe_output(): print('ε = 8 ± 1…✓')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )
+    shown = {
+        "cp1252": "eps = 8 ± 1…\\u2713",
+        "ascii": "eps = 8 +- 1...\\u2713",
+        "utf-8": "ε = 8 ± 1…✓",
+    }
+    assert (done.returncode, done.stdout.decode(encoding).strip()) == (0, shown[encoding])
+
+
+def test_a_stream_that_has_become_a_pipe_is_written_to(tmp_path):
+    """Python thinks that it is a file still, and finds no position in it."""
+    program = f"""
+import os, sys
+from dpexp.cli.streams import safe_output
+pipe = os.dup(1)
+sys.stdout = open({str(tmp_path / "file")!r}, "w")
+os.dup2(pipe, sys.stdout.fileno())
+with safe_output():
+    print("heard")
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True)
+    assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (0, "heard\n", "")

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 PLAIN = {
@@ -106,7 +106,9 @@ def _encode_by(stream: TextIO, errors: str | None) -> str | None:
     """Set what a stream does with characters that its encoding lacks; return what it did before."""
     before = stream.errors
     if isinstance(stream, io.TextIOWrapper) and errors is not None:
-        stream.reconfigure(errors=errors)
+        # Python asks a stream for its position, which one that was a file and is a pipe now lacks.
+        with suppress(OSError, ValueError):
+            stream.reconfigure(errors=errors)
     return before
 
 
