@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from dpexp import records
-from dpexp.cli import errors, validate
+from dpexp.cli import errors, folders, validate
 from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute
 from dpexp.cli.lookup import done_before
@@ -16,8 +16,9 @@ from dpexp.types import ConfigError
 
 def run(words: Sequence[str]) -> records.Record:
     """Train a run, or look it up; see `dpexp.run`."""
-    overrides = readable([part for word in words for part in shlex.split(word)])
+    split = [part for word in words for part in shlex.split(word)]
     try:
+        overrides = readable(folders.taken(split))
         config = compose(overrides)
     except Exception as error:
         line = errors.mistake(error)
