@@ -21,6 +21,7 @@ Its own words, each WORD=VALUE:
     seeds=0,1,2         in place of the profile's seeds
     workers=2           runs side by side; without it one a core, or one a machine with GPUs
     launcher=NAME       hand the missing runs to a Hydra launcher in place of workers
+    --config-dir DIR    a folder of your own like conf; its papers come last. See docs/extend.md
 
 Any other word is a Hydra override and goes to every cell, after the cell's own. One that changes
 numbers wants results=FOLDER beside it, and none may contradict what a row or column says.
@@ -40,7 +41,7 @@ from pathlib import Path
 
 import torch
 
-from dpexp.cli import cost_model, groups
+from dpexp.cli import cost_model, folders, groups
 from dpexp.cli.arguments import changing, exit_code_of, listed, require_apart, split, whole
 from dpexp.cli.artifact import NAMES, SHARED, exit_code
 from dpexp.cli.execution import execute
@@ -57,7 +58,7 @@ from dpexp.reporting.schema import spec
 class Request:
     """The command line, understood."""
 
-    papers: tuple[str, ...] = PAPERS
+    papers: tuple[str, ...]
     only: tuple[str, ...] = ()
     profile: str = "embedded"
     is_plan: bool = False
@@ -67,6 +68,7 @@ class Request:
     workers: int | None = None
     launcher: str = ""
     overrides: tuple[str, ...] = ()
+    own: tuple[Path, ...] = ()
 
 
 READERS = {**SHARED, **dict.fromkeys(("paper", "papers", "only"), listed), "workers": whole(1)}
@@ -79,7 +81,10 @@ def parse(words: Sequence[str]) -> Request:
         ConfigError: for a value that can't be read.
     """
     own, overrides = split(words, READERS, {**NAMES, "paper": "papers"})
-    return Request(**own, overrides=tuple(overrides))
+    asked = tuple(word for word in overrides if not folders.is_searchpath(word))
+    theirs = tuple(folders.folders_of(overrides))
+    papers = own.pop("papers", tuple(dict.fromkeys((*PAPERS, *spec.papers(theirs)))))
+    return Request(papers, overrides=asked, own=theirs, **own)
 
 
 def main(words: Sequence[str]) -> int:
@@ -92,11 +97,11 @@ def _main(words: Sequence[str]) -> int:
     began = time.perf_counter()
     if request.launcher:
         check(request.launcher)
-    artifacts = choose(request.papers, request.only, groups.CONF)
+    artifacts = choose(request.papers, request.only, groups.CONF, request.own)
     mine = [a for a in artifacts if request.profile in a.profiles]
     if not mine:
         raise spec.unknown("profile", request.profile, {p for a in artifacts for p in a.profiles})
-    suite = Suite(mine, request.profile, request.overrides, request.seeds)
+    suite = Suite(mine, request.profile, request.overrides, request.seeds, request.own)
     if request.is_plan:
         print(_opening(suite, artifacts, sum(map(len, suite.missing()))), end="\n\n", flush=True)
         wanted = suite.wanted()
@@ -110,7 +115,7 @@ def _main(words: Sequence[str]) -> int:
     entries = [suite.entry(artifact) for artifact in mine]
     for entry in entries:
         print(exports.write(entry.table, suite.results)[0])
-    entries = _in_order([*entries, *_written_before(request, suite)])
+    entries = _in_order([*entries, *_written_before(request, suite)], spec.papers(request.own))
     print(page.write(entries, suite.results, request.profile))
     attempted = {job.run_id for job in (*first, *alone)}
     outcomes = {i.job.run_id: i for artifact in mine for i in suite.outcomes(artifact)}
@@ -143,7 +148,9 @@ def _run(
         if request.launcher:
             for jobs in [first, *([job] for job in alone)]:
                 if jobs:
-                    build.launch_missing(jobs, lambda some: launch(request.launcher, some), results)
+                    build.launch_missing(
+                        jobs, lambda some: launch(request.launcher, some, request.own), results
+                    )
             return False
         threads = max(1, cores // num)
         for jobs, side_by_side in ((_longest_first(first, suite), num), (alone, 1)):
@@ -177,7 +184,8 @@ def _longest_first(jobs: Iterable[cells.Job], suite: Suite) -> list[cells.Job]:
 
 def _written_before(request: Request, suite: Suite) -> list[page.Entry]:
     """Make ready for the page what an earlier command wrote and this one wasn't asked for."""
-    every = choose((*PAPERS, OWN), (), groups.CONF)
+    papers = dict.fromkeys((*PAPERS, OWN, *spec.papers(request.own)))
+    every = choose(tuple(papers), (), groups.CONF, request.own)
     mine = {(a.paper, a.name) for a in suite.artifacts}
     rest = [
         a for a in every
@@ -185,13 +193,15 @@ def _written_before(request: Request, suite: Suite) -> list[page.Entry]:
         and (suite.results / request.profile / a.paper / f"{a.name}.md").is_file()
     ]  # fmt: skip
     neutral = tuple(w for w in request.overrides if not changing([w]))
-    others = Suite(rest, request.profile, neutral)
+    others = Suite(rest, request.profile, neutral, own=request.own)
     return [others.entry(artifact) for artifact in rest]
 
 
-def _in_order(entries: Iterable[page.Entry]) -> list[page.Entry]:
+def _in_order(entries: Iterable[page.Entry], own: Sequence[str]) -> list[page.Entry]:
+    papers = list(dict.fromkeys((*PAPERS, OWN, *own)))
+
     def place(entry: page.Entry) -> tuple[int, str, int]:
         artifact = entry.table.artifact
-        return (*PAPERS, OWN).index(artifact.paper), *natural(Path(artifact.name))
+        return papers.index(artifact.paper), *natural(Path(artifact.name))
 
     return sorted(entries, key=place)

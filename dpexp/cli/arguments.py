@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpexp.cli import errors
+from dpexp.cli import errors, folders
 from dpexp.cli.quoting import readable
 from dpexp.cli.signals import restore_signals
 from dpexp.cli.streams import safe_output
@@ -147,7 +147,7 @@ def exit_code_of(
         return 0
     restore_signals()
     try:
-        return program(words)
+        return program(folders.taken(words))
     except KeyboardInterrupt:
         line = "Interrupted. The same command goes on from what is done."
         return errors.fail(line, errors.INTERRUPTED)

@@ -19,6 +19,7 @@ Its own words, each WORD=VALUE:
                         points
     seeds=0,1,2         in place of the profile's seeds
     launcher=NAME       hand the missing runs to a Hydra launcher (basic, joblib, submitit_slurm)
+    --config-dir DIR    a folder of your own like conf, with papers, methods, models; docs/extend.md
 
 Any other word is a Hydra override and goes to every cell, after the cell's own. One that changes
 numbers wants results=FOLDER beside it, and none may contradict what a row or column says.
@@ -37,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp import records
-from dpexp.cli import cost_model, groups, lookup
+from dpexp.cli import cost_model, folders, groups, lookup
 from dpexp.cli.arguments import (
     changing,
     exit_code_of,
@@ -82,6 +83,7 @@ class Request:
     seeds: tuple[int, ...] | None = None
     launcher: str = ""
     overrides: tuple[str, ...] = ()
+    own: tuple[Path, ...] = ()
 
 
 SHARED = {
@@ -106,7 +108,9 @@ def parse(words: Sequence[str]) -> Request:
     own, overrides = split([word for word in words if word != name], READERS, NAMES)
     if not name:
         raise ConfigError("Expected an artifact, such as table3. See --help.")
-    return Request(name, overrides=tuple(overrides), **own)
+    asked = tuple(word for word in overrides if not folders.is_searchpath(word))
+    theirs = tuple(folders.folders_of(overrides))
+    return Request(name, overrides=asked, own=theirs, **own)
 
 
 def is_picked(request: Request, artifact: spec.Artifact, cell: spec.Key) -> bool:
@@ -144,12 +148,13 @@ def _main(words: Sequence[str]) -> int:
     request = parse(words)
     if request.launcher:
         check(request.launcher)
-    artifact = spec.load(groups.CONF, request.paper, request.artifact)
+    artifact = spec.load(groups.CONF, request.paper, request.artifact, request.own)
     cells.profile_of(artifact, request.profile)
     tags = (f"wandb.paper={request.paper}", f"wandb.group={request.artifact}")
     user = (*tags, *request.overrides)
+    compose = Configs(own=request.own).compose
     jobs = cells.expand(
-        artifact, request.profile, Configs().compose, groups.CONF, user, request.seeds
+        artifact, request.profile, compose, groups.CONF, user, request.seeds, request.own
     )
     configs = [job.config for job in jobs if job.config is not None]
     for target in {config["method"]["_target_"] for config in configs}:
@@ -269,7 +274,9 @@ def _run(
         if to_do and request.launcher:
             # What measures time is handed over one by one, so that no run slows another.
             for jobs in [[job] for job in to_do] if is_alone else [to_do]:
-                build.launch_missing(jobs, lambda words: launch(request.launcher, words), results)
+                build.launch_missing(
+                    jobs, lambda words: launch(request.launcher, words, request.own), results
+                )
         else:
             build.run_missing(
                 to_do,

@@ -7,11 +7,14 @@ Takes Hydra overrides (task=digits profile=embedded unless named), noise and cli
 the method's first steps on examples of the test set and on made-up sums, in float64 without noise
 and dropout. It checks that one more example, adversarial ones included, moves each release by no
 more than the declared sensitivity, in blocks of the same kind, and that nothing but the releases
-depends on the examples. A pass is no proof; a difference is a counterexample. See
-`dpexp.attacks.soundness`. Its own words:
+depends on the examples. Then it compares the declared releases with those that the method's class
+states for verification, and plays the distinguishing game of scripts.audit on the run's model: the
+lower bound on epsilon must not exceed the accounted one. A pass is no proof; a difference is a
+counterexample. See `dpexp.attacks.soundness` and docs/extend.md. Its own words:
 
     tries=20            examples tried in a climb from the worst one found
     climbs=50           steps from each of the worst made-up sums
+    trials=200          trials of the game in each world; 0 plays none
 
 Exit code: 0 if every check passes, 1 if one fails, 2 for a user error.
 """
@@ -19,16 +22,33 @@ Exit code: 0 if every check passes, 1 if one fails, 2 for a user error.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from dpexp.attacks import distinguishing
+from dpexp.attacks import trials as two_worlds
 from dpexp.attacks.soundness import Verdict, check
-from dpexp.cli.arguments import exit_code_of, split, whole
+from dpexp.cli.arguments import exit_code_of, split, text, whole
 from dpexp.cli.composition import compose
 from dpexp.cli.parts import build_parts
 from dpexp.distributed import ranks
+from dpexp.privacy.stated import statement_of
+from dpexp.training.train import Parts
+
+
+def _trials(word: str) -> int:
+    if text(word) == "0":
+        return 0
+    return whole(4)(word)
+
+
+CONFIDENCE = 0.95
+STEPS = 2
+"""Steps of a trial (ours)."""
 
 COMMON = ("task=digits", "profile=embedded")
-READERS = {"tries": whole(0), "climbs": whole(0)}
+READERS = {"tries": whole(0), "climbs": whole(0), "trials": _trials}
 
 
 def main(words: Sequence[str]) -> int:
@@ -39,14 +59,73 @@ def main(words: Sequence[str]) -> int:
 def _main(words: Sequence[str]) -> int:
     logging.getLogger("dpexp").setLevel(logging.WARNING)
     own, overrides = split(words, READERS)
+    trials = own.pop("trials", 200)
     config = compose([*COMMON, *overrides])
     if "precision" in config["model"]:  # bfloat16's rounding would hide differences
         config["model"]["precision"] = "float32"
     parts = build_parts(config, ranks.choose_device(config["device"]))
     verdict = check(parts, config["privacy"]["clip_norm"], seed=config["seed"], **own)
     for line in lines(config["method"]["name"], verdict):
-        print(line)
-    return 1 if verdict.findings else 0
+        print(line, flush=True)
+    name, findings = config["method"]["name"], list(_of_statement(config, parts))
+    if trials and not (verdict.findings or findings) and _is_private(config):
+        findings += _of_two_worlds(config, trials)
+    for finding in findings:
+        print(f"{name}: differs: {finding}")
+    return 1 if verdict.findings or findings else 0
+
+
+def _is_private(config: Mapping[str, Any]) -> bool:
+    privacy = config["privacy"]
+    return bool(privacy["noise"] and privacy["clip"] and privacy["eps"])
+
+
+def _of_statement(config: Mapping[str, Any], parts: Parts) -> Iterator[str]:
+    """Yield how the declared releases differ from those that the class states."""
+    statement = statement_of(config)
+    if not statement.is_known:
+        yield (
+            f"{config['method']['_target_']} states no releases, so that its runs are taken on "
+            "trust. Add stated_releases to the class itself"
+        )
+        return
+    trained = parts.method.trainable(parts.model)
+    size = sum(parts.model.get_parameter(name).numel() for name in trained)
+    due = statement.releases(config, size)
+    state = parts.method.start(parts.model)
+    declared = parts.method.releases(state, config["privacy"]["clip_norm"])
+    if len(due) != len(declared):
+        yield f"{len(due)} releases are stated and {len(declared)} declared"
+    for stated, release in zip(due, declared, strict=False):
+        for field, value in vars(stated).items():
+            actual = getattr(release, field)
+            is_close = isinstance(value, float) and math.isclose(value, actual, rel_tol=1e-9)
+            if value is not None and value != actual and not is_close:
+                yield f"release {release.name}, {field}: {value} is stated and {actual} declared"
+
+
+def _of_two_worlds(config: Mapping[str, Any], trials: int) -> list[str]:
+    """Play the distinguishing game; print its bounds, and return what exceeds the account."""
+    few = two_worlds.small(config)
+    played = two_worlds.of_steps(
+        few, build_parts(few, ranks.choose_device(few["device"])), trials, STEPS
+    )
+    found = distinguishing.judge(
+        played.without,
+        played.within,
+        delta=played.delta,
+        confidence=CONFIDENCE,
+        is_gaussian=played.is_gaussian,
+    )
+    bounds = [found.epsilon_lower, found.epsilon_lower_gaussian or 0.0]
+    line = (
+        f"two worlds show epsilon >= {max(bounds):.3g} at {CONFIDENCE:.0%} confidence, "
+        f"{played.epsilon:.3g} is accounted"
+    )
+    if max(bounds) > played.epsilon:
+        return [line]
+    print(f"{config['method']['name']}: pass: {line}")
+    return []
 
 
 def lines(name: str, verdict: Verdict) -> list[str]:

@@ -31,6 +31,7 @@ from dpexp.cli import (
     blocks,
     building,
     composition,
+    folders,
     groups,
     naming,
     own_data,
@@ -48,9 +49,14 @@ ENVIRONMENT = re.compile(r"oc\.env:\s*(\w+)")
 class Configs:
     """Composes configs as `dpexp.cli.compose` does, and caches them."""
 
-    def __init__(self, conf: Path = groups.CONF) -> None:
-        """Take the folder of config groups, whose files must not change while this is in use."""
-        self._conf = conf
+    def __init__(self, conf: Path = groups.CONF, own: Sequence[Path] = ()) -> None:
+        """Take the folders of config groups, whose files must not change while this is in use.
+
+        Args:
+            conf: dpexp's own.
+            own: the user's, which all configs may choose from. Nothing of theirs is kept on disk.
+        """
+        self._conf, self._own = conf, own
         self._groups = {path.name for path in conf.iterdir() if path.is_dir()}
         self._chosen: dict[tuple[str, ...], tuple[DictConfig, set[str]]] = {}
         self._known: dict[str, str | None] = {}
@@ -62,11 +68,13 @@ class Configs:
             return self._composed(words)[0]
         except ConfigError:  # from the same checks as in `composition.compose`
             raise
-        except Exception:
-            return composition.compose(words)  # which explains what is wrong
+        except Exception:  # which `compose` explains
+            return composition.compose([*folders.searchpath(self._own), *words])
 
     def compose(self, words: Sequence[str]) -> dict[str, Any]:
         """Return the plain config of these overrides; raises as `composition.compose` does."""
+        if self._own:
+            return self.compose_anew(words)
         name = "\0".join(map(_expanded, words))
         with suppress(KeyError, TypeError, AttributeError):
             kept = self._cache.get(name)
@@ -89,7 +97,10 @@ class Configs:
         config is shared among configs with the same choices.
         """
         readable = quoting.readable(words)
-        choices = tuple(word for word in readable if self._chooses(word))
+        choices = (
+            *folders.searchpath(self._own),
+            *(word for word in readable if self._chooses(word)),
+        )
         if choices not in self._chosen:
             with (
                 hydra.initialize_config_dir(str(self._conf), version_base="1.3"),

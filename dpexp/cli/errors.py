@@ -24,7 +24,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from dpexp.cli import own_data
+from dpexp.cli import folders, own_data
 from dpexp.cli.groups import CONF, options_of
 from dpexp.cli.quoting import readable
 from dpexp.cli.signals import restore_signals
@@ -77,7 +77,8 @@ def explain(error: Exception) -> str:
 
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.partition("/")
-        options = options_of(group)
+        theirs = [option for option in error.options or () if not option.startswith("auto")]
+        options = sorted({*options_of(group), *theirs})
         kind, _, plugin = name.partition("/")
         if group == "hydra" and plugin in EXTRAS:
             extra = EXTRAS[plugin]
@@ -170,14 +171,15 @@ def unnamed(words: Sequence[str]) -> str:
 @safe_output()
 def guarded(program: Any) -> None:
     """Run a program; report a user error on one line and exit with code 2."""
-    if {"--help", "-h"} & set(sys.argv):
-        sys.argv[1:] = for_help(sys.argv[1:])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing
-    sys.argv[1:] = readable(sys.argv[1:], is_sweep=bool(SWEEP & set(sys.argv)))
     restore_signals()
     argparse.ArgumentParser.error = _unknown_option
     warnings.showwarning = _show_warning
     try:
+        sys.argv[1:] = folders.taken(sys.argv[1:])
+        if {"--help", "-h"} & set(sys.argv):
+            sys.argv[1:] = for_help(sys.argv[1:])
+        sys.argv[1:] = readable(sys.argv[1:], is_sweep=bool(SWEEP & set(sys.argv)))
         program()
     except KeyboardInterrupt:
         line = "Interrupted. The same command goes on from the last checkpoint, where there is one."

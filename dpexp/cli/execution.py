@@ -7,8 +7,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from dpexp.cli.folders import require_named
 from dpexp.cli.instantiate import admit, loop_of
+from dpexp.cli.named_folders import require_named
 from dpexp.cli.parts import build_parts
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dpexp import records
-from dpexp.cli import errors, validate
+from dpexp.cli import errors, folders, validate
 from dpexp.cli.building import make_method, prepare, with_head
 from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute, with_weights
@@ -40,7 +40,8 @@ GIVEN = "dpexp.data.given.examples_of"
 
 def run(words: Sequence[str]) -> TrainedRun:
     """Train a run, or look it up; see `dpexp.run`."""
-    overrides = readable([part for word in words for part in shlex.split(word)])
+    split = [part for word in words for part in shlex.split(word)]
+    overrides = readable(folders.taken(split))
     config = with_weights(_composed(overrides))
     validate.warn_of_idle(config, overrides)
     done_before(config)  # refuses a run of other data or weights

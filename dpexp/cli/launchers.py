@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from dpexp.cli import groups
 from dpexp.cli.composition import plain
 from dpexp.cli.errors import unstarted
 from dpexp.cli.execution import execute
+from dpexp.cli.folders import searchpath
 from dpexp.reporting.collect import build
 from dpexp.reporting.schema import spec
 from dpexp.types import ConfigError
@@ -56,8 +57,13 @@ def check(name: str) -> None:
         raise spec.unknown("launcher", name, valid)
 
 
-def launch(name: str, jobs: list[list[str]]) -> None:
+def launch(name: str, jobs: list[list[str]], own: Sequence[Path] = ()) -> None:
     """Run jobs through the Hydra launcher of this name.
+
+    Args:
+        name: of the launcher.
+        jobs: each job's overrides.
+        own: the user's folders of config groups.
 
     Raises:
         ConfigError: if its plugin is not installed, or it finds no cluster.
@@ -65,7 +71,11 @@ def launch(name: str, jobs: list[list[str]]) -> None:
     with _hydra() as hydra:
         config = hydra.compose_config(
             config_name="config",
-            overrides=[f"hydra/launcher={name}", *jobs[0]],  # a config must be complete to compose
+            overrides=[
+                *searchpath(own),
+                f"hydra/launcher={name}",
+                *jobs[0],
+            ],  # a config must be complete to compose
             run_mode=RunMode.MULTIRUN,
             with_log_configuration=False,
         )

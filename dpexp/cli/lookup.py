@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from dpexp.cli.fingerprints import pretrained, tokenizers_named, weights_named
-from dpexp.cli.folders import require_named
+from dpexp.cli.named_folders import require_named
 from dpexp.records.keeping import KEEP, WEIGHTS
 from dpexp.reporting.text import clean
 

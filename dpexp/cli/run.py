@@ -16,8 +16,8 @@ from omegaconf import DictConfig
 from dpexp.cli import errors, sweeps, verbosity
 from dpexp.cli.composition import resolved
 from dpexp.cli.execution import execute, with_weights
-from dpexp.cli.folders import require_named
 from dpexp.cli.groups import CONF
+from dpexp.cli.named_folders import require_named
 
 
 def job(cfg: DictConfig) -> str | float:

@@ -25,7 +25,9 @@ OWN = "dpexp"
 """The folder of artifacts that no paper prints: built if asked for, shown if written."""
 
 
-def choose(papers: Sequence[str], only: Sequence[str], conf: Path) -> list[spec.Artifact]:
+def choose(
+    papers: Sequence[str], only: Sequence[str], conf: Path, own: Sequence[Path] = ()
+) -> list[spec.Artifact]:
     """Load the artifacts asked for, in the order of the papers and of their names.
 
     Args:
@@ -33,6 +35,7 @@ def choose(papers: Sequence[str], only: Sequence[str], conf: Path) -> list[spec.
         only: patterns of PAPER/NAME; none means all. One that begins with dpexp/ names ours, also
             where they are not among the papers.
         conf: the folder of config groups.
+        own: further folders like it, the user's.
 
     Raises:
         ConfigError: no such paper, or nothing that a pattern picks.
@@ -42,11 +45,13 @@ def choose(papers: Sequence[str], only: Sequence[str], conf: Path) -> list[spec.
     names = {
         f"{paper}/{path.stem}": (paper, path.stem)
         for paper in papers
-        for path in sorted((conf / "artifact" / paper).glob("*.yaml"), key=natural)
+        for path in sorted(
+            (p for f in (conf, *own) for p in (f / "artifact" / paper).glob("*.yaml")), key=natural
+        )
     }
     for paper in papers:
         if not any(folder == paper for folder, _ in names.values()) and paper not in PAPERS:
-            raise spec.unknown("paper", paper, (*PAPERS, OWN))
+            raise spec.unknown("paper", paper, {*PAPERS, OWN, *spec.papers(own)})
     for pattern in only:
         if not fnmatch.filter(names, pattern):
             raise spec.unknown("artifact", pattern, names)
@@ -54,7 +59,7 @@ def choose(papers: Sequence[str], only: Sequence[str], conf: Path) -> list[spec.
         place for name, place in names.items()
         if not only or any(fnmatch.fnmatchcase(name, p) for p in only)
     ]  # fmt: skip
-    return [spec.load(conf, *place) for place in picked]
+    return [spec.load(conf, *place, own) for place in picked]
 
 
 def natural(path: Path) -> tuple[str, int]:
@@ -72,6 +77,7 @@ class Suite:
         profile: str,
         overrides: Sequence[str] = (),
         seeds: Sequence[int] | None = None,
+        own: Sequence[Path] = (),
     ) -> None:
         """Compose every cell.
 
@@ -80,15 +86,16 @@ class Suite:
             profile: under which they are built.
             overrides: the user's, of every cell.
             seeds: in place of the profile's.
+            own: the user's folders of config groups.
 
         Raises:
             ConfigError: for a cell that can't be composed; it names the artifact.
         """
         self.profile, self.overrides, self.seeds = profile, tuple(overrides), seeds
         self.artifacts = list(artifacts)
-        self.results = Path("results")
+        self.results, self._own = Path("results"), own
         self._found: dict[str, collect.Outcome] = {}
-        configs = Configs()
+        configs = Configs(own=own)
         self._jobs = {id(artifact): self._expand(artifact, configs) for artifact in artifacts}
 
     def _expand(self, artifact: spec.Artifact, configs: Configs) -> list[cells.Job]:
@@ -96,7 +103,7 @@ class Suite:
         user = (*tags, *self.overrides)
         try:
             jobs = cells.expand(artifact, self.profile, configs.compose, groups.CONF, user,
-                                self.seeds)  # fmt: skip
+                                self.seeds, self._own)  # fmt: skip
         except (HydraException, OmegaConfBaseException) as error:
             reason = errors.explain(error)
             raise ConfigError(f"{artifact.paper}/{artifact.name}: {reason}") from error

@@ -24,7 +24,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from dpexp.cli.composition import plain
-from dpexp.cli.folders import require_named
+from dpexp.cli.named_folders import require_named
 from dpexp.cli.quoting import quoted
 from dpexp.cli.verbosity import beside
 from dpexp.types import ConfigError

@@ -4,11 +4,11 @@ Also checks a record's other files: accuracy must match the predictions and the 
 
     python scripts/verify.py results/embedded/runs/85ecd41b59aa
     python -m scripts.verify results/quick/runs/*
-    python -m scripts.verify hydra.searchpath=[file:///my/conf] results/mine/runs/*
+    python -m scripts.verify --config-dir mine/conf results/mine/runs/*
 
-The last line names a config folder of one's own. The methods in its folder `method` are imported,
-as are those in conf/method, so that their statements are known. A method that only a record names
-is not imported.
+The last line names a config folder of one's own (docs/extend.md). The methods in its folder
+`method` are imported, as are those in conf/method, so that their statements are known. A method
+that only a record names is not imported.
 
 Each finding prints a line. A run without findings prints what was recomputed, or that no privacy is
 claimed; each part that is not dpexp's own and is taken on trust; and what was not checked. What is
@@ -23,11 +23,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpexp import records
-from dpexp.cli import own_methods, parameter_names
+from dpexp.cli import folders, own_methods, parameter_names
+from dpexp.privacy.stated import statement_of
 from dpexp.privacy.verification.files import NAMES
 from dpexp.privacy.verification.record import verify_record
 from dpexp.reporting.text import clean
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, setting_at
 
 SCRIPTS = "python -m scripts.verify", "python scripts/verify.py"
 
@@ -54,12 +55,24 @@ def verify(directory: Path) -> tuple[int, list[str]]:
     name = records.run_id(record.config)
     if directory.resolve().name != name:
         findings.append(f"config.yaml is that of run {name}, not of this directory")
+    hint = _of_unknown_method(record)
     if findings:
-        return DIFFERS, [f"differs: {finding}" for finding in findings]
+        return DIFFERS, [*(f"differs: {finding}" for finding in findings), *hint]
     lines = [_passed(record, found.epsilon, bool(found.trusted))]
-    lines += [f"taken on trust: {words}" for words in found.trusted]
+    lines += [*(f"taken on trust: {words}" for words in found.trusted), *hint]
     unchecked = [w for w in found.unchecked if w != NAMES or parameters is None]
     return HOLDS, [*lines, f"not checked: {'; '.join(unchecked)}"]
+
+
+def _of_unknown_method(record: records.Record) -> list[str]:
+    """Return what to set where the method's own statement of its releases was not found."""
+    target = setting_at(record.config, "method._target_")
+    if not isinstance(target, str) or statement_of(record.config).is_known:
+        return []
+    return [
+        f"note: {target} is not known here, so what it states of its releases was not read. Add "
+        "--config-dir FOLDER, the folder of config groups that holds its method file."
+    ]
 
 
 def require(directory: Path) -> records.Record:
@@ -100,14 +113,15 @@ def main(words: Sequence[str], called: str = "") -> int:
         words: of the command line.
         called: the program's name in its help; "" keeps the scripts' names.
     """
-    runs = [word for word in words if not own_methods.is_searchpath(word)]
-    if not runs or {"-h", "--help"} & set(words):
-        doc = __doc__ or ""
-        for name in SCRIPTS if called else ():
-            doc = doc.replace(name, called)
-        print(doc)
-        return 0 if runs else NO_RUN
     try:
+        words = folders.taken(words)
+        runs = [word for word in words if not folders.is_searchpath(word)]
+        if not runs or {"-h", "--help"} & set(words):
+            doc = __doc__ or ""
+            for name in SCRIPTS if called else ():
+                doc = doc.replace(name, called)
+            print(doc)
+            return 0 if runs else NO_RUN
         own_methods.admit_methods(words)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -101,7 +101,7 @@ def build(
         ConfigError: for an invalid budget, size or name.
     """
     _check(privacy, dataset_size, batch_size, num_steps)
-    assert len({release.noise for release in releases}) <= 1, "one accountant knows one noise"
+    require_releases(releases)
     noise, clip = privacy["noise"], privacy["clip"]
     epsilon = None if privacy["eps"] is None else float(privacy["eps"])
     delta, laplace = float(privacy["delta"]), is_laplace(releases)
@@ -139,6 +139,29 @@ def build(
         calibrated_by=calibrated_by,
         _secret=new_secret() if noise == "secret" else None,
     )
+
+
+def require_releases(releases: Sequence[Release]) -> None:
+    """Check that a step's releases can be accounted for: a sensitivity of 0 would ask for no noise.
+
+    Raises:
+        ConfigError: naming the release.
+    """
+    if not releases:
+        raise ConfigError("Expected the method to declare a release; `releases` returned none.")
+    names = [release.name for release in releases]
+    for release in releases:
+        place = f"of release {release.name}"
+        if names.count(release.name) > 1:
+            raise ConfigError(f"Expected every release once; got {release.name} twice.")
+        require_word(f"noise {place}", release.noise, ("gaussian", "laplace"))
+        require_word(f"clip {place}", release.clip, ("norm", "coordinates"))
+        for field in ("clip_norm", "sensitivity", "dimension"):
+            value = getattr(release, field)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"Expected {field} {place} to be above 0; got {value}.")
+    if len({release.noise for release in releases}) > 1:
+        raise ConfigError("Expected one noise for all releases of a method; got both.")
 
 
 def confirm(parts: tuple[Part, ...], delta: float, epsilon: float) -> None:

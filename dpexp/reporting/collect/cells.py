@@ -81,6 +81,7 @@ def expand(
     conf: Path,
     user: Sequence[str] = (),
     seeds: Sequence[int] | None = None,
+    own: Sequence[Path] = (),
 ) -> list[Job]:
     """Return every run of an artifact, all cells of the first seed first.
 
@@ -92,10 +93,11 @@ def expand(
         artifact: the artifact.
         profile: the profile's name.
         compose: see `Compose`.
-        conf: the folder of config groups; a cell whose `group=option` has no file there is "not
-            built".
+        conf: the folder of config groups; a cell whose `group=option` has no file there, nor in
+            `own`, is "not built".
         user: overrides to apply after the cell's.
         seeds: replace the profile's.
+        own: further folders like `conf`, the user's.
 
     Raises:
         ConfigError: from `compose`, or if there is no such profile.
@@ -105,7 +107,7 @@ def expand(
     seeds = tuple(seeds if seeds is not None else changes.seeds)
     choices = tuned.load(conf, artifact, profile)
     cells = [
-        _jobs(artifact, profile, row, column, seeds, compose, conf, user, choices)
+        _jobs(artifact, profile, row, column, seeds, compose, (conf, *own), user, choices)
         for row in artifact.rows
         for column in artifact.measured_columns
         if column is artifact.run_column(row, column)
@@ -133,7 +135,7 @@ def _jobs(
     column: Column,
     seeds: Sequence[int],
     compose: Compose,
-    conf: Path,
+    folders: Sequence[Path],
     user: Sequence[str],
     choices: Mapping[Key, tuned.Choice],
 ) -> list[Job]:
@@ -147,7 +149,7 @@ def _jobs(
     of_cell = words_of(row, column, changes, point)
     metric = artifact.metric_of(row, column)
     words = [(f"profile={profile}", *of_cell, f"seed={seed}", *user) for seed in seeds]
-    absent = next((word for word in of_cell if _is_absent(word, conf)), "")
+    absent = next((word for word in of_cell if _is_absent(word, folders)), "")
     if absent:
         return [
             Job(key, name, metric, seed, overrides, not_built=absent, choice=choice)
@@ -222,10 +224,11 @@ def _setting(config: dict[str, Any], key: str) -> Any:
     return value.get("name", sorted(value)) if isinstance(value, dict) else value
 
 
-def _is_absent(override: str, conf: Path) -> bool:
+def _is_absent(override: str, folders: Sequence[Path]) -> bool:
     """Return whether an override chooses an option, or one of a list, that has no file."""
     group, _, options = override.partition("=")
     wanted = [option.strip() for option in options.strip("[]").split(",")]
-    return (conf / group).is_dir() and not all(
-        (conf / group / f"{option}.yaml").is_file() for option in wanted
+    within = [folder / group for folder in folders if (folder / group).is_dir()]
+    return bool(within) and not all(
+        any((place / f"{option}.yaml").is_file() for place in within) for option in wanted
     )

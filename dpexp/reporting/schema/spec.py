@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from dpexp.reporting.schema.artifact import (
 from dpexp.reporting.schema.validate import validate
 from dpexp.types import ConfigError, one_line
 
-__all__ = ["Artifact", "Key", "load", "unknown"]
+__all__ = ["Artifact", "Key", "load", "papers", "unknown"]
 
 CLAIMED = {"eps", "noise", "clip", "sampling", "seed", "privacy.eps", "privacy.delta",
            "privacy.budget", "privacy.noise", "privacy.sampling"}  # fmt: skip
@@ -38,20 +38,29 @@ NEEDED = {POINTS: ("x_name",), CURVES: ("x",), MAPS: ("y_label",)}
 """Required entries of each kind of figure besides `x_label`."""
 
 
-def load(conf: Path, paper: str, name: str) -> Artifact:
+def load(conf: Path, paper: str, name: str, own: Sequence[Path] = ()) -> Artifact:
     """Read `<conf>/artifact/<paper>/<name>.yaml`.
+
+    Args:
+        conf: the folder of config groups.
+        paper: a folder in it.
+        name: the file's name, without its suffix.
+        own: further folders like `conf`, the user's.
 
     Raises:
         ConfigError: there is no such paper or artifact, or its file is incomplete or contradictory.
     """
-    root = conf / "artifact"
-    papers = [p.name for p in root.iterdir() if p.is_dir()] if root.is_dir() else []
-    if paper not in papers:
-        raise unknown("paper", paper, papers)
-    names = [p.stem for p in (root / paper).glob("*.yaml")]
-    if name not in names:
-        raise unknown(f"artifact of {paper}:", name, names)
-    path = root / paper / f"{name}.yaml"
+    every = papers((conf, *own))
+    if paper not in every:
+        raise unknown("paper", paper, every)
+    files = {
+        path.stem: path
+        for folder in (*own, conf)
+        for path in (folder / "artifact" / paper).glob("*.yaml")
+    }
+    if name not in files:
+        raise unknown(f"artifact of {paper}:", name, files)
+    path = files[name]
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -60,6 +69,13 @@ def load(conf: Path, paper: str, name: str) -> Artifact:
         return _artifact(paper, name, tree)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def papers(folders: Sequence[Path]) -> list[str]:
+    """Return the papers that these folders of config groups have artifacts of, each once."""
+    roots = [folder / "artifact" for folder in folders]
+    found = [p.name for r in roots if r.is_dir() for p in sorted(r.iterdir()) if p.is_dir()]
+    return list(dict.fromkeys(found))
 
 
 def _artifact(paper: str, name: str, tree: Any) -> Artifact:
