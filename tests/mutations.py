@@ -127,7 +127,7 @@ BREAKS = {
     "masks-draw-noise": Break(
         breaks_noise.masks_draw_noise,
         ONCE,
-        r"frozenset.*(gradient\.py:forward.*_gaussian|_gaussian.*gradient\.py:forward)",
+        r"frozenset.*(gradient\.py:_backward.*_gaussian|_gaussian.*gradient\.py:_backward)",
         None,
     ),
     "clip-micro-batches": Break(

@@ -256,5 +256,5 @@ def test_no_state_of_any_generator_is_drawn_from_twice_in_a_run(name, tmp_path, 
     assert draws.shared - REPLAYED == set()
     assert named.twice - REPLAYED == set()  # also where a generator's number seeds another
     if name == "dpsgd":  # the test itself must hear
-        assert {*DRAWN.values(), "dpexp/training/gradient.py:forward"} <= draws.places.keys()
+        assert {*DRAWN.values(), "dpexp/training/gradient.py:_backward"} <= draws.places.keys()
         assert draws.places[DRAWN["noise"]] >= draws.places[DRAWN["sampling"]] == 5

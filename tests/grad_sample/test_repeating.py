@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dpexp.types import ConfigError
-from tests.grad_sample.test_modules import LAYERS, D, Net, Scale, drawn, taken
+from tests.grad_sample.test_modules import LAYERS, D, N, Net, Scale, T, drawn, taken
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
