@@ -1,11 +1,8 @@
 """Dashboards and spreadsheets get what metrics.jsonl gets, and curves between."""
 
 import csv
-import importlib.util
 import json
 import os
-import re
-import shlex
 import signal
 import struct
 import sys
@@ -379,28 +376,3 @@ def test_a_finished_table_is_sent_too(tmp_path, capsys):
     assert (sent.type, sent.name) == ("table", "rgp-table3-embedded")
     names = sorted(entry.path for entry in sent.manifest.contents)
     assert names == ["table3.csv", "table3.md", "table3.tex"]
-
-
-def commands():
-    """Yield the commands of run.py in docs/tracking.md, and the words that it explains."""
-    page = (Path(__file__).parents[1] / "docs" / "tracking.md").read_text(encoding="utf-8")
-    for command in re.findall(r"^    python run.py (.*)$", page, re.MULTILINE):
-        yield [word for word in shlex.split(command) if "=" in word and "hydra" not in word]
-    for word in re.findall(r"`'?((?:tracking|model\.precision|wandb\.mode)=[^`']*)'?`", page):
-        model = ["model=bert_tiny", "task=sentiment"] if word.startswith("model") else []
-        yield from ([*SHORT, *model, one] for one in expanded(word))
-
-
-def expanded(word):
-    key, _, values = word.partition("=")
-    return [f"{key}={value}" for value in values.split("\\|")]
-
-
-def test_what_the_page_says_can_be_typed():
-    found = list(commands())
-    assert len(found) > 8
-    if not importlib.util.find_spec("tensorboard"):
-        found = [words for words in found if "tensorboard" not in words[-1]]
-    for words in found:
-        first = [re.sub(r"=interval.*", "=1", word) for word in words]
-        cli.compose([word.partition(",")[0] if "[" not in word else word for word in first])
