@@ -17,7 +17,7 @@ from dpexp.attacks.canaries import Canaried
 from dpexp.attacks.directions import KINDS
 from dpexp.privacy import Mechanism
 from dpexp.privacy.seeds import generator
-from dpexp.training.train import Findings, Parts
+from dpexp.training.parts import Findings, Parts
 from dpexp.types import ConfigError, State, joint_sensitivity, require_word
 
 MISLABELLED = "mislabelled"

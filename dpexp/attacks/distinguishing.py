@@ -23,7 +23,7 @@ from dpexp.pate.stages import ask
 from dpexp.pate.votes import NoisyVotes
 from dpexp.privacy import Mechanism
 from dpexp.training.gradient import PrivateGradient
-from dpexp.training.train import Parts
+from dpexp.training.parts import Parts
 from dpexp.types import Method
 
 

@@ -16,7 +16,7 @@ from dpexp.models.mode import in_mode
 from dpexp.privacy import Mechanism
 from dpexp.privacy.seeds import generator
 from dpexp.training.judging import EVAL_BATCH
-from dpexp.training.train import Findings, Parts
+from dpexp.training.parts import Findings, Parts
 from dpexp.types import ConfigError, State
 
 

@@ -11,7 +11,7 @@ from dpexp.attacks.lira import confidences
 from dpexp.attacks.membership import logits_of, require_classes
 from dpexp.privacy import Mechanism
 from dpexp.privacy.seeds import generator
-from dpexp.training.train import Findings, Parts
+from dpexp.training.parts import Findings, Parts
 from dpexp.types import ConfigError, State
 
 

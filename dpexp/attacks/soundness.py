@@ -27,7 +27,8 @@ from dpexp.attacks.sensitivity import Differs, Movement, Search, badness, moveme
 from dpexp.distributed.ranks import Ranks
 from dpexp.privacy import whole_batch
 from dpexp.privacy.seeds import generator
-from dpexp.training.gradient import PrivateGradient, StepOutcome
+from dpexp.training.gradient import PrivateGradient
+from dpexp.training.outcome import StepOutcome
 from dpexp.types import Batch, ConfigError, Key, Method, State
 
 TOLERANCE = 1e-6
@@ -199,7 +200,7 @@ def check(
     """Test a method against its declaration.
 
     Args:
-        parts: a run's (`dpexp.training.train.Parts`); only the task's test and public sets are
+        parts: a run's (`dpexp.training.parts.Parts`); only the task's test and public sets are
             read.
         clip_norm: the run's.
         seed: of the neighbours.

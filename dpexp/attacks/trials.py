@@ -10,7 +10,7 @@ import numpy as np
 from dpexp.attacks import distinguishing
 from dpexp.pate.votes import build_votes
 from dpexp.privacy import build, require_room
-from dpexp.training.train import Parts
+from dpexp.training.parts import Parts
 
 SMALL_BATCH = 8
 """Nominal batch size, without real examples (ours); it cancels in a canary's score."""

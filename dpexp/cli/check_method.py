@@ -34,7 +34,7 @@ from dpexp.cli.composition import compose
 from dpexp.cli.parts import build_parts
 from dpexp.distributed import ranks
 from dpexp.privacy.stated import statement_of
-from dpexp.training.train import Parts
+from dpexp.training.parts import Parts
 
 
 def _trials(word: str) -> int:

@@ -30,7 +30,7 @@ class Kind(NamedTuple):
     has: tuple[str, ...]
 
 
-ATTACK = Kind("an attack (dpexp.training.train.Attack)", ("stage", "report", "deviation"))
+ATTACK = Kind("an attack (dpexp.training.parts.Attack)", ("stage", "report", "deviation"))
 STEPS = (
     "trainable",
     "start",

@@ -53,7 +53,7 @@ def adapted(model: Any, method: Any, seed: int) -> Any:
 def around(config: dict[str, Any], task: Any, model: Any, method: Any) -> Any:
     """Return a run's parts, those around task, model and method built from its config."""
     from dpexp.privacy.privatize import FLAT
-    from dpexp.training.train import Parts
+    from dpexp.training.parts import Parts
 
     def make_optimizer(weights: list[Any]) -> Any:
         return make("optimizer", said(config["optimizer"]), params=weights)

@@ -28,7 +28,8 @@ from dpexp.cli.composition import compose
 from dpexp.cli.parts import build_parts
 from dpexp.data import Task
 from dpexp.distributed.ranks import Ranks, choose_device
-from dpexp.training.train import Parts, train
+from dpexp.training.parts import Parts
+from dpexp.training.train import train
 from dpexp.types import ConfigError
 
 COMMON = ("profile=embedded",)

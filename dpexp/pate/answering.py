@@ -14,8 +14,8 @@ from dpexp.privacy import PrivacyError
 from dpexp.records import Ledger, Mark, Run, read_mark
 from dpexp.training.ledger import difference, read_ledger
 from dpexp.training.lifecycle import Lifecycle, TakenUp
+from dpexp.training.parts import Parts
 from dpexp.training.states import mapped
-from dpexp.training.train import Parts
 from dpexp.training.train_state import TrainState
 
 

@@ -29,9 +29,9 @@ from dpexp.training.judging import evaluate, judge
 from dpexp.training.lifecycle import Lifecycle
 from dpexp.training.numbers import check_checkpoint
 from dpexp.training.optimizers import check_optimizer, set_rates
+from dpexp.training.parts import Parts
 from dpexp.training.run_logger import list_parameters
 from dpexp.training.schedules import require_rates
-from dpexp.training.train import Parts
 from dpexp.training.train_state import TrainState
 from dpexp.types import ConfigError
 

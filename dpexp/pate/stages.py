@@ -17,7 +17,7 @@ from dpexp.privacy.privatize import add_noise_
 from dpexp.privacy.seeds import generator, seed_default
 from dpexp.training.judging import EVAL_BATCH
 from dpexp.training.optimizers import check_optimizer
-from dpexp.training.train import Parts
+from dpexp.training.parts import Parts
 from dpexp.types import Batch, ConfigError, Key, one_line
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -21,44 +20,13 @@ from dpexp.privacy import Mechanism
 from dpexp.privacy.clipping import Clipping
 from dpexp.privacy.privatize import FLAT, ClippedSum, add_noise_, require_full_precision
 from dpexp.privacy.seeds import generator, seed_default
+from dpexp.training.outcome import StepOutcome
 from dpexp.training.states import mapped, new_tensors
 from dpexp.types import Batch, ConfigError, Key, LayerCallback, LayerGrads, Method, State
 
 PREPARED_LESS = (
     "Set a smaller method.rank, method.k or method.m, a smaller model or another device."
 )
-
-
-@dataclass(frozen=True)
-class StepOutcome:
-    """The result of one step.
-
-    The guarantee covers `gradients` and `state` alone. The counts and the loss are computed on
-    private training data; not covered by the guarantee.
-
-    Attributes:
-        gradients: one per trainable parameter, divided by the expected batch size.
-        state: the method's, for the next step.
-        noise_draws: how often noise was drawn.
-        examples: number of examples in the batch, over all ranks.
-        clipped: number of them with a norm above the clip norm.
-        nonfinite: number of them with a NaN or infinite norm; they contributed zero.
-        loss: summed over the examples.
-        is_asked_to_stop: whether any rank was asked to stop the run.
-        has_halved: whether memory ran out on any rank, which halved its micro-batch.
-        micro_batch: examples at once from now on, on every rank.
-    """
-
-    gradients: dict[str, Tensor]
-    state: State
-    noise_draws: int
-    examples: int
-    clipped: int
-    nonfinite: int
-    loss: float
-    is_asked_to_stop: bool
-    has_halved: bool
-    micro_batch: int
 
 
 class _Tally(NamedTuple):

@@ -20,9 +20,9 @@ from dpexp.records import Ledger, RecordError, Run, describe
 from dpexp.records.keeping import KEEP
 from dpexp.records.weights import digest
 from dpexp.training import checkpoint
-from dpexp.training.gradient import StepOutcome
 from dpexp.training.kept import keep
 from dpexp.training.ledger import surroundings_of
+from dpexp.training.outcome import StepOutcome
 from dpexp.training.run_logger import RunLogger
 from dpexp.training.train_state import TrainState
 

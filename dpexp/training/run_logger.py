@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dpexp.privacy import Mechanism
 from dpexp.records import Run
-from dpexp.training.gradient import StepOutcome
+from dpexp.training.outcome import StepOutcome
 from dpexp.training.progress import Progress
 from dpexp.training.tracking import Tracker
 from dpexp.training.train_state import TrainState

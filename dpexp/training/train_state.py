@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from dpexp.records import RecordError
 from dpexp.training.averaging import Averaged
-from dpexp.training.gradient import StepOutcome
 from dpexp.training.ledger import OTHER_DATA
+from dpexp.training.outcome import StepOutcome
 from dpexp.training.states import copied, mapped, marks
 from dpexp.types import ConfigError, State
 
