@@ -118,6 +118,8 @@ OTHER_SEEDS = {
     "random.Random": {"dpexp.data.grammar"},
 }
 """Who else seeds what draws: from a generator's own number, or to make or choose data."""
+for of_torch in ("torch.Generator", "manual_seed"):
+    OTHER_SEEDS[of_torch] |= {"dpexp.data.own"}
 OTHER_SEEDS["torch.Generator"] |= {"dpexp.data.task", "dpexp.data.public"}
 # What is held out, stand-in examples that are timed, the moments at which a run is disturbed, and
 # draws that are simulated.

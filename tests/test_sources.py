@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from dpexp import cli, records
-from dpexp.cli import artifact, fingerprints, folders, lookup
+from dpexp.cli import artifact, fingerprints, lookup, named_folders
 from dpexp.types import ConfigError
 from tests.runs import execute
 
@@ -152,8 +152,8 @@ def test_a_folder_of_the_default_name_need_not_be_there(monkeypatch, tmp_path):
     monkeypatch.delenv("DPEXP_MODEL_ROOT", raising=False)
     monkeypatch.chdir(tmp_path)
     config = cli.compose(["method=dpsgd", "task=digits", "profile=embedded"])
-    assert {name: config[name] for name in folders.DEFAULTS} == folders.DEFAULTS
-    folders.require_named(config)
+    assert {name: config[name] for name in named_folders.DEFAULTS} == named_folders.DEFAULTS
+    named_folders.require_named(config)
 
 
 def test_where_there_are_no_data_the_record_is_shown_and_that_is_said(done, tmp_path):

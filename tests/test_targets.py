@@ -16,7 +16,7 @@ HERE = "tests.test_targets"
 PLACES = {
     "model": RGP,
     "method": RGP,
-    "task": RGP,
+    "task": [*RGP, "task.name=mine"],  # else it would be called digits
     "optimizer": RGP,
     "schedule": RGP,
     "public": GEP,

@@ -99,7 +99,8 @@ def test_what_is_installed_plans_the_papers_runs_without_their_data(command, tmp
     [
         (
             ["tabel"],
-            "Expected one of run, table, figure, verify, budget; got tabel. Did you mean table?",
+            "Expected one of run, table, figure, verify, predict, budget; got tabel. "
+            "Did you mean table?",
         ),
         (["run", "method=rpg", "task=digits"], "Did you mean rgp?"),
         (["table", "tabel1", "paper=gep"], "did you mean 'table1'?"),

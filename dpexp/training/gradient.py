@@ -299,7 +299,7 @@ class PrivateGradient:
         seed_default(self._mechanism.root, axis, step)
         total, done = 0.0, 0
         weights = self._method.forward_weights(self._state)
-        draws = self._draws(len(examples), step)
+        draws = self._draws(examples, step)
         for some in examples.micro_batches(indices, micro_batch):
             batch = examples.batch(some).to(self._ranks.device)
             if self._augmentation is not None and draws is not None:
@@ -313,7 +313,7 @@ class PrivateGradient:
             on_part(done / len(indices))
         return total
 
-    def _draws(self, num_examples: int, step: int) -> Tensor | None:
+    def _draws(self, examples: Any, step: int) -> Tensor | None:
         """Return the random numbers of a step's views, one row an example of the whole set.
 
         So no example's views depend on which others are in the batch, nor on the micro-batch.
@@ -321,7 +321,7 @@ class PrivateGradient:
         if self._augmentation is None:
             return None
         gen = generator(self._mechanism.root, "augmentation", step)
-        return self._augmentation.draws(num_examples, gen)
+        return self._augmentation.draws(len(examples), gen)
 
     @torch.no_grad()
     def _take_crafted(self) -> None:
