@@ -21,7 +21,7 @@ from dpexp.reporting.schema.artifact import Column, Row
 FEW = 25
 """Curves with at most this many points have them marked."""
 ASIDE = 7.0
-"""Points between a curve's end and the published one."""
+"""Points between a curve's end, the published one, and the next published one."""
 
 
 def panel(axes: Axes, table: Table, columns: Sequence[Column]) -> None:
@@ -30,6 +30,7 @@ def panel(axes: Axes, table: Table, columns: Sequence[Column]) -> None:
     figure = table.artifact.figure
     axes.set_xscale("log" if figure.log_x else "linear", **_masked(figure.log_x))
     axes.set_yscale("log" if figure.log_y else "linear", **_masked(figure.log_y))
+    num_ends = 0
     for row, look in _looks(table):
         value = table.values[row.key, column.key]
         if value.curve is None:
@@ -37,21 +38,22 @@ def panel(axes: Axes, table: Table, columns: Sequence[Column]) -> None:
         _band(axes, value.curve, look["color"], figure.log_y)
         axes.plot(value.curve.x, value.curve.mean, **look, linewidth=1.6, markersize=4, zorder=3)
         if value.published is not None:
+            num_ends += 1
             axes.update_datalim([(value.curve.x[-1], value.published)])
             axes.plot([value.curve.x[-1]], [value.published], color=look["color"], marker="o",
-                      **HOLLOW, transform=_aside(axes), zorder=4)  # fmt: skip
+                      **HOLLOW, transform=_aside(axes, num_ends), zorder=4)  # fmt: skip
     if not axes.lines:
         axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", color=GREY)
         axes.set_xscale("linear")
         axes.set_yscale("linear")
         axes.set_xticks([])
         axes.set_yticks([])
-    _dress(axes, table, column)
+    _dress(axes, table, column, num_ends)
 
 
-def _aside(axes: Axes) -> Transform:
-    """Return where a published end stands: right of the curve's own, which it must not hide."""
-    return axes.transData + ScaledTranslation(ASIDE / 72, 0, axes.figure.dpi_scale_trans)
+def _aside(axes: Axes, number: int) -> Transform:
+    """Return where a published end stands: right of the curve's own and of those before it."""
+    return axes.transData + ScaledTranslation(ASIDE * number / 72, 0, axes.figure.dpi_scale_trans)
 
 
 def _masked(is_log: bool) -> dict[str, str]:
@@ -86,12 +88,10 @@ def _looks(table: Table) -> list[tuple[Row, dict[str, Any]]]:
     return [(row, looks[row.key]) for row in table.shown_rows()]
 
 
-def _dress(axes: Axes, table: Table, column: Column) -> None:
+def _dress(axes: Axes, table: Table, column: Column, num_ends: int) -> None:
     if axes.lines and not table.artifact.figure.log_x:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    has_end = any(table.values[row.key, column.key].published is not None
-                  for row in table.shown_rows())  # fmt: skip
-    axes.margins(x=0.07 if has_end else 0.03, y=0.08)
+    axes.margins(x=0.03 + 0.04 * num_ends, y=0.08)
     axes.grid(True)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -132,7 +132,7 @@ class Table:
         several = bool(counts) and counts[-1] > 1
         kind = self.artifact.kind
         is_log = self.artifact.figure is not None and self.artifact.figure.log_y
-        spread = "the seeds' range" if is_log else "standard deviation"
+        spread = "range" if is_log else "standard deviation"
         mark, spread = {
             POINTS: ("Filled", f"mean and {spread}"),
             CURVES: ("Lines", f"mean and, as bands, {spread}"),
