@@ -59,7 +59,10 @@ def test_the_papers_multiplier_and_spread_stand_beside_ours(make, conf, lab):
     exports.write(shown, lab.results)
     entries = [page.Entry(replace(shown, values=values), ("plain", "better"), ("small",))]
     text = page.write(entries, lab.results, "embedded").read_text(encoding="utf-8")
-    assert "<th>Noise multiplier</th><th>By the paper&#39;s accountant</th>" in text
+    assert (
+        '<th scope="col">Noise multiplier</th><th scope="col">By the paper&#39;s accountant</th>'
+        in text
+    )
     assert "<td>1.750</td>" in text
     assert '<span class="published">paper 50.0 ± 0.25</span>' in text
 
@@ -90,3 +93,16 @@ def test_what_a_reader_filters_by_is_on_every_article(make, lab):
     for article in articles:
         assert 'data-papers="demo"' in article and 'data-methods="plain better"' in article
         assert "better above plain" in article
+
+
+def test_the_page_leads_to_the_other_profiles_the_audit_and_the_attacks_that_are_there(make, lab):
+    written(make, lab, "paper")
+    folder = lab.results / "embedded"
+    (folder / "lira").mkdir(parents=True)
+    for name in ("audit.md", "lira/odd name.md"):
+        (folder / name).write_text("", encoding="utf-8")
+    _, reader = written(make, lab)
+    beside = [link for link in reader.links if link in ("../paper/index.html", "audit.md")]
+    assert beside == ["../paper/index.html", "audit.md"]
+    assert "lira/odd%20name.md" in reader.links
+    assert not any("quick" in link for link in reader.links)

@@ -29,12 +29,15 @@ class Curve:
         x: [n], ascending.
         mean: [n], over the seeds.
         std: [n], ddof 1; None with a single seed.
+        low, high: [n], the smallest and the largest of the seeds.
         num_seeds: number of seeds.
     """
 
     x: np.ndarray
     mean: np.ndarray
     std: np.ndarray | None
+    low: np.ndarray
+    high: np.ndarray
     num_seeds: int
 
 
@@ -90,7 +93,10 @@ def join(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve:
         raise records.NoSeries("no such series: the seeds' curves have no x in common")
     ys = np.array([[of_one[x] for x in common] for of_one in by_x])
     std = ys.std(axis=0, ddof=1) if len(curves) > 1 else None
-    return Curve(np.array([float(x) for x in common]), ys.mean(axis=0), std, len(curves))
+    return Curve(
+        np.array([float(x) for x in common]), ys.mean(axis=0), std, ys.min(axis=0), ys.max(axis=0),
+        len(curves),
+    )  # fmt: skip
 
 
 def pictures_mean(pictures: Sequence[np.ndarray]) -> np.ndarray:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.legend import Legend
-from matplotlib.lines import Line2D
+from matplotlib.legend_handler import HandlerTuple
 from matplotlib.textpath import text_to_path
 
+from dpexp.reporting.render.legend import Entry
 from dpexp.reporting.render.style import GAP, GREY, INK, MARGIN, WARNING
 from dpexp.reporting.render.table import Table
 
@@ -20,7 +21,7 @@ Text = tuple[str, float, str, str]
 """A line of text with its size in points, colour and weight."""
 
 
-def finish(figure: Figure, table: Table, entries: Sequence[Line2D]) -> None:
+def finish(figure: Figure, table: Table, entries: Sequence[Entry]) -> None:
     """Add title, legend and caption to drawn panels; the figure grows in height.
 
     Args:
@@ -34,13 +35,14 @@ def finish(figure: Figure, table: Table, entries: Sequence[Line2D]) -> None:
     _stack(figure, head, foot, _legend(figure, entries) if entries else None)
 
 
-def _legend(figure: Figure, entries: Sequence[Line2D]) -> Legend:
+def _legend(figure: Figure, entries: Sequence[Entry]) -> Legend:
     """Add the legend in as few rows as fit the figure's width."""
     width = (figure.get_figwidth() - 2 * MARGIN) * figure.dpi
+    labels, handles = zip(*entries, strict=True)
     for rows in range(1, len(entries) + 1):
-        legend = Legend(figure, entries, [entry.get_label() for entry in entries],
-                        ncols=-(-len(entries) // rows), loc="lower center", frameon=False,
-                        fontsize=9.5, columnspacing=1.5, borderpad=0)  # fmt: skip
+        legend = Legend(figure, handles, labels, ncols=-(-len(entries) // rows), frameon=False,
+                        loc="lower center", fontsize=9.5, columnspacing=1.5, borderpad=0,
+                        handler_map={tuple: HandlerTuple(ndivide=None, pad=0.3)})  # fmt: skip
         legend.set_in_layout(False)
         if legend.get_window_extent().width <= width:
             break

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
@@ -83,4 +84,18 @@ def html(entries: Sequence[Entry], profile: str, folder: Path) -> str:
         badges=BADGES,
         so_far=SO_FAR,
         record=RECORD,
+        links=_links(profile, folder),
     )
+
+
+def _links(profile: str, folder: Path) -> list[tuple[str, str]]:
+    """Return what there is beside the page, as words and relative addresses."""
+    pages = sorted(path.parent.name for path in folder.parent.glob(f"*/{PAGE}"))
+    places = [(f"profile {name}", f"../{name}/{PAGE}") for name in pages if name != profile]
+    places += [("audit of the privacy", "audit.md")]
+    places += [
+        (f"membership inference on {path.stem}", f"lira/{path.name}")
+        for path in sorted((folder / "lira").glob("*.md"))
+    ]
+    places += [("README", "../../README.md"), ("decisions", "../../docs/decisions.md")]
+    return [(words, quote(place)) for words, place in places if (folder / place).is_file()]

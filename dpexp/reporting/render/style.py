@@ -26,7 +26,7 @@ STYLE = {
     "svg.hashsalt": "dpexp",  # the same values give the same bytes
 }
 DASHED = {"linestyle": (0, (3, 2)), "linewidth": 1}
-HOLLOW = {**DASHED, "markersize": 8, "markerfacecolor": "none"}
+HOLLOW = {"linestyle": "", "markersize": 6, "markeredgewidth": 1.2, "markerfacecolor": "none"}
 DPI = 150
 PANEL_WIDTH, PANEL_HEIGHT, LEAST_WIDTH = 3.3, 2.4, 6.6  # inches, axes with their labels
 MARGIN, GAP = 0.15, 0.12

@@ -131,9 +131,11 @@ class Table:
         seeds = " to ".join(map(str, counts[:1] + counts[1:][-1:]))
         several = bool(counts) and counts[-1] > 1
         kind = self.artifact.kind
+        is_log = self.artifact.figure is not None and self.artifact.figure.log_y
+        spread = "range" if is_log else "standard deviation"
         mark, spread = {
-            POINTS: ("Filled", "mean and standard deviation"),
-            CURVES: ("Lines", "mean and, as bands, standard deviation"),
+            POINTS: ("Filled", f"mean and {spread}"),
+            CURVES: ("Lines", f"mean and, as bands, {spread}"),
             MAPS: ("Colours", "mean"),
         }[kind]
         measured = f"{mark}: {self.value_label()}"

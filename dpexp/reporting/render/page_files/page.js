@@ -30,6 +30,41 @@
       history.replaceState(null, "", (text ? "?" + text : location.pathname) + location.hash);
     } catch (error) { /* a page opened from a file may not rewrite its address everywhere */ }
   }
+  function key(row, column) {
+    const cell = row.cells[column], text = cell.textContent.trim();
+    const number = Number(cell.dataset.value ?? (text || NaN));
+    return { number, text };
+  }
+  function order(column, sign) {
+    return (one, two) => {
+      const [a, b] = [key(one, column), key(two, column)];
+      const missing = Number.isNaN(a.number) - Number.isNaN(b.number);
+      if (missing) return missing; /* what has no number stays below, either way */
+      if (Number.isNaN(a.number)) return sign * a.text.localeCompare(b.text, "en", { numeric: true });
+      return sign * (a.number - b.number);
+    };
+  }
+  for (const table of document.querySelectorAll("table")) {
+    const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
+    const original = [...body.rows];
+    if (original.length < 2) continue;
+    heads.forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "sort";
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const was = head.getAttribute("aria-sort");
+        const now = { ascending: "descending", descending: "" }[was] ?? "ascending";
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        if (now) head.setAttribute("aria-sort", now);
+        const sign = now === "descending" ? -1 : 1;
+        body.append(...(now ? [...original].sort(order(column, sign)) : original));
+      });
+    });
+  }
+  document.querySelector("form").hidden = false;
   const asked = new URLSearchParams(location.search);
   fields.forEach((field, i) => {
     field.value = asked.get(i ? names[i - 1] : "search") || "";
