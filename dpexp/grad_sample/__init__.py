@@ -1,6 +1,13 @@
 """The tape: hooks on the layers, and one rule per layer type."""
 
-from dpexp.grad_sample import conv1d, conv2d, embedding, linear, norm  # each registers its rule
+from dpexp.grad_sample import (  # each registers its rules
+    conv1d,
+    conv2d,
+    convolutions,
+    embedding,
+    linear,
+    norm,
+)
 from dpexp.grad_sample.rules import rule, rule_of
 from dpexp.grad_sample.settling import Try, settle
 from dpexp.grad_sample.tape import Tape
@@ -10,6 +17,7 @@ __all__ = [
     "Try",
     "conv1d",
     "conv2d",
+    "convolutions",
     "embedding",
     "linear",
     "norm",

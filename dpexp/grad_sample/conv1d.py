@@ -9,23 +9,13 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpexp.grad_sample.conv2d import Geometry, kernel_gradients
+from dpexp.grad_sample.conv2d import Geometry, kernel_gradients, pads_zeros
 from dpexp.grad_sample.rules import rule
-from dpexp.types import ConfigError
 
 
-@rule(nn.Conv1d)
+@rule(nn.Conv1d, fits=pads_zeros)
 def conv1d(layer: nn.Conv1d, x: Tensor, dh: Tensor) -> dict[str, Tensor]:
-    """Return the gradients for x [n, channels, t] and dh [n, outputs, t'].
-
-    Raises:
-        ConfigError: for a padding mode other than zeros.
-    """
-    if layer.padding_mode != "zeros":
-        raise ConfigError(
-            f"Expected zero padding; got padding_mode={layer.padding_mode!r}. "
-            "Pad in the model instead, before the convolution."
-        )
+    """Return the gradients for x [n, channels, t] and dh [n, outputs, t']."""
     if isinstance(layer.padding, str):  # "same" may pad asymmetrically
         x, padding = F.pad(x, layer._reversed_padding_repeated_twice), 0
     else:

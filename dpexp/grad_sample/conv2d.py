@@ -30,7 +30,7 @@ from dpexp.grad_sample.rounding import (
     terms_of,
 )
 from dpexp.grad_sample.rules import rule
-from dpexp.types import ConfigError, Size
+from dpexp.types import Size
 
 
 @dataclass(frozen=True)
@@ -299,6 +299,11 @@ class Conv2dMatrix(Conv2dWeight):
         return super().materialize(x, dh).flatten(2)
 
 
+def pads_zeros(layer: nn.modules.conv._ConvNd) -> bool:
+    """Return whether a convolution pads with zeros, as its rule assumes."""
+    return layer.padding_mode == "zeros"
+
+
 @dataclass(frozen=True)
 class Conv2dGrads:
     """Layer gradients of a Conv2d: x [n, channels, h, w] and dh [n, outputs, h', w']."""
@@ -310,16 +315,7 @@ class Conv2dGrads:
 
     @classmethod
     def read(cls, layer: nn.Conv2d, x: Tensor, dh: Tensor) -> Conv2dGrads:
-        """Return the layer's gradients; a string padding is applied to the input here.
-
-        Raises:
-            ConfigError: for a padding mode other than zeros.
-        """
-        if layer.padding_mode != "zeros":
-            raise ConfigError(
-                f"Expected zero padding; got padding_mode={layer.padding_mode!r}. "
-                "Pad in the model instead, before the convolution."
-            )
+        """Return the layer's gradients; a string padding is applied to the input here."""
         padding = layer.padding
         if isinstance(padding, str):  # "same" may pad asymmetrically
             x, padding = F.pad(x, layer._reversed_padding_repeated_twice), (0, 0)
@@ -374,4 +370,4 @@ class Conv2dGrads:
         return replace(self, dh=factor * self.dh)
 
 
-rule(nn.Conv2d)(Conv2dGrads.read)
+rule(nn.Conv2d, fits=pads_zeros)(Conv2dGrads.read)

@@ -28,10 +28,11 @@ ROWWISE: set[type[nn.Module]] = {nn.Linear, nn.LayerNorm}
 
 
 class Registered(NamedTuple):
-    """A rule, and which of a layer's own parameters it covers."""
+    """A rule, which of a layer's own parameters it covers, and which layers of its type."""
 
     rule: Rule
     parameters: tuple[str, ...]
+    fits: Callable[[Any], bool]
 
 
 _RULES: dict[type[nn.Module], Registered] = {}
@@ -45,6 +46,7 @@ def rule(
     *kinds: type[nn.Module],
     parameters: tuple[str, ...] = ("weight", "bias"),
     is_matrix: bool = False,
+    fits: Callable[[Any], bool] = lambda layer: True,
 ) -> Callable[[Rule], Rule]:
     """Return a decorator that registers a rule for exactly these layer types.
 
@@ -57,6 +59,8 @@ def rule(
         parameters: the layer's own parameters that the rule covers. A layer may lack some of them;
             its other parameters have no rule and cannot train.
         is_matrix: whether low-rank methods reparametrize its `weight`.
+        fits: whether the rule holds for a layer, by its settings; others are run again under
+            torch.func.
 
     Raises:
         ConfigError: if a type already has a rule, or is not a module type.
@@ -76,7 +80,7 @@ def rule(
                     f"{present.__module__}.{present.__qualname__}. Register a subclass of it "
                     "instead."
                 )
-        _RULES.update(dict.fromkeys(kinds, Registered(function, parameters)))
+        _RULES.update(dict.fromkeys(kinds, Registered(function, parameters, fits)))
         if is_matrix:
             MATRICES.update(kinds)
         return function
@@ -100,7 +104,8 @@ def has_rule(kind: type[nn.Module]) -> bool:
 
 def parameters_with_a_rule(layer: nn.Module) -> tuple[str, ...]:
     """Return which of a layer's own parameters its type's rule covers; () where it has none."""
-    return _RULES[type(layer)].parameters if type(layer) in _RULES else ()
+    found = _RULES.get(type(layer))
+    return found.parameters if found is not None and found.fits(layer) else ()
 
 
 def _registered(kind: type[nn.Module], what: str) -> Registered:
@@ -134,7 +139,7 @@ def layer_grads_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor, rows: int
             x, dh = (each.reshape(-1, rows, *each.shape[1:]) for each in (x, dh))
         else:
             return GroupedGrads(layer_grads_of(name, layer, x, dh), rows)
-    function, parameters = _RULES[type(layer)]
+    function, parameters, _ = _RULES[type(layer)]
     result = function(layer, x, dh)
     if not isinstance(result, Mapping):
         return result

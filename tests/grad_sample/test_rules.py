@@ -255,6 +255,75 @@ def test_conv1d_with_same_padding(kernel):
     assert_rule_holds(layer, x, 1, references=(per_example_by_torch_func,))
 
 
+@st.composite
+def of_axes(draw, kinds):
+    """Draw a convolution along some axes, transposed or not, and an input that it fits."""
+    kind, axes = draw(st.sampled_from(kinds))
+    sizes = st.lists(st.integers(1, 3), min_size=axes, max_size=axes).map(tuple)
+    groups, kernel, stride, dilation = draw(st.integers(1, 2)), *(draw(sizes) for _ in range(3))
+    padding = draw(st.lists(st.integers(0, 1), min_size=axes, max_size=axes).map(tuple))
+    is_transposed = "Transpose" in kind.__name__
+    more = {}
+    if is_transposed:
+        more["output_padding"] = tuple(
+            draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)
+        )
+    layer = kind(
+        groups * draw(st.integers(1, 2)),
+        groups * draw(st.integers(1, 2)),
+        kernel,
+        stride,
+        padding,
+        groups=groups,
+        bias=draw(st.booleans()),
+        dilation=dilation,
+        **more,
+    )
+    positions = [draw(st.integers(1, 4)) for _ in range(axes)]
+    for axis in range(axes):
+        reach = dilation[axis] * (kernel[axis] - 1) + 1
+        if is_transposed:
+            length = (positions[axis] - 1) * stride[axis] - 2 * padding[axis] + reach
+            assume(length + more["output_padding"][axis] >= 1)
+        else:
+            assume(positions[axis] + 2 * padding[axis] >= reach)
+    return layer, positions
+
+
+AXES = [
+    (nn.Conv3d, 3),
+    (nn.ConvTranspose1d, 1),
+    (nn.ConvTranspose2d, 2),
+    (nn.ConvTranspose3d, 3),
+]
+
+
+@MANY
+@given(of_axes(AXES), small, seeds)
+def test_convolutions_along_three_axes_and_transposed_ones(drawn, n, seed):
+    layer, positions = drawn
+    x = random_like(torch.empty(n, layer.in_channels, *positions), seed)
+    assert_rule_holds(layer, x, seed, references=(per_example_by_torch_func,))
+
+
+@pytest.mark.parametrize("kernel", [2, 3])
+def test_conv3d_with_same_padding(kernel):
+    layer = nn.Conv3d(2, 3, kernel, padding="same")
+    x = random_like(torch.empty(3, 2, 4, 3, 5), 0)
+    assert_rule_holds(layer, x, 1, references=(per_example_by_torch_func,))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "circular", "replicate"])
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
+def test_other_padding_takes_torch_func(kind, mode):
+    axes = int(kind.__name__[4])
+    if axes == 3 and mode == "reflect":
+        pytest.skip("torch has no batching rule for it")
+    layer = kind(2, 3, 3, padding=1, padding_mode=mode)
+    x = random_like(torch.empty(3, 2, *[4] * axes), 0)
+    assert_rule_holds(layer, x, 1, references=(per_example_by_torch_func,))
+
+
 @MANY
 @given(st.integers(1, 3), st.integers(2, 3), st.lists(st.integers(2, 4), max_size=2), small, seeds)
 def test_group_norm(groups, channels, positions, n, seed):

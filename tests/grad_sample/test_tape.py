@@ -87,14 +87,6 @@ def test_embedding_options_that_mix_examples_are_refused():
             run(nn.Sequential(nn.Embedding(3, 2, **options)), torch.tensor([[0, 1]]))
 
 
-def test_padding_modes_without_a_rule_are_refused():
-    with pytest.raises(ConfigError, match="padding_mode='reflect'"):
-        run(
-            nn.Sequential(nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect")),
-            torch.randn(1, 1, 4, 4),
-        )
-
-
 def test_no_weight_gradient_is_formed_and_the_model_is_given_back():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     x = torch.randn(5, 3)
