@@ -7,6 +7,17 @@ ARGS     ?=
 LAUNCHER ?=
 TORCH    :=
 
+# A word of make's command line that nothing reads would be passed over in silence.
+WORDS := PYTHON PAPER PROFILE ARGS LAUNCHER TORCH
+OTHER := $(strip $(foreach word,$(filter-out $(WORDS) SHELL MAKEFLAGS,$(.VARIABLES)),\
+  $(if $(filter command,$(origin $(word))),$(word))))
+NEAR   = $(shell $(PYTHON) -c 'import difflib, sys; word, *known = sys.argv[1:]; \
+  print(*difflib.get_close_matches(word.upper(), known, 1))' '$(subst ','\'',$(firstword $(OTHER)))' $(WORDS) 2>/dev/null)
+ifneq ($(OTHER),)
+$(error Expected words among $(WORDS); got $(firstword $(OTHER))=.$(if $(NEAR), Did you mean $(NEAR)?) \
+  Overrides go into ARGS: ARGS="epochs=3 results=mine")
+endif
+
 VENV  := .venv$(TORCH:%=-torch-%)
 PY    := $(VENV)/bin/python
 READY := $(VENV)/.ready

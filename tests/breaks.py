@@ -314,4 +314,4 @@ def nothing_is_lost(patch: pytest.MonkeyPatch) -> None:
     """Go on from the checkpoint, whatever was released since and wherever."""
     from dpexp.records import Mark
 
-    patch.setattr(Mark, "taken_up", lambda self, step, surroundings: self)
+    patch.setattr(Mark, "resumed", lambda self, step, surroundings: self)

@@ -59,3 +59,21 @@ def programs():
     started.run(["-c", ""])  # none waits for the libraries of all
     yield started
     started.close()
+
+
+@pytest.fixture
+def shell(tmp_path, programs):
+    """Run `python run.py WORDS` away from the checkout, results and caches of its own."""
+
+    def call(*words, limits=None, **environment):
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "HF_HOME": str(tmp_path / "hub"),
+            "HF_ENDPOINT": "http://127.0.0.1:9",  # nobody answers there: no network
+            **environment,
+        }
+        run_py = str(Path(__file__).resolve().parents[1] / "run.py")
+        return programs.run([run_py, *words], cwd=tmp_path, env=environment, limits=limits)
+
+    return call

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sys
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -113,3 +115,15 @@ def total_of(grads: PerExampleGrads, weights: Tensor | None) -> Tensor:
     total = torch.zeros_like(grads.materialize()[0], memory_format=torch.contiguous_format)
     grads.add_to(total, weights)
     return total
+
+
+@contextmanager
+def own_model(root, module, code, settings):
+    """Put a user's file and the YAML that names it into folders; return the word for these."""
+    (root / "conf" / "model").mkdir(parents=True)
+    (root / "conf" / "model" / "mine.yaml").write_text(settings.format(module=module))
+    (root / f"{module}.py").write_text(code)
+    sys.path.insert(0, str(root))
+    yield f"hydra.searchpath=[file://{root / 'conf'}]"
+    sys.path.remove(str(root))
+    sys.modules.pop(module, None)

@@ -115,7 +115,7 @@ def test_a_ledger_keeps_its_run_whatever_it_notes(tmp_path):
     ledger.rule_out_repeating(5)
     ledger.close()
     assert read_mark(tmp_path).run == "abc"
-    assert read_mark(tmp_path).taken_up(2, {"a": 2}).run == "abc"
+    assert read_mark(tmp_path).resumed(2, {"a": 2}).run == "abc"
 
 
 def test_metrics_are_the_checkpoints_own_whatever_the_file_says(two, tmp_path):

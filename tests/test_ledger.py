@@ -299,7 +299,7 @@ mark = partial(Mark, "data")
 def test_a_run_goes_on_where_nothing_is_released_twice(
     mark, checkpointed, surroundings, goes_on_at
 ):
-    now = mark.taken_up(checkpointed, surroundings)
+    now = mark.resumed(checkpointed, surroundings)
     assert max(checkpointed, now.begun_at) == goes_on_at
     assert now.steps >= max(mark.steps, checkpointed)
 

@@ -1,14 +1,13 @@
 """A model of a user's own whose modules have no rules trains, end to end, and is verified."""
 
 import os
-import sys
 
 import pytest
 
 from dpexp import cli, records
 from dpexp.privacy.verification.record import verify_record
 from dpexp.types import ConfigError
-from tests.runs import one_thread  # noqa: F401 (a fixture)
+from tests.runs import one_thread, own_model  # noqa: F401 (a fixture)
 
 CODE = '''
 """A small ViT for digits, with torch's own attention; tokens and positions held by the model."""
@@ -43,12 +42,8 @@ MATRICES = {"patches.weight", "block.self_attn.out_proj.weight", "block.linear1.
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     root, name = tmp_path_factory.mktemp("mine"), f"vit_{os.getpid()}"
-    (root / "conf" / "model").mkdir(parents=True)
-    (root / "conf" / "model" / "mine.yaml").write_text(YAML.format(module=name))
-    (root / f"{name}.py").write_text(CODE)
-    sys.path.insert(0, str(root))
-    yield f"hydra.searchpath=[file://{root / 'conf'}]"
-    sys.path.remove(str(root))
+    with own_model(root, name, CODE, YAML) as word:
+        yield word
 
 
 @pytest.mark.filterwarnings("ignore")

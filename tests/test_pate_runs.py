@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dpexp import cli, records
+from dpexp.cli.cost_model import CostModel
 from dpexp.distributed.ranks import Ranks
 from dpexp.pate import loop, stages
 from dpexp.pate.stages import assign
@@ -276,9 +277,10 @@ def test_a_run_whose_noise_was_not_drawn_at_every_query_fails(tmp_path):
 
 
 def test_an_estimate_needs_no_run(finished, tmp_path):
-    seconds, megabytes = cli.estimate(cli.compose([*SMALL, f"results={tmp_path}"]))
+    costs = CostModel(tmp_path, "embedded", CPU)
+    cost = costs.cost(cli.compose([*SMALL, f"results={tmp_path}"]))
     took = of(finished)[1]["wall_s"]
-    assert took / 10 < seconds < 10 * took and megabytes > 0
+    assert took / 10 < cost.seconds < 10 * took and cost.megabytes > 0
     assert os.listdir(tmp_path) == []
 
 

@@ -172,6 +172,22 @@ def test_make_hands_its_variables_to_the_artifact_script(target):
     assert wanted in " ".join(done.stdout.split())
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("PROFLE=quick", "got PROFLE=. Did you mean PROFILE?"),
+        ("paper=rgp", "got paper=. Did you mean PAPER?"),
+        ("ARG=plan=true", "got ARG=. Did you mean ARGS?"),
+        ("epochs=3", 'got epochs=. Overrides go into ARGS: ARGS="epochs=3'),
+        ("prof'ile=a", "got prof'ile=. Did you mean PROFILE?"),
+    ],
+)
+def test_make_refuses_words_that_nothing_reads_in_one_line(word, said):
+    done = subprocess.run(["make", "-n", "table3", word], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_torchvision_and_transformers_import_after_dpexp():
     code = (  # whatever of dpexp is imported, the package is first
         "import dpexp.types, torchvision; from transformers import BertModel; "

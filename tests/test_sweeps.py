@@ -8,7 +8,6 @@ import pytest
 from dpexp.cli import sweeps, verbosity
 from dpexp.types import ConfigError
 from tests.runs import execute
-from tests.test_cli import shell  # noqa: F401 (a fixture)
 
 BRIEF = ["task=digits", "profile=embedded", "model=linear", "epochs=0.2"]
 

@@ -11,9 +11,8 @@ import yaml
 
 from dpexp import cli, records
 from dpexp.distributed.ranks import Ranks
-from dpexp.methods.dpsgd import DPSGD
 from dpexp.privacy.sampling import poisson
-from dpexp.training.train import estimate, train
+from dpexp.training.train import train
 from dpexp.types import ConfigError
 from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
 
@@ -206,24 +205,3 @@ def test_without_noise_or_clipping_no_epsilon_is_stated(tmp_path, words):
     assert all(line["epsilon"] is None for line in lines)
     assert any("no privacy" in word for word in privacy["deviations"])
     assert privacy["noise_draws"] == (0 if "noise=false" in words else privacy["steps"])
-
-
-# Estimates
-
-
-class SlowToPrepare(DPSGD):
-    """Takes a fifth of a second before every step, however few examples are drawn."""
-
-    def prepare(self, model, state, public, gen):
-        time.sleep(0.2)
-        return state
-
-
-def test_what_a_step_costs_without_examples_is_estimated_once_a_step():
-    device = torch.device("cpu")
-    words = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "micro_batch=2"]
-    config = cli.compose([*words, "batch_size=300", "epochs=2"])
-    parts = replace(cli.build_parts(config, device), method=SlowToPrepare("all", "head"))
-    seconds, _ = estimate(config, parts, Ranks(0, 1, device))
-    steps = round(2 * 1437 / 300)
-    assert 0.2 * steps < seconds < 0.2 * steps + 20  # not 0.2 s for every four examples: 143 s

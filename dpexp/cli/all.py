@@ -41,15 +41,16 @@ from pathlib import Path
 
 import torch
 
-from dpexp.cli import cost_model, folders, groups
+from dpexp.cli import folders, groups, plan
 from dpexp.cli.arguments import changing, exit_code_of, listed, require_apart, split, whole
 from dpexp.cli.artifact import NAMES, SHARED, exit_code
+from dpexp.cli.cost_model import CostModel, examples
 from dpexp.cli.execution import execute
 from dpexp.cli.launchers import check, launch
 from dpexp.cli.suite import OWN, PAPERS, Suite, choose, natural
 from dpexp.distributed import ranks
 from dpexp.reporting import collect
-from dpexp.reporting.collect import build, cells, plan, workers
+from dpexp.reporting.collect import build, cells, workers
 from dpexp.reporting.render import exports, page
 from dpexp.reporting.schema import spec
 
@@ -104,8 +105,9 @@ def _main(words: Sequence[str]) -> int:
     suite = Suite(mine, request.profile, request.overrides, request.seeds, request.own)
     if request.is_plan:
         print(_opening(suite, artifacts, sum(map(len, suite.missing()))), end="\n\n", flush=True)
-        wanted = suite.wanted()
-        for line in cost_model.plan("Artifact", wanted, _device(request), request.flops):
+        device = _device(request)
+        costs = CostModel(suite.results, suite.profile, device, has_stand_ins=True)
+        for line in plan.hours("Artifact", suite.wanted(), costs, device, request.flops):
             print(line, flush=True)
         return 0
     require_apart(request.overrides, suite.results)
@@ -172,11 +174,11 @@ def _device(request: Request) -> torch.device:
 
 def _longest_first(jobs: Iterable[cells.Job], suite: Suite) -> list[cells.Job]:
     """Sort by what records of their kind took; those without one begin, the largest ahead."""
-    costs = plan.Estimator(suite.results, suite.profile, None)
+    costs = CostModel(suite.results, suite.profile, None)
 
     def key(job: cells.Job) -> tuple[bool, float]:
         seconds = costs.cost(job.config or {}).seconds
-        size = plan.examples(job.config or {})
+        size = examples(job.config or {})
         return (False, -size) if seconds is None else (True, -seconds)
 
     return sorted(jobs, key=key)

@@ -37,8 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpexp import records
-from dpexp.cli import cost_model, folders, groups, lookup
+from dpexp.cli import folders, groups, lookup, plan
 from dpexp.cli.arguments import (
     changing,
     exit_code_of,
@@ -51,12 +50,13 @@ from dpexp.cli.arguments import (
     truth,
 )
 from dpexp.cli.config_cache import Configs
-from dpexp.cli.execution import estimate, execute
+from dpexp.cli.cost_model import CostModel
+from dpexp.cli.execution import execute
 from dpexp.cli.instantiate import admit
 from dpexp.cli.launchers import check, launch
 from dpexp.distributed import ranks
 from dpexp.reporting import collect
-from dpexp.reporting.collect import build, cells, plan
+from dpexp.reporting.collect import build, cells
 from dpexp.reporting.render import exports, table
 from dpexp.reporting.render.terminal import terminal
 from dpexp.reporting.schema import spec, tuned
@@ -312,12 +312,12 @@ def _print_plan(
     print(f"{artifact.place}, profile {request.profile}\n")
     configs = [o.job.config for o in outcomes if o.job.config is not None]
     device = ranks.choose_device(configs[0]["device"] if configs else "auto")
-    if request.profile == "paper":  # too long to time, and the data may not be there
-        wanted: dict[str, list[dict[str, Any]]] = {o.job.name: [] for o in outcomes}
-        for job in build.missing(outcomes):
-            wanted[job.name].append(job.config or {})
-        print(*cost_model.plan("Cell", wanted, device, request.flops), sep="\n")
+    is_paper = request.profile == "paper"  # too long to time, and the data may not be there
+    costs = CostModel(results, request.profile, device, has_stand_ins=is_paper)
+    if not is_paper:
+        print(*plan.cells(outcomes, costs), sep="\n")
         return
-    known = records.describe_device(device)
-    estimator = plan.Estimator(results, request.profile, known, estimate)
-    print(*plan.plan(outcomes, estimator), sep="\n")
+    wanted: dict[str, list[dict[str, Any]]] = {o.job.name: [] for o in outcomes}
+    for job in build.missing(outcomes):
+        wanted[job.name].append(job.config or {})
+    print(*plan.hours("Cell", wanted, costs, device, request.flops), sep="\n")

@@ -1,14 +1,16 @@
-"""What a run costs: steps of a few examples timed on this device, scaled by counted FLOPs.
+"""What a run costs on this device, estimated before it is run.
 
-A run is taken to be
+Where finished runs of its kind left records, a run costs what they did, scaled by epochs times
+examples. Any other is taken to be
 
     steps * (fixed + batch size * per example) + evaluations,
 
 "fixed" being what a step costs without examples (bases, noise, the update) and an evaluation's
-example a third of a training one. Both are timed with a few examples, together with the FLOPs that
-torch counts, and scaled to the run's size; on a CPU the time is that of one core. Neither data nor
-pretrained weights are needed: examples are random, and encoders have the published shapes and
-random weights.
+example a third of a training one. Both are timed with a few examples, and torch counts their FLOPs.
+
+The examples are the run's own, or stand-ins for runs that are too long, or whose data may be
+missing: random examples, and encoders of the published shapes with random weights. On a CPU the
+time is then that of one core. Records count no FLOPs, so that none are read there.
 
 Not counted: encoding features once, attacks and analyses, and what torch counts no FLOPs of.
 """
@@ -17,10 +19,12 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -28,28 +32,28 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dpexp import records
 from dpexp.cli.parts import build_parts
-from dpexp.cli.stand_in import LENGTH, stand_in
-from dpexp.distributed import ranks
-from dpexp.privacy import Mechanism, num_steps
+from dpexp.cli.stand_in import FEW, LENGTH, TEST_SHARE, TOKENS, stand_in
+from dpexp.distributed import memory, ranks
+from dpexp.privacy import Mechanism, num_steps, require_room
+from dpexp.reporting.collect.build import sources
+from dpexp.reporting.collect.outcomes import NO_DATA
 from dpexp.training.gradient import PrivateGradient
-from dpexp.training.micro_batch import AUTO
-from dpexp.training.train import EMPTY, make_mechanism, update
-from dpexp.types import ConfigError, one_line
+from dpexp.training.micro_batch import MicroBatch
+from dpexp.training.train import make_mechanism, on_device, update
+from dpexp.types import ConfigError, MissingData, one_line
 
-FEW = 4
-"""Examples timed on a CPU."""
+ALIKE, TIMED, STAND_IN, CANT_RUN, UNKNOWN = (
+    "records alike", "timed", "stand-in data", "can't run", "unknown",
+)  # fmt: skip
 
-TEST_SHARE = 0.2
-"""Size of test sets over that of training sets (CIFAR-10's), where the data are not there."""
+EMPTY = 1e-12
+"""A batch size at which draws are empty."""
+
+REPEATS = 3
+"""Steps timed by the wall, of which the shortest counts: others may work meanwhile."""
 
 SHRINKS = (20, 40)
 """How many times fewer anchor gradients and basis vectors GEP is measured with."""
-
-TOKENS = {"mnli": 40, "qqp": 32, "qnli": 52, "sst2": 14}
-"""About how many tokens a text of GLUE has on average (ours); of other tasks, `max_length`."""
-
-SUSTAINED = 5e12
-"""FLOP/s of a GPU under private training in float32: about a quarter of an A100's 19.5e12."""
 
 SLOWEST = 1e9
 """FLOP/s of one core below which FLOPs do not explain the time: torch counts none of most work."""
@@ -76,235 +80,319 @@ COUNTED = {
 
 
 class Cost(NamedTuple):
-    """What a part of a run takes on this device."""
+    """What a run, or a part of one, takes on this device.
+
+    Attributes:
+        seconds: wall time, or a core's time on stand-in data; None if unknown.
+        flops: counted by torch; None if they were not counted.
+        megabytes: peak memory; None if unknown.
+        source: how this is known: "records alike", "timed", "stand-in data", "no data",
+            "can't run" or "unknown".
+        why: the sentence behind "no data" and "can't run".
+    """
+
+    seconds: float | None
+    flops: float | None = None
+    megabytes: float | None = None
+    source: str = ""
+    why: str = ""
+
+    def on_gpu(self, pace: float) -> float | None:
+        """Return the seconds of a GPU that sustains `pace` FLOP/s; None if FLOPs do not tell."""
+        if self.flops is None or self.flops < SLOWEST * (self.seconds or 0.0):
+            return None
+        return self.flops / pace
+
+
+def total(costs: Sequence[Cost]) -> Cost:
+    """Return the time and the FLOPs of all that are known."""
+    return Cost(sum(c.seconds or 0.0 for c in costs), sum(c.flops or 0.0 for c in costs))
+
+
+class Work(NamedTuple):
+    """Seconds and FLOPs of a part of a step."""
 
     seconds: float
     flops: float
 
-    def times(self, number: float) -> Cost:
-        """Return the cost of so many."""
-        return Cost(self.seconds * number, self.flops * number)
-
-    def plus(self, other: Cost) -> Cost:
-        """Return the cost of both."""
-        return Cost(self.seconds + other.seconds, self.flops + other.flops)
+    def times(self, number: float) -> Work:
+        """Return the work of so many."""
+        return Work(self.seconds * number, self.flops * number)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step's cost without examples, and that of each example; with which m and k, of GEP."""
+    """A step's work without examples, and that of each example.
 
-    fixed: Cost
-    per_example: Cost
+    Attributes:
+        fixed: without examples.
+        per_example: of each.
+        tested: examples of an evaluation.
+        megabytes: peak memory; None on stand-in data, of which few are held.
+        m, k: anchor gradients and basis vectors, of GEP.
+    """
+
+    fixed: Work
+    per_example: Work
+    tested: float = 0.0
+    megabytes: float | None = None
     m: int = 0
     k: int = 0
 
 
-class Hours:
-    """Costs runs on a device; runs of a kind share one measurement.
+class CostModel:
+    """Estimates what runs cost: from records, else from steps that are timed once a kind."""
 
-    Two runs are of a kind when model and inputs agree, and the method but for its numbers (rank,
-    sparsity): these change a step by less than the estimate is good for. Not so GEP's m and k, in
-    which the cost of its bases is taken to be a m + b m k.
-    """
+    def __init__(
+        self,
+        results: Path,
+        profile: str,
+        device: torch.device | None,
+        has_stand_ins: bool = False,
+    ) -> None:
+        """Read a profile's finished records.
 
-    def __init__(self, device: torch.device) -> None:
-        """Take the device at hand."""
-        self._device = device
+        Args:
+            results: the results folder.
+            profile: the profile's name.
+            device: where runs are timed, and of which records are read. None reads all records
+                and times nothing: enough where only the order matters.
+            has_stand_ins: whether each kind of run is measured on stand-in data, for its FLOPs.
+        """
+        self._device, self._has_stand_ins = device, has_stand_ins
+        self._absent: dict[str, Cost] = {}
         self._steps: dict[str, tuple[Step, ...] | ConfigError] = {}
+        self._alike: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+        here = device and records.describe_device(device)
+        runs = [] if has_stand_ins else sorted((results / profile / "runs").glob("*"))
+        for directory in runs:
+            record = records.read(directory)
+            if record is not None and here in (None, record.result.get("device")):
+                self._add(record)
+
+    def _add(self, record: records.Record) -> None:
+        """Keep a record's seconds an example and megabytes, where it says both."""
+        if record.config.get("analysis"):  # its time would be counted as the steps'
+            return
+        try:
+            seconds = float(record.result["wall_s"]) / examples(record.config)
+            megabytes = float(record.result["peak_memory_mb"])
+        except (KeyError, TypeError, ValueError, ArithmeticError):
+            return
+        self._alike.setdefault(_names(record.config), []).append((seconds, megabytes))
 
     def cost(self, config: dict[str, Any]) -> Cost:
-        """Estimate a run.
+        """Estimate one run; if it can't be done, the cost says why and nothing is raised."""
+        if alike := self._alike.get(_names(config)):
+            seconds, megabytes = zip(*alike, strict=True)
+            return Cost(statistics.median(seconds) * examples(config), None, max(megabytes), ALIKE)
+        if self._device is None:
+            return Cost(None, source=UNKNOWN)
+        if sources(config) in self._absent:
+            return self._absent[sources(config)]
+        try:
+            return self._measured(config, self._device)
+        except MissingData as error:
+            absent = Cost(None, source=NO_DATA, why=one_line(error))
+            return self._absent.setdefault(sources(config), absent)
+        except ConfigError as error:
+            return Cost(None, source=CANT_RUN, why=one_line(error))
+
+    def _measured(self, config: dict[str, Any], device: torch.device) -> Cost:
+        """Scale a kind's step to the run.
 
         Raises:
-            ConfigError: for one that can't be.
+            MissingData: the run's own data are not there.
+            ConfigError: it can't be run, or has a loop that is not known here.
         """
-        size, batch = config["task"]["dataset_size"], config["batch_size"]
         if "loop" in config:
-            return self._teachers(config)
-        step = self._step(config)
-        steps = num_steps(config["epochs"], size, batch, config["privacy"]["sampling"])
-        evaluated = config["epochs"] / config["eval_every"] * TEST_SHARE * size
-        examples = steps * batch + evaluated / 3
-        return step.fixed.times(steps).plus(step.per_example.times(examples))
-
-    def _teachers(self, config: dict[str, Any]) -> Cost:
-        """Cost PATE as so many non-private examples of its student's model."""
-        pate = config["method"]
-        plain = {"_target_": "dpexp.methods.dpsgd.DPSGD", "name": "nonprivate", "train": "all",
-                 "head": config["model"].get("head")}  # fmt: skip
-        step = self._step(
-            {**config, "method": plain, "privacy": {**config["privacy"], "clip": False}}
+            one, steps, count = _teachers(config)
+        else:
+            size, batch, sampling = (
+                config["task"]["dataset_size"], config["batch_size"], config["privacy"]["sampling"]
+            )  # fmt: skip
+            one, steps = config, num_steps(config["epochs"], size, batch, sampling)
+            count = steps * batch
+        step = self._step(one, device)
+        evaluations = 0.0 if "loop" in config else config["epochs"] / config["eval_every"]
+        if not self._has_stand_ins:  # short runs, of which the last evaluation is a large part
+            evaluations = math.ceil(evaluations)
+        fixed = step.fixed.times(steps)
+        rest = step.per_example.times(count + evaluations * step.tested / 3)
+        return Cost(
+            fixed.seconds + rest.seconds,
+            fixed.flops + rest.flops,
+            step.megabytes,
+            STAND_IN if self._has_stand_ins else TIMED,
         )
-        steps = pate["teachers"] * pate["teacher_steps"] + pate["student_steps"]
-        examples = pate["teachers"] * pate["teacher_steps"] * pate["teacher_batch"]
-        examples += pate["student_steps"] * pate["student_batch"]
-        examples += pate["teachers"] * pate["queries"] / 3
-        return step.fixed.times(steps).plus(step.per_example.times(examples))
 
-    def _step(self, config: dict[str, Any]) -> Step:
-        """Scale the kind's measurement to this run's step."""
-        key = _kind(config)
+    def _step(self, config: dict[str, Any], device: torch.device) -> Step:
+        """Return a step of the run, measured once a kind.
+
+        On stand-in data it is scaled to the run's tokens, and to GEP's m and k.
+        """
+        key = _kind(config, self._has_stand_ins)
+        has_anchors = bool(config["method"].get("m") and config["method"].get("k"))
+        shrinks = (SHRINKS if has_anchors else (1,)) if self._has_stand_ins else (None,)
         if key not in self._steps:
-            shrinks = SHRINKS if _has_anchors(config) else (1,)
             try:
-                self._steps[key] = tuple(_measure(config, self._device, s) for s in shrinks)
+                self._steps[key] = tuple(measure(config, device, shrink) for shrink in shrinks)
             except ConfigError as error:
                 self._steps[key] = error
         steps = self._steps[key]
         if isinstance(steps, ConfigError):
             raise steps
         step, task = steps[0], config["task"]
+        if not self._has_stand_ins:
+            return step
         if task.get("max_length"):
             length = min(TOKENS.get(task["name"], task["max_length"]), task["max_length"])
             step = replace(step, per_example=step.per_example.times(length / LENGTH))
-        if _has_anchors(config):
-            step = replace(step, fixed=_bases(steps, config["method"]))
-        return step
+        tested = TEST_SHARE * task["dataset_size"]
+        return replace(
+            step, tested=tested, fixed=bases(steps, config["method"]) if has_anchors else step.fixed
+        )
 
 
-def _bases(steps: Sequence[Step], method: dict[str, Any]) -> Cost:
-    """Solve a m + b m k from two small pairs (m, k), and give it at the method's."""
-    (m1, k1, one), (m2, k2, two) = [(step.m, step.k, step.fixed) for step in steps]
-    per_pair = max(0.0, one.flops / m1 - two.flops / m2) / (k1 - k2)
-    per_anchor = max(0.0, one.flops / m1 - per_pair * k1)
-    flops = method["m"] * (per_anchor + per_pair * method["k"])
-    return Cost(flops * one.seconds / max(one.flops, 1.0), flops)
+def _teachers(config: dict[str, Any]) -> tuple[dict[str, Any], int, float]:
+    """Return PATE as non-private steps of its student's model: one's config, steps and examples."""
+    pate = config["method"]
+    if "teachers" not in pate:
+        raise ConfigError(f"No cost is known of loop={config['loop']}: a plan leaves it out.")
+    plain = {"_target_": "dpexp.methods.dpsgd.DPSGD", "name": "nonprivate", "train": "all",
+             "head": config["model"].get("head")}  # fmt: skip
+    quiet = {**config["privacy"], "clip": False, "noise": False, "eps": None}
+    student = {key: value for key, value in config.items() if key != "loop"}
+    student |= {"method": plain, "privacy": quiet, "batch_size": pate["student_batch"]}
+    steps = pate["teachers"] * pate["teacher_steps"] + pate["student_steps"]
+    count = pate["teachers"] * pate["teacher_steps"] * pate["teacher_batch"]
+    count += pate["student_steps"] * pate["student_batch"]
+    count += pate["teachers"] * pate["queries"] / 3
+    return student, steps, count
 
 
-def _has_anchors(config: dict[str, Any]) -> bool:
-    return bool(config["method"].get("m") and config["method"].get("k"))
+def _names(config: dict[str, Any]) -> tuple[str, ...]:
+    """Return what has to agree for a record to tell what another run costs per example."""
+    return tuple(str(config[group]["name"]) for group in ("method", "model", "task"))
 
 
-def _kind(config: dict[str, Any]) -> str:
+def examples(config: dict[str, Any]) -> float:
+    """Return how many examples a run goes through: epochs times the declared training set size."""
+    return float(config["epochs"]) * float(config["task"]["dataset_size"])
+
+
+def _kind(config: dict[str, Any], is_stand_in: bool) -> str:
+    """Return what has to agree for two runs to share a measured step.
+
+    A method's numbers (rank, sparsity) need not: they change a step by less than the estimate is
+    good for. Not so GEP's m and k, which only stand-in data are scaled by.
+    """
     task, method = config["task"], config["method"]
     words = {k: v for k, v in method.items() if isinstance(v, str | bool | None) and k != "name"}
     model = {k: v for k, v in config["model"].items() if k != "model_root"}
     inputs = [task.get(key) for key in ("input_shape", "max_length")]
-    if not any(inputs):
+    if not is_stand_in:
+        inputs += [task, method.get("m"), method.get("k"), config["micro_batch"]]
+    elif not any(inputs):
         inputs = [task["name"]]
+    more = [config.get(group) for group in ("augmentation", "clipping")]
     clip = config["privacy"]["clip"]
-    return json.dumps([words, model, inputs, "features" in config, clip], sort_keys=True)
+    return json.dumps([words, model, inputs, "features" in config, clip, more], sort_keys=True)
 
 
-def _measure(config: dict[str, Any], device: torch.device, shrink: int) -> Step:
-    small = stand_in(config, shrink)
-    if "channels_last" in small["model"]:  # operations of kernels in C are not counted
-        small["model"]["channels_last"] = False
-    parts = build_parts(small, device)
+def bases(steps: Sequence[Step], method: dict[str, Any]) -> Work:
+    """Solve GEP's a m + b m k from two small pairs (m, k); return it at the method's."""
+    (m1, k1, one), (m2, k2, two) = [(step.m, step.k, step.fixed) for step in steps]
+    per_pair = max(0.0, one.flops / m1 - two.flops / m2) / (k1 - k2)
+    per_anchor = max(0.0, one.flops / m1 - per_pair * k1)
+    flops = method["m"] * (per_anchor + per_pair * method["k"])
+    return Work(flops * one.seconds / max(one.flops, 1.0), flops)
+
+
+def measure(config: dict[str, Any], device: torch.device, shrink: int | None) -> Step:
+    """Time a step on an empty draw and one of a few examples, and count their FLOPs.
+
+    Args:
+        config: of the run.
+        device: at hand.
+        shrink: how many times fewer anchor gradients and basis vectors GEP has on stand-in data;
+            None: the run's own data.
+
+    Raises:
+        MissingData: the run's own data are not there.
+        ConfigError: the run can't be done, or has no stand-in.
+    """
+    small = config if shrink is None else stand_in(config, shrink)
+    memory.reset_peak(device)
+    parts, alone = build_parts(small, device), ranks.Ranks(0, 1, device)
     model, method, task = parts.model, parts.method, parts.task
     state = method.start(model)
-    quiet = {**config["privacy"], "noise": False, "eps": None}
-    alone = ranks.Ranks(0, 1, device)
-    sized = {**config, "privacy": quiet, "batch_size": FEW, "epochs": 1}
-    mechanism = replace(
-        make_mechanism(sized, config["task"]["dataset_size"], method, state, alone),
-        noise=True,
-        noise_multiplier=0.0,  # drawn all the same; over an empty batch it would be all there is
-    )
-    weights = [p for n, p in model.named_parameters() if n in method.trainable(model)]
-    optimizer = parts.make_optimizer(weights)
-    examples = task.train
-    micro_batch = FEW if config["micro_batch"] == AUTO else config["micro_batch"]
+    mechanism = make_mechanism(small, config["task"]["dataset_size"], method, state, alone)
+    require_room(mechanism, next(model.parameters()).dtype, config)
+    held = on_device(task.train, device)
+    micro_batch = MicroBatch(small, parts, state, mechanism, alone).settle(0, held)
+    is_few = shrink is not None and device.type == "cpu"
+    num = FEW if is_few else _two_micro_batches(held, micro_batch, config["batch_size"])
+    num = min(num, config["batch_size"])
+    # Noise is drawn but times zero: over an empty batch it would be all there is.
+    mechanism = replace(mechanism, noise=config["privacy"]["noise"], noise_multiplier=0.0)
+    trained = method.trainable(model)
+    optimizer = parts.make_optimizer([p for n, p in model.named_parameters() if n in trained])
+    clock, repeats = _clock(device, is_of_core=is_few), 1 if is_few else REPEATS
 
-    def timed(part: Mechanism) -> Cost:
+    def timed(part: Mechanism) -> Work:
         with PrivateGradient(
-            model, method, part, alone, micro_batch, task.public, task.loss
-        ) as gradient:
-            gradient(state, examples, 0)  # the first of a shape also waits for kernels and memory
-            began = _clock(device)
+            model, method, part, alone, micro_batch, task.public, task.loss,
+            parts.augmentation, parts.clipping,
+        ) as gradient:  # fmt: skip
             with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
-                outcome = gradient(state, examples, 1)
-                update(model, optimizer, outcome.gradients)
-            return Cost(_clock(device) - began, counter.get_total_flops())
+                first = gradient(state, held, 0)  # which also waits for kernels and memory
+                update(model, optimizer, first.gradients)
+            seconds = []
+            for step in range(1, 1 + repeats):
+                began = clock()
+                update(model, optimizer, gradient(first.state, held, step).gradients)
+                seconds.append(clock() - began)
+            return Work(min(seconds), counter.get_total_flops())
 
-    num = min(FEW if device.type == "cpu" else 2 * micro_batch, config["batch_size"])
-    with _one_thread(device):
+    with _one_thread() if is_few else nullcontext():
         fixed = timed(replace(mechanism, batch_size=EMPTY, sampling="poisson"))
         both = timed(replace(mechanism, batch_size=num, sampling="shuffle"))
-    per_example = Cost(max(0.0, both.seconds - fixed.seconds), both.flops - fixed.flops)
+    per_example = Work(max(0.0, both.seconds - fixed.seconds), both.flops - fixed.flops)
     m, k = (small["method"].get(key) or 0 for key in ("m", "k"))
-    return Step(fixed, per_example.times(1 / num), m, k)
+    tested = len(task.test) + sum(map(len, task.also.values()))
+    peak = memory.peak_mb(device) if shrink is None else None
+    return Step(fixed, per_example.times(1 / num), tested, peak, m, k)
 
 
-def _clock(device: torch.device) -> float:
-    """Read wall time on a GPU; on a CPU that of this process, whatever else is running."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _two_micro_batches(held: Any, micro_batch: int, most: int) -> int:
+    """Return how many examples fill two micro-batches; for texts, more than twice the size."""
+    size = 2 * micro_batch
+    while size < most:
+        some = torch.arange(min(size, len(held)))
+        if len(list(held.micro_batches(some, micro_batch))) > 1:
+            break
+        size *= 2
+    return min(size, most)
+
+
+def _clock(device: torch.device, is_of_core: bool) -> Callable[[], float]:
+    """Return a clock: of this process on one core, whatever else is running, or of the wall."""
+
+    def wall() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         return time.perf_counter()
-    return time.process_time()
+
+    return time.process_time if is_of_core else wall
 
 
 @contextmanager
-def _one_thread(device: torch.device) -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     """Compute on one core meanwhile, so that processor time is that of a core."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if device.type == "cpu" else before)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def plan(
-    what: str,
-    wanted: Mapping[str, Sequence[dict[str, Any]]],
-    device: torch.device,
-    flops: float | None,
-) -> Iterator[str]:
-    """Return a table in Markdown, line by line: hours that the runs of each take, and the total.
-
-    A run that several share counts for the first of them.
-
-    Args:
-        what: the names are of, "Artifact" or "Cell".
-        wanted: name -> configs of the runs to do.
-        device: at hand.
-        flops: FLOP/s that a GPU sustains, to turn FLOPs into GPU-hours on a CPU; None: `SUSTAINED`.
-    """
-    hours, total = Hours(device), Cost(0.0, 0.0)
-    seen: set[str] = set()
-    unknown: dict[str, str] = {}
-    is_gpu = device.type == "cuda"
-    pace = flops or SUSTAINED
-    yield f"| {what} | Runs | {'GPU' if is_gpu else 'Core'}-hours here | PFLOP |" + (
-        "" if is_gpu else " GPU-hours |"
-    )
-    yield "| --- | ---: | ---: | ---: |" + ("" if is_gpu else " ---: |")
-
-    def line(name: str, runs: int, cost: Cost) -> str:
-        is_counted = cost.flops >= SLOWEST * cost.seconds
-        more = "" if is_gpu else f" {_hours(cost.flops / pace) if is_counted else '–'} |"
-        return f"| {name} | {runs} | {_hours(cost.seconds)} | {_petaflops(cost)} |{more}"
-
-    for name, configs in wanted.items():
-        fresh = {records.run_id(config): config for config in configs}
-        fresh = {run_id: config for run_id, config in fresh.items() if run_id not in seen}
-        seen |= set(fresh)
-        cost = Cost(0.0, 0.0)
-        for config in fresh.values():
-            try:
-                cost = cost.plus(hours.cost(config))
-            except ConfigError as error:
-                unknown[one_line(error)] = name
-        total = total.plus(cost)
-        yield line(name, len(fresh), cost)
-    yield line("**total**", len(seen), total)
-    yield ""
-    yield f"Device: {records.describe_device(device)}{'' if is_gpu else ', one core of it'}."
-    if not is_gpu:
-        yield (
-            f"No GPU is here: GPU-hours are FLOPs at {pace:.3g} FLOP/s; flops= sets another pace. "
-            "–: torch counts no FLOPs of most of the work."
-        )
-    yield from (f"Not in it, {name}: {why}" for why, name in unknown.items())
-
-
-def _petaflops(cost: Cost) -> str:
-    number = cost.flops / 1e15
-    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
-
-
-def _hours(seconds: float) -> str:
-    hours = seconds / 3600
-    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"

@@ -77,12 +77,14 @@ def explain(error: Exception) -> str:
 
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.partition("/")
+        if group == "hydra" and "/" in name:
+            folder, _, name = name.partition("/")
+            group = f"hydra/{folder}"
         theirs = [option for option in error.options or () if not option.startswith("auto")]
         options = sorted({*options_of(group), *theirs})
-        kind, _, plugin = name.partition("/")
-        if group == "hydra" and plugin in EXTRAS:
-            extra = EXTRAS[plugin]
-            return f"The {kind} {plugin} is not installed. It needs: pip install -e '.[{extra}]'."
+        if group.startswith("hydra/") and name in EXTRAS:
+            kind, extra = group.removeprefix("hydra/"), EXTRAS[name]
+            return f"The {kind} {name} is not installed. It needs: pip install -e '.[{extra}]'."
         if not group or not options:
             return one_line(error)
         return f"Expected {group} to be one of {', '.join(options)}; got {group}={name}." + nearest(

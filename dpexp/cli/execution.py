@@ -41,15 +41,6 @@ def with_weights(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "weights": KEEP} if config["weights"] == AUTO else config
 
 
-def estimate(config: dict[str, Any]) -> tuple[float, float]:
-    """Estimate a run's seconds and peak megabytes on this machine from a few real steps."""
-    from dpexp.distributed import ranks
-
-    device = ranks.choose_device(config["device"])
-    parts = build_parts(config, device)
-    return loop_of(config).estimate(config, parts, ranks.Ranks(0, 1, device))
-
-
 def _work_as_first_says(ranks: Any, config: dict[str, Any]) -> None:
     """Do what one of torchrun's ranks has to; the others may not see the first one's disk."""
     from dpexp import records

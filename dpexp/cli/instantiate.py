@@ -180,10 +180,10 @@ def parameters(place: str, node: Mapping[str, Any]) -> Mapping[str, inspect.Para
 
 
 def loop_of(config: Mapping[str, Any]) -> Any:
-    """Import the module whose `train` and `estimate` do the work; a method names its own.
+    """Import the module whose `train` does the work; a method names its own.
 
     Raises:
-        ConfigError: if it cannot be imported, or lacks one of them.
+        ConfigError: if it cannot be imported, or has no `train`.
     """
     from dpexp.types import ConfigError
 
@@ -191,15 +191,13 @@ def loop_of(config: Mapping[str, Any]) -> Any:
     reason = ""
     try:
         loop = importlib.import_module(str(name))
-        if hasattr(loop, "train") and hasattr(loop, "estimate"):
+        if hasattr(loop, "train"):
             return loop
     except (Exception, SystemExit) as error:
         if _is_ours(name) and not isinstance(error, ImportError):
             raise
         reason = f" ({_named_reason(error)})"
-    raise ConfigError(
-        f"Expected loop to be a module with train and estimate; got loop={name}{reason}."
-    )
+    raise ConfigError(f"Expected loop to be a module with train; got loop={name}{reason}.")
 
 
 def said(node: Any) -> Any:

@@ -192,22 +192,15 @@ def _of_torchvision(name: str) -> nn.Module:
 
 def architectures() -> list[Architecture]:
     """Return all that are tried."""
-    of_texts = [
-        Architecture(
-            name,
-            partial(_of_transformers, name, settings, "SequenceClassification", "input_ids"),
-            is_text=True,
-        )
-        for name, settings in TEXTS.items()
-    ]
-    of_images = [
-        Architecture(
-            name,
-            partial(_of_transformers, name, settings, "ImageClassification", "pixel_values"),
-            is_text=False,
-        )
-        for name, settings in IMAGES.items()
-    ]
+
+    def of_library(known: Any, task: str, argument: str, is_text: bool) -> list[Architecture]:
+        return [
+            Architecture(name, partial(_of_transformers, name, settings, task, argument), is_text)
+            for name, settings in known.items()
+        ]
+
+    of_texts = of_library(TEXTS, "SequenceClassification", "input_ids", is_text=True)
+    of_images = of_library(IMAGES, "ImageClassification", "pixel_values", is_text=False)
     recurrent = [
         Architecture(kind.__name__, partial(Recurrent, kind), is_text=True)
         for kind in (nn.LSTM, nn.GRU)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dpexp.data import Task
 from dpexp.data.regression import squared_error
+from dpexp.training.micro_batch import AUTO
 from dpexp.types import Batch, ConfigError
 
 LENGTH = 32
@@ -31,6 +32,15 @@ VOCABULARY = 1000
 LEAST = 320
 """Anchor gradients and basis vectors that GEP is taken to have at least, undivided (ours)."""
 
+FEW = 4
+"""Examples timed on a CPU."""
+
+TEST_SHARE = 0.2
+"""Size of test sets over that of training sets (CIFAR-10's)."""
+
+TOKENS = {"mnli": 40, "qqp": 32, "qnli": 52, "sst2": 14}
+"""About how many tokens a text of GLUE has on average (ours); of other tasks, `max_length`."""
+
 HELD = 64
 """Random examples held."""
 
@@ -39,7 +49,7 @@ FEATURES, LOANS = 2048, 100
 
 
 def stand_in(given: dict[str, Any], shrink: int) -> dict[str, Any]:
-    """Change a config so that neither data nor pretrained weights are asked for.
+    """Return a config of the same work that asks for neither data, weights nor a budget.
 
     Args:
         given: a run's plain config.
@@ -64,7 +74,12 @@ def stand_in(given: dict[str, Any], shrink: int) -> dict[str, Any]:
         task["input_shape"] = [FEATURES]
     if model.get("repo"):
         model = _encoder(model)
+    if "channels_last" in model:  # operations of kernels in C are not counted
+        model["channels_last"] = False
+    privacy = {**config["privacy"], "noise": False, "eps": None}  # calibrated for nothing
+    micro_batch = FEW if config["micro_batch"] == AUTO else config["micro_batch"]
     changed = {**config, "method": method, "task": task, "model": model}
+    changed |= {"privacy": privacy, "micro_batch": micro_batch}
     if "public" in config:
         size = method.get("m", config["public"].get("size", 0)) or 0
         changed["public"] = {"_target_": "dpexp.cli.stand_in.public", "size": size}

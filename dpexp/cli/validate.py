@@ -82,9 +82,9 @@ WORDS = {
 
 
 def check_names(overrides: Sequence[str]) -> None:
-    """Refuse to rename a chosen option, since records and tables show its name.
+    """Refuse a block that does not exist, and to rename a chosen option.
 
-    An option with another `_target_` may have a name of its own.
+    Records and tables show an option's name. One with another `_target_` may have its own.
 
     Args:
         overrides: of the command line.
@@ -92,6 +92,7 @@ def check_names(overrides: Sequence[str]) -> None:
     Raises:
         ConfigError: naming the word.
     """
+    blocks.require_known(overrides)
     places = [word.lstrip("+~").partition("=")[0] for word in overrides]
     for place, word in zip(places, overrides, strict=True):
         group, dot, key = place.rpartition(".")

@@ -13,19 +13,19 @@ from dpexp.pate.votes import NoisyVotes
 from dpexp.privacy import PrivacyError
 from dpexp.records import Ledger, Mark, Run, read_mark
 from dpexp.training.ledger import difference, read_ledger
-from dpexp.training.lifecycle import Lifecycle, TakenUp
+from dpexp.training.lifecycle import Lifecycle, Resumed
 from dpexp.training.parts import Parts
 from dpexp.training.states import mapped
 from dpexp.training.train_state import TrainState
 
 
-def take_up(
+def open_ledger(
     mechanism: NoisyVotes,
     data: str,
     run: Run,
     position: Mapping[str, Any],
     surroundings: dict[str, Any] | None,
-) -> TakenUp:
+) -> Resumed:
     """Open the run's budget ledger, which counts queries asked.
 
     Teachers answer a second time only if their answers are the same bit for bit.
@@ -43,24 +43,24 @@ def take_up(
     """
     step = position.get("step", 0)
     if not mechanism.noise:
-        return TakenUp(None, step)
+        return Resumed(None, step)
     if mechanism.noise == "secret":
         surroundings = None
     if "answers" in position.get("state", {}):
         # A lost ledger's surroundings are unknown.
         mark = read_mark(run.directory) or Mark(data, 0, run=run.id)
-        return TakenUp(Ledger(run.directory, mark, is_durable=True), step)
+        return Resumed(Ledger(run.directory, mark, is_durable=True), step)
     mark = read_ledger(run, data, is_needed=False)
     if mark is None or not mark.steps:
         mark = Mark(data, 0, surroundings=surroundings, run=run.id)
-    elif mark.taken_up(0, surroundings) != mark:
+    elif mark.resumed(0, surroundings) != mark:
         why = difference(mark.surroundings, surroundings)
         raise PrivacyError(
             f"Expected budget left for {run.directory}; its teachers have answered, and their "
             f"answers can neither be read nor given again exactly ({why}). Set seed to begin "
             "another run, with another budget."
         )
-    return TakenUp(Ledger(run.directory, mark, is_durable=True), step)
+    return Resumed(Ledger(run.directory, mark, is_durable=True), step)
 
 
 def answered_once(
@@ -95,13 +95,13 @@ def answered_once(
         kept = {**kept, "votes": kept["votes"] + ballot, "teachers": kept["teachers"] + 1}
         state.method_state = kept
         state.examples += examples
-        state.hold()
+        state.snapshot()
         run.count(examples)
         run.save_if_due()
     answers = ask(kept["votes"], mechanism)
     state.method_state = {**kept, "answers": vars(answers)}
     state.noise_draws = sum(answers.draws.values())
-    state.hold()
+    state.snapshot()
     run.save()  # before anything of them leaves
     run.note(answers.asked)
     return kept["votes"], answers

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,14 +16,14 @@ from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample.freezing import trains
 from dpexp.methods.selection import all_parameters
-from dpexp.pate.answering import answered_once, take_up
+from dpexp.pate.answering import answered_once, open_ledger
 from dpexp.pate.settings import PATE
-from dpexp.pate.stages import Answers, ballots, learn
+from dpexp.pate.stages import Answers, learn
 from dpexp.pate.votes import NoisyVotes, build_votes
 from dpexp.privacy import verify
 from dpexp.privacy.certificate import TEST_HALF, UNRELEASED, UNSAID, learnt_from_data
 from dpexp.privacy.seeds import generator
-from dpexp.training.judging import evaluate, judge
+from dpexp.training.judging import judge
 from dpexp.training.lifecycle import Lifecycle
 from dpexp.training.numbers import check_checkpoint
 from dpexp.training.optimizers import check_optimizer, set_rates
@@ -36,9 +34,6 @@ from dpexp.training.train_state import TrainState
 from dpexp.types import ConfigError
 
 log = logging.getLogger("dpexp")
-
-TIMED_STEPS = 3
-"""Of the student, in an estimate (ours)."""
 
 EVALUATIONS = 5
 """Of the student, evenly spread (ours)."""
@@ -73,7 +68,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     steps = pate.teachers + pate.student_steps
     with Lifecycle(config, mechanism, state, ranks, steps) as run:
         announce(mechanism, pate, trainable)
-        run.resume(partial(take_up, mechanism, task.fingerprint))
+        run.resume(partial(open_ledger, mechanism, task.fingerprint))
         votes, answers = answered_once(run, state, parts, mechanism, queries, ranks.device)
         log.info("%d queries asked, %d answered", answers.asked, len(answers.labels))
         lessons = replace(queries.take(answers.answered), targets=answers.labels)
@@ -158,7 +153,7 @@ def teach(
         state.step += 1
         state.drawn += 1  # a batch, whose mean loss was added
         state.examples += pate.student_batch
-        state.hold()
+        state.snapshot()
         run.count(pate.student_batch)
         evaluate_if_due()
         run.save_if_due()
@@ -278,30 +273,3 @@ def judged(votes: Tensor, answers: Answers, truth: Tensor) -> dict[str, Any]:
         answered = (answers.labels == truth[answers.answered]).double().mean()
         said["label_accuracy"] = round(100 * float(answered), 2)
     return said
-
-
-def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
-    """Return a run's time, scaled from one teacher, a few student steps and one evaluation.
-
-    Returns:
-        Seconds for the run, and the peak memory in MB.
-    """
-    memory.reset_peak(ranks.device)
-    pate, device = parts.method, ranks.device
-    mechanism, queries, task = make_mechanism(config, parts, ranks)
-    lessons = replace(queries, targets=torch.zeros_like(queries.targets))
-    optimizer = parts.make_optimizer([w for w in parts.model.parameters() if trains(w)])
-    first = ballots(pate, mechanism, task, queries, device, (0, 0))
-    next(first)  # which also waits
-    times = [time.perf_counter()]
-    next(first)
-    times.append(time.perf_counter())
-    for step in range(TIMED_STEPS):
-        learn(parts, optimizer, lessons, 0, step, device)
-    times.append(time.perf_counter())
-    evaluate(parts.model, task.test, device, task.score)
-    times.append(time.perf_counter())
-    teacher, student, evaluation = (b - a for a, b in pairwise(times))
-    steps = student * pate.student_steps / TIMED_STEPS
-    seconds = teacher * pate.teachers + steps + evaluation * EVALUATIONS
-    return seconds, memory.peak_mb(device)

@@ -42,7 +42,7 @@ class Mark:
     surroundings: Mapping[str, Any] | None = None
     run: str = ""
 
-    def taken_up(self, step: int, surroundings: Mapping[str, Any] | None) -> Mark:
+    def resumed(self, step: int, surroundings: Mapping[str, Any] | None) -> Mark:
         """Return the mark of a killed run that resumes at `begun_at`, or its checkpoint if later.
 
         A step repeated bit for bit releases nothing new. A step that differs, even by rounding,

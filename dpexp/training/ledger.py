@@ -37,7 +37,7 @@ OTHER_DATA = (
 )
 
 
-def take_up(
+def open_ledger(
     run: Run,
     mechanism: Mechanism,
     step: int | None,
@@ -71,7 +71,7 @@ def take_up(
     mark = read_ledger(run, data, is_needed=step is not None)
     if mark is None:
         mark = Mark(data, begun, begun, begun, surroundings, run.id)
-    now = mark.taken_up(begun, surroundings)
+    now = mark.resumed(begun, surroundings)
     next_step = max(begun, now.begun_at)
     why = difference(mark.surroundings, surroundings)
     if step is None and next_step >= mechanism.num_steps:

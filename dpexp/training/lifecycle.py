@@ -43,7 +43,7 @@ class Released(Protocol):
         """Return the values that a checkpoint must match to be resumed."""
 
 
-class TakenUp(NamedTuple):
+class Resumed(NamedTuple):
     """Where a run continues.
 
     Attributes:
@@ -57,7 +57,7 @@ class TakenUp(NamedTuple):
     micro_batch: int = 0
 
 
-TakeUp = Callable[[Run, Mapping[str, Any], dict[str, Any] | None], TakenUp]
+OpenLedger = Callable[[Run, Mapping[str, Any], dict[str, Any] | None], Resumed]
 """Opens a run's budget ledger, given the run, its checkpoint's position ({} without one) and its
 surroundings (`surroundings_of`)."""
 
@@ -131,14 +131,14 @@ class Lifecycle:
             if self._logger is not None:
                 self._logger.close(exit_code=0 if kind is None else 1)
 
-    def resume(self, take_up: TakeUp) -> None:
+    def resume(self, open_ledger: OpenLedger) -> None:
         """Resume from the run's checkpoint if there is one, alike on every rank.
 
         Steps after it that may have been released and cannot be repeated exactly are lost. They
         are accounted for, their batches are not drawn again, and the run continues after them.
 
         Args:
-            take_up: opens the budget ledger, on rank 0.
+            open_ledger: opens the budget ledger, on rank 0.
 
         Raises:
             ConfigError: if the data changed since the run began.
@@ -147,7 +147,7 @@ class Lifecycle:
         """
         state, ranks = self._state, self._ranks
         self.surroundings = surroundings_of(self._config, state.data, state.model, ranks)
-        found = None if self._run is None else self._find(self._run, take_up)
+        found = None if self._run is None else self._find(self._run, open_ledger)
         saved, next_step, micro_batch = ranks.from_first(found)
         if saved is not None:
             state.restore(saved, ranks.device)
@@ -155,12 +155,12 @@ class Lifecycle:
                 self._run.restore_metrics(state.metrics)
                 log.info("resumed at step %d", state.step)
         state.micro_batch = micro_batch
-        state.pass_over(next_step)
+        state.skip_to(next_step)
         self.start_from(next_step)
         self._taken_up = time.monotonic() - state.wall_s
-        state.hold(has_observed=True)
+        state.snapshot(has_observed=True)
 
-    def _find(self, run: Run, take_up: TakeUp) -> tuple[dict[str, Any] | None, int, int]:
+    def _find(self, run: Run, open_ledger: OpenLedger) -> tuple[dict[str, Any] | None, int, int]:
         """Return the saved state, the next step and the micro-batch from checkpoint and ledger."""
         saved = None
         if run.status == "resume":
@@ -171,7 +171,7 @@ class Lifecycle:
                 checkpoint.require(run.checkpoint_path, saved, self._identity(run))
                 self._state.require_complete(saved, run.checkpoint_path)
         position = {} if saved is None else saved["position"]
-        self._ledger, next_step, micro_batch = take_up(run, position, self.surroundings)
+        self._ledger, next_step, micro_batch = open_ledger(run, position, self.surroundings)
         return saved, next_step, micro_batch
 
     def _identity(self, run: Run) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class Lifecycle:
 
     def before_update(self) -> None:
         """Mark the state as inconsistent: an update begins, and ends at `after_step`."""
-        self._state.let_go()
+        self._state.invalidate()
 
     def after_step(self, outcome: StepOutcome) -> None:
         """Count a step whose update has been applied."""
@@ -249,7 +249,7 @@ class Lifecycle:
 
     def after_evaluation(self) -> None:
         """Count an evaluation, with its line and analyses; a failed one is repeated on resuming."""
-        self._state.hold(has_observed=True)
+        self._state.snapshot(has_observed=True)
         self._is_unsaved = self._state.step > 0
 
     def save_if_due(self, is_needed: bool = False) -> None:

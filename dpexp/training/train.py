@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +20,8 @@ from dpexp.records import ANALYSIS, SCORES, Run
 from dpexp.training.averaging import Averaged
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.judging import judge
-from dpexp.training.ledger import take_up
-from dpexp.training.lifecycle import Lifecycle, TakenUp
+from dpexp.training.ledger import open_ledger
+from dpexp.training.lifecycle import Lifecycle, Resumed
 from dpexp.training.micro_batch import MicroBatch
 from dpexp.training.numbers import check_checkpoint, check_numbers
 from dpexp.training.observation import Observers
@@ -36,8 +34,6 @@ from dpexp.training.train_state import TrainState
 from dpexp.types import Method, State
 
 log = logging.getLogger("dpexp")
-
-EMPTY = 1e-12  # a batch size at which draws are empty, to time a step without examples
 
 
 def train(config: dict, parts: Parts, ranks: Ranks) -> None:
@@ -80,12 +76,12 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         examples = on_device(task.train, ranks.device)
         sizes = MicroBatch(config, parts, start, mechanism, ranks)
 
-        def settle(directory: Run, before: Mapping, surroundings: dict | None) -> TakenUp:
+        def settle(directory: Run, before: Mapping, surroundings: dict | None) -> Resumed:
             size = sizes.settle(before.get("micro_batch", 0), examples)
             if surroundings is not None:
                 surroundings = {**surroundings, "micro_batch": size}
-            found = take_up(directory, mechanism, before.get("step"), state.data, surroundings)
-            return TakenUp(*found, size)
+            found = open_ledger(directory, mechanism, before.get("step"), state.data, surroundings)
+            return Resumed(*found, size)
 
         run.resume(settle)
         due = evaluations(config, mechanism)
@@ -292,52 +288,3 @@ def on_device(examples: Any, device: torch.device) -> Any:
         return examples
     free, _ = torch.cuda.mem_get_info(device)
     return examples.to(device) if examples.nbytes < free / 2 else examples
-
-
-def estimate(config: dict, parts: Parts, ranks: Ranks) -> tuple[float, float]:
-    """Return the time and memory of a run, scaled from a few real steps on part of a batch.
-
-    The fixed cost of a step (bases, noise) is timed on an empty batch.
-
-    Returns:
-        Seconds for the run, evaluations included (a forward pass counts as a third of a step),
-        and the peak memory in MB.
-    """
-    memory.reset_peak(ranks.device)
-    model, method, task = parts.model, parts.method, parts.task
-    state = method.start(model)
-    mechanism = make_mechanism(config, task.dataset_size, method, state, ranks)
-    require_room(mechanism, next(model.parameters()).dtype, config)
-    size, examples = mechanism.dataset_size, on_device(task.train, ranks.device)
-    micro_batch = MicroBatch(config, parts, state, mechanism, ranks).settle(0, examples)
-
-    def timed(batch_size: float) -> tuple[float, int]:  # a permutation has no empty batch
-        # An expected size may be any, where the draw is Poisson's.
-        part = replace(mechanism, batch_size=cast(int, batch_size), sampling="poisson")
-        with PrivateGradient(
-            model, method, part, ranks, micro_batch, task.public, task.loss
-        ) as gradient:
-            warm = gradient(state, examples, 0)
-            began = time.perf_counter()
-            outcome = gradient(warm.state, examples, 1)
-            return time.perf_counter() - began, outcome.examples
-
-    of_step, _ = timed(EMPTY)
-    seconds, num = timed(_two_micro_batches(examples, micro_batch, mechanism.batch_size))
-    per_example = max(0.0, seconds - of_step) / max(1, num)
-    passes = mechanism.num_steps * mechanism.batch_size
-    evaluations = math.ceil(passes / size / config["eval_every"])
-    tested = len(task.test) + sum(len(some) for some in task.also.values())
-    seconds = mechanism.num_steps * of_step + per_example * (passes + evaluations * tested / 3)
-    return seconds, memory.peak_mb(ranks.device)
-
-
-def _two_micro_batches(examples: Any, micro_batch: int, most: float) -> float:
-    """Return how many examples fill two micro-batches; for texts, more than twice the size."""
-    size = 2 * micro_batch
-    while size < most:
-        some = torch.arange(min(size, len(examples)))
-        if len(list(examples.micro_batches(some, micro_batch))) > 1:
-            break
-        size *= 2
-    return min(size, most)

@@ -25,8 +25,8 @@ APART = ("model", "optimizer", "averaged")
 class TrainState:
     """A run between two steps.
 
-    Only `to_checkpoint` writes and `restore` reads a checkpoint. The state also remembers the last
-    consistent moment (`hold`), so that a run that fails in the middle of a step can still save the
+    Only `to_checkpoint` writes and `restore` reads a checkpoint. The state also keeps the last
+    consistent moment (`snapshot`). So a run that fails in the middle of a step can still save the
     previous step (`roll_back`).
 
     Attributes:
@@ -77,7 +77,7 @@ class TrainState:
         self._tensors = [*self.model.parameters(), *self.model.buffers()]
         if self.averaged is not None:
             self._tensors += self.averaged.tensors()
-        self._held: dict[str, Any] | None = None
+        self._snapshot: dict[str, Any] | None = None
         self._observed: dict[str, Any] = {}
         self._marks: list[tuple[int, int]] = []
 
@@ -143,7 +143,7 @@ class TrainState:
         for name, value in position.items():
             setattr(self, name, value)
 
-    def pass_over(self, next_step: int) -> None:
+    def skip_to(self, next_step: int) -> None:
         """Count the steps before `next_step` as spent and lost: they may have been released."""
         lost = next_step - self.step
         self.step = next_step
@@ -160,12 +160,12 @@ class TrainState:
         self.clipped += outcome.clipped
         self.nonfinite += outcome.nonfinite
         self.loss += outcome.loss
-        self.hold()
+        self.snapshot()
 
     def after_evaluation(
         self, line: dict[str, Any], values: dict[str, float], right: dict[str, Tensor]
     ) -> None:
-        """Record an evaluation and reset the sums; analyses may observe before `hold`.
+        """Record an evaluation and reset the sums; analyses may observe before `snapshot`.
 
         Args:
             line: of metrics.jsonl.
@@ -177,8 +177,8 @@ class TrainState:
         self.judged_at, self.last, self.right = line["step"], values, right
         self.metrics.append(line)
 
-    def hold(self, has_observed: bool = False) -> None:
-        """Remember the state as it is now.
+    def snapshot(self, has_observed: bool = False) -> None:
+        """Keep the state as it is now, to roll back to.
 
         Args:
             has_observed: whether analyses have observed since, which changes their memories.
@@ -186,7 +186,7 @@ class TrainState:
         if has_observed:  # they add to it in place
             self._observed = {"traces": mapped(lambda leaf: leaf, self.traces)}
             self._observed["memories"] = copied(self.memories)
-        self._held = {
+        self._snapshot = {
             **self._progress(),
             **self._observed,
             "method_state": mapped(lambda leaf: leaf, self.method_state),
@@ -194,18 +194,20 @@ class TrainState:
         }
         self._marks = marks([self._tensors, self.method_state])
 
-    def let_go(self) -> None:
-        """Mark weights and optimizer as changing until the next `hold`."""
-        self._held = None
+    def invalidate(self) -> None:
+        """Mark weights and optimizer as changing until the next `snapshot`."""
+        self._snapshot = None
 
     def roll_back(self) -> bool:
-        """Return to the last held state; return whether weights and method's state agree with it.
+        """Return to the last snapshot; return whether weights and method's state agree with it.
 
         Their marks show whether something wrote into them since, e.g. a failing analysis or attack.
         """
-        if self._held is None or self._marks != marks([self._tensors, self._held["method_state"]]):
+        if self._snapshot is None or self._marks != marks(
+            [self._tensors, self._snapshot["method_state"]]
+        ):
             return False
-        for name, value in self._held.items():
+        for name, value in self._snapshot.items():
             setattr(self, name, value)
         return True
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -17,6 +16,7 @@ from dpexp.methods.dpsgd import DPSGD
 from dpexp.privacy.verification.record import verify_record
 from dpexp.types import ConfigError
 from tests.grad_sample.test_rules import assert_rule_holds, hooked, per_example_by_torch_func
+from tests.runs import own_model
 from tests.steps import sums_of
 
 CODE = '''
@@ -83,14 +83,8 @@ class Brought:
 def brought(tmp_path_factory):
     """A user's file and YAML, in folders of their own."""
     root, name = tmp_path_factory.mktemp("brought"), f"layers_{os.getpid()}"
-    (root / "conf" / "model").mkdir(parents=True)
-    (root / "conf" / "model" / "mine.yaml").write_text(YAML.format(module=name))
-    (root / f"{name}.py").write_text(CODE)
-    sys.path.insert(0, str(root))
-    module = __import__(name)
-    yield Brought(module, f"hydra.searchpath=[file://{root / 'conf'}]")
-    sys.path.remove(str(root))
-    del sys.modules[name]
+    with own_model(root, name, CODE, YAML) as word:
+        yield Brought(__import__(name), word)
 
 
 def images(n, *shape):

@@ -8,11 +8,13 @@ import pytest
 
 from dpexp import cli, records
 from dpexp.cli import artifact as script
+from dpexp.cli import plan
+from dpexp.cli.cost_model import CostModel
 from dpexp.reporting import collect
-from dpexp.reporting.collect import build, cells, plan, readings, values
+from dpexp.reporting.collect import build, cells, readings, values
 from dpexp.reporting.judge import claims
 from dpexp.reporting.schema import spec
-from dpexp.types import ConfigError, MissingData
+from dpexp.types import ConfigError
 from tests.reporting.shown import edit
 
 
@@ -258,10 +260,14 @@ def test_the_papers_own_values_bear_out_its_claims():
     assert borne_out > 100
 
 
+def costs(lab):
+    return CostModel(lab.results, "embedded", None)
+
+
 def test_the_plan_costs_runs_by_records_of_their_kind(demo, lab):
     demo(seeds=(0,))
     _, _, outcomes, *_ = demo(user=("epochs=4",), run=False)  # twice the epochs of the records
-    lines = plan.plan(outcomes, plan.Estimator(lab.results, "embedded", "abacus, 2 threads"))
+    lines = plan.cells(outcomes, costs(lab))
     assert lines[1].split("  ")[0] == "small (for Big), Plain_1, ε = 2"
     assert "0 of 2" in lines[1] and "8.0 s" in lines[1] and "100 MB" in lines[1]
     assert "not built: method=future" in lines[5]
@@ -269,35 +275,15 @@ def test_the_plan_costs_runs_by_records_of_their_kind(demo, lab):
     assert lines[-1] == "To do, one after another: about 1 min 4 s, at most 100 MB."
 
 
-def test_the_plan_times_each_kind_once_where_there_is_no_record(demo, lab):
-    timed = []
-
-    def estimate(config):
-        if config["method"]["name"] == "better":
-            raise MissingData("No data under data/big.")
-        timed.append(config)
-        return 10.0, 256.0
-
+def test_the_plan_of_kinds_without_a_record_says_so_where_nothing_is_timed(demo, lab):
     _, _, outcomes, *_ = demo(run=False)
-    lines = plan.plan(
-        outcomes, plan.Estimator(lab.results, "embedded", "abacus, 2 threads", estimate)
-    )
-    assert len(timed) == 1
-    assert "10.0 s" in lines[1] and lines[1].endswith("timed")
-    assert lines[3].endswith("no data")
-    assert lines[-2:] == ["No estimate for 4 of them.", "No data under data/big."]
-
-
-def test_the_plan_leaves_out_records_of_other_machines(demo, lab):
-    demo(seeds=(0,))
-    _, _, outcomes, *_ = demo(user=("epochs=4",), run=False)
-    lines = plan.plan(outcomes, plan.Estimator(lab.results, "embedded", "slide rule"))
-    assert lines[1].endswith("unknown")
+    lines = plan.cells(outcomes, costs(lab))
+    assert lines[1].endswith("unknown") and lines[-1] == "No estimate for 8 of them."
 
 
 def test_the_plan_of_a_finished_artifact_has_nothing_to_do(demo, lab):
     _, _, outcomes, *_ = demo()
-    lines = plan.plan(outcomes, plan.Estimator(lab.results, "embedded", "abacus, 2 threads"))
+    lines = plan.cells(outcomes, costs(lab))
     assert lines[-1] == "12 runs: 8 done, 0 to do, 4 not built or shared with another cell."
     assert "2 of 2" in lines[1] and "100 MB" in lines[1] and lines[1].endswith("its records")
 

@@ -1,7 +1,7 @@
 """Compute the value of every cell of an artifact.
 
 `cells` composes the runs that an artifact needs. `build` and `workers` execute the missing ones
-through a callable. `plan` estimates their cost. `outcomes` looks up each run's outcome, `readings`
+through a callable. `outcomes` looks up each run's outcome, `readings`
 reads its number, curve or picture, and `values` aggregates these by cell.
 """
 

@@ -15,6 +15,7 @@ DONE = "done"
 NOT_RUN, NOT_BUILT, NO_DATA, FAILED = "not run", "not built", "no data", "failed"
 REFUSED = "refused"
 """A run whose certificate failed verification."""
+WORST_FIRST = (REFUSED, FAILED, NO_DATA, NOT_BUILT, NOT_RUN)
 TRUSTED = "taken on trust: "
 
 

@@ -15,15 +15,7 @@ import numpy as np
 
 from dpexp import records
 from dpexp.privacy.papers import papers_multiplier
-from dpexp.reporting.collect.outcomes import (
-    DONE,
-    FAILED,
-    NO_DATA,
-    NOT_BUILT,
-    NOT_RUN,
-    REFUSED,
-    Outcome,
-)
+from dpexp.reporting.collect.outcomes import DONE, FAILED, NOT_RUN, WORST_FIRST, Outcome
 from dpexp.reporting.collect.readings import (
     Curve,
     Reading,
@@ -42,7 +34,6 @@ WORDS = "words"
 """A cell of a column of words."""
 DIVERGED = "training diverged: outputs that are not finite count as wrong"
 """Printed for a run whose model gave such outputs on its test set."""
-_WORST_FIRST = (REFUSED, FAILED, NO_DATA, NOT_BUILT, NOT_RUN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,8 +197,8 @@ def _summed_up(value: Value, kind: str) -> Value:
 def _worst(statuses: Iterable[str]) -> str:
     """Return the most informative status; a missing number or series comes first."""
     statuses = list(statuses)
-    missing = [status for status in statuses if status not in _WORST_FIRST]
-    return (missing or [status for status in _WORST_FIRST if status in statuses])[0]
+    missing = [status for status in statuses if status not in WORST_FIRST]
+    return (missing or [status for status in WORST_FIRST if status in statuses])[0]
 
 
 def _average(

@@ -1,0 +1,129 @@
+"""What artifacts will cost on this machine, as lines to print before anything is run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dpexp import records
+from dpexp.cli.cost_model import Cost, CostModel, total
+from dpexp.reporting.collect.build import duration
+from dpexp.reporting.collect.outcomes import DONE, NOT_BUILT, Outcome
+from dpexp.reporting.schema.artifact import Key
+
+SUSTAINED = 5e12
+"""FLOP/s of a GPU under private training in float32: about a quarter of an A100's 19.5e12."""
+
+
+def hours(
+    what: str,
+    wanted: Mapping[str, Sequence[dict[str, Any]]],
+    costs: CostModel,
+    device: torch.device,
+    pace: float | None,
+) -> Iterator[str]:
+    """Return a table in Markdown, line by line: hours that the runs of each take, and the total.
+
+    A run that several share counts for the first of them.
+
+    Args:
+        what: the names are of, "Artifact" or "Cell".
+        wanted: name -> configs of the runs to do.
+        costs: estimates runs.
+        device: at hand.
+        pace: FLOP/s that a GPU sustains, to turn FLOPs into GPU-hours on a CPU; None: `SUSTAINED`.
+    """
+    everything: dict[str, Cost] = {}
+    unknown: dict[str, str] = {}
+    is_gpu, pace = device.type == "cuda", pace or SUSTAINED
+    yield f"| {what} | Runs | {'GPU' if is_gpu else 'Core'}-hours here | PFLOP |" + (
+        "" if is_gpu else " GPU-hours |"
+    )
+    yield "| --- | ---: | ---: | ---: |" + ("" if is_gpu else " ---: |")
+
+    def line(name: str, some: Sequence[Cost]) -> str:
+        cost = total(some)
+        gpu = cost.on_gpu(pace)
+        more = "" if is_gpu else f" {'–' if gpu is None else _short(gpu / 3600)} |"
+        numbers = f"{_short((cost.seconds or 0.0) / 3600)} | {_short((cost.flops or 0.0) / 1e15)}"
+        return f"| {name} | {len(some)} | {numbers} |{more}"
+
+    for name, configs in wanted.items():
+        ids = {records.run_id(config): config for config in configs}
+        fresh = {key: costs.cost(config) for key, config in ids.items() if key not in everything}
+        everything |= fresh
+        unknown |= {cost.why: name for cost in fresh.values() if cost.why}
+        yield line(name, list(fresh.values()))
+    yield line("**total**", list(everything.values()))
+    yield ""
+    yield f"Device: {records.describe_device(device)}{'' if is_gpu else ', one core of it'}."
+    if not is_gpu:
+        yield (
+            f"No GPU is here: GPU-hours are FLOPs at {pace:.3g} FLOP/s; flops= sets another pace. "
+            "–: torch counts no FLOPs of most of the work."
+        )
+    yield from (f"Not in it, {name}: {why}" for why, name in unknown.items())
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
+
+
+def cells(outcomes: Sequence[Outcome], costs: CostModel) -> list[str]:
+    """Return the plan's lines: for each cell what is done and what the rest takes, then totals."""
+    table = [("cell", "runs done", "a run takes", "memory", "as known from")]
+    to_do: dict[str, Cost] = {}
+    for items in _by_cell(outcomes):
+        job = items[0].job
+        done = sum(item.status == DONE for item in items)
+        if items[0].status == NOT_BUILT:
+            table.append((job.name, f"0 of {len(items)}", "", "", f"not built: {job.not_built}"))
+            continue
+        cost = _taken(items) if done == len(items) else costs.cost(job.config or {})
+        fresh = {item.job.run_id for item in items if item.status != DONE} - to_do.keys()
+        to_do |= dict.fromkeys(fresh, cost)
+        time = "" if cost.seconds is None else duration(cost.seconds)
+        memory = "" if cost.megabytes is None else f"{cost.megabytes:,.0f} MB"
+        table.append((job.name, f"{done} of {len(items)}", time, memory, cost.source))
+    return [*_columns(table), "", *_totals(outcomes, list(to_do.values()))]
+
+
+def _taken(outcomes: Sequence[Outcome]) -> Cost:
+    """Return what finished runs took on the machines where they ran."""
+    results = [outcome.result for outcome in outcomes if outcome.result]
+    seconds = statistics.median(result["wall_s"] for result in results)
+    megabytes = max(result["peak_memory_mb"] for result in results)
+    return Cost(seconds, None, megabytes, "its records")
+
+
+def _by_cell(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
+    cells: dict[Key, list[Outcome]] = {}
+    for item in outcomes:
+        cells.setdefault(item.job.cell, []).append(item)
+    return list(cells.values())
+
+
+def _totals(outcomes: Sequence[Outcome], to_do: Sequence[Cost]) -> list[str]:
+    done = sum(item.status == DONE for item in outcomes)
+    known = [cost for cost in to_do if cost.seconds is not None]
+    rest = len(outcomes) - done - len(to_do)
+    other = f", {rest} not built or shared with another cell" if rest else ""
+    lines = [f"{len(outcomes)} runs: {done} done, {len(to_do)} to do{other}."]
+    if known:
+        total = duration(sum(cost.seconds or 0.0 for cost in known))
+        most = max(cost.megabytes or 0.0 for cost in known)
+        lines.append(f"To do, one after another: about {total}, at most {most:,.0f} MB.")
+    if len(known) < len(to_do):
+        lines.append(f"No estimate for {len(to_do) - len(known)} of them.")
+    return lines + list(dict.fromkeys(cost.why for cost in to_do if cost.why))
+
+
+def _columns(table: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
+        for line in table
+    ]
