@@ -176,9 +176,10 @@ def _columns(node: Mapping[str, Any]) -> dict[str, Any]:
             text = Path(at_home("task.columns", said)).read_text(encoding="utf-8-sig")
         return {"columns": yaml.load(text, _Words)}
     except (OSError, ValueError, yaml.YAMLError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or one_line(error)
         raise ConfigError(
             "Expected task.columns to be {COLUMN: [LOWEST, HIGHEST], COLUMN: [WORD, WORD]}, or a "
-            f"YAML file that says so; got {said[:200]!r} ({one_line(error)}). Set task.columns."
+            f"YAML file that says so; got {said[:200]!r} ({why}). Set task.columns."
         ) from None
 
 

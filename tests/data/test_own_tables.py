@@ -166,7 +166,7 @@ def test_columns_may_be_declared_in_a_file(words, tmp_path):
     for wrong in ("age: [0", "- age", "", "age"):
         said.write_text(wrong)
         assert "task.columns" in refusal(*words[:-1], RANGE, f"task.columns={said}")
-    assert "No such file" in refusal(*words[:-1], RANGE, "task.columns=none.yaml")
+    assert "(No such file or directory)" in refusal(*words[:-1], RANGE, "task.columns=none.yaml")
 
 
 def test_truth_values_are_words_or_numbers(tmp_path):
