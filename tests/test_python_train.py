@@ -232,6 +232,10 @@ def test_the_callers_random_numbers_stay(trained):
         ({"dataset_size": 0}, "dataset_size"),
         ({"settings": {"batchsize": 3}}, "batch_size"),
         ({"settings": {"method.rnak": 3}}, "rnak"),
+        ({"settings": {"eps": 100}}, "Expected eps as an argument"),
+        ({"settings": {"privacy.delta": 0.1}}, "Expected delta as an argument"),
+        ({"settings": {"task.dataset_size": 9}}, "Expected dataset_size as an argument"),
+        ({"model": torch.relu}, "torch.nn.Module; got builtin_function_or_method"),
         ({"model": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))}, "BatchNorm"),
     ],
 )

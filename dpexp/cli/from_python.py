@@ -37,6 +37,24 @@ from dpexp.types import ConfigError
 GIVEN = "dpexp.data.given.examples_of"
 """What a record names as the source of data that were handed over in memory."""
 
+ARGUMENTS = {
+    "method": "method",
+    "eps": "eps",
+    "epochs": "epochs",
+    "batch_size": "batch_size",
+    "optimizer": "optimizer",
+    "optimizer.lr": "lr",
+    "privacy.clip_norm": "clip_norm",
+    "privacy.delta": "delta",
+    "task.delta": "delta",
+    "seed": "seed",
+    "results": "results",
+    "device": "device",
+    "dataset_size": "dataset_size",
+    "task.dataset_size": "dataset_size",
+}
+"""Arguments of `dpexp.train`, by the setting of run.py that each of them is."""
+
 
 def run(words: Sequence[str]) -> TrainedRun:
     """Train a run, or look it up; see `dpexp.run`."""
@@ -69,6 +87,14 @@ def train(
     callbacks: Sequence[Callable[[dict[str, Any]], Any]],
 ) -> TrainedRun:
     """Train a model on examples in memory; see `dpexp.train`."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"Expected model to be a torch.nn.Module; got {type(model).__name__}.")
+    for key in settings:
+        if argument := ARGUMENTS.get(key):
+            raise ConfigError(
+                f"Expected {argument} as an argument of dpexp.train; got {key} in settings. Set "
+                f"{argument}."
+            )
     model = copy.deepcopy(model)
     task = _task(model, examples_of(train, "train"), examples_of(test, "test"), delta, dataset_size)
     values = {
