@@ -4,8 +4,8 @@
     python -m scripts.all profile=quick only=rgp/table*,lsg/*
     python -m scripts.all profile=paper plan=true            # hours an artifact, and in total
 
-Missing runs of all artifacts are done first, each config once, in processes side by side; the
-artifacts whose cells measure time follow, one run at a time; then all is written, and at the end
+First the missing runs of all artifacts are done, each config once, several at a time. Artifacts
+that measure time follow, one run at a time. Then every artifact is written, and last the page,
 results/<profile>/index.html.
 
 Its own words, each WORD=VALUE:
@@ -13,8 +13,8 @@ Its own words, each WORD=VALUE:
     paper=rgp,gep       these papers' artifacts; without it rgp, lsg, gep and compressive
     only=PAPER/NAME,... these artifacts; patterns such as rgp/table* work
     profile=embedded    embedded (no network, minutes), quick (real data, small), paper
-    plan=true           hours an artifact takes on this machine, from steps timed here and scaled
-                        by counted FLOPs; run and write nothing
+    plan=true           print the hours that each artifact takes on this machine, estimated from
+                        a few steps timed here and their FLOPs; run and write nothing
     flops=40e12         with plan=true on a machine without a GPU: the FLOP/s that a GPU sustains,
                         to turn FLOPs into GPU-hours
     run=false           run nothing; write what there is
@@ -25,9 +25,9 @@ Its own words, each WORD=VALUE:
 
 Any other word is a Hydra override and goes to every cell, after the cell's own. One that changes
 numbers wants results=FOLDER beside it, and none may contradict what a row or column says.
-The page also shows the artifacts that were written before and are not asked for now.
-Exit code: 0, also where data are missing; 1 if a run failed or its certificate does not hold; 2 for
-a mistake in what was asked; 130 if stopped by Ctrl-C, and then what is done is written.
+The page also shows artifacts that an earlier command wrote.
+Exit code: 0 if all went well or data are missing; 1 if a run failed or its certificate does not
+hold; 2 for a user's mistake; 130 if stopped by Ctrl-C, after writing what is done.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from dpexp.reporting.schema import spec
 
 @dataclass(frozen=True)
 class Request:
-    """The command line, understood."""
+    """The parsed command line."""
 
     papers: tuple[str, ...]
     only: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ READERS = {**SHARED, **dict.fromkeys(("paper", "papers", "only"), listed), "work
 
 
 def parse(words: Sequence[str]) -> Request:
-    """Take this script's own words out of the command line; the rest are overrides.
+    """Parse the command line; words that are not this script's own are overrides.
 
     Raises:
         ConfigError: for a value that can't be read.
@@ -141,7 +141,7 @@ def _opening(suite: Suite, artifacts: Sequence[spec.Artifact], to_do: int) -> st
 def _run(
     request: Request, suite: Suite, first: Sequence[cells.Job], alone: Sequence[cells.Job]
 ) -> bool:
-    """Run what is missing; True if the user stopped it, so that what is there is still written."""
+    """Run what is missing; return whether the user stopped it."""
     results = suite.results
     report = build.Report(len(first) + len(alone), results, _say, bool(request.overrides))
     cores = os.cpu_count() or 1
@@ -173,7 +173,7 @@ def _device(request: Request) -> torch.device:
 
 
 def _longest_first(jobs: Iterable[cells.Job], suite: Suite) -> list[cells.Job]:
-    """Sort by what records of their kind took; those without one begin, the largest ahead."""
+    """Sort runs by their estimated time, longest first; those without an estimate come first."""
     costs = CostModel(suite.results, suite.profile, None)
 
     def key(job: cells.Job) -> tuple[bool, float]:
@@ -185,7 +185,7 @@ def _longest_first(jobs: Iterable[cells.Job], suite: Suite) -> list[cells.Job]:
 
 
 def _written_before(request: Request, suite: Suite) -> list[page.Entry]:
-    """Make ready for the page what an earlier command wrote and this one wasn't asked for."""
+    """Return the page's entries for artifacts that only an earlier command wrote."""
     papers = dict.fromkeys((*PAPERS, OWN, *spec.papers(request.own)))
     every = choose(tuple(papers), (), groups.CONF, request.own)
     mine = {(a.paper, a.name) for a in suite.artifacts}

@@ -10,8 +10,8 @@ Its own words, each WORD=VALUE:
 
     paper=rgp           which paper's: a folder of conf/artifact
     profile=embedded    embedded (no network, minutes), quick (real data, small), paper
-    plan=true           list the cells with their cost on this machine; run and write nothing.
-                        Under profile=paper it is from a few examples, scaled by counted FLOPs
+    plan=true           print each cell's cost on this machine; run and write nothing. With
+                        profile=paper it is estimated from a few examples and their FLOPs
     flops=40e12         with plan=true without a GPU: the FLOP/s that one sustains, for GPU-hours
     run=false           run nothing; write the table or figure from the runs that are there
     rows=A,B columns=C  run these cells only; the others are shown if they are there. Patterns
@@ -23,8 +23,8 @@ Its own words, each WORD=VALUE:
 
 Any other word is a Hydra override and goes to every cell, after the cell's own. One that changes
 numbers wants results=FOLDER beside it, and none may contradict what a row or column says.
-Exit code: 0, also where data are missing or a method is not built (the table says so); 1 if a run
-failed or its certificate does not hold; 2 for a mistake in what was asked.
+Exit code: 0 if all went well, or if data are missing or a method is not built (the table says so);
+1 if a run failed or its certificate does not hold; 2 for a user's mistake.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ FAILURES = (collect.FAILED, collect.NOT_RUN, collect.REFUSED)
 
 @dataclass(frozen=True)
 class Request:
-    """The command line, understood."""
+    """The parsed command line."""
 
     artifact: str
     paper: str = "rgp"
@@ -92,14 +92,14 @@ SHARED = {
     **dict.fromkeys(("seed", "seeds"), seeds),
     "flops": positive,
 }
-"""Words that the whole suite's command line has too."""
+"""Words that `dpexp.cli.all` takes too."""
 
 NAMES = {"plan": "is_plan", "run": "runs", "seed": "seeds"}
 READERS = {**SHARED, "paper": text, "rows": listed, "columns": listed}
 
 
 def parse(words: Sequence[str]) -> Request:
-    """Take the artifact and this script's own words out of the command line.
+    """Parse the command line: the artifact, this script's own words and overrides.
 
     Raises:
         ConfigError: no artifact named, or a value that can't be read.
@@ -114,9 +114,12 @@ def parse(words: Sequence[str]) -> Request:
 
 
 def is_picked(request: Request, artifact: spec.Artifact, cell: spec.Key) -> bool:
-    """Return whether rows= and columns= ask for this cell; raises ConfigError if one picks none.
+    """Return whether rows= and columns= pick this cell.
 
-    A level line is asked for by any column of its panel.
+    Any column of a panel picks its level lines.
+
+    Raises:
+        ConfigError: if a pattern picks nothing.
     """
     row = next(line for line in artifact.rows if line.key == cell[0])
     column = next(line for line in artifact.columns if line.key == cell[1])
@@ -205,7 +208,7 @@ def _main(words: Sequence[str]) -> int:
 def _send(
     request: Request, configs: Sequence[dict[str, Any]], written: Sequence[Path], results: Path
 ) -> None:
-    """Send the files to wandb if the runs are sent there; a failure is told and changes nothing."""
+    """Send the files to wandb if the runs are sent there; a failure prints a note."""
     settings = configs[0]["wandb"] if configs else {"mode": "disabled"}
     if settings["mode"] == "disabled":
         return
@@ -217,10 +220,10 @@ def _send(
 
 
 def _compare(outcomes: Sequence[collect.Outcome], to_do: Sequence[cells.Job]) -> None:
-    """Say which finished runs were made of other bytes than are here, or could not be compared.
+    """Print which finished runs read other bytes than are here, or could not be compared.
 
     Raises:
-        ConfigError: if runs of one task would stand side by side that read other bytes.
+        ConfigError: if runs of one task would share a table although they read different bytes.
     """
     said: dict[str, dict[str, str]] = {}
     others: dict[str, str] = {}
@@ -244,7 +247,7 @@ def _compare(outcomes: Sequence[collect.Outcome], to_do: Sequence[cells.Job]) ->
 
 
 def _holds(numbers: Path) -> bool:
-    """Return whether a table or figure that was written before has a value of ours."""
+    """Return whether an existing table or figure holds a value of ours."""
     if not numbers.is_file():
         return False
     with numbers.open(encoding="utf-8") as lines:
@@ -269,7 +272,7 @@ def _run(
     results: Path,
     is_alone: bool,
 ) -> bool:
-    """Run what is missing; True if the user stopped it, so that what is there is still written."""
+    """Run what is missing; return whether the user stopped it."""
     try:
         if to_do and request.launcher:
             # What measures time is handed over one by one, so that no run slows another.
@@ -291,7 +294,7 @@ def _run(
 
 
 def exit_code(outcomes: Sequence[collect.Outcome]) -> int:
-    """Say what failed; 2 if only the user's overrides are to blame, 1 otherwise, 0 if nothing."""
+    """Print what failed; return 2 if only the user's overrides are wrong, 1 otherwise, or 0."""
     failed = [o for o in outcomes if o.status in FAILURES]
     mistakes = [build.mistake(item) for item in failed]
     if failed and all(mistakes):

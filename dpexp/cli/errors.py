@@ -116,6 +116,10 @@ def explain(error: Exception) -> str:
             return f"No {place} is chosen, so it has no settings. Add {choices}."
         return unknown_key(place, cause.parent_node)
     line = str(error).partition("\n")[0]
+    if line.startswith("Could not override"):
+        place = line.split("'")[1]
+        if options := options_of(place):
+            return f"No run has a {place} of its own. Add +{place}=, one of {', '.join(options)}."
     if line.startswith("Ambiguous value"):
         return f"{line}. For a sweep add -m; for a list write KEY=[VALUE,VALUE]."
     if line.startswith("Error resolving interpolation"):
