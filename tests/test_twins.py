@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dpexp import cli, records
-from dpexp.attacks.soundness import first_difference
+from dpexp.attacks.differences import first_difference
 from dpexp.pate import loop
 from dpexp.pate.stages import assign
 from dpexp.records import DIAGNOSTICS, without_diagnostics

@@ -8,6 +8,7 @@ For any `Method`, ours or a user's, on a given model and examples:
     post-processing  given equal releases, other examples lead to bit-identical gradients, state,
                      bases and weights, and the next step on one fixed set gives the same sums:
                      nothing depends on the examples but the releases
+    repetition       a new instance of the method takes the same step from a saved state
 
 A pass is no proof: the neighbours are the worst that a search finds (`dpexp.attacks.sensitivity`),
 in the first steps only. A failure is a counterexample.
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpexp.attacks.differences import first_difference
 from dpexp.attacks.sensitivity import Differs, Movement, Search, badness, movement
 from dpexp.distributed.ranks import Ranks
 from dpexp.privacy import whole_batch
@@ -225,6 +227,7 @@ def check(
     try:
         worst = _check_sensitivity(parts, clip_norm, seed, tries, climbs, findings)
         _check_post_processing(parts, clip_norm, findings)
+        _check_repeated(parts, clip_norm, findings)
     except Differs as error:
         findings[f"the structure of the releases depends on the examples: {error}"] = None
         worst = Movement(float("nan"), "", str(error))
@@ -356,36 +359,27 @@ def _check_post_processing(parts: Any, clip_norm: float, findings: dict[str, Non
             return
 
 
-def first_difference(one: Any, other: Any, at: str = "") -> str | None:
-    """Compare two states bit for bit.
-
-    Args:
-        one: tensors, numbers, strings, and mappings and lists of them.
-        other: likewise.
-        at: their path.
-
-    Returns:
-        The path of the first difference, or None.
-    """
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        same = one.shape == other.shape and one.dtype == other.dtype
-        if same:
-            bytes_of = [t.detach().cpu().contiguous().view(-1) for t in (one, other)]
-            same = torch.equal(*(b.view(torch.uint8) if b.numel() else b for b in bytes_of))
-        return None if same else at
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        if list(one) != list(other):
-            return at
-        pairs = [(str(key), one[key], other[key]) for key in one]
-    elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        if len(one) != len(other):
-            return at
-        pairs = [(str(k), a, b) for k, (a, b) in enumerate(zip(one, other, strict=True))]
-    else:
-        same = type(one) is type(other) and (one == other or (one != one and other != other))
-        return None if same else at
-    for key, a, b in pairs:
-        where = first_difference(a, b, f"{at}.{key}" if at else key)
-        if where is not None:
-            return where
-    return None
+def _check_repeated(parts: Any, clip_norm: float, findings: dict[str, None]) -> None:
+    """Repeat the second step from its state with a new instance, as a run that goes on does."""
+    bench, method = _Bench(parts, clip_norm), copy.deepcopy(parts.method)
+    examples, _ = _two_sets(parts.task.test)
+    outcome, _ = bench.step(method, bench.start(), examples, 0)
+    for name, gradient in outcome.gradients.items():
+        if not gradient.isfinite().all():
+            findings[f"the gradient of {name} is not finite at the first step"] = None
+    state = copy.deepcopy(outcome.state)
+    bench.update(outcome)
+    steps = [
+        bench.step(each, copy.deepcopy(state), examples, 1)
+        for each in (method, copy.deepcopy(parts.method))
+    ]
+    one, other = (
+        {"sum": seen.sums, "release": seen.released, "gradient": out.gradients, "state": out.state}
+        for out, seen in steps
+    )
+    where = first_difference(one, other)
+    if where is not None:
+        findings[
+            f"a step depends on more than the state, so that a run cannot go on exactly (at "
+            f"{where}); keep in the state what lasts from step to step"
+        ] = None

@@ -103,7 +103,12 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
 
 def make_method(config: Mapping[str, Any], kind: str = "") -> Any:
     """Return a config's method; what it may freeze is the model's matter."""
-    return make("method", config["method"], without=("name", "freeze"), kind=kind)
+    method = make("method", config["method"], without=("name", "freeze"), kind=kind)
+    if "loop" not in config:  # else it has other steps
+        from dpexp.training.returned import require_steps
+
+        require_steps(method)
+    return method
 
 
 def with_head(config: Mapping[str, Any], head: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -62,6 +63,17 @@ class Adapted(nn.Module):
         nn.init.xavier_normal_(self.lora_A.weight)
         nn.init.zeros_(self.lora_B.weight)
 
+    @property
+    def weight(self) -> Tensor:
+        """Return the layer's weight with the adapter in it, for modules that read it."""
+        a, b = self.lora_A.weight.flatten(1), self.lora_B.weight.flatten(1)
+        return self.base_layer.weight + self.scale * (b @ a).view_as(self.base_layer.weight)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Return the layer's bias."""
+        return self.base_layer.bias
+
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs as the layer does, and add the adapter's output."""
         return self.base_layer(x) + self.scale * self.lora_B(self.lora_A(x))
@@ -69,8 +81,7 @@ class Adapted(nn.Module):
     @torch.no_grad()
     def merged(self) -> nn.Module:
         """Return the layer with the adapter in its weight; the module itself is used up."""
-        a, b = self.lora_A.weight.flatten(1), self.lora_B.weight.flatten(1)
-        self.base_layer.weight += self.scale * (b @ a).view_as(self.base_layer.weight)
+        self.base_layer.weight.copy_(self.weight)
         return self.base_layer
 
 
@@ -85,7 +96,9 @@ def adapt(model: nn.Module, rank: int, alpha: float, targets: str, head: str) ->
     """Put adapters beside a model's layers, in place.
 
     Args:
-        model: any module; its classifier gets none, nor do layers whose weight is frozen.
+        model: any module; its classifier gets none, nor do layers whose weight is frozen or tied
+            to another module's, which it would change where it is merged. A layer that stands in
+            several places has one adapter in all of them.
         rank: of the adapters; a layer whose smaller side is not above it gets none.
         alpha: adapters are multiplied by alpha / rank.
         targets: a pattern that layers' names match, as in `fnmatch`; "*" for all.
@@ -94,15 +107,17 @@ def adapt(model: nn.Module, rank: int, alpha: float, targets: str, head: str) ->
     Raises:
         ConfigError: if no layer gets one.
     """
-    found = {
-        name: layer
-        for name, layer in model.named_modules()
-        if is_adaptable(layer)
-        and trains(layer.weight)
-        and fnmatchcase(name, targets)
-        and name != head
-        and not name.startswith(f"{head}.")
-    }
+    owners = Counter(id(each) for m in model.modules() for each in m.parameters(recurse=False))
+    found: dict[str, nn.Module] = {}
+    for layer, names in _places(model).items():
+        if (
+            is_adaptable(layer)
+            and trains(layer.weight)
+            and owners[id(layer.weight)] == 1
+            and any(fnmatchcase(name, targets) for name in names)
+            and not any(f"{name}.".startswith(f"{head}.") for name in names)
+        ):
+            found[names[0]] = layer
     if not found:
         raise ConfigError(
             f"Expected method.targets={targets} to match linear layers or convolutions besides the "
@@ -115,18 +130,16 @@ def adapt(model: nn.Module, rank: int, alpha: float, targets: str, head: str) ->
             f"Expected method.rank in [1, {most}], below the smaller side of the largest layer; "
             f"got {rank}. Set method.rank."
         )
-    for name, layer in large.items():
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, Adapted(layer, rank, alpha))
+    for layer in large.values():
+        _replace(model, layer, Adapted(layer, rank, alpha))
     return model
 
 
 def merged(model: nn.Module) -> nn.Module:
     """Return a copy of a model with its adapters in the layers' weights, as it was built."""
     model = copy.deepcopy(model)
-    for name, layer in list(_adapted(model)):
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, layer.merged())
+    for _, layer in list(_adapted(model)):
+        _replace(model, layer, layer.merged())
     return model
 
 
@@ -172,6 +185,22 @@ def save_adapters(model: nn.Module, folder: Path, base: str | None) -> None:
     save_file(tensors, folder / FOLDER / "adapter_model.safetensors")
     path = folder / FOLDER / "adapter_config.json"
     path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _places(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """Return every module's names, several where it stands in several places."""
+    found: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        found.setdefault(module, []).append(name)
+    return found
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module in place of another, wherever that one stands."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is old and parent is not new:
+                setattr(parent, name, new)
 
 
 def _adapted(model: nn.Module) -> Iterator[tuple[str, Adapted]]:

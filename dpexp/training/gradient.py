@@ -21,6 +21,7 @@ from dpexp.privacy.clipping import Clipping
 from dpexp.privacy.privatize import FLAT, ClippedSum, add_noise_, require_full_precision
 from dpexp.privacy.seeds import generator, seed_default
 from dpexp.training.outcome import StepOutcome
+from dpexp.training.returned import checked_releases, checked_step
 from dpexp.training.states import mapped, new_tensors
 from dpexp.types import Batch, ConfigError, Key, LayerCallback, LayerGrads, Method, State
 
@@ -179,7 +180,8 @@ class PrivateGradient:
         released, noise_draws = self._release(sums, step)
         ranks.broadcast([*released.values(), told])
         with torch.no_grad():
-            gradients, self._state = self._method.reconstruct(self._state, released)
+            made = self._method.reconstruct(self._state, released)
+            gradients, self._state = checked_step(made, self._trained)
         tally = _Tally(*told.tolist())
         if tally.has_halved:  # one size for all ranks, which the checkpoint keeps
             self.micro_batch = -int(ranks.largest(-self.micro_batch))
@@ -356,7 +358,7 @@ class PrivateGradient:
         The sums, twice as large as the model, are freed.
         """
         mechanism, ranks = self._mechanism, self._ranks
-        released = dict(self._method.compress(self._state, sums))
+        released = checked_releases(self._method.compress(self._state, sums), mechanism.releases)
         sums.clear()
         if mechanism.noise and ranks.is_first:
             gen = mechanism.noise_generator(step, ranks.device)

@@ -53,6 +53,45 @@ def test_it_is_w_x_plus_alpha_over_rank_b_a_x():
     torch.testing.assert_close(adapted(x), layer(x) + 2.0 * x @ a.T @ b.T)
 
 
+class Twice(nn.Module):
+    """A layer that stands in two places, or a weight that two layers hold."""
+
+    def __init__(self, is_one_layer):
+        super().__init__()
+        self.first, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second = self.first if is_one_layer else nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        for layer in (self.first, self.other, self.second):
+            x = torch.tanh(layer(x))
+        return self.head(x)
+
+
+@pytest.mark.parametrize(("is_one_layer", "layers"), [(True, 2), (False, 1)])
+def test_what_stands_twice_computes_the_same_where_it_is_merged(is_one_layer, layers):
+    x, model = torch.randn(5, 6), Twice(is_one_layer)
+    adapted = shaken(adapt(model, 2, 2.0, "*", "head"))
+    assert len(adapter_parameters(adapted)) == 2 * layers
+    assert (adapted.first is adapted.second) == is_one_layer
+    whole = merged(adapted)
+    torch.testing.assert_close(whole(x), adapted(x))
+    assert whole.state_dict().keys() == Twice(is_one_layer).state_dict().keys()
+    assert whole.first.weight is whole.second.weight
+
+
+def test_a_module_that_reads_its_layers_weights_reads_the_adapters_too():
+    """As torch's encoder layer does where it evaluates."""
+    model = nn.ModuleDict({"body": nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)})
+    body = shaken(adapt(model, 2, 2.0, "*", "head"))["body"]
+    x = torch.randn(3, 4, 8)
+    with_grad = body.eval()(x)
+    with torch.no_grad():
+        torch.testing.assert_close(body(x), with_grad, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(merged(body)(x), with_grad, atol=1e-5, rtol=1e-4)
+
+
 def test_layers_at_or_below_the_rank_and_the_classifier_get_none():
     names = adapter_parameters(adapt(network(), 8, 8.0, "*", "5"))
     assert {name.split(".")[0] for name in names} == {"4"}

@@ -1,0 +1,114 @@
+"""Check what a method returns, so that a mistake in one is a line that says what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from dpexp.privacy.privatize import FULL
+from dpexp.types import ConfigError, Key, Method, Release, State
+
+STEPS = ("trainable", "start", "per_example_grads", "release_shapes", "releases", "reconstruct")
+"""What every method defines itself; `Method` has defaults for the rest."""
+
+
+def require_steps(method: Any) -> None:
+    """Check that a method defines all of its steps.
+
+    Raises:
+        ConfigError: naming those that it lacks.
+    """
+    kind = type(method)
+    lacking = [
+        name
+        for name in STEPS
+        if not callable(getattr(method, name, None))
+        or getattr(kind, name, None) is getattr(Method, name)
+    ]
+    if lacking:
+        raise ConfigError(
+            f"Expected {kind.__name__} to define every step of a method; it lacks "
+            f"{', '.join(lacking)}. Define them as dpexp.types.Method describes."
+        )
+
+
+def checked_releases(found: Any, releases: Sequence[Release]) -> dict[Key, Tensor]:
+    """Return what a method's `compress` returned, as a dictionary.
+
+    Only shapes and kinds are looked at, which are no secret.
+
+    Args:
+        found: what it returned.
+        releases: declared.
+
+    Raises:
+        ConfigError: if it is not what the releases declare.
+    """
+    if not isinstance(found, Mapping):
+        raise _of("compress", "a tensor for each block by its Key", type(found).__name__)
+    due = {each.name: each.dimension for each in releases}
+    held = dict.fromkeys(due, 0)
+    for key, block in found.items():
+        if not isinstance(key, Key) or key.release not in due:
+            raise _of("compress", f"blocks of the releases {', '.join(due)}", repr(key))
+        if not isinstance(block, Tensor) or block.dtype not in FULL:
+            raise _of("compress", f"{_name(key)} in float32 or float64", _kind(block))
+        if not block.is_contiguous():
+            raise _of("compress", f"{_name(key)} contiguous", "a view with other strides")
+        held[key.release] += block.numel()
+    for name, dimension in due.items():
+        if held[name] != dimension:
+            expected = f"release {name} of {dimension} numbers, as `releases` declares"
+            raise _of("compress", expected, str(held[name]))
+    return dict(found)
+
+
+def checked_step(found: Any, trained: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], State]:
+    """Return what a method's `reconstruct` returned.
+
+    Args:
+        found: what it returned.
+        trained: the trained parameters by name.
+
+    Raises:
+        ConfigError: if it is no gradient per trained parameter, and a state.
+    """
+    what = "a dictionary of gradients and the next state"
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise _of("reconstruct", what, type(found).__name__)
+    gradients, state = found
+    if not (isinstance(gradients, dict) and isinstance(state, dict)):
+        raise _of("reconstruct", what, f"{type(gradients).__name__} and {type(state).__name__}")
+    for name, parameter in trained.items():
+        if name not in gradients:
+            raise _of("reconstruct", f"a gradient for every trainable parameter, {name}", "none")
+        gradient = gradients[name]
+        if not isinstance(gradient, Tensor) or gradient.dtype != parameter.dtype:
+            expected = f"the gradient of {name} in {_dtype(parameter)}"
+            raise _of("reconstruct", expected, _kind(gradient))
+        if gradient.shape != parameter.shape:
+            expected = f"the gradient of {name} of shape {[*parameter.shape]}"
+            raise _of("reconstruct", expected, str([*gradient.shape]))
+    if others := sorted(map(str, gradients.keys() - trained.keys())):
+        raise _of("reconstruct", "gradients of trainable parameters alone", ", ".join(others[:3]))
+    return gradients, state
+
+
+def _of(step: str, expected: str, got: str) -> ConfigError:
+    return ConfigError(
+        f"Expected the method's `{step}` to return {expected}; got {got}. Correct the method."
+    )
+
+
+def _name(key: Key) -> str:
+    return key.parameter + ("" if key.part == "full" else f" ({key.part})")
+
+
+def _kind(value: Any) -> str:
+    return _dtype(value) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,74 @@
+"""What a model computes is hashed, so that no look-up answers with another model's run."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpexp.models.architecture import code_digest
+
+
+def scaled(factor):
+    return lambda x: x * factor
+
+
+def network(*, held=None, level=1.0, default=1, is_frozen=False, buffer=None, hook=None):
+    class Network(nn.Module):
+        scale = level
+
+        def __init__(self):
+            super().__init__()
+            self.held, self.layer = held, nn.Linear(3, 2)
+            if buffer is not None:
+                self.register_buffer("mask", buffer, persistent=False)
+
+        def forward(self, x, factor=default):
+            return self.layer(x) * factor
+
+    torch.manual_seed(0)
+    model = Network()
+    model.layer.weight.requires_grad_(not is_frozen)
+    if hook is not None:
+        model.layer.register_forward_hook(hook)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"held": F.relu}, {"held": F.gelu}),
+        ({"held": torch.tanh}, {"held": torch.sin}),
+        ({"held": lambda x: x * 2}, {"held": lambda x: x * 3}),
+        ({"held": scaled(1)}, {"held": scaled(2)}),
+        ({"held": scaled(torch.ones(2))}, {"held": scaled(torch.zeros(2))}),
+        ({"held": torch.ones(2)}, {"held": torch.zeros(2)}),
+        ({"held": np.ones(2)}, {"held": np.zeros(2)}),
+        ({"held": {"ü": [torch.ones(2)]}}, {"held": {"ü": [torch.zeros(2)]}}),
+        ({"level": 1.0}, {"level": 2.0}),
+        ({"default": 1}, {"default": 2}),
+        ({"is_frozen": True}, {}),
+        ({"buffer": torch.ones(2)}, {"buffer": torch.zeros(2)}),
+        ({"hook": lambda m, i, o: o}, {"hook": lambda m, i, o: o * 2}),
+    ],
+)
+def test_what_computes_another_thing_has_another_hash(one, other):
+    assert code_digest(network(**one)) == code_digest(network(**one))
+    assert code_digest(network(**one)) != code_digest(network(**other))
+
+
+def test_a_model_that_holds_itself_or_a_recursive_function_has_a_hash():
+    def again(x):
+        return again(x) if x else x
+
+    held = [again]
+    held.append(held)
+    model = network(held=held)
+    assert code_digest(model) == code_digest(model)
+
+
+def test_the_order_of_a_set_does_not_count():
+    one, other = frozenset([0, 8]), frozenset([8, 0])
+    assert repr(one) != repr(other)  # as those of words are in two processes
+    assert code_digest(network(level=one)) == code_digest(network(level=other))
+    assert code_digest(network(level=(one,))) == code_digest(network(level=(other,)))

@@ -1,0 +1,131 @@
+"""What a method outside the repository returns is checked: a mistake in it is one line."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dpexp.attacks.soundness import check
+from dpexp.cli.building import make_method
+from dpexp.methods.dpsgd import DPSGD
+from dpexp.training.gradient import PrivateGradient
+from dpexp.types import ConfigError, Method
+from tests.steps import ALONE, Setting, composed
+
+
+class Compressing(DPSGD):
+    """Returns releases that `change` has changed."""
+
+    def __init__(self, change):
+        super().__init__("all", "")
+        self.change = change
+
+    def compress(self, state, sums):
+        return self.change(dict(sums))
+
+
+class Reconstructing(Compressing):
+    """Returns gradients and a state that `change` has changed."""
+
+    def compress(self, state, sums):
+        return sums
+
+    def reconstruct(self, state, noisy):
+        return self.change(*super().reconstruct(state, noisy))
+
+
+def step(method):
+    setting = Setting(composed("dpsgd"))
+    with PrivateGradient(setting.model, method, setting.mechanism, ALONE, 40) as gradient:
+        return gradient(method.start(setting.model), setting.examples, 0)
+
+
+def first(change):
+    """Change the first of a dictionary's values."""
+
+    def changed(values, *rest):
+        key = next(iter(values))
+        values = {**values, key: change(values[key])}
+        return (values, *rest) if rest else values
+
+    return changed
+
+
+def without(values, *rest):
+    values = dict(list(values.items())[1:])
+    return (values, *rest) if rest else values
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (first(lambda block: block.int()), "float32 or float64; got int32"),
+        (first(lambda block: block.half()), "got float16"),
+        (first(lambda block: block.tolist()), "got list"),
+        (first(lambda block: block[:1]), "as `releases` declares"),
+        (without, "as `releases` declares"),
+        (lambda sums: {"ü": sums.popitem()[1]}, "blocks of the releases gradient; got 'ü'"),
+        (lambda sums: None, "got NoneType"),
+    ],
+)
+def test_releases_that_are_not_as_declared_are_one_line(change, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        step(Compressing(change))
+    assert "`compress`" in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (first(lambda gradient: gradient[:1]), "of shape"),
+        (first(lambda gradient: gradient.double()), "in float32; got float64"),
+        (first(lambda gradient: None), "got NoneType"),
+        (without, "for every trainable parameter"),
+        (lambda gradients, state: ({**gradients, "é": torch.zeros(1)}, state), "got é"),
+        (lambda gradients, state: gradients, "next state; got dict"),
+        (lambda gradients, state: (gradients, None), "got dict and NoneType"),
+    ],
+)
+def test_gradients_that_do_not_fit_the_parameters_are_one_line(change, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        step(Reconstructing(change))
+    assert "`reconstruct`" in str(refused.value) and "\n" not in str(refused.value)
+
+
+class Half(Method):
+    """Lacks steps."""
+
+    def trainable(self, model):
+        return ()
+
+
+def test_a_method_that_lacks_a_step_is_one_line():
+    config = {"method": {"_target_": f"{__name__}.Half", "name": "half"}}
+    with pytest.raises(ConfigError, match="lacks start, per_example_grads, .*reconstruct"):
+        make_method(config)
+
+
+class Counting(DPSGD):
+    """Counts its steps outside of its state."""
+
+    steps = 0
+
+    def reconstruct(self, state, noisy):
+        self.steps += 1
+        gradients, state = super().reconstruct(state, noisy)
+        return {name: each / self.steps for name, each in gradients.items()}, state
+
+
+def test_a_method_that_counts_outside_of_its_state_is_found():
+    setting = Setting(composed("dpsgd"))
+    for kind, is_found in ((Counting, True), (DPSGD, False)):
+        parts = replace(setting.parts, method=kind("all", ""))
+        findings = check(parts, 1.0, tries=0, climbs=0).findings
+        assert any("more than the state" in each for each in findings) == is_found
+
+
+def test_a_gradient_that_is_not_a_number_is_found():
+    parts = Setting(composed("dpsgd")).parts
+    method = Reconstructing(first(lambda gradient: gradient * float("nan")))
+    findings = check(replace(parts, method=method), 1.0, tries=0, climbs=0).findings
+    assert any("not finite" in each for each in findings)
