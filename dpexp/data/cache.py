@@ -17,7 +17,7 @@ from dpexp.records import RecordError, replace_file
 from dpexp.records.caches import cache_dir
 from dpexp.types import ConfigError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("dpexp")
 
 
 def decoded(

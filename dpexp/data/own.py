@@ -20,7 +20,7 @@ from dpexp.data.task import Examples
 from dpexp.data.text import Texts
 from dpexp.types import ConfigError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("dpexp")
 
 LABEL = "label"
 """A column of this name holds the labels, where nothing else says so."""

@@ -26,7 +26,7 @@ from dpexp.data.source import Found, find
 from dpexp.data.task import Examples, Task, assemble
 from dpexp.types import ConfigError, require_word
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("dpexp")
 
 NUMBER = " task.target_range=[LOWEST,HIGHEST] where it is a number to predict,"
 

@@ -18,7 +18,7 @@ from dpexp.data.hub import dataset_folder
 from dpexp.data.task import check_splits
 from dpexp.types import ConfigError, MissingData
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("dpexp")
 
 TRAIN = ("train", "training")
 TEST = ("test", "testing", "validation", "valid", "val", "dev", "eval")
