@@ -183,7 +183,8 @@ def test_make_hands_its_variables_to_the_artifact_script(target):
     ],
 )
 def test_make_refuses_words_that_nothing_reads_in_one_line(word, said):
-    done = subprocess.run(["make", "-n", "table3", word], cwd=ROOT, capture_output=True, text=True)
+    command = ["make", "--no-print-directory", "-n", "table3", word]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr and done.stderr.count("\n") == 1
 

@@ -31,6 +31,7 @@ from dpexp.privacy import whole_batch
 from dpexp.privacy.seeds import generator
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.outcome import StepOutcome
+from dpexp.training.returned import NotAsDeclared
 from dpexp.types import Batch, ConfigError, Key, Method, State
 
 TOLERANCE = 1e-6
@@ -228,8 +229,9 @@ def check(
         worst = _check_sensitivity(parts, clip_norm, seed, tries, climbs, findings)
         _check_post_processing(parts, clip_norm, findings)
         _check_repeated(parts, clip_norm, findings)
-    except Differs as error:
-        findings[f"the structure of the releases depends on the examples: {error}"] = None
+    except (Differs, NotAsDeclared) as error:
+        depends = "the structure of the releases depends on the examples: "
+        findings[f"{depends if isinstance(error, Differs) else ''}{error}"] = None
         worst = Movement(float("nan"), "", str(error))
     return Verdict(tuple(findings), worst)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -133,6 +134,7 @@ def exit_code_of(
     words: Sequence[str],
     doc: str | None,
     of_records: int = 1,
+    is_quiet: bool = False,
 ) -> int:
     """Run a program, or print its help; return the exit code.
 
@@ -141,11 +143,16 @@ def exit_code_of(
         words: the command line.
         doc: the help.
         of_records: exit code for a record that cannot be read or written; other user errors are 2.
+        is_quiet: whether runs say warnings alone meanwhile.
     """
     if {"-h", "--help"} & set(words):
         print((doc or "").strip())
         return 0
     restore_signals()
+    log = logging.getLogger("dpexp")
+    level = log.level
+    if is_quiet:
+        log.setLevel(logging.WARNING)
     try:
         return program(folders.taken(words))
     except KeyboardInterrupt:
@@ -156,3 +163,5 @@ def exit_code_of(
         if line is None:
             raise
         return errors.fail(line, of_records if isinstance(error, RecordError) else 2)
+    finally:
+        log.setLevel(level)

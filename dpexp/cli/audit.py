@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import csv
 import io
-import logging
 import sys
 import zlib
 from collections.abc import Sequence
@@ -339,11 +338,10 @@ def parse(words: Sequence[str]) -> tuple[list[Subject], int, int, list[str]]:
 
 def main(words: Sequence[str]) -> int:
     """Run the command line; return the exit code."""
-    return exit_code_of(_main, words, __doc__, of_records=2)
+    return exit_code_of(_main, words, __doc__, of_records=2, is_quiet=True)
 
 
 def _main(words: Sequence[str]) -> int:
-    logging.getLogger("dpexp").setLevel(logging.WARNING)
     torch.set_num_threads(1)
     subjects, trials, steps, user = parse(words)
     config = compose([*COMMON, f"method={FIRST[0]}", "audit=one_run", *user])

@@ -21,7 +21,6 @@ Exit code: 0 if every check passes, 1 if one fails, 2 for a user error.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -53,11 +52,10 @@ READERS = {"tries": whole(0), "climbs": whole(0), "trials": _trials}
 
 def main(words: Sequence[str]) -> int:
     """Run the command line; return the exit code."""
-    return exit_code_of(_main, words, __doc__, of_records=2)
+    return exit_code_of(_main, words, __doc__, of_records=2, is_quiet=True)
 
 
 def _main(words: Sequence[str]) -> int:
-    logging.getLogger("dpexp").setLevel(logging.WARNING)
     own, overrides = split(words, READERS)
     trials = own.pop("trials", 200)
     config = compose([*COMMON, *overrides])

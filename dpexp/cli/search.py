@@ -12,7 +12,6 @@ hyperparameters (docs/privacy.md). Exit code: 0; 2 for a user error.
 
 from __future__ import annotations
 
-import logging
 import math
 import tempfile
 from collections.abc import Sequence
@@ -102,11 +101,10 @@ def combinations(words: Sequence[str]) -> list[tuple[str, ...]]:
 
 def main(words: Sequence[str]) -> int:
     """Run the command line; return the exit code."""
-    return exit_code_of(_main, words, __doc__, of_records=2)
+    return exit_code_of(_main, words, __doc__, of_records=2, is_quiet=True)
 
 
 def _main(words: Sequence[str]) -> int:
-    logging.getLogger("dpexp").setLevel(logging.WARNING)
     _, overrides = split(words, {})
     for chosen in combinations(overrides):
         print(*chosen, f"{attempt([*COMMON, *chosen]):.1f}", flush=True)

@@ -22,7 +22,6 @@ says so and continues with the other cells); 2 for a user error.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import statistics
@@ -51,11 +50,10 @@ OTHERS = ("plan", "run", "launcher", "flops")
 
 def main(words: Sequence[str], attempt: Attempt = search.attempt) -> int:
     """Run the command line; return the exit code."""
-    return exit_code_of(partial(_main, attempt), words, __doc__, of_records=2)
+    return exit_code_of(partial(_main, attempt), words, __doc__, of_records=2, is_quiet=True)
 
 
 def _main(attempt: Attempt, words: Sequence[str]) -> int:
-    logging.getLogger("dpexp").setLevel(logging.WARNING)
     for word in words:
         if (key := word.partition("=")[0]) in OTHERS:
             raise ConfigError(f"Expected no {key}: it is a word of scripts.artifact. See --help.")

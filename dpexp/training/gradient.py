@@ -358,7 +358,9 @@ class PrivateGradient:
         The sums, twice as large as the model, are freed.
         """
         mechanism, ranks = self._mechanism, self._ranks
-        released = checked_releases(self._method.compress(self._state, sums), mechanism.releases)
+        sizes = {key: total.numel() for key, total in sums.items()}
+        found = self._method.compress(self._state, sums)
+        released = checked_releases(found, mechanism.releases, sizes)
         sums.clear()
         if mechanism.noise and ranks.is_first:
             gen = mechanism.noise_generator(step, ranks.device)

@@ -14,6 +14,10 @@ STEPS = ("trainable", "start", "per_example_grads", "release_shapes", "releases"
 """What every method defines itself; `Method` has defaults for the rest."""
 
 
+class NotAsDeclared(ConfigError):
+    """A method returned something else than it declares."""
+
+
 def require_steps(method: Any) -> None:
     """Check that a method defines all of its steps.
 
@@ -34,22 +38,29 @@ def require_steps(method: Any) -> None:
         )
 
 
-def checked_releases(found: Any, releases: Sequence[Release]) -> dict[Key, Tensor]:
+def checked_releases(
+    found: Any, releases: Sequence[Release], sizes: Mapping[Key, int]
+) -> dict[Key, Tensor]:
     """Return what a method's `compress` returned, as a dictionary.
 
-    Only shapes and kinds are looked at, which are no secret.
+    Only shapes and kinds are looked at, which are no secret. A release has as many numbers as
+    declared; where this step's sums have fewer (a declaration holds for every step), it has at
+    least as many as they.
 
     Args:
         found: what it returned.
         releases: declared.
+        sizes: numbers of each sum that it was given.
 
     Raises:
-        ConfigError: if it is not what the releases declare.
+        NotAsDeclared: if it is not what the releases declare.
     """
     if not isinstance(found, Mapping):
         raise _of("compress", "a tensor for each block by its Key", type(found).__name__)
     due = {each.name: each.dimension for each in releases}
-    held = dict.fromkeys(due, 0)
+    held, given = dict.fromkeys(due, 0), dict.fromkeys(due, 0)
+    for key, size in sizes.items():
+        given[key.release] += size
     for key, block in found.items():
         if not isinstance(key, Key) or key.release not in due:
             raise _of("compress", f"blocks of the releases {', '.join(due)}", repr(key))
@@ -59,7 +70,7 @@ def checked_releases(found: Any, releases: Sequence[Release]) -> dict[Key, Tenso
             raise _of("compress", f"{_name(key)} contiguous", "a view with other strides")
         held[key.release] += block.numel()
     for name, dimension in due.items():
-        if held[name] != dimension:
+        if not min(dimension, given[name]) <= held[name] <= dimension:
             expected = f"release {name} of {dimension} numbers, as `releases` declares"
             raise _of("compress", expected, str(held[name]))
     return dict(found)
@@ -73,7 +84,7 @@ def checked_step(found: Any, trained: Mapping[str, Tensor]) -> tuple[dict[str, T
         trained: the trained parameters by name.
 
     Raises:
-        ConfigError: if it is no gradient per trained parameter, and a state.
+        NotAsDeclared: if it is no gradient per trained parameter, and a state.
     """
     what = "a dictionary of gradients and the next state"
     if not (isinstance(found, tuple) and len(found) == 2):
@@ -96,8 +107,8 @@ def checked_step(found: Any, trained: Mapping[str, Tensor]) -> tuple[dict[str, T
     return gradients, state
 
 
-def _of(step: str, expected: str, got: str) -> ConfigError:
-    return ConfigError(
+def _of(step: str, expected: str, got: str) -> NotAsDeclared:
+    return NotAsDeclared(
         f"Expected the method's `{step}` to return {expected}; got {got}. Correct the method."
     )
 
