@@ -13,6 +13,7 @@ from torch.func import functional_call, grad, vmap
 
 from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample import Tape
+from dpexp.methods.dp_grape import DPGRAPE
 from dpexp.methods.lsg import LSG
 from dpexp.methods.rgp import RGP
 from dpexp.methods.rgp_core import CoreRGP
@@ -125,6 +126,11 @@ def lsg(rank: int = 16, head_factor: float = 0.01) -> LSG:
         dataset_size=1,
         batch_size=1,
     )
+
+
+def grape(rank: int = 16, train: str = "all") -> DPGRAPE:
+    """Return DP-GRAPE with a projection a step, and its moments beside the release."""
+    return DPGRAPE(rank, 1, "adam", (0.9, 0.999), 1e-8, train, "head")
 
 
 def nonprivate_step(examples: Any, new_model: NewModel) -> Step:

@@ -64,6 +64,7 @@ CASES |= {
         brief=("method.p=20",),
         reach=0.1,  # in a box, whose corners the search does not know
     ),
+    "dp_grape": Case(("method.moments=adam",), RANK_2),  # the recipes of small networks have none
     "pate": Case(brief=TEACHERS),
     "rgp_core": Case(("method.public_examples=20",), RANK_2, wide=("method.rank=64",)),
     "rgp_public": Case(("method.public_examples=20",), RANK_2),
