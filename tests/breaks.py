@@ -121,6 +121,25 @@ def projection_scaled_after_the_clip(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DPGRAPE, "compress", compress, raising=False)
 
 
+def difference_clipped_after_the_sum(patch: pytest.MonkeyPatch) -> None:
+    """Give every example of a micro-batch their mean loss difference, as one computes it publicly.
+
+    It is clipped then, but it is of all of them.
+    """
+    from dpexp.grad_sample.per_example import MaterializedGrads
+    from dpexp.methods.dp_zo import DPZO
+
+    per_example_scalars = DPZO.per_example_scalars
+
+    def broken(self, state, losses):
+        return {
+            key: MaterializedGrads(grads.values.mean(0).expand_as(grads.values))
+            for key, grads in per_example_scalars(self, state, losses).items()
+        }
+
+    patch.setattr(DPZO, "per_example_scalars", broken)
+
+
 def top_entries_of_exact_sums(patch: pytest.MonkeyPatch) -> None:
     """Keep the top tenth of a sum's entries, chosen before the noise; declare what DP-SGD does."""
     from dpexp.methods.dpsgd import DPSGD

@@ -56,7 +56,6 @@ SOUND = (
     f"{CONTRACT}::test_one_example_moves_a_release_by_no_more_than_is_declared"
     "_and_nothing_else_is_known[dpsgd]"
 )
-SOUND_PROJECTED = SOUND.replace("[dpsgd]", "[dp_grape]")
 AVERAGED = (
     f"{TWINS}::test_after_equal_releases_all_is_equal_but_the_declared_diagnostics"
     "[dpsgd model=cnn model.channels=[4,8] model.kernel=3 averaging=ema averaging.decay=0.9 "
@@ -176,9 +175,15 @@ BREAKS = {
     ),
     "projection-scaled-after-the-clip": Break(
         breaks.projection_scaled_after_the_clip,
-        SOUND_PROJECTED,
+        SOUND.replace("[dpsgd]", "[dp_grape]"),
         r"one example moves release projected by 4\.\d",
         12,
+    ),
+    "difference-clipped-after-the-sum": Break(
+        breaks.difference_clipped_after_the_sum,
+        SOUND.replace("[dpsgd]", "[dp_zo]"),
+        r"one example moves release differences by \d\.",
+        10,
     ),
     "top-entries-of-exact-sums": Break(
         breaks.top_entries_of_exact_sums,

@@ -40,11 +40,10 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.methods.selection import (
-    all_parameters,
-    matrices_and_head,
     matrix_parameters,
     one_release,
     shapes_of,
+    trained_parameters,
 )
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
@@ -111,9 +110,7 @@ class DPGRAPE(Method):
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Return the names of the parameters that this method updates."""
-        if self._train == "matrices":
-            return matrices_and_head(model, self._head)
-        return all_parameters(model)
+        return trained_parameters(model, self._train, self._head)
 
     def start(self, model: nn.Module) -> State:
         """Return all shapes, and moments that have seen nothing.

@@ -25,6 +25,7 @@ from scripts.bench.steps import (
     opacus_step,
     private_step,
     rgp,
+    zo,
 )
 
 TOKENS, VOCABULARY = 128, 50_265
@@ -103,6 +104,7 @@ def steps(num: int, device: torch.device) -> dict[str, Callable[[], Step]]:
         "DP-GRAPE, r = 8, matrices": lambda: private_step(
             grape(8, "matrices"), texts, ours, device
         ),
+        "DP-ZO, one direction": lambda: private_step(zo(), texts, ours, device),
         "Opacus hooks, no embeddings": lambda: opacus_step(texts, frozen, is_ghost=False),
         "Opacus ghost, no embeddings": lambda: opacus_step(texts, frozen, is_ghost=True),
     }

@@ -29,6 +29,7 @@ from scripts.bench.steps import (
     private_step,
     rgp,
     vmap_step,
+    zo,
 )
 
 RGP, LEFT, DP_SGD = "RGP, r = 16", "RGP left only, r = 16", "DP-SGD"
@@ -84,6 +85,7 @@ def steps(num: int, device: torch.device) -> dict[str, Callable[[], Step]]:
         f"{DP_SGD}{LAST}": private(DPSGD("all", "head"), last),
         f"{POWER_SGD}{LAST}": private(powersgd, last),
         f"DP-GRAPE, r = 16{LAST}": private(grape(), last),
+        f"DP-ZO, one direction{LAST}": private(zo(), last),
         f"Sparse DP-SGD, p = 0.5{LAST}": private(sparse, last),
         "Opacus hooks": lambda: opacus_step(images, plain, is_ghost=False),
         "Opacus ghost": lambda: opacus_step(images, plain, is_ghost=True),
