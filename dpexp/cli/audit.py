@@ -86,6 +86,7 @@ FEW = {"one_run": ("audit.m=300",)}
 
 PARTICULAR: dict[str, dict[str, Any]] = {
     "bgep": FEW,
+    "dp_zo": FEW,  # all canaries share its one number
     "gep": FEW,
     "linear": {"method": ("method=linear", *PRIVATE), "one_run": ("audit.m=600",)},
     "compressive": BY_LABEL,

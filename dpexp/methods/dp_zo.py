@@ -31,8 +31,8 @@ Differences from the paper:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -55,6 +55,8 @@ from dpexp.types import (
 
 DIFFERENCES = "differences"
 KEY = Key(DIFFERENCES, "directions")
+FARTHEST = 1000
+"""Largest perturbation (ours); a direction's entries are about 1."""
 
 
 class DPZO(Method):
@@ -69,7 +71,7 @@ class DPZO(Method):
 
         Args:
             directions: k >= 1.
-            perturbation: c > 0.
+            perturbation: c in (0, 1000].
             noise: "gaussian", or "laplace" for pure epsilon.
             train: "all" parameters, the "matrices" and the head, the "biases" with scales of norms
                 and the head, or the "head" alone.
@@ -86,10 +88,10 @@ class DPZO(Method):
                 f"{directions!r}. Set method.directions."
             )
         is_number = isinstance(perturbation, int | float) and not isinstance(perturbation, bool)
-        if not is_number or not 0 < perturbation < math.inf:
+        if not is_number or not 0 < perturbation <= FARTHEST:
             raise ConfigError(
-                f"Expected method.perturbation above 0; got {perturbation!r}. Set "
-                "method.perturbation."
+                f"Expected method.perturbation above 0 and at most {FARTHEST}; got "
+                f"{perturbation!r}. Set method.perturbation."
             )
         self._count, self._perturbation = directions, perturbation
         self._is_laplace = noise == "laplace"
@@ -108,8 +110,19 @@ class DPZO(Method):
         return trained_parameters(model, self._train, self._head)
 
     def start(self, model: nn.Module) -> State:
-        """Return the parameters' shapes."""
-        return {"shapes": shapes_of(model, self.trainable(model)), "directions": {}}
+        """Return the parameters' shapes.
+
+        Raises:
+            ConfigError: for more directions than the trained parameters have.
+        """
+        shapes = shapes_of(model, self.trainable(model))
+        size = sum(map(prod, shapes.values()))
+        if self._count > size:
+            raise ConfigError(
+                f"Expected at most {size} directions, one for each number that trains; got "
+                f"{self._count}. Set method.directions."
+            )
+        return {"shapes": shapes, "directions": {}}
 
     def prepare(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator

@@ -36,7 +36,8 @@ from dpexp.types import (
 )
 
 PREPARED_LESS = (
-    "Set a smaller method.rank, method.k or method.m, a smaller model or another device."
+    "Set a smaller method.rank, method.k, method.m or method.directions, a smaller model or "
+    "another device."
 )
 
 

@@ -54,8 +54,21 @@ class BatchLosses:
         finally:
             for name, values in before.items():
                 self._parameters[name].copy_(values)
-        rows = zip(outputs.split(1), self._batch.targets.split(1), strict=True)
-        each = torch.stack([self._loss(*row).double() for row in rows])
+        each = _one_by_one(self._loss, outputs, self._batch.targets).double()
         each = each.view(-1, self._batch.views).mean(1)
         self._sum, self._passes = self._sum + float(each.sum()), self._passes + 1
         return each
+
+
+def _one_by_one(loss: LossFn, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return a loss of every row by itself, [n]; in one call where torch.func can take it."""
+
+    def of_row(output: Tensor, target: Tensor) -> Tensor:
+        return loss(output[None], target[None])
+
+    try:
+        return torch.func.vmap(of_row)(outputs, targets)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # a loss that branches on values, say
+        return torch.stack([of_row(*row) for row in zip(outputs, targets, strict=True)])

@@ -68,7 +68,7 @@ CASES |= {
     ),
     "dp_grape": Case(("method.moments=adam",), RANK_2),  # the recipes of small networks have none
     "dp_zo": Case(
-        ("method.directions=2", "method.train=head"),
+        ("method.directions=2",),
         wide=("model=linear", "method.directions=400", "batch_size=4"),
         is_gradient=False,  # two numbers, by which it steps along directions
         coordinates=4000,

@@ -160,6 +160,19 @@ def test_the_views_of_an_example_are_averaged():
     torch.testing.assert_close(both, one, **CLOSE)
 
 
+def test_a_loss_that_looks_at_values_is_taken_row_by_row():
+    model, x, y = strict()
+    weights = dict(model.named_parameters())
+
+    def branching(outputs, targets):
+        found = F.cross_entropy(outputs, targets, reduction="sum")
+        return found if found > 0 else -found
+
+    one = BatchLosses(model, weights, branching, Batch(x, y))({}, 0.0)
+    usual = BatchLosses(model, weights, F.cross_entropy, Batch(x, y))({}, 0.0)
+    torch.testing.assert_close(one, usual, **CLOSE)
+
+
 def test_a_step_tells_k_numbers_and_noise_on_them():
     """The gradient is a sum of public directions, each times a number with the declared noise."""
     model, (x, y) = TinyNet(), data()
@@ -214,7 +227,9 @@ def test_a_budget_per_step_is_refused_under_gaussian_noise():
         ({"directions": 0}, r"method\.directions to be a whole number of at least 1; got 0"),
         ({"directions": 1.5}, r"method\.directions.*got 1\.5"),
         ({"directions": True}, r"method\.directions.*got True"),
-        ({"perturbation": 0}, r"method\.perturbation above 0; got 0"),
+        ({"directions": 1000, "train": "head"}, r"at most 24 directions.*got 1000"),
+        ({"perturbation": 0}, r"method\.perturbation above 0 and at most 1000; got 0"),
+        ({"perturbation": 1e300}, r"method\.perturbation.*got 1e\+300"),
         ({"perturbation": math.nan}, r"method\.perturbation.*got nan"),
         ({"perturbation": "1e-3x"}, r"method\.perturbation.*got '1e-3x'"),
         ({"noise": "laplac"}, r"noise=laplac\. Did you mean laplace\?"),
@@ -223,4 +238,4 @@ def test_a_budget_per_step_is_refused_under_gaussian_noise():
 )
 def test_a_setting_that_is_wrong_is_named(options, said):
     with pytest.raises(ConfigError, match=said):
-        make(**options)
+        make(**options).start(TinyNet())
