@@ -326,9 +326,9 @@ def test_the_model_itself_may_hold_parameters():
 
 
 def test_dropout_in_a_module_without_a_rule_is_refused_by_name():
-    model, x, y = drawn(lambda: Net(nn.MultiheadAttention(D, 2, 0.3, batch_first=True), attention))
-    names = ["layer.in_proj_weight"]
-    with pytest.raises(ConfigError, match="layer 'layer', a MultiheadAttention without a rule"):
+    model, x, y = drawn(lambda: Net(nn.GRU(D, D, 2, dropout=0.3, batch_first=True), states))
+    names = ["layer.weight_ih_l0"]
+    with pytest.raises(ConfigError, match="layer 'layer', a GRU without a rule"):
         taken(model.train(), x, y, names)
     assert taken(model.eval(), x, y, names)
 
