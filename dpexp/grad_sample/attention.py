@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -59,7 +59,8 @@ class Projection(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map the inputs."""
         attention = self._of()
-        bias = attention.in_proj_bias
+        assert attention is not None  # whose forward calls this
+        bias: Tensor | None = attention.in_proj_bias
         if bias is not None and self.third is not None:
             bias = bias.chunk(3)[self.third]
         return F.linear(x, getattr(attention, self.weight_name), bias)
@@ -82,7 +83,7 @@ class Appended(nn.Module):
 _PARTS: WeakKeyDictionary[nn.MultiheadAttention, dict[str, nn.Module]] = WeakKeyDictionary()
 
 
-def is_taken_apart(module: nn.Module) -> bool:
+def is_taken_apart(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
     """Return whether a module is an attention that `Attend` computes as torch does."""
     if type(module) is not nn.MultiheadAttention:
         return False  # a subclass may compute something else
@@ -207,7 +208,8 @@ class Attentions:
             return
         for name, attention in self._attentions.items():
             self._before[name] = vars(attention).get("forward")  # another tape's, if any
-            attention.forward = Attend(attention, self._is_idle, partial(self._refuse, name))
+            attend = Attend(attention, self._is_idle, partial(self._refuse, name))
+            vars(attention)["forward"] = attend
         self._has_fast_path = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
 
@@ -218,7 +220,7 @@ class Attentions:
         for name, forward in self._before.items():
             del self._attentions[name].forward
             if forward is not None:
-                self._attentions[name].forward = forward
+                vars(self._attentions[name])["forward"] = forward
         self._before = {}
         torch.backends.mha.set_fastpath_enabled(self._has_fast_path)
 
