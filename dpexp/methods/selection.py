@@ -125,6 +125,30 @@ def vector_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
     return names
 
 
+TRAINED = ("all", "matrices", "biases", "head")
+
+
+def trained_parameters(model: nn.Module, train: str, head: str) -> tuple[str, ...]:
+    """Name the parameters that a method trains, by one of the words `TRAINED`.
+
+    Args:
+        model: a model.
+        train: "all"; the "head" alone; the "matrices" and the head; or "biases", those and the
+            scales of norms, and the head.
+        head: the classifier's name in the model.
+
+    Raises:
+        ConfigError: if there are none, or the model has no such classifier.
+    """
+    if train == "head":
+        return head_parameters(model, head)
+    if train == "matrices":
+        return matrices_and_head(model, head)
+    if train == "biases":
+        return vector_parameters(model, head) + head_parameters(model, head)
+    return all_parameters(model)
+
+
 def shapes_of(model: nn.Module, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
     """Return some parameters' shapes by name."""
     return {name: tuple(model.get_parameter(name).shape) for name in names}
