@@ -76,10 +76,10 @@ def test_steps_without_noise_are_the_papers_formulas(quantile):
 def test_differences_of_losses_follow_the_same_formulas():
     """A method without a backward pass: the vector that is clipped is of its differences."""
     words = ["method=dp_zo", "method.directions=3", "batch_size=40", "eps=null", "noise=false"]
-    words += ["privacy.clip_norm=1e-3", "clipping.rate=2"]
+    words += ["privacy.clip_norm=1e-3", "clipping.rate=2", "method.perturbation=1e-5"]
     setting = Setting(composed(*words), torch.float64)
     clip_norm, state = 1e-3, setting.state
-    for step in range(8):
+    for step in range(16):
         batch = setting.examples.batch(setting.mechanism.sample(step))
         outcome = setting.step(step, state=state)
         grads = per_example(setting.model, batch)
@@ -93,12 +93,13 @@ def test_differences_of_losses_follow_the_same_formulas():
         total = ((clip_norm / norms).clamp(max=1) @ seen) / 40
         for name, each in z.items():
             wanted = torch.einsum("k,k...->...", total, each) / 3
-            torch.testing.assert_close(outcome.gradients[name], wanted, rtol=1e-4, atol=1e-8)
+            apart = (outcome.gradients[name] - wanted).norm() / wanted.norm()
+            assert apart < 1e-4, step  # the difference is of finite steps
         bits = ((1 - norms / clip_norm) * 32).clamp(-0.5, 0.5)
         clip_norm *= math.exp(-2 * (float(bits.sum()) / 40 + 0.5 - 0.5))
         state = outcome.state
         assert 1e-3 * math.exp(state["log_share"]) == pytest.approx(clip_norm, rel=1e-4)
-    assert clip_norm > 0.01
+    assert 0.4 < clip_norm / float(norms.median()) < 2.5
 
 
 def test_the_classifiers_factor_stands_in_the_norm_that_the_count_sees():
