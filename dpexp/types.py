@@ -184,7 +184,9 @@ class Release:
             in l2 under Gaussian noise, in l1 under Laplace noise.
         noise: "gaussian" or "laplace", the same for all releases of a method.
         clip: "norm" bounds the l2 norm of an example's vector, "coordinates" the absolute value of
-            each of its coordinates.
+            each of its coordinates. "count" is one number of which an example adds 1/2 if its
+            vectors lie within the clip norms, else -1/2; the clipped sum makes it by itself.
+        noise_multiplier: its own, in place of the one that all others share; None: it shares that.
     """
 
     name: str
@@ -193,6 +195,11 @@ class Release:
     sensitivity: float = 1.0
     noise: str = "gaussian"
     clip: str = "norm"
+    noise_multiplier: float | None = None
+
+    def multiplier(self, shared: float) -> float:
+        """Return its noise multiplier, where that of all releases without their own is `shared`."""
+        return shared if self.noise_multiplier is None else self.noise_multiplier
 
 
 def is_laplace(releases: tuple[Release, ...]) -> bool:
@@ -201,14 +208,13 @@ def is_laplace(releases: tuple[Release, ...]) -> bool:
 
 
 def joint_sensitivity(releases: tuple[Release, ...]) -> float:
-    """Return the joint sensitivity of all releases of a step, in clip norms.
+    """Return the joint sensitivity of a step's releases that share their noise, in clip norms.
 
     Under Gaussian noise it is in l2, the root of the sum of squares; under Laplace noise it is in
     l1, the sum.
     """
-    if is_laplace(releases):
-        return sum(release.sensitivity for release in releases)
-    return math.sqrt(sum(release.sensitivity**2 for release in releases))
+    shared = [each.sensitivity for each in releases if each.noise_multiplier is None]
+    return sum(shared) if is_laplace(releases) else math.sqrt(sum(each**2 for each in shared))
 
 
 State = dict[str, Any]

@@ -353,8 +353,12 @@ def one_release_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Account for the first release of a step alone."""
     from dpexp.privacy import calibration, mechanism
 
-    for module in (calibration, mechanism):
-        patch.setattr(module, "joint_sensitivity", lambda releases: releases[0].sensitivity)
+    patch.setattr(
+        calibration, "shared_multiplier", lambda sigma, releases: sigma * releases[0].sensitivity
+    )
+    patch.setattr(
+        mechanism, "effective_multiplier", lambda sigma, releases: sigma / releases[0].sensitivity
+    )
 
 
 # Taking up again

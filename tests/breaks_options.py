@@ -50,3 +50,28 @@ def average_of_what_has_no_noise(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(PrivateGradient, "_release", with_noise)
     patch.setattr(Averaged, "add", broken)
+
+
+def quantile_without_noise(patch: pytest.MonkeyPatch) -> None:
+    """Release the count that an adaptive clip norm follows as it is."""
+    from dpexp.training import gradient
+
+    add = gradient.add_noise_
+
+    def broken(sums, releases, *rest):
+        add({key: total for key, total in sums.items() if key.part != "count"}, releases, *rest)
+
+    patch.setattr(gradient, "add_noise_", broken)
+
+
+def count_not_charged(patch: pytest.MonkeyPatch) -> None:
+    """Give the gradients all of the budget, and account for them alone."""
+    from dpexp.privacy import calibration, mechanism
+    from dpexp.types import joint_sensitivity
+
+    patch.setattr(
+        calibration, "shared_multiplier", lambda sigma, some: sigma * joint_sensitivity(some)
+    )
+    patch.setattr(
+        mechanism, "effective_multiplier", lambda sigma, some: sigma / joint_sensitivity(some)
+    )

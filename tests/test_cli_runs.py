@@ -10,6 +10,7 @@ import yaml
 
 from dpexp import cli
 from dpexp.cli import validate
+from dpexp.cli.errors import GROUPS, HELP
 from tests.test_cli import (
     BRIEF,
     DIGITS,
@@ -44,6 +45,15 @@ def test_the_last_line_is_the_runs_directory(shell, tmp_path):
 def test_a_process_that_torchrun_did_not_start_is_not_taken_for_a_rank(shell, rank):
     line = the_error(shell("method=rgp", *BRIEF, WORLD_SIZE="2", **rank))
     assert "Expected RANK to be a number, as torchrun sets it" in line
+
+
+OF_BUILDERS = {"artifact", "hydra", "recipe", "scale", "tuned"}
+"""Folders of conf from which no run chooses."""
+
+
+def test_help_names_every_group_that_a_run_chooses_from():
+    groups = {path.name for path in cli.CONF.iterdir() if path.is_dir()} - OF_BUILDERS
+    assert set(GROUPS.findall(HELP.read_text())) == groups
 
 
 def test_help_names_the_choices_and_the_commands(shell):

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from dpexp.attacks import bounds, mislabelled
 from dpexp.attacks.bounds_curves import subsampled_gaussian
-from dpexp.attacks.canaries import Canaried
+from dpexp.attacks.canaries import SCORES, Canaried, weights_of
 from dpexp.attacks.directions import KINDS
 from dpexp.privacy import Mechanism
 from dpexp.privacy.seeds import generator
 from dpexp.training.parts import Findings, Parts
-from dpexp.types import ConfigError, State, joint_sensitivity, require_word
+from dpexp.types import ConfigError, State, require_word
 
 MISLABELLED = "mislabelled"
 
@@ -112,7 +112,8 @@ class OneRun:
             train, seed = parts.task.train, mechanism.seed
             scores = mislabelled.scores(parts.model, train, self._m, seed, device)
         else:
-            scores = state["scores"]
+            kinds = torch.stack([state[kind] for kind in SCORES if kind in state], 1)
+            scores = kinds.cpu() @ torch.from_numpy(weights_of(kinds.cpu().numpy()))
         scores = scores.double().cpu().numpy()
         guesses = bounds.guess(scores, included, self._num_guesses)
         numbers = {
@@ -146,7 +147,7 @@ def curve_bound(guesses: bounds.Guesses, mechanism: Mechanism, confidence: float
     if not mechanism.is_private or mechanism.is_laplace or mechanism.sampling != "poisson":
         return None
     steps, q = mechanism.num_steps, mechanism.sampling_prob
-    sigma = mechanism.noise_multiplier / joint_sensitivity(mechanism.releases)
+    sigma = mechanism.effective_noise_multiplier
 
     def is_refuted(factor: float) -> bool:
         return guesses.refutes(subsampled_gaussian(q, sigma * factor, steps), confidence)
@@ -158,7 +159,6 @@ def curve_bound(guesses: bounds.Guesses, mechanism: Mechanism, confidence: float
         while high - low > FINENESS:
             middle = (low + high) / 2
             low, high = (low, middle) if is_refuted(math.exp(middle)) else (middle, high)
-        noise = mechanism.noise_multiplier * math.exp(high)
-        return replace(mechanism, noise_multiplier=noise).epsilon(steps)
+        return mechanism.with_noise(math.exp(high)).epsilon(steps)
     except (ValueError, RuntimeError, ArithmeticError, IndexError):
         return None

@@ -8,6 +8,12 @@ releases and steps, of
 
     <release - the real examples' clipped sum, canary's direction> / C      1 if it was sampled,
                                                                             else 0, plus noise
+
+Where a count of the examples within the clip norm is released too (`dpexp.methods.adaptive`), a
+canary is far too long at some steps and just short enough at others, as a coin known to the
+attacker says. So each canary has a pattern of its own in the counts, and a second score:
+
+    (count - the real examples' count) * (1/2 or -1/2) * 4                  the same
 """
 
 from __future__ import annotations
@@ -16,11 +22,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpexp.attacks.canaries_wrapped import Wrapped
 from dpexp.attacks.directions import KINDS, Directions
+from dpexp.methods.wrapped import Wrapped
 from dpexp.privacy.seeds import generator
 from dpexp.types import (
     ConfigError,
@@ -38,7 +45,23 @@ from dpexp.types import (
 TOO_LONG = 100.0
 """A canary's norm before clipping, in clip norms (ours): a missing clip becomes obvious."""
 
+WITHIN = 0.95
+"""Norm of a canary that is to count as lying within the clip norm (ours)."""
+
+SCORES = ("scores", "counts")
+"""Entries of the state that hold canaries' scores, by kind."""
+
 Blocks = Mapping[Key, tuple[int, ...]]
+
+
+def weights_of(scores: np.ndarray) -> np.ndarray:
+    """Return weights [kinds] for the sum of several kinds of scores, the less noisy the larger.
+
+    Args:
+        scores: [n, kinds], with the same expectation of each kind.
+    """
+    spread = np.maximum(scores.var(0), np.finfo(float).tiny)
+    return spread[0] / np.maximum(spread, 1e-12 * spread[0])
 
 
 @dataclass(frozen=True)
@@ -125,15 +148,17 @@ class Canaried(Wrapped):
             ConfigError: the method clips coordinates, which changes a canary's direction.
         """
         state = super().start(model)
-        for release in self.releases(state, self._clip_norm):
-            if release.clip != "norm":
+        releases = self.releases(state, self._clip_norm)
+        for release in releases:
+            if release.clip == "coordinates":
                 raise ConfigError(
                     "Expected a method that clips examples' norms with crafted gradients; this "
                     "one clips coordinates. Set audit.canaries=mislabelled."
                 )
         device = next(model.parameters()).device
         scores = torch.zeros(len(self._included), dtype=torch.float64, device=device)
-        return {**state, "step": 0, "scores": scores}
+        kinds = SCORES if any(each.clip == "count" for each in releases) else SCORES[:1]
+        return {**state, "step": 0, **{kind: scores.clone() for kind in kinds}}
 
     def prepare(
         self,
@@ -149,9 +174,13 @@ class Canaried(Wrapped):
             generator=generator(self._seed, "canary/draw", state["step"]),
         )
         sampled = torch.nonzero(self._included & (draws < self._sampling_prob)).flatten()
+        coins = generator(self._seed, "canary/length", state["step"])
+        is_within = torch.rand(len(self._included), generator=coins) < 0.5
+        device = state["scores"].device
         return {
             **super().prepare(model, state, public, gen),
-            "sampled": sampled.to(state["scores"].device),
+            "sampled": sampled.to(device),
+            "half": (is_within.double() - 0.5).to(device),
             "sums": {},
             "like": next(model.parameters()).new_empty(0),
         }
@@ -168,7 +197,10 @@ class Canaried(Wrapped):
         return _recorded(super().per_example_scalars(state, losses), state["sums"])
 
     def crafted(self, state: State) -> tuple[int, Mapping[Key, PerExampleGrads]]:
-        """Return the canaries sampled in this step, longer than the clip norm of every release."""
+        """Return the canaries sampled in this step.
+
+        They are longer than the clip norm of every release; where a count is released, some not.
+        """
         sampled = state["sampled"]
         if not len(sampled):
             return 0, {}
@@ -176,15 +208,34 @@ class Canaried(Wrapped):
         for release, blocks, directions in self._release_directions(state):
             start = 0
             for key, shape in blocks.items():
-                norm = TOO_LONG * release.clip_norm
-                per_example[key] = directions.grads(sampled, start, shape, norm)
+                norms = self._lengths(state)[sampled] * release.clip_norm
+                per_example[key] = directions.grads(sampled, start, shape, norms)
                 start += math.prod(shape)
         return len(sampled), per_example
+
+    def _lengths(self, state: State) -> Tensor:
+        """Return every canary's norm at this step, in clip norms, [m]."""
+        lengths = torch.full_like(state["half"], TOO_LONG)
+        return lengths.masked_fill(state["half"] > 0, WITHIN) if "counts" in state else lengths
+
+    def compress(self, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
+        """Compress as the method does, and note the real examples' count."""
+        key = self._count_key(state)
+        if key is not None:
+            state["sums"][key] = sums[key] - state["half"][state["sampled"]].sum()
+        return super().compress(state, sums)
+
+    def _count_key(self, state: State) -> Key | None:
+        releases = self.releases(state, self._clip_norm)
+        counts = {each.name for each in releases if each.clip == "count"}
+        return next((key for key in self.release_shapes(state) if key.release in counts), None)
 
     def _release_directions(self, state: State) -> list[tuple[Release, Blocks, Directions]]:
         """Return each release with its blocks, in order, and the canaries' directions in it."""
         shapes, result = self.release_shapes(state), []
         for release in self.releases(state, self._clip_norm):
+            if release.clip == "count":
+                continue
             blocks = {key: shape for key, shape in shapes.items() if key.release == release.name}
             dimension = sum(math.prod(shape) for shape in blocks.values())
             place = (release.name, dimension)
@@ -207,12 +258,12 @@ class Canaried(Wrapped):
                 for key in blocks
             ]
             scores += directions.inner(torch.cat(residual)) / release.clip_norm
+        said = {"step": state["step"] + 1, "scores": scores}
+        if (key := self._count_key(state)) is not None:
+            heard = self._batch_size * noisy[key].double() - state["sums"].get(key, 0)
+            said["counts"] = state["counts"] + 4 * state["half"] * heard
         gradients, after = super().reconstruct(state, noisy)
-        return gradients, {
-            "method": after["method"],
-            "step": state["step"] + 1,
-            "scores": scores,
-        }
+        return gradients, {"method": after["method"], **said}
 
 
 def _recorded(

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.attacks.canaries import TOO_LONG
-from dpexp.attacks.canaries_wrapped import Wrapped
 from dpexp.grad_sample.per_example import MaterializedGrads
+from dpexp.methods.wrapped import Wrapped
 from dpexp.types import Key, Method, PerExampleGrads, PublicGradients, State
 
 

@@ -61,7 +61,7 @@ class Directions(Protocol):
     """One direction of a released vector for each canary."""
 
     def grads(
-        self, who: Tensor, start: int, shape: tuple[int, ...], norm: float
+        self, who: Tensor, start: int, shape: tuple[int, ...], norms: Tensor
     ) -> PerExampleGrads:
         """Return the part of canaries' vectors that lies within one block.
 
@@ -69,7 +69,7 @@ class Directions(Protocol):
             who: indices of the canaries, [n].
             start: position of the block in the released vector.
             shape: of the block.
-            norm: of each whole vector.
+            norms: of the whole vectors, [n].
         """
 
     def inner(self, vector: Tensor) -> Tensor:
@@ -96,10 +96,10 @@ class Coordinates:
         return Coordinates(torch.cat(rounds)[:m].to(like.device), signs.to(like))
 
     def grads(
-        self, who: Tensor, start: int, shape: tuple[int, ...], norm: float
+        self, who: Tensor, start: int, shape: tuple[int, ...], norms: Tensor
     ) -> PerExampleGrads:
         """Return the part within one block of some canaries."""
-        places, values = self.places[who] - start, norm * self.signs[who]
+        places, values = self.places[who] - start, norms.to(self.signs) * self.signs[who]
         inside = (places >= 0) & (places < math.prod(shape))
         return Spikes(values * inside, places * inside, shape)
 
@@ -125,11 +125,11 @@ class Dense:
         return Dense((rows / rows.norm(dim=1, keepdim=True)).to(like))
 
     def grads(
-        self, who: Tensor, start: int, shape: tuple[int, ...], norm: float
+        self, who: Tensor, start: int, shape: tuple[int, ...], norms: Tensor
     ) -> PerExampleGrads:
         """Return the part within one block of some canaries."""
-        part = self.rows[who, start : start + math.prod(shape)]
-        return MaterializedGrads(norm * part.reshape(-1, *shape))
+        part = norms.to(self.rows)[:, None] * self.rows[who, start : start + math.prod(shape)]
+        return MaterializedGrads(part.reshape(-1, *shape))
 
     def inner(self, vector: Tensor) -> Tensor:
         """Return every canary's inner product with a vector."""

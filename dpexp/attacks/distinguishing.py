@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpexp.attacks.bounds import Errors, tell_apart
 from dpexp.attacks.bounds_curves import gaussian_epsilon
-from dpexp.attacks.canaries import Canaried
+from dpexp.attacks.canaries import SCORES, Canaried, weights_of
 from dpexp.attacks.canaries_tipped import Tipped
 from dpexp.attacks.mislabelled import Thinned
 from dpexp.distributed.ranks import Ranks
@@ -90,21 +90,26 @@ def of_steps(parts: Parts, mechanism: Mechanism, num_trials: int) -> tuple[np.nd
 
     without = _scores(parts, with_canary(False), mechanism, range(num_trials))
     within = _scores(parts, with_canary(True), mechanism, range(num_trials, 2 * num_trials))
-    return without, within
+    # By how loud the noise was in the trials that choose the threshold.
+    weights = weights_of(without[: num_trials // 2])
+    return without @ weights, within @ weights
 
 
 def _scores(parts: Parts, method: Method, mechanism: Mechanism, trials: range) -> np.ndarray:
+    """Return every trial's scores by kind, [trials, kinds]."""
     task, model, steps = parts.task, parts.model, mechanism.num_steps
     ranks = Ranks(0, 1, next(model.parameters()).device)
     absent = Thinned(task.train, torch.zeros(len(task.train), dtype=torch.bool))
     scores = []
-    with PrivateGradient(model, method, mechanism, ranks, 1, task.public, task.loss) as gradient:
+    with PrivateGradient(
+        model, method, mechanism, ranks, 1, task.public, task.loss, clipping=parts.clipping
+    ) as gradient:
         for trial in trials:
             state = method.start(model)
             # Step numbers continue across trials, so that each trial gets its own noise.
             for step in range(trial * steps, (trial + 1) * steps):
                 state = gradient(state, absent, step).state
-            scores.append(float(state["scores"]))
+            scores.append([float(state[kind]) for kind in SCORES if kind in state])
     return np.array(scores)
 
 

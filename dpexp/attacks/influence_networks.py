@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpexp.attacks.canaries_wrapped import Wrapped
 from dpexp.attacks.influence import OTHERS, Knobs, Moved, drawing
 from dpexp.attacks.influence_forms import positions
 from dpexp.data import Examples
@@ -21,6 +20,7 @@ from dpexp.methods.lsg import LSG
 from dpexp.methods.powersgd import PowerSGD
 from dpexp.methods.rgp import RGP
 from dpexp.methods.sparse_dpsgd import SparseDPSGD
+from dpexp.methods.wrapped import Wrapped
 from dpexp.privacy import whole_batch
 from dpexp.training.gradient import PrivateGradient
 from dpexp.types import Key, Method, State

@@ -239,7 +239,8 @@ class Search:
             largest = added.abs().max()
             return added.sign() if largest > 0 else added
         norm = torch.linalg.vector_norm(added)
-        return added / norm if norm > 0 else added
+        most = 0.5 if self._releases[name].clip == "count" else 1.0
+        return most * added / norm if norm > 0 else added
 
     def _changed(self, point: _Point) -> _Point:
         """Change the sums, the example's vector, or both by a random amount."""

@@ -166,7 +166,7 @@ class _Bench:
         for module in self.model.modules():  # one more example would change all dropout masks
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
-        self._method, self._loss = parts.method, parts.task.loss
+        self._method, self._loss, self._clipping = parts.method, parts.task.loss, parts.clipping
         self._public = None if parts.task.public is None else _Public(parts.task.public)
         self._clip_norm = clip_norm
         self._ranks = Ranks(0, 1, next(self.model.parameters()).device)
@@ -186,7 +186,14 @@ class _Bench:
         watching = _Watching(method)
         mechanism = whole_batch(len(examples), self.releases(state))
         with PrivateGradient(
-            self.model, watching, mechanism, self._ranks, len(examples), self._public, self._loss
+            self.model,
+            watching,
+            mechanism,
+            self._ranks,
+            len(examples),
+            self._public,
+            self._loss,
+            clipping=self._clipping,
         ) as gradient:
             return gradient(state, examples, step), watching
 

@@ -36,10 +36,14 @@ class Trials(NamedTuple):
 
 def small(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config with batches of `SMALL_BATCH` examples."""
-    method = dict(config["method"])
+    method, more = dict(config["method"]), {}
     if "batch_size" in method:
         method["batch_size"] = SMALL_BATCH
-    return {**config, "batch_size": SMALL_BATCH, "method": method}
+    rule = config.get("clipping", {})
+    if "count_noise" in rule:  # a share of the batch; the noise itself stays
+        noise = rule["count_noise"] * config["batch_size"] / SMALL_BATCH
+        more["clipping"] = {**rule, "count_noise": noise}
+    return {**config, "batch_size": SMALL_BATCH, "method": method, **more}
 
 
 def of_steps(config: Mapping[str, Any], parts: Parts, num_trials: int, num_steps: int) -> Trials:

@@ -52,8 +52,15 @@ def adapted(model: Any, method: Any, seed: int) -> Any:
 
 def around(config: dict[str, Any], task: Any, model: Any, method: Any) -> Any:
     """Return a run's parts, those around task, model and method built from its config."""
+    from dpexp.methods.adaptive import AdaptiveClipping
+    from dpexp.privacy.clipping import Adaptive
     from dpexp.privacy.privatize import FLAT
     from dpexp.training.parts import Parts
+
+    clipping = _optional("clipping", config) or FLAT
+    if isinstance(clipping, Adaptive):
+        clip_norm = float(config["privacy"]["clip_norm"])
+        method = AdaptiveClipping(method, clipping, clip_norm, config["batch_size"])
 
     def make_optimizer(weights: list[Any]) -> Any:
         return make("optimizer", said(config["optimizer"]), params=weights)
@@ -67,7 +74,7 @@ def around(config: dict[str, Any], task: Any, model: Any, method: Any) -> Any:
         _attack(config),
         averaging=_optional("averaging", config),
         augmentation=_optional("augmentation", config),
-        clipping=_optional("clipping", config) or FLAT,
+        clipping=clipping,
     )
 
 

@@ -11,8 +11,9 @@ from dpexp.privacy.accounting import calibrate
 from dpexp.privacy.laplace import calibrate_laplace
 from dpexp.privacy.mechanism import Mechanism
 from dpexp.privacy.pld import Part, gaussian_epsilon
+from dpexp.privacy.releases import shared_multiplier
 from dpexp.privacy.seeds import new_secret
-from dpexp.types import ConfigError, Release, is_laplace, joint_sensitivity, require_word
+from dpexp.types import ConfigError, Release, is_laplace, require_word
 
 SAMPLINGS = ("poisson", "shuffle")
 
@@ -129,6 +130,7 @@ def build(
         sigma, calibrated_by = calibrate(q, num_steps, delta, epsilon)
         if clip:
             confirm((Part(q, sigma, num_steps),), delta, epsilon)
+    shared = _shared(sigma, releases, batch_size) if noise else 0.0
     return Mechanism(
         dataset_size=dataset_size,
         batch_size=batch_size,
@@ -138,12 +140,33 @@ def build(
         delta=delta,
         noise=noise,
         clip=clip,
-        noise_multiplier=sigma * joint_sensitivity(releases),
+        noise_multiplier=shared,
         releases=tuple(releases),
         seed=seed,
         calibrated_by=calibrated_by,
         _secret=new_secret() if noise == "secret" else None,
     )
+
+
+def _shared(sigma: float, releases: tuple[Release, ...], batch_size: int) -> float:
+    """Return the noise multiplier of the releases that share their noise.
+
+    Raises:
+        ConfigError: if the others' own noise is so small that it spends the whole budget.
+    """
+    try:
+        return shared_multiplier(sigma, releases)
+    except ValueError:
+        own = next(each for each in releases if each.noise_multiplier is not None)
+        least, got = (
+            each * own.clip_norm / batch_size
+            for each in (sigma * own.sensitivity, own.multiplier(0.0))
+        )
+        raise ConfigError(
+            f"Expected noise on the {own.name} that leaves some of the budget to the gradients, "
+            f"above {least:.4g} of the batch; got {got:.4g}. Set clipping.count_noise, or a larger "
+            "batch_size."
+        ) from None
 
 
 def require_releases(releases: Sequence[Release]) -> None:
@@ -160,13 +183,19 @@ def require_releases(releases: Sequence[Release]) -> None:
         if names.count(release.name) > 1:
             raise ConfigError(f"Expected every release once; got {release.name} twice.")
         require_word(f"noise {place}", release.noise, ("gaussian", "laplace"))
-        require_word(f"clip {place}", release.clip, ("norm", "coordinates"))
-        for field in ("clip_norm", "sensitivity", "dimension"):
+        require_word(f"clip {place}", release.clip, ("norm", "coordinates", "count"))
+        for field in ("clip_norm", "sensitivity", "dimension", "noise_multiplier"):
             value = getattr(release, field)
+            if field == "noise_multiplier" and value is None:
+                continue
             if not 0 < value < math.inf:
                 raise ConfigError(f"Expected {field} {place} to be above 0; got {value}.")
     if len({release.noise for release in releases}) > 1:
         raise ConfigError("Expected one noise for all releases of a method; got both.")
+    if all(release.noise_multiplier is not None for release in releases):
+        raise ConfigError("Expected a release that takes the noise of the budget; got none.")
+    if is_laplace(tuple(releases)) and any(r.noise_multiplier is not None for r in releases):
+        raise ConfigError("Expected one noise multiplier for all releases under Laplace noise.")
 
 
 def confirm(parts: tuple[Part, ...], delta: float, epsilon: float) -> None:

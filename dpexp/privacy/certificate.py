@@ -160,12 +160,14 @@ def _recompute(certificate: Mapping[str, Any]) -> dict[str, float]:
         )
     releases = certificate["releases"]
     laplace = any(r.get("noise") == "laplace" for r in releases)
-    sensitivity = math.sqrt(sum(r["sensitivity"] ** 2 for r in releases))
-    if laplace:
-        sensitivity = sum(r["sensitivity"] for r in releases)
+    shared = [r["sensitivity"] for r in releases if "noise_multiplier" not in r]
+    own = [(r["sensitivity"], r["noise_multiplier"]) for r in releases if "noise_multiplier" in r]
+    sensitivity = sum(shared) if laplace else math.sqrt(sum(each**2 for each in shared))
     sigma = certificate["noise_multiplier"] / sensitivity
     if not 0 < sigma < math.inf:
         raise PrivacyError(f"Expected a positive noise multiplier; got {sigma * sensitivity}.")
+    if own:  # independent Gaussians add up as the squares of sensitivity over multiplier
+        sigma = 1 / math.sqrt(sigma**-2 + sum((s / own_sigma) ** 2 for s, own_sigma in own))
     steps, delta = certificate["steps"], certificate["delta"]
     if laplace:
         return {

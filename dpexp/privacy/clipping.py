@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from dpexp.privacy.stated import Stated
 from dpexp.types import ConfigError, Key, Release
 
 Group = tuple[str, ...]
@@ -78,11 +79,67 @@ class PerLayer(Flat):
         return key.release, key.parameter.rpartition(".")[0]
 
 
+@dataclass(frozen=True)
+class Adaptive(Flat):
+    """min(1, C_t / |g|), where C_t follows a quantile of the norms (`dpexp.methods.adaptive`).
+
+    Attributes:
+        quantile: share of the examples that are to lie within C_t, in (0, 1).
+        rate: > 0 and <= 10; a count that is off by all of the batch moves C_t by exp(rate).
+        count_noise: > 0 and <= 1000, standard deviation of the count's noise, as a share of the
+            batch.
+    """
+
+    quantile: float
+    rate: float
+    count_noise: float
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ConfigError: for a value outside its range.
+        """
+        if not 0 < self.quantile < 1:
+            raise ConfigError(
+                f"Expected clipping.quantile in (0, 1); got {self.quantile}. Set clipping.quantile."
+            )
+        for name, largest in (("rate", 10), ("count_noise", 1000)):
+            if not 0 < getattr(self, name) <= largest:
+                raise ConfigError(
+                    f"Expected clipping.{name} above 0 and at most {largest}; got "
+                    f"{getattr(self, name)}. Set clipping.{name}."
+                )
+
+    @staticmethod
+    def stated_releases(config: Mapping[str, Any]) -> list[Stated]:
+        """Return the count that verification expects: one example moves it by a half."""
+        noise = config["clipping"]["count_noise"] * config["batch_size"]
+        return [Stated("quantile", 1.0, 0.5, "gaussian", "count", 1, noise)]
+
+
+RAMP = 2.0**-6
+"""Half the width of the ramp at the clip norm, in clip norms (ours)."""
+
+
+def centred_bits(norms: Tensor, bound: float) -> Tensor:
+    """Return 1/2 for an example within the bound and -1/2 for another, [n] in float64.
+
+    Near the bound the bit falls along a ramp. A norm's last digits depend on the other examples of
+    its micro-batch; where they decided a whole bit, one more example could move any number of bits.
+
+    Args:
+        norms: of examples, [n].
+        bound: > 0.
+    """
+    return ((1 - norms.double() / bound) / (2 * RAMP)).clamp(-0.5, 0.5)
+
+
 def bounds_of(
     clipping: Clipping, keys: Collection[Key], releases: Mapping[str, Release]
 ) -> dict[Group, float]:
     """Return every group's bound; those of a release have its clip norm as the root of squares."""
-    groups = {clipping.group(key) for key in keys}
+    groups = {clipping.group(key) for key in keys if releases[key.release].clip != "count"}
     counts: dict[str, int] = {}
     for release, *_ in groups:
         counts[release] = counts.get(release, 0) + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from torch import Tensor
 from dpexp.privacy import certificate as words
 from dpexp.privacy.accounting import prv_epsilon, rdp_epsilon, rdp_epsilon_apart
 from dpexp.privacy.laplace import pld_epsilon, pure_epsilon
+from dpexp.privacy.releases import effective_multiplier
 from dpexp.privacy.sampling import poisson, shuffled
 from dpexp.privacy.seeds import generator
-from dpexp.types import Release, is_laplace, joint_sensitivity
+from dpexp.types import Release, is_laplace
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Mechanism:
     """A subsampled Gaussian or Laplace mechanism, run `num_steps` times.
 
     Each coordinate of a release gets noise of standard deviation (Laplace: of scale)
-    noise_multiplier times the release's clip norm. A step costs a mechanism of effective multiplier
-    noise_multiplier / joint_sensitivity(releases) on a subsample of probability `sampling_prob`.
+    noise_multiplier times the release's clip norm, or its own multiplier times that. A step costs a
+    mechanism of one `effective_multiplier` on a subsample of probability `sampling_prob`.
 
     Attributes:
         dataset_size: training examples, as declared in the config.
@@ -87,6 +88,11 @@ class Mechanism:
         return generator(self.root, "noise", step, device)
 
     @property
+    def effective_noise_multiplier(self) -> float:
+        """Return the multiplier of the one mechanism that a step's releases amount to."""
+        return effective_multiplier(self.noise_multiplier, self.releases)
+
+    @property
     def is_laplace(self) -> bool:
         """Whether the noise is Laplace noise."""
         return is_laplace(self.releases)
@@ -113,8 +119,7 @@ class Mechanism:
         accountant = accountant or self.accountants[0]
         if accountant not in self.accountants:
             raise ValueError(f"Expected accountant {self.accountants}; got {accountant}.")
-        sigma = self.noise_multiplier / joint_sensitivity(self.releases)
-        q = self.sampling_prob
+        sigma, q = self.effective_noise_multiplier, self.sampling_prob
         if accountant == "pure":
             return pure_epsilon(q, sigma, [1.0] * steps)
         if accountant == "pld":
@@ -122,6 +127,17 @@ class Mechanism:
         if accountant == "rdp":
             return rdp_epsilon(q, sigma, steps, self.delta)
         return prv_epsilon(q, sigma, steps, self.delta, self.num_steps)
+
+    def with_noise(self, factor: float) -> Mechanism:
+        """Return the same mechanism with all of its noise times a factor, > 0."""
+        releases = (
+            each
+            if each.noise_multiplier is None
+            else replace(each, noise_multiplier=factor * each.noise_multiplier)
+            for each in self.releases
+        )
+        noise = factor * self.noise_multiplier
+        return replace(self, noise_multiplier=noise, releases=tuple(releases))
 
     def epsilon_at(self, factors: Sequence[float]) -> float | None:
         """Return the epsilon that the run would have if step t's noise were divided by factors[t].
@@ -134,13 +150,13 @@ class Mechanism:
         """
         if not self.is_private or not self.is_laplace:
             return None
-        sigma = self.noise_multiplier / joint_sensitivity(self.releases)
+        sigma = self.effective_noise_multiplier
         return pure_epsilon(self.sampling_prob, sigma, factors)
 
     def _epsilon_apart(self, steps: int) -> float | None:
         if len(self.releases) < 2 or self.is_laplace or not self.is_private or steps == 0:
             return None
-        sigmas = [self.noise_multiplier / release.sensitivity for release in self.releases]
+        sigmas = [r.multiplier(self.noise_multiplier) / r.sensitivity for r in self.releases]
         return rdp_epsilon_apart(self.sampling_prob, sigmas, steps, self.delta)
 
     def identity(self) -> dict[str, Any]:
@@ -155,7 +171,7 @@ class Mechanism:
             "noise": self.noise,
             "clip": self.clip,
             "noise_multiplier": self.noise_multiplier,
-            "releases": [vars(release) for release in self.releases],
+            "releases": [_said(release) for release in self.releases],
             "seed": self.seed,
         }
 
@@ -205,18 +221,8 @@ class Mechanism:
             **({"lost_steps": lost_steps} if lost_steps else {}),
             "noise_draws": noise_draws,
             "noise_multiplier": self.noise_multiplier,
-            "effective_noise_multiplier": self.noise_multiplier / joint_sensitivity(self.releases),
-            "releases": [
-                {
-                    "name": release.name,
-                    "dimension": release.dimension,
-                    "clip_norm": release.clip_norm,
-                    "sensitivity": release.sensitivity,
-                    "noise": release.noise,
-                    "clip": release.clip,
-                }
-                for release in self.releases
-            ],
+            "effective_noise_multiplier": self.effective_noise_multiplier,
+            "releases": [_said(release) for release in self.releases],
             "epsilon": {name: self.epsilon(steps, name) for name in self.accountants},
             **({} if apart is None else {"accounted_apart": {"rdp": apart, "note": words.APART}}),
             "target_epsilon": self.target_epsilon,
@@ -227,3 +233,8 @@ class Mechanism:
             "frozen": dict(frozen),
             "deviations": [*self.deviations, *lost, *deviations],
         }
+
+
+def _said(release: Release) -> dict[str, Any]:
+    """Return a release's entries; noise of its own is one where it has any."""
+    return {name: value for name, value in vars(release).items() if value is not None}

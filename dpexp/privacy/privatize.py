@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.grad_sample.rounding import add_
 from dpexp.privacy.bound import is_exact_enough, slack_of, upper_bound
-from dpexp.privacy.clipping import Clipping, Flat, Group, bounds_of
+from dpexp.privacy.clipping import Clipping, Flat, Group, bounds_of, centred_bits
 from dpexp.privacy.seeds import spawned
 from dpexp.types import ConfigError, Key, PerExampleGrads, Release, Size
 
@@ -46,8 +46,8 @@ class ClippedSum:
 
     Formal guarantees, for every input: an example's contribution to a release's sum has a norm of
     at most the clip norm, the rounding of its own terms included. In a release clipped by
-    coordinates, the clip norm bounds each coordinate instead. An example whose norm is not finite
-    adds zero.
+    coordinates, the clip norm bounds each coordinate instead; to a count an example adds a half at
+    most. An example whose norm is not finite adds zero.
     See `dpexp.privacy.bound`, and docs/privacy.md for other examples' rounding. Without clipping
     there is no such bound.
     """
@@ -90,6 +90,7 @@ class ClippedSum:
         self._bounds = bounds_of(clipping, shapes, self._releases)
         self._sizes: dict[Group, Size] = {}
         self._largest: dict[str, Tensor] = {}  # largest coordinate by release
+        self._counts = [key for key in shapes if self._releases[key.release].clip == "count"]
 
     @property
     def sums(self) -> Blocks:
@@ -99,7 +100,7 @@ class ClippedSum:
 
     def _sum(self, key: Key) -> Tensor:
         """Return a block's sum to add to, in float64 if required."""
-        if self._is_wide or self._releases[key.release].clip == "coordinates":
+        if self._is_wide or self._releases[key.release].clip != "norm":
             return self._widened(key)
         # Allocated only when there is something to add: until then activations need the memory.
         if key not in self._narrow:
@@ -192,16 +193,20 @@ class ClippedSum:
         slack = slack_of(self._like.dtype, is_widened=is_widened)
         bounds = {of: upper_bound(size, slack, is_widened=is_widened) for of, size in sizes.items()}
         finite = torch.stack([each.isfinite() for each in (*bounds.values(), *largest.values())])
-        above = [size.squares.sqrt() > self._bounds[of] for of, size in sizes.items()]
+        norms = {of: size.squares.sqrt() for of, size in sizes.items()}
+        above = [each > self._bounds[of] for of, each in norms.items()]
         above += [each > self._releases[name].clip_norm for name, each in largest.items()]
         is_finite = finite.all(0)
         num_finite, num = int(is_finite.sum()), len(is_finite)
         self.counts.clipped += int((torch.stack(above).any(0) & is_finite).sum())
         self.counts.nonfinite += num - num_finite
+        for key in self._counts:
+            bits = [centred_bits(each, self._bounds[of]) for of, each in norms.items()]
+            self._sum(key).add_(torch.stack(bits).amin(0)[is_finite].sum())
         weights = {
             # Whatever a rule returns, no example exceeds the bound.
-            of: self._clipping.weights(norms, self._bounds[of]).minimum(self._bounds[of] / norms)
-            for of, norms in bounds.items()
+            of: self._clipping.weights(each, self._bounds[of]).minimum(self._bounds[of] / each)
+            for of, each in bounds.items()
         }
         if num_finite < num:  # zero times NaN is NaN, so drop these examples
             weights = {of: weight[is_finite] for of, weight in weights.items()}
@@ -274,9 +279,9 @@ def add_noise_(
     Args:
         sums: the clipped sums over the whole logical batch (all ranks), or what the method's
             `compress` returned; contiguous. After an error only some have noise.
-        releases: each block's noise has standard deviation (Laplace: scale)
-            noise_multiplier * clip_norm of its release.
-        noise_multiplier: >= 0.
+        releases: each block's noise has standard deviation (Laplace: scale) the noise multiplier
+            times the clip norm of its release.
+        noise_multiplier: of releases that have none of their own, >= 0.
         gen: on the sums' device; blocks draw from it in the order of `sums`. On a CPU the pieces of
             a large block are drawn in parallel, each from a generator spawned from it, so that the
             noise is the same for any number of threads.
@@ -291,7 +296,7 @@ def add_noise_(
     def add(piece: Tensor, release: Release, gen: torch.Generator) -> None:
         noise = _DRAWS[release.noise](piece, gen, dtype or piece.dtype)
         wide = piece.double()  # the same tensor if it is in float64 already
-        wide.add_(noise, alpha=noise_multiplier * release.clip_norm)
+        wide.add_(noise, alpha=release.multiplier(noise_multiplier) * release.clip_norm)
         if wide is not piece:
             piece.copy_(wide)
 

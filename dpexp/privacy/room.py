@@ -51,7 +51,7 @@ def require_room(mechanism: Mechanism, dtype: torch.dtype, config: Mapping[str, 
     for release in mechanism.releases:
         sizes = {"the clip norm": release.clip_norm} if mechanism.clip else {}
         if mechanism.noise:
-            sizes["the noise"] = mechanism.noise_multiplier * release.clip_norm
+            sizes["the noise"] = release.multiplier(mechanism.noise_multiplier) * release.clip_norm
         for what, size in sizes.items():
             for share, value in (("", size), (" / batch_size", size / mechanism.batch_size)):
                 if least <= value <= largest:
@@ -70,7 +70,7 @@ def size_of_release(mechanism: Mechanism) -> float:
 
     It is divided by the batch size. Without noise and clipping it is unknown, and 1 is returned.
     """
-    largest = max(release.clip_norm for release in mechanism.releases)
+    largest = max(each.clip_norm for each in mechanism.releases if each.clip != "count")
     if mechanism.noise:
         return mechanism.noise_multiplier * largest / mechanism.batch_size
     return largest / mechanism.batch_size if mechanism.clip else 1.0

@@ -19,6 +19,8 @@ A subclass inherits no statement, for it may release something else.
 A record may come from anyone and name any class. Verification imports modules of dpexp only. Any
 other class is looked up among the modules that this process has already imported, e.g. those that
 the user's own conf or command line names. Only a class's statements are called.
+
+A clipping rule that releases something beside the method states that: `stated_releases(config)`.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ class Stated:
         clip_norm: bound on one example's contribution.
         sensitivity: in clip norms; in l2 under Gaussian noise, in l1 under Laplace noise.
         noise: "gaussian" or "laplace", the same for all releases of a method.
-        clip: "norm" or "coordinates", as in `Release`.
+        clip: "norm", "coordinates" or "count", as in `Release`.
         dimension: number of entries; None: not stated, and not checked.
+        noise_multiplier: its own; None: the one that all others share.
     """
 
     name: str | None
@@ -56,6 +59,7 @@ class Stated:
     noise: str = "gaussian"
     clip: str = "norm"
     dimension: int | None = None
+    noise_multiplier: float | None = None
 
 
 @dataclass(frozen=True)
@@ -100,9 +104,16 @@ def statement_of(config: Mapping[str, Any]) -> Statement:
     """Return the statements of a config's method."""
     target = config["method"]["_target_"]
     releases, votes = _own(target, "stated_releases"), _own(target, "stated_votes")
+    rule = config.get("clipping") or {}
+    beside = _own(rule.get("_target_", ""), "stated_releases")
+
+    def of_step(config: Mapping[str, Any], size: int) -> list[Stated]:
+        own = (releases or _on_trust)(config, size)
+        return own if beside is None else [*own, *beside(config)]
+
     return Statement(
         is_known=releases is not None or votes is not None,
-        releases=releases or _on_trust,
+        releases=of_step,
         votes=votes,
     )
 

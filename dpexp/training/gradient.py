@@ -258,8 +258,9 @@ class PrivateGradient:
         )  # `per_example_grads` adds to it, for one attempt
         like = next(self._model.parameters())
         blocks = self._method.release_shapes(self._state)
-        self._blocks = blocks.keys()
         mechanism = self._mechanism
+        made = {release.name for release in mechanism.releases if release.clip == "count"}
+        self._blocks = {key for key in blocks if key.release not in made}
         self._sum = ClippedSum(
             blocks,
             mechanism.releases,

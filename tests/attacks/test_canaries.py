@@ -233,7 +233,7 @@ def test_a_direction_cut_into_blocks_is_the_direction(kind):
     directions = kind.draw(8, 14, generator(0, "test", 1), vector)
     who, start, blocks = torch.tensor([6, 0, 3]), 0, []
     for shape in shapes:
-        grads = directions.grads(who, start, shape, 5.0)
+        grads = directions.grads(who, start, shape, torch.full((3,), 5.0))
         each, total = grads.materialize(), torch.zeros(shape)
         weights = torch.tensor([0.5, 1.0, 2.0])
         grads.add_to(total, weights)

@@ -154,10 +154,8 @@ class _Check:
             self.unchecked.append("privacy.json lost_steps: how many steps were lost to a kill")
         if not 0 <= privacy.get("lost_steps", 0) <= steps:
             self.say(f"lost_steps: expected from 0 to {steps}; got {privacy['lost_steps']}")
-        sensitivities = self._releases()
-        is_laplace = self._noise_law() == "laplace"
-        joint = sum(sensitivities) if is_laplace else math.hypot(*sensitivities)
-        sigma = privacy["noise_multiplier"] / joint
+        self._releases()
+        sigma = self._effective(privacy["noise_multiplier"])
         self._same("effective_noise_multiplier", sigma)
         if not wanted["noise"]:
             self._same("noise_multiplier", 0.0)
@@ -166,8 +164,18 @@ class _Check:
     def _noise_law(self) -> str:
         return "laplace" if any(due.noise == "laplace" for due in self._due) else "gaussian"
 
-    def _releases(self) -> list[float]:
-        """Compare a step's releases with the statement; return sensitivities in clip norms."""
+    def _effective(self, noise_multiplier: float) -> float:
+        """Return the multiplier of the one mechanism that the stated releases amount to."""
+        shared = [due.sensitivity for due in self._due if due.noise_multiplier is None]
+        joint = sum(shared) if self._noise_law() == "laplace" else math.hypot(*shared)
+        own = [each for each in self._due if each.noise_multiplier is not None]
+        if not own or not noise_multiplier:
+            return noise_multiplier / joint
+        spent = (each.sensitivity / each.noise_multiplier for each in own if each.noise_multiplier)
+        return 1 / math.hypot(joint / noise_multiplier, *spent)
+
+    def _releases(self) -> None:
+        """Compare a step's releases with the statement."""
         expected, stated = self._due, self._privacy["releases"]
         if len(stated) != len(expected):
             self.say(f"releases: {len(expected)} leave at a step; privacy.json names {len(stated)}")
@@ -177,6 +185,7 @@ class _Check:
                 self._same("name", due.name, release, place)
             self._same("clip_norm", due.clip_norm, release, place)
             self._same("sensitivity", due.sensitivity, release, place)
+            self._same("noise_multiplier", due.noise_multiplier, release, place)
             if "noise" in release or not self._is_older:  # the first certificates had one only
                 self._same("noise", due.noise, release, place)
                 self._same("clip", due.clip, release, place)
@@ -184,7 +193,6 @@ class _Check:
                 self._same("dimension", due.dimension, release, place)
         if any(due.dimension is None for due in expected):
             self.unchecked.append("privacy.json releases' dimensions")
-        return [due.sensitivity for due in expected]
 
     def _votes(self) -> tuple[Part, ...]:
         config, privacy, method = self._config, self._privacy, self._config["method"]

@@ -11,7 +11,7 @@ from dpexp.privacy.stated import is_ours, statement_of
 TRAINING, VOTING = "dpexp.training.train", "dpexp.pate"
 """The loops; the first is the default."""
 
-REMARKS = ("accounted_apart", "data_dependent_epsilon", "column_norms", "paper")
+REMARKS = ("accounted_apart", "data_dependent_epsilon", "column_norms", "paper", "last_clip_norm")
 """Entries of a certificate that no claim depends on."""
 
 OF_BOTH = {
