@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -230,6 +230,19 @@ def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, Materialized
 
 FULL = (torch.float32, torch.float64)
 """Dtypes of weights that noise may be drawn for."""
+
+
+def require_norms(clipping: Clipping, releases: Sequence[Release]) -> None:
+    """Refuse a rule for norms beside a release whose coordinates are clipped.
+
+    Raises:
+        ConfigError: if they do not go together.
+    """
+    if clipping != FLAT and any(each.clip == "coordinates" for each in releases):
+        raise ConfigError(
+            "Expected a method that clips norms beside a clipping rule; this one clips "
+            "coordinates. Leave clipping out."
+        )
 
 
 def require_full_precision(model: nn.Module) -> None:

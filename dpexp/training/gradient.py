@@ -18,7 +18,13 @@ from dpexp.grad_sample.modules import replaced
 from dpexp.grad_sample.passes import Passes
 from dpexp.privacy import Mechanism
 from dpexp.privacy.clipping import Clipping
-from dpexp.privacy.privatize import FLAT, ClippedSum, add_noise_, require_full_precision
+from dpexp.privacy.privatize import (
+    FLAT,
+    ClippedSum,
+    add_noise_,
+    require_full_precision,
+    require_norms,
+)
 from dpexp.privacy.seeds import generator, seed_default
 from dpexp.training.losses import BatchLosses
 from dpexp.training.outcome import StepOutcome
@@ -97,11 +103,7 @@ class PrivateGradient:
         self._model, self._method, self._mechanism = model, method, mechanism
         self._ranks, self.micro_batch = ranks, micro_batch
         self._augmentation, self._clipping = augmentation, clipping
-        if clipping != FLAT and any(r.clip == "coordinates" for r in mechanism.releases):
-            raise ConfigError(
-                "Expected a method that clips norms beside a clipping rule; this one clips "
-                "coordinates. Leave clipping out."
-            )
+        require_norms(clipping, mechanism.releases)
         self._state: State = {}
         self._sum = ClippedSum({}, (), torch.empty(0))
         self.trained = method.trainable(model)

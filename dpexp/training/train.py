@@ -16,6 +16,7 @@ from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample.hooking import hooked_layers, mark_untried
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
 from dpexp.privacy.certificate import JUDGED_ON_TRAINING, learnt_from_data
+from dpexp.privacy.privatize import require_norms
 from dpexp.records import ANALYSIS, SCORES, Run
 from dpexp.training.averaging import Averaged
 from dpexp.training.gradient import PrivateGradient
@@ -58,6 +59,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     start = method.start(model)
     mechanism = make_mechanism(config, task.dataset_size, method, start, ranks)
     require_room(mechanism, next(model.parameters()).dtype, config)
+    require_norms(parts.clipping, mechanism.releases)
     trainable, frozen = named_parameters(model, method)
     weights = [parameter for name, parameter in model.named_parameters() if name in trainable]
     optimizer = parts.make_optimizer(weights)
