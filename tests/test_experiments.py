@@ -8,11 +8,14 @@ from dpexp import cli, records
 from dpexp.cli import errors
 from dpexp.cli.config_cache import Configs
 from dpexp.cli.groups import options_of
+from dpexp.privacy.accounting import calibrate
+from dpexp.privacy.calibration import num_steps
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec
 
 CONFIGS = Configs()
 EXPERIMENTS = options_of("experiment")
+SCRATCH = [name for name in EXPERIMENTS if name.startswith("scratch/")]
 SAYS = re.compile(
     r"# @package _global_\n# python run.py experiment=(\S+)\n"
     r"# (\w+)/(\w+) (\S+) (\S+): .*\n(?:# .*\n)*"
@@ -22,10 +25,11 @@ SAYS = re.compile(
 
 
 def test_every_paper_has_some():
-    assert {name.partition("/")[0] for name in EXPERIMENTS} == {"rgp", "lsg", "gep", "compressive"}
+    papers = {"rgp", "lsg", "gep", "compressive"}
+    assert {name.partition("/")[0] for name in EXPERIMENTS} == papers | {"scratch"}
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in SCRATCH])
 def test_an_experiment_opens_with_its_command_and_is_the_cell_that_it_names(name):
     said = SAYS.fullmatch((cli.CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8"))
     assert said is not None
@@ -36,6 +40,22 @@ def test_an_experiment_opens_with_its_command_and_is_the_cell_that_it_names(name
     (cell,) = (job.config for job in jobs if job.cell == (row, column))
     cell = {key: value for key, value in cell.items() if key != "analysis"}  # what is looked at
     assert CONFIGS.compose([f"experiment={name}"]) == cell
+
+
+@pytest.mark.parametrize("name", SCRATCH)
+def test_a_recipe_from_scratch_opens_with_its_command_and_takes_the_published_steps(name):
+    lines = (cli.CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    assert lines[1] == f"# python run.py experiment={name}"
+    config = CONFIGS.compose([f"experiment={name}"])
+    model, eps = re.fullmatch(r"scratch/cifar10_(\w+)_eps(\d)", name).groups()
+    assert (config["model"]["name"], config["eps"]) == (model, int(eps))
+    steps = num_steps(config["epochs"], 50_000, config["batch_size"], "poisson")
+    assert (steps, config["optimizer"]["lr"]) == ({1: 875, 8: 2500}[int(eps)], 2.0)
+    assert config["optimizer"]["momentum"] == config["optimizer"]["weight_decay"] == 0
+    assert config["schedule"]["fractions"] == [] and config["privacy"]["delta"] == 1e-5
+    assert config["augmentation"]["multiplicity"] == 16 and config["averaging"]["name"] == "ema"
+    noise, _ = calibrate(config["batch_size"] / 50_000, steps, 1e-5, config["eps"])
+    assert 0.8 < noise / {1: 10, 8: 3}[int(eps)] < 1
 
 
 def test_words_beside_an_experiment_are_heard_before_it():

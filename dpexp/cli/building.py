@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dpexp.cli.instantiate import make, parameters
 
-OF_NO_CONSTRUCTOR = ("name", "head", "tokenizer", "fix")
+OF_NO_CONSTRUCTOR = ("name", "head", "tokenizer", "fix", "weight_standardization")
 """Settings of a model that its constructor does not take."""
 
 
@@ -71,7 +71,9 @@ def build_model(config: Mapping[str, Any], task: Any) -> Built:
 
 
 def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
-    """Replace what mixes examples, find the classifier and freeze what is to be, as configured.
+    """Change a model as configured.
+
+    Standardise weights, replace what mixes examples, find the classifier and freeze what is to be.
 
     Args:
         model: changed in place; the one that is returned is what it is without torch.compile.
@@ -82,6 +84,10 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
         ConfigError: if a setting does not fit the model.
     """
     node = config["model"]
+    if _is_standardized(node):
+        from dpexp.models.standardized import standardize
+
+        standardize(model)
     patterns = _patterns(config.get("method", {}).get("freeze"))
     if not (is_of_door(node) or node.get("fix") or patterns):
         return Built(model, str(node.get("head", "")))
@@ -102,6 +108,23 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
     if patterns:
         classifier.freeze(model, patterns)
     return Built(model, head)
+
+
+def _is_standardized(node: Mapping[str, Any]) -> bool:
+    """Return whether a model's weights are to be standardised.
+
+    Raises:
+        ConfigError: for another word.
+    """
+    found = node.get("weight_standardization", False)
+    if not isinstance(found, bool):
+        from dpexp.types import ConfigError
+
+        raise ConfigError(
+            f"Expected model.weight_standardization to be true or false; got {found}. Set "
+            "model.weight_standardization."
+        )
+    return found
 
 
 def make_method(config: Mapping[str, Any], kind: str = "") -> Any:

@@ -15,11 +15,14 @@ from dpexp.types import ConfigError
 WORDS = ("repo", "name", "target")
 """Top-level words for `model.repo`, `model.architecture` and `model._target_`."""
 
+UNSAID = ("fix", "weight_standardization")
+"""Settings of a model that are left out where they are not set: ids are older than they are."""
+
 REPLACING = ("_target_", "repo")
 """Settings of a model that make it another one."""
 
 SHAPING = ("architecture", "layers", "depth", "width", "channels", "kernel", "stem_stride",
-           "attention_heads", "feed_forward")  # fmt: skip
+           "attention_heads", "feed_forward", "groups", "weight_standardization")  # fmt: skip
 """Settings of a model that give it another size."""
 
 
@@ -38,7 +41,9 @@ def named(config: dict[str, Any]) -> dict[str, Any]:
         config = {key: value for key, value in config.items() if key not in WORDS}
         _require_key(model)
     kept = {
-        key: value for key, value in model.items() if key != "fix" or value not in (None, False)
+        key: value
+        for key, value in model.items()
+        if not (key in UNSAID and (value is None or value is False))
     }
     config = {**config, "model": {**kept, "name": _name(model)}}
     method = config.get("method")

@@ -1,0 +1,151 @@
+"""Standardised weights: what they are, and every example's gradient through them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+import dpexp
+from dpexp import cli
+from dpexp.grad_sample.rules import layer_grads_of
+from dpexp.models.standardized import (
+    GainedConv2d,
+    StandardizedConv2d,
+    standardize,
+    standardized,
+)
+from dpexp.models.wrn_standardized import StandardizedWRN
+from dpexp.types import ConfigError
+from tests.grad_sample.test_rules import assert_rule_holds, per_example_by_torch_func, random_like
+from tests.runs import CONFIGS, one_thread  # noqa: F401 (a fixture)
+from tests.steps import CPU, rgp, sums_of
+
+LAYERS = {
+    "plain": lambda: StandardizedConv2d(3, 4, 3, padding=1, bias=False),
+    "gain and bias": lambda: GainedConv2d(3, 4, 3, padding=1),
+    "strided": lambda: GainedConv2d(2, 6, 3, stride=2, padding=1),
+    "one by one": lambda: GainedConv2d(5, 2, 1, stride=2),
+    "grouped": lambda: StandardizedConv2d(4, 6, 3, groups=2, padding="same"),
+    "padded otherwise": lambda: StandardizedConv2d(3, 4, 3, padding=1, padding_mode="circular"),
+}
+
+
+def layer_of(kind, size=1.0):
+    torch.manual_seed(0)
+    layer = LAYERS[kind]()
+    with torch.no_grad():
+        layer.weight.normal_(1.0).mul_(size)
+        for name, each in layer.named_parameters():
+            if name != "weight":
+                each.normal_()
+    return layer
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-4, 1e4, 0.0])  # 1e-4: s is at its least value
+@pytest.mark.parametrize("kind", [kind for kind in LAYERS if "otherwise" not in kind])
+def test_every_examples_gradient_is_torch_funcs(kind, size):
+    layer = layer_of(kind, size)
+    x = random_like(torch.empty(3, layer.in_channels, 5, 6), 1)
+    assert_rule_holds(layer, x, 2, references=(per_example_by_torch_func,))
+
+
+def test_a_rows_weights_have_mean_zero_and_norm_one_or_less():
+    layer = layer_of("plain").double()
+    unit = standardized(layer.weight)[0].flatten(1)
+    torch.testing.assert_close(unit.mean(1), torch.zeros(4).double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(unit.norm(dim=1), torch.ones(4).double())
+    literal = layer.weight - layer.weight.mean((1, 2, 3), keepdim=True)
+    literal = literal / (27 * layer.weight.var((1, 2, 3), unbiased=False, keepdim=True)).sqrt()
+    torch.testing.assert_close(standardized(layer.weight)[0], literal)
+    assert standardized(1e-9 * layer.weight)[0].norm() < 1e-5  # no division by what is nearly zero
+
+
+def net(name):
+    torch.manual_seed(0)
+    if name == "wrn16_4":
+        return StandardizedWRN(10, 1, 4, 1, 10).double()
+    words = ["method=dpsgd", "task=digits", f"model={name}", "model.weight_standardization=true"]
+    words += ["model.depth=8"] if name == "resnet20" else []
+    return cli.build_parts(cli.compose(words), CPU).model.double()
+
+
+def gradients_of(model, x, y):
+    """Every example's gradients by torch.func, by name."""
+    weights = {name: each.detach() for name, each in model.named_parameters()}
+
+    def loss(weights, x, y):
+        return F.cross_entropy(functional_call(model, weights, x[None]), y[None])
+
+    return vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, y)
+
+
+@pytest.mark.parametrize("name", ["wrn10_1", "resnet20", "wrn16_4"])
+def test_a_networks_clipped_sum_is_torch_funcs_and_so_are_its_carriers(name):
+    model = net(name)
+    x, y = random_like(torch.empty(4, 1, 8, 8), 3), torch.tensor([3, 1, 4, 1])
+    grads = gradients_of(model, x, y)
+    assert any(isinstance(each, StandardizedConv2d) for each in model.modules())
+    assert not any(type(each) is nn.Conv2d for each in model.modules())
+    norms = sum(each.flatten(1).square().sum(1) for each in grads.values()).sqrt()
+    clip_norm = float(norms.median())
+    weights = (clip_norm / norms).clamp(max=1)
+    config = cli.compose(["method=dpsgd", "task=digits", "model=wrn10_1"])
+    sums, _ = sums_of(model, cli.build_parts(config, CPU).method, x, y, clip_norm, 3)
+    for key, total in sums.items():
+        expected = torch.einsum("n,n...->...", weights, grads[key.parameter])
+        torch.testing.assert_close(total, expected, rtol=1e-6, atol=1e-6 * clip_norm)
+    # Unclipped: RGP's sums are the weights' gradients times its carriers.
+    method = rgp(2, head_factor=1.0)
+    sums, outcome = sums_of(model, method, x, y, 1e9, 3)
+    carriers = {key: block for key, block in sums.items() if key.part != "full"}
+    assert {key.part for key in carriers} == {"left", "right"}
+    for key, block in carriers.items():
+        total = grads[key.parameter].sum(0).flatten(1)
+        left, right = (outcome.state[side][key.parameter] for side in ("left", "right"))
+        expected = total @ right.T if key.part == "left" else left.T @ total
+        torch.testing.assert_close(block.view_as(expected), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_is_trained_verified_and_named_for_it(tmp_path):
+    words = ["method=lsg", "task=digits", "profile=embedded", "model=wrn10_1", "device=cpu"]
+    words += ["model.stem_stride=2", "epochs=0.5", f"results={tmp_path}"]
+    run = dpexp.run(*words, "model.weight_standardization=true")
+    assert "weight_standardization=True" in run.config["model"]["name"]
+    said = CONFIGS.compose_anew([*words, "model.weight_standardization=false"])
+    assert said == CONFIGS.compose_anew(words) and "weight_standardization" not in said["model"]
+    assert any(type(each) is StandardizedConv2d for each in run.model.modules())
+
+
+def test_views_of_an_example_add_up():
+    layer = layer_of("gain and bias").double()
+    x = random_like(torch.empty(6, 3, 5, 5), 1)
+    direction = random_like(layer(x), 2)
+    each = per_example_by_torch_func(layer, x, direction)
+    grads = layer_grads_of("layer", layer, x, direction, rows=2)
+    for name in ("weight", "gain", "bias"):
+        pairs = each[name][::2] + each[name][1::2]
+        torch.testing.assert_close(grads.gradient(name).materialize(), pairs)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("model=wrn10_1 model.weight_standardization=maybe", "to be true or false; got maybe"),
+        ("model=wrn10_1 model.weight_standardisation=true", "weight_standardization"),
+        ("model=linear model.weight_standardization=true", "weight_standardization"),
+        ("model=wrn16_4 model.groups=5", "model.groups of 1, 2, 4, 8 or 16"),
+        ("model=wrn16_4 model.depth=15", "depth of 6 b"),
+        ("model=wrn40_4 model.width=0", "model.width >= 1"),
+    ],
+)
+def test_a_mistake_is_one_line(words, line, tmp_path):
+    said = ["method=dpsgd", "task=digits", "profile=embedded", "device=cpu", *words.split()]
+    with pytest.raises(Exception, match=line) as refused:
+        dpexp.run(*said, f"results={tmp_path}")
+    assert isinstance(refused.value, ConfigError) and "\n" not in str(refused.value)
+
+
+def test_a_model_without_convolutions_is_refused():
+    with pytest.raises(ConfigError, match="has none"):
+        standardize(nn.Linear(2, 2))
