@@ -25,7 +25,7 @@ READY := $(VENV)/.ready
 MAKEFLAGS += --no-builtin-rules
 
 .DEFAULT_GOAL := help
-.PHONY: all setup test lint bench verify audit attack lira soak pin-configs clean help FORCE
+.PHONY: all setup test test-long lint bench verify audit attack lira soak pin-configs clean help FORCE
 
 setup: $(READY)
 
@@ -48,6 +48,9 @@ $(READY): pyproject.toml constraints.txt
 # One thread a worker: the tests are many small tensors, which more threads only slow down.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+
+test-long: $(READY)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal -m long $(ARGS)
 
 pin-configs: $(READY)
 	$(PY) -m tests.pinned_configs
@@ -108,6 +111,7 @@ help:
 	@echo '       PYTHON=python3   the Python to make it with, 3.11 or 3.12'
 	@echo '       TORCH=           beside any target: another torch, 2.11.0 to 2.13, in .venv-torch-$$TORCH'
 	@echo 'make test               run the tests; ARGS="tests/grad_sample -x" for some of them'
+	@echo 'make test-long          what repeats a test at length: every planted break, more seeds, more kills'
 	@echo 'make lint               check style, format and types'
 	@echo 'make bench              measure step time and memory into results/bench/'
 	@echo 'make verify             recompute every run'"'"'s certificate by another accountant'

@@ -79,8 +79,8 @@ def train(
         model: maps inputs [n, ...] to logits [n, classes], or to [n, 1] in a regression. Every
             parameter is trained privately or stays as it is; what mixes examples is refused.
         train: the private examples: (inputs, targets) as tensors or arrays, or a torch data set of
-            such pairs. uint8 inputs become [0, 1]; floats are used as they are. Integer targets are
-            class indices; floats make it a regression.
+            such pairs. uint8 inputs become [0, 1]; floats, and other integers such as tokens' ids,
+            are used as they are. Integer targets are class indices; floats make it a regression.
         test: likewise; accuracy is computed on them.
         method: as in `python run.py method=...`, e.g. "dpsgd", "rgp", "lsg", "nonprivate".
         eps: of the guarantee, > 0; None trains without noise and clip.

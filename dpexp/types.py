@@ -270,6 +270,18 @@ class PublicGradients(Protocol):
         """
 
 
+class Losses(Protocol):
+    """The examples' losses of one micro-batch, by forward passes alone."""
+
+    def __call__(self, direction: Mapping[str, Tensor], step: float) -> Tensor:
+        """Return each example's loss, [n] in float64, at the weights plus step times a direction.
+
+        Args:
+            direction: of trained parameters, each in its parameter's shape.
+            step: how far.
+        """
+
+
 class Method(Protocol):
     """A training method: everything between the layer gradients and the optimizer.
 
@@ -277,9 +289,13 @@ class Method(Protocol):
 
     Attributes:
         public_size: how many public examples `prepare` needs; none are loaded if 0.
+        is_forward_only: whether it takes examples' losses in place of layer gradients: then
+            `per_example_scalars` is called, without hooks or a backward pass, and
+            `per_example_grads` is not.
     """
 
     public_size: int = 0
+    is_forward_only: bool = False
 
     def adapt(self, model: nn.Module) -> nn.Module:
         """Return the model to train: usually as it is, or with adapters put into it."""
@@ -320,6 +336,9 @@ class Method(Protocol):
 
         It may change the state's dicts and lists (each attempt gets a copy), never its tensors.
         """
+
+    def per_example_scalars(self, state: State, losses: Losses) -> Mapping[Key, PerExampleGrads]:
+        """Return all blocks of a micro-batch's examples from their losses, if `is_forward_only`."""
 
     def crafted(self, state: State) -> tuple[int, Mapping[Key, PerExampleGrads]]:
         """Return crafted examples that join this step's batch: how many, and all their blocks.

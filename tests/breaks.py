@@ -90,6 +90,56 @@ def head_scaled_back_before_noise(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def projection_scaled_after_the_clip(patch: pytest.MonkeyPatch) -> None:
+    """Clip what DP-GRAPE gets by P of entries N(0, 1/d), which keep norms, and rescale the sums."""
+    from math import prod, sqrt
+
+    from dpexp.methods.dp_grape import DPGRAPE
+    from dpexp.types import Key, full_name
+
+    per_example_grads = DPGRAPE.per_example_grads
+
+    def shrinks(state):
+        inputs = {name: prod(shape[1:]) for name, shape in state["matrices"].items()}
+        rank = {name: len(each) for name, each in state["projections"].items()}
+        return {name: sqrt(rank[name] / inputs[name]) for name in inputs}
+
+    def broken(self, state, layer, layer_grads):
+        per_example = dict(per_example_grads(self, state, layer, layer_grads))
+        weight = full_name(layer, "weight")
+        if weight in state["matrices"]:
+            scaled = layer_grads.scaled(shrinks(state)[weight])
+            key = Key("projected", weight, "projected")
+            per_example[key] = scaled.left(state["projections"][weight])
+        return per_example
+
+    def compress(self, state, sums):
+        factors = {name: 1 / each for name, each in shrinks(state).items()}
+        return {key: factors.get(key.parameter, 1.0) * total for key, total in sums.items()}
+
+    patch.setattr(DPGRAPE, "per_example_grads", broken)
+    patch.setattr(DPGRAPE, "compress", compress, raising=False)
+
+
+def difference_clipped_after_the_sum(patch: pytest.MonkeyPatch) -> None:
+    """Give every example of a micro-batch their mean loss difference, as one computes it publicly.
+
+    It is clipped then, but it is of all of them.
+    """
+    from dpexp.grad_sample.per_example import MaterializedGrads
+    from dpexp.methods.dp_zo import DPZO
+
+    per_example_scalars = DPZO.per_example_scalars
+
+    def broken(self, state, losses):
+        return {
+            key: MaterializedGrads(grads.values.mean(0).expand_as(grads.values))
+            for key, grads in per_example_scalars(self, state, losses).items()
+        }
+
+    patch.setattr(DPZO, "per_example_scalars", broken)
+
+
 def top_entries_of_exact_sums(patch: pytest.MonkeyPatch) -> None:
     """Keep the top tenth of a sum's entries, chosen before the noise; declare what DP-SGD does."""
     from dpexp.methods.dpsgd import DPSGD

@@ -1,7 +1,9 @@
 import gc
 import os
+from functools import cache
 from pathlib import Path
 
+import omegaconf
 import pytest
 from hypothesis import settings
 
@@ -11,6 +13,9 @@ from dpexp.cli.signals import restore_signals
 # A busy machine makes a timed example flaky; a failing one is replayed from its printed blob.
 settings.register_profile("dpexp", deadline=None, print_blob=True)
 settings.load_profile("dpexp")
+
+# Every config has the same few hundred interpolations, each of which takes milliseconds to parse.
+omegaconf.base.parse = omegaconf._utils.parse = cache(omegaconf.grammar_parser.parse)
 
 
 def pytest_configure():

@@ -186,6 +186,18 @@ BREAKS = {
         r"assert (100\.0\d*|99\.99\d+) <= ",
         10,
     ),
+    "projection-scaled-after-the-clip": Break(
+        breaks.projection_scaled_after_the_clip,
+        SOUND.replace("[dpsgd]", "[dp_grape]"),
+        r"one example moves release projected by 4\.\d",
+        12,
+    ),
+    "difference-clipped-after-the-sum": Break(
+        breaks.difference_clipped_after_the_sum,
+        SOUND.replace("[dpsgd]", "[dp_zo]"),
+        r"one example moves release differences by \d\.",
+        10,
+    ),
     "top-entries-of-exact-sums": Break(
         breaks.top_entries_of_exact_sums,
         SOUND,

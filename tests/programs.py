@@ -207,6 +207,7 @@ def serve() -> None:
     for name in LIBRARIES:
         importlib.import_module(name)
     logging.root.handlers.clear()  # Opacus adds one, and no program could then choose its own
+    sys.dont_write_bytecode = False  # what one has compiled the others read
     gc.collect()
     gc.freeze()  # a collection would touch all that the processes share
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for those that are started
@@ -297,6 +298,7 @@ def become(request: dict) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     first, *words = request["arguments"]
     main = types.ModuleType("__main__")
     if first == "-m":

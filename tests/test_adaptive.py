@@ -20,6 +20,7 @@ from dpexp.methods.adaptive import COUNT
 from dpexp.privacy import build
 from dpexp.privacy.accounting import calibrate
 from dpexp.privacy.privatize import ClippedSum
+from dpexp.privacy.seeds import generator
 from dpexp.privacy.verification.files import verify_files
 from dpexp.training.gradient import PrivateGradient
 from dpexp.types import ConfigError, Key, Release
@@ -70,6 +71,35 @@ def test_steps_without_noise_are_the_papers_formulas(quantile):
         state = outcome.state
         assert 1e-3 * math.exp(state["log_share"]) == pytest.approx(clip_norm, rel=1e-6)
     assert 0.4 < clip_norm / float(norms.quantile(quantile)) < 2.5
+
+
+def test_differences_of_losses_follow_the_same_formulas():
+    """A method without a backward pass: the vector that is clipped is of its differences."""
+    words = ["method=dp_zo", "method.directions=3", "batch_size=40", "eps=null", "noise=false"]
+    words += ["privacy.clip_norm=1e-3", "clipping.rate=2", "method.perturbation=1e-5"]
+    setting = Setting(composed(*words), torch.float64)
+    clip_norm, state = 1e-3, setting.state
+    for step in range(16):
+        batch = setting.examples.batch(setting.mechanism.sample(step))
+        outcome = setting.step(step, state=state)
+        grads = per_example(setting.model, batch)
+        gen = generator(setting.mechanism.root, "method", step)
+        z = {
+            name: torch.randn(3, *each.shape, generator=gen, dtype=torch.float64)
+            for name, each in setting.model.named_parameters()
+        }
+        seen = sum(grads[name].flatten(1) @ each.flatten(1).T for name, each in z.items())
+        norms = seen.norm(dim=1)
+        total = ((clip_norm / norms).clamp(max=1) @ seen) / 40
+        for name, each in z.items():
+            wanted = torch.einsum("k,k...->...", total, each) / 3
+            apart = (outcome.gradients[name] - wanted).norm() / wanted.norm()
+            assert apart < 1e-4, step  # the difference is of finite steps
+        bits = ((1 - norms / clip_norm) * 32).clamp(-0.5, 0.5)
+        clip_norm *= math.exp(-2 * (float(bits.sum()) / 40 + 0.5 - 0.5))
+        state = outcome.state
+        assert 1e-3 * math.exp(state["log_share"]) == pytest.approx(clip_norm, rel=1e-4)
+    assert 0.4 < clip_norm / float(norms.median()) < 2.5
 
 
 def test_the_classifiers_factor_stands_in_the_norm_that_the_count_sees():

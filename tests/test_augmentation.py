@@ -51,7 +51,7 @@ def test_every_offset_and_flip_is_drawn_alike():
 
 
 class Attending(nn.Module):
-    """A convolution with a stride, a table, a layer used twice, and attention without a rule."""
+    """A convolution with a stride, a table, a layer used twice, and attention."""
 
     def __init__(self):
         super().__init__()

@@ -80,9 +80,10 @@ def test_every_cell_is_the_run_that_it_was(path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_choice_of_method_and_task_is_the_run_that_it_was(method):
-    """In one profile for each task, in turn; `make pin-configs` looks at all."""
-    for index, task in enumerate(TASKS):
-        profile = PROFILES[(index + METHODS.index(method)) % len(PROFILES)]
+    """Every other task in one profile, in turn; `make pin-configs` looks at all."""
+    turn = METHODS.index(method)
+    for index, task in list(enumerate(TASKS))[turn % 2 :: 2]:
+        profile = PROFILES[(index + turn) // 2 % len(PROFILES)]
         assert pinned_configs.of_choice(CONFIGS.compose, method, task, profile) in PINNED
 
 
@@ -120,8 +121,9 @@ def test_every_task_has_a_default_model_and_recipe_in_every_profile(profile):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_composes_with_every_model(method):
-    for model in MODELS:
+def test_every_method_composes_with_models(method):
+    """With a third of them, in turn: a method's settings do not depend on a model by name."""
+    for model in MODELS[METHODS.index(method) % 3 :: 3]:
         config = CONFIGS.compose([f"method={method}", "task=cifar10", f"model={model}"])
         assert (config["method"]["name"], config["model"]["name"]) == (method, model)
         if "loop" not in config:  # a loop of its own has no head to leave out

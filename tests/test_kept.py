@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -154,7 +152,7 @@ def test_a_folder_that_calls_other_code_is_not_trusted(copied):
     assert not (copied / "made").exists()
 
 
-def test_a_table_keeps_no_models_and_a_look_up_says_so(digits, tmp_path, capfd):
+def test_a_table_keeps_no_models_and_a_look_up_says_so(digits, tmp_path, programs):
     words = f"method=dpsgd task=digits {SHORT} results={tmp_path}"
     config = composition.compose(words.split())
     assert config["weights"] == "auto"
@@ -163,9 +161,8 @@ def test_a_table_keeps_no_models_and_a_look_up_says_so(digits, tmp_path, capfd):
     assert not {"model.safetensors", "README.md"} & {path.name for path in run.directory.iterdir()}
     with pytest.raises(ConfigError, match="kept its model"):
         _ = run.model
-    program = [sys.executable, "run.py", *words.split()]
-    done = subprocess.run(program, capture_output=True, text=True, check=True)
-    assert "keeps its model, which this record lacks" in done.stderr
+    done = programs.run(["run.py", *words.split()])
+    assert done.returncode == 0 and "keeps its model, which this record lacks" in done.stderr
 
 
 def test_the_card_says_what_the_claim_covers(digits):

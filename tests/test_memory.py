@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import subprocess
 import sys
 import textwrap
 import weakref
@@ -177,9 +176,7 @@ REAL = """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits addresses as Linux does")
-def test_a_process_whose_memory_is_limited_halves_and_goes_on():
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(REAL)], cwd=ROOT, capture_output=True, text=True
-    )
+def test_a_process_whose_memory_is_limited_halves_and_goes_on(programs):
+    done = programs.run(["-c", textwrap.dedent(REAL)])
     assert done.stdout == "same\n", done.stderr
     assert "can't allocate memory" in done.stderr

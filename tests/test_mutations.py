@@ -17,6 +17,7 @@ PLAIN = ("--disable-plugin-autoload", "-p", "no:cacheprovider")
 Q, STEPS, DELTA, TARGET = 1000 / 50_000, 10_000, 1e-5, 8.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BREAKS)
 def test_the_named_test_fails_under_its_break_by_its_own_assertion(name, programs):
     """That it passes otherwise the rest of the suite shows."""

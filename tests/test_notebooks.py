@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,14 +25,12 @@ def code_of(path):
 
 
 @pytest.mark.parametrize("path", [*NOTEBOOKS, *PAGES], ids=lambda path: path.stem)
-def test_it_runs(path, tmp_path):
+def test_it_runs(path, tmp_path, programs):
     """As a program: what a cell ends with is printed where a notebook would show it."""
     program = tmp_path / "program.py"
     program.write_text(code_of(path))
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, program], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    done = programs.run([program], cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout and [*tmp_path.rglob("model.safetensors")]
 

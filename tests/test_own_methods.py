@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -155,13 +154,14 @@ def forget(theirs):
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
-def test_a_file_and_a_yaml_are_a_method_that_trains_and_is_verified(theirs, tmp_path, name):
+def test_a_file_and_a_yaml_are_a_method_that_trains_and_is_verified(
+    theirs, tmp_path, programs, name
+):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(theirs.code)])
 
     def call(*words):
-        words = [sys.executable, *words]
-        return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return programs.run([*words], cwd=tmp_path, env=environment)
 
     words = [theirs.word, f"method={name}", *DIGITS, f"results={tmp_path / 'results'}"]
     done = call(ROOT / "run.py", *words)

@@ -156,9 +156,10 @@ ORDERS = [sorted_by_sum, ranked, share_of_rank, below_median, beneath_largest, b
           ranked_backward, lost_backward, of_more_than_two]  # fmt: skip
 
 
+@pytest.mark.parametrize("seeds", [5, pytest.param(50, marks=pytest.mark.long)])
 @pytest.mark.parametrize("forward", ORDERS, ids=lambda forward: forward.__name__)
-def test_mixing_by_order_is_refused_for_every_seed(forward):
-    for seed in range(30):
+def test_mixing_by_order_is_refused_for_every_seed(forward, seeds):
+    for seed in range(seeds):
         torch.manual_seed(seed)
         with pytest.raises(ConfigError, match=r"keep examples apart .* by 'middle', a Odd"):
             check(Fine(middle(forward=forward)))

@@ -250,3 +250,62 @@ def test_an_image_of_a_strange_name_or_a_layer_of_a_number_is_quoted(trained, tm
     run = trained(results=tmp_path / "a=b, 'c' ε")
     assert run.directory.is_relative_to(tmp_path / "a=b, 'c' ε")
     assert np.isfinite(run.accuracy)
+
+
+class Words(nn.Module):
+    """Reads ids of tokens, of which 0 is padding: a text of nothing else has no mean."""
+
+    def __init__(self, rows=30):
+        super().__init__()
+        self.table, self.layer = nn.Embedding(rows, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, ids):
+        seen = (ids != 0)[..., None]
+        mean = (self.layer(self.table(ids)) * seen).sum(1) / seen.sum(1)
+        return self.head(mean)
+
+
+IDS = torch.randint(1, 30, (200, 6), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.int16])
+def test_integers_reach_the_model_as_they_are(trained, kind):
+    inputs = IDS.to(kind)
+    run = trained(Words(), (inputs, TRAIN[1]), (inputs, TRAIN[1])) if kind != torch.int16 else None
+    if run is None:  # of which torch makes no index
+        with pytest.raises(ConfigError, match="a model for int16 inputs of shape"):
+            trained(Words(), (inputs, TRAIN[1]), (inputs, TRAIN[1]))
+    else:
+        assert run.epsilon <= 8
+
+
+def test_a_model_that_fails_on_an_example_is_one_line(trained):
+    with pytest.raises(ConfigError, match=r"Words fails on some \(IndexError: .*mend the data\.$"):
+        trained(Words(rows=20), (IDS, TRAIN[1]), (IDS, TRAIN[1]))
+
+
+def test_what_torch_compile_wraps_trains_as_without_it(trained):
+    plain = trained()
+    nested = network()
+    nested[0] = torch.compile(nested[0])
+    for model in (torch.compile(network()), nested):
+        assert trained(model).directory == plain.directory  # the same run, which is looked up
+    assert type(trained(torch.compile(network(1))).model) is nn.Sequential
+
+
+@pytest.mark.filterwarnings("ignore")  # torch deprecates both
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (lambda: torch.jit.script(network()), "the model is a program of torch.jit"),
+        (lambda: nn.Sequential(torch.jit.trace(network(), TRAIN[0][:2])), "'0' is a program"),
+        (
+            lambda: torch.ao.quantization.quantize_dynamic(network(), {nn.Linear}),
+            "is packed for quantized inference",
+        ),
+    ],
+)
+def test_what_hooks_cannot_see_is_one_line(trained, model, said):
+    with pytest.raises(ConfigError, match=said):
+        trained(model())

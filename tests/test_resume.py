@@ -39,11 +39,12 @@ PATIENCE = 300  # seconds
 # Killed
 
 
-def test_runs_killed_twenty_times_at_random_moments_end_as_if_never_killed(tmp_path, programs):
+@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.long)])
+def test_runs_killed_at_random_moments_end_as_if_never_killed(tmp_path, programs, count):
     """Weights (by their hash), metrics and certificates of methods that keep a state."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed of the moments: {seed}")  # pytest shows it where the test fails
-    command = ["-m", "tests.killed", str(tmp_path), str(seed), "20"]
+    command = ["-m", "tests.killed", str(tmp_path), str(seed), str(count)]
     done = programs.run(command, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     unbroken, kills = {}, []
@@ -53,7 +54,7 @@ def test_runs_killed_twenty_times_at_random_moments_end_as_if_never_killed(tmp_p
         assert len(found[1]["weights_sha256"]) == 64
         assert_same_run(found, unbroken.setdefault(name, found))
         kills += noted
-    assert len(unbroken) == 3 and len(kills) == 20
+    assert len(unbroken) == 3 and len(kills) == count
     assert len(set(kills)) > 3, kills  # they fell at different steps, or this shows little
 
 

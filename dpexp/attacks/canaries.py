@@ -33,6 +33,7 @@ from dpexp.types import (
     ConfigError,
     Key,
     LayerGrads,
+    Losses,
     Method,
     PerExampleGrads,
     PublicGradients,
@@ -189,8 +190,11 @@ class Canaried(Wrapped):
     ) -> Mapping[Key, PerExampleGrads]:
         """Return the method's per-example gradients, which record their sums."""
         per_example = super().per_example_grads(state, layer, layer_grads)
-        sums = state["sums"]
-        return {key: RecordedGrads(grads, sums, key) for key, grads in per_example.items()}
+        return _recorded(per_example, state["sums"])
+
+    def per_example_scalars(self, state: State, losses: Losses) -> Mapping[Key, PerExampleGrads]:
+        """Return the method's blocks from losses, which record their sums."""
+        return _recorded(super().per_example_scalars(state, losses), state["sums"])
 
     def crafted(self, state: State) -> tuple[int, Mapping[Key, PerExampleGrads]]:
         """Return the canaries sampled in this step.
@@ -260,3 +264,10 @@ class Canaried(Wrapped):
             said["counts"] = state["counts"] + 4 * state["half"] * heard
         gradients, after = super().reconstruct(state, noisy)
         return gradients, {"method": after["method"], **said}
+
+
+def _recorded(
+    per_example: Mapping[Key, PerExampleGrads], sums: dict[Key, Tensor]
+) -> dict[Key, PerExampleGrads]:
+    """Return per-example gradients that record their clipped sums."""
+    return {key: RecordedGrads(grads, sums, key) for key, grads in per_example.items()}

@@ -76,7 +76,7 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
     Standardise weights, replace what mixes examples, find the classifier and freeze what is to be.
 
     Args:
-        model: changed in place.
+        model: changed in place; the one that is returned is what it is without torch.compile.
         config: of the run.
         num_classes: outputs.
 
@@ -92,7 +92,10 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
     if not (is_of_door(node) or node.get("fix") or patterns):
         return Built(model, str(node.get("head", "")))
     from dpexp.models import adapting, classifier, fixing
+    from dpexp.models.unwrapped import unwrapped
 
+    if is_of_door(node):
+        model = unwrapped(model)
     if node.get("fix"):
         fixing.fix(model, node["fix"])
     head = str(node.get("head", ""))

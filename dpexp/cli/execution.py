@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from dpexp.cli.building import is_of_door
 from dpexp.cli.instantiate import admit, loop_of
 from dpexp.cli.named_folders import require_named
 from dpexp.cli.parts import build_parts
@@ -41,6 +44,41 @@ def with_weights(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "weights": KEEP} if config["weights"] == AUTO else config
 
 
+@contextmanager
+def failing_model(config: Mapping[str, Any]) -> Iterator[None]:
+    """Say in one line that a model of the user's own fails on an example.
+
+    Raises:
+        ConfigError: if an error comes from within such a model; other errors pass.
+    """
+    from dpexp.distributed.memory import ran_out
+    from dpexp.types import ConfigError, one_line
+
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        if ran_out(error) or not (is_of_door(config["model"]) and _is_of_a_module(error)):
+            raise
+        raise ConfigError(
+            "Expected a model that takes every example of the training and test sets; "
+            f"{config['model']['name']} fails on some ({type(error).__name__}: "
+            f"{one_line(error)[:300]}). Set model, or mend the data."
+        ) from error
+
+
+def _is_of_a_module(error: Exception) -> bool:
+    """Return whether an error was raised in a module's call, and not by dpexp within it."""
+    own = Path(__file__).resolve().parents[1]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.name == "_call_impl":
+            return True
+        if Path(frame.filename).is_relative_to(own):
+            return False
+    return False
+
+
 def _work_as_first_says(ranks: Any, config: dict[str, Any]) -> None:
     """Do what one of torchrun's ranks has to; the others may not see the first one's disk."""
     from dpexp import records
@@ -71,4 +109,5 @@ def _work(ranks: Any, config: dict[str, Any]) -> None:
                 f"method={config['method']['name']} takes no public examples as it is set.",
                 stacklevel=2,
             )
-        loop_of(config).train(config, parts, ranks)
+        with failing_model(config):
+            loop_of(config).train(config, parts, ranks)

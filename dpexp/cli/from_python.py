@@ -17,7 +17,7 @@ from dpexp import records
 from dpexp.cli import errors, folders, validate
 from dpexp.cli.building import make_method, prepare, with_head
 from dpexp.cli.composition import compose
-from dpexp.cli.execution import execute, with_weights
+from dpexp.cli.execution import execute, failing_model, with_weights
 from dpexp.cli.instantiate import admit, loop_of
 from dpexp.cli.lookup import done_before
 from dpexp.cli.own_data import COUNT, below_one_in
@@ -31,6 +31,7 @@ from dpexp.models.adapting import logits_of
 from dpexp.models.architecture import code_digest
 from dpexp.models.classifier import AUTO
 from dpexp.models.notes import notes_of
+from dpexp.models.unwrapped import unwrapped
 from dpexp.records.weights import digest
 from dpexp.types import ConfigError
 
@@ -95,7 +96,7 @@ def train(
                 f"Expected {argument} as an argument of dpexp.train; got {key} in settings. Set "
                 f"{argument}."
             )
-    model = copy.deepcopy(model)
+    model = unwrapped(copy.deepcopy(model))
     task = _task(model, examples_of(train, "train"), examples_of(test, "test"), delta, dataset_size)
     values = {
         "eps": eps,
@@ -152,7 +153,8 @@ def _trained(
                 trained = adapted(copy.deepcopy(model).to(at), made, config["seed"])
                 parts = around(config, task, trained, made)
                 parts = replace(parts, callbacks=callbacks, notes=notes_of(model))
-                loop_of(config).train(config, parts, Ranks(0, 1, at))
+                with failing_model(config):
+                    loop_of(config).train(config, parts, Ranks(0, 1, at))
     return records.locate(results, config)
 
 
@@ -185,16 +187,19 @@ def _task(
 
 def _outputs(model: nn.Module, train: Examples) -> int:
     """Return how many outputs a model has for inputs of the shape of these."""
-    zeros = Examples(torch.zeros_like(train.inputs[:2]), torch.zeros(2, dtype=torch.long))
+    given = train.inputs[:2]  # whose shape and type count; an id of 0 often stands for padding
+    blank = torch.zeros_like(given) if given.is_floating_point() else torch.ones_like(given)
+    blanks = Examples(blank, torch.zeros(len(blank), dtype=torch.long))
     is_training = model.training
     try:
         with torch.no_grad():
-            found = logits_of(model.eval()(zeros.batch(torch.arange(2)).inputs))
+            found = logits_of(model.eval()(blanks.batch(torch.arange(len(blank))).inputs))
     except Exception as error:  # anyone's model, which may raise anything
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(
-            f"Expected a model for inputs of shape {[*zeros.inputs.shape]}"
-            f"; {type(model).__name__} fails on them ({type(error).__name__}: {reason})."
+            f"Expected a model for {str(given.dtype).removeprefix('torch.')} inputs of shape "
+            f"{[*given.shape]}; {type(model).__name__} fails on them ({type(error).__name__}: "
+            f"{reason})."
         ) from error
     finally:
         model.train(is_training)

@@ -1,6 +1,7 @@
 """Check that a finished run that is looked up used the data and weights that are here.
 
-A config names data, weights and tokenizers, but the files behind a name may have changed.
+A config names data, weights, tokenizers and the user's own code, but the files behind a name may
+have changed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def done_before(config: dict[str, Any]) -> str:
     """Return a line about the run if it is done, else "".
 
     Raises:
-        ConfigError: if it used other data, weights or tokenizers than are here.
+        ConfigError: if it used other data, weights, tokenizers or code of the user's than are here.
         RecordError: if its result.json has an entry of the wrong type.
     """
     from dpexp import records
@@ -129,6 +130,7 @@ def compare(config: Mapping[str, Any], result: Mapping[str, Any]) -> Comparison:
     compared = [
         _compare_data(config, result),
         _compare_pretrained(config, result),
+        _compare_own_code(config, result),
         (_compare_precision(config, result), ""),
     ]
     other, unknown = ("; ".join(filter(None, parts)) for parts in zip(*compared, strict=True))
@@ -220,6 +222,30 @@ def _compare_pretrained(config: Mapping[str, Any], result: Mapping[str, Any]) ->
         changed += [f"{file} of {name}" for file in both if before.get(file) != files.get(file)]
     unknown = f"{older} {', nor which '.join(unrecorded)}" if unrecorded else ""
     return (f"here are others: {', '.join(changed)}" if changed else ""), unknown
+
+
+def _compare_own_code(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, str]:
+    """Compare the user's own files: of a model, a method, whatever the config names."""
+    from dpexp.records.own_code import own_code
+
+    here, recorded = own_code(config), result.get("own_code_sha256", {})
+    gone = [name for name in recorded if name not in here]
+    unknown = [
+        f"the code of {clean(name)} was not compared (it is not found here)" for name in gone
+    ]
+    unknown += [
+        f"the record is older and does not say of which code of {name} it is"
+        for name in here
+        if name not in recorded
+    ]
+    changed = [
+        f"{clean(file)} of {name}"
+        for name, files in here.items()
+        if name in recorded
+        for file in sorted({*files, *recorded[name]})
+        if files.get(file) != recorded[name].get(file)
+    ]
+    return (f"its code is another: {', '.join(changed)}" if changed else ""), "; ".join(unknown)
 
 
 def _compare_precision(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:

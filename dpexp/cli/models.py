@@ -240,7 +240,7 @@ def examine(architecture: Architecture) -> Found:
     some = NUM_EXAMPLES - 1
     with trial():
         settle(model, names, [Try(lambda: F.cross_entropy(model(x[:some]), y[:some]), some)])
-    matrices = {name for name in matrix_parameters(model, "none") if name.endswith(".weight")}
+    matrices = set(matrix_parameters(model, "none"))
     got: dict[str, Tensor] = {}
     low: dict[str, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
@@ -248,7 +248,7 @@ def examine(architecture: Architecture) -> Found:
         for own in layer_grads.parameters:
             name = full_name(layer, own)
             got[name] = layer_grads.gradient(own).materialize()
-            if name in matrices and own == "weight":
+            if name in matrices:
                 p, d = model.get_parameter(name).flatten(1).shape
                 left, right = (torch.randn(*s).double() for s in ((p, RANK), (RANK, d)))
                 low[name] = (

@@ -22,8 +22,9 @@ def examples_of(data: Any, name: str) -> Examples:
 
     Args:
         data: (inputs [n, ...], targets [n]) as tensors or arrays, or a data set whose items are
-            (input, target). Inputs are uint8 in [0, 255], which become [0, 1], or floats, used as
-            they are. Targets are class indices, or floats in a regression.
+            (input, target). Inputs are uint8 in [0, 255], which become [0, 1], or floats or other
+            integers, such as tokens' ids, used as they are. Targets are class indices, or floats
+            in a regression.
         name: "train" or "test", for messages.
 
     Raises:
@@ -39,10 +40,10 @@ def examples_of(data: Any, name: str) -> Examples:
         )
     if not len(inputs):
         raise ConfigError(f"Expected at least one {name} example; got none.")
-    if inputs.dtype != torch.uint8 and not inputs.is_floating_point():
+    if inputs.dtype == torch.bool or inputs.is_complex():
         raise ConfigError(
-            f"Expected {name} inputs as uint8 in [0, 255] or as floats; got {_name(inputs)}. "
-            "Convert them."
+            f"Expected {name} inputs as uint8 in [0, 255], as floats or as integers; got "
+            f"{_name(inputs)}. Convert them."
         )
     if targets.is_floating_point():
         return Examples(inputs, targets.float())

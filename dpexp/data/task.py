@@ -23,7 +23,8 @@ class Examples:
     """A set of examples, small enough for one device.
 
     Attributes:
-        inputs: [n, ...]; uint8 in [0, 255], scaled to [0, 1] in batches, or floats, used as stored.
+        inputs: [n, ...]; uint8 in [0, 255], scaled to [0, 1] in batches, or floats or other
+            integers, used as stored.
         targets: [n], class indices, or numbers in a regression.
         mean: of the inputs in [0, 1], one number per channel (dimension 1); None: not normalised.
         std: likewise.
@@ -74,7 +75,7 @@ class Examples:
         """Return the normalised batch of the indices [m] (m may be 0); uint8 becomes float32."""
         indices = indices.to(self.inputs.device)
         inputs = self.inputs.index_select(0, indices)
-        inputs = inputs if inputs.is_floating_point() else inputs.to(torch.float32)
+        inputs = inputs.to(torch.float32) if inputs.dtype == torch.uint8 else inputs
         scale, shift = self._affine
         if scale is not None:
             inputs = inputs.mul_(scale).sub_(shift)

@@ -1,6 +1,7 @@
 """The tape: hooks on the layers, and one rule per layer type."""
 
 from dpexp.grad_sample import (  # each registers its rules
+    attention,
     conv1d,
     conv2d,
     convolutions,
@@ -15,6 +16,7 @@ from dpexp.grad_sample.tape import Tape
 __all__ = [
     "Tape",
     "Try",
+    "attention",
     "conv1d",
     "conv2d",
     "convolutions",

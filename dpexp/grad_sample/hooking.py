@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 
+from dpexp.grad_sample.attention import OWN, is_taken_apart, parts_of
 from dpexp.grad_sample.freezing import trains
 from dpexp.grad_sample.modules import WHOLE
 from dpexp.grad_sample.rules import parameters_with_a_rule
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, full_name
 
 MIXING = (nn.modules.batchnorm._BatchNorm,)
 
@@ -55,11 +57,13 @@ class Hooked:
         module: it.
         names: of parameters that train, relative to the module, to the model's names.
         has_rule: whether a rule holds for all of them; else they take torch.func, and more time.
+        owner: the name of the model's module that has the parameters, or whose part has them.
     """
 
     module: nn.Module
     names: dict[str, str]
     has_rule: bool
+    owner: str
 
 
 def hooked_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, Hooked]:
@@ -70,6 +74,9 @@ def hooked_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, Ho
     Args:
         model: any module.
         parameters: names, as in `named_parameters`.
+
+    Returns:
+        Modules by name; an attention's parts have its name before their own.
 
     Raises:
         ConfigError: naming the layer that mixes examples, or a parameter that overlaps another or
@@ -102,11 +109,47 @@ def hooked_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, Ho
             names = found.setdefault(name, {})
             if parameter not in names.values():  # one module reads it at all of its places
                 names[own] = parameter
-    hooked = {
-        name: Hooked(modules[name], names, set(names) <= set(parameters_with_a_rule(modules[name])))
-        for name, names in found.items()
-    }
+    hooked: dict[str, Hooked] = {}
+    for name, names in found.items():
+        hooked |= _hooked(name, modules[name], names)
     return _counted_once(hooked)
+
+
+def _hooked(name: str, module: nn.Module, names: dict[str, str]) -> dict[str, Hooked]:
+    """Return what to hook for some of a module's parameters."""
+    if not (is_taken_apart(module) and names.keys() <= OWN):
+        has_rule = set(names) <= set(parameters_with_a_rule(module))
+        return {name: Hooked(module, names, has_rule, name)}
+    found = {}
+    for part, layer in parts_of(module).items():
+        if of_part := {own: full for own, full in names.items() if own in layer.names}:
+            found[full_name(name, part)] = Hooked(layer, of_part, True, name)
+    return found
+
+
+def taken_apart(model: nn.Module, hooked: Mapping[str, Hooked]) -> dict[str, Any]:
+    """Return the attentions of a model some of whose parts are hooked, by name.
+
+    Args:
+        model: any module.
+        hooked: as `hooked_layers` found them.
+    """
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if is_taken_apart(module)
+        and name not in hooked
+        and any(each.startswith(f"{name}." if name else "") for each in hooked)
+    }
+
+
+def called_for(model: nn.Module, name: str) -> str:
+    """Return the module that a model calls where a layer is used without a tape.
+
+    An attention reads the parameters of its last projection, and does not call it.
+    """
+    parent = name.rpartition(".")[0]
+    return parent if name and is_taken_apart(model.get_submodule(parent)) else name
 
 
 def _counted_once(hooked: dict[str, Hooked]) -> dict[str, Hooked]:
@@ -129,7 +172,8 @@ def _unit_of(parameter: str, modules: dict[str, nn.Module]) -> str:
     """Return the module that is called where a parameter is used."""
     path = parameter.split(".")[:-1]
     for depth in range(len(path) + 1):
-        if isinstance(modules[".".join(path[:depth])], WHOLE):
+        module = modules[".".join(path[:depth])]
+        if isinstance(module, WHOLE) and not is_taken_apart(module):
             return ".".join(path[:depth])
     owner = ".".join(path)
     return owner.partition(PARAMETRIZED)[0] if PARAMETRIZED in f"{owner}." else owner

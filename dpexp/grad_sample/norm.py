@@ -30,7 +30,7 @@ class NormGrads:
             x_hat = F.group_norm(x, layer.num_groups, eps=layer.eps)
             return cls(x_hat, dh, tuple(range(2, x.dim())), names)
         shape = layer.normalized_shape
-        if isinstance(layer, nn.RMSNorm):
+        if isinstance(layer, nn.RMSNorm):  # eps=None is float32's, as torch takes it of bfloat16
             x_hat = F.rms_norm(x, shape, eps=layer.eps)
         else:
             x_hat = F.layer_norm(x, shape, eps=layer.eps)

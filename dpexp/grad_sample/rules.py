@@ -168,15 +168,21 @@ class FormedGrads:
         """Return one parameter's gradients."""
         return MaterializedGrads(self.gradients[name])
 
+    @property
+    def _matrix(self) -> Tensor:
+        """Return the weight's gradients, or those of the one parameter there is."""
+        name = "weight" if "weight" in self.gradients else next(iter(self.gradients))
+        return self.gradients[name]
+
     def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
         """Return dW_i R^T, [n, p, r], or only its rows [p']."""
-        weight = self.gradients["weight"]
+        weight = self._matrix
         weight = weight if rows is None else weight.index_select(1, rows)
         return MaterializedGrads(weight.flatten(2) @ right_basis.T)
 
     def right(self, left_basis: Tensor, columns: Tensor | None = None) -> MaterializedGrads:
         """Return L^T dW_i, [n, r, d], or only the columns of inputs or channels [d']."""
-        weight = self.gradients["weight"]
+        weight = self._matrix
         weight = weight if columns is None else weight.index_select(2, columns)
         return MaterializedGrads(left_basis.T @ weight.flatten(2))
 

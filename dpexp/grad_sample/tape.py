@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dpexp.grad_sample.attention import MATRICES, Attentions
 from dpexp.grad_sample.freezing import freeze, thaw
 from dpexp.grad_sample.graph import Before, Boundary, Kept, Start
-from dpexp.grad_sample.hooking import hooked_layers, is_untried
+from dpexp.grad_sample.hooking import hooked_layers, is_untried, taken_apart
 from dpexp.grad_sample.modules import SAME, flattened, gradients_of, sums_of
 from dpexp.grad_sample.rules import FormedGrads, GroupedGrads, SummedGrads, layer_grads_of
 from dpexp.grad_sample.shared_inputs import axis_of, example_inputs, require_tried_with_rows
@@ -72,6 +73,8 @@ class Tape:
         self._is_backward = False
         self._is_paused = False  # while a module is run again for its gradients
         self._layers = hooked_layers(model, parameters)
+        apart = taken_apart(model, self._layers)
+        self._attentions = Attentions(apart, self._sees_nothing, self.apart.add)
         places = [full for hooked in self._layers.values() for full in hooked.names.values()]
         self._tied = {full for full in places if places.count(full) > 1}
         self._trained = [p for p in model.parameters() if p.requires_grad]
@@ -91,6 +94,7 @@ class Tape:
                 before = partial(self._before_module, name)
                 hook = module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
                 self._hooks.append(hook)
+        self._attentions.replace()
 
     def expect(self, num_examples: int, views: int = 1) -> None:
         """Say how many examples the next micro-batch holds.
@@ -144,7 +148,7 @@ class Tape:
         """Name the hooked modules whose parameters no module read that was called."""
         read = {full for name in self._uses for full in self._layers[name].names.values()}
         return {
-            name
+            hooked.owner
             for name, hooked in self._layers.items()
             if name not in self._uses and not read.issuperset(hooked.names.values())
         }
@@ -153,6 +157,7 @@ class Tape:
         """Remove the hooks and make the parameters trainable by autograd again."""
         for hook in self._hooks:
             hook.remove()
+        self._attentions.put_back()
         thaw(self._trained)
 
     def __enter__(self) -> Tape:
@@ -163,8 +168,7 @@ class Tape:
         """Detach."""
         self.detach()
 
-    @property
-    def _is_idle(self) -> bool:
+    def _sees_nothing(self) -> bool:
         return self._is_paused or not torch.is_grad_enabled()
 
     def _after_rule(
@@ -175,7 +179,7 @@ class Tape:
         kwargs: Mapping[str, Any],
         output: Any,
     ) -> Tensor | None:
-        if self._is_idle:
+        if self._sees_nothing():
             return None
         taken = [*args, *kwargs.values()]
         if len(taken) != 1 or not all(isinstance(each, Tensor) for each in (*taken, output)):
@@ -188,7 +192,7 @@ class Tape:
         (x,), given = taken, output
         if self._is_the_same_for_all(layer, [x]):
             self._require_tried(name)
-            self.repeated.add(name)
+            self.repeated.add(self._layers[name].owner)
             x, output = (self._for_each_example(each) for each in (x, output))
         self._note_rows(name, output)
         self._start_graph(output)
@@ -204,7 +208,7 @@ class Tape:
     def _before_module(
         self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        if not self._is_idle:
+        if not self._sees_nothing():
             self._before[name] = Before.of(module), args, dict(kwargs)
 
     def _after_module(
@@ -215,7 +219,7 @@ class Tape:
         __: Mapping[str, Any],
         output: Any,
     ) -> Any:
-        if self._is_idle:
+        if self._sees_nothing():
             return None
         before, args, kwargs = self._before.pop(name)
         before.require_repeatable(name, module)
@@ -225,7 +229,7 @@ class Tape:
         floating = [place for place, leaf in enumerate(given) if _is_floating(leaf)]
         self._require_tried(name)
         if self._is_the_same_for_all(module, leaves):
-            self.repeated.add(name)
+            self.repeated.add(self._layers[name].owner)
             for place in floating:
                 given[place] = self._for_each_example(given[place])
         for order, place in enumerate(floating):
@@ -268,7 +272,7 @@ class Tape:
 
     def _note_rows(self, name: str, output: Tensor) -> None:
         if output.ndim == 0 or len(output) % max(self._num_examples, 1):
-            self.apart.add(name)
+            self.apart.add(self._layers[name].owner)
 
     def _fingerprint(self, module: nn.Module, order: int, output: Tensor) -> tuple[Tensor, float]:
         """Return what an output is known again by, and how closely."""
@@ -322,7 +326,7 @@ class Tape:
         self._awaited.discard(name)
         layer_grads = layer_grads_of(name, hooked.module, x, _single(dh), rows * self._views)
         wanted = {own: hooked.names[own] for own in layer_grads.parameters if own in hooked.names}
-        self._pass_on(name, layer_grads, wanted, self._uses[name])
+        self._pass_on(hooked.owner, layer_grads, wanted, self._uses[name])
 
     def _after_modules_backward(self, use: Use, spec: Any, gradients: tuple[Tensor, ...]) -> None:
         name, hooked = use.name, self._layers[use.name]
@@ -353,11 +357,12 @@ class Tape:
                 )
         finally:
             self._is_paused = False
-        by_layer: dict[str, dict[str, str]] = {}
+        by_layer: dict[tuple[str, str], dict[str, str]] = {}
         for own in hooked.names:
             layer, _, parameter = full_name(name, own).rpartition(".")
-            by_layer.setdefault(layer, {})[parameter] = own
-        for layer, names in by_layer.items():
+            alone = parameter if parameter in MATRICES else ""  # one matrix at most is passed on
+            by_layer.setdefault((layer, alone), {})[parameter] = own
+        for (layer, _), names in by_layer.items():
             formed: LayerGrads = FormedGrads(
                 {each: found[own] for each, own in names.items()}, tuple(names)
             )

@@ -31,7 +31,16 @@ from torch import Tensor, nn
 
 from dpexp.methods.wrapped import Wrapped
 from dpexp.privacy.clipping import Adaptive
-from dpexp.types import ConfigError, Key, LayerGrads, Method, PerExampleGrads, Release, State
+from dpexp.types import (
+    ConfigError,
+    Key,
+    LayerGrads,
+    Losses,
+    Method,
+    PerExampleGrads,
+    Release,
+    State,
+)
 
 QUANTILE = "quantile"
 COUNT = Key(QUANTILE, QUANTILE, "count")
@@ -68,6 +77,11 @@ class AdaptiveClipping(Wrapped):
         """Return the method's gradients of those that are divided by C over the first C."""
         scaled = layer_grads.scaled(math.exp(-state["log_share"]))
         return super().per_example_grads(state, layer, scaled)
+
+    def per_example_scalars(self, state: State, losses: Losses) -> Mapping[Key, PerExampleGrads]:
+        """Return the method's blocks, which are linear in losses, likewise."""
+        share = math.exp(-state["log_share"])
+        return super().per_example_scalars(state, lambda *of: share * losses(*of))
 
     def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
         """Return the method's shapes and the count's."""

@@ -19,14 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dpexp.methods.selection import (
-    all_parameters,
-    head_parameters,
-    matrices_and_head,
-    one_release,
-    shapes_of,
-    vector_parameters,
-)
+from dpexp.methods.selection import TRAINED, one_release, shapes_of, trained_parameters
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
     Key,
@@ -40,7 +33,6 @@ from dpexp.types import (
 )
 
 GRADIENT = "gradient"
-TRAINED = ("all", "matrices", "biases", "head")
 
 
 class DPSGD(Method):
@@ -69,13 +61,7 @@ class DPSGD(Method):
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name the parameters this method updates."""
-        if self._train == "head":
-            return head_parameters(model, self._head)
-        if self._train == "matrices":
-            return matrices_and_head(model, self._head)
-        if self._train == "biases":
-            return vector_parameters(model, self._head) + head_parameters(model, self._head)
-        return all_parameters(model)
+        return trained_parameters(model, self._train, self._head)
 
     def start(self, model: nn.Module) -> State:
         """Return the parameters' shapes."""

@@ -37,6 +37,7 @@ from dpexp.methods.head import head_blocks, head_gradients, head_grads
 from dpexp.methods.selection import (
     head_parameters,
     matrices_and_head,
+    matrix_of,
     matrix_parameters,
     one_release,
     require_rank,
@@ -53,7 +54,6 @@ from dpexp.types import (
     PublicGradients,
     Release,
     State,
-    full_name,
     require_word,
 )
 
@@ -174,8 +174,8 @@ class LSG(Method):
         self, state: State, layer: str, layer_grads: LayerGrads
     ) -> Mapping[Key, PerExampleGrads]:
         """Return the kept rows of dL_i and columns of dR_i, or the classifier's scaled gradient."""
-        weight = full_name(layer, "weight")
-        if weight in state["shapes"]:
+        weight = matrix_of(layer, layer_grads, state["shapes"])
+        if weight is not None:
             rows, columns = state["rows"][weight], state["columns"][weight]
             return {
                 Key(CARRIERS, weight, "left"): layer_grads.left(state["right"][weight], rows),

@@ -36,6 +36,7 @@ from dpexp.methods.head import head_blocks, head_gradients, head_grads
 from dpexp.methods.selection import (
     head_parameters,
     matrices_and_head,
+    matrix_of,
     matrix_parameters,
     one_release,
     require_rank,
@@ -51,7 +52,6 @@ from dpexp.types import (
     PublicGradients,
     Release,
     State,
-    full_name,
     require_word,
 )
 
@@ -186,8 +186,8 @@ class RGP(Method):
         self, state: State, layer: str, layer_grads: LayerGrads
     ) -> Mapping[Key, PerExampleGrads]:
         """Return dL_i and dR_i, or the classifier's scaled gradient."""
-        weight = full_name(layer, "weight")
-        if weight in state["shapes"]:
+        weight = matrix_of(layer, layer_grads, state["shapes"])
+        if weight is not None:
             per_example = {Key(CARRIERS, weight, "left"): layer_grads.left(state["right"][weight])}
             if self._carriers != "left":
                 per_example[Key(CARRIERS, weight, "right")] = layer_grads.right(

@@ -32,12 +32,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from dpexp.grad_sample import attention
 from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.methods.anchor import draw_public, has_random_labels
 from dpexp.methods.head import head_blocks, head_grads
 from dpexp.methods.selection import (
     head_parameters,
     matrices_and_head,
+    matrix_of,
     matrix_parameters,
     one_release,
     require_rank,
@@ -54,7 +56,6 @@ from dpexp.types import (
     PublicGradients,
     Release,
     State,
-    full_name,
 )
 
 CORE = "core"
@@ -169,8 +170,8 @@ class CoreRGP(Method):
             seconds[name] = like.new_zeros(p, p), like.new_zeros(d, d)
 
         def add(layer: str, layer_grads: LayerGrads) -> None:
-            name = full_name(layer, "weight")
-            if name in matrices:
+            name = matrix_of(layer, layer_grads, matrices)
+            if name is not None:
                 to_left, to_right = sketches[name]
                 columns = layer_grads.left(to_right).materialize().transpose(0, 1).flatten(1)
                 rows = layer_grads.right(to_left).materialize().flatten(0, 1)
@@ -201,8 +202,8 @@ class CoreRGP(Method):
         squares: dict[str, Tensor] = {}
 
         def add(layer: str, layer_grads: LayerGrads) -> None:
-            name = full_name(layer, "weight")
-            if name in state["matrices"]:
+            name = matrix_of(layer, layer_grads, state["matrices"])
+            if name is not None:
                 part = _core(state, name, layer_grads).square().sum(0)
             else:  # as many entries as the layer has, equally scaled
                 norms = (
@@ -210,18 +211,20 @@ class CoreRGP(Method):
                     for key in layer_grads.parameters
                 )
                 part = cast(Tensor, sum(norms))
-            squares[layer] = squares.get(layer, 0) + part / self.public_size
+            place = layer if name is None else _place_of(name)
+            squares[place] = squares.get(place, 0) + part / self.public_size
 
         visit(add)
         sizes: Counter[str] = Counter()
         for key, shape in self.release_shapes(state).items():
-            sizes[key.parameter.rpartition(".")[0]] += prod(shape)
+            sizes[_place_of(key.parameter)] += prod(shape)
         floor = FLOOR * sum(each.sum() for each in squares.values()) / sum(sizes.values())
+        places = {_place_of(name) for name in state["matrices"]}
         scale, norm = {}, like.new_zeros(())
         for layer, each in squares.items():
             mean = each / (sizes[layer] / each.numel())
             scale[layer] = (mean + floor).pow(self._exponent / 2)
-            if full_name(layer, "weight") not in state["matrices"]:
+            if layer not in places:
                 scale[layer] = scale[layer] / self._head_scale
             norm += (each / scale[layer].square()).sum()
         return {layer: each * norm.sqrt() for layer, each in scale.items()}
@@ -230,10 +233,11 @@ class CoreRGP(Method):
         self, state: State, layer: str, layer_grads: LayerGrads
     ) -> Mapping[Key, PerExampleGrads]:
         """Return dM_i, or the classifier's scaled gradient."""
-        weight, scale = full_name(layer, "weight"), state["scale"][layer]
-        if weight in state["matrices"]:
-            return {Key(CORE, weight): MaterializedGrads(_core(state, weight, layer_grads) / scale)}
-        return head_grads(CORE, layer, layer_grads, 1 / float(scale))
+        weight = matrix_of(layer, layer_grads, state["matrices"])
+        if weight is not None:
+            core = _core(state, weight, layer_grads) / state["scale"][_place_of(weight)]
+            return {Key(CORE, weight): MaterializedGrads(core)}
+        return head_grads(CORE, layer, layer_grads, 1 / float(state["scale"][layer]))
 
     def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
         """Return [r, r] for every layer, smaller where a side is, and the classifier's shapes."""
@@ -254,12 +258,18 @@ class CoreRGP(Method):
         gradients = {}
         for key, value in noisy.items():
             name = key.parameter
-            value = value / state["scale"][name.rpartition(".")[0]]
+            value = value / state["scale"][_place_of(name)]
             if name in state["matrices"]:
                 value = state["left"][name] @ value @ state["right"][name]
                 value = value.view(state["matrices"][name])
             gradients[name] = value
         return gradients, state
+
+
+def _place_of(name: str) -> str:
+    """Return what a parameter's scale stands under: its layer, or itself beside other matrices."""
+    layer, _, own = name.rpartition(".")
+    return name if own in attention.MATRICES else layer
 
 
 def _core(state: State, name: str, layer_grads: LayerGrads) -> Tensor:

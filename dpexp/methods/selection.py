@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from math import prod
 
 from torch import nn
 
+from dpexp.grad_sample import attention
 from dpexp.grad_sample.freezing import trains
 from dpexp.grad_sample.rules import MATRICES
-from dpexp.types import ConfigError, Key, Release
+from dpexp.types import ConfigError, Key, LayerGrads, Release, full_name
 
 MATRIX_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 """Layers whose weight is one matrix, flattened to [p, d]: linear ones, convolutions of any kind.
@@ -70,19 +71,33 @@ def head_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
 
 
 def matrix_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
-    """Name the weights of linear and convolution layers outside the classifier, frozen ones not."""
-    layers = {
-        name
-        for name, module in model.named_modules()
-        if (isinstance(module, MATRIX_LAYERS) or type(module) in MATRICES)
-        and name != head
-        and not name.startswith(f"{head}.")
-    }
+    """Name the weight matrices outside the classifier, frozen ones not.
+
+    They are the weights of linear layers and convolutions, and attention's input projections.
+    """
+    found = set()
+    for name, module in model.named_modules():
+        if name == head or name.startswith(f"{head}."):
+            continue
+        if isinstance(module, MATRIX_LAYERS) or type(module) in MATRICES:
+            found.add(full_name(name, "weight"))
+        elif type(module) is nn.MultiheadAttention:
+            found |= {full_name(name, own) for own in attention.MATRICES}
     return tuple(
-        name
-        for name, weight in model.named_parameters()
-        if trains(weight) and name.endswith(".weight") and name[: -len(".weight")] in layers
+        name for name, weight in model.named_parameters() if trains(weight) and name in found
     )
+
+
+def matrix_of(layer: str, layer_grads: LayerGrads, matrices: Collection[str]) -> str | None:
+    """Return which of some matrices a layer's gradients are of; None: of none.
+
+    Args:
+        layer: the layer's name.
+        layer_grads: what a method is given of it, of one matrix at most.
+        matrices: names of parameters.
+    """
+    names = (full_name(layer, own) for own in layer_grads.parameters)
+    return next((name for name in names if name in matrices), None)
 
 
 def matrices_and_head(model: nn.Module, head: str) -> tuple[str, ...]:
@@ -108,6 +123,30 @@ def vector_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
             "Set method.train=all."
         )
     return names
+
+
+TRAINED = ("all", "matrices", "biases", "head")
+
+
+def trained_parameters(model: nn.Module, train: str, head: str) -> tuple[str, ...]:
+    """Name the parameters that a method trains, by one of the words `TRAINED`.
+
+    Args:
+        model: a model.
+        train: "all"; the "head" alone; the "matrices" and the head; or "biases", those and the
+            scales of norms, and the head.
+        head: the classifier's name in the model.
+
+    Raises:
+        ConfigError: if there are none, or the model has no such classifier.
+    """
+    if train == "head":
+        return head_parameters(model, head)
+    if train == "matrices":
+        return matrices_and_head(model, head)
+    if train == "biases":
+        return vector_parameters(model, head) + head_parameters(model, head)
+    return all_parameters(model)
 
 
 def shapes_of(model: nn.Module, names: Iterable[str]) -> dict[str, tuple[int, ...]]:

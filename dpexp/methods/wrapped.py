@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpexp.types import Key, LayerGrads, Method, PerExampleGrads, PublicGradients, Release, State
+from dpexp.types import (
+    Key,
+    LayerGrads,
+    Losses,
+    Method,
+    PerExampleGrads,
+    PublicGradients,
+    Release,
+    State,
+)
 
 
 class Wrapped(Method):
@@ -18,6 +27,7 @@ class Wrapped(Method):
         """Wrap a method."""
         self._method = method
         self.public_size = method.public_size
+        self.is_forward_only = method.is_forward_only
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # copy and pickle look these up before _method is set
@@ -59,6 +69,10 @@ class Wrapped(Method):
     ) -> Mapping[Key, PerExampleGrads]:
         """Return the method's per-example gradients."""
         return self._method.per_example_grads(state["method"], layer, layer_grads)
+
+    def per_example_scalars(self, state: State, losses: Losses) -> Mapping[Key, PerExampleGrads]:
+        """Return the method's blocks from losses."""
+        return self._method.per_example_scalars(state["method"], losses)
 
     def crafted(self, state: State) -> tuple[int, Mapping[Key, PerExampleGrads]]:
         """Return the method's crafted examples."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from dpexp.grad_sample.freezing import trains
 from dpexp.types import ConfigError
+
+log = logging.getLogger("dpexp")
 
 FOLDER = "adapter"
 """Where adapters are saved by themselves, in the form that the library peft loads."""
@@ -153,38 +156,55 @@ def adapter_parameters(model: nn.Module) -> tuple[str, ...]:
 def save_adapters(model: nn.Module, folder: Path, base: str | None) -> None:
     """Write a model's adapters as the library peft reads them, into a folder of their own.
 
+    A layer that stands in several places is written under each of its names. peft adapts the first
+    place alone, unless it is a module around the layer that stands in several; a warning says so.
+
     Args:
         model: any; one without adapters writes nothing.
         folder: the run's.
         base: the pretrained model's name on the hub; None: there is none.
     """
-    found = dict(_adapted(model))
+    found = {each: names for each, names in _places(model).items() if isinstance(each, Adapted)}
     if not found:
         return
-    rank = next(iter(found.values())).lora_B.weight.shape[1]
-    scale = next(iter(found.values())).scale
+    for names in found.values():
+        paths = [name.rpartition(".") for name in names]
+        if len({(model.get_submodule(parent), own) for parent, _, own in paths}) > 1:
+            log.warning(
+                "%s/ has the adapter of %s, one layer, under each of these names; peft adapts the "
+                "first alone. Load the run's own weights instead, which have it in all",
+                FOLDER,
+                " and ".join(names),
+            )
+    prefix = _of_transformers(model)
+    layers = {name.removeprefix(prefix): each for each, names in found.items() for name in names}
+    rank = next(iter(found)).lora_B.weight.shape[1]
+    scale = next(iter(found)).scale
     settings = {
         "peft_type": "LORA",
         "base_model_name_or_path": base,
         "r": rank,
         "lora_alpha": scale * rank,
-        "target_modules": sorted(name.removeprefix("encoder.") for name in found),
+        "target_modules": sorted(layers),
         "bias": "none",
         "task_type": None,
         "inference_mode": True,
     }
     (folder / FOLDER).mkdir(exist_ok=True)
     tensors = {
-        f"base_model.model.{name.removeprefix('encoder.')}.{part}.weight": getattr(layer, part)
-        .weight.detach()
-        .cpu()
-        .contiguous()
-        for name, layer in found.items()
+        f"base_model.model.{name}.{part}.weight": getattr(layer, part).weight.detach().cpu().clone()
+        for name, layer in layers.items()
         for part in ("lora_A", "lora_B")
     }
     save_file(tensors, folder / FOLDER / "adapter_model.safetensors")
     path = folder / FOLDER / "adapter_config.json"
     path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _of_transformers(model: nn.Module) -> str:
+    """Return what the names within a model of transformers begin with in a classifier around it."""
+    is_around = hasattr(getattr(model, "encoder", None), "config") and not hasattr(model, "config")
+    return "encoder." if is_around else ""
 
 
 def _places(model: nn.Module) -> dict[nn.Module, list[str]]:

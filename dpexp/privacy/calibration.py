@@ -91,7 +91,7 @@ def build(
     Args:
         privacy: eps (> 0; may be None without noise), delta, noise (True, False or "secret"),
             clip (bool), sampling ("poisson" or "shuffle"); under Laplace noise also budget, eps for
-            the run ("total") or for each step ("per_step").
+            the run ("total") or for each step ("per_step"; refused under Gaussian noise).
         dataset_size: training examples.
         batch_size: expected size of a logical batch, at most dataset_size.
         num_steps: number of steps that the budget is for.
@@ -111,6 +111,11 @@ def build(
         require_word("privacy.budget", privacy["budget"], BUDGETS)
         if epsilon is not None and privacy["budget"] == "per_step":
             epsilon *= num_steps
+    elif privacy.get("budget", "total") != "total":
+        raise ConfigError(
+            "Expected privacy.budget=total under Gaussian noise, where epsilons of steps do not "
+            f"add up; got {privacy['budget']}. Set privacy.budget=total, or Laplace noise."
+        )
     sigma, calibrated_by = 0.0, "none"
     if not noise and epsilon is not None:
         warnings.warn(

@@ -13,6 +13,7 @@ KINDS = {
     "data_fingerprint": str,
     "test_fingerprint": str,
     "pretrained_sha256": dict,
+    "own_code_sha256": dict,
     "precision": str,
 }
 """Type of each entry; that of the metric is number or null."""
@@ -32,7 +33,8 @@ def wrong_kinds(result: Mapping[str, Any]) -> list[str]:
         for name, kind in wanted.items()
         if name in result and (isinstance(result[name], bool) or not isinstance(result[name], kind))
     ]
-    hashes = result.get("pretrained_sha256", {})
-    if isinstance(hashes, dict) and not all(isinstance(files, dict) for files in hashes.values()):
-        findings.append("result.json pretrained_sha256: expected hashes by model and file")
+    for entry in ("pretrained_sha256", "own_code_sha256"):
+        hashes = result.get(entry, {})
+        if isinstance(hashes, dict) and not all(isinstance(each, dict) for each in hashes.values()):
+            findings.append(f"result.json {entry}: expected hashes by name and file")
     return findings

@@ -20,10 +20,20 @@ from dpexp.privacy import Mechanism
 from dpexp.privacy.clipping import Clipping
 from dpexp.privacy.privatize import FLAT, ClippedSum, add_noise_, require_full_precision
 from dpexp.privacy.seeds import generator, seed_default
+from dpexp.training.losses import BatchLosses
 from dpexp.training.outcome import StepOutcome
-from dpexp.training.returned import checked_releases, checked_step
+from dpexp.training.returned import checked_releases, checked_step, names_of
 from dpexp.training.states import mapped, new_tensors
-from dpexp.types import Batch, ConfigError, Key, LayerCallback, LayerGrads, Method, State
+from dpexp.types import (
+    Batch,
+    ConfigError,
+    Key,
+    LayerCallback,
+    LayerGrads,
+    Method,
+    PerExampleGrads,
+    State,
+)
 
 PREPARED_LESS = (
     "Set a smaller method.rank, method.k or method.m, a smaller model or another device."
@@ -267,10 +277,13 @@ class PrivateGradient:
 
     def _take(self, layer: str, layer_grads: LayerGrads) -> None:
         per_example = self._method.per_example_grads(self._state, layer, layer_grads)
+        self._take_blocks(per_example, f"of layer {layer!r}")
+
+    def _take_blocks(self, per_example: Mapping[Key, PerExampleGrads], place: str) -> None:
         if unknown := per_example.keys() - self._blocks:
             raise ConfigError(
-                f"Expected the method to give the blocks that it declares; of layer {layer!r} it "
-                f"gives {_words(unknown)}. Declare them in `release_shapes`."
+                f"Expected the method to give the blocks that it declares; {place} it "
+                f"gives {names_of(unknown)}. Declare them in `release_shapes`."
             )
         self._awaited -= per_example.keys()
         self._sum.take(per_example)
@@ -283,7 +296,7 @@ class PrivateGradient:
         if self._awaited:
             raise ConfigError(
                 "Expected a gradient for every block that the method releases; "
-                f"{_words(self._awaited)} got none. Freeze those parameters, or let the method's "
+                f"{names_of(self._awaited)} got none. Freeze those parameters, or let the method's "
                 "`per_example_grads` return their gradients."
             )
 
@@ -308,10 +321,13 @@ class PrivateGradient:
             if self._augmentation is not None and draws is not None:
                 batch = self._augmentation.views(batch, draws[some.to(draws.device)])
             self._awaited = set(self._blocks)
-            loss = self._backward(batch, self._take, weights)
+            if self._method.is_forward_only:
+                loss = self._forward(batch)
+            else:
+                loss = float(self._backward(batch, self._take, weights))
             self._check_carried()
             self._sum.close_micro_batch(len(some))
-            total += float(loss)
+            total += loss
             done += len(batch)
             on_part(done / len(indices))
         return total
@@ -332,6 +348,13 @@ class PrivateGradient:
         if num_examples:
             self._sum.take(per_example)
             self._sum.close_micro_batch(num_examples)
+
+    def _forward(self, batch: Batch) -> float:
+        losses = BatchLosses(self._model, self._trained, self._loss, batch)
+        with self.unhooked(), torch.no_grad():
+            per_example = self._method.per_example_scalars(self._state, losses)
+            self._take_blocks(per_example, "from losses")
+        return losses.total
 
     @torch.enable_grad()
     def _backward(
@@ -371,12 +394,3 @@ class PrivateGradient:
         for key, total in released.items():
             released[key] = total.to(self._dtype).div_(mechanism.batch_size)
         return released, int(bool(mechanism.noise))
-
-
-def _words(blocks: Collection[Key]) -> str:
-    """Return the names of at most three blocks."""
-    names = sorted(
-        key.parameter + ("" if key.part == "full" else f" ({key.part})") for key in blocks
-    )
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

@@ -25,6 +25,7 @@ from dpexp.records import (
     read_mark,
     versions,
 )
+from dpexp.records.own_code import own_code
 from dpexp.records.weights import digest
 from dpexp.types import ConfigError
 
@@ -144,6 +145,8 @@ def surroundings_of(
         "instructions": _instructions(),
         **versions(),
     }
+    if theirs := own_code(config):
+        own["own_code"] = theirs
     layout = config["model"].get("channels_last")
     if layout and ranks.device.type == "cpu":
         kernels = compiled()

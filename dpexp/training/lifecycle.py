@@ -18,6 +18,7 @@ from dpexp.models.adapters import save_adapters
 from dpexp.models.precision import PRECISIONS, resolve
 from dpexp.records import Ledger, RecordError, Run, describe
 from dpexp.records.keeping import KEEP
+from dpexp.records.own_code import own_code
 from dpexp.records.weights import digest
 from dpexp.training import checkpoint
 from dpexp.training.kept import keep
@@ -101,6 +102,7 @@ class Lifecycle:
         """
         self._config, self._mechanism, self._ranks = config, mechanism, ranks
         self._state, self._num_steps, self._spent = state, num_steps, spent
+        self._own_code = own_code(config)  # of the start: its files may be edited while it trains
         self._run = Run.open(config["results"], config) if ranks.is_first else None
         self._logger: RunLogger | None = None
         self._taken_up = self._saved = time.monotonic()
@@ -360,6 +362,8 @@ class Lifecycle:
         said = {**state.last, **numbers}
         if (precision := self._config["model"].get("precision")) in PRECISIONS:
             said["precision"] = resolve(precision, self._ranks.device)
+        if self._own_code:
+            said["own_code_sha256"] = self._own_code
         said["weights_sha256"] = digest(model.state_dict())
         result = describe(
             self._config, task, self._mechanism, self._ranks, said, wall, state.examples, peak_mb

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +11,8 @@ from dpexp.privacy.privatize import FULL
 from dpexp.types import ConfigError, Key, Method, Release, State
 
 STEPS = ("trainable", "start", "per_example_grads", "release_shapes", "releases", "reconstruct")
-"""What every method defines itself; `Method` has defaults for the rest."""
+"""What every method defines itself; `Method` has defaults for the rest. A method without a backward
+pass defines `per_example_scalars` in place of `per_example_grads`."""
 
 
 class NotAsDeclared(ConfigError):
@@ -25,9 +26,12 @@ def require_steps(method: Any) -> None:
         ConfigError: naming those that it lacks.
     """
     kind = type(method)
+    instead = {}
+    if getattr(method, "is_forward_only", False):
+        instead = {"per_example_grads": "per_example_scalars"}
     lacking = [
         name
-        for name in STEPS
+        for name in (instead.get(step, step) for step in STEPS)
         if not callable(getattr(method, name, None))
         or getattr(kind, name, None) is getattr(Method, name)
     ]
@@ -105,6 +109,13 @@ def checked_step(found: Any, trained: Mapping[str, Tensor]) -> tuple[dict[str, T
     if others := sorted(map(str, gradients.keys() - trained.keys())):
         raise _of("reconstruct", "gradients of trainable parameters alone", ", ".join(others[:3]))
     return gradients, state
+
+
+def names_of(blocks: Collection[Key]) -> str:
+    """Return the names of at most three blocks."""
+    names = sorted(map(_name, blocks))
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _of(step: str, expected: str, got: str) -> NotAsDeclared:

@@ -173,7 +173,7 @@ def first_look(parts: Parts, device: torch.device) -> str | None:
     """
     trained = parts.method.trainable(parts.model)
     for name, hooked in hooked_layers(parts.model, trained).items():
-        if not hooked.has_rule:
+        if not (hooked.has_rule or parts.method.is_forward_only):
             log.info(
                 "%s: no rule for a %s; its per-example gradients are taken by torch.func, as exact "
                 "and slower",

@@ -19,11 +19,13 @@ from scripts.bench.steps import (
     Step,
     core,
     floor_step,
+    grape,
     lsg,
     nonprivate_step,
     opacus_step,
     private_step,
     rgp,
+    zo,
 )
 
 TOKENS, VOCABULARY = 128, 50_265
@@ -99,6 +101,10 @@ def steps(num: int, device: torch.device) -> dict[str, Callable[[], Step]]:
         "LSG, r = 8, p = 0.5": lambda: private_step(lsg(**low_rank), texts, ours, device),
         "DP-SGD": lambda: private_step(DPSGD("all", "head"), texts, ours, device),
         "DP-SGD, matrices": lambda: private_step(DPSGD("matrices", "head"), texts, ours, device),
+        "DP-GRAPE, r = 8, matrices": lambda: private_step(
+            grape(8, "matrices"), texts, ours, device
+        ),
+        "DP-ZO, one direction": lambda: private_step(zo(), texts, ours, device),
         "Opacus hooks, no embeddings": lambda: opacus_step(texts, frozen, is_ghost=False),
         "Opacus ghost, no embeddings": lambda: opacus_step(texts, frozen, is_ghost=True),
     }

@@ -13,6 +13,8 @@ from torch.func import functional_call, grad, vmap
 
 from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample import Tape
+from dpexp.methods.dp_grape import DPGRAPE
+from dpexp.methods.dp_zo import DPZO
 from dpexp.methods.lsg import LSG
 from dpexp.methods.rgp import RGP
 from dpexp.methods.rgp_core import CoreRGP
@@ -125,6 +127,16 @@ def lsg(rank: int = 16, head_factor: float = 0.01) -> LSG:
         dataset_size=1,
         batch_size=1,
     )
+
+
+def grape(rank: int = 16, train: str = "all") -> DPGRAPE:
+    """Return DP-GRAPE with a projection a step, and its moments beside the release."""
+    return DPGRAPE(rank, 1, "adam", (0.9, 0.999), 1e-8, train, "head")
+
+
+def zo() -> DPZO:
+    """Return DP-ZO with one direction, in every parameter."""
+    return DPZO(1, 1e-3, "gaussian", "all", "head")
 
 
 def nonprivate_step(examples: Any, new_model: NewModel) -> Step:

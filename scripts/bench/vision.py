@@ -22,12 +22,14 @@ from scripts.bench.steps import (
     Step,
     core,
     floor_step,
+    grape,
     lsg,
     nonprivate_step,
     opacus_step,
     private_step,
     rgp,
     vmap_step,
+    zo,
 )
 
 RGP, LEFT, DP_SGD = "RGP, r = 16", "RGP left only, r = 16", "DP-SGD"
@@ -82,6 +84,8 @@ def steps(num: int, device: torch.device) -> dict[str, Callable[[], Step]]:
         f"LSG, r = 16, p = 0.5{LAST}": private(lsg(), last),
         f"{DP_SGD}{LAST}": private(DPSGD("all", "head"), last),
         f"{POWER_SGD}{LAST}": private(powersgd, last),
+        f"DP-GRAPE, r = 16{LAST}": private(grape(), last),
+        f"DP-ZO, one direction{LAST}": private(zo(), last),
         f"Sparse DP-SGD, p = 0.5{LAST}": private(sparse, last),
         "Opacus hooks": lambda: opacus_step(images, plain, is_ghost=False),
         "Opacus ghost": lambda: opacus_step(images, plain, is_ghost=True),

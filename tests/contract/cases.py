@@ -36,6 +36,7 @@ class Case(NamedTuple):
         brief: words for a whole run, beside `few`.
         reach: how near to its declared sensitivity a search must come.
         is_gradient: whether a whole block that it carries is a multiple of the gradient.
+        coordinates: of noise that are looked at.
     """
 
     few: tuple[str, ...] = ()
@@ -44,6 +45,7 @@ class Case(NamedTuple):
     brief: tuple[str, ...] = ()
     reach: float = 0.999
     is_gradient: bool = True
+    coordinates: int = 20_000
 
 
 USUAL = Case()
@@ -63,6 +65,13 @@ CASES |= {
         wide=("method.p=200",),
         brief=("method.p=20",),
         reach=0.1,  # in a box, whose corners the search does not know
+    ),
+    "dp_grape": Case(("method.moments=adam",), RANK_2),  # the recipes of small networks have none
+    "dp_zo": Case(
+        ("method.directions=2", "method.train=head"),
+        wide=("model=linear", "method.directions=400", "batch_size=4"),
+        is_gradient=False,  # two numbers, by which it steps along directions
+        coordinates=4000,
     ),
     "pate": Case(brief=TEACHERS),
     "rgp_core": Case(("method.public_examples=20",), RANK_2, wide=("method.rank=64",)),

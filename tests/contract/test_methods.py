@@ -12,6 +12,7 @@ from dpexp import cli
 from dpexp.attacks.soundness import TOLERANCE, check
 from dpexp.grad_sample import Tape
 from dpexp.training.gradient import PrivateGradient
+from dpexp.training.losses import BatchLosses
 from dpexp.training.train import make_mechanism, named_parameters
 from tests.contract.cases import METHODS, case
 from tests.runs import total_of
@@ -26,6 +27,13 @@ def blocks_alone(setting, index):
     """Return one example's block of each key: a batch of one, and nothing clipped."""
     model, inner, per_example = setting.model, setting.parts.method, {}
     state, names = setting.method.given, inner.trainable(setting.model)
+    if inner.is_forward_only:
+        weights = {name: model.get_parameter(name) for name in names}
+        one = setting.examples.batch(index[None])
+        per_example = inner.per_example_scalars(
+            state, BatchLosses(model, weights, setting.parts.task.loss, one)
+        )
+        return {key: total_of(grads, None) for key, grads in per_example.items()}
     with Tape(
         model,
         names,
@@ -206,7 +214,7 @@ def test_every_released_coordinate_gets_the_declared_noise_once_and_nothing_else
     dimension = sum(release.dimension for release in mechanism.releases)
     scale = {r.name: mechanism.noise_multiplier * r.clip_norm for r in mechanism.releases}
     drawn = []
-    for step in range(math.ceil(20_000 / dimension)):
+    for step in range(math.ceil(case(method).coordinates / dimension)):
         noisy = setting.step(step, micro_batch=13)  # several micro-batches, one draw of noise
         given, released = setting.method.given, setting.method.released
         setting.step(step, micro_batch=13, noise=False)

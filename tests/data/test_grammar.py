@@ -225,6 +225,7 @@ def test_a_run_learns_and_says_which_texts_it_saw(tmp_path):
     assert lines[-1]["step"] == 8 and 0 <= lines[-1]["test_accuracy"] <= 100
 
 
+@pytest.mark.long
 def test_the_tiny_model_learns_composition_without_privacy(tmp_path):
     """More than words alone give away: a linear model of words stays under 90%."""
     words = ["method=nonprivate", "task=sentiment", "profile=embedded", "device=cpu"]

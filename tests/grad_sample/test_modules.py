@@ -326,9 +326,9 @@ def test_the_model_itself_may_hold_parameters():
 
 
 def test_dropout_in_a_module_without_a_rule_is_refused_by_name():
-    model, x, y = drawn(lambda: Net(nn.MultiheadAttention(D, 2, 0.3, batch_first=True), attention))
-    names = ["layer.in_proj_weight"]
-    with pytest.raises(ConfigError, match="layer 'layer', a MultiheadAttention without a rule"):
+    model, x, y = drawn(lambda: Net(nn.GRU(D, D, 2, dropout=0.3, batch_first=True), states))
+    names = ["layer.weight_ih_l0"]
+    with pytest.raises(ConfigError, match="layer 'layer', a GRU without a rule"):
         taken(model.train(), x, y, names)
     assert taken(model.eval(), x, y, names)
 
@@ -351,3 +351,23 @@ def test_in_bfloat16_gradients_are_float32_and_near():
     for name, each in expected.items():
         assert got[name].dtype == torch.float32
         assert (got[name] - each).norm() < 0.05 * each.norm() + 1e-3
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0])
+def test_an_rms_norm_of_bfloat16_adds_what_torch_adds_where_no_eps_is_set(size):
+    """That is float32's, in which torch takes the mean square; it outweighs small inputs."""
+    torch.manual_seed(0)
+    x, dh = (size * torch.randn(N, T, D)).bfloat16(), torch.randn(N, T, D).bfloat16()
+    model, got = nn.Sequential(nn.RMSNorm(D)), {}
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        Tape(model, ["0.weight"], lambda _, grads: got.update(x=grads.gradient("weight"))) as tape,
+    ):
+        tape.expect(N)
+        out = model(x)
+        tape.backward((out * dh).sum())
+    squares = x.double().square().mean(2, keepdim=True) + torch.finfo(torch.float32).eps
+    normalised = x.double() / squares.sqrt()
+    torch.testing.assert_close(out.double(), normalised, rtol=1e-2, atol=0)  # what torch computes
+    expected = (dh.double() * normalised).sum(1)
+    torch.testing.assert_close(got["x"].materialize().double(), expected, rtol=1e-5, atol=1e-6)

@@ -1,5 +1,6 @@
 """DP-LoRA: what its adapters compute, train and leave."""
 
+import copy
 import json
 
 import pytest
@@ -8,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import dpexp
-from dpexp.models.adapters import Adapted, adapt, adapter_parameters, merged
+from dpexp.models.adapters import Adapted, adapt, adapter_parameters, merged, save_adapters
 from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
@@ -79,6 +80,56 @@ def test_what_stands_twice_computes_the_same_where_it_is_merged(is_one_layer, la
     torch.testing.assert_close(whole(x), adapted(x))
     assert whole.state_dict().keys() == Twice(is_one_layer).state_dict().keys()
     assert whole.first.weight is whole.second.weight
+
+
+class Around(nn.Module):
+    """Its own module named encoder, a layer that stands twice, and a block that does."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.other = nn.Sequential(nn.Linear(6, 6)), nn.Linear(6, 6)
+        self.again, self.blocks = self.other, nn.Sequential(self.encoder, nn.Tanh(), self.encoder)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.again(self.blocks(self.other(self.encoder(x))))))
+
+
+def read_back(model, folder):
+    """Put saved adapters into a fresh model, place by place."""
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    tensors = load_file(folder / "adapter_model.safetensors")
+    layers = {name: model.get_submodule(name) for name in settings["target_modules"]}
+    for name, layer in layers.items():
+        a, b = (tensors.pop(f"base_model.model.{name}.lora_{part}.weight") for part in "AB")
+        adapted = Adapted(layer, settings["r"], settings["lora_alpha"])
+        adapted.load_state_dict({"lora_A.weight": a, "lora_B.weight": b}, strict=False)
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, adapted)
+    assert not tensors
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Twice(True), "first and second"),
+        (lambda: Twice(False), None),
+        (Around, "other and again"),
+    ],
+)
+def test_saved_adapters_read_back_give_the_same_model_whatever_stands_twice(
+    make, said, tmp_path, caplog
+):
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(5, 6)
+    fresh = copy.deepcopy(model)
+    adapted = shaken(adapt(model, 2, 3.0, "*", "head"))
+    save_adapters(adapted, tmp_path, None)
+    again = read_back(fresh, tmp_path / "adapter")
+    torch.testing.assert_close(again(x), adapted(x))
+    # peft, which reads them too, adapts the first of a layer's places alone.
+    assert [said in each for each in caplog.messages] == [True] * (said is not None)
 
 
 def test_a_module_that_reads_its_layers_weights_reads_the_adapters_too():

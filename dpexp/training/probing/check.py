@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from dpexp.grad_sample import Try, settle
-from dpexp.grad_sample.hooking import hooked_layers
+from dpexp.grad_sample.hooking import called_for, hooked_layers
 from dpexp.grad_sample.modules import floating_of
 from dpexp.grad_sample.shared_inputs import trial
 from dpexp.privacy.certificate import UNTRIED
@@ -236,8 +236,10 @@ def _by_autograd(
                 each.register_hook(lambda dh: _note(seen[name], dh))
 
     hooks = [
-        model.get_submodule(name).register_forward_hook(partial(record, name), with_kwargs=True)
-        for name in hooked
+        model.get_submodule(called_for(model, each.owner)).register_forward_hook(
+            partial(record, name), with_kwargs=True
+        )
+        for name, each in hooked.items()
     ]
     try:
         for parameter in model.parameters():

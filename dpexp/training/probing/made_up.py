@@ -63,7 +63,7 @@ def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtyp
     empty = task.train.batch(torch.arange(0))
     longest = getattr(task.train, "longest", None)
     if longest is None:
-        inputs, third = _numbers(empty.inputs, gen)
+        inputs, third = _numbers(empty.inputs, model, gen)
         lengths = None
     else:
         inputs, third, lengths = _texts(longest, model, gen)
@@ -95,13 +95,21 @@ def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtyp
     )
 
 
-def _numbers(like: Tensor, gen: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return a crowd, and a third example that is not in it."""
+def _numbers(like: Tensor, model: nn.Module, gen: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return a crowd, and a third example that is not in it.
+
+    Integers are rows of the model's smallest table, as any of its tables may be asked for them.
+    """
     shape = like.shape[1:]
     if not like.is_floating_point():
-        drawn = torch.randint(2, (7, *shape), generator=gen).to(like.dtype)
-        first, second, third, *more = drawn
-        least, most = torch.zeros_like(first), torch.ones_like(first)
+        tables = (nn.Embedding, nn.EmbeddingBag)
+        sizes = [each.num_embeddings for each in model.modules() if isinstance(each, tables)]
+        rows = min(sizes, default=2)
+        low = int(rows > 2)  # an id of 0 often stands for padding
+        first, second, third, *more = torch.randint(
+            low, rows, (7, *shape), generator=gen, dtype=like.dtype
+        )
+        least, most = torch.full_like(first, low), torch.full_like(first, rows - 1)
         crowd = [most, more[0], second, more[1], first, first, more[2], least, more[3]]
         return torch.stack(crowd), third
     first, second, third, aside = torch.randn((4, *shape), generator=gen)

@@ -1,0 +1,48 @@
+"""Take a model out of torch.compile's wrappers, and refuse what no hook can see into."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch._dynamo import OptimizedModule  # torch.optim has imported it anyway
+from torch.jit import ScriptModule
+
+from dpexp.types import ConfigError
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model with every module that torch.compile wraps in place of its wrapper.
+
+    Gradients of single examples are found by hooks on modules, which a compiled graph leaves out.
+
+    Args:
+        model: changed in place; what it holds may be wrapped too.
+
+    Raises:
+        ConfigError: if a part is a program of torch.jit, or its weights are quantized.
+    """
+    while isinstance(model, OptimizedModule):
+        model = model._orig_mod
+        vars(model).pop("_is_torch_compile", None)  # its mark, by which a look-up would differ
+    for parent in [*model.modules()]:
+        for name, child in [*parent.named_children()]:
+            if isinstance(child, OptimizedModule):
+                setattr(parent, name, unwrapped(child))
+    for name, module in model.named_modules():
+        if isinstance(module, ScriptModule):
+            raise ConfigError(
+                f"Expected modules of Python; {_named(name)} is a program of torch.jit, into which "
+                "no hook sees. Pass the module that it was made of."
+            )
+    for name, value in model.state_dict().items():
+        if name.endswith("_extra_state"):
+            continue
+        if not isinstance(value, Tensor) or value.is_quantized:
+            raise ConfigError(
+                f"Expected weights as tensors of numbers; {name} is packed for quantized "
+                "inference, which has no gradient. Pass the model as it was before."
+            )
+    return model
+
+
+def _named(name: str) -> str:
+    return repr(name) if name else "the model"

@@ -1,0 +1,97 @@
+"""Code of one's own behind a config: a finished or interrupted run is of that code alone."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from dpexp import cli
+from dpexp.cli.lookup import done_before
+from dpexp.records.own_code import own_code
+from dpexp.training.ledger import surroundings_of
+from dpexp.types import ConfigError
+from tests.edited import mend
+from tests.runs import ALONE
+
+FILES = {
+    "mine_here/__init__.py": "raise RuntimeError('imported')",
+    "mine_here/net.py": "from . import parts\nfrom .deep.est import x\nimport other_here, json",
+    "mine_here/parts.py": "from mine_here.net import Net\nfrom mine_here import *",
+    "mine_here/deep/est.py": "def x():\n    import mine_here.late\n",
+    "mine_here/late.py": "import absent_here\nx = (",
+    "other_here.py": "import dpexp.types",
+    "mine_here/unrelated.py": "",
+    "unrelated_here.py": "",
+}
+NEEDED = {name for name in FILES if "unrelated" not in name}
+NET = {"model": {"_target_": "mine_here.net.Net"}}
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    """A package of the user's and a module beside it, on Python's path."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+
+
+def test_files_that_code_needs_are_found_and_none_of_them_runs(theirs):
+    (files,) = own_code({**NET, "optimizer": {"_target_": "torch.optim.SGD"}}).values()
+    assert files.keys() == NEEDED
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_change_of_what_is_needed_is_a_change_and_no_other_is(theirs, name):
+    config = {"method": {"parts": [{"_target_": "mine_here.net.Net.made"}]}}
+    before = own_code(config)
+    (theirs / name).write_text(FILES[name] + "\n# changed\n")
+    assert (own_code(config) != before) == (name in NEEDED)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["dpexp.models.wrn.WRN", "torch.optim.SGD", "os.system", "absent_here.X", "", ".", "a..b"],
+)
+def test_what_is_not_ones_own_or_is_not_there_has_none(target):
+    assert own_code({"model": {"_target_": target}}) == {}
+
+
+def test_noise_is_not_drawn_again_for_sums_of_other_code(theirs):
+    before = surroundings_of(NET, "data", torch.nn.Linear(1, 1), ALONE)
+    (theirs / "other_here.py").write_text("x = 1")
+    assert surroundings_of(NET, "data", torch.nn.Linear(1, 1), ALONE) != before
+
+
+CODE = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self, num_classes):
+        super().__init__(nn.Flatten(), nn.LazyLinear(num_classes))
+        self(__import__("torch").zeros(1, 64))
+"""
+
+
+def test_a_finished_run_is_looked_up_for_the_code_that_it_trained(tmp_path, monkeypatch):
+    file = tmp_path / "own_net_here.py"
+    file.write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = "model=python target=own_net_here.Net task=digits method=dpsgd eps=8 epochs=0.05"
+    config = cli.compose([*words.split(), "profile=embedded", f"results={tmp_path / 'results'}"])
+    directory = cli.execute(config)
+    sys.modules.pop("own_net_here")
+    line = done_before(config)
+    assert line.startswith("done before: ") and "code" not in line
+    file.write_text(CODE + "# changed\n")
+    with pytest.raises(
+        ConfigError, match="its code is another: own_net_here.py of own_net_here.Net"
+    ):
+        done_before(config)
+    result = json.loads((directory / "result.json").read_text())
+    del result["own_code_sha256"]
+    (directory / "result.json").write_text(json.dumps(result))
+    mend(directory)
+    assert "older and does not say of which code of own_net_here.Net" in done_before(config)
