@@ -11,7 +11,7 @@ from dpexp import cli
 from dpexp.attacks import soundness
 from dpexp.cli.verify import verify
 from dpexp.methods.denoising import LowPass
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, Method
 from tests.runs import ALONE, CONFIGS, one_thread  # noqa: F401 (a fixture)
 from tests.steps import Setting
 
@@ -26,9 +26,7 @@ def composed(*words):
 def filtered(a, b, series):
     """Run a series of gradients through DOPPLER, beside a method that gives them as they are."""
 
-    class Given:
-        public_size = 0
-
+    class Given(Method):
         def start(self, model):
             return {}
 
@@ -124,6 +122,7 @@ def test_an_interrupted_run_goes_on_with_its_filter(option, tmp_path):
         ("denoise=disk denoise.kappa=soft", "kappa of Kalman to be float"),
         ("denoise=disk method=rgp model=wrn10_1 method.residual=false", "residual=true"),
         ("denoise=disk method=pate", "has its own"),
+        ("denoise=disk method=dp_zo", "takes losses alone"),
         ("denoise=kalman", "disk"),
     ],
 )

@@ -127,12 +127,18 @@ class Kalman(Wrapped):
             kappa: weight of the new gradient, in (0, 1]; 1 leaves gradients as they are.
 
         Raises:
-            ConfigError: for another kappa.
+            ConfigError: for another kappa, or a method without gradients.
         """
         super().__init__(method)
         if not 0.01 <= kappa <= 1:
             raise ConfigError(
                 f"Expected denoise.kappa from 0.01 to 1; got {kappa}. Set denoise.kappa."
+            )
+        if self.is_forward_only:
+            raise ConfigError(
+                "Expected a method that takes gradients of examples beside denoise=disk, which "
+                "takes them ahead of the weights; this one takes losses alone. Set another method, "
+                "or denoise=doppler."
             )
         self._kappa = kappa
 
