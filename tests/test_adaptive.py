@@ -185,6 +185,12 @@ def test_a_record_states_the_count_and_is_verified_from_its_config(run):
     assert run.certificate["last_clip_norm"] > 0 and run.epsilon <= 8
 
 
+def test_a_record_without_noise_states_none(tmp_path):
+    run = dpexp.run(*ADAPTIVE, "noise=false", "eps=null", "epochs=0.5", f"results={tmp_path}")
+    assert run.certificate["releases"][1]["noise_multiplier"] == 0
+    assert verify(run.directory)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("changed", "finding"),
     [

@@ -55,6 +55,7 @@ KINDS = {
     "attack": ATTACK,
     "audit": ATTACK,
     "averaging": Kind("an averaging of weights (dpexp.training.averaging)", ("keeps",)),
+    "denoise": Kind("a method around a method (dpexp.methods.wrapped)", ("public_size", *STEPS)),
     "clipping": Kind("a clipping rule (dpexp.privacy.clipping)", ("group", "weights")),
     "augmentation": Kind(
         "an augmentation (dpexp.data.augmentation)", ("draws", "views", "multiplicity")

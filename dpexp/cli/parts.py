@@ -61,6 +61,8 @@ def around(config: dict[str, Any], task: Any, model: Any, method: Any) -> Any:
     if isinstance(clipping, Adaptive):
         clip_norm = float(config["privacy"]["clip_norm"])
         method = AdaptiveClipping(method, clipping, clip_norm, config["batch_size"])
+    if denoise := config.get("denoise"):
+        method = make("denoise", denoise, ("name",), given=(method,))
 
     def make_optimizer(weights: list[Any]) -> Any:
         return make("optimizer", said(config["optimizer"]), params=weights)

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpexp.grad_sample.freezing import trains
+from dpexp.models.standardized import StandardizedConv2d
 from dpexp.types import ConfigError
 
 log = logging.getLogger("dpexp")
@@ -121,6 +122,12 @@ def adapt(model: nn.Module, rank: int, alpha: float, targets: str, head: str) ->
             and not any(f"{name}.".startswith(f"{head}.") for name in names)
         ):
             found[names[0]] = layer
+    if not found and any(isinstance(each, StandardizedConv2d) for each in model.modules()):
+        raise ConfigError(
+            "Expected layers whose weights adapters can be merged into; this model standardises "
+            "its convolutions' weights. Leave model.weight_standardization out, or set another "
+            "model."
+        )
     if not found:
         raise ConfigError(
             f"Expected method.targets={targets} to match linear layers or convolutions besides the "

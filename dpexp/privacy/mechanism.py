@@ -222,7 +222,10 @@ class Mechanism:
             "noise_draws": noise_draws,
             "noise_multiplier": self.noise_multiplier,
             "effective_noise_multiplier": self.effective_noise_multiplier,
-            "releases": [_said(release) for release in self.releases],
+            "releases": [
+                _said(release) if self.noise else _said(release) | _without_noise(release)
+                for release in self.releases
+            ],
             "epsilon": {name: self.epsilon(steps, name) for name in self.accountants},
             **({} if apart is None else {"accounted_apart": {"rdp": apart, "note": words.APART}}),
             "target_epsilon": self.target_epsilon,
@@ -238,3 +241,8 @@ class Mechanism:
 def _said(release: Release) -> dict[str, Any]:
     """Return a release's entries; noise of its own is one where it has any."""
     return {name: value for name, value in vars(release).items() if value is not None}
+
+
+def _without_noise(release: Release) -> dict[str, float]:
+    """Return the noise of its own that a release has where all noise is off."""
+    return {} if release.noise_multiplier is None else {"noise_multiplier": 0.0}

@@ -134,6 +134,7 @@ def test_views_of_an_example_add_up():
         ("model=wrn10_1 model.weight_standardization=maybe", "to be true or false; got maybe"),
         ("model=wrn10_1 model.weight_standardisation=true", "weight_standardization"),
         ("model=linear model.weight_standardization=true", "weight_standardization"),
+        ("method=dp_lora model=wrn10_1 model.weight_standardization=true", "standardises its conv"),
         ("model=wrn16_4 model.groups=5", "model.groups of 1, 2, 4, 8 or 16"),
         ("model=wrn16_4 model.depth=15", "depth of 6 b"),
         ("model=wrn40_4 model.width=0", "model.width >= 1"),
