@@ -68,6 +68,13 @@ def test_it_trains_a_copy_within_the_budget_and_the_record_holds(method, trained
     assert not multiprocessing.active_children()
 
 
+def test_inputs_that_are_all_nan_are_told_of_once(trained, caplog):
+    run = trained(train=(TRAIN[0] * np.nan, TRAIN[1]), test=(TEST[0] * np.nan, TEST[1]))
+    said = [r.message for r in caplog.records if "not finite" in r.message]
+    assert len(said) == 2 and {line.split(" ")[0] for line in said} == {"Gradients", "Outputs"}
+    assert run.accuracy == 0 and not any(ch.isdigit() for line in said for ch in line)
+
+
 def test_without_noise_it_learns(trained):
     run = trained(eps=None, epochs=20, method="nonprivate", lr=0.2)
     assert run.accuracy > 90 and run.epsilon is None
