@@ -20,9 +20,9 @@ log = logging.getLogger("dpexp")
 NOT_FINITE = {
     "nonfinite": "Gradients of training examples are not finite and count as zero: inputs that are "
     "NaN or infinite, or a model that diverges, have such. metrics.jsonl counts them (nonfinite).",
-    "nonfinite_outputs": "Outputs for test examples are not finite and are never right: test inputs "
-    "that are NaN or infinite, or a model that has diverged, give such. Check the test inputs, or "
-    "set a smaller optimizer.lr.",
+    "nonfinite_outputs": "Outputs for test examples are not finite and are never right: test "
+    "inputs that are NaN or infinite, or a model that has diverged, give such. Check the test "
+    "inputs, or set a smaller optimizer.lr.",
 }
 """What is said once of a run, where an evaluation's count is not zero: no more than it says."""
 
