@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpexp import cli
+from dpexp.cli import folders
 from dpexp.data import Examples
 from dpexp.distributed.ranks import Ranks
 from dpexp.methods.rgp import RGP
@@ -16,7 +17,7 @@ from dpexp.privacy import whole_batch
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.train import make_mechanism
 from dpexp.types import Batch
-from tests.contract.cases import case
+from tests.contract.cases import FOLDERS, case
 from tests.runs import Watched
 
 CPU = torch.device("cpu")
@@ -27,7 +28,8 @@ PRIVATE = ["noise=true", "clip=true", "eps=8"]
 def composed(method, *words):
     """Return a config of one's own; a setting that many tests take is composed once for all."""
     base = ["task=digits", "profile=embedded", "batch_size=40", *PRIVATE]
-    return deepcopy(_composed((f"method={method}", *base, *case(method).few, *words)))
+    own = folders.searchpath(FOLDERS)
+    return deepcopy(_composed((*own, f"method={method}", *base, *case(method).few, *words)))
 
 
 @cache

@@ -168,6 +168,8 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
         (["method.rank=500"], r"Expected rank in \[1, \d+\].*got rank=500. Set method.rank"),
         (["method.rank=abc"], "Expected rank of RGP to be int; got rank=abc"),
         (["method.residual=3"], "Expected residual of RGP to be bool"),
+        (["++method.rnk=3"], "Unknown key method.rnk: RGP takes rank, .* Did you mean rank?"),
+        (["++model.widht=3"], "Unknown key model.widht: .* Did you mean width?"),
         (["model.depth=11"], "Expected a depth of"),
         (["model.head=tail"], "Expected the model to hold a classifier named 'tail'"),
         (["optimizer.lr=-1"], "SGD refuses its settings: Invalid learning rate: -1"),

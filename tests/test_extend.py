@@ -1,6 +1,8 @@
 """Methods outside the repository: the page shows the template, and what is wrong is one line."""
 
 import re
+import shlex
+import subprocess
 import sys
 
 import pytest
@@ -9,6 +11,7 @@ from dpexp import cli
 from dpexp.cli import artifact, check_method, folders, from_python, verify
 from dpexp.privacy.calibration import require_releases
 from dpexp.types import ConfigError, Release
+from tests.contract import cases
 
 ROOT = cli.CONF.parent
 EXAMPLES = ROOT / "examples"
@@ -16,6 +19,12 @@ CONF = str(EXAMPLES / "extension" / "conf")
 PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
 SMALL = ["model=cnn", "model.channels=[4,8]", "model.kernel=3", "device=cpu"]
 CHECK = ["tries=2", "climbs=2", "trials=40"]
+
+
+def typed(program):
+    """Return the words after a program in the one command of the page that begins with it."""
+    (line,) = re.findall(rf"^    {re.escape(program)} (.+)$", PAGE, re.M)
+    return shlex.split(line)
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +42,10 @@ def test_the_pages_code_is_the_templates():
 
 
 @pytest.mark.parametrize("name", ["subspace", "two_clips", "filtered"])
-def test_a_method_of_the_template_is_sound(name, capsys):
-    words = ["--config-dir", CONF, f"method={name}", *SMALL, *CHECK]
-    assert check_method.main(words) == 0, capsys.readouterr().out
+def test_the_pages_check_finds_a_method_of_the_template_sound(name, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = [word.replace("filtered", name) for word in typed("python -m scripts.check_method")]
+    assert check_method.main([*words, *SMALL, *CHECK]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["layer_wise", "peeking", "steered"])
@@ -45,19 +55,60 @@ def test_a_refused_method_is_refused_in_the_pages_words(name, capsys):
     assert capsys.readouterr().out in PAGE
 
 
-def test_python_takes_a_relative_folder_and_verify_says_what_to_set(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(EXAMPLES)
-    words = "method=two_clips task=digits model=gain_net profile=embedded epochs=0.5 device=cpu"
-    record = from_python.run(["-cd extension/conf", words, f"results={tmp_path}"])
-    assert verify.main(["-cd", "extension/conf", str(record.directory)]) == 0
+def test_the_contract_suite_holds_the_methods_of_folders_to_it(programs):
+    refused = f"--config-dir={EXAMPLES / 'refused' / 'conf'}"
+    chosen = ["-q", "-p", "no:cacheprovider", "--tb=no", "-k", "are_those_stated or empty_draw"]
+    words = ["-m", "pytest", *typed("python -m pytest"), refused, *chosen]
+    done = programs.run(words, cwd=ROOT)
+    failed = re.findall(r"^FAILED .*::test_([a-z]+).*\[(\w+)\]", done.stdout, re.M)
+    assert failed == [("declared", "layer_wise"), ("an", "peeking"), ("an", "steered")]
+    assert "3 failed, 9 passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("dpsdg: {few: [model=cnn]}", "Did you mean dpsgd"),
+        ("dpsgd: {fwe: [model=cnn]}", "Did you mean few"),
+        ("dpsgd: {reach: much}", "to be such as 0.999; got much"),
+        ("dpsgd: {few: model=cnn}", "to be such as"),
+        ("- dpsgd", "to say of methods"),
+        ("dpsgd: [1]", "to say of methods"),
+        ("dpsgd: {few: [", "to be YAML"),
+    ],
+)
+def test_what_a_folder_says_wrong_of_its_methods_is_one_line(tmp_path, text, said):
+    path = tmp_path / "contract.yaml"
+    path.write_text("dpsgd: {few: [method.rank=2], reach: 0.5}")
+    assert cases.said(path) == {"dpsgd": cases.Case(few=("method.rank=2",), reach=0.5)}
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said) as raised:
+        cases.said(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_pages_run_is_verified_and_without_its_folder_told_what_to_set(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    words = [word.replace("filtered", "two_clips") for word in typed("python run.py")]
+    record = from_python.run([*words, "model=gain_net epochs=0.5 device=cpu"])
+    *words, runs = typed("python -m scripts.verify")
+    assert [path.samefile(record.directory) for path in tmp_path.glob(runs)] == [True]
+    directory = str(record.directory)
+    assert verify.main([*words, directory]) == 0
     sys.modules.pop("my_methods")
     capsys.readouterr()
-    assert verify.main([str(record.directory)]) == 1
+    assert verify.main([directory]) == 1
     assert "Add --config-dir FOLDER" in capsys.readouterr().out
 
 
-def test_a_table_of_ones_own_is_planned_beside_published_values(capsys):
-    words = ["table1", "paper=mine", "--config-dir", CONF, "run=false", "results=nowhere"]
+def test_the_pages_table_is_planned_beside_published_values(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    make = subprocess.run(["make", "-n", *typed("make")], capture_output=True, text=True)
+    words = shlex.split(make.stdout.splitlines()[-1].partition("scripts.artifact ")[2])
+    words += ["run=false", "results=nowhere"]
     assert artifact.main([*words, "plan=true", "rows=dpsgd"]) == 0
     assert artifact.main([*words, "paper=mien"]) == 2
     assert "did you mean 'mine'?" in capsys.readouterr().err
@@ -87,6 +138,12 @@ def test_a_folder_that_is_wrong_is_one_line(tmp_path, files, said, capsys):
     assert verify.main(["--config-dir", str(folder), str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+def test_a_folder_that_is_spelt_wrong_anywhere_has_a_nearest():
+    wrong = str(EXAMPLES / "extention" / "cnof")
+    with pytest.raises(ConfigError, match=f"there is none at .* Did you mean {CONF}"):
+        folders.taken([f"--config-dir={wrong}"])
 
 
 @pytest.mark.parametrize("words", [["--config-dir"], ["-cd", "--cfg"], ["--config-dir=/no/where"]])

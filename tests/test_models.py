@@ -134,3 +134,21 @@ def test_the_authors_shortcut_picks_normalises_and_appends_zeros(channels_last):
         got = strided(features)
     torch.testing.assert_close(got[:, :32], picked)
     assert got.shape == (4, 64, 4, 4) and not got[:, 32:].any()
+
+
+@pytest.mark.parametrize(
+    ("make", "least"),
+    [
+        (lambda size: WideResNet(10, 1, 1, False, 3, 10, size), 3),
+        (lambda size: WideResNet(10, 1, 2, False, 3, 10, size), 5),
+        (lambda size: WideResNet(10, 2, 2, False, 3, 10, size), 3),
+    ],
+)
+def test_images_whose_features_a_norm_would_wipe_out_are_refused_with_the_smallest(make, least):
+    smaller = least - 1
+    with pytest.raises(ConfigError, match=f"at least {least} x {least} pixels; got {smaller} x"):
+        make((smaller, smaller))
+    model = make((least, least))
+    with torch.no_grad():
+        outputs = model(torch.randn(1, 3, least, least))
+    assert outputs.isfinite().all() and outputs.std() > 0

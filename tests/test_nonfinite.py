@@ -57,7 +57,7 @@ def test_a_skewed_set_gives_a_diverged_model_nothing():
     assert predict(Diverged(), inputs).tolist() == [-1] * 90 + [0] * 10
 
 
-def test_a_run_that_diverges_says_so_in_its_record(tmp_path):
+def test_a_run_that_diverges_says_so_in_its_record_and_once_in_its_log(tmp_path, caplog):
     words = [
         "method=nonprivate",
         *SHORT[1:],
@@ -69,6 +69,9 @@ def test_a_run_that_diverges_says_so_in_its_record(tmp_path):
     assert result["test_accuracy"] == 0.0
     assert result["nonfinite_outputs"] == lines[-1]["nonfinite_outputs"] == 360
     assert lines[-1]["train_loss"] is None
+    assert [r.message[:25] for r in caplog.records if r.levelname == "WARNING"].count(
+        "Outputs for test examples"
+    ) == 1
 
 
 def test_a_run_that_does_not_counts_none(tmp_path):

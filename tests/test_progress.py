@@ -67,9 +67,39 @@ def test_off_a_terminal_an_evaluation_is_one_line():
             progress.advance(64)
         progress.report(LINE | {"nonfinite": 0, "clip_fraction": None})
     (line,) = stream.getvalue().splitlines()
-    assert line.startswith("rgp digits step 10/20 examples/s=")
-    assert "epsilon=3.2 train_loss=0.5 test_accuracy=91.25 left=" in line
-    assert "nonfinite" not in line
+    assert line.startswith("rgp digits step 10/20 epsilon=3.2 train_loss=0.5 test_accuracy=91.25 ")
+    assert "nonfinite" not in line and len(line) <= 80
+
+
+@pytest.mark.parametrize("label", ["", "dpsgd", "rgp wrn28_4 cifar10 eps=8", "ü" * 300])
+@pytest.mark.parametrize("more", [{}, {"nonfinite": 7}, {f"test_of_set_{i}": 5 for i in range(9)}])
+@pytest.mark.parametrize("total", [20, 14652])
+def test_a_line_of_a_log_is_no_wider_than_80_columns_and_keeps_its_score(label, more, total):
+    stream = io.StringIO()
+    with Progress(total, label, stream) as progress:
+        progress.report(LINE | {"clip_fraction": 0.123456} | more)
+    (line,) = stream.getvalue().splitlines()
+    assert len(line) <= 80 and line.startswith(label[:5])
+    assert f"step 0/{total} " in line and "epsilon=3.2 " in line and "left=" in line
+    assert "test_accuracy=91.25" in line and ("nonfinite=7" in line) == ("nonfinite" in more)
+
+
+class OutStream(io.StringIO):
+    """Where a notebook's kernel writes, which is no terminal."""
+
+    __module__ = "ipykernel.iostream"
+
+
+def test_a_notebook_gets_one_line_that_is_rewritten_and_taken_away(at_once):
+    stream = OutStream()
+    with pytest.raises(KeyboardInterrupt), Progress(20, "rgp digits", stream) as progress:
+        progress.advance(64)
+        progress.report(LINE)
+        raise KeyboardInterrupt
+    assert "\n" not in stream.getvalue() and "accuracy 91.25" in stream.getvalue()
+    *_, last, end = stream.getvalue().split("\r")
+    assert not last.strip() and not end
+    assert max(map(len, stream.getvalue().split("\r"))) <= 80
 
 
 def drawn(columns, total, monkeypatch, metric="test_accuracy"):

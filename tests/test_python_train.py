@@ -68,6 +68,13 @@ def test_it_trains_a_copy_within_the_budget_and_the_record_holds(method, trained
     assert not multiprocessing.active_children()
 
 
+def test_inputs_that_are_all_nan_are_told_of_once(trained, caplog):
+    run = trained(train=(TRAIN[0] * np.nan, TRAIN[1]), test=(TEST[0] * np.nan, TEST[1]))
+    said = [r.message for r in caplog.records if "not finite" in r.message]
+    assert len(said) == 2 and {line.split(" ")[0] for line in said} == {"Gradients", "Outputs"}
+    assert run.accuracy == 0 and not any(ch.isdigit() for line in said for ch in line)
+
+
 def test_without_noise_it_learns(trained):
     run = trained(eps=None, epochs=20, method="nonprivate", lr=0.2)
     assert run.accuracy > 90 and run.epsilon is None
@@ -231,7 +238,12 @@ def test_the_callers_random_numbers_stay(trained):
         ({"dataset_size": 100}, "dataset_size"),
         ({"dataset_size": 0}, "dataset_size"),
         ({"settings": {"batchsize": 3}}, "batch_size"),
-        ({"settings": {"method.rnak": 3}}, "rnak"),
+        ({"method": "rgp", "settings": {"++method.rnak": 3}}, "method.rnak: .*mean rank"),
+        ({"dataset_size": 199}, "Expected dataset_size=199 .*Set dataset_size=200 if"),
+        ({"lr": -1}, "SGD refuses its settings"),
+        ({"clip_norm": -1}, "^Expected clip_norm"),
+        ({"method": "gep"}, "Expected a method without public examples: .*'method.basis'"),
+        ({"settings": {"public": "digits"}, "method": "rgp_core"}, "Expected no public set"),
         ({"settings": {"eps": 100}}, "Expected eps as an argument"),
         ({"settings": {"privacy.delta": 0.1}}, "Expected delta as an argument"),
         ({"settings": {"task.dataset_size": 9}}, "Expected dataset_size as an argument"),

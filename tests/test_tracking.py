@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpexp import cli, records
+from dpexp.cli import all as suite
 from dpexp.cli import artifact
 from dpexp.training import tracking
 from dpexp.training.tracking import Tracker, job_type
@@ -366,13 +367,18 @@ def test_where_a_run_is_sent_is_no_part_of_its_id(words):
     assert len(ids) == 1
 
 
-def test_a_finished_table_is_sent_too(tmp_path, capsys):
-    words = ["rows=svhn-dpsgd", "columns=eps2", "seeds=0", "epochs=0.2", "wandb.mode=offline"]
-    assert artifact.main(["table3", *words, f"results={tmp_path}"]) == 0
-    printed = capsys.readouterr()
-    (sync,) = [line for line in printed.err.splitlines() if "wandb sync" in line]
+def test_a_finished_table_is_sent_too_also_by_the_whole_suite(tmp_path, capsys):
+    words = ["seeds=0", "epochs=0.2", "wandb.mode=offline", f"results={tmp_path}"]
+    assert artifact.main(["table3", "rows=svhn-dpsgd", "columns=eps2", *words]) == 0
+    names = ["table3.csv", "table3.md", "table3.tex"]
+    assert sent_by(capsys) == ("table", "rgp-table3-embedded", names)
+    assert suite.main(["only=rgp/table3", "run=false", *words]) == 0
+    assert sent_by(capsys) == ("table", "rgp-table3-embedded", names)
+
+
+def sent_by(capsys):
+    """Return type, name and files of the one artifact that a command sent."""
+    (sync,) = [line for line in capsys.readouterr().err.splitlines() if "wandb sync" in line]
     folder = Path(sync.split("`")[1].removeprefix("wandb sync "))
     (sent,) = [record.artifact for record in finished(folder) if record.HasField("artifact")]
-    assert (sent.type, sent.name) == ("table", "rgp-table3-embedded")
-    names = sorted(entry.path for entry in sent.manifest.contents)
-    assert names == ["table3.csv", "table3.md", "table3.tex"]
+    return sent.type, sent.name, sorted(entry.path for entry in sent.manifest.contents)

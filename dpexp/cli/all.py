@@ -41,7 +41,7 @@ from pathlib import Path
 
 import torch
 
-from dpexp.cli import folders, groups, plan
+from dpexp.cli import folders, groups, plan, sent_tables
 from dpexp.cli.arguments import changing, exit_code_of, listed, require_apart, split, whole
 from dpexp.cli.artifact import NAMES, SHARED, exit_code
 from dpexp.cli.cost_model import CostModel, examples
@@ -115,8 +115,10 @@ def _main(words: Sequence[str]) -> int:
     print(_opening(suite, artifacts, len(first) + len(alone)), flush=True)
     stopped = _run(request, suite, first, alone)
     entries = [suite.entry(artifact) for artifact in mine]
-    for entry in entries:
-        print(exports.write(entry.table, suite.results)[0])
+    for artifact, entry in zip(mine, entries, strict=True):
+        written = exports.write(entry.table, suite.results)
+        print(written[0])
+        sent_tables.send(artifact, request.profile, suite.configs(artifact), written, suite.results)
     entries = _in_order([*entries, *_written_before(request, suite)], spec.papers(request.own))
     print(page.write(entries, suite.results, request.profile))
     attempted = {job.run_id for job in (*first, *alone)}

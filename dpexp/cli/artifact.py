@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpexp.cli import folders, groups, lookup, plan
+from dpexp.cli import folders, groups, lookup, plan, sent_tables
 from dpexp.cli.arguments import (
     changing,
     exit_code_of,
@@ -60,7 +60,6 @@ from dpexp.reporting.collect import build, cells
 from dpexp.reporting.render import exports, table
 from dpexp.reporting.render.terminal import terminal
 from dpexp.reporting.schema import spec, tuned
-from dpexp.training import tracking
 from dpexp.types import ConfigError
 
 CALLED = "python -m scripts.artifact"
@@ -199,24 +198,10 @@ def _main(words: Sequence[str]) -> int:
     if not artifact.figure:
         print(f"\n{terminal(shown)}")
     print(*written, sep="\n")
-    _send(request, configs, written, results)
+    sent_tables.send(artifact, request.profile, configs, written, results)
     attempted = {job.run_id for job in to_do}
     judged = [o for o in outcomes if o.job.run_id in attempted or o.status == collect.REFUSED]
     return 130 if stopped else exit_code(judged)
-
-
-def _send(
-    request: Request, configs: Sequence[dict[str, Any]], written: Sequence[Path], results: Path
-) -> None:
-    """Send the files to wandb if the runs are sent there; a failure prints a note."""
-    settings = configs[0]["wandb"] if configs else {"mode": "disabled"}
-    if settings["mode"] == "disabled":
-        return
-    name = f"{request.paper}-{request.artifact}-{request.profile}"
-    folder = results / request.profile / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
-    if line := tracking.send_files(settings, name, "table", written, folder):
-        print(f"note: {line}", file=sys.stderr)
 
 
 def _compare(outcomes: Sequence[collect.Outcome], to_do: Sequence[cells.Job]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dpexp.cli.instantiate import make, parameters
+from dpexp.cli.instantiate import check_known, find_all, make, parameters
 
 OF_NO_CONSTRUCTOR = ("name", "head", "tokenizer", "fix", "weight_standardization")
 """Settings of a model that its constructor does not take."""
@@ -66,7 +66,7 @@ def build_model(config: Mapping[str, Any], task: Any) -> Built:
     """
     node = config["model"]
     fitted = fit_to_task(node, task)  # first reports a model that does not fit the task
-    model = make("model", _arguments(node), without=OF_NO_CONSTRUCTOR, **fitted)
+    model = make("model", _arguments(node, fitted), without=OF_NO_CONSTRUCTOR, **fitted)
     return prepare(model, config, task.num_classes)
 
 
@@ -147,8 +147,13 @@ def with_head(config: Mapping[str, Any], head: str) -> dict[str, Any]:
     }
 
 
-def _arguments(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model's settings, those in `args` among them where it has no such argument."""
+def _arguments(node: Mapping[str, Any], fitted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's settings, those in `args` among them where it has no such argument.
+
+    Args:
+        node: of the config.
+        fitted: arguments that the task decides.
+    """
     from dpexp.types import ConfigError
 
     args = node.get("args", {})
@@ -159,7 +164,9 @@ def _arguments(node: Mapping[str, Any]) -> dict[str, Any]:
             f"Expected model.args to hold settings, as in model.args.width=64; got {args}. Set "
             "what is below it."
         )
-    return {key: value for key, value in node.items() if key != "args"} | dict(args)
+    rest = {key: value for key, value in node.items() if key != "args"}
+    check_known("model.args", find_all("model", rest), args, [*OF_NO_CONSTRUCTOR, *fitted])
+    return rest | dict(args)
 
 
 def _patterns(said: Any) -> Sequence[str]:

@@ -106,8 +106,8 @@ def _of_searchpath(place: str) -> Path:
     folder = Path(place.removeprefix(FILE)).absolute()
     if not place.startswith(FILE) or not folder.is_dir():
         raise ConfigError(
-            f"Expected {SEARCHPATH} to name folders, as file:///my/conf; got {place}. Set "
-            f"{SEARCHPATH}, or {OPTION} FOLDER."
+            f"Expected {SEARCHPATH} to name folders, as file:///my/conf; got {place}."
+            f"{_nearest(folder)} Set {SEARCHPATH}, or {OPTION} FOLDER."
         )
     return folder
 
@@ -126,11 +126,20 @@ def _folder(name: str) -> Path:
 
 
 def _nearest(folder: Path) -> str:
-    """Return a sentence that names the folder beside it which is spelt most alike, or ""."""
-    above = folder.parent
-    there = [each.name for each in above.iterdir() if each.is_dir()] if above.is_dir() else []
-    near = get_close_matches(folder.name, there, 1, 0.5)
-    return f" Did you mean {above / near[0]}?" if near else ""
+    """Return a sentence that names the folder that is spelt most alike, or ""."""
+    found = Path(folder.anchor)
+    for part in folder.parts[1:]:
+        if not (found / part).is_dir():
+            try:
+                there = [each.name for each in found.iterdir() if each.is_dir()]
+            except OSError:  # not ours to read
+                there = []
+            near = get_close_matches(part, there, 1, 0.5)
+            if not near:
+                return ""
+            part = near[0]
+        found /= part
+    return f" Did you mean {found}?"
 
 
 def _check(folder: Path, setting: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from dpexp.cli.execution import execute, failing_model, with_weights
 from dpexp.cli.instantiate import admit, loop_of
 from dpexp.cli.lookup import done_before
 from dpexp.cli.own_data import COUNT, below_one_in
+from dpexp.cli.own_methods import methods
 from dpexp.cli.parts import adapted, around
 from dpexp.cli.quoting import quoted, readable
 from dpexp.cli.trained import TrainedRun, load
@@ -37,6 +39,8 @@ from dpexp.types import ConfigError
 
 GIVEN = "dpexp.data.given.examples_of"
 """What a record names as the source of data that were handed over in memory."""
+
+NO_PUBLIC = "dpexp.train cannot tell whether any of them is private"
 
 ARGUMENTS = {
     "method": "method",
@@ -67,6 +71,19 @@ def run(words: Sequence[str]) -> TrainedRun:
     return TrainedRun.read(execute(config))
 
 
+@contextmanager
+def _in_arguments() -> Iterator[None]:
+    """Name `dpexp.train`'s arguments in what is refused, not the settings that they become."""
+    try:
+        yield
+    except ConfigError as error:
+        line = str(error)
+        for key, argument in ARGUMENTS.items():
+            line = re.sub(rf"(?<![\w.']){re.escape(key)}\b", argument, line)
+        raise type(error)(line) from error
+
+
+@_in_arguments()
 def train(
     model: nn.Module,
     train: Any,
@@ -93,8 +110,8 @@ def train(
     for key in settings:
         if argument := ARGUMENTS.get(key):
             raise ConfigError(
-                f"Expected {argument} as an argument of dpexp.train; got {key} in settings. Set "
-                f"{argument}."
+                f"Expected {argument} as an argument of dpexp.train; got settings['{key}']. "
+                f"Set {argument}."
             )
     model = unwrapped(copy.deepcopy(model))
     task = _task(model, examples_of(train, "train"), examples_of(test, "test"), delta, dataset_size)
@@ -122,6 +139,8 @@ def train(
         **settings,
     }
     words = [f"method={method}", f"optimizer={optimizer}", "schedule=constant"]
+    if "public" not in settings and _chooses_public(method):
+        words.append("public=none")  # else the task's own, which is none of conf/task
     if eps is None:
         words += ["noise=false", "clip=false"]
     config = with_weights(_composed([*words, *_words(values)]))
@@ -130,10 +149,36 @@ def train(
             f"Expected a method of the common training loop; method={method} has its own. Use "
             "dpexp.run."
         )
+    if config.get("public", {}).get("name", "none") != "none":
+        raise ConfigError(
+            f"Expected no public set: {NO_PUBLIC}; got public={config['public']['name']} in "
+            "settings. Leave it out."
+        )
     with _own_random_numbers():
         head = prepare(model, config, task.num_classes).head
         directory = _trained(with_head(config, head), model, task, callbacks)
     return TrainedRun.read(directory, load(directory, model).module)
+
+
+def _chooses_public(method: str) -> bool:
+    """Return whether a method's file chooses a public set by the task."""
+    entries = methods().get(str(method), {}).get("defaults", ())
+    return any(
+        any(str(group).endswith("/public") for group in entry)
+        if isinstance(entry, dict)
+        else _chooses_public(entry)  # another method's file, which this one begins with
+        for entry in entries
+    )
+
+
+def _require_no_public(settings: Mapping[str, Any], size: int) -> None:
+    if size:
+        basis = "settings={'method.basis': 'random'}, " if "basis" in settings else ""
+        raise ConfigError(
+            f"Expected a method without public examples: {NO_PUBLIC}; method={settings['name']} "
+            f"takes {size}. Set {basis}another method, or use dpexp.run with a task and a public "
+            "set."
+        )
 
 
 def _trained(
@@ -150,6 +195,7 @@ def _trained(
             if records.find(results, config) is None:
                 at = choose_device(config["device"])
                 made = make_method(config, kind="method")
+                _require_no_public(config["method"], made.public_size)
                 trained = adapted(copy.deepcopy(model).to(at), made, config["seed"])
                 parts = around(config, task, trained, made)
                 parts = replace(parts, callbacks=callbacks, notes=notes_of(model))

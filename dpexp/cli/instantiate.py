@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, get_type_hints
 import hydra
 from hydra.errors import InstantiationException
 
+from dpexp.cli.errors import nearest
+
 
 class Kind(NamedTuple):
     """What a group's `_target_` must give.
@@ -94,7 +96,10 @@ def make(
     if not isinstance(node, dict) or "_target_" not in node:
         raise ConfigError(f"Expected settings with a _target_; got {node}. Set what is below it.")
     arguments = {key: value for key, value in node.items() if key not in without}
-    _check_kinds(find_all(place, arguments), arguments)
+    target = find_all(place, arguments)
+    given_by_name = [*inspect.signature(target).parameters][: len(given)] if given else []
+    check_known(place, target, arguments, [*without, *more, *given_by_name])
+    _check_kinds(target, arguments)
     with _in_one_line(place, str(node["_target_"])):
         if given:
             made = hydra.utils.instantiate({**arguments, "_partial_": True})(*given, **more)
@@ -239,15 +244,17 @@ def _in_one_line(place: str, target: str) -> Iterator[None]:
 def _told(target: str, error: BaseException) -> BaseException:
     """Return what a call's error is to be told as: itself where it is told already, or ours."""
     from dpexp.distributed.memory import ran_out
+    from dpexp.models.adapting import nearest_argument
     from dpexp.records import RecordError
     from dpexp.types import ConfigError
 
     if isinstance(error, ConfigError | RecordError) or ran_out(error):
         return error
+    hint = nearest_argument(error)
     # What a constructor refuses came from the config: a learning rate below zero, a word for a
     # number.
     if isinstance(error, TypeError | ValueError):
-        return ConfigError(f"{target} refuses its settings: {_reason(error)}")
+        return ConfigError(f"{target} refuses its settings: {_reason(error)}{hint}")
     if _is_ours(target):
         return error
     *_, last = traceback.extract_tb(error.__traceback__)
@@ -270,6 +277,38 @@ def _reason(error: BaseException) -> str:
     from dpexp.types import one_line
 
     return one_line(error) or type(error).__name__
+
+
+def check_known(
+    place: str, target: Any, settings: Mapping[str, Any], others: Sequence[str] = ()
+) -> None:
+    """Refuse a setting that a target does not take, with the nearest that it does.
+
+    Args:
+        place: of the settings.
+        target: what is called with them.
+        settings: by name.
+        others: what it takes that is no setting there.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    from dpexp.types import ConfigError
+
+    try:
+        takes = inspect.signature(target).parameters
+    except ValueError:  # what is written in C may not say
+        return
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values()):
+        return
+    valid = [name for name in takes if name not in others]
+    for key in map(str, settings):
+        if not key.startswith("_") and key not in takes:
+            what = f"takes {', '.join(valid)}" if valid else "takes no settings"
+            raise ConfigError(
+                f"Unknown key {place}.{key}: {getattr(target, '__name__', target)} {what}."
+                f"{nearest(key, [*valid, *others])}"
+            )
 
 
 def _check_kinds(target: Any, arguments: Mapping[str, Any]) -> None:

@@ -115,6 +115,10 @@ class Suite:
         self.results = Path(found) if found else self.results
         return jobs
 
+    def configs(self, artifact: spec.Artifact) -> list[dict[str, Any]]:
+        """Return the configs of an artifact's runs."""
+        return [job.config for job in self._jobs[id(artifact)] if job.config is not None]
+
     def outcomes(self, artifact: spec.Artifact) -> list[collect.Outcome]:
         """Look up what there is of an artifact's runs, each record read once."""
         items = []
@@ -151,7 +155,7 @@ class Suite:
 
     def entry(self, artifact: spec.Artifact) -> page.Entry:
         """Make an artifact ready to be written and shown."""
-        configs = [job.config for job in self._jobs[id(artifact)] if job.config is not None]
+        configs = self.configs(artifact)
         outcomes = self.outcomes(artifact)
         shown = table.Table(
             artifact,

@@ -116,6 +116,7 @@ def task_of(
         num_classes=num_classes,
         delta=delta,
         dataset_size=dataset_size,
+        size_word="dataset_size",
     )
     if is_regression:
         return replace(task, metric="test_mse", loss=squared_error, score=squared_errors)

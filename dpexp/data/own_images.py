@@ -128,6 +128,7 @@ def images(
         num_classes=len(reader.classes.words),
         delta=delta,
         dataset_size=dataset_size,
+        size_word="dataset_size",
         preprocessing=Images(
             known, tuple(mean), tuple(std), tuple(reader.classes.words), shape is not None
         ),

@@ -140,6 +140,7 @@ def table(
         num_classes=goal.outputs,
         delta=delta,
         dataset_size=dataset_size,
+        size_word="dataset_size",
         preprocessing=Table(
             {str(column): list(columns[column]) for column in columns},
             missing,

@@ -103,6 +103,7 @@ def texts(
         num_classes=len(chosen.words),
         delta=delta,
         dataset_size=dataset_size,
+        size_word="dataset_size",
         input_shape=(3, max_length),
         preprocessing=Sentences(
             words, max_length, len(of_texts), tuple(chosen.words), tuple(of_texts)

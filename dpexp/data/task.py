@@ -208,6 +208,7 @@ def assemble(
     metric: str = "test_accuracy",
     also: Mapping[str, Examples] | None = None,
     preprocessing: Preprocessing | None = None,
+    size_word: str = "task.dataset_size",
 ) -> Task:
     """Return a task, after checking its examples against the configuration.
 
@@ -222,6 +223,7 @@ def assemble(
         metric: its name.
         also: further test sets, by the name of their metric.
         preprocessing: makes inputs of raw examples; None: there are none.
+        size_word: how N is said, for messages.
 
     Raises:
         ConfigError: the training set does not hold dataset_size examples, a target is not a class,
@@ -229,9 +231,9 @@ def assemble(
     """
     if len(train) != dataset_size:
         raise ConfigError(
-            f"Expected task.dataset_size={dataset_size} training examples for {name}; got "
-            f"{len(train)}. Set task.dataset_size={len(train)} if that is intended: N is declared, "
-            "because the accounting may not depend on private data."
+            f"Expected {size_word}={dataset_size} training examples for {name}; got {len(train)}. "
+            f"Set {size_word}={len(train)} if that is intended: N is declared, because the "
+            "accounting may not depend on private data."
         )
     tests = {metric: test, **(also or {})}
     for part, examples in {"training": train, **tests}.items():

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
+import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -23,6 +27,9 @@ from dpexp.types import ConfigError, require_word
 NORMALISE = ("own", "task")
 
 GREY, COLOURS = 1, 3
+
+UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
+"""Python's message for an argument that a function does not take."""
 
 
 def returns_logits(model: nn.Module) -> None:
@@ -189,6 +196,24 @@ def require_images(repo: str, input_shape: Sequence[int], max_length: int | None
             f"Expected a task of images with 1 or 3 channels for {repo}; this one has {found}. "
             "Set task, or model."
         )
+
+
+def nearest_argument(error: BaseException) -> str:
+    """Return a sentence that suggests the argument nearest to one that was refused, or ""."""
+    found, frames = UNEXPECTED.search(str(error)), [*traceback.walk_tb(error.__traceback__)]
+    if not isinstance(error, TypeError) or found is None or not frames:
+        return ""
+    called, word = found.groups()
+    frame = frames[-1][0]  # which made the call, and knows the function by some name
+    known = [*frame.f_locals.values(), *frame.f_globals.values()]
+    for each in known:
+        of_class = f"{getattr(each, '__qualname__', '')}.__init__"
+        if callable(each) and called in (getattr(each, "__qualname__", ""), of_class):
+            with suppress(ValueError):
+                options = [*inspect.signature(each).parameters]
+                near = get_close_matches(word, options, 1, 0.5)
+                return f" Did you mean {near[0]}?" if near else ""
+    return ""
 
 
 def set_dropouts(model: nn.Module, value: float | None) -> None:

@@ -14,6 +14,7 @@ from dpexp.data.hub import model_folder
 from dpexp.models.adapting import (
     COLOURS,
     check_resize,
+    nearest_argument,
     require_images,
     set_dropouts,
     takes_images,
@@ -75,8 +76,9 @@ def classifier(
     except Exception as error:  # an architecture may refuse its arguments in any way
         raise ConfigError(
             f"Expected timm's {architecture} to be built for images of "
-            f"{_size(input_shape, resize)}; {one_line(error)[:200].rstrip('.')}. Set model.resize "
-            "to the side that it was made for, or model.args."
+            f"{_size(input_shape, resize)}; {one_line(error)[:200].rstrip('.')}."
+            f"{nearest_argument(error)} Set model.resize to the side that it was made for, or "
+            "model.args."
         ) from error
     note(model, "library", f"timm {timm.__version__}")
     set_dropouts(model, dropout)

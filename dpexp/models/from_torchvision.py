@@ -14,6 +14,7 @@ from torch import nn
 from dpexp.data.features import read_weights, torchvision_weights
 from dpexp.models.adapting import (
     check_resize,
+    nearest_argument,
     require_images,
     set_dropouts,
     takes_images,
@@ -79,8 +80,8 @@ def classifier(
     except Exception as error:  # an architecture may refuse its arguments in any way
         raise ConfigError(
             f"Expected torchvision's {architecture} to be built; "
-            f"{one_line(error)[:200].rstrip('.')}. Set model.args, or model.resize to the side "
-            "that it was made for."
+            f"{one_line(error)[:200].rstrip('.')}.{nearest_argument(error)} Set "
+            "model.args, or model.resize to the side that it was made for."
         ) from error
     if pretrained and not is_bare:
         _load(model, num_classes, weights_of(architecture, model_root))

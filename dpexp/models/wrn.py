@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +17,36 @@ from dpexp.types import ConfigError
 def group_norm(channels: int) -> nn.GroupNorm:
     """Return min(32, channels) groups and no affine parameters, as the rgp and lsg authors do."""
     return nn.GroupNorm(min(32, channels), channels, affine=False)
+
+
+def require_size(size: Sequence[int] | None, widths: Sequence[int], stride: int) -> None:
+    """Refuse images so small that a GroupNorm would see one value: it gives 0, or fails.
+
+    Args:
+        size: height and width of the images, in pixels; None: not known.
+        widths: channels of the stages, each of which but the first halves the image.
+        stride: of the first convolution.
+
+    Raises:
+        ConfigError: naming the smallest side that will do.
+    """
+
+    def is_enough(height: int, width: int) -> bool:
+        for stage, channels in enumerate(widths):
+            shrunk = stride * 2**stage
+            pixels = -(-height // shrunk) * -(-width // shrunk)
+            if channels // min(32, channels) * pixels < 2:
+                return False
+        return True
+
+    if size is None or is_enough(*size):
+        return
+    least = next(side for side in itertools.count(1) if is_enough(side, side))
+    height, width = size
+    raise ConfigError(
+        f"Expected images of at least {least} x {least} pixels; got {height} x {width}. Set "
+        "another model."
+    )
 
 
 class PreActivationBlock(nn.Module):
@@ -47,6 +80,7 @@ class WideResNet(nn.Module):
         channels_last: bool | str,
         in_channels: int,
         num_classes: int,
+        image_size: Sequence[int] | None = None,
     ) -> None:
         """Build the network.
 
@@ -58,10 +92,11 @@ class WideResNet(nn.Module):
                 kernels make that faster; the same numbers up to rounding.
             in_channels: channels of the images.
             num_classes: outputs.
+            image_size: height and width, in pixels; None: not known.
 
         Raises:
-            ConfigError: the depth is not 6 b + 4, width or stride is below one, or channels_last
-                is invalid.
+            ConfigError: the depth is not 6 b + 4, width or stride is below one, channels_last is
+                invalid, or the images are too small.
         """
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
@@ -80,6 +115,7 @@ class WideResNet(nn.Module):
         self._channels_last = channels_last
         blocks = (depth - 4) // 6
         channels = [16 * width, 32 * width, 64 * width]
+        require_size(image_size, channels, stem_stride)
         self.stem = conv3x3(in_channels, channels[0], stem_stride)
         stages, inputs = [], channels[0]
         for stage, outputs in enumerate(channels):

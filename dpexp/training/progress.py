@@ -1,4 +1,4 @@
-"""Show a run's progress: a bar on a terminal, plain lines elsewhere."""
+"""Show a run's progress: a bar on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ NO_SCORE = ("step", "epoch", "epsilon", "train_loss", "clip_fraction", *QUIET)
 
 LEAST_BAR = 12
 """Columns below which the bar is left out in favour of words (ours)."""
+
+LINE = 80
+"""Columns of a line where there is no bar (ours)."""
+
+LEAST_LABEL = 8
+"""Columns below which a line has no label (ours)."""
+
+NOTEBOOK = "ipykernel"
+"""The package whose streams a notebook shows; a carriage return rewrites their last line."""
 
 tqdm.set_lock(threading.RLock())  # tqdm's own uses a semaphore, which a killed run leaks
 
@@ -78,7 +87,9 @@ class Progress:
     """Steps, epsilon, score and time left: a bar on a terminal, a line now and then elsewhere.
 
     The bar moves with the micro-batches and is as wide as the terminal; where that is narrow, words
-    get shorter and the bar makes room. A terminal that moves no cursor (TERM=dumb) gets lines.
+    get shorter and the bar makes room. A notebook gets the bar of a terminal of 80 columns. A
+    terminal that moves no cursor (TERM=dumb) gets lines, of 80 columns at most where the numbers of
+    a step and its score fit in those.
     Output that cannot be written is dropped, and the run continues.
 
     Args:
@@ -106,7 +117,8 @@ class Progress:
         self._words: dict[str, str] = {}
         self._score: tuple[str, str] | None = None
         self._bar: _Bar | None = None
-        self._is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._has_bar = is_terminal or type(self._stream).__module__.startswith(NOTEBOOK)
         self._drawn, self._cost = time.perf_counter(), 0.0
         self.start_from(0)
 
@@ -162,14 +174,14 @@ class Progress:
 
     def _show_if_due(self) -> None:
         now = time.perf_counter()
-        every = REDRAW if self._is_terminal else max(LINE_EVERY, (now - self._began) / 50)
+        every = REDRAW if self._has_bar else max(LINE_EVERY, (now - self._began) / 50)
         if now - self._drawn >= max(every, self._cost / DRAWING):
             self._show()
 
     def _show(self) -> None:
         began = time.perf_counter()
         with _ignoring_output_errors():
-            if self._is_terminal:
+            if self._has_bar:
                 self._draw()
             else:
                 with above_bar(self._stream):
@@ -189,8 +201,21 @@ class Progress:
         if (epsilon := self._epsilon_now()) is not None:
             words["epsilon"] = f"{epsilon:.4g}"
         words["left"] = self._left()
+        needed = {*QUIET, "epsilon", "left", *(self._score or ())[:1]}
+        spare = [key for key in words if key not in needed]
+        spare.sort(key=lambda key: (key != "examples/s", key == "train_loss"))
+        while spare and len(self._labelled(words, len(self._label))) > LINE:
+            del words[spare.pop(0)]
+        over = len(self._labelled(words, len(self._label))) - LINE
+        return self._labelled(words, len(self._label) - max(over, 0))
+
+    def _labelled(self, words: Mapping[str, str], columns: int) -> str:
+        """Return a line whose label takes some columns; none where they are too few."""
         said = " ".join(f"{key}={value}" for key, value in words.items())
-        return f"{self._label} step {self._step}/{self._total} {said}".strip()
+        label = self._label
+        if columns < len(label):
+            label = f"{label[: columns - 3]}..." if columns >= LEAST_LABEL else ""
+        return f"{label} step {self._step}/{self._total} {said}".strip()
 
     def _left(self) -> str:
         left = self.seconds_left

@@ -17,6 +17,15 @@ from dpexp.training.train_state import TrainState
 log = logging.getLogger("dpexp")
 
 
+NOT_FINITE = {
+    "nonfinite": "Gradients of training examples are not finite and count as zero: inputs that are "
+    "NaN or infinite, or a model that diverges, have such. metrics.jsonl counts them (nonfinite).",
+    "nonfinite_outputs": "Outputs for test examples are not finite and are never right: test "
+    "inputs that are NaN or infinite, or a model that has diverged, give such. Check the test "
+    "inputs, or set a smaller optimizer.lr.",
+}
+"""What is said once of a run, where an evaluation's count is not zero: no more than it says."""
+
 POINTS = 500
 """Points of a curve that a dashboard gets between evaluations (ours)."""
 
@@ -49,6 +58,7 @@ class RunLogger:
         self._progress = Progress(num_steps, " ".join(words), spent=spent, target=target_epsilon)
         self._every = math.ceil(num_steps / POINTS)
         self._since = _Sums()
+        self._warned: set[str] = set()
 
     def start_from(self, step: int) -> None:
         """Start the progress bar at a step."""
@@ -90,6 +100,10 @@ class RunLogger:
         self._run.log(line)
         self._tracker.log(line)
         self._progress.report(line)
+        for key, warning in NOT_FINITE.items():
+            if line.get(key) and key not in self._warned:
+                self._warned.add(key)
+                log.warning(warning)
 
     def conclude(self, result: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
         """Send the result and the certificate to the dashboards."""

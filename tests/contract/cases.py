@@ -6,24 +6,43 @@ import yaml
 
 from dpexp import cli
 from dpexp.cli.building import DOORS
+from dpexp.types import ConfigError, one_line, require_word
 
-
-def named(group):
-    """List the names of a group of conf/, without what only picks another one."""
-    found = sorted(path.stem for path in (cli.CONF / group).glob("*.yaml") if path.stem != "auto")
-    assert found, f"no conf/{group}"
-    return found
-
-
-ALL_METHODS = named("method")
-METHODS = [  # a method with a loop of its own takes no steps of ours
-    name
-    for name in ALL_METHODS
-    if "loop" not in yaml.safe_load((cli.CONF / "method" / f"{name}.yaml").read_text())
-]
-MODELS = [name for name in named("model") if name not in DOORS]  # tests/models has those
 OWN = ("images", "table", "texts")  # doors for one's own data: tests/data/test_own_*.py
-TASKS = [name for name in named("task") if name not in OWN]
+FOLDERS = []  # of the user's own, in conf's place
+ALL_METHODS, METHODS, MODELS, TASKS = [], [], [], []
+
+
+def files(group):
+    """Return the files of a group by name, without what only picks another one."""
+    found = [path for folder in FOLDERS or [cli.CONF] for path in (folder / group).glob("*.yaml")]
+    return {path.stem: path for path in sorted(found) if path.stem != "auto"}
+
+
+def find():
+    """Fill the lists with what is in the folders."""
+    methods = files("method")
+    ALL_METHODS[:] = methods
+    METHODS[:] = [  # a method with a loop of its own takes no steps of ours
+        name
+        for name, path in methods.items()
+        if "loop" not in (yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    ]
+    MODELS[:] = [name for name in files("model") if name not in DOORS]  # tests/models has those
+    TASKS[:] = [name for name in files("task") if name not in OWN]
+
+
+def hold(folders):
+    """Hold what is in a user's folders to the contract, in the place of what is in conf.
+
+    Raises:
+        ConfigError: for a contract.yaml that says what it cannot.
+    """
+    FOLDERS[:] = folders
+    find()
+    for folder in folders if ALL_METHODS else ():
+        if (folder / "contract.yaml").is_file():
+            CASES.update(said(folder / "contract.yaml"))
 
 
 class Case(NamedTuple):
@@ -81,3 +100,37 @@ CASES |= {
 
 def case(method):
     return CASES.get(method, USUAL)
+
+
+def said(path):
+    """Return what a user's file says of methods, as in `mine: {few: [method.rank=2]}`.
+
+    Raises:
+        ConfigError: naming what it cannot say.
+    """
+    try:
+        table = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"Expected {path} to be YAML: {one_line(error)}. Mend it.") from error
+    if not isinstance(table, dict) or not all(isinstance(one, dict) for one in table.values()):
+        raise ConfigError(
+            f"Expected {path} to say of methods what holds for each, as in 'mine: {{few: "
+            "[method.rank=2]}'. Mend it."
+        )
+    found = {}
+    for method, fields in table.items():
+        require_word(f"a name in {path}", method, ALL_METHODS)
+        for field, value in fields.items():
+            require_word(f"a field of {method} in {path}", field, Case._fields)
+            wanted = type(getattr(USUAL, field))
+            if not isinstance(tuple(value) if isinstance(value, list) else value, wanted):
+                raise ConfigError(
+                    f"Expected {field} of {method} in {path} to be such as "
+                    f"{getattr(USUAL, field) or ['method.rank=2']}; got {value}. Mend it."
+                )
+        fields = {k: tuple(map(str, v)) if isinstance(v, list) else v for k, v in fields.items()}
+        found[method] = Case(**fields)
+    return found
+
+
+find()

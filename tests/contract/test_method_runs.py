@@ -3,8 +3,9 @@
 import pytest
 
 from dpexp import records
+from dpexp.cli import folders
 from dpexp.privacy.verification.files import verify_files
-from tests.contract.cases import ALL_METHODS, METHODS, case
+from tests.contract.cases import ALL_METHODS, FOLDERS, METHODS, case
 from tests.runs import (
     assert_same_run,
     execute,
@@ -18,7 +19,8 @@ WORDS += ["batch_size=60", "epochs=0.25", "eval_every=0.1"]  # six steps
 
 
 def words_of(method):
-    return [f"method={method}", *WORDS, *case(method).few, *case(method).brief]
+    own = folders.searchpath(FOLDERS)
+    return [*own, f"method={method}", *WORDS, *case(method).few, *case(method).brief]
 
 
 @pytest.mark.filterwarnings("ignore")

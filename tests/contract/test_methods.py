@@ -11,10 +11,11 @@ from scipy.stats import kstest
 from dpexp import cli
 from dpexp.attacks.soundness import TOLERANCE, check
 from dpexp.grad_sample import Tape
+from dpexp.privacy.stated import statement_of
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.losses import BatchLosses
 from dpexp.training.train import make_mechanism, named_parameters
-from tests.contract.cases import METHODS, case
+from tests.contract.cases import FOLDERS, METHODS, case
 from tests.runs import total_of
 from tests.steps import ALONE, CPU, Setting, composed, distance, flat, sums_of
 
@@ -136,7 +137,7 @@ def test_a_pixel_that_is_not_finite_costs_its_example_alone(method, bad):
 
 # What one example may move
 
-OTHERS = [  # other ways through the same methods
+OTHERS = [  # other ways through methods of ours
     ("rgp", "method.warm_up_steps=1"),
     ("rgp", "method.residual=false"),
     ("lsg", "method.mask=carriers"),
@@ -149,7 +150,9 @@ OTHERS = [  # other ways through the same methods
 ]
 
 
-@pytest.mark.parametrize("words", [*((m,) for m in METHODS), *OTHERS], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [*((m,) for m in METHODS), *([] if FOLDERS else OTHERS)], ids=" ".join
+)
 def test_one_example_moves_a_release_by_no_more_than_is_declared_and_nothing_else_is_known(words):
     method, *more = words
     narrow = () if len(more) > 1 else case(method).narrow
@@ -160,8 +163,9 @@ def test_one_example_moves_a_release_by_no_more_than_is_declared_and_nothing_els
 
 
 @every_method
-def test_declared_releases_hold_at_every_step_and_count_every_block(method):
-    setting = Setting(composed(method))
+def test_declared_releases_hold_at_every_step_count_every_block_and_are_those_stated(method):
+    config = composed(method, "privacy.clip_norm=0.5")
+    setting = Setting(config)
     declared = setting.method.releases(setting.state, 0.5)
     state = setting.step().state
     assert setting.method.releases(state, 0.5) == declared
@@ -171,9 +175,16 @@ def test_declared_releases_hold_at_every_step_and_count_every_block(method):
     for release in declared:
         own = [b for key, b in setting.method.released.items() if key.release == release.name]
         assert release.dimension == sum(block.numel() for block in own) > 0
-        assert release.clip_norm == 0.5 or release.name == "residual"  # clipped apart, in gep
-        assert release.sensitivity == 1.0 or release.noise == "laplace"
     assert {key.release for key in blocks} == {release.name for release in declared}
+    statement, trained = statement_of(config), setting.method.trainable(setting.model)
+    assert statement.is_known, "stated_releases is missing from the class itself"
+    size = sum(setting.model.get_parameter(name).numel() for name in trained)
+    for stated, release in zip(statement.releases(config, size), declared, strict=True):
+        assert release.sensitivity == pytest.approx(stated.sensitivity)
+        assert release.clip_norm == pytest.approx(stated.clip_norm)
+        assert (release.noise, release.clip) == (stated.noise, stated.clip)
+        assert stated.name in (None, release.name)
+        assert stated.dimension in (None, release.dimension)
 
 
 # Noise

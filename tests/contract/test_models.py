@@ -7,11 +7,11 @@ from dpexp import cli
 from dpexp.cli.config_cache import Configs
 from dpexp.training.train import named_parameters
 from dpexp.types import ConfigError
-from tests.contract.cases import MODELS
+from tests.contract.cases import FOLDERS, MODELS
 from tests.steps import CPU
 from tests.texts import real_model
 
-CONFIGS = Configs()
+CONFIGS = Configs(own=FOLDERS)
 FEW = ["task.dataset_size=60", "task.test_size=30"]
 
 
