@@ -133,7 +133,7 @@ def load(
 ) -> TrainedModel:
     """Load the model that a run has kept, with what makes its inputs.
 
-        model = dpexp.load("results/paper/runs/0123456789ab")
+        model = dpexp.load("results/own/runs/0123456789ab")
         model.predict(["photo.png", "another.png"])
         model.module  # a torch.nn.Module in eval mode
 

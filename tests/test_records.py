@@ -72,6 +72,26 @@ def test_a_finished_run_is_looked_up(tmp_path):
     assert record.config == CONFIG
 
 
+@pytest.mark.parametrize(
+    ("profile", "target", "folder"),
+    [
+        ("paper", "dpexp.data.own_images.images", "own"),
+        ("paper", "dpexp.data.given.examples_of", "own"),
+        ("paper", "my_tasks.birds", "own"),
+        ("paper", "dpexp.data.glue.glue", "paper"),
+        ("quick", "dpexp.data.own_images.images", "quick"),
+    ],
+)
+def test_a_run_on_ones_own_data_is_kept_apart_unless_it_has_begun(
+    tmp_path, profile, target, folder
+):
+    config = CONFIG | {"profile": {"name": profile}, "task": {"name": "a", "_target_": target}}
+    assert records.locate(tmp_path, config) == tmp_path / folder / "runs" / run_id(config)
+    earlier = tmp_path / profile / "runs" / run_id(config)
+    earlier.mkdir(parents=True)
+    assert records.locate(tmp_path, config) == earlier
+
+
 def test_an_interrupted_run_is_gone_on_with(tmp_path):
     run = Run.open(tmp_path, CONFIG)
     assert run.status == "fresh"

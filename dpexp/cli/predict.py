@@ -1,8 +1,8 @@
 """Use the model that a run has kept on files, without the data that it was trained on.
 
-    dpexp predict results/paper/runs/0123456789ab photos/ another.png
-    dpexp predict results/paper/runs/0123456789ab reviews.txt
-    dpexp predict results/paper/runs/0123456789ab - < reviews.txt
+    dpexp predict results/own/runs/0123456789ab photos/ another.png
+    dpexp predict results/own/runs/0123456789ab reviews.txt
+    dpexp predict results/own/runs/0123456789ab - < reviews.txt
 
 FILES are images, or folders of them; for a model of texts, files with a text a line, with a tab
 between two texts that belong together, or - for the standard input; for a model of texts or of a

@@ -34,7 +34,7 @@ class Busy(RecordError):
 
 
 def path_of(root: str | Path, config: Mapping[str, Any]) -> Path:
-    """Return the path of a run's lock: results/<profile>/locks/<id>."""
+    """Return the path of a run's lock: locks/<id> beside the folder of runs."""
     directory = locate(root, config)
     return directory.parent.with_name("locks") / directory.name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,13 @@ NONFINITE = "nonfinite_outputs"
 """Entry of result.json and metrics.jsonl: number of test examples with a non-finite output."""
 
 METRICS = "metrics.jsonl"
+
+PAPERS, OWN = "paper", "own"
+"""Folders of results: of runs in the papers' settings, and of runs on the user's own data."""
+
+HOME = "dpexp."
+OWN_DATA = ("dpexp.data.own_", "dpexp.data.given.")
+"""Where what reads the user's own data is; a task that is not of dpexp reads them too."""
 
 RESULT_NEUTRAL = frozenset(
     {
@@ -148,8 +156,22 @@ def lines_of(path: Path) -> list[dict[str, Any] | None]:
 
 
 def locate(root: str | Path, config: Mapping[str, Any]) -> Path:
-    """Return the path of a run's directory, whether or not it exists."""
-    return Path(root) / str(config["profile"]["name"]) / "runs" / run_id(config)
+    """Return the path of a run's directory, whether or not it exists.
+
+    It is below the profile's name. A run on data of the user's own under the profile that stands
+    for the papers' settings is below `OWN`, unless its directory has been made below `PAPERS`.
+    """
+    profile, name = str(config["profile"]["name"]), run_id(config)
+    directory = Path(root) / profile / "runs" / name
+    if profile == PAPERS and _is_of_own_data(config) and not os.path.isdir(directory):
+        return Path(root) / OWN / "runs" / name
+    return directory
+
+
+def _is_of_own_data(config: Mapping[str, Any]) -> bool:
+    """Return whether a run's task is read from files or arrays that dpexp does not name."""
+    target = str((config.get("task") or {}).get("_target_", HOME))
+    return target.startswith(OWN_DATA) or not target.startswith(HOME)
 
 
 def find(root: str | Path, config: Mapping[str, Any]) -> Record | None:
