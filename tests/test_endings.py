@@ -256,9 +256,11 @@ def test_a_step_writes_neither_into_the_state_before_it_nor_into_weights(method)
     setting = Setting(composed(method))
     state = setting.step(0).state
     all_of_it = [state, dict(setting.model.named_parameters()), dict(setting.model.named_buffers())]
-    before, at_first = copied(all_of_it), marks(all_of_it)
+    # Passes at other weights put back what they moved, to the bit, and hold nothing of it.
+    untouched = state if setting.method.is_forward_only else all_of_it
+    before, at_first = copied(all_of_it), marks(untouched)
     setting.step(1, state=state)
-    assert marks(all_of_it) == at_first
+    assert marks(untouched) == at_first
     numbers: list[list] = [[], []]
     for found, one in zip(numbers, (before, all_of_it), strict=True):
         mapped(lambda leaf, found=found: found.append(leaf), one)

@@ -106,8 +106,10 @@ def test_the_pages_run_is_verified_and_without_its_folder_told_what_to_set(
 
 def test_the_pages_table_is_planned_beside_published_values(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("MAKEFLAGS", raising=False)  # of the make that runs the tests
     make = subprocess.run(["make", "-n", *typed("make")], capture_output=True, text=True)
-    words = shlex.split(make.stdout.splitlines()[-1].partition("scripts.artifact ")[2])
+    (line,) = [line for line in make.stdout.splitlines() if "scripts.artifact " in line]
+    words = shlex.split(line.partition("scripts.artifact ")[2])
     words += ["run=false", "results=nowhere"]
     assert artifact.main([*words, "plan=true", "rows=dpsgd"]) == 0
     assert artifact.main([*words, "paper=mien"]) == 2

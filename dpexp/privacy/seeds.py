@@ -33,6 +33,7 @@ AXES = {
     "shadow": "dpexp.attacks.shadow",
     "canary/coin": "dpexp.attacks.audit",
     "canary/draw": "dpexp.attacks.canaries",
+    "canary/length": "dpexp.attacks.canaries",
     "canary/direction/": "dpexp.attacks.canaries",
     "canary/label": "dpexp.attacks.mislabelled",
     "canary/example": "dpexp.attacks.mislabelled",
