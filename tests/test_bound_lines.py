@@ -9,6 +9,7 @@ import pytest
 
 from dpexp.records.predictions import PREDICTIONS, packed, unpacked
 from tests.edited import content, edited, edits, found_in, mend, write
+from tests.marks import some_long
 from tests.runs import execute
 
 SMALL = ["task=digits", "profile=embedded", "device=cpu", "model=linear", "epochs=1", "eps=3"]
@@ -43,7 +44,9 @@ def copy_of(directories, tmp_path):
     return copied
 
 
-@pytest.mark.parametrize("kind", ["dpsgd", "gep", "pate", "no noise", "compressive"])
+@pytest.mark.parametrize(
+    "kind", some_long(["dpsgd", "gep", "pate", "no noise", "compressive"], {"dpsgd", "pate"})
+)
 def test_every_single_change_of_the_evaluations_is_found_or_said(kind, copy_of):
     """The same of metrics.jsonl, and lines that are there twice, in another order or too many."""
     directory = copy_of(kind)

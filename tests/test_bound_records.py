@@ -18,6 +18,7 @@ from dpexp.privacy.verification.record import verify_record
 from dpexp.records.predictions import PREDICTIONS, packed, unpacked
 from dpexp.records.record import hash_of
 from tests.edited import content, edited, edits, found_in, mend, write
+from tests.marks import some_long
 from tests.runs import execute
 
 SMALL = ["task=digits", "profile=embedded", "device=cpu", "model=linear", "epochs=0.5", "eps=3"]
@@ -64,7 +65,7 @@ def is_said(found, file, where):
     return any(re.search(rf"\b{key}\b", words) for words in lists)
 
 
-@pytest.mark.parametrize("kind", ["dpsgd", "gep", "pate", "no noise"])
+@pytest.mark.parametrize("kind", some_long(["dpsgd", "gep", "pate", "no noise"], {"dpsgd", "pate"}))
 def test_every_single_change_of_result_or_certificate_is_found_or_said(kind, copy_of):
     """Even where the hashes are mended; only an entry that is said not to be checked may pass."""
     directory = copy_of(kind)

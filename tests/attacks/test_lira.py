@@ -229,6 +229,7 @@ def without(directories, entry):
     return left
 
 
+@pytest.mark.long
 def test_the_script_attacks_every_method_and_writes_its_files(tmp_path, capsys):
     words = [*DIGITS, "methods=nonprivate,dpsgd", "shadows=4", "eps=3", "epochs=1"]
     words += [f"results={tmp_path}", "name=few"]

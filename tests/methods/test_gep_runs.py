@@ -87,7 +87,9 @@ def test_a_public_set_is_not_loaded_where_nothing_needs_it(tmp_path, words):
     assert len(told) == (words[0] == "method=dpsgd")  # the other chooses a set by itself
 
 
-@pytest.mark.parametrize(("method", "at_least"), [("gep", 87), ("bgep", 35)])
+@pytest.mark.parametrize(
+    ("method", "at_least"), [pytest.param("gep", 87, marks=pytest.mark.long), ("bgep", 35)]
+)
 def test_a_model_learns(tmp_path, method, at_least):
     words = [f"method={method}", *DIGITS, "method.m=100", "method.k=60", "eps=8"]
     brief = ["epochs=15", "eval_every=15", f"results={tmp_path}"]

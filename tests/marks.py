@@ -1,0 +1,13 @@
+"""Which of a test's values `make test` tries, and which `make test-long` does."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def some_long(values: Iterable[Any], short: Collection[Any]) -> list[Any]:
+    """Mark the values as long that are not among the short ones."""
+    return [
+        each if each in short else pytest.param(each, marks=pytest.mark.long) for each in values
+    ]
