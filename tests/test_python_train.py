@@ -321,3 +321,21 @@ def test_what_torch_compile_wraps_trains_as_without_it(trained):
 def test_what_hooks_cannot_see_is_one_line(trained, model, said):
     with pytest.raises(ConfigError, match=said):
         trained(model())
+
+
+class ByTheLargest(nn.Module):
+    """Divides integers by the largest of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        x = x.float()
+        return self.head((x / x.max().clamp(min=1)).flatten(1))
+
+
+def test_integers_that_mix_examples_are_refused(trained):
+    pixels = (255 * TRAIN[0]).long()
+    with pytest.raises(ConfigError, match="keep examples apart"):
+        trained(ByTheLargest(), (pixels, TRAIN[1]), (pixels, TRAIN[1]))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dpexp.models.mode import in_mode
 from dpexp.models.vocabulary import token_table
 from dpexp.privacy.seeds import generator
 from dpexp.types import Batch
@@ -98,13 +99,14 @@ def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtyp
 def _numbers(like: Tensor, model: nn.Module, gen: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return a crowd, and a third example that is not in it.
 
-    Integers are rows of the model's smallest table, as any of its tables may be asked for them.
+    Integers are rows of the model's smallest table, as any of its tables may be asked for them. A
+    model without tables gets as large ones as it takes: what is clamped to 1 differs from 2 on.
     """
     shape = like.shape[1:]
     if not like.is_floating_point():
         tables = (nn.Embedding, nn.EmbeddingBag)
         sizes = [each.num_embeddings for each in model.modules() if isinstance(each, tables)]
-        rows = min(sizes, default=2)
+        rows = min(sizes) if sizes else 1 + _largest(model, like)
         low = int(rows > 2)  # an id of 0 often stands for padding
         first, second, third, *more = torch.randint(
             low, rows, (7, *shape), generator=gen, dtype=like.dtype
@@ -119,6 +121,23 @@ def _numbers(like: Tensor, model: nn.Module, gen: torch.Generator) -> tuple[Tens
         -FAR * second,
     ]  # fmt: skip
     return torch.stack(crowd), third
+
+
+@torch.no_grad()
+def _largest(model: nn.Module, like: Tensor) -> int:
+    """Return the largest of 1, 3, 7, ..., 32767 that the model takes as an input's integers."""
+    device, found = next(model.parameters()).device, 1
+    with in_mode(model, is_training=False):
+        for bits in range(2, 16):
+            value = 2**bits - 1
+            if value > torch.iinfo(like.dtype).max:
+                break
+            try:
+                model(torch.full((1, *like.shape[1:]), value, dtype=like.dtype, device=device))
+            except Exception:  # anyone's model, which may raise anything
+                break
+            found = value
+    return found
 
 
 def _texts(
