@@ -5,6 +5,7 @@ import shutil
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
@@ -69,11 +70,16 @@ def die():
 
 
 def interrupted(config, parts, at, act):
-    """Train until something is done in step `at` (from 1), released but not yet taken."""
+    """Train until something is done in step `at` (from 1), released but not yet taken.
+
+    Without a ledger, steps are those of this training alone.
+    """
     directory = records.locate(config["results"], config)
+    taken = count(1)
 
     def act_in_time(*_):
-        if read_mark(directory).steps == at:
+        mark, step = read_mark(directory), next(taken)
+        if (mark.steps if mark else step) == at:
             act()
 
     def make_optimizer(weights):

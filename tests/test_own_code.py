@@ -6,13 +6,14 @@ import sys
 import pytest
 import torch
 
-from dpexp import cli
+from dpexp import cli, records
 from dpexp.cli.lookup import done_before
+from dpexp.records import LEDGER
 from dpexp.records.own_code import own_code
 from dpexp.training.ledger import surroundings_of
 from dpexp.types import ConfigError
 from tests.edited import mend
-from tests.runs import ALONE
+from tests.runs import ALONE, Killed, die, interrupted
 
 FILES = {
     "mine_here/__init__.py": "raise RuntimeError('imported')",
@@ -75,12 +76,59 @@ class Net(nn.Sequential):
 """
 
 
-def test_a_finished_run_is_looked_up_for_the_code_that_it_trained(tmp_path, monkeypatch):
+WORDS = "model=python target=own_net_here.Net task=digits epochs=0.1 profile=embedded".split()
+
+
+@pytest.fixture
+def net(tmp_path, monkeypatch):
+    """A file of the user's on Python's path, and the words of runs that train what it defines."""
     file = tmp_path / "own_net_here.py"
     file.write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)
-    words = "model=python target=own_net_here.Net task=digits method=dpsgd eps=8 epochs=0.05"
-    config = cli.compose([*words.split(), "profile=embedded", f"results={tmp_path / 'results'}"])
+    yield file, [*WORDS, f"results={tmp_path / 'results'}"]
+    sys.modules.pop("own_net_here", None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["method=dpsgd eps=8", "method=dpsgd eps=8 noise=secret", "method=nonprivate"],
+)
+@pytest.mark.filterwarnings("ignore:.* may have been released")
+@pytest.mark.parametrize("every", [1, 10**6])
+def test_an_interrupted_run_goes_on_with_the_code_it_began_with_alone(net, words, every):
+    file, theirs = net
+    name = words.split()[0].removeprefix("method=")
+    theirs = [*theirs, *words.split(), "batch_size=36", f"checkpoint.steps={every}"]
+    config = cli.compose(theirs)
+    with pytest.raises(Killed):
+        interrupted(config, cli.build_parts(config, ALONE.device), 3, die)
+    sys.modules.pop("own_net_here")
+    file.write_text(CODE.replace("LazyLinear(", "LazyLinear(out_features="))
+    if every > 1 and name == "nonprivate":  # nothing is left of it: it begins anew
+        assert (cli.execute(config) / "result.json").exists()
+        return
+    with pytest.raises(ConfigError, match="own_net_here.py of own_net_here.Net differs"):
+        cli.execute(config)
+    sys.modules.pop("own_net_here")
+    file.write_text(CODE)
+    assert (cli.execute(config) / "result.json").exists()
+
+
+def test_a_run_of_former_code_does_not_go_on(net):
+    _, theirs = net
+    config = cli.compose([*theirs, "method=dpsgd", "eps=8", "batch_size=36", "checkpoint.steps=1"])
+    with pytest.raises(Killed):
+        interrupted(config, cli.build_parts(config, ALONE.device), 3, die)
+    ledger = records.locate(config["results"], config) / LEDGER
+    head, *rest = ledger.read_text().split("\n")
+    ledger.write_text("\n".join([json.dumps(json.loads(head) | {"own_code": {}}), *rest]))
+    with pytest.raises(ConfigError, match="what is known of own_net_here.Net differs"):
+        cli.execute(config)
+
+
+def test_a_finished_run_is_looked_up_for_the_code_that_it_trained(net):
+    file, theirs = net
+    config = cli.compose([*theirs, "method=dpsgd", "eps=8"])
     directory = cli.execute(config)
     sys.modules.pop("own_net_here")
     line = done_before(config)

@@ -226,7 +226,7 @@ def _compare_pretrained(config: Mapping[str, Any], result: Mapping[str, Any]) ->
 
 def _compare_own_code(config: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, str]:
     """Compare the user's own files: of a model, a method, whatever the config names."""
-    from dpexp.records.own_code import own_code
+    from dpexp.records.own_code import changed_files, own_code
 
     here, recorded = own_code(config), result.get("own_code_sha256", {})
     gone = [name for name in recorded if name not in here]
@@ -238,14 +238,8 @@ def _compare_own_code(config: Mapping[str, Any], result: Mapping[str, Any]) -> t
         for name in here
         if name not in recorded
     ]
-    changed = [
-        f"{clean(file)} of {name}"
-        for name, files in here.items()
-        if name in recorded
-        for file in sorted({*files, *recorded[name]})
-        if files.get(file) != recorded[name].get(file)
-    ]
-    return (f"its code is another: {', '.join(changed)}" if changed else ""), "; ".join(unknown)
+    changed = ", ".join(f"{clean(file)} of {name}" for file, name in changed_files(recorded, here))
+    return (f"its code is another: {changed}" if changed else ""), "; ".join(unknown)
 
 
 def _compare_precision(config: Mapping[str, Any], result: Mapping[str, Any]) -> str:

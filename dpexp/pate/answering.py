@@ -12,6 +12,7 @@ from dpexp.pate.stages import Answers, ask, ballots
 from dpexp.pate.votes import NoisyVotes
 from dpexp.privacy import PrivacyError
 from dpexp.records import Ledger, Mark, Run, read_mark
+from dpexp.records.own_code import own_code
 from dpexp.training.ledger import difference, read_ledger
 from dpexp.training.lifecycle import Lifecycle, Resumed
 from dpexp.training.parts import Parts
@@ -38,7 +39,7 @@ def open_ledger(
         surroundings: in which teachers would be trained; None if nothing can be repeated in them.
 
     Raises:
-        ConfigError: if the data are not those of the answers.
+        ConfigError: if the data or the user's code are not those of the answers.
         PrivacyError: if they have answered, and their answers can neither be read nor given again.
     """
     step = position.get("step", 0)
@@ -48,11 +49,11 @@ def open_ledger(
         surroundings = None
     if "answers" in position.get("state", {}):
         # A lost ledger's surroundings are unknown.
-        mark = read_mark(run.directory) or Mark(data, 0, run=run.id)
+        mark = read_mark(run.directory) or Mark(data, 0, run=run.id, own_code=own_code(run.config))
         return Resumed(Ledger(run.directory, mark, is_durable=True), step)
     mark = read_ledger(run, data, is_needed=False)
     if mark is None or not mark.steps:
-        mark = Mark(data, 0, surroundings=surroundings, run=run.id)
+        mark = Mark(data, 0, surroundings=surroundings, run=run.id, own_code=own_code(run.config))
     elif mark.resumed(0, surroundings) != mark:
         why = difference(mark.surroundings, surroundings)
         raise PrivacyError(

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Mark:
         begun_at: step at which it last started; later than `begun_from` if steps were lost.
         surroundings: fingerprint of whatever affects rounding; None if no step can be repeated.
         run: id of the run; "" in a ledger written by an older version.
+        own_code: hashes of the user's code that the run began with (`dpexp.records.own_code`).
     """
 
     data: str
@@ -41,6 +42,7 @@ class Mark:
     begun_at: int = 0
     surroundings: Mapping[str, Any] | None = None
     run: str = ""
+    own_code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def resumed(self, step: int, surroundings: Mapping[str, Any] | None) -> Mark:
         """Return the mark of a killed run that resumes at `begun_at`, or its checkpoint if later.
@@ -58,7 +60,7 @@ class Mark:
         if is_same and (step >= self.begun_at or step == self.begun_from):
             return self
         spent = max(self.steps, step)
-        return Mark(self.data, spent, step, spent, surroundings, self.run)
+        return Mark(self.data, spent, step, spent, surroundings, self.run, self.own_code)
 
 
 def read_mark(directory: Path) -> Mark | None:
@@ -100,7 +102,7 @@ class Ledger:
             RecordError: if it cannot be written.
         """
         self._path, self._is_durable = directory / LEDGER, is_durable
-        self._data, self._run = mark.data, mark.run
+        self._of = mark
         self._begin(mark)
 
     def _begin(self, mark: Mark) -> None:
@@ -142,7 +144,7 @@ class Ledger:
             RecordError: if it cannot be written.
         """
         self.close()
-        self._begin(Mark(self._data, steps, run=self._run))
+        self._begin(Mark(self._of.data, steps, run=self._of.run, own_code=self._of.own_code))
 
     def close(self) -> None:
         """Close the file."""

@@ -1,8 +1,8 @@
 """Hash the user's own Python files behind a config: a model, a method, whatever `_target_` names.
 
 A config names code, but what stands in its files may have changed. A finished run is not looked up
-for other code, and noise of an interrupted run is not drawn again for sums of other code. Files are
-found and read without being imported, so that nothing of theirs runs.
+for other code, and an interrupted run does not go on with it. Files are found and read without
+being imported, so that nothing of theirs runs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from dpexp.types import ConfigError
 
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of libraries, whose versions a record has."""
@@ -35,6 +37,46 @@ def own_code(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
                 place: hashlib.sha256(content).hexdigest() for place, content in files.items()
             }
     return found
+
+
+def changed_files(
+    before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]
+) -> list[tuple[str, str]]:
+    """Return the file and name of each file that differs, of names that both have.
+
+    Args:
+        before: from `own_code`, when a run began.
+        now: from `own_code`.
+    """
+    return [
+        (file, name)
+        for name, files in now.items()
+        if name in before
+        for file in sorted({*files, *before[name]})
+        if files.get(file) != before[name].get(file)
+    ]
+
+
+def require_same(
+    before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Check that a run goes on with the user's code that it began with.
+
+    Args:
+        before: from `own_code`, when it began.
+        now: from `own_code`.
+
+    Raises:
+        ConfigError: if a file differs, or is not known.
+    """
+    differing = [f"{file} of {name}" for file, name in changed_files(before, now)]
+    differing += [f"what is known of {name}" for name in sorted({*before} ^ {*now})]
+    if differing:
+        raise ConfigError(
+            "Expected to go on with the code of yours that the run began with; "
+            f"{', '.join(differing)} differs. Put the former code back, or set results to another "
+            "folder to begin anew."
+        )
 
 
 def _targets(node: Any) -> Iterator[str]:

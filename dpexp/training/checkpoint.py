@@ -17,6 +17,9 @@ _MAGIC = b"dpexp\x00v1"
 _DIGEST = hashlib.sha256().digest_size
 _CHUNK = 1 << 22
 
+OWN_CODE = "own_code"
+"""Entry of a state's "of" that has the hashes of the user's code."""
+
 
 class _Hashing:
     """A file that hashes what is written; torch writes sequentially and never seeks."""
@@ -125,6 +128,13 @@ def require(path: Path, state: Mapping[str, Any], of: Mapping[str, Any]) -> None
                 f"{of.get(key)}. Put the run's own checkpoint there, or set results to another "
                 "folder to begin anew."
             )
+
+
+def own_code_of(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:
+    """Return the hashes of the user's code that a state was saved by; {} if it says none."""
+    said = state.get("of")
+    theirs = said.get(OWN_CODE, {}) if isinstance(said, Mapping) else {}
+    return theirs if isinstance(theirs, Mapping) else {}
 
 
 def _fault(file: IO[bytes]) -> str | None:

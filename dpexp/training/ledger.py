@@ -25,7 +25,7 @@ from dpexp.records import (
     read_mark,
     versions,
 )
-from dpexp.records.own_code import own_code
+from dpexp.records.own_code import own_code, require_same
 from dpexp.records.weights import digest
 from dpexp.types import ConfigError
 
@@ -59,7 +59,7 @@ def open_ledger(
         the checkpoint, or a later one if steps are lost.
 
     Raises:
-        ConfigError: if the data changed since the run began.
+        ConfigError: if the data or the user's code changed since the run began.
         PrivacyError: if no budget is left, or the rest is unknown.
         RecordError: if the ledger cannot be written.
     """
@@ -71,7 +71,7 @@ def open_ledger(
         surroundings = None
     mark = read_ledger(run, data, is_needed=step is not None)
     if mark is None:
-        mark = Mark(data, begun, begun, begun, surroundings, run.id)
+        mark = Mark(data, begun, begun, begun, surroundings, run.id, own_code(run.config))
     now = mark.resumed(begun, surroundings)
     next_step = max(begun, now.begun_at)
     why = difference(mark.surroundings, surroundings)
@@ -99,7 +99,7 @@ def read_ledger(run: Run, data: str, is_needed: bool) -> Mark | None:
         is_needed: whether the run must have a ledger by now.
 
     Raises:
-        ConfigError: if the data changed since the run began.
+        ConfigError: if the data or the user's code changed since the run began.
         PrivacyError: if the rest of its budget is unknown.
     """
     mark = read_mark(run.directory)
@@ -116,6 +116,8 @@ def read_ledger(run: Run, data: str, is_needed: bool) -> Mark | None:
         )
     if mark is not None and mark.data != data:
         raise ConfigError(OTHER_DATA)
+    if mark is not None:
+        require_same(mark.own_code, own_code(run.config))
     return mark
 
 

@@ -18,7 +18,7 @@ from dpexp.models.adapters import save_adapters
 from dpexp.models.precision import PRECISIONS, resolve
 from dpexp.records import Ledger, RecordError, Run, describe
 from dpexp.records.keeping import KEEP
-from dpexp.records.own_code import own_code
+from dpexp.records.own_code import own_code, require_same
 from dpexp.records.weights import digest
 from dpexp.training import checkpoint
 from dpexp.training.kept import keep
@@ -143,7 +143,7 @@ class Lifecycle:
             open_ledger: opens the budget ledger, on rank 0.
 
         Raises:
-            ConfigError: if the data changed since the run began.
+            ConfigError: if the data or the user's code changed since the run began.
             PrivacyError: if no budget is left, or the rest is unknown.
             RecordError: if the checkpoint is of another run, or of former code.
         """
@@ -170,6 +170,7 @@ class Lifecycle:
             if saved is None:
                 run.restart()
             else:
+                require_same(checkpoint.own_code_of(saved), self._own_code)
                 checkpoint.require(run.checkpoint_path, saved, self._identity(run))
                 self._state.require_complete(saved, run.checkpoint_path)
         position = {} if saved is None else saved["position"]
@@ -177,7 +178,8 @@ class Lifecycle:
         return saved, next_step, micro_batch
 
     def _identity(self, run: Run) -> dict[str, Any]:
-        return {"run": run.id, **self._mechanism.identity()}
+        theirs = {checkpoint.OWN_CODE: self._own_code} if self._own_code else {}
+        return {"run": run.id, **theirs, **self._mechanism.identity()}
 
     @property
     def is_asked_to_stop(self) -> bool:
