@@ -69,7 +69,8 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
     for row in artifact.rows:
         for column in artifact.measured_columns:
             shown = column is artifact.run_column(row, column)
-            if not row.grid or not shown or cells.is_skipped(artifact, profile, row, column):
+            has_grid = bool(row.in_column(column).grid)
+            if not has_grid or not shown or cells.is_skipped(artifact, profile, row, column):
                 continue
             words_of = tuple(cells.words_of(row, column, profile))
             together.setdefault(words_of, []).append((row, column))
@@ -84,7 +85,7 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
             continue
         keys = [(row.key, column.key) for row, column in places]
         name = cells.cell_name(*places[0], profile)
-        points = tuned.points(places[0][0], profile)
+        points = tuned.points(*places[0], profile)
         old = tuned.known(groups.CONF, artifact, request.profile).get(keys[0])
         seeds = request.seeds or (old.seeds if old else (0,))
         keeps = old is not None and old.seeds == seeds and not own.get("anew")
@@ -118,7 +119,6 @@ def _keep(path: Path, artifact: Artifact, profile: str, found: Mapping[Key, tune
 
 def _drop_stale(path: Path, artifact: Artifact, profile: str, reset: bool) -> None:
     """Remove scores of points outside the grids; with `reset`, all of an unreadable file."""
-    rows = {row.key: row for row in artifact.rows}
     with _locked(path):
         try:
             kept = tuned.known(groups.CONF, artifact, profile)
@@ -127,13 +127,16 @@ def _drop_stale(path: Path, artifact: Artifact, profile: str, reset: bool) -> No
                 raise
             kept = {}
         grids = {
-            key: {" ".join(point) for point in tuned.points(row, artifact.profiles[profile])}
-            for key, row in rows.items()
+            (row.key, column.key): {
+                " ".join(point) for point in tuned.points(row, column, artifact.profiles[profile])
+            }
+            for row in artifact.rows
+            for column in artifact.columns
         }
         fits = {
             cell: tried
             for cell, tried in kept.items()
-            if set(tried.scores) <= grids.get(cell[0], set())
+            if set(tried.scores) <= grids.get(cell, set())
         }
         if path.is_file() and (fits != kept or not kept):
             build.save(path, tuned.text_of(artifact, profile, fits))

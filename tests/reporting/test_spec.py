@@ -41,8 +41,10 @@ def test_every_artifact_loads_and_every_published_value_has_its_place(path):
 def test_every_replaced_override_and_label_is_one_that_occurs(path):
     artifact = spec.load(CONF, path.parent.name, path.stem)
     lines = [*artifact.rows, *artifact.columns]
-    overrides = {word for line in lines for word in line.overrides}
-    overrides |= {w for row in artifact.rows for axis in row.grid for p in axis for w in p.split()}
+    parts = [part for row in artifact.rows for part in row.within.values()]
+    overrides = {word for line in (*lines, *parts) for word in line.overrides}
+    grids = [grid for row in artifact.rows for grid in row.grids()]
+    overrides |= {word for grid in grids for axis in grid for p in axis for word in p.split()}
     labels = {label for line in lines for label in line.labels}
     for profile in artifact.profiles.values():
         assert set(profile.replace) <= overrides

@@ -72,7 +72,8 @@ def seventy(words):
 
 def test_points_are_all_combinations_as_the_profile_words_them(conf):
     table = spec.load(conf, "made", "table1")
-    plain, private, fixed = (tuned.points(row, table.profiles["embedded"]) for row in table.rows)
+    profile, column = table.profiles["embedded"], table.columns[0]
+    plain, private, fixed = (tuned.points(row, column, profile) for row in table.rows)
     assert plain == [("optimizer.lr=0.01",), ("optimizer.lr=0.1",)]
     assert private == [
         (f"optimizer.lr={rate}", epochs, clip)

@@ -59,9 +59,13 @@ def relabel(heading: Row | Column, profile: Profile) -> tuple[str, ...]:
 
 
 def is_skipped(artifact: Artifact, profile: Profile, row: Row, column: Column) -> bool:
-    """Return whether a profile skips a cell; a level line needs only one point of its panel."""
+    """Return whether there is no such cell, or a profile skips it.
+
+    A level line needs only one point of its panel.
+    """
     columns = artifact.panel_of(column) if row.regardless_of else (column,)
-    return bool(profile.why_skipped(row)) or all(map(profile.why_skipped, columns))
+    why = profile.why_skipped(row) or row.in_column(column).absent
+    return bool(why) or all(map(profile.why_skipped, columns))
 
 
 def cell_name(row: Row, column: Column, profile: Profile) -> str:
@@ -181,7 +185,8 @@ def _jobs(
 def said_of(row: Row, column: Column, profile: Profile) -> list[str]:
     """Return the overrides of a row and a column under a profile."""
     of_column = [w for w in column.overrides if w.partition("=")[0] not in row.regardless_of]
-    replaced = [profile.in_place_of(word) for word in (*row.overrides, *of_column)]
+    of_row = row.in_column(column).overrides
+    replaced = [profile.in_place_of(word) for word in (*of_row, *of_column)]
     return [word for words in replaced for word in words]
 
 

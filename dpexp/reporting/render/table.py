@@ -104,6 +104,10 @@ class Table:
                 panel = self.artifact.panel_of(heading) if has_panel else ()
                 whole = panel and all(map(self.changes.why_skipped, panel))
                 names.setdefault(why, []).append(words[0] if whole else ", ".join(words))
+        for row in self.shown_rows():
+            for column in self.shown_columns():
+                if why := row.in_column(column).absent:
+                    names.setdefault(why, []).append(self.name(row, column))
         return [
             f"{SKIPPED}: {'; '.join(dict.fromkeys(lines))} ({why})" for why, lines in names.items()
         ]

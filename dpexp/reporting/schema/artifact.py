@@ -37,6 +37,21 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What a row has in some of the columns.
+
+    Attributes:
+        overrides: Hydra overrides, after the row's own.
+        grid: in place of the row's.
+        absent: why the row has no cell there; "" if it has one.
+    """
+
+    overrides: tuple[str, ...] = ()
+    grid: tuple[tuple[str, ...], ...] = ()
+    absent: str = ""
+
+
+@dataclass(frozen=True)
 class Row:
     """A row of a table, a line of a figure, or a row of its maps.
 
@@ -49,6 +64,7 @@ class Row:
         metric, decimals, value_label: used in place of the artifact's.
         grid: axes of settings that the paper chose from. An axis is a list of points, a point one
             or more overrides joined by spaces. `tuned` gives the point that a cell uses.
+        within: a pattern of column keys -> what the row has in these columns.
     """
 
     key: str
@@ -59,6 +75,21 @@ class Row:
     decimals: int | None = None
     value_label: str = ""
     grid: tuple[tuple[str, ...], ...] = ()
+    within: Mapping[str, Part] = field(default_factory=dict)
+
+    def in_column(self, column: Column) -> Part:
+        """Return the row's overrides and grid in a column, or why it has no cell there."""
+        parts = [part for key, part in self.within.items() if fnmatch.fnmatchcase(column.key, key)]
+        grids = [part.grid for part in parts if part.grid]
+        return Part(
+            (*self.overrides, *(word for part in parts for word in part.overrides)),
+            grids[-1] if grids else self.grid,
+            next((part.absent for part in parts if part.absent), ""),
+        )
+
+    def grids(self) -> list[tuple[tuple[str, ...], ...]]:
+        """Return its grid and those within columns, without empty ones."""
+        return [grid for grid in (self.grid, *(p.grid for p in self.within.values())) if grid]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from dpexp.reporting.schema.artifact import (
     Claim,
     Column,
     Key,
+    Part,
     Profile,
     Published,
     Row,
@@ -147,7 +148,20 @@ def _row(tree: Any) -> Row:
     tree = _heading(tree, "row", "labels")
     if "grid" in tree:
         tree["grid"] = _grid(tree, f"row {tree.get('key')}")
+    if "within" in tree:
+        parts = _mapping(tree["within"], f"'within' of row {tree.get('key')}")
+        where = f"row {tree.get('key')} within"
+        tree["within"] = {str(key): _part(part, f"{where} {key}") for key, part in parts.items()}
     return _build(Row, tree, f"row {tree.get('key')}")
+
+
+def _part(tree: Any, where: str) -> Part:
+    tree = dict(_mapping(tree, where))
+    if "grid" in tree:
+        tree["grid"] = _grid(tree, where)
+    if tree.get("absent") and len(tree) > 1:
+        raise ConfigError(f"Expected nothing beside 'absent' in {where}.")
+    return _build(Part, tree, where)
 
 
 def _column(tree: Any) -> Column:

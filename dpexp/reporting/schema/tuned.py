@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from dpexp.reporting.schema.artifact import Artifact, Key, Profile, Row
+from dpexp.reporting.schema.artifact import Artifact, Column, Key, Profile, Row
 from dpexp.types import ConfigError, one_line
 
 TUNE = "python -m scripts.tune"
@@ -56,11 +56,12 @@ class Choice:
     score: float
 
 
-def points(row: Row, profile: Profile) -> list[tuple[str, ...]]:
-    """Return a row's grid under this profile, in order; [] for a row without one."""
-    if not row.grid:
+def points(row: Row, column: Column, profile: Profile) -> list[tuple[str, ...]]:
+    """Return a cell's grid under this profile, in order; [] for one without."""
+    grid = row.in_column(column).grid
+    if not grid:
         return []
-    axes = [[_replaced(words.split(), profile) for words in axis] for axis in row.grid]
+    axes = [[_replaced(words.split(), profile) for words in axis] for axis in grid]
     return [tuple(word for words in point for word in words) for point in product(*axes)]
 
 
@@ -103,7 +104,7 @@ def load(conf: Path, artifact: Artifact, profile: str) -> dict[Key, Choice]:
         ConfigError: the file cannot be read, or its points are not the grid's.
     """
     rows = {row.key: row for row in artifact.rows}
-    columns = {column.key for column in artifact.columns}
+    columns = {column.key: column for column in artifact.columns}
     choices = {}
     for (row, column), tried in known(conf, artifact, profile).items():
         where = f"{file_of(conf, artifact, profile)}: "
@@ -111,7 +112,8 @@ def load(conf: Path, artifact: Artifact, profile: str) -> dict[Key, Choice]:
             raise ConfigError(
                 f"{where}{artifact.name} has no cell {row}, {column}. {_again(artifact, profile)}"
             )
-        grid = [" ".join(point) for point in points(rows[row], artifact.profiles[profile])]
+        tried_by = points(rows[row], columns[column], artifact.profiles[profile])
+        grid = [" ".join(point) for point in tried_by]
         if not set(tried.scores) <= set(grid):
             raise ConfigError(
                 f"{where}the points of {row}, {column} are not those of the row's grid. "
@@ -157,14 +159,17 @@ def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> li
     changes = artifact.profiles[profile]
     lines = []
     for row in artifact.rows:
-        count = len(points(row, changes))
-        if not count or changes.why_skipped(row):
-            continue
         shown = [
             column
             for column in artifact.measured_columns
-            if column is artifact.run_column(row, column) and not changes.why_skipped(column)
+            if column is artifact.run_column(row, column)
+            and not changes.why_skipped(column)
+            and not row.in_column(column).absent
         ]
+        counts = {len(points(row, column, changes)) for column in shown} - {0}
+        if not counts or changes.why_skipped(row):
+            continue
+        count = " or ".join(map(str, sorted(counts)))
         chosen = [
             f"{', '.join(changes.labels_of(column))}: {' '.join(choice.overrides)} "
             f"({choice.score:.1f} %)"

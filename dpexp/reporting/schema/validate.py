@@ -41,19 +41,25 @@ def validate(artifact: Artifact) -> None:
         for pair in _pairs(claim, artifact, valued)
         for side in pair
     ]
+    cells = {(r.key, c.key): r.in_column(c).absent for r in artifact.rows for c in artifact.columns}
     for row, column in [*artifact.published, *(s for s in claimed if isinstance(s, tuple))]:
         if row not in rows:
             raise unknown("row", row, rows)
         if column not in valued:
             raise unknown("column", column, valued)
-    for row in (row for row in artifact.rows if row.grid):
-        for column in artifact.measured_columns:
+        if why := cells.get((row, column)):
+            raise ConfigError(f"Expected no value or claim on {row}, {column}: {why}")
+    for row in artifact.rows:
+        for column in (c for c in artifact.measured_columns if row.in_column(c).grid):
             if not all(m.startswith("test_accuracy") for m in artifact.metric_of(row, column)):
                 raise ConfigError(
                     f"Row {row.key}: expected accuracies as metric, since a 'grid' is chosen from "
                     "by accuracy alone."
                 )
     for row in artifact.rows:
+        for pattern in row.within:
+            if not fnmatch.filter(valued, pattern):
+                raise unknown(f"column within row {row.key}", pattern, valued)
         if len(row.labels) != len(artifact.row_head):
             raise ConfigError(f"Row {row.key}: expected labels for {artifact.row_head}.")
     _validate_profiles(artifact, rows, columns)
