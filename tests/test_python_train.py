@@ -297,6 +297,21 @@ def test_a_model_that_fails_on_an_example_is_one_line(trained):
         trained(Words(rows=20), (IDS, TRAIN[1]), (IDS, TRAIN[1]))
 
 
+@pytest.mark.parametrize("averaging", ["ema", None])
+def test_a_model_that_fails_on_a_test_example_alone_is_one_line(trained, averaging):
+    """Of averaged weights a copy is evaluated."""
+    settings = {} if averaging is None else {"averaging": averaging}
+    inputs = IDS.clamp(max=19)
+    with pytest.raises(ConfigError, match=r"Words fails on some \(IndexError"):
+        trained(Words(rows=20), (inputs, TRAIN[1]), (IDS, TRAIN[1]), settings=settings)
+
+
+def test_a_callback_whose_own_model_fails_is_not_said_to_be_the_trained_one(trained):
+    other = Words(rows=20)
+    with pytest.raises(IndexError):
+        trained(Words(), (IDS, TRAIN[1]), (IDS, TRAIN[1]), callbacks=[lambda line: other(IDS)])
+
+
 def test_what_torch_compile_wraps_trains_as_without_it(trained):
     plain = trained()
     nested = network()

@@ -102,6 +102,7 @@ class Cost(Analysis):
                 self._micro_batch,
                 task.public,
                 task.loss,
+                clipping=view.gradient.clipping,
             ) as gradient:
                 return measure(lambda: gradient(view.state, examples, 0), device)
 

@@ -11,18 +11,18 @@ import torch
 
 from dpexp.privacy import num_steps
 from dpexp.privacy.accounting import calibrate
-from dpexp.privacy.privatize import FLAT
+from dpexp.privacy.clipping import Group, bounds_of
 from dpexp.training.observation import Analysis, View
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, Key
 
 
 class NoiseNorm(Analysis):
     """Compares the norms of noise and gradient at initialisation (gep, arXiv 2102.12677, Figure 1).
 
     Recorded once, before the first step: `gradient`, the norm of the mean of a batch's gradients,
-    each clipped to C; `noise`, the root mean square norm of the noise on that mean,
-    sigma C sqrt(p) / B, where sigma spends the run's eps and delta in `epochs` epochs; and `ratio`,
-    noise / gradient.
+    each clipped to C by the run's rule; `noise`, the root mean square norm of the noise on that
+    mean, sigma C sqrt(p) / B, where sigma spends the run's eps and delta in `epochs` epochs; and
+    `ratio`, noise / gradient.
 
     Differences from the paper: the noise is calibrated by this suite's accountants, not by the
     moments accountant; batch size and clip norm are the run's, because the paper gives neither.
@@ -52,8 +52,8 @@ class NoiseNorm(Analysis):
         mechanism = view.mechanism
         if mechanism.target_epsilon is None or len(mechanism.releases) > 1 or mechanism.is_laplace:
             raise ConfigError(
-                "Expected a private run that releases whole gradients for analysis=noise_norm. "
-                "Set method=dpsgd and eps."
+                "Expected a private run that releases whole gradients, and nothing beside them, "
+                "for analysis=noise_norm. Set method=dpsgd and eps, without clipping=adaptive."
             )
         steps = num_steps(self._epochs, mechanism.dataset_size, mechanism.batch_size)
         sigma, _ = calibrate(
@@ -62,19 +62,26 @@ class NoiseNorm(Analysis):
         size = sum(view.model.get_parameter(name).numel() for name in view.trained)
         clip_norm = mechanism.releases[0].clip_norm
         noise = sigma * clip_norm * math.sqrt(size) / mechanism.batch_size
-        gradient = self._clipped_mean(view, clip_norm)
+        gradient = self._clipped_mean(view)
         return {"noise": noise, "gradient": gradient, "ratio": noise / gradient}
 
-    def _clipped_mean(self, view: View, clip_norm: float) -> float:
+    def _clipped_mean(self, view: View) -> float:
+        rule, release = view.gradient.clipping, view.mechanism.releases[0]
+        keys = {name: Key(release.name, name) for name in view.trained}
+        bounds = bounds_of(rule, keys.values(), {release.name: release})
         some = view.draw("batch", view.mechanism.batch_size)
         total: dict[str, torch.Tensor] = {}
         for gradients in view.per_example(view.examples.take(some)).micro_batches(
             torch.arange(len(some)), None
         ):
-            norms = sum(g.flatten(1).square().sum(1) for g in gradients.values()).sqrt()
-            weights = FLAT.weights(norms, clip_norm)
+            squares: dict[Group, torch.Tensor] = {}
             for name, g in gradients.items():
-                total[name] = total.get(name, 0) + torch.einsum("n,n...->...", weights, g)
+                group = rule.group(keys[name])
+                squares[group] = squares.get(group, 0) + g.flatten(1).square().sum(1)
+            weights = {of: rule.weights(each.sqrt(), bounds[of]) for of, each in squares.items()}
+            for name, g in gradients.items():
+                own = weights[rule.group(keys[name])]
+                total[name] = total.get(name, 0) + torch.einsum("n,n...->...", own, g)
         square = sum(float(g.double().square().sum()) for g in total.values())
         return math.sqrt(square) / len(some)
 

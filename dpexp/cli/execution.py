@@ -69,14 +69,23 @@ def failing_model(config: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _is_of_a_module(error: Exception) -> bool:
-    """Return whether an error was raised in a module's call, and not by dpexp within it."""
-    own = Path(__file__).resolve().parents[1]
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.name == "_call_impl":
-            return True
-        if Path(frame.filename).is_relative_to(own):
-            return False
-    return False
+    """Return whether an error was raised in a module that dpexp called, and not by dpexp within it.
+
+    A model that the user's own code calls, as a callback may, is not the one that is trained.
+    """
+    import torch
+
+    own, of_torch = Path(__file__).resolve().parents[1], Path(torch.__file__).parent
+    is_ours = is_within = False
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if path.is_relative_to(own):
+            is_ours, is_within = True, False
+        elif path.is_relative_to(of_torch):
+            is_within |= is_ours and frame.name == "_call_impl"
+        else:
+            is_ours = False
+    return is_within
 
 
 def _work_as_first_says(ranks: Any, config: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ it is a linear layer like any other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeGuard
@@ -141,7 +141,12 @@ class Attend:
     ) -> tuple[Tensor, Tensor | None]:
         """Return what the attention returns."""
         layer = self.attention
-        if self.is_idle() or not _is_usual(layer, query, key, key_padding_mask, attn_mask):
+        inputs = (query, key, value)
+        # As torch has it: the hint replaces the mask where nothing else needs one.
+        is_hinted = is_causal and key_padding_mask is None and not need_weights
+        if self.is_idle() or not _is_usual(
+            layer, inputs, attn_mask, key_padding_mask, is_causal=is_causal, is_hinted=is_hinted
+        ):
             if query.dim() != 3 and not self.is_idle():
                 self.refuse()
             return type(layer).forward(
@@ -155,18 +160,16 @@ class Attend:
                 average_attn_weights,
                 is_causal,
             )
-        given = {id(each): each for each in (query, key, value)}
+        given = {id(each): each for each in inputs}
         if not layer.batch_first:
             given = {word: each.transpose(0, 1) for word, each in given.items()}
-        q, k, v = _projected(layer, [id(each) for each in (query, key, value)], given)
+        q, k, v = _projected(layer, [id(each) for each in inputs], given)
         parts, more = parts_of(layer), 0
         if layer.bias_k is not None:
             k, v, more = parts["bias_k"](k), parts["bias_v"](v), 1
         q, k, v = (each.unflatten(2, (layer.num_heads, -1)).transpose(1, 2) for each in (q, k, v))
         if layer.add_zero_attn:
             k, v, more = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1)), more + 1
-        # As torch has it: the hint replaces the mask where nothing else needs one.
-        is_hinted = is_causal and key_padding_mask is None and not need_weights
         mask = _mask(q, None if is_hinted else attn_mask, key_padding_mask, more, query.dtype)
         dropout = layer.dropout if layer.training else 0.0
         weights = None
@@ -227,24 +230,30 @@ class Attentions:
 
 def _is_usual(
     layer: nn.MultiheadAttention,
-    query: Tensor,
-    key: Tensor,
-    key_padding_mask: Tensor | None,
+    inputs: Sequence[Tensor],
     attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    *,
+    is_causal: bool,
+    is_hinted: bool,
 ) -> bool:
-    """Return whether inputs and masks are as torch requires; torch refuses all others itself."""
-    if query.dim() != 3 or key.dim() != 3:
+    """Return whether inputs and masks are as torch requires; torch refuses all others itself.
+
+    Its fused attention checks little: where values are fewer than keys, it reads beyond them.
+    """
+    if any(each.dim() != 3 for each in inputs) or (is_causal and attn_mask is None):
         return False
     examples, positions = (0, 1) if layer.batch_first else (1, 0)
-    n, t, s = query.shape[examples], query.shape[positions], key.shape[positions]
-    shapes = {
-        "attn": ((t, s), (n * layer.num_heads, t, s)),
-        "padding": ((n, s),),
-    }
-    return all(
+    (n, t), keys, values = [(each.shape[examples], each.shape[positions]) for each in inputs]
+    s = keys[1]
+    masks = ((attn_mask, ((t, s), (n * layer.num_heads, t, s))), (key_padding_mask, ((n, s),)))
+    return keys == values == (n, s) and all(
         mask is None
-        or (mask.shape in shapes[kind] and (mask.dtype == torch.bool or mask.is_floating_point()))
-        for kind, mask in (("attn", attn_mask), ("padding", key_padding_mask))
+        or (
+            (mask.dtype == torch.bool or mask.is_floating_point())
+            and (mask.dim() in (2, 3) if is_hinted else mask.shape in shapes)
+        )
+        for mask, shapes in masks
     )
 
 

@@ -68,6 +68,7 @@ class PrivateGradient:
     Attributes:
         micro_batch: examples at once; halved on every rank if memory runs out on one.
         trained: the names of the parameters that the method updates.
+        clipping: how an example's norm is brought down to the clip norm.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class PrivateGradient:
         self._dtype = next(model.parameters()).dtype
         self._model, self._method, self._mechanism = model, method, mechanism
         self._ranks, self.micro_batch = ranks, micro_batch
-        self._augmentation, self._clipping = augmentation, clipping
+        self._augmentation, self.clipping = augmentation, clipping
         require_norms(clipping, mechanism.releases)
         self._state: State = {}
         self._sum = ClippedSum({}, (), torch.empty(0))
@@ -270,7 +271,7 @@ class PrivateGradient:
             is_clipping=mechanism.clip,
             is_wide=self._ranks.size > 1,
             micro_batch=micro_batch,
-            clipping=self._clipping,
+            clipping=self.clipping,
         )
 
     def _forget(self) -> None:

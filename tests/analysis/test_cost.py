@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dpexp.analysis.cost import Cost
+from dpexp.privacy.clipping import Flat
 from dpexp.types import ConfigError
 from tests.analysis.views import on_digits
 from tests.runs import one_thread  # noqa: F401 (a fixture)
@@ -35,6 +36,20 @@ def test_memory_is_that_of_activations_and_not_of_the_process():
     for name, least in (("private_mb", 1.2), ("nonprivate_mb", 1.5)):  # noise does not grow
         assert few[name] > 350 * 16 * 64 * 4 / 1e6
         assert least < many[name] / few[name] < 2.5
+
+
+def test_the_private_step_clips_by_the_rule_of_the_run():
+    heard = []
+
+    class Heard(Flat):
+        def weights(self, norms, bound):
+            heard.append(len(norms))
+            return super().weights(norms, bound)
+
+    view = on_digits("method=dpsgd")
+    view.gradient.clipping = Heard()
+    Cost(batch=60, micro_batch=50, rounds=1).observe(view, {})
+    assert set(heard) == {50, 10}
 
 
 def test_it_measures_once_and_puts_it_into_the_result():

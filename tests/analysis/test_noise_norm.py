@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from dpexp.analysis.noise_norm import NoiseNorm
 from dpexp.types import ConfigError
@@ -30,10 +31,36 @@ def test_the_gradient_is_the_mean_of_clipped_ones(clip_norm):
     assert NoiseNorm(epochs=2).observe(view, {})["gradient"] == pytest.approx(norm, rel=1e-4)
 
 
+RULES = {
+    "normalize": lambda norm, bound: bound / (norm + 0.01),
+    "per_layer": lambda norm, bound: (bound / norm).clamp(max=1),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_is_clipped_by_the_rule_of_the_run(rule):
+    clip_norm = 0.5
+    words = ("method=dpsgd", "model=cnn", f"privacy.clip_norm={clip_norm}", "batch_size=30")
+    view = on_digits(*words, f"clipping={rule}")
+    batch = view.examples.batch(view.draw("batch", 30))
+    with view.unhooked():
+        each = literal.gradients(view.model, batch.inputs, batch.targets)
+    groups = {name: name.rpartition(".")[0] if rule == "per_layer" else "" for name in each}
+    layers = set(groups.values())
+    square = 0.0
+    for layer in layers:
+        own = torch.cat([g.flatten(1) for name, g in each.items() if groups[name] == layer], 1)
+        weights = RULES[rule](own.norm(dim=1), clip_norm / math.sqrt(len(layers)))
+        square += float((weights @ own / 30).square().sum())
+    found = NoiseNorm(epochs=2).observe(view, {})["gradient"]
+    assert found == pytest.approx(math.sqrt(square), rel=1e-4)
+
+
 def test_it_looks_once_and_only_where_there_is_noise():
     assert NoiseNorm(epochs=2).observe(on_digits("method=dpsgd", step=3), {}) == {}
-    for words in (["method=nonprivate"], ["method=compressive"]):
-        with pytest.raises(ConfigError, match="private run that releases whole gradients"):
+    adaptive = ["method=dpsgd", "clipping=adaptive"]
+    for words in (["method=nonprivate"], ["method=compressive"], adaptive):
+        with pytest.raises(ConfigError, match="whole gradients, .* without clipping=adaptive"):
             NoiseNorm(epochs=2).observe(on_digits(*words), {})
     with pytest.raises(ConfigError, match="epochs > 0; got 0"):
         NoiseNorm(epochs=0)

@@ -18,7 +18,14 @@ def on_digits(*words, step=0):
     state = parts.method.start(parts.model)
     mechanism = make_mechanism(config, parts.task.dataset_size, parts.method, state, ranks)
     gradient = PrivateGradient(
-        parts.model, parts.method, mechanism, ranks, 50, parts.task.public, parts.task.loss
+        parts.model,
+        parts.method,
+        mechanism,
+        ranks,
+        50,
+        parts.task.public,
+        parts.task.loss,
+        clipping=parts.clipping,
     )
     parts.model.eval()
     return View(

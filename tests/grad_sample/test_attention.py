@@ -3,9 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from dpexp.grad_sample import Tape
+from dpexp.grad_sample.attention import Attend
 from dpexp.grad_sample.hooking import hook_at_parent, hooked_layers
 from dpexp.grad_sample.shared_inputs import trial
 from dpexp.methods.selection import matrix_of, matrix_parameters
@@ -251,3 +254,97 @@ def test_a_subclass_is_taken_as_it_is():
     got = taken(model, x, y, names)
     for name, each in per_example(model, x, y, names).items():
         close(got[name].view_as(each), each)
+
+
+MASKS = st.tuples(
+    st.sampled_from([torch.bool] * 4 + [torch.double] * 4 + [torch.long]),
+    st.sampled_from(["own"] * 4 + ["each"] * 4 + ["one", "longer", "flat"]),
+)
+
+
+@st.composite
+def calls(draw):
+    """Draw an attention, and what it is called with; some of it fits nothing."""
+    flag = st.booleans()
+    n, t, s = (draw(st.integers(1, 3)) for _ in "nts")
+    heads = draw(st.sampled_from([1, 2]))
+    settings = {name: draw(flag) for name in ("bias", "add_bias_kv", "add_zero_attn")}
+    settings |= {"batch_first": draw(flag), "dropout": draw(st.sampled_from([0.0, 0.5]))}
+    widths = [4, draw(st.sampled_from([4, 4, 3])), draw(st.sampled_from([4, 4, 5]))]
+    torch.manual_seed(draw(st.integers(0, 99)))
+    layer = nn.MultiheadAttention(4, heads, **settings, kdim=widths[1], vdim=widths[2]).double()
+    layer.train(draw(flag))
+    sizes = [(n, t), (n, s), (n, s)]
+    if draw(st.integers(0, 9)) == 0:  # one of them has another length or other examples
+        sizes[draw(st.integers(0, 2))] = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    inputs = [torch.randn(*size, width).double() for size, width in zip(sizes, widths, strict=True)]
+    if widths == [4, 4, 4] and draw(flag):
+        inputs = [inputs[0]] * 3
+        s = t
+    elif widths[1] == widths[2] and draw(flag):
+        inputs[2] = inputs[1]
+    if draw(st.integers(0, 4)) == 0:
+        inputs, n = [each[0] for each in inputs], 1
+    elif not settings["batch_first"]:
+        turned = {id(each): each.transpose(0, 1) for each in inputs}
+        inputs = [turned[id(each)] for each in inputs]
+    is_single = inputs[0].dim() == 2
+
+    def mask(own, each):
+        if draw(flag):
+            return None
+        dtype, shape = draw(MASKS)
+        one = (1, *own[-2:])
+        shapes = {"own": own, "each": each, "one": one, "flat": own[-1:]}
+        shape = shapes.get(shape, (*own[:-1], own[-1] + 1))
+        return (torch.rand(shape) < 0.4).to(dtype)
+
+    given = {
+        "attn_mask": mask((t, s), (n * heads, t, s)),
+        "key_padding_mask": mask((s,) if is_single else (n, s), (n, s)),
+    }
+    given |= {name: draw(flag) for name in ("need_weights", "average_attn_weights", "is_causal")}
+    return layer, inputs, given
+
+
+def answer(forward, layer, inputs, given):
+    """Return outputs, attention weights and gradients; None if it refuses."""
+    torch.manual_seed(0)
+    held = {id(each): each.clone().requires_grad_() for each in inputs}
+    try:
+        out, weights = forward(*(held[id(each)] for each in inputs), **given)
+        loss = out.square().sum() + (0 if weights is None else weights[..., :1].sum())
+        return out, weights, torch.autograd.grad(loss, [*held.values(), *layer.parameters()])
+    except (AssertionError, RuntimeError):
+        return None
+
+
+@pytest.mark.parametrize("examples", [150, pytest.param(5000, marks=pytest.mark.long)])
+def test_every_call_is_answered_or_refused_as_by_torch(examples):
+    @given(calls())
+    @settings(max_examples=examples)
+    def compare(call):
+        expected = answer(call[0].forward, *call)
+        got = answer(Attend(call[0], lambda: False, lambda: None), *call)
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+    compare()
+
+
+def test_a_causal_call_without_a_mask_is_refused_by_torch():
+    """Not answered as if it were not causal."""
+    model, x, y = drawn(made(lambda layer, h: to_itself(layer, h, is_causal=True)))
+    with pytest.raises(RuntimeError, match="Need attn_mask"):
+        taken(model, x, y, ["layer.in_proj_weight"])
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_fewer_values_than_keys_are_refused_by_torch(need_weights):
+    """Its fused attention would read beyond them."""
+
+    def use(layer, h):
+        return layer(h, h, h[:, :1], need_weights=need_weights)[0]
+
+    model, x, y = drawn(made(use))
+    with pytest.raises(AssertionError, match="does not match value shape"):
+        taken(model, x, y, ["layer.in_proj_weight"])

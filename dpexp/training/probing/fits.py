@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dpexp.grad_sample.hooking import refuse_mixing
 from dpexp.models.mode import in_mode
 from dpexp.training.probing.made_up import make_up
-from dpexp.training.probing.stage import state_kept
+from dpexp.training.probing.stage import chance_kept, state_kept
 from dpexp.types import ConfigError, one_line
 
 
@@ -39,7 +39,7 @@ def require_fit(model: nn.Module, task: Any, name: str, head: str) -> None:
     shape = "texts, [n, 3, t] of ids, mask and second text" if is_text else shape
     try:
         with (
-            torch.random.fork_rng([]),
+            chance_kept(),
             in_mode(model, is_training=False),
             state_kept(model),
             torch.no_grad(),

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dpexp.models.mode import in_mode
 from dpexp.models.vocabulary import token_table
 from dpexp.privacy.seeds import generator
+from dpexp.training.probing.largest import largest
 from dpexp.types import Batch
 
 WIDEST = 64
@@ -56,7 +56,7 @@ def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtyp
 
     Args:
         task: an empty batch of its training set gives shape and dtype.
-        model: its embedding gives the range of token ids.
+        model: its embedding gives the range of token ids; other integers are tried on it.
         device: the model's.
         dtype: of floating-point inputs and targets.
     """
@@ -99,21 +99,16 @@ def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtyp
 def _numbers(like: Tensor, model: nn.Module, gen: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return a crowd, and a third example that is not in it.
 
-    Integers are rows of the model's smallest table, as any of its tables may be asked for them. A
-    model without tables gets as large ones as it takes: what is clamped to 1 differs from 2 on.
+    Integers are as large as the model takes them: what is clamped to 1 differs from 2 on.
     """
     shape = like.shape[1:]
     if not like.is_floating_point():
-        tables = (nn.Embedding, nn.EmbeddingBag)
-        sizes = [each.num_embeddings for each in model.modules() if isinstance(each, tables)]
-        rows = min(sizes) if sizes else 1 + _largest(model, like)
-        low = int(rows > 2)  # an id of 0 often stands for padding
-        first, second, third, *more = torch.randint(
-            low, rows, (7, *shape), generator=gen, dtype=like.dtype
-        )
-        least, most = torch.full_like(first, low), torch.full_like(first, rows - 1)
+        most = largest(model, shape, like.dtype)
+        least = (most > 1).long()  # an id of 0 often stands for padding
+        drawn = torch.randint(2**31, (7, *shape), generator=gen)
+        first, second, third, *more = least + drawn % (most - least + 1)
         crowd = [most, more[0], second, more[1], first, first, more[2], least, more[3]]
-        return torch.stack(crowd), third
+        return torch.stack(crowd).to(like.dtype), third.to(like.dtype)
     first, second, third, aside = torch.randn((4, *shape), generator=gen)
     aside = NEAR * aside
     crowd = [
@@ -121,23 +116,6 @@ def _numbers(like: Tensor, model: nn.Module, gen: torch.Generator) -> tuple[Tens
         -FAR * second,
     ]  # fmt: skip
     return torch.stack(crowd), third
-
-
-@torch.no_grad()
-def _largest(model: nn.Module, like: Tensor) -> int:
-    """Return the largest of 1, 3, 7, ..., 32767 that the model takes as an input's integers."""
-    device, found = next(model.parameters()).device, 1
-    with in_mode(model, is_training=False):
-        for bits in range(2, 16):
-            value = 2**bits - 1
-            if value > torch.iinfo(like.dtype).max:
-                break
-            try:
-                model(torch.full((1, *like.shape[1:]), value, dtype=like.dtype, device=device))
-            except Exception:  # anyone's model, which may raise anything
-                break
-            found = value
-    return found
 
 
 def _texts(

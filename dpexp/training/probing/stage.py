@@ -196,9 +196,8 @@ def staged(model: nn.Module, dtype: torch.dtype, device: torch.device) -> Iterat
     """
     kept = [(tensor, tensor.data) for tensor in _tensors(model)]
     cuda = [device] if device.type == "cuda" else []
-    chance, of_numpy = random.getstate(), np.random.get_state()
     gen = generator(0, "shaken", 0)
-    with torch.random.fork_rng(cuda), in_mode(model, is_training=True), state_kept(model):
+    with chance_kept(cuda), in_mode(model, is_training=True), state_kept(model):
         try:
             for tensor, data in kept:
                 if data.is_floating_point():
@@ -212,7 +211,17 @@ def staged(model: nn.Module, dtype: torch.dtype, device: torch.device) -> Iterat
         finally:
             for tensor, data in kept:
                 tensor.data = data
-            random.setstate(chance)
+
+
+@contextmanager
+def chance_kept(cuda: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Restore the states of torch's, Python's and numpy's generators afterwards."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(cuda):
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
             np.random.set_state(of_numpy)
 
 
