@@ -39,6 +39,13 @@ def own_code(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     return found
 
 
+def is_own(module: str | None) -> bool:
+    """Return whether a module is the user's own: of a script, a notebook or a file of theirs."""
+    return module is not None and (
+        module == "__main__" or _root(module.partition(".")[0]) is not None
+    )
+
+
 def changed_files(
     before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]
 ) -> list[tuple[str, str]]:

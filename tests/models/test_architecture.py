@@ -1,5 +1,8 @@
 """What a model computes is hashed, so that no look-up answers with another model's run."""
 
+import sys
+from types import ModuleType
+
 import numpy as np
 import pytest
 import torch
@@ -72,3 +75,64 @@ def test_the_order_of_a_set_does_not_count():
     assert repr(one) != repr(other)  # as those of words are in two processes
     assert code_digest(network(level=one)) == code_digest(network(level=other))
     assert code_digest(network(level=(one,))) == code_digest(network(level=(other,)))
+
+
+MODULE = """
+import math
+from torch import nn
+import beside_here
+from beside_here import Gate, halved as half
+
+LEVEL = {level}
+UNUSED = {unused}
+
+def scaled(x):
+    return helped(x) if LEVEL else x
+
+def helped(x):
+    return x * math.pi ** {power}
+
+class Net(nn.Linear):
+    def forward(self, x):
+        x = [super(Net, self).forward(scaled(each)) for each in x]
+        return Gate()(half(x[0])) + beside_here.late(x[0])
+"""
+BESIDE = """
+class Gate:
+    def __call__(self, x):
+        return x * {gate}
+
+def halved(x):
+    return x / {half}
+
+def late(x):
+    return later(x)
+
+def later(x):
+    return late(x) if x is None else x - {late}
+
+def unused(x):
+    return x * {unused}
+"""
+SAME = {"level": 1, "power": 1, "gate": 1, "half": 2, "late": 0, "unused": 0}
+
+
+def of_files(folder, monkeypatch, **numbers):
+    """Return the hash of a model of the user's own files, which hold these numbers."""
+    numbers = SAME | numbers
+    with monkeypatch.context() as patch:
+        for name, text in (("beside_here", BESIDE), ("own_arch_here", MODULE)):
+            module = ModuleType(name)
+            patch.setitem(sys.modules, name, module)
+            (folder / f"{name}.py").write_text("")
+            exec(text.format(**numbers), vars(module))
+        patch.syspath_prepend(folder)
+        torch.manual_seed(0)
+        return code_digest(sys.modules["own_arch_here"].Net(2, 2))
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_a_models_code_names_in_its_own_files_counts(tmp_path, monkeypatch, name):
+    before = of_files(tmp_path, monkeypatch)
+    assert of_files(tmp_path, monkeypatch) == before
+    assert (of_files(tmp_path, monkeypatch, **{name: 7}) != before) == (name != "unused")
