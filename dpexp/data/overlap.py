@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
+from dpexp.data.text import Texts
+
 
 def is_of_training(train: Any, test: Any, inputs: Tensor, test_inputs: Tensor) -> bool:
     """Return whether most examples of a test set are training ones.
@@ -55,6 +57,13 @@ def hashes(rows: Tensor) -> list[int]:
     """Return a hash of each row's bytes, [n]; another process has others."""
     flat = rows.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy()
     return [hash(row.tobytes()) for row in flat]
+
+
+def text_hashes(texts: Texts) -> list[int]:
+    """Return a hash of each text's tokens, [n], however far it is padded."""
+    ids, lengths, seconds = (tensor.cpu() for tensor in texts.encoded)
+    rows = zip(ids.numpy(), lengths.tolist(), seconds.tolist(), strict=True)
+    return [hash((row[:length].tobytes(), second)) for row, length, second in rows]
 
 
 def _origin(data: Any) -> tuple[Any, Sequence[int]]:
