@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
+from dpexp.data.task import as_bytes
 from dpexp.data.text import Texts
 
 
@@ -55,8 +55,7 @@ def are_repeated(train: Sequence[int], test: Sequence[int]) -> bool:
 
 def hashes(rows: Tensor) -> list[int]:
     """Return a hash of each row's bytes, [n]; another process has others."""
-    flat = rows.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy()
-    return [hash(row.tobytes()) for row in flat]
+    return [hash(row.tobytes()) for row in as_bytes(rows)]
 
 
 def text_hashes(texts: Texts) -> list[int]:
