@@ -81,7 +81,8 @@ def train(
         train: the private examples: (inputs, targets) as tensors or arrays, or a torch data set of
             such pairs. uint8 inputs become [0, 1]; floats, and other integers such as tokens' ids,
             are used as they are. Integer targets are class indices; floats make it a regression.
-        test: likewise; accuracy is computed on them.
+        test: likewise; accuracy is computed on them. Where most are training examples, the
+            certificate says so.
         method: as in `python run.py method=...`, e.g. "dpsgd", "rgp", "lsg", "nonprivate".
         eps: of the guarantee, > 0; None trains without noise and clip.
         epochs: > 0, passes over the private examples in expectation.

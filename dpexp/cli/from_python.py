@@ -26,7 +26,7 @@ from dpexp.cli.own_methods import methods
 from dpexp.cli.parts import adapted, around
 from dpexp.cli.quoting import quoted, readable
 from dpexp.cli.trained import TrainedRun, load
-from dpexp.data import Examples, Task
+from dpexp.data import Examples, Task, overlap
 from dpexp.data.given import examples_of, task_of
 from dpexp.distributed.ranks import Ranks, choose_device
 from dpexp.models.adapting import logits_of
@@ -114,7 +114,9 @@ def train(
                 f"Set {argument}."
             )
     model = unwrapped(copy.deepcopy(model))
-    task = _task(model, examples_of(train, "train"), examples_of(test, "test"), delta, dataset_size)
+    examples, tests = examples_of(train, "train"), examples_of(test, "test")
+    task = _task(model, examples, tests, delta, dataset_size)
+    is_of_training = overlap.is_of_training(train, test, examples.inputs, tests.inputs)
     values = {
         "eps": eps,
         "epochs": epochs,
@@ -137,6 +139,7 @@ def train(
         "++model.code": code_digest(model),
         **({"+dataset_size": COUNT} if dataset_size is None else {}),
         **settings,
+        **({"++task.judged_on_training": True} if is_of_training else {}),
     }
     words = [f"method={method}", f"optimizer={optimizer}", "schedule=constant"]
     if "public" not in settings and _chooses_public(method):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from dpexp.data.regression import squared_error
 from dpexp.data.task import Examples, Task, assemble
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, one_line
 
 WHAT = "a pair of tensors (inputs, targets), or a torch data set of such pairs"
 
@@ -53,23 +52,53 @@ def examples_of(data: Any, name: str) -> Examples:
 
 
 def _pair(data: Any, name: str) -> tuple[Tensor, Tensor]:
-    is_pair = isinstance(data, tuple | list) and len(data) == 2
-    if is_pair and all(isinstance(part, Tensor | np.ndarray) for part in data):
-        inputs, targets = map(torch.as_tensor, data)
-        return inputs, targets
+    if isinstance(data, tuple | list) and len(data) == 2:
+        if all(isinstance(part, Tensor | np.ndarray) for part in data):
+            try:
+                inputs, targets = map(_tensor, data)
+            except (TypeError, ValueError, RuntimeError) as error:
+                reason = one_line(error)[:200]
+                raise ConfigError(
+                    f"Expected {name} to be {WHAT}, of numbers in dense memory; {reason}."
+                ) from error
+            return inputs, targets
     if isinstance(data, Tensor | dict | str) or not hasattr(data, "__getitem__"):
         raise ConfigError(f"Expected {name} to be {WHAT}; got {type(data).__name__}.")
     try:
         items = [data[index] for index in range(len(data))]
-        rows: Sequence[Tensor] = [torch.as_tensor(item[0]) for item in items]
-        inputs, targets = torch.stack(list(rows)), torch.as_tensor([item[1] for item in items])
+        inputs = torch.stack([_tensor(item[0]) for item in items])
+        targets = torch.stack([_tensor(item[1]).reshape(()) for item in items])
     except Exception as error:  # anyone's data set, which may raise anything
-        reason = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"Expected {name} to be {WHAT}, all inputs of one shape; its items cannot be stacked "
-            f"({type(error).__name__}: {reason}). Transform them into tensors of one shape."
+            f"({type(error).__name__}: {one_line(error)[:200]}). Transform them into tensors of "
+            "one shape."
         ) from error
     return inputs, targets
+
+
+def _tensor(values: Any) -> Tensor:
+    """Return numbers as a tensor, of the same memory where torch can use it.
+
+    Raises:
+        TypeError: they are none, or a tensor does not hold them one by one.
+    """
+    values = np.asarray(values) if isinstance(values, str | bytes) else values
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind in "OSU":
+            raise TypeError(
+                f"got an array of {values.dtype}. Convert it, words of classes to their places in "
+                "a list of your own"
+            )
+        if np.ma.is_masked(values):
+            raise TypeError("got an array with masked values. Fill them in")
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        values = values.copy() if min(values.strides, default=0) < 0 else values
+    tensor = torch.as_tensor(values).detach().resolve_neg()
+    is_plain = not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+    if tensor.layout != torch.strided or not is_plain:
+        raise TypeError("got a tensor that is sparse, nested, quantized or meta. Make it dense")
+    return tensor
 
 
 def _name(tensor: Tensor) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpexp.data import classes as class_lists
-from dpexp.data import parquet, rows
+from dpexp.data import overlap, parquet, rows
 from dpexp.data.classes import Classes
 from dpexp.data.source import Found
 from dpexp.data.task import Examples
@@ -24,6 +24,9 @@ log = logging.getLogger("dpexp")
 
 LABEL = "label"
 """A column of this name holds the labels, where nothing else says so."""
+
+FEWEST = 50
+"""Test examples by which a set is told to be of training ones (ours): fewer may be by chance."""
 
 
 def columns_of(found: Found, delimiter: str | None) -> list[str]:
@@ -176,9 +179,10 @@ def parted(
         split_seed: seed of the draw, separate from a run's seed: all runs share a test set.
 
     Raises:
-        ConfigError: there are too few examples.
+        ConfigError: there are too few examples, or most test examples are training ones.
     """
     if test is not None:
+        _require_others(whole, test)
         return whole, test
     tests, rest = split_off(len(whole), test_size, split_seed)
     log.info(
@@ -188,6 +192,21 @@ def parted(
         split_seed,
     )
     return whole.take(rest), whole.take(tests)
+
+
+def _require_others(train: Examples | Texts, test: Examples | Texts) -> None:
+    """Refuse test examples that are training ones in another file: the metric would be theirs."""
+    if len(test) < FEWEST:
+        return
+    held, tests = (
+        overlap.text_hashes(part) if isinstance(part, Texts) else overlap.hashes(part.inputs)
+        for part in (train, test)
+    )
+    if len(train) and overlap.are_repeated(held, tests):
+        raise ConfigError(
+            "Expected test examples that are not trained on; most of them are training examples "
+            "too. Remove them from either file, or set task.test_splits."
+        )
 
 
 def split_off(total: int, test_size: int | None, split_seed: int) -> tuple[Tensor, Tensor]:

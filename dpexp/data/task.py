@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -336,5 +337,10 @@ def fingerprint(*tensors: Tensor) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().data)
+        digest.update(as_bytes(tensor).data)
     return digest.hexdigest()
+
+
+def as_bytes(tensor: Tensor) -> np.ndarray:
+    """Return the bytes of a tensor [...] of any type, bfloat16 too, as [..., bytes a number]."""
+    return tensor.detach().cpu().contiguous().unsqueeze(-1).view(torch.uint8).numpy()

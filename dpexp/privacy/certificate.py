@@ -66,6 +66,11 @@ def learnt_from_data(config: Mapping[str, Any]) -> dict[str, bool]:
     }
 
 
+def says_judged_on_training(config: Mapping[str, Any]) -> bool:
+    """Return whether a config says that its test examples are training ones."""
+    return bool(config["task"].get("judged_on_training"))
+
+
 def verify(certificate: Mapping[str, Any]) -> None:
     """Recompute a certificate's claims from its own numbers.
 

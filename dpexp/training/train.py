@@ -15,7 +15,11 @@ from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample.hooking import hooked_layers, mark_untried
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
-from dpexp.privacy.certificate import JUDGED_ON_TRAINING, learnt_from_data
+from dpexp.privacy.certificate import (
+    JUDGED_ON_TRAINING,
+    learnt_from_data,
+    says_judged_on_training,
+)
 from dpexp.privacy.privatize import require_norms
 from dpexp.records import ANALYSIS, SCORES, Run
 from dpexp.training.averaging import Averaged
@@ -141,7 +145,8 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             run.stop_if_asked()
             run.end_steps()
         deviations = [word for word, holds in learnt_from_data(config).items() if holds]
-        deviations += [JUDGED_ON_TRAINING] if task.test is task.train else []
+        if task.test is task.train or says_judged_on_training(config):
+            deviations += [JUDGED_ON_TRAINING]
         deviations += ([] if unchecked is None else [unchecked]) + observers.deviations
         findings = Findings({}, {})
         if attack is not None:

@@ -4,6 +4,7 @@ import pytest
 
 from dpexp.data.source import named
 from tests.own_data import refusal, save_csv, save_folders, save_parquet, task_of
+from tests.texts import sentences
 
 COLUMNS = "task.columns={x:[0,9]}"
 NEXT = iter(range(10_000))
@@ -155,6 +156,31 @@ def test_a_file_for_training_and_testing_is_refused(tmp_path, copy):
     other.symlink_to(path) if copy == "link" else other.write_bytes(path.read_bytes())
     line = refusal(*words(tmp_path / "set"))
     assert "train.csv and" in line and "test.csv hold the same" in line
+
+
+@pytest.mark.parametrize("kind", ["table", "texts"])
+def test_training_examples_in_another_file_are_refused_as_test_examples(
+    tmp_path, tiny_models, kind
+):
+    """The files are equal in no byte: the other one has fewer rows, in another order and format."""
+    (tmp_path / "set").mkdir()
+    if kind == "table":
+        said = ["task=table", "task.target=y", "task.columns={x:[0,999]}"]
+        rows = [[index, index % 2] for index in range(160)]
+    else:
+        said = ["task=texts", "task.text_columns=[x]", "task.label_column=y"]
+        said += ["task.tokenizer=tiny/bert", f"model_root={tiny_models}", "task.max_length=64"]
+        texts = sentences(160, seed=3)
+        rows = [[text + " good" * (i % 9), i % 2] for i, text in enumerate(texts)]
+        rows[0][0] += " bad" * 30  # training texts are padded further than test texts
+    said += [f"data={tmp_path}/set", "dataset_size=100", "task.num_classes=2"]
+    save_csv(tmp_path / "set/train.csv", [["x", "y"], *rows[:100]])
+    x, y = zip(*rows[99:39:-1], strict=True)
+    save_parquet(tmp_path / "set/test.parquet", {"x": [*x], "y": [*y]})
+    assert "that are not trained on; most of them are training examples" in refusal(*said)
+    x, y = zip(*rows[:99:-1], strict=True)
+    save_parquet(tmp_path / "set/test.parquet", {"x": [*x], "y": [*y]})
+    assert len(task_of(*said).test) == 60
 
 
 def test_a_file_that_is_not_there_is_one_line_with_the_nearest_name(tmp_path):

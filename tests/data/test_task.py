@@ -7,6 +7,8 @@ from dpexp.data import Examples
 from dpexp.data.task import assemble, fingerprint
 from dpexp.types import ConfigError
 
+PINNED = "6d7af2b1aa59c32b3daf94bdd7bcfe8db8862fb5769eaa9a9593905524a31759"
+
 
 def pixels(n, c=3, h=5, w=4, seed=0):
     gen = torch.Generator().manual_seed(seed)
@@ -57,6 +59,10 @@ def test_fingerprint_knows_values_shape_and_type():
     prints = [fingerprint(y) for y in (x, x + 1, x.view(3, 4), x.char(), x[:0], x[:, :0])]
     assert len(set(prints)) == len(prints)
     assert fingerprint(x.t().contiguous().t()) == fingerprint(x)
+    wide = torch.arange(12.0)
+    assert fingerprint(wide[::5][:1]) == fingerprint(wide[:1]) != fingerprint(wide[:1].bfloat16())
+    assert fingerprint(wide.bfloat16()) != fingerprint((wide + 1).bfloat16())
+    assert fingerprint(torch.tensor([1, 2])) == PINNED  # records hold such
 
 
 @pytest.mark.parametrize("targets", [[0, 3], [-1, 0]])

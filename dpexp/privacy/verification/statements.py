@@ -48,7 +48,8 @@ def due_words(
         **words.learnt_from_data(config),
         words.ANALYSED: bool(config.get("analysis")),
         words.TEST_HALF: is_vote and config["method"]["public"] == "test-half",
-        words.JUDGED_ON_TRAINING: config["task"].get("_target_") == REGRESSION,
+        words.JUDGED_ON_TRAINING: config["task"].get("_target_") == REGRESSION
+        or words.says_judged_on_training(config),
         words.UNRELEASED: is_vote,
         words.LARGE_DELTA: is_private and privacy["delta"] * privacy["dataset_size"] >= 1,
     }
