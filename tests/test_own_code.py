@@ -1,7 +1,9 @@
 """Code of one's own behind a config: a finished or interrupted run is of that code alone."""
 
+import importlib
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from dpexp import cli, records
 from dpexp.cli.lookup import done_before
 from dpexp.records import LEDGER
+from dpexp.records.loaded_code import require_as_loaded
 from dpexp.records.own_code import own_code
 from dpexp.training.ledger import surroundings_of
 from dpexp.types import ConfigError
@@ -143,3 +146,48 @@ def test_a_finished_run_is_looked_up_for_the_code_that_it_trained(net):
     (directory / "result.json").write_text(json.dumps(result))
     mend(directory)
     assert "older and does not say of which code of own_net_here.Net" in done_before(config)
+
+
+CHANGES = {
+    "a function": (CODE, CODE.replace("num_classes))", "num_classes, True))")),
+    "a constant": (f"LEVEL = 1\n{CODE}", f"LEVEL = 2\n{CODE}"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_code_that_changed_since_it_was_imported_does_not_train(net, name, is_seen):
+    file, theirs = net
+    before, after = CHANGES[name]
+    file.write_text(before)
+    module = importlib.import_module("own_net_here")
+    theirs = [*theirs, "method=dpsgd", "eps=8"]
+    if is_seen:
+        cli.execute(cli.compose(theirs))
+    file.write_text(after)
+    config = cli.compose([*theirs, "seed=1"])
+    with pytest.raises(ConfigError, match="own_net_here.py as it was imported; it has changed"):
+        cli.execute(config)
+    assert not records.locate(config["results"], config).exists()
+    importlib.reload(module)
+    assert (cli.execute(config) / "result.json").exists()
+
+
+def test_a_changed_comment_is_a_change_once_the_file_was_seen(net):
+    file, theirs = net
+    theirs = [*theirs, "method=dpsgd", "eps=8"]
+    cli.execute(cli.compose(theirs))
+    file.write_text(f"{CODE}\n# changed\n")
+    with pytest.raises(ConfigError, match="it has changed since"):
+        cli.execute(cli.compose([*theirs, "seed=1"]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["enum", "shutil", "ast", "typing", "dataclasses", "functools", "json.decoder", "argparse",
+     "collections", "logging", "pandas.core.frame", "omegaconf.dictconfig", "torch.nn.functional",
+     "torch.nn.modules.conv", "torch.optim.adam", "hydra.core.hydra_config"],
+)  # fmt: skip
+def test_anyones_module_is_as_in_its_file(name):
+    module = importlib.import_module(name)
+    require_as_loaded({Path(module.__file__): Path(module.__file__).read_bytes()})

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpexp.records.loaded_code import require_as_loaded
 from dpexp.types import ConfigError
 
 INSTALLED = ("site-packages", "dist-packages")
@@ -30,13 +31,28 @@ def own_code(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         Dotted name -> file, relative to the folder that Python finds it in -> hash. Without what is
         dpexp's, the standard library's or an installed library's, and what is not found.
     """
-    found = {}
+    return {
+        name: {place: hashlib.sha256(content).hexdigest() for place, (_, content) in files.items()}
+        for name, files in _behind(config)
+    }
+
+
+def own_loaded_code(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the same of code that is to run, or has.
+
+    Raises:
+        ConfigError: if a module that is loaded is not as in its file.
+    """
+    for _, files in _behind(config):
+        require_as_loaded(dict(files.values()))
+    return own_code(config)
+
+
+def _behind(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, tuple[Path, bytes]]]]:
+    """Yield every `_target_` that is the user's own with its files: path and content by place."""
     for name in sorted({*_targets(config)}):
         if files := _files(name):
-            found[name] = {
-                place: hashlib.sha256(content).hexdigest() for place, content in files.items()
-            }
-    return found
+            yield name, files
 
 
 def is_own(module: str | None) -> bool:
@@ -96,9 +112,9 @@ def _targets(node: Any) -> Iterator[str]:
             yield from _targets(each)
 
 
-def _files(name: str) -> dict[str, bytes]:
+def _files(name: str) -> dict[str, tuple[Path, bytes]]:
     """Return the user's files that a dotted name needs, by their place below Python's path."""
-    found: dict[str, bytes] = {}
+    found: dict[str, tuple[Path, bytes]] = {}
     waiting = [name.split(".")]
     while waiting:
         parts = waiting.pop()
@@ -106,9 +122,10 @@ def _files(name: str) -> dict[str, bytes]:
             if str(place) in found:
                 continue
             try:
-                found[str(place)] = content = path.read_bytes()
+                content = path.read_bytes()
             except OSError:
                 continue
+            found[str(place)] = path, content
             waiting += _imports(content, place)
     return found
 

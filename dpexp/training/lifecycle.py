@@ -18,7 +18,7 @@ from dpexp.models.adapters import save_adapters
 from dpexp.models.precision import PRECISIONS, resolve
 from dpexp.records import Ledger, RecordError, Run, describe
 from dpexp.records.keeping import KEEP
-from dpexp.records.own_code import own_code, require_same
+from dpexp.records.own_code import own_loaded_code, require_same
 from dpexp.records.weights import digest
 from dpexp.training import checkpoint
 from dpexp.training.kept import keep
@@ -98,11 +98,14 @@ class Lifecycle:
                 it does not grow with steps.
 
         Raises:
+            ConfigError: if the user's code has changed since it was imported.
             RecordError: if the directory cannot be written.
         """
         self._config, self._mechanism, self._ranks = config, mechanism, ranks
         self._state, self._num_steps, self._spent = state, num_steps, spent
-        self._own_code = own_code(config)  # of the start: its files may be edited while it trains
+        self._own_code = own_loaded_code(
+            config
+        )  # of the start: its files may be edited while it trains
         self._run = Run.open(config["results"], config) if ranks.is_first else None
         self._logger: RunLogger | None = None
         self._taken_up = self._saved = time.monotonic()

@@ -1,0 +1,135 @@
+"""Tell whether the user's modules are loaded as they stand in their files.
+
+A notebook keeps what it has imported. A record hashes files, and would name code that did not run.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from dpexp.types import ConfigError
+
+_SEEN: dict[int, tuple[ModuleSpec, str]] = {}
+"""Of modules that were looked at: by their spec, which a reload makes anew, their files' hashes."""
+
+
+def require_as_loaded(files: Mapping[Path, bytes]) -> None:
+    """Check that modules are as in their files: functions, constants, and what was seen before.
+
+    A module that is not loaded, or by other means than Python's own, is not looked at. Not seen is
+    a change of other statements between the import and the first look.
+
+    Args:
+        files: of the user's modules, with their content.
+
+    Raises:
+        ConfigError: naming a file that has changed since it was imported.
+    """
+    for module in [*sys.modules.values()]:
+        spec = getattr(module, "__spec__", None)
+        if type(module) is not ModuleType or not isinstance(spec, ModuleSpec):
+            continue
+        if type(spec.loader) is not SourceFileLoader or spec.origin is None:
+            continue
+        path = Path(spec.origin)
+        if path not in files or getattr(spec, "_initializing", False):
+            continue
+        content = files[path]
+        found = hashlib.sha256(content).hexdigest()
+        _, before = _SEEN.setdefault(id(spec), (spec, found))
+        if found != before or not _is_of(module, content, spec.origin):
+            raise ConfigError(
+                f"Expected {path.name} as it was imported; it has changed since, or what it "
+                f"defines has. Restart Python, or reload {module.__name__}."
+            )
+
+
+def _is_of(module: ModuleType, content: bytes, origin: str) -> bool:
+    """Return whether a module's functions and constants are those of a source."""
+    try:
+        tree = ast.parse(content)
+        code = compile(content, origin, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    known = {*map(_content, _within(code))}
+    functions = _functions(vars(module), module.__name__, origin, set())
+    return all(_content(each.__code__) in known for each in functions) and all(
+        _alike(vars(module).get(name, value), value) for name, value in _constants(tree)
+    )
+
+
+def _functions(
+    names: Mapping[str, Any], module: str, origin: str, seen: set[int]
+) -> Iterator[FunctionType]:
+    """Yield the functions of a file among what a module or class holds, also within its classes."""
+    for value in names.values():
+        if type(value) is property:
+            value = value.fget
+        elif type(value) in (classmethod, staticmethod):
+            value = value.__func__
+        if type(value) is FunctionType and value.__code__.co_filename == origin:
+            yield value
+        elif issubclass(type(value), type) and id(value) not in seen:
+            seen.add(id(value))
+            if value.__module__ == module:
+                yield from _functions(vars(value), module, origin, seen)
+
+
+def _within(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _within(constant)
+
+
+def _content(code: CodeType) -> tuple[Any, ...]:
+    """Return what code does, and where it stands."""
+    constants = [
+        _content(each) if isinstance(each, CodeType) else (type(each).__name__, _words(each))
+        for each in code.co_consts
+    ]
+    place = (code.co_qualname, code.co_firstlineno)
+    return (*place, code.co_code, code.co_names, code.co_varnames, *constants)
+
+
+def _words(value: Any) -> str:
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """Yield numbers, words and tuples of them that a file assigns once, and to names of its own."""
+    stored = [
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            stored += node.names
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            stored.append(node.name)
+        elif isinstance(node, ast.alias):
+            stored.append((node.asname or node.name).partition(".")[0])
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        try:
+            value = ast.literal_eval(node.value)
+        except ValueError:
+            continue
+        for target in targets:
+            is_plain = isinstance(value, bool | int | float | complex | str | bytes | tuple | None)
+            if isinstance(target, ast.Name) and is_plain and stored.count(target.id) == 1:
+                yield target.id, value
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and repr(one) == repr(other)
