@@ -326,3 +326,59 @@ def test_a_level_line_of_a_figure_has_one_choice_a_panel(conf):
     choices = tuned.load(conf, figure, "embedded")
     assert set(choices) == {("plain", "eps1")}
     assert "in the other columns" not in tuned.notes(figure, "embedded", choices)[0]
+
+
+WITHIN = """
+    within:
+      "*1":
+        overrides: [privacy.clip_norm=0.5]
+        grid:
+          - [optimizer.lr=0.02, optimizer.lr=0.2]
+      eps8: {absent: "it takes too long"}
+"""
+
+
+def test_a_row_has_overrides_and_a_grid_of_its_own_within_columns(conf):
+    path = conf / "artifact" / "made" / "table1.yaml"
+    row = "  - {key: fixed, labels: [fixed], overrides: [method=dpsgd]}"
+    own = f"  - key: fixed\n    labels: [fixed]\n    overrides: [method=dpsgd]{WITHIN.rstrip()}"
+    path.write_text(path.read_text(encoding="utf-8").replace(row, own), encoding="utf-8")
+    found = configs(conf)
+    assert ("fixed", "eps8") not in found and ("private", "eps8") in found
+    assert found["fixed", "eps1"]["privacy"]["clip_norm"] == 0.5
+    assert found["private", "eps1"]["privacy"]["clip_norm"] == 1
+    tried = []
+
+    def score(words):
+        tried.append(words)
+        return 50.0 + ("optimizer.lr=0.02" in words)
+
+    assert tune.main(["table1", "paper=made", "rows=fixed"], score) == 0
+    assert len(tried) == 2 and all("eps=1" in words for words in tried)
+    assert configs(conf)["fixed", "eps1"]["optimizer"]["lr"] == 0.02
+    table = spec.load(conf, "made", "table1")
+    assert "best of 2 settings" in " ".join(
+        tuned.notes(table, "embedded", tuned.load(conf, table, "embedded"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"*1":', "eps3:", "Unknown column within row fixed 'eps3'"),
+        ("absent:", "absnt:", "Unknown word in row fixed within eps8 'absnt'"),
+        ("long\"}", "long\", overrides: [eps=1]}", "Expected nothing beside 'absent'"),
+        ("[optimizer.lr=0.02, optimizer.lr=0.2]", "[eps=1]", "Expected no eps under 'grid'"),
+        ("profiles:", "claims: [{says: x, above: [fixed], below: [private]}]\nprofiles:",
+         "Expected no value or claim on fixed, eps8: it takes too long"),
+    ],
+)  # fmt: skip
+def test_what_a_row_says_of_columns_is_checked(conf, old, new, says):
+    path = conf / "artifact" / "made" / "table1.yaml"
+    row = "  - {key: fixed, labels: [fixed], overrides: [method=dpsgd]}"
+    own = f"  - key: fixed\n    labels: [fixed]\n    overrides: [method=dpsgd]{WITHIN.rstrip()}"
+    text = path.read_text(encoding="utf-8").replace(row, own)
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        spec.load(conf, "made", "table1")
