@@ -45,7 +45,7 @@ def the_error(done):
         (["method=rgp", *DIGITS, "method.rnk=3"], "Did you mean rank?"),
         (["method=rgp", *DIGITS, "recipe=minilm/rpg"], "Did you mean minilm/rgp?"),
         (["method=rgp", *DIGITS, "scale@_global_=quik/gep"], "Did you mean quick/gep?"),
-        (["method=rgp", *DIGITS, "tuned=nope"], "Add +tuned=, one of embedded/gep/table3"),
+        (["method=rgp", *DIGITS, "tuned=nope"], "Add +tuned=, one of embedded/dpexp/table4"),
         (["method=rgp", *DIGITS, "+hydra/launcher=jobli"], "Did you mean joblib?"),
         (["method=rgp", *DIGITS, "optimizer.rl=3"], "Did you mean lr?"),
         (["-m", "method=rgp,rpg", *DIGITS], "Did you mean rgp?"),
