@@ -10,7 +10,6 @@ import random
 import signal
 import sys
 import time
-from pathlib import Path
 
 from dpexp import cli, records
 from dpexp.distributed.ranks import Ranks, choose_device
@@ -18,6 +17,7 @@ from dpexp.training.train import make_mechanism
 
 BRIEF = ["task=digits", "profile=embedded", "device=cpu", "model=cnn", "model.channels=[4,8]"]
 BRIEF += ["batch_size=100", "epochs=0.7", "eval_every=0.2", "checkpoint.steps=1"]
+KILLS_A_RUN = 3
 METHODS = {  # each with a state: historic updates behind a warm-up, a mask's scores, anchors
     "rgp": ["method=rgp", "method.rank=4", "method.warm_up_steps=5"],
     "lsg": ["method=lsg", "method.rank=4"],
@@ -55,11 +55,29 @@ def fork(config):
 
 
 def finish(config):
-    """Let a run come to its end; give the seconds it took."""
-    began = time.monotonic()
     _, status = os.waitpid(fork(config), 0)
     assert status == 0, status
-    return time.monotonic() - began
+
+
+def steps_noted(directory):
+    mark = records.read_mark(directory)
+    return mark.steps if mark else 0
+
+
+def end_at(config, step, delay):
+    """Kill a run `delay` seconds after it noted `step`; the wait's status, 0 if it ended before.
+
+    On a busy machine one run's seconds tell nothing of another's; its steps do.
+    """
+    directory, pid = records.locate(config["results"], config), fork(config)
+    while steps_noted(directory) < step:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.001)
+    time.sleep(delay)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
 
 
 def said(name, config, kills):
@@ -67,27 +85,27 @@ def said(name, config, kills):
 
 
 def main(results, seed, kills):
-    moments, lasts = random.Random(int(seed)), {}
+    moments, steps, seconds = random.Random(int(seed)), {}, {}
     for name in METHODS:
         config = compose(name, f"{results}/unbroken")
         warm(config)
-        lasts[name] = finish(config)
+        began = time.monotonic()
+        finish(config)
+        steps[name] = steps_noted(records.locate(config["results"], config))
+        seconds[name] = (time.monotonic() - began) / steps[name]
         said(name, config, [])
     left, chain = int(kills), 0
     while left:
         name = list(METHODS)[chain % len(METHODS)]
         config = compose(name, f"{results}/{chain}")
-        directory, noted, status = records.locate(config["results"], config), [], -1
-        while left and status:
-            pid = fork(config)
-            time.sleep(moments.uniform(0, lasts[name]))
-            os.kill(pid, signal.SIGKILL)
-            _, status = os.waitpid(pid, 0)
-            if status:
-                assert os.WTERMSIG(status) == signal.SIGKILL, status
-                mark = records.read_mark(Path(directory))
-                noted.append(mark.steps if mark else 0)
-                left -= 1
+        noted, status = [], -1
+        for step in sorted(moments.sample(range(steps[name]), min(left, KILLS_A_RUN))):
+            status = end_at(config, step, delay=moments.uniform(0, seconds[name]))
+            if not status:
+                break
+            assert os.WTERMSIG(status) == signal.SIGKILL, status
+            noted.append(steps_noted(records.locate(config["results"], config)))
+        left -= len(noted)
         if status:
             finish(config)
         said(name, config, noted)
