@@ -10,7 +10,7 @@ from torch import nn
 from dpexp.data import Examples
 from dpexp.methods.rgp import RGP
 from scripts.bench import __main__ as bench
-from scripts.bench import language, steps
+from scripts.bench import language, recipes, steps
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -98,3 +98,24 @@ def test_every_round_takes_every_step_once_and_each_begins_with_another():
     assert "".join(taken) == "abc" + "bca" + "cab" + "abc"
     assert list(times.columns) == ["a", "b", "c"] and len(times) == 4
     assert (times > 0).all(axis=None)
+
+
+def test_every_row_of_table4_has_a_step_and_views_are_in_it(monkeypatch):
+    configs = recipes.configs("scratch-eps8")
+    assert {"np", "dpsgd", "dpsgd-modern", "rgp-modern", "dp-lora", "dp-zo"} <= set(configs)
+    assert "gep" not in configs  # the table has none there
+    seen = []
+    build = recipes.build_parts
+
+    def counted(config, device):
+        parts = build(config, device)
+        parts.model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+        return parts
+
+    monkeypatch.setattr(recipes, "build_parts", counted)
+    of_views = {}
+    for row in ("dpsgd", "dpsgd-modern"):
+        seen.clear()
+        recipes.step_of(configs[row], 2, torch.device("cpu")).run()
+        of_views[row] = max(seen)
+    assert of_views == {"dpsgd": 2, "dpsgd-modern": 8}

@@ -30,12 +30,17 @@ from dpexp.distributed.ranks import choose_device
 from dpexp.kernels import compiled
 from dpexp.records import describe_device, git_commit, versions, write_atomically
 from dpexp.types import ConfigError
-from scripts.bench import gep, language, vision
+from scripts.bench import gep, language, recipes, vision
 from scripts.bench.steps import UNIT, Case, Run
 
 WEIGHINGS = 3
 
-CASES = {"vision": vision.CASE, "language": language.CASE}
+CASES = {
+    "vision": vision.CASE,
+    "language": language.CASE,
+    "recipes-vision": recipes.IMAGES,
+    "recipes-language": recipes.TEXTS,
+}
 
 
 def seconds(run: Run, device: torch.device) -> float:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from dpexp.data.augmentation import Augmentation
 from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample import Tape
 from dpexp.methods.dp_grape import DPGRAPE
@@ -20,6 +21,8 @@ from dpexp.methods.rgp import RGP
 from dpexp.methods.rgp_core import CoreRGP
 from dpexp.methods.selection import matrix_parameters
 from dpexp.privacy import whole_batch
+from dpexp.privacy.clipping import Clipping
+from dpexp.privacy.privatize import FLAT
 from dpexp.training.gradient import PrivateGradient
 from dpexp.types import Batch, Method
 
@@ -67,7 +70,13 @@ def whole(examples: Any) -> Batch:
 
 
 def private_step(
-    method: Method, examples: Any, new_model: NewModel, device: torch.device, public: Any = None
+    method: Method,
+    examples: Any,
+    new_model: NewModel,
+    device: torch.device,
+    public: Any = None,
+    augmentation: Augmentation | None = None,
+    clipping: Clipping = FLAT,
 ) -> Step:
     """Make the suite's own private step: q = 1, so that every step sees the whole batch.
 
@@ -79,14 +88,17 @@ def private_step(
     state = method.start(model)
     mechanism = whole_batch(num, method.releases(state, 1.0), noise_multiplier=1.0)
     ranks = Ranks(0, 1, device)
-    gradient = PrivateGradient(model, method, mechanism, ranks, micro_batch=num, public=public)
+    recipe = {"augmentation": augmentation, "clipping": clipping}
+    gradient = PrivateGradient(
+        model, method, mechanism, ranks, micro_batch=num, public=public, **recipe
+    )
     if public is not None:
         state = gradient(state, examples, 0).state
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.01)
     nobody = replace(mechanism, batch_size=1e-12)  # a draw that is always empty
-    empty = PrivateGradient(new_model(), method, nobody, ranks, micro_batch=num)
+    empty = PrivateGradient(new_model(), method, nobody, ranks, micro_batch=num, **recipe)
 
     def step() -> None:
         nonlocal state
