@@ -292,10 +292,13 @@ class Method(Protocol):
         is_forward_only: whether it takes examples' losses in place of layer gradients: then
             `per_example_scalars` is called, without hooks or a backward pass, and
             `per_example_grads` is not.
+        is_in_fixed_coordinates: whether an entry of a release means the same at every step, so that
+            later noise can take earlier noise back (`dpexp.privacy.correlation`).
     """
 
     public_size: int = 0
     is_forward_only: bool = False
+    is_in_fixed_coordinates: bool = False
 
     def adapt(self, model: nn.Module) -> nn.Module:
         """Return the model to train: usually as it is, or with adapters put into it."""

@@ -103,6 +103,11 @@ class OneRun:
         )
         return replace(parts, method=method)
 
+    def begin(self, parts: Parts, mechanism: Mechanism) -> None:
+        """Let crafted canaries take part as examples do under this mechanism."""
+        if isinstance(parts.method, Canaried):
+            parts.method.correlate(mechanism)
+
     def report(
         self, parts: Parts, state: State, mechanism: Mechanism, device: torch.device
     ) -> Findings:
@@ -144,9 +149,9 @@ def curve_bound(guesses: bounds.Guesses, mechanism: Mechanism, confidence: float
         The epsilon of the least refuted noise, to within `FINENESS`, by the run's accountant. None
         for other mechanisms, or if the accountant cannot handle the numbers.
     """
-    if not mechanism.is_private or mechanism.is_laplace or mechanism.sampling != "poisson":
+    if not mechanism.is_private or mechanism.is_laplace or mechanism.sampling == "shuffle":
         return None
-    steps, q = mechanism.num_steps, mechanism.sampling_prob
+    steps, q = mechanism.participations(mechanism.num_steps), mechanism.participation_prob
     sigma = mechanism.effective_noise_multiplier
 
     def is_refuted(factor: float) -> bool:
@@ -159,6 +164,6 @@ def curve_bound(guesses: bounds.Guesses, mechanism: Mechanism, confidence: float
         while high - low > FINENESS:
             middle = (low + high) / 2
             low, high = (low, middle) if is_refuted(math.exp(middle)) else (middle, high)
-        return mechanism.with_noise(math.exp(high)).epsilon(steps)
+        return mechanism.with_noise(math.exp(high)).epsilon(mechanism.num_steps)
     except (ValueError, RuntimeError, ArithmeticError, IndexError):
         return None

@@ -9,6 +9,11 @@ releases and steps, of
     <release - the real examples' clipped sum, canary's direction> / C      1 if it was sampled,
                                                                             else 0, plus noise
 
+Where noise is correlated across steps (`dpexp.privacy.correlation`) a canary is of a group as any
+example is, and C undoes the correlation first: C (releases) has fresh noise and holds c_i of a
+canary's vector i steps after it was sampled. Of a canary that may have been sampled i steps ago, a
+step's term is c_i times the score of C (releases).
+
 Where a count of the examples within the clip norm is released too (`dpexp.methods.adaptive`), a
 canary is far too long at some steps and just short enough at others, as a coin known to the
 attacker says. So each canary has a pattern of its own in the counts, and a second score:
@@ -28,6 +33,8 @@ from torch import Tensor, nn
 
 from dpexp.attacks.directions import KINDS, Directions
 from dpexp.methods.wrapped import Wrapped
+from dpexp.privacy import Mechanism
+from dpexp.privacy.correlation import Correlation
 from dpexp.privacy.seeds import generator
 from dpexp.types import (
     ConfigError,
@@ -140,6 +147,23 @@ class Canaried(Wrapped):
         self._sampling_prob, self._clip_norm = sampling_prob, clip_norm
         self._batch_size, self._seed = batch_size, seed
         self._directions: dict[tuple[str, int], Directions] = {}
+        self._correlation = Correlation((1.0,))
+        self._groups = torch.zeros(len(included), dtype=torch.int64)
+
+    def correlate(self, mechanism: Mechanism, groups: Tensor | None = None) -> None:
+        """Take part as examples do in a run with correlated noise.
+
+        Args:
+            mechanism: of the run.
+            groups: of the canaries, [m]; None: drawn.
+        """
+        if mechanism.correlation is None:
+            return
+        self._correlation, self._sampling_prob = mechanism.correlation, mechanism.participation_prob
+        if groups is None:
+            gen = generator(self._seed, "canary/group", 0)
+            groups = torch.randint(mechanism.bands, self._groups.shape, generator=gen)
+        self._groups = groups
 
     def start(self, model: nn.Module) -> State:
         """Start the method, with all scores at zero.
@@ -158,7 +182,13 @@ class Canaried(Wrapped):
         device = next(model.parameters()).device
         scores = torch.zeros(len(self._included), dtype=torch.float64, device=device)
         kinds = SCORES if any(each.clip == "count" for each in releases) else SCORES[:1]
-        return {**state, "step": 0, **{kind: scores.clone() for kind in kinds}}
+        bands = self._correlation.bands
+        return {
+            **state,
+            "step": 0,
+            **({} if bands == 1 else {"earlier": []}),
+            **{kind: scores.clone() for kind in kinds},
+        }
 
     def prepare(
         self,
@@ -173,7 +203,9 @@ class Canaried(Wrapped):
             dtype=torch.float64,
             generator=generator(self._seed, "canary/draw", state["step"]),
         )
-        sampled = torch.nonzero(self._included & (draws < self._sampling_prob)).flatten()
+        is_due = self._groups == state["step"] % self._correlation.bands
+        is_drawn = self._included & is_due & (draws < self._sampling_prob)
+        sampled = torch.nonzero(is_drawn).flatten()
         coins = generator(self._seed, "canary/length", state["step"])
         is_within = torch.rand(len(self._included), generator=coins) < 0.5
         device = state["scores"].device
@@ -251,19 +283,32 @@ class Canaried(Wrapped):
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
         """Score the canaries, and reconstruct as the method does."""
-        scores = state["scores"].clone()
+        seen = torch.zeros_like(state["scores"])
         for release, blocks, directions in self._release_directions(state):
             residual = [
                 (self._batch_size * noisy[key] - state["sums"].get(key, 0)).flatten()
                 for key in blocks
             ]
-            scores += directions.inner(torch.cat(residual)) / release.clip_norm
-        said = {"step": state["step"] + 1, "scores": scores}
+            seen += directions.inner(torch.cat(residual)) / release.clip_norm
+        said = {"step": state["step"] + 1, **self._scored(state, seen)}
         if (key := self._count_key(state)) is not None:
             heard = self._batch_size * noisy[key].double() - state["sums"].get(key, 0)
             said["counts"] = state["counts"] + 4 * state["half"] * heard
         gradients, after = super().reconstruct(state, noisy)
         return gradients, {"method": after["method"], **said}
+
+    def _scored(self, state: State, seen: Tensor) -> dict[str, object]:
+        """Return the scores after a step in whose release `seen` [m] is of each canary."""
+        if self._correlation.bands == 1:
+            return {"scores": state["scores"] + seen}
+        bands, coefficients = self._correlation.bands, self._correlation.coefficients
+        recent = [seen, *state["earlier"]][:bands]
+        undone = sum(c * each for c, each in zip(coefficients, recent, strict=False))
+        since = (state["step"] - self._groups) % bands  # steps since it may have been sampled
+        weights = torch.tensor(coefficients, dtype=torch.float64)[since].to(seen.device)
+        weights *= (since <= state["step"]).to(seen.device)
+        scores = state["scores"] + weights * undone
+        return {"scores": scores, "earlier": recent[: bands - 1]}
 
 
 def _recorded(

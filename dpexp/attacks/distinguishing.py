@@ -78,7 +78,7 @@ def of_steps(parts: Parts, mechanism: Mechanism, num_trials: int) -> tuple[np.nd
         if by_coordinate:
             size = mechanism.batch_size
             return Tipped(parts.method, included=included, clip_norm=clip_norm, batch_size=size)
-        return Canaried(
+        canaried = Canaried(
             parts.method,
             kind="dirac",
             included=torch.tensor([included]),
@@ -87,6 +87,8 @@ def of_steps(parts: Parts, mechanism: Mechanism, num_trials: int) -> tuple[np.nd
             batch_size=mechanism.batch_size,
             seed=mechanism.seed,
         )
+        canaried.correlate(mechanism, groups=torch.zeros(1, dtype=torch.int64))
+        return canaried
 
     without = _scores(parts, with_canary(False), mechanism, range(num_trials))
     within = _scores(parts, with_canary(True), mechanism, range(num_trials, 2 * num_trials))
@@ -105,10 +107,11 @@ def _scores(parts: Parts, method: Method, mechanism: Mechanism, trials: range) -
         model, method, mechanism, ranks, 1, task.public, task.loss, clipping=parts.clipping
     ) as gradient:
         for trial in trials:
-            state = method.start(model)
+            state, past = method.start(model), None
             # Step numbers continue across trials, so that each trial gets its own noise.
             for step in range(trial * steps, (trial + 1) * steps):
-                state = gradient(state, absent, step).state
+                outcome = gradient(state, absent, step, past_noise=past)
+                state, past = outcome.state, outcome.past_noise
             scores.append([float(state[kind]) for kind in SCORES if kind in state])
     return np.array(scores)
 

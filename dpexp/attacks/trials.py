@@ -10,10 +10,14 @@ import numpy as np
 from dpexp.attacks import distinguishing
 from dpexp.pate.votes import build_votes
 from dpexp.privacy import build, require_room
+from dpexp.privacy.correlation import AUTO, Banded
 from dpexp.training.parts import Parts
 
 SMALL_BATCH = 8
 """Nominal batch size, without real examples (ours); it cancels in a canary's score."""
+
+BANDS = 2
+"""Bands of correlated noise in a trial of a run that chooses them itself (ours)."""
 
 
 class Trials(NamedTuple):
@@ -55,14 +59,19 @@ def of_steps(config: Mapping[str, Any], parts: Parts, num_trials: int, num_steps
         num_trials: without and with the canary each.
         num_steps: of each trial.
     """
-    state = parts.method.start(parts.model)
+    state, correlation, bands = parts.method.start(parts.model), parts.correlation, 1
+    if correlation is not None:  # whose group is drawn whole
+        bands = BANDS if correlation.bands == AUTO else int(correlation.bands)
+        correlation = Banded(min(bands, num_steps))
+        bands = int(correlation.bands)
     mechanism = build(
         config["privacy"],
-        dataset_size=SMALL_BATCH,
+        dataset_size=bands * SMALL_BATCH,
         batch_size=SMALL_BATCH,
         num_steps=num_steps,
         releases=parts.method.releases(state, config["privacy"]["clip_norm"]),
         seed=config["seed"],
+        correlation=correlation,
     )
     require_room(mechanism, next(parts.model.parameters()).dtype, config)
     scores = distinguishing.of_steps(parts, mechanism, num_trials)

@@ -59,6 +59,7 @@ KINDS = {
     "averaging": Kind("an averaging of weights (dpexp.training.averaging)", ("keeps",)),
     "denoise": Kind("a method around a method (dpexp.methods.wrapped)", ("public_size", *STEPS)),
     "clipping": Kind("a clipping rule (dpexp.privacy.clipping)", ("group", "weights")),
+    "correlation": Kind("a correlation of noise (dpexp.privacy.correlation)", ("bands",)),
     "augmentation": Kind(
         "an augmentation (dpexp.data.augmentation)", ("draws", "views", "multiplicity")
     ),

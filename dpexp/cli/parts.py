@@ -77,6 +77,7 @@ def around(config: dict[str, Any], task: Any, model: Any, method: Any) -> Any:
         averaging=_optional("averaging", config),
         augmentation=_optional("augmentation", config),
         clipping=clipping,
+        correlation=_optional("correlation", config),
     )
 
 

@@ -14,6 +14,10 @@ FOLDERS = ("results", "data_root", "model_root", "data")
 UNSAID = re.compile(r"^(method\.freeze|model\.fix|model\.args[\w.]*)(?==)")
 """Settings that a config holds only where they are said, so that other runs keep their ids."""
 
+CORRELATED = {"noise=correlated": "correlation=banded"}
+OF_NOISE = re.compile(r"^noise\.(?=\w+=)")
+"""Words for correlated noise, and for its settings."""
+
 WORD = re.compile(r"([+~]*[A-Za-z_][\w./@:$-]*)=(.*)", re.DOTALL | re.ASCII)
 
 
@@ -22,11 +26,13 @@ def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
 
     `results=dépôt`, `results=~/x` and `task.csv=my=file.csv` mean what they say; `results=a,b` is
     one folder, except in a sweep. Settings that few configs hold (`UNSAID`) are added to them.
+    `noise=correlated` is a choice of the group `correlation`, which `noise.bands` is a setting of.
 
     Args:
         words: of a command line; options and words that are not KEY=VALUE stay unchanged.
         is_sweep: whether a list of values means one run per value.
     """
+    words = [CORRELATED.get(word) or OF_NOISE.sub("correlation.", word) for word in words]
     return [_quoted(UNSAID.sub(r"++\1", word), is_sweep) for word in words]
 
 

@@ -40,7 +40,7 @@ GROUPS = {
 CLOSED = {"privacy": ("budget",), "checkpoint": (), "wandb": (), "profile": ("name",)}
 """Groups whose only keys are those in conf/config.yaml and these."""
 
-OF_THE_COMMON_LOOP = ("averaging", "augmentation", "clipping", "denoise")
+OF_THE_COMMON_LOOP = ("averaging", "augmentation", "clipping", "correlation", "denoise")
 """Groups that a method with its own loop does not read."""
 
 NAMED = ("method", "model", "task", "profile", "public", "attack", "audit", *OF_THE_COMMON_LOOP)

@@ -38,6 +38,8 @@ GRADIENT = "gradient"
 class DPSGD(Method):
     """Releases one vector a step: the clipped sum of whole gradients."""
 
+    is_in_fixed_coordinates = True
+
     def __init__(self, train: str, head: str) -> None:
         """Choose what trains.
 

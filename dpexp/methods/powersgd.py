@@ -43,6 +43,8 @@ from dpexp.types import ConfigError, Key, PublicGradients, State
 class PowerSGD(DPSGD):
     """Releases the same as DP-SGD, and projects the noisy gradient."""
 
+    is_in_fixed_coordinates = False
+
     def __init__(self, rank: int, warm_start: bool, error_feedback: bool, head: str) -> None:
         """Set the options.
 

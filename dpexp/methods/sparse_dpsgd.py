@@ -37,6 +37,8 @@ from dpexp.types import Key, LayerGrads, PerExampleGrads, PublicGradients, State
 class SparseDPSGD(DPSGD):
     """Releases one vector a step: the clipped sum of the kept entries of full gradients."""
 
+    is_in_fixed_coordinates = False
+
     def __init__(self, p: float, mask: str, train: str, head: str) -> None:
         """Set the options.
 

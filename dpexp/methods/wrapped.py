@@ -28,6 +28,7 @@ class Wrapped(Method):
         self._method = method
         self.public_size = method.public_size
         self.is_forward_only = method.is_forward_only
+        self.is_in_fixed_coordinates = method.is_in_fixed_coordinates
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # copy and pickle look these up before _method is set

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpexp.privacy.accounting import calibrate
+from dpexp.privacy.certificate import CYCLIC
+from dpexp.privacy.correlation import Banded, banded
 from dpexp.privacy.laplace import calibrate_laplace
 from dpexp.privacy.mechanism import Mechanism
 from dpexp.privacy.pld import Part, gaussian_epsilon
@@ -85,6 +87,7 @@ def build(
     num_steps: int,
     releases: tuple[Release, ...],
     seed: int,
+    correlation: Banded | None = None,
 ) -> Mechanism:
     """Return the run's frozen mechanism, with noise calibrated to the budget.
 
@@ -97,6 +100,7 @@ def build(
         num_steps: number of steps that the budget is for.
         releases: of every step.
         seed: of a reproducible experiment.
+        correlation: of Gaussian noise across steps; None: it is fresh at every step.
 
     Raises:
         ConfigError: for an invalid budget, size or name.
@@ -106,6 +110,8 @@ def build(
     noise, clip = privacy["noise"], privacy["clip"]
     epsilon = None if privacy["eps"] is None else float(privacy["eps"])
     delta, laplace = float(privacy["delta"]), is_laplace(releases)
+    if correlation is not None:
+        require_correlation(privacy, releases)
     if laplace:
         delta = 0.0
         require_word("privacy.budget", privacy["budget"], BUDGETS)
@@ -116,7 +122,7 @@ def build(
             "Expected privacy.budget=total under Gaussian noise, where epsilons of steps do not "
             f"add up; got {privacy['budget']}. Set privacy.budget=total, or Laplace noise."
         )
-    sigma, calibrated_by = 0.0, "none"
+    sigma, calibrated_by, factorisation = 0.0, "none", None
     if not noise and epsilon is not None:
         warnings.warn(
             f"eps={privacy['eps']:g} has no effect: noise is off, so is privacy.", stacklevel=2
@@ -127,15 +133,22 @@ def build(
         sigma, calibrated_by = calibrate_laplace(q, epsilon / num_steps), "pure"
     elif noise:
         assert epsilon is not None
-        sigma, calibrated_by = calibrate(q, num_steps, delta, epsilon)
+        target, count = epsilon, num_steps
+        if correlation is not None:
+            factorisation = banded(
+                correlation.bands, q, num_steps, lambda p, k: calibrate(p, k, delta, target)[0]
+            )
+            q = min(1.0, factorisation.bands * q)
+            count = factorisation.participations(num_steps)
+        sigma, calibrated_by = calibrate(q, count, delta, epsilon)
         if clip:
-            confirm((Part(q, sigma, num_steps),), delta, epsilon)
+            confirm((Part(q, sigma, count),), delta, epsilon)
     shared = _shared(sigma, releases, batch_size) if noise else 0.0
     return Mechanism(
         dataset_size=dataset_size,
         batch_size=batch_size,
         num_steps=num_steps,
-        sampling=privacy["sampling"],
+        sampling=privacy["sampling"] if factorisation is None else CYCLIC,
         target_epsilon=epsilon if noise and clip else None,
         delta=delta,
         noise=noise,
@@ -144,7 +157,32 @@ def build(
         releases=tuple(releases),
         seed=seed,
         calibrated_by=calibrated_by,
+        correlation=factorisation,
         _secret=new_secret() if noise == "secret" else None,
+    )
+
+
+def require_correlation(privacy: Mapping[str, Any], releases: Sequence[Release]) -> None:
+    """Check that noise can be correlated across the steps of a run.
+
+    Raises:
+        ConfigError: naming what stands against it.
+    """
+    noise, sampling = privacy["noise"], privacy["sampling"]
+    _require(
+        noise is True,
+        f"Expected noise=correlated alone; got {str(noise).lower()} beside it: secret noise would "
+        "lie in checkpoints, as later steps need it. Set noise.",
+    )
+    _require(
+        sampling == "poisson",
+        f"Expected sampling=poisson beside noise=correlated, whose steps draw from groups in turn; "
+        f"got {sampling}. Set sampling.",
+    )
+    _require(
+        all(each.noise == "gaussian" and each.clip == "norm" for each in releases),
+        "Expected Gaussian noise on gradients alone beside noise=correlated. Leave Laplace noise "
+        "and clipping=adaptive out, or noise=correlated.",
     )
 
 
@@ -248,7 +286,8 @@ def check_privacy(privacy: Mapping[str, Any], dataset_size: int) -> None:
     require_word("sampling", sampling, SAMPLINGS)
     _require(
         isinstance(noise, bool) or noise == "secret",
-        f"Expected noise true, false or secret; got {noise}. Set noise.",
+        f"Expected noise true, false, secret or correlated; got {noise}. Set noise (in a sweep "
+        "correlation=null,banded).",
     )
     _require(isinstance(clip, bool), f"Expected clip true or false; got {clip}. Set clip.")
     _require(

@@ -36,6 +36,14 @@ UNTRIED = "the model was not tried on made-up examples, and may mix them"
 OF_THE_RUN = (UNSAID, UNTRIED)
 """Deviations that depend on the run, not on its config; either may be absent."""
 
+CYCLIC = "cyclic"
+"""The sampling of certificates with correlated noise."""
+
+PARTICIPATION = (
+    "an example is of one of `bands` groups, drawn once and independently of all others; step t "
+    "draws from group t mod `bands`, each example with `participation_prob`"
+)
+
 NOT_SAMPLED = "none: every example is one teacher's"
 
 OF_ATTACKS = ("attacked:", "audited:", "a shadow:")
@@ -163,6 +171,22 @@ def _recompute(certificate: Mapping[str, Any]) -> dict[str, float]:
         raise PrivacyError(
             f"Expected q = batch_size / dataset_size = {q:.6g}; got {certificate['q']}."
         )
+    steps, planned = certificate["steps"], certificate["planned_steps"]
+    if (certificate["sampling"] == CYCLIC) != ("correlation" in certificate):
+        raise PrivacyError("Expected cyclic sampling with correlated noise, and with no other.")
+    if "correlation" in certificate:
+        bands = bands_of(certificate["correlation"])
+        q, steps, planned = q * bands, math.ceil(steps / bands), math.ceil(planned / bands)
+        if q > 1 + 1e-9:
+            raise PrivacyError(f"Expected bands times q of at most 1; got {q:.6g}.")
+        q, said = min(q, 1.0), certificate["correlation"]
+        if not math.isclose(q, said["participation_prob"], rel_tol=1e-9):
+            raise PrivacyError(
+                f"Expected participation_prob {q:.6g}, bands times q; got "
+                f"{said['participation_prob']}."
+            )
+        if said["participations"] != steps:
+            raise PrivacyError(f"Expected {steps} participations; got {said['participations']}.")
     releases = certificate["releases"]
     laplace = any(r.get("noise") == "laplace" for r in releases)
     shared = [r["sensitivity"] for r in releases if "noise_multiplier" not in r]
@@ -173,7 +197,7 @@ def _recompute(certificate: Mapping[str, Any]) -> dict[str, float]:
         raise PrivacyError(f"Expected a positive noise multiplier; got {sigma * sensitivity}.")
     if own:  # independent Gaussians add up as the squares of sensitivity over multiplier
         sigma = 1 / math.sqrt(sigma**-2 + sum((s / own_sigma) ** 2 for s, own_sigma in own))
-    steps, delta = certificate["steps"], certificate["delta"]
+    delta = certificate["delta"]
     if laplace:
         return {
             "pure": pure_epsilon(q, sigma, [1.0] * steps),
@@ -182,8 +206,24 @@ def _recompute(certificate: Mapping[str, Any]) -> dict[str, float]:
     epsilon = {"rdp": rdp_epsilon(q, sigma, steps, delta)}
     if certificate["calibrated_by"] == "prv":
         try:
-            planned = certificate["planned_steps"]
             epsilon["prv"] = prv_epsilon(q, sigma, steps, delta, planned)
         except PRVFailed as error:
             raise PrivacyError(f"PRV cannot confirm the stated epsilon: {error}.") from None
     return epsilon
+
+
+def bands_of(correlation: Mapping[str, Any]) -> int:
+    """Return the number of bands of a certificate's correlated noise.
+
+    Raises:
+        PrivacyError: if its coefficients have a norm above 1, so that an example would move the
+            release by more than the clip norm, or reach further than its bands.
+    """
+    coefficients, bands = correlation["coefficients"], correlation["bands"]
+    norm = math.hypot(*coefficients)
+    if not (1 <= len(coefficients) <= bands and norm <= 1 + 1e-9 and coefficients[0] > 0):
+        raise PrivacyError(
+            f"Expected at most {bands} coefficients of norm 1, the first above 0; got "
+            f"{len(coefficients)} of norm {norm:.6g}."
+        )
+    return int(bands)

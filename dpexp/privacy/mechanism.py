@@ -11,9 +11,10 @@ from torch import Tensor
 
 from dpexp.privacy import certificate as words
 from dpexp.privacy.accounting import prv_epsilon, rdp_epsilon, rdp_epsilon_apart
+from dpexp.privacy.correlation import Correlation
 from dpexp.privacy.laplace import pld_epsilon, pure_epsilon
 from dpexp.privacy.releases import effective_multiplier
-from dpexp.privacy.sampling import poisson, shuffled
+from dpexp.privacy.sampling import cyclic, shuffled
 from dpexp.privacy.seeds import generator
 from dpexp.types import Release, is_laplace
 
@@ -30,7 +31,7 @@ class Mechanism:
         dataset_size: training examples, as declared in the config.
         batch_size: expected size of a logical batch.
         num_steps: number of steps that the budget is for.
-        sampling: "poisson", or "shuffle" as the authors' code did.
+        sampling: "poisson", "cyclic" under correlated noise, or "shuffle" as the authors' code did.
         target_epsilon: None without a budget.
         delta: in (0, 1); 0 under Laplace noise.
         noise: True, False, or "secret" for randomness seeded by the operating system.
@@ -39,6 +40,8 @@ class Mechanism:
         releases: of every step.
         seed: of a reproducible experiment.
         calibrated_by: "prv", "rdp" if PRV fails, "pure" under Laplace noise, or "none".
+        correlation: of the noise across steps (`dpexp.privacy.correlation`); None: it is fresh at
+            every step.
     """
 
     dataset_size: int
@@ -53,12 +56,27 @@ class Mechanism:
     releases: tuple[Release, ...]
     seed: int
     calibrated_by: str
+    correlation: Correlation | None = None
     _secret: int | None = field(default=None, repr=False, compare=False)
 
     @property
     def sampling_prob(self) -> float:
-        """Probability q that an example is in a step's batch."""
+        """Probability q that an example is in a step's batch, before its group is known."""
         return self.batch_size / self.dataset_size
+
+    @property
+    def bands(self) -> int:
+        """How many steps lie between two that may draw the same example."""
+        return 1 if self.correlation is None else self.correlation.bands
+
+    @property
+    def participation_prob(self) -> float:
+        """Probability that a step draws an example of the group that it draws from."""
+        return min(1.0, self.bands * self.sampling_prob)
+
+    def participations(self, steps: int) -> int:
+        """Return how many of so many steps may draw one example."""
+        return steps if self.correlation is None else self.correlation.participations(steps)
 
     @property
     def is_private(self) -> bool:
@@ -71,7 +89,7 @@ class Mechanism:
         return self.seed if self._secret is None else self._secret
 
     def sample(self, step: int) -> Tensor:
-        """Return the step's batch, drawn independently of all other steps.
+        """Return the step's batch, drawn independently of all other steps (of those of its group).
 
         Args:
             step: from 0.
@@ -81,7 +99,7 @@ class Mechanism:
         """
         if self.sampling == "shuffle":
             return shuffled(self.root, step, self.dataset_size, self.batch_size)
-        return poisson(self.root, step, self.dataset_size, self.sampling_prob)
+        return cyclic(self.root, step, self.dataset_size, self.participation_prob, self.bands)
 
     def noise_generator(self, step: int, device: str | torch.device = "cpu") -> torch.Generator:
         """Return the generator of the step's noise; only rank 0 draws from it."""
@@ -119,14 +137,27 @@ class Mechanism:
         accountant = accountant or self.accountants[0]
         if accountant not in self.accountants:
             raise ValueError(f"Expected accountant {self.accountants}; got {accountant}.")
-        sigma, q = self.effective_noise_multiplier, self.sampling_prob
+        sigma, q = self.effective_noise_multiplier, self.participation_prob
+        steps, planned = self.participations(steps), self.participations(self.num_steps)
         if accountant == "pure":
             return pure_epsilon(q, sigma, [1.0] * steps)
         if accountant == "pld":
             return pld_epsilon(q, sigma, steps)
         if accountant == "rdp":
             return rdp_epsilon(q, sigma, steps, self.delta)
-        return prv_epsilon(q, sigma, steps, self.delta, self.num_steps)
+        return prv_epsilon(q, sigma, steps, self.delta, planned)
+
+    def _participation(self, steps: int) -> dict[str, Any]:
+        """Return the certificate's entry on correlated noise and who takes part when."""
+        if self.correlation is None:
+            return {}
+        entry = {
+            **self._correlated()["correlation"],
+            "participation_prob": self.participation_prob,
+            "participations": self.participations(steps),
+            "participation": words.PARTICIPATION,
+        }
+        return {"correlation": entry}
 
     def with_noise(self, factor: float) -> Mechanism:
         """Return the same mechanism with all of its noise times a factor, > 0."""
@@ -157,7 +188,8 @@ class Mechanism:
         if len(self.releases) < 2 or self.is_laplace or not self.is_private or steps == 0:
             return None
         sigmas = [r.multiplier(self.noise_multiplier) / r.sensitivity for r in self.releases]
-        return rdp_epsilon_apart(self.sampling_prob, sigmas, steps, self.delta)
+        steps = self.participations(steps)
+        return rdp_epsilon_apart(self.participation_prob, sigmas, steps, self.delta)
 
     def identity(self) -> dict[str, Any]:
         """Return the values that a checkpoint must match to be resumed."""
@@ -173,7 +205,15 @@ class Mechanism:
             "noise_multiplier": self.noise_multiplier,
             "releases": [_said(release) for release in self.releases],
             "seed": self.seed,
+            **self._correlated(),
         }
+
+    def _correlated(self) -> dict[str, Any]:
+        """Return what identity and certificate say of correlated noise, by name."""
+        if self.correlation is None:
+            return {}
+        said = {"bands": self.bands, "coefficients": list(self.correlation.coefficients)}
+        return {"correlation": said}
 
     @property
     def deviations(self) -> list[str]:
@@ -226,6 +266,7 @@ class Mechanism:
                 _said(release) if self.noise else _said(release) | _without_noise(release)
                 for release in self.releases
             ],
+            **self._participation(steps),
             "epsilon": {name: self.epsilon(steps, name) for name in self.accountants},
             **({} if apart is None else {"accounted_apart": {"rdp": apart, "note": words.APART}}),
             "target_epsilon": self.target_epsilon,

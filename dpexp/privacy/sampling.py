@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -26,6 +27,35 @@ def poisson(seed: int, step: int, dataset_size: int, probability: float) -> Tens
         dataset_size, dtype=torch.float64, generator=generator(seed, "sampling", step)
     )
     return torch.nonzero(coins < probability).flatten()
+
+
+def cyclic(seed: int, step: int, dataset_size: int, probability: float, bands: int) -> Tensor:
+    """Return a Poisson sample of one of `bands` groups: at step t of group t mod bands.
+
+    Every example is of one group, drawn once and independently of all others. With one band it is
+    `poisson`.
+
+    Args:
+        seed: the run's seed.
+        step: from 0.
+        dataset_size: how many examples there are.
+        probability: of each example of the group, in (0, 1].
+        bands: >= 1.
+
+    Returns:
+        Indices in ascending order, [n]; n may be 0.
+    """
+    drawn = poisson(seed, step, dataset_size, probability)
+    if bands == 1:
+        return drawn
+    return drawn[groups(seed, dataset_size, bands)[drawn] == step % bands]
+
+
+@lru_cache(maxsize=2)
+def groups(seed: int, dataset_size: int, bands: int) -> Tensor:
+    """Return every example's group, [dataset_size] of 0 to bands - 1; not to be written to."""
+    gen = generator(seed, "groups", bands)
+    return torch.randint(bands, (dataset_size,), generator=gen, dtype=torch.int16)
 
 
 def shuffled(seed: int, step: int, dataset_size: int, batch_size: int) -> Tensor:

@@ -14,6 +14,7 @@ _STATE_OFFSET = 24  # bytes before those words in torch's saved state (each word
 AXES = {
     "init": "dpexp.cli.parts",
     "sampling": "dpexp.privacy.sampling",
+    "groups": "dpexp.privacy.sampling",
     "noise": "dpexp.privacy.mechanism",
     "noise/": "dpexp.pate.votes",
     "spawned": "dpexp.privacy.seeds",
@@ -32,6 +33,7 @@ AXES = {
     "attack": "dpexp.attacks.membership",
     "shadow": "dpexp.attacks.shadow",
     "canary/coin": "dpexp.attacks.audit",
+    "canary/group": "dpexp.attacks.canaries",
     "canary/draw": "dpexp.attacks.canaries",
     "canary/length": "dpexp.attacks.canaries",
     "canary/direction/": "dpexp.attacks.canaries",

@@ -18,6 +18,7 @@ from dpexp.grad_sample.modules import replaced
 from dpexp.grad_sample.passes import Passes
 from dpexp.privacy import Mechanism
 from dpexp.privacy.clipping import Clipping
+from dpexp.privacy.correlation import Past, add_correlated_noise_
 from dpexp.privacy.privatize import (
     FLAT,
     ClippedSum,
@@ -151,6 +152,7 @@ class PrivateGradient:
         is_asked_to_stop: bool = False,
         on_halved: Callable[[], None] = lambda: None,
         on_part: Callable[[float], None] = lambda part: None,
+        past_noise: Past | None = None,
     ) -> StepOutcome:
         """Return the outcome of one step.
 
@@ -163,6 +165,7 @@ class PrivateGradient:
             on_halved: called on rank 0 if memory ran out on any rank, before anything of the step
                 is released. Repeated later, the step's sums may be added in other pieces.
             on_part: called after each micro-batch with the share of this rank's draw that is done.
+            past_noise: of the outcome before, if noise is correlated.
         """
         mechanism, ranks = self._mechanism, self._ranks
         indices = ranks.share(mechanism.sample(step))
@@ -191,7 +194,7 @@ class PrivateGradient:
         told = self._sum_over_ranks(sums, tally)
         if ranks.is_first and _Tally(*told.tolist()).has_halved:
             on_halved()
-        released, noise_draws = self._release(sums, step)
+        released, noise_draws, past_noise = self._release(sums, step, past_noise or [])
         ranks.broadcast([*released.values(), told])
         with torch.no_grad():
             made = self._method.reconstruct(self._state, released)
@@ -210,6 +213,7 @@ class PrivateGradient:
             is_asked_to_stop=tally.is_asked_to_stop > 0,
             has_halved=tally.has_halved > 0,
             micro_batch=self.micro_batch,
+            past_noise=past_noise,
         )
 
     def rehearsal(self, state: State, examples: Any) -> Callable[[Tensor], None]:
@@ -380,8 +384,12 @@ class PrivateGradient:
         return told
 
     @torch.no_grad()
-    def _release(self, sums: dict[Key, Tensor], step: int) -> tuple[dict[Key, Tensor], int]:
+    def _release(
+        self, sums: dict[Key, Tensor], step: int, past: Past
+    ) -> tuple[dict[Key, Tensor], int, Past]:
         """Return the noisy releases on rank 0; on other ranks tensors of the same shapes.
+
+        Also how often noise was drawn, and the noise that later steps need.
 
         The sums, twice as large as the model, are freed.
         """
@@ -393,8 +401,19 @@ class PrivateGradient:
         if mechanism.noise and ranks.is_first:
             gen = mechanism.noise_generator(step, ranks.device)
             sigma = mechanism.noise_multiplier
-            add_noise_(released, mechanism.releases, sigma, gen, self._dtype)
+            if mechanism.correlation is None:
+                add_noise_(released, mechanism.releases, sigma, gen, self._dtype)
+            else:
+                past = add_correlated_noise_(
+                    released,
+                    mechanism.releases,
+                    sigma,
+                    gen,
+                    mechanism.correlation,
+                    past,
+                    self._dtype,
+                )
         # Round to the model's precision only after noise: a sum's last digits reveal an example.
         for key, total in released.items():
             released[key] = total.to(self._dtype).div_(mechanism.batch_size)
-        return released, int(bool(mechanism.noise))
+        return released, int(bool(mechanism.noise)), past

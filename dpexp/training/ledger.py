@@ -81,6 +81,12 @@ def open_ledger(
             f"been released and cannot be repeated exactly ({why}), and no checkpoint is left. Set "
             "seed to begin another run, with another budget."
         )
+    if next_step > begun and mechanism.correlation is not None:
+        raise PrivacyError(
+            f"{next_step - begun} steps after step {begun} may have been released and cannot be "
+            f"repeated exactly ({why}), and later noise needs theirs. Set seed to begin another "
+            "run."
+        )
     if next_step > begun:
         warnings.warn(
             f"{next_step - begun} steps after step {begun} may have been released and cannot be "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from dpexp.privacy.correlation import Past
 from dpexp.types import State
 
 
@@ -27,6 +28,7 @@ class StepOutcome:
         is_asked_to_stop: whether any rank was asked to stop the run.
         has_halved: whether memory ran out on any rank, which halved its micro-batch.
         micro_batch: examples at once from now on, on every rank.
+        past_noise: that later steps need if noise is correlated, on the first rank.
     """
 
     gradients: dict[str, Tensor]
@@ -39,3 +41,4 @@ class StepOutcome:
     is_asked_to_stop: bool
     has_halved: bool
     micro_batch: int
+    past_noise: Past = field(default_factory=list)

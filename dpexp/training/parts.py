@@ -13,6 +13,7 @@ from torch import nn
 from dpexp.data.augmentation import Augmentation
 from dpexp.privacy import Mechanism
 from dpexp.privacy.clipping import Clipping
+from dpexp.privacy.correlation import Banded
 from dpexp.privacy.privatize import FLAT
 from dpexp.training.averaging import Averaging
 from dpexp.training.observation import Analysis
@@ -81,6 +82,7 @@ class Parts:
         averaging: of the weights over steps; what is evaluated and kept is the average; None: none.
         augmentation: makes views of the private examples; None: none.
         clipping: how an example's norm is brought down to the clip norm.
+        correlation: of the noise across steps; None: it is fresh at every step.
         callbacks: called on the first rank after each evaluation, with its line of metrics.jsonl.
     """
 
@@ -96,4 +98,5 @@ class Parts:
     averaging: Averaging | None = None
     augmentation: Augmentation | None = None
     clipping: Clipping = FLAT
+    correlation: Banded | None = None
     callbacks: Sequence[Callable[[dict[str, Any]], Any]] = ()

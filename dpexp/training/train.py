@@ -20,6 +20,7 @@ from dpexp.privacy.certificate import (
     learnt_from_data,
     says_judged_on_training,
 )
+from dpexp.privacy.correlation import Banded
 from dpexp.privacy.privatize import require_norms
 from dpexp.records import ANALYSIS, SCORES, Run
 from dpexp.training.averaging import Averaged
@@ -36,7 +37,7 @@ from dpexp.training.probing import check_model
 from dpexp.training.run_logger import announce, metrics_line
 from dpexp.training.schedules import require_rates
 from dpexp.training.train_state import TrainState
-from dpexp.types import Method, State
+from dpexp.types import ConfigError, Method, State
 
 log = logging.getLogger("dpexp")
 
@@ -61,7 +62,10 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     model, method, task = parts.model, parts.method, parts.task
     unchecked = first_look(parts, ranks.device)  # report first what cannot be trained
     start = method.start(model)
-    mechanism = make_mechanism(config, task.dataset_size, method, start, ranks)
+    mechanism = make_mechanism(config, task.dataset_size, method, start, ranks, parts.correlation)
+    if mechanism.correlation is not None and hasattr(attack, "begin"):
+        attack.begin(parts, mechanism)
+        start = method.start(model)
     require_room(mechanism, next(model.parameters()).dtype, config)
     require_norms(parts.clipping, mechanism.releases)
     trainable, frozen = named_parameters(model, method)
@@ -130,6 +134,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                     run.is_asked_to_stop,
                     run.rule_out_repeating,
                     run.show_part,
+                    state.past_noise,
                 )
                 run.before_update()
                 update(model, optimizer, outcome.gradients)
@@ -227,7 +232,12 @@ def certify(
 
 
 def make_mechanism(
-    config: dict, size: int, method: Method, state: State, ranks: Ranks
+    config: dict,
+    size: int,
+    method: Method,
+    state: State,
+    ranks: Ranks,
+    correlation: Banded | None = None,
 ) -> Mechanism:
     """Return the frozen mechanism for a config and the releases of its method.
 
@@ -237,10 +247,17 @@ def make_mechanism(
         method: declares the releases.
         state: before the first step.
         ranks: that share the run.
+        correlation: of its noise across steps; None: it is fresh at every step.
 
     Raises:
         ConfigError: for an invalid budget, size or name.
     """
+    if correlation is not None and not method.is_in_fixed_coordinates:
+        raise ConfigError(
+            "Expected a method whose releases mean the same at every step beside noise=correlated; "
+            f"those of method={config['method']['name']} are in bases or masks that move. Set "
+            "method=dpsgd or dp_lora, or leave noise out."
+        )
     privacy, batch = config["privacy"], config["batch_size"]
     check_numbers(config)
     mechanism = None
@@ -252,6 +269,7 @@ def make_mechanism(
             num_steps=num_steps(config["epochs"], size, batch, privacy["sampling"]),
             releases=method.releases(state, privacy["clip_norm"]),
             seed=config["seed"],
+            correlation=correlation,
         )
     return ranks.from_first(mechanism)
 

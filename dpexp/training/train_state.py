@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpexp.privacy.correlation import Past
 from dpexp.records import RecordError
 from dpexp.training.averaging import Averaged
 from dpexp.training.ledger import OTHER_DATA
@@ -48,6 +49,7 @@ class TrainState:
         traces: results of analyses, one per observation (`dpexp.training.observation`).
         memories: each analysis's own state.
         metrics: one line per evaluation, as in metrics.jsonl.
+        past_noise: that later steps need, if noise is correlated, on the first rank.
     """
 
     model: nn.Module
@@ -71,6 +73,7 @@ class TrainState:
     traces: dict[str, list[Tensor]] = field(default_factory=dict)
     memories: dict[str, dict[str, Any]] = field(default_factory=dict)
     metrics: list[dict[str, Any]] = field(default_factory=list)
+    past_noise: Past = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Start without a held state."""
@@ -139,6 +142,7 @@ class TrainState:
         self.optimizer.load_state_dict(saved["optimizer"])
         self.method_state = _moved(position.pop("state"), device)
         self.memories = _moved(position.pop("memories"), device)
+        self.past_noise = _moved(position.pop("past_noise", []), device)
         self.metrics = list(saved["metrics"])
         for name, value in position.items():
             setattr(self, name, value)
@@ -154,6 +158,7 @@ class TrainState:
         """Count a step whose update has been applied."""
         self.method_state, self.step = outcome.state, self.step + 1
         self.micro_batch = outcome.micro_batch
+        self.past_noise = outcome.past_noise
         self.noise_draws += outcome.noise_draws
         self.examples += outcome.examples
         self.drawn += outcome.examples

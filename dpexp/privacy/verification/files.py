@@ -139,8 +139,9 @@ class _Check:
         config, privacy = self._config, self._privacy
         size, batch = self._size(), config["batch_size"]
         steps = num_steps(config["epochs"], size, batch, wanted["sampling"])
+        bands = self._bands()
         for key, value in {
-            "sampling": wanted["sampling"],
+            "sampling": wanted["sampling"] if bands is None else words.CYCLIC,
             "batch_size": batch,
             "q": batch / size,
             "steps": steps,
@@ -159,7 +160,39 @@ class _Check:
         self._same("effective_noise_multiplier", sigma)
         if not wanted["noise"]:
             self._same("noise_multiplier", 0.0)
-        return (Part(batch / size, sigma, steps),)
+        if bands is None:
+            return (Part(batch / size, sigma, steps),)
+        return (Part(min(1.0, bands * batch / size), sigma, math.ceil(steps / bands)),)
+
+    def _bands(self) -> int | None:
+        """Compare correlated noise with the config; return how many bands it has, None without."""
+        chosen, stated = self._config.get("correlation"), self._privacy.get("correlation")
+        if chosen is None or stated is None:
+            if (chosen is None) != (stated is None):
+                self.say("correlation: config.yaml and privacy.json disagree on whether noise is")
+            return None
+        size, batch = self._size(), self._config["batch_size"]
+        coefficients, bands = stated["coefficients"], stated["bands"]
+        steps = self._privacy["steps"]
+        if chosen["bands"] != "auto":
+            self._same("bands", min(chosen["bands"], steps), stated, "correlation ")
+        if not (isinstance(bands, int) and 1 <= len(coefficients) <= bands):
+            self.say(f"correlation: {len(coefficients)} coefficients reach beyond {bands} bands")
+            return None
+        if not math.hypot(*coefficients) <= 1 + ROUNDING:
+            self.say(
+                f"correlation: coefficients of norm {math.hypot(*coefficients):.6g}, by which an "
+                "example's clip norm is multiplied"
+            )
+        if bands * batch > size * (1 + ROUNDING):
+            self.say(f"correlation: {bands} batches of {batch} are more than {size} examples")
+        for key, value in {
+            "participation_prob": min(1.0, bands * batch / size),
+            "participations": math.ceil(steps / bands),
+            "participation": words.PARTICIPATION,
+        }.items():
+            self._same(key, value, stated, "correlation ")
+        return bands
 
     def _noise_law(self) -> str:
         return "laplace" if any(due.noise == "laplace" for due in self._due) else "gaussian"

@@ -19,7 +19,7 @@ OF_BOTH = {
     *("effective_noise_multiplier", "releases", "epsilon", "target_epsilon", "delta", "public"),
     *("calibrated_by", "replayable", "trainable", "frozen", "deviations", "run"),
 }
-OF_STEPS = {"batch_size", "planned_steps", "lost_steps"}
+OF_STEPS = {"batch_size", "planned_steps", "lost_steps", "correlation"}
 OF_VOTES = {"mechanism", "answers", "threshold"}
 """Entries of a certificate."""
 
