@@ -39,9 +39,9 @@ def average_of_what_has_no_noise(patch: pytest.MonkeyPatch) -> None:
 
     release, add, seen = PrivateGradient._release, Averaged.add, []
 
-    def with_noise(self, sums, step):
+    def with_noise(self, sums, *rest):
         seen[:] = [float(sum(each.double().square().sum() for each in sums.values()))]
-        return release(self, sums, step)
+        return release(self, sums, *rest)
 
     def broken(self, model, step):
         add(self, model, step)
@@ -75,3 +75,25 @@ def count_not_charged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         mechanism, "effective_multiplier", lambda sigma, some: sigma / joint_sensitivity(some)
     )
+
+
+def every_group_at_every_step(patch: pytest.MonkeyPatch) -> None:
+    """Draw from all examples with the probability that holds for a step's own group."""
+    from dpexp.privacy import mechanism, sampling
+
+    def broken(seed, step, dataset_size, probability, bands):
+        return sampling.poisson(seed, step, dataset_size, probability)
+
+    patch.setattr(mechanism, "cyclic", broken)
+
+
+def coefficients_twice_as_long(patch: pytest.MonkeyPatch) -> None:
+    """Put twice the sums before the correlated noise, and account as if they were as they are."""
+    from dpexp.privacy import correlation
+
+    best = correlation.optimal
+
+    def broken(bands, steps):
+        return correlation.Correlation(tuple(2 * c for c in best(bands, steps).coefficients))
+
+    patch.setattr(correlation, "optimal", broken)

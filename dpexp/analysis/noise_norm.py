@@ -50,10 +50,12 @@ class NoiseNorm(Analysis):
         if not view.is_first:
             return {}
         mechanism = view.mechanism
-        if mechanism.target_epsilon is None or len(mechanism.releases) > 1 or mechanism.is_laplace:
+        is_other = len(mechanism.releases) > 1 or mechanism.is_laplace
+        if mechanism.target_epsilon is None or is_other or mechanism.correlation is not None:
             raise ConfigError(
-                "Expected a private run that releases whole gradients, and nothing beside them, "
-                "for analysis=noise_norm. Set method=dpsgd and eps, without clipping=adaptive."
+                "Expected a private run that releases whole gradients, and nothing beside them, in "
+                "fresh noise for analysis=noise_norm. Set method=dpsgd and eps, without "
+                "clipping=adaptive and noise=correlated."
             )
         steps = num_steps(self._epochs, mechanism.dataset_size, mechanism.batch_size)
         sigma, _ = calibrate(

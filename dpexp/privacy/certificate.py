@@ -40,8 +40,8 @@ CYCLIC = "cyclic"
 """The sampling of certificates with correlated noise."""
 
 PARTICIPATION = (
-    "an example is of one of `bands` groups, drawn once and independently of all others; step t "
-    "draws from group t mod `bands`, each example with `participation_prob`"
+    "an example is of one of the groups, as many as there are bands, drawn once and independently "
+    "of all others; step t draws from group t mod bands, each example with participation_prob"
 )
 
 NOT_SAMPLED = "none: every example is one teacher's"

@@ -128,5 +128,7 @@ def papers_multiplier(paper: str, certificate: Mapping[str, Any]) -> float | Non
         return None
     if not releases or any(release.get("noise") != "gaussian" for release in releases):
         return None
+    if "correlation" in certificate:  # which no paper of these has
+        return None
     q, steps, delta = (certificate[key] for key in ("q", "planned_steps", "delta"))
     return moments_multiplier(q, steps, delta, epsilon, num_releases=len(releases))

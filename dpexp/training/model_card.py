@@ -115,6 +115,8 @@ def _training(
 ) -> str:
     keys = ("sampling", "q", "dataset_size", "batch_size", "steps", "noise_multiplier")
     said = {key: certificate[key] for key in keys if certificate.get(key) is not None}
+    if correlation := certificate.get("correlation"):
+        said["correlated noise"] = f"{correlation['bands']} bands; {correlation['participation']}"
     for release in certificate["releases"]:
         said[f"release {release['name']}"] = ", ".join(
             f"{key} {value}" for key, value in release.items() if key != "name"

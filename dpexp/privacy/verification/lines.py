@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpexp.privacy.accounting import PRVFailed, prv_epsilon, rdp_epsilon
+from dpexp.privacy.certificate import bands_of
 from dpexp.privacy.laplace import pure_epsilon
 from dpexp.privacy.verification.epsilons import ROUNDING
 from dpexp.privacy.verification.statements import TRAINING, VOTING
@@ -158,6 +159,10 @@ def _epsilon(privacy: Mapping[str, Any], step: int, last: float | None) -> float
         return last
     if by == "pure":
         return pure_epsilon(privacy["q"], sigma, [1.0] * step)
+    q, steps = privacy["q"], privacy["steps"]
+    if "correlation" in privacy:
+        bands = bands_of(privacy["correlation"])
+        q, step, steps = min(1.0, bands * q), math.ceil(step / bands), math.ceil(steps / bands)
     if by == "rdp":
-        return rdp_epsilon(privacy["q"], sigma, step, privacy["delta"])
-    return prv_epsilon(privacy["q"], sigma, step, privacy["delta"], privacy["steps"])
+        return rdp_epsilon(q, sigma, step, privacy["delta"])
+    return prv_epsilon(q, sigma, step, privacy["delta"], steps)

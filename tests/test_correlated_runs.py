@@ -1,0 +1,123 @@
+"""Runs whose noise is correlated across steps: from config to record, stopped, audited, refused."""
+
+import numpy as np
+import pytest
+import yaml
+
+import dpexp
+from dpexp import cli
+from dpexp.attacks import distinguishing, trials
+from dpexp.cli.verify import verify
+from dpexp.privacy import PrivacyError
+from dpexp.privacy.accounting import calibrate
+from dpexp.types import ConfigError
+from tests.runs import (
+    SHORT,
+    assert_same_run,
+    execute,
+    killed,
+    of,
+    one_thread,  # noqa: F401 (a fixture)
+)
+
+BANDED = [*SHORT, "noise=correlated", "noise.bands=3"]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    return execute(tmp_path_factory.mktemp("unbroken"), *BANDED)
+
+
+def test_a_run_says_who_takes_part_and_verifies(unbroken):
+    _, result, privacy = of(unbroken)
+    assert verify(unbroken)[0] == 0
+    assert privacy["sampling"] == "cyclic" and privacy["correlation"]["bands"] == 3
+    assert privacy["correlation"]["participations"] == 4 and privacy["steps"] == 12
+    assert yaml.safe_load((unbroken / "config.yaml").read_text())["correlation"]["bands"] == 3
+    assert result["test_accuracy"] > 20  # of ten classes, after 12 steps
+
+
+def test_one_band_is_the_run_with_fresh_noise_to_the_last_bit(tmp_path):
+    correlated = execute(tmp_path, *SHORT, "noise=correlated", "noise.bands=1")
+    fresh = execute(tmp_path, *SHORT)
+    assert correlated != fresh  # two runs
+    ours, theirs = of(correlated), of(fresh)
+    assert ours[1]["weights_sha256"] == theirs[1]["weights_sha256"]
+    assert ours[0] == theirs[0] and ours[2]["epsilon"] == theirs[2]["epsilon"]
+
+
+def test_a_killed_run_goes_on_with_the_noise_it_had(unbroken, tmp_path):
+    there = killed(tmp_path, *BANDED, at=7)
+    assert execute(tmp_path, *BANDED) == there
+    assert_same_run(of(there), of(unbroken))
+
+
+def test_a_run_that_lost_steps_is_not_gone_on_with(tmp_path, monkeypatch):
+    there = killed(tmp_path, *BANDED, at=7)
+    monkeypatch.setattr("dpexp.training.ledger.code_sha256", lambda: "of other code")
+    with pytest.raises(PrivacyError, match="3 steps after step 4 .* later noise needs theirs"):
+        execute(tmp_path, *BANDED)
+    assert not (there / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    "method", ["rgp", "lsg", "sparse_dpsgd", "dp_powersgd", "dp_grape", "dp_zo"]
+)
+def test_a_method_whose_releases_move_is_refused_in_one_line(method, tmp_path):
+    words = [word for word in BANDED if not word.startswith("method=")]
+    with pytest.raises(ConfigError, match=f"beside noise=correlated.*method={method}"):
+        execute(tmp_path, f"method={method}", *words, "model=cnn")
+
+
+RECIPES = "denoise=doppler averaging=ema augmentation=crop_flip augmentation.multiplicity=2 "
+RECIPES += "augmentation.padding=1 clipping=per_layer"
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "dp_lora method.rank=2"])
+def test_it_goes_with_adapters_and_with_every_recipe(method, tmp_path):
+    words = [word for word in BANDED if not word.startswith(("method=", "epochs=", "model="))]
+    run = dpexp.run(
+        f"method={method} {' '.join(words)} epochs=0.75 model=cnn {RECIPES} results={tmp_path}"
+    )
+    assert run.epsilon <= 8 and verify(run.directory)[0] == 0
+
+
+@pytest.mark.parametrize("word", ["clipping=adaptive", "sampling=shuffle", "noise=secret"])
+def test_what_it_does_not_go_with_is_refused_in_one_line(word, tmp_path):
+    words = [*BANDED[:-2], "correlation=banded", word]
+    with pytest.raises(ConfigError, match="beside noise=correlated|noise=correlated alone"):
+        execute(tmp_path, *words)
+
+
+def test_bands_without_correlated_noise_are_refused(tmp_path):
+    with pytest.raises(Exception, match="bands|correlation"):
+        execute(tmp_path, *SHORT, "noise.bands=3")
+
+
+# Audits
+
+
+def test_canaries_bound_epsilon_from_below(tmp_path):
+    run = dpexp.run(" ".join([*BANDED, "audit=one_run", "audit.m=200", f"results={tmp_path}"]))
+    assert verify(run.directory)[0] == 0
+    assert 0 < run.result["audit_epsilon_lower_curve"] <= run.epsilon <= 8
+
+
+def played(num_trials, steps, *words):
+    config = trials.small(cli.compose([*BANDED[:-1], "eps=2", *words]))
+    parts = cli.build_parts(config, "cpu")
+    return trials.of_steps(config, parts, num_trials, steps)
+
+
+@pytest.mark.parametrize("bands, steps", [(2, 4), (3, 6)])
+def test_in_the_distinguishing_game_a_canary_moves_its_score_as_far_as_is_accounted(bands, steps):
+    """In noise of one standard deviation: by the root of its participations over sigma."""
+    found = played(150, steps, f"noise.bands={bands}")
+    verdict = distinguishing.judge(
+        found.without, found.within, delta=found.delta, confidence=0.95, is_gaussian=True
+    )
+    assert max(verdict.epsilon_lower, verdict.epsilon_lower_gaussian) <= found.epsilon <= 2
+    spread = np.sqrt((found.within.var() + found.without.var()) / 2)
+    moved = (found.within.mean() - found.without.mean()) / spread
+    sigma, _ = calibrate(1.0, steps // bands, found.delta, 2.0)
+    assert moved == pytest.approx(np.sqrt(steps // bands) / sigma, abs=4 * np.sqrt(2 / 150))
