@@ -149,7 +149,7 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
         (["eps=-1"], "Expected eps > 0; got -1"),
         (["eps=null"], "Expected eps > 0; got None"),
         (["eps=abc"], "Expected eps > 0; got abc"),
-        (["noise=maybe"], "Expected noise true, false or secret; got maybe"),
+        (["noise=maybe"], "Expected noise true, false, secret or correlated; got maybe"),
         (["sampling=poison"], "Did you mean poisson?"),
         (["task.delta=2"], r"Expected delta in \(0, 1\); got 2"),
         (["batch_size=5000"], r"Expected batch_size in \[1, 1437\].*got batch_size=5000"),

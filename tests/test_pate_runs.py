@@ -300,7 +300,7 @@ def test_an_estimate_needs_no_run(finished, tmp_path):
         (["method.public=task"], "Expected public data for digits"),
         (["clip=false"], "Expected clip=True with method=pate"),
         (["sampling=shuffle"], "Expected sampling=poisson with method=pate"),
-        (["noise=maybe"], "Expected noise true, false or secret"),
+        (["noise=maybe"], "Expected noise true, false, secret or correlated"),
         (["eps=0"], "Expected eps > 0; got 0"),
         (["task.delta=2"], r"Expected delta in \(0, 1\)"),
         (["method.teacher.kernel=2"], "odd kernel"),

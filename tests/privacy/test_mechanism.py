@@ -144,7 +144,7 @@ def test_sampling_and_noise_do_not_share_randomness():
         ({"delta": 0.0}, r"delta in \(0, 1\)"),
         ({"delta": 1.0}, r"delta in \(0, 1\)"),
         ({"delta": None}, r"delta in \(0, 1\)"),
-        ({"noise": "sekret"}, "noise true, false or secret"),
+        ({"noise": "sekret"}, "noise true, false, secret or correlated"),
         ({"clip": "yes"}, "clip true or false"),
         ({"sampling": "poison"}, "Did you mean poisson"),
         ({"sizes": SIZES | {"batch_size": 2000}}, r"batch_size in \[1, 1437\]"),
