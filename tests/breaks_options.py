@@ -30,6 +30,77 @@ def views_clipped_one_by_one(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tape, "expect", broken)
 
 
+def views_not_divided(patch: pytest.MonkeyPatch) -> None:
+    """Add an example's views up in place of their mean; they are clipped once all the same."""
+    import torch
+
+    from dpexp.training.gradient import PrivateGradient
+
+    backward = PrivateGradient._backward
+
+    def broken(self, batch, callback, weights=None):
+        loss, times = self._loss, batch.views
+        self._loss = lambda outputs, targets: times * loss(outputs, targets)
+        try:
+            with torch.enable_grad():
+                return backward(self, batch, callback, weights)
+        finally:
+            self._loss = loss
+
+    patch.setattr(PrivateGradient, "_backward", broken)
+
+
+def normalised_without_a_bound(patch: pytest.MonkeyPatch) -> None:
+    """Divide gradients by their norms' hundredth, and take a rule's weights as they come."""
+    import torch
+
+    from dpexp.privacy.clipping import Normalize
+
+    class Unbounded(torch.Tensor):
+        def minimum(self, other):
+            return self.as_subclass(torch.Tensor)
+
+    patch.setattr(
+        Normalize,
+        "weights",
+        lambda self, norms, bound: (100 * bound / norms).as_subclass(Unbounded),
+    )
+
+
+def adapter_out_of_the_norm(patch: pytest.MonkeyPatch) -> None:
+    """Measure examples by their gradients of all but the adapters' second matrices."""
+    from dpexp.privacy.privatize import ClippedSum
+
+    take = ClippedSum.take
+
+    def broken(self, per_example):
+        before = dict(self._sizes)
+        take(self, per_example)
+        if all("lora_B" in key.parameter for key in per_example):
+            self._sizes = before
+
+    patch.setattr(ClippedSum, "take", broken)
+
+
+def filter_of_what_has_no_noise(patch: pytest.MonkeyPatch) -> None:
+    """Let a filter of gradients take in a step's clipped sum before its noise."""
+    from dpexp.methods.denoising import Kalman
+    from dpexp.training.gradient import PrivateGradient
+
+    release, reconstruct, seen = PrivateGradient._release, Kalman.reconstruct, []
+
+    def with_noise(self, sums, *rest):
+        seen[:] = [float(sum(each.double().square().sum() for each in sums.values()))]
+        return release(self, sums, *rest)
+
+    def broken(self, state, noisy):
+        gradients, after = reconstruct(self, state, noisy)
+        return {name: each + 1e-3 * seen[0] for name, each in gradients.items()}, after
+
+    patch.setattr(PrivateGradient, "_release", with_noise)
+    patch.setattr(Kalman, "reconstruct", broken)
+
+
 def average_of_what_has_no_noise(patch: pytest.MonkeyPatch) -> None:
     """Add a step's clipped sum, before its noise, to the average that is kept."""
     import torch

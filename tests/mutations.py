@@ -157,6 +157,33 @@ BREAKS = {
         r"assert 3 == 1",
         3,
     ),
+    "views-not-divided": Break(
+        breaks_options.views_not_divided,
+        "tests/test_augmentation.py::test_the_clipped_sum_is_that_of_every_examples_mean_over_views",
+        r"assert \(.* == .*\)|not close|assert \d+ == \d+",
+        1,
+    ),
+    "normalised-without-a-bound": Break(
+        breaks_options.normalised_without_a_bound,
+        "tests/test_clipping.py::test_a_search_finds_no_example_that_moves_the_sum_by_more_than_c"
+        "[normalize]",
+        r"assert \d+\.\d+ <= \(0\.7 ",
+        100,
+    ),
+    "adapter-out-of-the-norm": Break(
+        breaks_options.adapter_out_of_the_norm,
+        SOUND.replace("[dpsgd]", "[dp_lora]"),
+        r"one example moves release gradient by \d",
+        10,
+    ),
+    "filter-of-what-has-no-noise": Break(
+        breaks_options.filter_of_what_has_no_noise,
+        f"{TWINS}::test_after_equal_releases_all_is_equal_but_the_declared_diagnostics"
+        "[rgp model=cnn model.channels=[4,8] model.kernel=3 method.rank=2 clipping=adaptive "
+        "denoise=disk]",
+        r"assert 'steps\.\d\.",
+        math.inf,
+    ),
     "average-without-noise": Break(
         breaks_options.average_of_what_has_no_noise,
         AVERAGED,
