@@ -189,6 +189,49 @@ def test_make_refuses_words_that_nothing_reads_in_one_line(word, said):
     assert said in done.stderr and done.stderr.count("\n") == 1
 
 
+def make(*words):
+    command = ["make", "--no-print-directory", "-o", ".venv/.ready", "TORCH=", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+THERE = [path.name for path in ROOT.iterdir()]
+MISTYPED = {
+    "tabel3": "tableN",
+    "figures3": "figureN",
+    "table": "tableN",
+    "verfy": "verify",
+    "Audit": "audit",
+    "pin_configs": "pin-configs",
+    "it's": "",
+    "results/embedded/runs/0123": "",
+}
+
+
+def test_make_refuses_a_target_that_it_does_not_have():
+    for target in [*THERE, *MISTYPED]:
+        for words in ([target], ["verify", target]):
+            done = make("PYTHON=none", *words)
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+            assert "tableN, figureN, all setup test" in done.stderr
+            assert f"got {target}. Folders and overrides go into ARGS: " in done.stderr
+
+
+@pytest.mark.parametrize("target", MISTYPED)
+def test_make_names_the_target_that_is_nearest(target):
+    near = MISTYPED[target]
+    hint = f" Did you mean {near}?" if near else ""
+    assert f"got {target}.{hint} Folders" in make(target).stderr
+
+
+def test_make_takes_every_target_that_the_makefile_has():
+    makefile = (ROOT / "Makefile").read_text()
+    rules = re.findall(r"^([a-z][\w-]*):(?!=)", makefile, re.M)
+    assert len(rules) > 10
+    for target in [*rules, "table3", "figure12", ".venv/.ready"]:
+        done = make("-n", target)
+        assert (done.returncode, done.stderr) == (0, ""), target
+
+
 def test_torchvision_and_transformers_import_after_dpexp():
     code = (  # whatever of dpexp is imported, the package is first
         "import dpexp.types, torchvision; from transformers import BertModel; "
