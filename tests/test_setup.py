@@ -14,6 +14,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from dpexp.records import LEDGER, binding
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dpexp"
 CUDA_ONLY = re.compile(r"^(nvidia-|cuda-|triton$)")
@@ -187,6 +189,34 @@ def test_make_refuses_words_that_nothing_reads_in_one_line(word, said):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+RECORD = ["config.yaml", "metrics.jsonl", "result.json", "privacy.json", *binding.ARRAYS]
+KEPT = [
+    *("model.safetensors", "README.md", "preprocessing.json", "config.json", "tokenizer.json"),
+    *("vocab.txt", "spiece.model", "chat_template.jinja", "preprocessor_config.json"),
+    *("generation_config.json", "adapter/adapter_model.safetensors", "checkpoint.pt", LEDGER),
+    *("metrics.csv", "wandb/run/x", "tensorboard/x", ".unfinished-1"),
+]
+
+
+def ignored(paths):
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: nothing is ignored")
+    command = ["git", "check-ignore", "--no-index", "--stdin"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, input="\n".join(paths))
+    assert done.stderr == ""
+    return set(done.stdout.splitlines())
+
+
+def test_git_ignores_what_a_run_keeps_in_any_folder_and_never_its_record():
+    for folder in ("results/embedded", "results/own", "mine/quick", "a/b/c", "results/bench/x"):
+        run = f"{folder}/runs/0123456789ab"
+        kept = {f"{run}/{name}" for name in KEPT} | {f"{run}.broken-2/result.json"}
+        record = {f"{run}/{name}" for name in RECORD}
+        assert ignored(kept | record) == kept
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
+    assert listed and not ignored(listed.splitlines())
 
 
 def make(*words):
