@@ -66,6 +66,56 @@ def configs(conf):
     return {job.cell: job.config for job in jobs}
 
 
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A folder of the user's own with an artifact whose rows have a method of that folder."""
+    root = tmp_path / "mine" / "conf"
+    (root / "artifact" / "made").mkdir(parents=True)
+    table = TABLE.replace("[method=dpsgd]", "[method=tuned_by_its_owner]")
+    table = table.replace(
+        "      - [epochs=1 privacy.clip_norm=1, epochs=2 privacy.clip_norm=2]\n", ""
+    )
+    (root / "artifact" / "made" / "table1.yaml").write_text(table, encoding="utf-8")
+    (root / "method").mkdir()
+    method = (cli.CONF / "method" / "dpsgd.yaml").read_text(encoding="utf-8")
+    assert "name: dpsgd" in method
+    (root / "method" / "tuned_by_its_owner.yaml").write_text(
+        method.replace("name: dpsgd", "name: tuned_by_its_owner"), encoding="utf-8"
+    )
+    monkeypatch.chdir(tmp_path)
+    return root
+
+
+def test_an_artifact_of_ones_own_folder_is_tuned_there(mine):
+    before = sorted(cli.CONF.rglob("*"))
+    words = [f"--config-dir={mine}", "table1", "paper=made", "columns=eps8", "rows=private"]
+    assert (
+        tune.main([*words, "epochs=0.1"], seventy) == 2
+    )  # would be other numbers than the table's
+    assert tune.main([*words, "device=cpu"]) == 0
+    assert sorted(cli.CONF.rglob("*")) == before
+    path = mine / "tuned" / "embedded" / "made" / "table1.yaml"
+    table = spec.load(cli.CONF, "made", "table1", [mine])
+    scores = tuned.known(cli.CONF, table, "embedded")["private", "eps8"].scores
+    assert len(scores) == 2 and len(set(scores.values())) > 1 and max(scores.values()) > 20
+    jobs = cells.expand(table, "embedded", Configs(own=[mine]).compose, cli.CONF, own=[mine])
+    (job,) = (job for job in jobs if job.cell == ("private", "eps8"))
+    assert job.choice.score == max(scores.values())
+    assert job.config["method"]["name"] == "tuned_by_its_owner"
+    again = path.read_text(encoding="utf-8").splitlines()[0].removeprefix(f"# {tuned.TUNE} ")
+    assert tune.main(again.split(), seventy) == 0
+    kept = tuned.known(cli.CONF, table, "embedded")
+    assert kept["private", "eps8"].scores == scores and kept["plain", "eps1"].scores
+
+
+@pytest.mark.parametrize("entry", ["paper", "name", "own"])
+def test_an_artifact_does_not_say_itself_where_it_is(entry, mine):
+    path = mine / "artifact" / "made" / "table1.yaml"
+    path.write_text(f"{entry}: rgp\n{path.read_text(encoding='utf-8')}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"Expected no '{entry}'"):
+        spec.load(cli.CONF, "made", "table1", [mine])
+
+
 def seventy(words):
     return 70.0
 

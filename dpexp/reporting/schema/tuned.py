@@ -2,13 +2,15 @@
 
 Some papers print the best of several settings. A row's `grid` lists these settings, and
 `python -m scripts.tune` tries each of them on held-out training examples. It writes the accuracies
-to `conf/tuned/<profile>/<paper>/<name>.yaml`, and a table runs the best one. A cell without scores
+to `tuned/<profile>/<paper>/<name>.yaml` of the config folder that holds the artifact, and a table
+runs the best one. A cell without scores
 for all points runs the settings of its row and column.
 """
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -70,8 +72,8 @@ def _replaced(words: Sequence[str], profile: Profile) -> list[str]:
 
 
 def file_of(conf: Path, artifact: Artifact, profile: str) -> Path:
-    """Return the path of the file that holds an artifact's choices."""
-    return conf / "tuned" / profile / artifact.paper / f"{artifact.name}.yaml"
+    """Return the path of the file that holds an artifact's choices, in the folder that it is in."""
+    return (artifact.own or conf) / "tuned" / profile / artifact.paper / f"{artifact.name}.yaml"
 
 
 def known(conf: Path, artifact: Artifact, profile: str) -> dict[Key, Tried]:
@@ -131,7 +133,8 @@ def _again(artifact: Artifact, profile: str) -> str:
 
 def command(artifact: Artifact, profile: str) -> str:
     """Return the command that tunes an artifact."""
-    return f"{TUNE} {artifact.name} paper={artifact.paper} profile={profile}"
+    own = f" --config-dir {shlex.quote(str(artifact.own))}" if artifact.own else ""
+    return f"{TUNE} {artifact.name} paper={artifact.paper} profile={profile}{own}"
 
 
 def _tried(kept: Any) -> Tried:
