@@ -119,10 +119,13 @@ images, labels = load_digits(return_X_y=True)
 images = torch.tensor(images / 16).float().view(-1, 1, 8, 8)
 labels = torch.tensor(labels)
 train, test = (images[:1437], labels[:1437]), (images[1437:], labels[1437:])
-model = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(576, 10))
+model = nn.Sequential(
+    nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(576, 10)
+)
 
-run = dpexp.train(model, train, test, method="dpsgd", eps=8, epochs=3, batch_size=200, lr=0.5)
-print(f"{run.accuracy:.1f} % at eps = {run.epsilon:.2f}; {run.certificate['sampler']} sampling")
+settings = dict(method="dpsgd", eps=8, epochs=3, batch_size=200, lr=0.5)
+run = dpexp.train(model, train, test, **settings)
+print(f"{run.accuracy:.1f} % at eps = {run.epsilon:.2f}")
 print(run.model(test[0][:3]).argmax(1), test[1][:3])
 """
 
