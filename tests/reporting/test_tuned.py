@@ -283,10 +283,26 @@ def test_a_page_says_what_was_chosen_from_how_many(conf):
         "private: the paper chose from 4 settings, of which one was run.",
     ]
     assert tune.main(["table1", "paper=made", "rows=private", "columns=eps8"], seventy) == 0
-    private = tuned.notes(table, "embedded", tuned.load(conf, table, "embedded"))[1]
-    assert "best of 4 settings" in private and "in the other columns one" in private
+    how, private, _ = tuned.notes(table, "embedded", tuned.load(conf, table, "embedded"))
+    assert how.startswith("1 row: best of 4 settings") and "in the other columns one" in private
     assert re.search(r"ε = 8: optimizer.lr=0.01 epochs=1 privacy.clip_norm=1 \(70.0 %\)", private)
     assert "ε = 1" not in private
+
+
+def test_what_holds_of_all_tuned_rows_is_said_once(conf):
+    path = conf / "artifact" / "made" / "table1.yaml"
+    text = path.read_text(encoding="utf-8")
+    grid = re.search(r"  - key: private\n.*?(?=  - \{key: fixed)", text, re.DOTALL)[0]
+    more = "".join(grid.replace("private", f"private{k}") for k in range(5))
+    path.write_text(text.replace(grid, grid + more), encoding="utf-8")
+    table = spec.load(conf, "made", "table1")
+    assert tune.main(["table1", "paper=made"], seventy) == 0
+    notes = tuned.notes(table, "embedded", tuned.load(conf, table, "embedded"))
+    assert [note.partition(":")[0] for note in notes] == [
+        *("1 row", "plain", "6 rows", "private", *(f"private{k}" for k in range(5)))
+    ]
+    assert sum("best of" in note for note in notes) == 2
+    assert all(note.count("(70.0 %)") == 2 for note in notes if note.startswith("private"))
 
 
 WRONG = ["[]", "[[]]", "[epochs=1]", "[[1, 2]]", "[[epochs]]", "[[[epochs=1]]]", "[[eps=1, eps=2]]",

@@ -18,6 +18,9 @@ from dpexp.types import ConfigError
 Key = tuple[str, str]
 """A cell's row key and column key."""
 
+SUITES_OWN = "dpexp"
+"""The folder of artifacts that no paper prints."""
+
 POINTS, CURVES, MAPS = "points", "curves", "maps"
 REDUCTIONS = ("last", "first", "mean", "min", "max")
 

@@ -32,6 +32,13 @@ HEAD = """\
 """
 
 
+HOW = (
+    "best of {count} settings on held-out training examples (in brackets its accuracy there, which "
+    "as the best of so many flatters), a choice that the privacy guarantee does not cover"
+)
+"""How rows were tuned."""
+
+
 @dataclass(frozen=True)
 class Tried:
     """Scores of a cell.
@@ -158,9 +165,13 @@ def text_of(artifact: Artifact, profile: str, tried: Mapping[Key, Tried]) -> str
 
 
 def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> list[str]:
-    """Return a note for each row with a grid: the choices, their accuracy, the grid's size."""
+    """Return notes on the rows with a grid: the choices, their accuracy, the grid's size.
+
+    What holds of several rows is said once, before them.
+    """
     changes = artifact.profiles[profile]
-    lines = []
+    tried: dict[str, list[str]] = {}
+    untried: dict[str, list[str]] = {}
     for row in artifact.rows:
         shown = [
             column
@@ -180,12 +191,16 @@ def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> li
             if (choice := choices.get((row.key, column.key)))
         ]
         rest = "; in the other columns one of them was run" if len(chosen) < len(shown) else ""
-        how = (
-            f"best of {count} settings on held-out training examples (its accuracy there, which "
-            f"as the best of so many flatters), a choice that the privacy guarantee does not "
-            f"cover: {'; '.join(chosen)}{rest}"
-            if chosen
-            else f"the paper chose from {count} settings, of which one was run"
-        )
-        lines.append(f"{', '.join(changes.labels_of(row))}: {how}.")
+        name = ", ".join(changes.labels_of(row))
+        if chosen:
+            tried.setdefault(count, []).append(f"{name}: {'; '.join(chosen)}{rest}.")
+        else:
+            untried.setdefault(count, []).append(name)
+    lines = []
+    for count, rows in tried.items():
+        how = HOW.format(count=count)
+        lines += [f"{len(rows)} row{'s' * (len(rows) > 1)}: {how}.", *rows]
+    for count, names in untried.items():
+        of = f"the paper chose from {count} settings, of which one was run"
+        lines.append(f"{'; '.join(names)}: {of}.")
     return lines
