@@ -11,10 +11,13 @@ TORCH    :=
 WORDS := PYTHON PAPER PROFILE ARGS LAUNCHER TORCH
 OTHER := $(strip $(foreach word,$(filter-out $(WORDS) SHELL MAKEFLAGS,$(.VARIABLES)),\
   $(if $(filter command,$(origin $(word))),$(word))))
-NEAR   = $(shell $(PYTHON) -c 'import difflib, sys; word, *known = sys.argv[1:]; \
-  print(*difflib.get_close_matches(word.upper(), known, 1))' '$(subst ','\'',$(firstword $(OTHER)))' $(WORDS) 2>/dev/null)
+# $(call near,a mistyped word,the words there are): the word that is spelt most alike.
+near = $(shell $(PYTHON) -c 'import difflib, sys; word, *known = sys.argv[1:]; print(*difflib.get_close_matches( \
+  word, known, 1) or difflib.get_close_matches(word.upper(), known, 1))' '$(subst ','\'',$(1))' $(2) 2>/dev/null)
+did_you_mean = $(foreach word,$(near), Did you mean $(word)?)
+
 ifneq ($(OTHER),)
-$(error Expected words among $(WORDS); got $(firstword $(OTHER))=.$(if $(NEAR), Did you mean $(NEAR)?) \
+$(error Expected words among $(WORDS); got $(firstword $(OTHER))=.$(call did_you_mean,$(firstword $(OTHER)),$(WORDS)) \
   Overrides go into ARGS: ARGS="epochs=3 results=mine")
 endif
 
@@ -24,8 +27,21 @@ READY := $(VENV)/.ready
 
 MAKEFLAGS += --no-builtin-rules
 
+# So would a target that is a folder's name, results for one: make finds it there, with nothing to do.
+TARGETS := all setup test test-long lint bench verify audit attack lira soak pin-configs clean help
+WITHOUT_DIGITS = $(subst 0,,$(subst 1,,$(subst 2,,$(subst 3,,$(subst 4,,$(subst 5,,$(subst 6,,$(subst 7,,$(subst \
+  8,,$(subst 9,,$(1)))))))))))
+IS_NUMBERED = $(and $(filter table figure,$(call WITHOUT_DIGITS,$(1))),$(filter-out table figure,$(1)))
+STRANGE := $(firstword $(foreach goal,$(filter-out $(TARGETS) $(READY),$(MAKECMDGOALS)),\
+  $(if $(call IS_NUMBERED,$(goal)),,$(goal))))
+ifneq ($(STRANGE),)
+$(error Expected a target among tableN, figureN, $(TARGETS); got \
+  $(STRANGE).$(call did_you_mean,$(STRANGE),tableN figureN $(TARGETS)) \
+  Folders and overrides go into ARGS: make verify ARGS=results/embedded/runs/ID)
+endif
+
 .DEFAULT_GOAL := help
-.PHONY: all setup test test-long lint bench verify audit attack lira soak pin-configs clean help FORCE
+.PHONY: $(TARGETS) FORCE
 
 setup: $(READY)
 

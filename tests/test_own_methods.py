@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -230,7 +231,23 @@ def test_a_subclass_states_for_itself_or_is_taken_on_trust(theirs, tmp_path, cap
     directory = theirs.trained("silent", tmp_path / "results")
     assert verify.main([theirs.word, str(directory)]) == 0
     said = capsys.readouterr().out
-    assert "holds on trust" in said and f"method {theirs.module}.Silent is not known here" in said
+    assert "holds on trust" in said and f"method {theirs.module}.Silent states no releases" in said
+    (note,) = re.findall(r": note: (.*)", said)
+    assert note.startswith(f"{theirs.module}.Silent states no releases itself, and inherits none")
+    (line,) = re.findall(r"returns (\[Stated.*?\)\])", note)
+    typed = (
+        "from dpexp.privacy.stated import Stated\n\n\n"
+        "class Silent(One):\n"
+        "    @staticmethod\n"
+        "    def stated_releases(config, size):\n"
+        f"        return {line.replace('gradient', 'all')}\n"
+    )
+    module = sys.modules[theirs.module]
+    exec(typed, vars(module))
+    module.Silent.__module__ = theirs.module
+    assert verify.main([theirs.word, str(directory)]) == 0
+    said = capsys.readouterr().out
+    assert "on trust" not in said and "pass: epsilon" in said and "note" not in said
 
 
 def test_what_a_record_alone_names_is_not_imported(theirs, tmp_path, capsys):

@@ -12,7 +12,10 @@ import termios
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dpexp.cli import errors
 from dpexp.training import progress as module
 from dpexp.training.progress import LogHandler, Progress
 from tests.test_cli import ROOT
@@ -221,6 +224,32 @@ def test_a_resumed_run_counts_its_speed_from_where_it_went_on():
     progress.close()
 
 
+class Wide(io.StringIO):
+    """A terminal."""
+
+    def isatty(self):
+        return True
+
+
+@given(st.text("ab -/=\n", max_size=60), st.integers(4, 30))
+def test_a_line_breaks_between_words_where_the_terminal_ends(text, columns):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        shown = module.folded(text, Wide())
+    assert shown.split() == text.split()
+    assert module.folded(text, io.StringIO()) == text
+    for line in shown.split("\n"):
+        assert len(line) < columns or len(line.split()) == 1
+    if all(len(line) < columns for line in text.split("\n")):
+        assert shown == text
+
+
+def test_a_warning_is_said_once_however_often_it_is_given(capsys):
+    for text in ("one and the same", "another", "one and the same"):
+        errors._show_warning(UserWarning(text), UserWarning, "file", 1)
+    assert capsys.readouterr().err == "warning: one and the same\nwarning: another\n"
+
+
 # The program on a terminal of its own
 
 
@@ -260,13 +289,15 @@ SMALL = ["method=rgp", "task=digits", "profile=embedded", "device=cpu", "epochs=
 def test_a_run_shows_how_it_goes_and_what_came_out(programs, tmp_path, columns, environment):
     shown, code = on_a_terminal(programs, tmp_path, columns, *SMALL, **environment)
     assert code == 0 and "\x1b[3" not in shown  # no colours, anywhere
-    assert shown.startswith("rgp wrn10_1 digits eps=8 seed=0: starting")
-    assert "74,512 trainable, 0 frozen (-v lists their names)" in shown
+    assert shown.startswith("rgp wrn10_1 digits eps=8 seed=0:")
+    assert "74,512 trainable, 0 frozen (-v lists their names)" in " ".join(shown.split())
     assert "stem.weight" not in shown
     lines = [line for line in re.split(r"[\r\n]+", shown) if line.strip()]
-    done, directory = lines[-2:]
-    assert re.match(r"done: test_accuracy \S+, eps \S+ of 8 at delta 0.0001, \S+ s; in ", done)
-    assert done.endswith(directory) and Path(directory).is_dir()
+    directory = lines[-1]
+    whole = " ".join(" ".join(lines[:-1]).split())
+    done = rf"done: test_accuracy \S+, eps \S+ of 8 at delta 0.0001, \S+ s; in {directory}$"
+    assert re.search(done, whole) and Path(directory).is_dir()
+    assert all(len(line) < columns for line in lines if directory not in line)
     bars = [line for line in lines if re.search(r"\d/2\b", line)]
     assert bars
     if environment.get("TERM") != "dumb":

@@ -14,6 +14,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from dpexp.records import LEDGER, binding
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dpexp"
 CUDA_ONLY = re.compile(r"^(nvidia-|cuda-|triton$)")
@@ -187,6 +189,77 @@ def test_make_refuses_words_that_nothing_reads_in_one_line(word, said):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+RECORD = ["config.yaml", "metrics.jsonl", "result.json", "privacy.json", *binding.ARRAYS]
+KEPT = [
+    *("model.safetensors", "README.md", "preprocessing.json", "config.json", "tokenizer.json"),
+    *("vocab.txt", "spiece.model", "chat_template.jinja", "preprocessor_config.json"),
+    *("generation_config.json", "adapter/adapter_model.safetensors", "checkpoint.pt", LEDGER),
+    *("metrics.csv", "wandb/run/x", "tensorboard/x", ".unfinished-1"),
+]
+
+
+def ignored(paths):
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: nothing is ignored")
+    command = ["git", "check-ignore", "--no-index", "--stdin"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, input="\n".join(paths))
+    assert done.stderr == ""
+    return set(done.stdout.splitlines())
+
+
+def test_git_ignores_what_a_run_keeps_in_any_folder_and_never_its_record():
+    for folder in ("results/embedded", "results/own", "mine/quick", "a/b/c", "results/bench/x"):
+        run = f"{folder}/runs/0123456789ab"
+        kept = {f"{run}/{name}" for name in KEPT} | {f"{run}.broken-2/result.json"}
+        record = {f"{run}/{name}" for name in RECORD}
+        assert ignored(kept | record) == kept
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
+    assert listed and not ignored(listed.splitlines())
+
+
+def make(*words):
+    command = ["make", "--no-print-directory", "-o", ".venv/.ready", "TORCH=", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+THERE = [path.name for path in ROOT.iterdir()]
+MISTYPED = {
+    "tabel3": "tableN",
+    "figures3": "figureN",
+    "table": "tableN",
+    "verfy": "verify",
+    "Audit": "audit",
+    "pin_configs": "pin-configs",
+    "it's": "",
+    "results/embedded/runs/0123": "",
+}
+
+
+def test_make_refuses_a_target_that_it_does_not_have():
+    for target in [*THERE, *MISTYPED]:
+        for words in ([target], ["verify", target]):
+            done = make("PYTHON=none", *words)
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+            assert "tableN, figureN, all setup test" in done.stderr
+            assert f"got {target}. Folders and overrides go into ARGS: " in done.stderr
+
+
+@pytest.mark.parametrize("target", MISTYPED)
+def test_make_names_the_target_that_is_nearest(target):
+    near = MISTYPED[target]
+    hint = f" Did you mean {near}?" if near else ""
+    assert f"got {target}.{hint} Folders" in make(target).stderr
+
+
+def test_make_takes_every_target_that_the_makefile_has():
+    makefile = (ROOT / "Makefile").read_text()
+    rules = re.findall(r"^([a-z][\w-]*):(?!=)", makefile, re.M)
+    assert len(rules) > 10
+    for target in [*rules, "table3", "figure12", ".venv/.ready"]:
+        done = make("-n", target)
+        assert (done.returncode, done.stderr) == (0, ""), target
 
 
 def test_torchvision_and_transformers_import_after_dpexp():

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from dpexp.cli import CONF
 from dpexp.cli.wandb_view import main, view, workspace
 
 
@@ -28,6 +29,15 @@ def test_every_private_task_has_a_chart_of_its_score_over_epsilon():
     assert {panel["groupby"] for panel in over} == {"method.name"}
     assert [panel["title"] for panel in whole] == ["qqp", "sst2"]  # what is not private as well
     assert spec["tags"] == ["lsg", "paper"] and spec["job_type"] == "train"
+
+
+def test_a_paper_of_ones_own_folder_is_shown(tmp_path):
+    own = CONF.parent / "examples" / "extension" / "conf"
+    words = ["paper=mine", f"--config-dir={own}", f"results={tmp_path}"]
+    assert main(words) == 0
+    spec = json.loads((tmp_path / "embedded" / "mine" / "wandb.json").read_text())
+    assert spec["sections"][0]["panels"][0]["title"] == "digits"
+    assert main(words[:1]) == 2  # dpexp's own conf has no such paper
 
 
 def test_the_command_writes_the_spec_and_says_where(tmp_path, capsys):

@@ -27,12 +27,13 @@ class Cost(Analysis):
     """Measures time and memory of a private step and a non-private one, on the same examples.
 
     The two alternate before the first step of the run (rgp Table 1, gep Table 4, whose formulas
-    predict how both grow). A private step is everything but the optimizer: bases, forward,
-    backward, clipping, noise, reconstruction. The non-private one is forward, backward and the
-    gradient of every parameter. Writes to result.json `private_s` and `nonprivate_s`, medians over
-    rounds in seconds, and their `ratio`; `private_mb` and `nonprivate_mb`, the step's peak minus
-    the memory in use before it, in MB (of tensors on a GPU, resident elsewhere), and their
-    `memory_ratio`.
+    predict how both grow). A private step is the run's own: bases, the views of an augmentation,
+    forward, backward, clipping by the run's rule, noise, reconstruction and a filter of gradients.
+    Not counted are the optimizer and an average of the weights. The non-private one is forward,
+    backward and the gradient of every parameter, on the examples as they are. Writes to result.json
+    `private_s` and `nonprivate_s`, medians over rounds in seconds, and their `ratio`; `private_mb`
+    and `nonprivate_mb`, the step's peak minus the memory in use before it, in MB (of tensors on a
+    GPU, resident elsewhere), and their `memory_ratio`.
     """
 
     def __init__(self, batch: int, micro_batch: int, rounds: int) -> None:
@@ -102,6 +103,7 @@ class Cost(Analysis):
                 self._micro_batch,
                 task.public,
                 task.loss,
+                augmentation=view.gradient.augmentation,
                 clipping=view.gradient.clipping,
             ) as gradient:
                 return measure(lambda: gradient(view.state, examples, 0), device)

@@ -4,6 +4,7 @@
     dpexp table table3 paper=rgp              build a table beside the published values
     dpexp figure figure4 paper=lsg            build a figure
     dpexp verify results/embedded/runs/*      recompute runs' privacy certificates
+    dpexp tune table3 paper=gep               try the settings that a table's paper chose among
     dpexp predict results/.../RUN FILES       use the model that a run has kept
     dpexp budget eps=8 delta=1e-5 dataset_size=50000 batch_size=1000 epochs=200
                                               the noise for a budget, or the eps of a noise
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 
 from dpexp.cli import errors
 
-COMMANDS = ("run", "table", "figure", "verify", "predict", "budget")
+COMMANDS = ("run", "table", "figure", "verify", "tune", "predict", "budget")
 
 
 def main() -> int:
@@ -50,6 +51,10 @@ def _do(command: str, words: Sequence[str]) -> int:
         from dpexp.cli import predict
 
         return predict.main(words)
+    if command == "tune":
+        from dpexp.cli import tune
+
+        return tune.main(words)
     if command == "budget":
         from dpexp.cli import budget
 

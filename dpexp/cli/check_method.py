@@ -22,6 +22,7 @@ Exit code: 0 if every check passes, 1 if one fails, 2 for a user error.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ from dpexp.cli.parts import build_parts
 from dpexp.distributed import ranks
 from dpexp.privacy.stated import statement_of
 from dpexp.training.parts import Parts
+from dpexp.training.progress import folded
 
 
 def _trials(word: str) -> int:
@@ -64,12 +66,12 @@ def _main(words: Sequence[str]) -> int:
     parts = build_parts(config, ranks.choose_device(config["device"]))
     verdict = check(parts, config["privacy"]["clip_norm"], seed=config["seed"], **own)
     for line in lines(config["method"]["name"], verdict):
-        print(line, flush=True)
+        print(folded(line, sys.stdout), flush=True)
     name, findings = config["method"]["name"], list(_of_statement(config, parts))
     if trials and not (verdict.findings or findings) and _is_private(config):
         findings += _of_two_worlds(config, trials)
     for finding in findings:
-        print(f"{name}: differs: {finding}")
+        print(folded(f"{name}: differs: {finding}", sys.stdout))
     return 1 if verdict.findings or findings else 0
 
 
@@ -122,7 +124,7 @@ def _of_two_worlds(config: Mapping[str, Any], trials: int) -> list[str]:
     )
     if max(bounds) > played.epsilon:
         return [line]
-    print(f"{config['method']['name']}: pass: {line}")
+    print(folded(f"{config['method']['name']}: pass: {line}", sys.stdout))
     return []
 
 

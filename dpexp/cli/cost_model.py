@@ -7,12 +7,15 @@ examples. Any other is taken to be
 
 "fixed" being what a step costs without examples (bases, noise, the update) and an evaluation's
 example a third of a training one. Both are timed with a few examples, and torch counts their FLOPs.
+Augmentation's views, the clipping rule, a filter of gradients and the average of the weights are
+part of the step that is timed, and records tell only of runs that have the same of these.
 
 The examples are the run's own, or stand-ins for runs that are too long, or whose data may be
 missing: random examples, and encoders of the published shapes with random weights. On a CPU the
 time is then that of one core. Records count no FLOPs, so that none are read there.
 
-Not counted: encoding features once, attacks and analyses, and what torch counts no FLOPs of.
+Not counted, and named beside a cost (`Cost.without`): encoding features once, prompts and warm
+starts, attacks, audits and analyses. Nor is what torch counts no FLOPs of.
 """
 
 from __future__ import annotations
@@ -20,63 +23,36 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from dpexp import records
-from dpexp.cli.parts import build_parts
-from dpexp.cli.stand_in import FEW, LENGTH, TEST_SHARE, TOKENS, stand_in
-from dpexp.distributed import memory, ranks
-from dpexp.privacy import Mechanism, num_steps, require_room
+from dpexp.cli.stand_in import LENGTH, TEST_SHARE, TOKENS
+from dpexp.cli.step_cost import Step, bases, measure
+from dpexp.privacy import num_steps
 from dpexp.reporting.collect.build import sources
 from dpexp.reporting.collect.outcomes import NO_DATA
-from dpexp.training.gradient import PrivateGradient
-from dpexp.training.micro_batch import MicroBatch
-from dpexp.training.train import make_mechanism, on_device, update
 from dpexp.types import ConfigError, MissingData, one_line
 
 ALIKE, TIMED, STAND_IN, CANT_RUN, UNKNOWN = (
     "records alike", "timed", "stand-in data", "can't run", "unknown",
 )  # fmt: skip
 
-EMPTY = 1e-12
-"""A batch size at which draws are empty."""
-
-REPEATS = 3
-"""Steps timed by the wall, of which the shortest counts: others may work meanwhile."""
-
 SHRINKS = (20, 40)
 """How many times fewer anchor gradients and basis vectors GEP is measured with."""
 
+IN_A_STEP = ("augmentation", "clipping", "denoise", "averaging")
+"""Groups that change what a step costs."""
+
+BESIDES = ("features", "prompts", "warm_start", "attack", "audit", "analysis")
+"""Groups of what a run does before, between and after its steps."""
+
 SLOWEST = 1e9
 """FLOP/s of one core below which FLOPs do not explain the time: torch counts none of most work."""
-
-
-def _flops_in_place(total: Any, left: Any, right: Any, **_: Any) -> int:
-    """Count a product [a, b] x [b, c] added where a sum lies, which torch's counter passes over."""
-    return 2 * left[0] * left[1] * right[1]
-
-
-def _flops_of_backward(output: Any, inputs: Any, weight: Any, *rest: Any, **_: Any) -> int:
-    """Count a convolution's backward pass, twice its forward pass if both gradients are wanted.
-
-    Torch's counter forgets the groups, of which per-example gradients have one an example.
-    """
-    wanted = rest[-1]
-    return 2 * math.prod(output) * math.prod(weight[1:]) * (wanted[0] + wanted[1])
-
-
-COUNTED = {
-    torch.ops.aten.addmm_: _flops_in_place,
-    torch.ops.aten.convolution_backward: _flops_of_backward,
-}
 
 
 class Cost(NamedTuple):
@@ -89,6 +65,7 @@ class Cost(NamedTuple):
         source: how this is known: "records alike", "timed", "stand-in data", "no data",
             "can't run" or "unknown".
         why: the sentence behind "no data" and "can't run".
+        without: what the run does besides and is not counted, as in "analysis=stable_rank".
     """
 
     seconds: float | None
@@ -96,6 +73,7 @@ class Cost(NamedTuple):
     megabytes: float | None = None
     source: str = ""
     why: str = ""
+    without: tuple[str, ...] = ()
 
     def on_gpu(self, pace: float) -> float | None:
         """Return the seconds of a GPU that sustains `pace` FLOP/s; None if FLOPs do not tell."""
@@ -107,37 +85,6 @@ class Cost(NamedTuple):
 def total(costs: Sequence[Cost]) -> Cost:
     """Return the time and the FLOPs of all that are known."""
     return Cost(sum(c.seconds or 0.0 for c in costs), sum(c.flops or 0.0 for c in costs))
-
-
-class Work(NamedTuple):
-    """Seconds and FLOPs of a part of a step."""
-
-    seconds: float
-    flops: float
-
-    def times(self, number: float) -> Work:
-        """Return the work of so many."""
-        return Work(self.seconds * number, self.flops * number)
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step's work without examples, and that of each example.
-
-    Attributes:
-        fixed: without examples.
-        per_example: of each.
-        tested: examples of an evaluation.
-        megabytes: peak memory; None on stand-in data, of which few are held.
-        m, k: anchor gradients and basis vectors, of GEP.
-    """
-
-    fixed: Work
-    per_example: Work
-    tested: float = 0.0
-    megabytes: float | None = None
-    m: int = 0
-    k: int = 0
 
 
 class CostModel:
@@ -185,7 +132,8 @@ class CostModel:
         """Estimate one run; if it can't be done, the cost says why and nothing is raised."""
         if alike := self._alike.get(_names(config)):
             seconds, megabytes = zip(*alike, strict=True)
-            return Cost(statistics.median(seconds) * examples(config), None, max(megabytes), ALIKE)
+            taken = statistics.median(seconds) * examples(config)
+            return Cost(taken, None, max(megabytes), ALIKE, without=_named(config, ("analysis",)))
         if self._device is None:
             return Cost(None, source=UNKNOWN)
         if sources(config) in self._absent:
@@ -224,6 +172,7 @@ class CostModel:
             fixed.flops + rest.flops,
             step.megabytes,
             STAND_IN if self._has_stand_ins else TIMED,
+            without=_named(config, BESIDES),
         )
 
     def _step(self, config: dict[str, Any], device: torch.device) -> Step:
@@ -273,7 +222,22 @@ def _teachers(config: dict[str, Any]) -> tuple[dict[str, Any], int, float]:
 
 def _names(config: dict[str, Any]) -> tuple[str, ...]:
     """Return what has to agree for a record to tell what another run costs per example."""
-    return tuple(str(config[group]["name"]) for group in ("method", "model", "task"))
+    names = (str(config[group]["name"]) for group in ("method", "model", "task"))
+    rest = {group: config.get(group) for group in (*IN_A_STEP, "micro_batch", *BESIDES)}
+    return (*names, json.dumps(_without_folders({**rest, "analysis": None}), sort_keys=True))
+
+
+def _without_folders(node: Any) -> Any:
+    """Return a config without where its files lie."""
+    if not isinstance(node, dict):
+        return node
+    return {k: _without_folders(v) for k, v in node.items() if not k.endswith("_root")}
+
+
+def _named(config: dict[str, Any], groups: Sequence[str]) -> tuple[str, ...]:
+    """Return what a run has of these groups, as on the command line."""
+    chosen = ((group, config[group]) for group in groups if config.get(group))
+    return tuple(f"{group}={node.get('name') or ','.join(node)}" for group, node in chosen)
 
 
 def examples(config: dict[str, Any]) -> float:
@@ -295,104 +259,6 @@ def _kind(config: dict[str, Any], is_stand_in: bool) -> str:
         inputs += [task, method.get("m"), method.get("k"), config["micro_batch"]]
     elif not any(inputs):
         inputs = [task["name"]]
-    more = [config.get(group) for group in ("augmentation", "clipping")]
+    more = [config.get(group) for group in IN_A_STEP]
     clip = config["privacy"]["clip"]
     return json.dumps([words, model, inputs, "features" in config, clip, more], sort_keys=True)
-
-
-def bases(steps: Sequence[Step], method: dict[str, Any]) -> Work:
-    """Solve GEP's a m + b m k from two small pairs (m, k); return it at the method's."""
-    (m1, k1, one), (m2, k2, two) = [(step.m, step.k, step.fixed) for step in steps]
-    per_pair = max(0.0, one.flops / m1 - two.flops / m2) / (k1 - k2)
-    per_anchor = max(0.0, one.flops / m1 - per_pair * k1)
-    flops = method["m"] * (per_anchor + per_pair * method["k"])
-    return Work(flops * one.seconds / max(one.flops, 1.0), flops)
-
-
-def measure(config: dict[str, Any], device: torch.device, shrink: int | None) -> Step:
-    """Time a step on an empty draw and one of a few examples, and count their FLOPs.
-
-    Args:
-        config: of the run.
-        device: at hand.
-        shrink: how many times fewer anchor gradients and basis vectors GEP has on stand-in data;
-            None: the run's own data.
-
-    Raises:
-        MissingData: the run's own data are not there.
-        ConfigError: the run can't be done, or has no stand-in.
-    """
-    small = config if shrink is None else stand_in(config, shrink)
-    memory.reset_peak(device)
-    parts, alone = build_parts(small, device), ranks.Ranks(0, 1, device)
-    model, method, task = parts.model, parts.method, parts.task
-    state = method.start(model)
-    mechanism = make_mechanism(small, config["task"]["dataset_size"], method, state, alone)
-    require_room(mechanism, next(model.parameters()).dtype, config)
-    held = on_device(task.train, device)
-    micro_batch = MicroBatch(small, parts, state, mechanism, alone).settle(0, held)
-    is_few = shrink is not None and device.type == "cpu"
-    num = FEW if is_few else _two_micro_batches(held, micro_batch, config["batch_size"])
-    num = min(num, config["batch_size"])
-    # Noise is drawn but times zero: over an empty batch it would be all there is.
-    mechanism = replace(mechanism, noise=config["privacy"]["noise"], noise_multiplier=0.0)
-    trained = method.trainable(model)
-    optimizer = parts.make_optimizer([p for n, p in model.named_parameters() if n in trained])
-    clock, repeats = _clock(device, is_of_core=is_few), 1 if is_few else REPEATS
-
-    def timed(part: Mechanism) -> Work:
-        with PrivateGradient(
-            model, method, part, alone, micro_batch, task.public, task.loss,
-            parts.augmentation, parts.clipping,
-        ) as gradient:  # fmt: skip
-            with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
-                first = gradient(state, held, 0)  # which also waits for kernels and memory
-                update(model, optimizer, first.gradients)
-            seconds = []
-            for step in range(1, 1 + repeats):
-                began = clock()
-                update(model, optimizer, gradient(first.state, held, step).gradients)
-                seconds.append(clock() - began)
-            return Work(min(seconds), counter.get_total_flops())
-
-    with _one_thread() if is_few else nullcontext():
-        fixed = timed(replace(mechanism, batch_size=EMPTY, sampling="poisson"))
-        both = timed(replace(mechanism, batch_size=num, sampling="shuffle"))
-    per_example = Work(max(0.0, both.seconds - fixed.seconds), both.flops - fixed.flops)
-    m, k = (small["method"].get(key) or 0 for key in ("m", "k"))
-    tested = len(task.test) + sum(map(len, task.also.values()))
-    peak = memory.peak_mb(device) if shrink is None else None
-    return Step(fixed, per_example.times(1 / num), tested, peak, m, k)
-
-
-def _two_micro_batches(held: Any, micro_batch: int, most: int) -> int:
-    """Return how many examples fill two micro-batches; for texts, more than twice the size."""
-    size = 2 * micro_batch
-    while size < most:
-        some = torch.arange(min(size, len(held)))
-        if len(list(held.micro_batches(some, micro_batch))) > 1:
-            break
-        size *= 2
-    return min(size, most)
-
-
-def _clock(device: torch.device, is_of_core: bool) -> Callable[[], float]:
-    """Return a clock: of this process on one core, whatever else is running, or of the wall."""
-
-    def wall() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    return time.process_time if is_of_core else wall
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one core meanwhile, so that processor time is that of a core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

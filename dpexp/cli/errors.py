@@ -174,6 +174,10 @@ def unnamed(words: Sequence[str]) -> str:
     return ""
 
 
+_WARNED: set[str] = set()
+"""Warnings that this process has said."""
+
+
 @safe_output()
 def guarded(program: Any) -> None:
     """Run a program; report a user error on one line and exit with code 2."""
@@ -203,11 +207,16 @@ def guarded(program: Any) -> None:
 
 
 def _show_warning(message: Warning | str, *_: Any) -> None:
-    """Print a warning on one line, above a progress bar where there is one."""
-    from dpexp.training.progress import above_bar
+    """Say a warning, above a progress bar where there is one, and each only once.
 
-    with above_bar(sys.stderr):
-        print(f"warning: {message}", file=sys.stderr)
+    Python says it again wherever filters were changed meanwhile, which libraries do.
+    """
+    from dpexp.training.progress import say
+
+    line = f"warning: {message}"
+    if line not in _WARNED:
+        _WARNED.add(line)
+        say(line)
 
 
 def _unknown_option(_: argparse.ArgumentParser, message: str) -> NoReturn:

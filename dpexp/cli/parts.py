@@ -9,8 +9,14 @@ from dpexp.cli.building import build_model, is_of_door, make_method, with_head
 from dpexp.cli.instantiate import make, said
 
 
-def build_parts(config: dict[str, Any], device: Any) -> Any:
-    """Return the run's parts; the seed determines the model's initial weights."""
+def build_parts(config: dict[str, Any], device: Any, task: Any = None) -> Any:
+    """Return the run's parts; the seed determines the model's initial weights.
+
+    Args:
+        config: of the run.
+        device: that it runs on.
+        task: its data, where they are loaded already; None: load them.
+    """
     import torch
 
     from dpexp.cli import fingerprints
@@ -20,7 +26,7 @@ def build_parts(config: dict[str, Any], device: Any) -> Any:
     from dpexp.training.probing.fits import require_fit
 
     method, analyses = _takers(config)
-    task = build_task(config, device, method, analyses)
+    task = task or build_task(config, device, method, analyses)
     torch.manual_seed(generator(config["seed"], "init", 0).initial_seed())
     model, head = build_model(config, task)
     require_vocabulary(model, task.train)

@@ -66,6 +66,7 @@ def hours(
             "–: torch counts no FLOPs of most of the work."
         )
     yield from (f"Not in it, {name}: {why}" for why, name in unknown.items())
+    yield from _without(everything.values())
 
 
 def _short(number: float) -> str:
@@ -118,7 +119,13 @@ def _totals(outcomes: Sequence[Outcome], to_do: Sequence[Cost]) -> list[str]:
         lines.append(f"To do, one after another: about {total}, at most {most:,.0f} MB.")
     if len(known) < len(to_do):
         lines.append(f"No estimate for {len(to_do) - len(known)} of them.")
-    return lines + list(dict.fromkeys(cost.why for cost in to_do if cost.why))
+    return lines + list(dict.fromkeys(cost.why for cost in to_do if cost.why)) + _without(to_do)
+
+
+def _without(costs: Iterable[Cost]) -> list[str]:
+    """Return a line that names what is not counted of these, or none."""
+    named = dict.fromkeys(word for cost in costs for word in cost.without)
+    return [f"Not counted: {', '.join(named)}."] if named else []
 
 
 def _columns(table: Sequence[tuple[str, ...]]) -> list[str]:

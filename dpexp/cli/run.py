@@ -43,6 +43,7 @@ def job(cfg: DictConfig) -> str | float:
 
 def _run(cfg: DictConfig, words: list[str]) -> str:
     from dpexp.cli import validate
+    from dpexp.training.progress import say  # imports no torch
 
     is_first = os.environ.get("RANK", "0") == "0"
     config = with_weights(resolved(cfg, words))
@@ -50,7 +51,7 @@ def _run(cfg: DictConfig, words: list[str]) -> str:
     if is_first:
         from dpexp.training.tracking import run_name
 
-        print(f"{run_name(config)}: starting", file=sys.stderr, flush=True)
+        say(f"{run_name(config)}: starting")
         validate.warn_of_idle(config, words)
     validate.check_taken(config)  # imports torch, which takes a second or more
 
@@ -58,11 +59,11 @@ def _run(cfg: DictConfig, words: list[str]) -> str:
 
     known = lookup.done_before(config) if is_first else ""
     if known:
-        print(known, file=sys.stderr)
+        say(known)
     directory = execute(config)
     if is_first:
         if not known:
-            print(lookup.outcome(directory), file=sys.stderr)
+            say(lookup.outcome(directory))
         print(directory, flush=True)
     return str(directory)
 

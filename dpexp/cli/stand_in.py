@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpexp.cli.instantiate import make
+from dpexp.cli.parts import build_task
 from dpexp.data import Task
 from dpexp.data.regression import squared_error
+from dpexp.data.task import Examples
 from dpexp.training.micro_batch import AUTO
 from dpexp.types import Batch, ConfigError
 
@@ -58,8 +61,7 @@ def stand_in(given: dict[str, Any], shrink: int) -> dict[str, Any]:
     Raises:
         ConfigError: for an encoder whose shape is not known.
     """
-    names = ("attack", "audit", "analysis", "features", "prompts", "warm_start")
-    config = {key: value for key, value in given.items() if key not in names}
+    config = {key: value for key, value in alone(given).items() if key != "features"}
     method, task, model = (dict(config[key]) for key in ("method", "task", "model"))
     if shrink > 1:
         # However few the method's own are, two shrinks leave two sizes to tell the costs from.
@@ -84,6 +86,37 @@ def stand_in(given: dict[str, Any], shrink: int) -> dict[str, Any]:
         size = method.get("m", config["public"].get("size", 0)) or 0
         changed["public"] = {"_target_": "dpexp.cli.stand_in.public", "size": size}
     return changed
+
+
+def alone(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a config without what a run does before, between and after its steps."""
+    names = ("attack", "audit", "analysis", "prompts", "warm_start")
+    return {key: value for key, value in given.items() if key not in names}
+
+
+def few_features(config: dict[str, Any], device: torch.device) -> Task:
+    """Return a run's data on features, of which only a few are encoded and stand for all.
+
+    Args:
+        config: of a run with features.
+        device: where they are computed.
+
+    Raises:
+        MissingData: the images or the encoder are not there.
+        ConfigError: as `build_task`.
+    """
+    images = build_task({key: value for key, value in config.items() if key != "features"}, device)
+    sets = {key: getattr(images, key) for key in ("train", "test", "public")}
+    sets = {key: examples for key, examples in sets.items() if examples is not None}
+    some = {
+        key: examples.take(torch.arange(min(FEW, len(examples)))) for key, examples in sets.items()
+    }
+    encoded = make("features", config["features"], given=(replace(images, **some), device))
+
+    def repeated(few: Examples, like: Examples) -> Examples:
+        return Examples(few.inputs[torch.arange(len(like)) % len(few)], like.targets)
+
+    return replace(encoded, **{key: repeated(getattr(encoded, key), sets[key]) for key in sets})
 
 
 def _encoder(model: dict[str, Any]) -> dict[str, Any]:
@@ -114,14 +147,16 @@ class Endless:
         inputs: [n, ...].
         targets: [n].
         longest: tokens a text may have; None for what is no text.
+        size: how many examples they stand for.
     """
 
     inputs: Tensor
     targets: Tensor
     longest: int | None
+    size: int
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return self.size
 
     def micro_batches(self, indices: Tensor, size: int) -> Iterable[Tensor]:
         """Cut indices [m] (m may be 0) into pieces of at most `size`."""
@@ -129,7 +164,7 @@ class Endless:
 
     def batch(self, indices: Tensor) -> Batch:
         """Gather examples, whatever their indices."""
-        indices = indices % len(self)
+        indices = indices % len(self.targets)
         return Batch(self.inputs[indices], self.targets[indices])
 
 
@@ -153,7 +188,7 @@ def examples(
         inputs = torch.rand((HELD, *input_shape), generator=gen)
     is_regression = num_classes == 1
     targets = torch.randint(num_classes, (HELD,), generator=gen)
-    some = Endless(inputs, targets.float() if is_regression else targets, max_length)
+    some = Endless(inputs, targets.float() if is_regression else targets, max_length, dataset_size)
     loss = {"loss": squared_error} if is_regression else {}
     return Task(name, some, some, None, num_classes, tuple(input_shape), delta, dataset_size, "",
                 **loss)  # fmt: skip
@@ -161,5 +196,5 @@ def examples(
 
 def public(task: Task, *, size: int) -> Task:
     """Return a task public examples like its own; a method may take `size` of them."""
-    batch = task.train.batch(torch.arange(size) % len(task.train))
-    return replace(task, public=Endless(batch.inputs, batch.targets, None))
+    batch = task.train.batch(torch.arange(size))
+    return replace(task, public=Endless(batch.inputs, batch.targets, None, size))

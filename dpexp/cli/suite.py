@@ -18,11 +18,12 @@ from dpexp.reporting import collect
 from dpexp.reporting.collect import build, cells
 from dpexp.reporting.render import page, table
 from dpexp.reporting.schema import spec, tuned
+from dpexp.reporting.schema.artifact import SUITES_OWN
 from dpexp.types import ConfigError
 
 PAPERS = ("rgp", "lsg", "gep", "compressive")
-OWN = "dpexp"
-"""The folder of artifacts that no paper prints: built if asked for, shown if written."""
+OWN = SUITES_OWN
+"""Built if asked for, shown if written."""
 
 
 def choose(

@@ -14,6 +14,8 @@ choice (docs/privacy.md). Its own words:
     seeds=0                      a point's score is the mean over these seeds; if left out, a cell
                                  that has scores of other seeds keeps them
     anew=true                    try these cells again though they have scores
+    --config-dir FOLDER          a folder of your own like conf; scores of its artifacts go into
+                                 its own tuned
 
 Other words are Hydra overrides that do not change results, such as data_root. Points with scores
 are skipped, and several processes may run at once. Exit code: 0, also where data are missing (it
@@ -33,7 +35,7 @@ from pathlib import Path
 
 from filelock import lock_descriptor
 
-from dpexp.cli import groups, search
+from dpexp.cli import folders, groups, search
 from dpexp.cli.arguments import changing, exit_code_of, split, truth
 from dpexp.cli.artifact import is_picked, parse
 from dpexp.reporting.collect import build, cells
@@ -62,8 +64,9 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
     request = parse([*named, *rest])
     if wrong := changing(request.overrides):
         raise ConfigError(f"Expected overrides that do not change results; got {' '.join(wrong)}.")
-    artifact = spec.load(groups.CONF, request.paper, request.artifact)
+    artifact = spec.load(groups.CONF, request.paper, request.artifact, request.own)
     profile = cells.profile_of(artifact, request.profile)
+    chosen = (*folders.searchpath(request.own), f"profile={request.profile}")
     together: dict[tuple[str, ...], list[tuple[Row, Column]]] = {}
     picked = set()
     for row in artifact.rows:
@@ -95,10 +98,9 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
                 if " ".join(point) in scores:
                     continue
                 given = [
-                    attempt((f"profile={request.profile}", *words_of, *point, f"seed={seed}",
-                             *request.overrides))
+                    attempt((*chosen, *words_of, *point, f"seed={seed}", *request.overrides))
                     for seed in seeds
-                ]  # fmt: skip
+                ]
                 score = statistics.fmean(0.0 if math.isnan(value) else value for value in given)
                 scores[" ".join(point)] = score
                 print(name, *point, f"{score:.1f}", flush=True)

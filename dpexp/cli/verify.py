@@ -24,10 +24,11 @@ from pathlib import Path
 
 from dpexp import records
 from dpexp.cli import folders, own_methods, parameter_names
-from dpexp.privacy.stated import statement_of
+from dpexp.privacy.stated import class_of, statement_of
 from dpexp.privacy.verification.files import NAMES
 from dpexp.privacy.verification.record import verify_record
 from dpexp.reporting.text import clean
+from dpexp.training.progress import folded
 from dpexp.types import ConfigError, setting_at
 
 SCRIPTS = "python -m scripts.verify", "python scripts/verify.py"
@@ -65,10 +66,19 @@ def verify(directory: Path) -> tuple[int, list[str]]:
 
 
 def _of_unknown_method(record: records.Record) -> list[str]:
-    """Return what to set where the method's own statement of its releases was not found."""
+    """Return what to set or to write where a method's own statement of its releases is missing."""
     target = setting_at(record.config, "method._target_")
     if not isinstance(target, str) or statement_of(record.config).is_known:
         return []
+    if (found := class_of(target)) is not None:
+        inherits = any("stated_releases" in vars(parent) for parent in found.__mro__[1:])
+        return [
+            f"note: {target} states no releases{' itself, and inherits none' if inherits else ''}, "
+            "so that they are taken on trust. Write what a step releases, from the paper, into the "
+            "class: a static method stated_releases(config, size) that returns "
+            '[Stated("gradient", config["privacy"]["clip_norm"])], or one Stated (dpexp.privacy.'
+            "stated) for each release. docs/extend.md has an example."
+        ]
     return [
         f"note: {target} is not known here, so what it states of its releases was not read. Add "
         "--config-dir FOLDER, the folder of config groups that holds its method file."
@@ -134,5 +144,5 @@ def main(words: Sequence[str], called: str = "") -> int:
             if code == NO_RUN:
                 print(f"error: {line}", file=sys.stderr)
             else:
-                print(f"{word}: {line}")
+                print(folded(f"{word}: {line}", sys.stdout))
     return DIFFERS if DIFFERS in codes else max(codes)

@@ -16,6 +16,7 @@ Its own words, each WORD=VALUE:
     entity=TEAM         the owner on wandb; needed to send
     send=true           save the view on wandb
     results=results     the results folder
+    --config-dir DIR    a folder of your own like conf, with papers of its own; docs/extend.md
 
 A run is tagged with the paper that it was first run for, so a cell shared by two papers is in the
 first one's view.
@@ -29,10 +30,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpexp.cli import groups
+from dpexp.cli import folders, groups
 from dpexp.cli.arguments import exit_code_of, only, text, truth
 from dpexp.cli.config_cache import Configs
-from dpexp.cli.suite import OWN, PAPERS
+from dpexp.cli.suite import OWN, PAPERS, choose
 from dpexp.records import write_atomically
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec
@@ -45,18 +46,26 @@ MOST_RUNS = 500
 """Most runs in a chart; wandb's default of ten would omit most of a table."""
 
 
-def planned(paper: str, profile: str) -> list[dict[str, Any]]:
-    """Return the configs of every cell of a paper's artifacts."""
-    compose = Configs().compose
-    files = sorted((groups.CONF / "artifact" / paper).glob("*.yaml"))
-    artifacts = [spec.load(groups.CONF, paper, file.stem) for file in files]
+def planned(paper: str, profile: str, own: Sequence[Path] = ()) -> list[dict[str, Any]]:
+    """Return the configs of every cell of a paper's artifacts.
+
+    Args:
+        paper: a folder of conf/artifact, or of the same in one of `own`.
+        profile: of the runs.
+        own: the user's folders of config groups.
+
+    Raises:
+        ConfigError: if there is no such paper.
+    """
+    compose = Configs(own=own).compose
+    artifacts = choose([paper], (), groups.CONF, own)
     if not artifacts:
         raise ConfigError(f"Expected a paper with artifacts; {paper} has none. Set paper.")
     jobs = [
         job
         for artifact in artifacts
         if profile in artifact.profiles
-        for job in cells.expand(artifact, profile, compose, groups.CONF, seeds=(0,))
+        for job in cells.expand(artifact, profile, compose, groups.CONF, seeds=(0,), own=own)
     ]
     return [job.config for job in jobs if job.config is not None]
 
@@ -169,8 +178,10 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
         "send": False,
         "results": "results",
     }
-    request |= only(words, {**dict.fromkeys(request, text), "send": truth})
-    require_word("paper", request["paper"], (*PAPERS, OWN))
+    readers = {**dict.fromkeys(request, text), "send": truth}
+    request |= only([word for word in words if not folders.is_searchpath(word)], readers)
+    request["own"] = tuple(folders.folders_of(words))
+    require_word("paper", request["paper"], (*PAPERS, OWN, *spec.papers(request["own"])))
     require_word("profile", request["profile"], ("embedded", "quick", "paper"))
     if request["send"] and not request["entity"]:
         raise ConfigError("Expected an entity to send the view to; got none. Set entity.")
@@ -180,7 +191,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
 def _main(words: Sequence[str]) -> int:
     request = parse(words)
     paper, profile = request["paper"], request["profile"]
-    configs = planned(paper, profile)
+    configs = planned(paper, profile, request["own"])
     specified = view(paper, profile, configs, request["project"], request["entity"])
     path = Path(request["results"]) / profile / paper / "wandb.json"
     path.parent.mkdir(parents=True, exist_ok=True)

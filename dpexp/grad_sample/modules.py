@@ -9,6 +9,7 @@ of the module.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -25,6 +26,12 @@ from dpexp.types import ConfigError
 
 WHOLE = (nn.MultiheadAttention, nn.RNNBase)
 """Modules that read their children's parameters without calling the children."""
+
+NO_BATCHING_RULE = "There is a performance drop because we have not yet implemented the batching"
+"""How torch warns, at every call, that vmap takes an operation example by example. Which modules
+are slower for it is said when a run begins."""
+
+warnings.filterwarnings("ignore", NO_BATCHING_RULE)
 
 UNBATCHED: set[type[nn.Module]] = {nn.LSTM, nn.GRU, nn.RNN}
 """Modules that vmap cannot take; others join as they are met."""

@@ -132,13 +132,19 @@ def _public_examples(settings: Mapping[str, Any]) -> int:
     return 0 if stated is None else stated(settings)
 
 
-def _own(target: str, name: str) -> Callable[..., Any] | None:
-    """Return a statement of the class at a dotted name; None if the class itself has none."""
+def class_of(target: str) -> type | None:
+    """Return the class at a dotted name; None if there is none, or its module is not imported."""
     module, _, class_name = str(target).rpartition(".")
     # Importing a module runs it, so modules that someone else's record names are not imported.
     place = importlib.import_module(module) if is_ours(target) else sys.modules.get(module)
     found = getattr(place, "__dict__", {}).get(class_name)
-    return getattr(found, name) if isinstance(found, type) and name in vars(found) else None
+    return found if isinstance(found, type) else None
+
+
+def _own(target: str, name: str) -> Callable[..., Any] | None:
+    """Return a statement of the class at a dotted name; None if the class itself has none."""
+    found = class_of(target)
+    return None if found is None or name not in vars(found) else getattr(found, name)
 
 
 @cache

@@ -69,6 +69,7 @@ class PrivateGradient:
     Attributes:
         micro_batch: examples at once; halved on every rank if memory runs out on one.
         trained: the names of the parameters that the method updates.
+        augmentation: makes views of the private examples; None: they are taken as they are.
         clipping: how an example's norm is brought down to the clip norm.
     """
 
@@ -104,7 +105,7 @@ class PrivateGradient:
         self._dtype = next(model.parameters()).dtype
         self._model, self._method, self._mechanism = model, method, mechanism
         self._ranks, self.micro_batch = ranks, micro_batch
-        self._augmentation, self.clipping = augmentation, clipping
+        self.augmentation, self.clipping = augmentation, clipping
         require_norms(clipping, mechanism.releases)
         self._state: State = {}
         self._sum = ClippedSum({}, (), torch.empty(0))
@@ -326,8 +327,8 @@ class PrivateGradient:
         draws = self._draws(examples, step)
         for some in examples.micro_batches(indices, micro_batch):
             batch = examples.batch(some).to(self._ranks.device)
-            if self._augmentation is not None and draws is not None:
-                batch = self._augmentation.views(batch, draws[some.to(draws.device)])
+            if self.augmentation is not None and draws is not None:
+                batch = self.augmentation.views(batch, draws[some.to(draws.device)])
             self._awaited = set(self._blocks)
             if self._method.is_forward_only:
                 loss = self._forward(batch)
@@ -345,10 +346,10 @@ class PrivateGradient:
 
         So no example's views depend on which others are in the batch, nor on the micro-batch.
         """
-        if self._augmentation is None:
+        if self.augmentation is None:
             return None
         gen = generator(self._mechanism.root, "augmentation", step)
-        return self._augmentation.draws(len(examples), gen)
+        return self.augmentation.draws(len(examples), gen)
 
     @torch.no_grad()
     def _take_crafted(self) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -53,8 +54,42 @@ def above_bar(stream: TextIO) -> Iterator[None]:
         yield
 
 
+def folded(text: str, stream: TextIO) -> str:
+    """Return text whose lines break between words where a terminal would break them in one.
+
+    Where the stream is no terminal the text stays as it is, for logs and programs. A word that is
+    longer than the terminal is wide, such as a path, stays whole.
+    """
+    try:
+        if not stream.isatty():
+            return text
+    except ValueError:  # it is closed
+        return text
+    columns = _columns(stream)
+    fold = textwrap.TextWrapper(
+        columns,
+        subsequent_indent="  ",
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    lines = (line if len(line) <= columns else fold.fill(line) for line in text.split("\n"))
+    return "\n".join(lines)
+
+
+def say(line: str) -> None:
+    """Print a line to standard error, above a bar and as wide as the terminal."""
+    stream = sys.stderr or io.StringIO()
+    with above_bar(stream):
+        print(folded(line, stream), file=stream, flush=True)
+
+
 class LogHandler(logging.StreamHandler):
-    """Logs above the bar (conf/hydra/job_logging)."""
+    """Logs above the bar, as wide as the terminal (conf/hydra/job_logging)."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a message as it is written."""
+        return folded(super().format(record), self.stream)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a message."""

@@ -52,6 +52,29 @@ def test_the_private_step_clips_by_the_rule_of_the_run():
     assert set(heard) == {50, 10}
 
 
+OPTIONS = {
+    "augmentation": (["augmentation=crop_flip", "augmentation.multiplicity=3"], 3),
+    "clipping": (["clipping=adaptive"], 1),
+    "denoise": (["denoise=doppler"], 1),
+    "all": (["augmentation=crop_flip", "clipping=per_layer", "denoise=disk"], 16),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_private_step_has_the_options_of_the_run(option):
+    """The model sees every view of an example; with a filter around, the method is the filter."""
+    words, views = OPTIONS[option]
+    view = on_digits("method=dpsgd", "model.width=1", *words)
+    seen = []
+    view.model.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+    calls = []
+    reconstruct = view.method.reconstruct
+    view.method.reconstruct = lambda *given: calls.append(1) or reconstruct(*given)
+    Cost(batch=20, micro_batch=10, rounds=1).observe(view, {})
+    steps = 3  # of each kind: to warm up, for memory and for time
+    assert sum(seen) == 20 * steps * (1 + views) and len(calls) == steps
+
+
 def test_it_measures_once_and_puts_it_into_the_result():
     view = on_digits("method=rgp", step=3)
     analysis = Cost(batch=50, micro_batch=50, rounds=1)

@@ -25,6 +25,7 @@ def on_digits(*words, step=0):
         50,
         parts.task.public,
         parts.task.loss,
+        augmentation=parts.augmentation,
         clipping=parts.clipping,
     )
     parts.model.eval()

@@ -1,6 +1,7 @@
 """Frozen features: what an encoder gives, once, wherever it lies; and where it does not."""
 
 import json
+import logging
 import time
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 
 from dpexp import cli
+from dpexp.cli.cost_model import CostModel
 from dpexp.data.digits import digits
 from dpexp.data.features import encode
 from dpexp.data.public import generated
@@ -226,6 +228,20 @@ def test_a_run_trains_a_linear_model_on_features(models, tmp_path, resnet):
         assert result["model"] == "linear" and privacy["trainable"] == {"head.weight": 5120}
         accuracy[method] = result["test_accuracy"]
     assert 40 < accuracy["dpsgd"] and 60 < accuracy["nonprivate"]  # chance is 10
+
+
+def test_a_plan_encodes_a_few_images_that_stand_for_all(models, tmp_path, caplog):
+    words = ["method=dpsgd", "task=digits", "profile=embedded", "features=hub"]
+    words += ["features.encoder=someone/vit", f"features.image_size={SIZE}", f"model_root={models}"]
+    caplog.set_level(logging.INFO, "dpexp")
+    cost = CostModel(tmp_path, "embedded", CPU).cost(cli.compose(words))
+    assert (cost.source, cost.without) == ("timed", ("features=hub",))
+    encoded = [line for line in caplog.messages if "features of" in line]
+    assert encoded and set(encoded) == {"someone/vit: features of 4 images"}
+    absent = CostModel(tmp_path, "embedded", CPU).cost(
+        cli.compose([*words, "features.encoder=someone/else"])
+    )
+    assert absent.source == "no data" and "someone/else" in absent.why
 
 
 def test_a_model_of_images_does_not_fit_features(models):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from dpexp.grad_sample import Tape
+from dpexp.grad_sample import Tape, modules
 from dpexp.grad_sample.shared_inputs import trial
 from dpexp.types import ConfigError, full_name
 
@@ -307,6 +307,13 @@ def test_an_empty_micro_batch_and_another_after_it(kind):
             tape.expect(n)
             tape.backward(F.cross_entropy(model(x[:n]), y[:n]))
         assert not tape._inputs and not tape._parts
+
+
+def test_torchs_warning_of_an_operation_without_a_batching_rule_is_known():
+    """It comes at every call; modules ignores it by these words."""
+    attend = torch.func.vmap(F.scaled_dot_product_attention)
+    with pytest.warns(UserWarning, match=modules.NO_BATCHING_RULE):
+        attend(*torch.randn(3, N, 1, 2, T, D))
 
 
 def test_the_model_itself_may_hold_parameters():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dpexp import cli
-from dpexp.cli import cost_model, plan, stand_in
+from dpexp.cli import cost_model, plan, stand_in, step_cost
 from dpexp.methods.dpsgd import DPSGD
 
 CPU = torch.device("cpu")
@@ -52,12 +52,12 @@ def test_runs_of_a_kind_share_a_measurement_whatever_their_rank_and_budget(tmp_p
 
 
 def test_geps_bases_are_scaled_by_how_many_anchors_and_vectors_there_are():
-    work = cost_model.Work
+    work = step_cost.Work
 
     def step(m, k):
-        return cost_model.Step(work(1.0, m * (30.0 + 2.0 * k)), work(0.0, 0.0), m=m, k=k)
+        return step_cost.Step(work(1.0, m * (30.0 + 2.0 * k)), work(0.0, 0.0), m=m, k=k)
 
-    cost = cost_model.bases([step(100, 50), step(50, 25)], {"m": 2000, "k": 1000})
+    cost = step_cost.bases([step(100, 50), step(50, 25)], {"m": 2000, "k": 1000})
     assert cost.flops == pytest.approx(2000 * (30 + 2000))
 
 
@@ -81,7 +81,7 @@ def test_an_anchor_gradient_costs_the_same_whatever_goes_with_it(tmp_path):
 
     def fixed(m):
         words = ["task=cifar10", "model=resnet20", "method=gep", f"method.m={m}", "method.k=12"]
-        return cost_model.measure(config(tmp_path, *words), CPU, 1).fixed.flops
+        return step_cost.measure(config(tmp_path, *words), CPU, 1).fixed.flops
 
     assert fixed(40) == pytest.approx(2 * fixed(20), rel=0.1)
 
@@ -103,7 +103,7 @@ def test_public_texts_cost_by_their_number(tmp_path, method):
     def fixed(num):
         words = ["task=sst2", "model=bert_tiny", "model.vocabulary=1000", f"method={method}"]
         words += ["eps=8", f"method.public_examples={num}"]
-        return cost_model.measure(config(tmp_path, *words), CPU, 1).fixed.flops
+        return step_cost.measure(config(tmp_path, *words), CPU, 1).fixed.flops
 
     few, some, more = map(fixed, (8, 16, 24))
     assert more - some == pytest.approx(some - few, rel=0.05) and some > few
@@ -160,6 +160,22 @@ def test_what_a_step_costs_without_examples_counts_once_a_step(tmp_path):
     assert 0.2 * steps < cost.seconds < 0.2 * steps + 20, cost
 
 
+class SlowToAverage:
+    """Takes a fifth of a second after every step."""
+
+    def keeps(self, step, num_steps):
+        time.sleep(0.2)
+        return 0.5
+
+
+def test_the_average_of_the_weights_is_part_of_a_step(tmp_path):
+    words = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "averaging=ema"]
+    config = cli.compose([*words, "batch_size=300", "epochs=2"])
+    config["averaging"] = {"_target_": f"{__name__}.SlowToAverage", "name": "slow"}
+    cost = cost_model.CostModel(tmp_path, "embedded", CPU).cost(config)
+    assert cost.source == "timed" and cost.seconds > 0.2 * round(2 * 1437 / 300)
+
+
 def test_records_of_this_device_tell_what_runs_of_their_kind_cost(tmp_path):
     words = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "eps=8"]
     words += [f"results={tmp_path}", "device=cpu"]
@@ -173,6 +189,51 @@ def test_records_of_this_device_tell_what_runs_of_their_kind_cost(tmp_path):
     assert cost_model.CostModel(tmp_path, "embedded", CPU).cost(longer).source == "timed"
     anywhere = cost_model.CostModel(tmp_path, "embedded", None).cost(longer)
     assert (anywhere.seconds, anywhere.source) == (cost.seconds, "records alike")
+
+
+OPTIONS = {
+    "augmentation": ["augmentation=crop_flip", "augmentation.multiplicity=3"],
+    "clipping": ["clipping=adaptive"],
+    "denoise": ["denoise=doppler"],
+    "averaging": ["averaging=ema"],
+    "micro_batch": ["micro_batch=7"],
+}
+
+
+def test_records_tell_only_of_runs_with_the_same_options(tmp_path):
+    words = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "eps=8"]
+    words += [f"results={tmp_path}", "device=cpu", "epochs=0.5"]
+    cli.execute(cli.compose(words))
+    path = cli.execute(cli.compose([*words, "averaging=last"])) / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"wall_s": 77.0}))
+    costs = cost_model.CostModel(tmp_path, "embedded", None)  # reads, and times nothing
+    plain, averaged = (
+        costs.cost(cli.compose([*words, *more, "eps=2"])) for more in ([], ["averaging=last"])
+    )
+    assert (plain.source, averaged.source) == ("records alike", "records alike")
+    assert averaged.seconds == pytest.approx(77.0) and plain.seconds < 70
+    for option in OPTIONS.values():
+        assert costs.cost(cli.compose([*words, *option])).source == "unknown"
+
+
+def test_every_view_of_an_example_is_counted(tmp_path):
+    words = ["task=mnist", "model=linear", "method=dpsgd", "epochs=1", "eval_every=1"]
+    plain, views = (
+        stand_ins(tmp_path).cost(config(tmp_path, *words, *more)).flops
+        for more in ([], OPTIONS["augmentation"])
+    )
+    tested = 2 * 784 * 10 * stand_in.TEST_SHARE * 60000 / 3
+    assert views > 2 * (plain - tested)
+
+
+def test_what_a_run_does_besides_its_steps_is_named(tmp_path):
+    words = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear"]
+    words += ["attack=loss_threshold", "analysis=[stable_rank,noise_norm]"]
+    cost = cost_model.CostModel(tmp_path, "embedded", CPU).cost(cli.compose(words))
+    named = ("attack=loss_threshold", "analysis=stable_rank,noise_norm")
+    assert (cost.source, cost.without) == ("timed", named)
+    lines = list(plan.hours("Cell", {"a": [cli.compose(words)]}, stand_ins(tmp_path), CPU, None))
+    assert lines[-1] == f"Not counted: {', '.join(named)}."
 
 
 def test_what_lacks_data_or_cannot_run_is_said_and_costs_nothing(tmp_path):

@@ -66,6 +66,56 @@ def configs(conf):
     return {job.cell: job.config for job in jobs}
 
 
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A folder of the user's own with an artifact whose rows have a method of that folder."""
+    root = tmp_path / "mine" / "conf"
+    (root / "artifact" / "made").mkdir(parents=True)
+    table = TABLE.replace("[method=dpsgd]", "[method=tuned_by_its_owner]")
+    table = table.replace(
+        "      - [epochs=1 privacy.clip_norm=1, epochs=2 privacy.clip_norm=2]\n", ""
+    )
+    (root / "artifact" / "made" / "table1.yaml").write_text(table, encoding="utf-8")
+    (root / "method").mkdir()
+    method = (cli.CONF / "method" / "dpsgd.yaml").read_text(encoding="utf-8")
+    assert "name: dpsgd" in method
+    (root / "method" / "tuned_by_its_owner.yaml").write_text(
+        method.replace("name: dpsgd", "name: tuned_by_its_owner"), encoding="utf-8"
+    )
+    monkeypatch.chdir(tmp_path)
+    return root
+
+
+def test_an_artifact_of_ones_own_folder_is_tuned_there(mine):
+    before = sorted(cli.CONF.rglob("*"))
+    words = [f"--config-dir={mine}", "table1", "paper=made", "columns=eps8", "rows=private"]
+    assert (
+        tune.main([*words, "epochs=0.1"], seventy) == 2
+    )  # would be other numbers than the table's
+    assert tune.main([*words, "device=cpu"]) == 0
+    assert sorted(cli.CONF.rglob("*")) == before
+    path = mine / "tuned" / "embedded" / "made" / "table1.yaml"
+    table = spec.load(cli.CONF, "made", "table1", [mine])
+    scores = tuned.known(cli.CONF, table, "embedded")["private", "eps8"].scores
+    assert len(scores) == 2 and len(set(scores.values())) > 1 and max(scores.values()) > 20
+    jobs = cells.expand(table, "embedded", Configs(own=[mine]).compose, cli.CONF, own=[mine])
+    (job,) = (job for job in jobs if job.cell == ("private", "eps8"))
+    assert job.choice.score == max(scores.values())
+    assert job.config["method"]["name"] == "tuned_by_its_owner"
+    again = path.read_text(encoding="utf-8").splitlines()[0].removeprefix(f"# {tuned.TUNE} ")
+    assert tune.main(again.split(), seventy) == 0
+    kept = tuned.known(cli.CONF, table, "embedded")
+    assert kept["private", "eps8"].scores == scores and kept["plain", "eps1"].scores
+
+
+@pytest.mark.parametrize("entry", ["paper", "name", "own"])
+def test_an_artifact_does_not_say_itself_where_it_is(entry, mine):
+    path = mine / "artifact" / "made" / "table1.yaml"
+    path.write_text(f"{entry}: rgp\n{path.read_text(encoding='utf-8')}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"Expected no '{entry}'"):
+        spec.load(cli.CONF, "made", "table1", [mine])
+
+
 def seventy(words):
     return 70.0
 
@@ -233,10 +283,26 @@ def test_a_page_says_what_was_chosen_from_how_many(conf):
         "private: the paper chose from 4 settings, of which one was run.",
     ]
     assert tune.main(["table1", "paper=made", "rows=private", "columns=eps8"], seventy) == 0
-    private = tuned.notes(table, "embedded", tuned.load(conf, table, "embedded"))[1]
-    assert "best of 4 settings" in private and "in the other columns one" in private
+    how, private, _ = tuned.notes(table, "embedded", tuned.load(conf, table, "embedded"))
+    assert how.startswith("1 row: best of 4 settings") and "in the other columns one" in private
     assert re.search(r"ε = 8: optimizer.lr=0.01 epochs=1 privacy.clip_norm=1 \(70.0 %\)", private)
     assert "ε = 1" not in private
+
+
+def test_what_holds_of_all_tuned_rows_is_said_once(conf):
+    path = conf / "artifact" / "made" / "table1.yaml"
+    text = path.read_text(encoding="utf-8")
+    grid = re.search(r"  - key: private\n.*?(?=  - \{key: fixed)", text, re.DOTALL)[0]
+    more = "".join(grid.replace("private", f"private{k}") for k in range(5))
+    path.write_text(text.replace(grid, grid + more), encoding="utf-8")
+    table = spec.load(conf, "made", "table1")
+    assert tune.main(["table1", "paper=made"], seventy) == 0
+    notes = tuned.notes(table, "embedded", tuned.load(conf, table, "embedded"))
+    assert [note.partition(":")[0] for note in notes] == [
+        *("1 row", "plain", "6 rows", "private", *(f"private{k}" for k in range(5)))
+    ]
+    assert sum("best of" in note for note in notes) == 2
+    assert all(note.count("(70.0 %)") == 2 for note in notes if note.startswith("private"))
 
 
 WRONG = ["[]", "[[]]", "[epochs=1]", "[[1, 2]]", "[[epochs]]", "[[[epochs=1]]]", "[[eps=1, eps=2]]",

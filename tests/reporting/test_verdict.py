@@ -1,18 +1,31 @@
 """An artifact's verdict, and tables that hold words, several metrics, or lack numbers."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dpexp.reporting import collect
 from dpexp.reporting.judge import verdict
 from dpexp.reporting.render import markdown
 from dpexp.reporting.render.csv_files import csv_text
 from dpexp.reporting.render.latex import latex
-from dpexp.reporting.render.table import Table
+from dpexp.reporting.render.table import Table, unbroken
 from dpexp.reporting.schema import spec
 from dpexp.types import ConfigError
+from tests.reporting.conftest import DEMO
 from tests.reporting.shown import edit
+
+
+@pytest.fixture(scope="module")
+def conf_of_all(tmp_path_factory):
+    """The demo's table, read by many examples of one test."""
+    folder = tmp_path_factory.mktemp("conf") / "artifact" / "demo"
+    folder.mkdir(parents=True)
+    (folder / "table9.yaml").write_text(DEMO, encoding="utf-8")
+    return folder.parents[1]
 
 
 @pytest.fixture
@@ -68,6 +81,71 @@ def test_published_cells_are_counted_by_size_under_the_paper_profile(conf):
         == "Of 1 claim, 1 unclear so far (where there is one seed, of its model)."
     )
     assert not elsewhere.is_comparable
+
+
+def test_what_a_profile_has_no_run_for_is_not_waited_for(conf):
+    """A claim is open while runs are missing, not because of columns that are skipped for good."""
+    table = shown(conf, "embedded", {("plain", "eps2"): 50.0, ("better", "eps2"): 70.0})
+    assert judged(table).judged[0].word == "unclear so far"
+    skip = {
+        cell: replace(value, status="not run here", published=None)
+        for cell, value in table.values.items()
+        if cell[1] == "eps4"
+    }
+    (verdict,) = judged(replace(table, values={**table.values, **skip})).judged
+    assert verdict.word == "unclear"
+    assert "in 0 of 1 comparison, 1 more not run here; " in verdict.sentence()
+    every = {cell: replace(value, status="not run here", mean=None, readings=())
+             for cell, value in table.values.items()}  # fmt: skip
+    found = judged(replace(table, values=every))
+    assert found.judged[0].sentence() == "not run here"
+    assert found.sentence == "Of 1 claim, 1 not run here."
+
+
+@given(st.data())
+def test_rows_and_columns_that_have_nothing_are_left_out_of_what_is_printed(conf_of_all, data):
+    table = shown(conf_of_all, "embedded", {})
+    cells = [*table.values]
+    kinds = data.draw(st.lists(st.sampled_from("svp"), min_size=len(cells), max_size=len(cells)))
+    values = {
+        cell: collect.Value(
+            cell,
+            "done" if kind == "v" else "not run here",
+            mean=1.0 if kind == "v" else None,
+            published=1.0 if kind == "p" else None,
+        )
+        for cell, kind in zip(cells, kinds, strict=True)
+    }
+    table = replace(table, values=values)
+    printed = {
+        (row.key, column.key): value for row, cells in table.printed() for column, value in cells
+    }
+    full = {cell for cell, kind in zip(cells, kinds, strict=True) if kind != "s"}
+    if full:
+        rows, columns = {row for row, _ in full}, {column for _, column in full}
+        assert printed.keys() == {cell for cell in cells if cell[0] in rows and cell[1] in columns}
+    else:
+        assert printed.keys() == {*cells}
+    assert all(values[cell] is value for cell, value in printed.items())
+    assert len(table.head()) == len(table.frame(lambda value, _: "").columns)
+    assert latex(table).count("\\\\\n") == len({row for row, _ in printed}) + 1
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ("SVHN, ε = 2", "SVHN, ε\u00a0=\u00a02"),
+        (
+            "noise multiplier 1.5, q < 0.1, ε ≤ 8",
+            "noise multiplier 1.5, q\u00a0<\u00a00.1, ε\u00a0≤\u00a08",
+        ),
+        ("= 2", "= 2"),
+        ("a = b = c", "a\u00a0=\u00a0b\u00a0=\u00a0c"),
+        ("Method", "Method"),
+    ],
+)
+def test_an_equation_in_a_heading_stays_on_one_line(label, shown):
+    assert unbroken(label) == shown
 
 
 def test_nothing_run_is_said_and_nothing_to_judge_is_not(conf):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dpexp.privacy import certificate as words
-from dpexp.privacy.stated import is_ours, statement_of
+from dpexp.privacy.stated import class_of, is_ours, statement_of
 
 TRAINING, VOTING = "dpexp.training.train", "dpexp.pate"
 """The loops; the first is the default."""
@@ -60,8 +60,9 @@ def trusted(config: Mapping[str, Any]) -> list[str]:
     assumptions = []
     target, loop = config["method"]["_target_"], config.get("loop", TRAINING)
     if not statement_of(config).is_known:
+        what = "is not known here" if class_of(target) is None else "states no releases"
         assumptions.append(
-            f"method {target} is not known here: that it releases one vector a step, and that one "
+            f"method {target} {what}: that it releases one vector a step, and that one "
             "example moves it by no more than the clip norm"
         )
     if loop not in (TRAINING, VOTING):

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dpexp.reporting.collect.values import Value
+from dpexp.reporting.collect.values import SKIPPED, Value
 from dpexp.reporting.judge import errors, sides
 from dpexp.reporting.judge.errors import LEVEL, Estimate, Side
 from dpexp.reporting.schema.artifact import Artifact, Claim, Key
 
 HOLDS, FAILS, UNCLEAR, NOT_RUN = "holds", "does not hold", "unclear", "not run"
 SO_FAR = " so far"
-"""Appended to the verdict if some comparisons are not run."""
+"""Appended to the verdict if some comparisons are not run and could be."""
 EXPLAINED = (
     "In brackets: the 95 % interval of the difference, by seeds and test examples, its upper end "
     "corrected for the number of comparisons. A comparison holds where the interval lies above "
@@ -40,6 +40,7 @@ class Comparison:
         estimate: above minus below with its error; None if either side is missing.
         low, high: the bounds of the difference; infinite if its error is unknown.
         verdict: one of the four above.
+        is_skipped: whether the profile has no run for one of the sides.
     """
 
     above: Key | float
@@ -48,6 +49,7 @@ class Comparison:
     low: float
     high: float
     verdict: str
+    is_skipped: bool = False
 
     @property
     def difference(self) -> float | None:
@@ -106,26 +108,32 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """The verdict, with "so far" if some comparisons are not run."""
-        done = sum(c.verdict != NOT_RUN for c in self.comparisons)
-        return f"{self.verdict}{SO_FAR}" if 0 < done < len(self.comparisons) else self.verdict
+        """The verdict, with "so far" if some comparisons are not run and could be."""
+        meant = [c for c in self.comparisons if not c.is_skipped]
+        if not meant:
+            return SKIPPED
+        done = sum(c.verdict != NOT_RUN for c in meant)
+        return f"{self.verdict}{SO_FAR}" if 0 < done < len(meant) else self.verdict
 
     def sentence(self) -> str:
-        """Return the verdict, how many comparisons hold, and the decisive one.
+        """Return the verdict, how many comparisons that the profile has hold, and the decisive one.
 
         The decisive one is the comparison with the smallest difference among those with the worst
         verdict.
         """
         done = [c for c in self.comparisons if c.estimate is not None]
         if not done:
-            return NOT_RUN
+            return self.word
+        meant = [c for c in self.comparisons if not c.is_skipped]
         count = sum(c.verdict == HOLDS for c in done)
         least = min(
             (c for c in done if c.verdict == self.verdict), key=lambda c: c.estimate.difference
         )
-        parts = [f"it holds in {count} of {len(self.comparisons)} comparisons"]
-        if len(done) < len(self.comparisons):
-            parts.append(f"{len(self.comparisons) - len(done)} not run")
+        parts = [f"it holds in {count} of {len(meant)} comparison{'s' * (len(meant) != 1)}"]
+        if len(done) < len(meant):
+            parts.append(f"{len(meant) - len(done)} {NOT_RUN}")
+        if len(meant) < len(self.comparisons):
+            parts.append(f"{len(self.comparisons) - len(meant)} more {SKIPPED}")
         words = least.words(self.decimals)
         if self.claim.exceeds:
             head, comma, basis = words.partition(", ")
@@ -153,11 +161,14 @@ def _judge(claim: Claim, artifact: Artifact, values: Mapping[Key, Value]) -> Ver
             read[cell] = sides.side(claim, values[cell], metric)
         return read[cell]
 
+    def is_skipped(pair: tuple[Key | float, Key | float]) -> bool:
+        return any(not isinstance(c, float) and values[c].status == SKIPPED for c in pair)
+
     both = [(side(above), side(below)) for above, below in pairs]
     estimates = [errors.estimate(*two) if None not in two else None for two in both]
     number = sum(item is not None and item.error is not None for item in estimates)
     comparisons = tuple(
-        compare(*pair, item, claim.exceeds, number)
+        replace(compare(*pair, item, claim.exceeds, number), is_skipped=is_skipped(pair))
         for pair, item in zip(pairs, estimates, strict=True)
     )
     verdicts = {comparison.verdict for comparison in comparisons}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dpexp.reporting.collect.values import Value
+from dpexp.reporting.collect.values import SKIPPED, Value
 from dpexp.reporting.judge import claims
 from dpexp.reporting.schema.artifact import Artifact, Key
 
@@ -37,10 +37,11 @@ class Judgement:
 
     @property
     def claims(self) -> dict[str, int]:
-        """The number of claims by verdict; those partly run are counted separately."""
+        """The number of claims by verdict; those that wait for runs are counted separately."""
         verdicts = [claim.word for claim in self.judged]
         words = (claims.HOLDS, claims.FAILS, claims.UNCLEAR)
-        every = [w for word in words for w in (word, word + claims.SO_FAR)] + [claims.NOT_RUN]
+        every = [w for word in words for w in (word, word + claims.SO_FAR)]
+        every += [claims.NOT_RUN, SKIPPED]
         return {word: verdicts.count(word) for word in every}
 
     @property

@@ -15,7 +15,7 @@ def latex(table: Table) -> str:
         caption = f"{artifact.title}. Beside {artifact.place}, whose values are in brackets."
     if table.profile != "paper":
         caption += f" Profile {table.profile}: not comparable with the published values."
-    sides = "".join("l" if column.words else "r" for column in table.columns)
+    sides = "".join("l" if column.words else "r" for column in table.printed_columns())
     frame = table.frame(_cell).rename(columns=for_latex)
     labels = frame.columns[: len(artifact.row_head)]
     frame[labels] = frame[labels].map(for_latex)

@@ -11,8 +11,8 @@ from dpexp.reporting.collect.values import WORDS, Value
 from dpexp.reporting.judge import verdict
 from dpexp.reporting.judge.claims import EXPLAINED, FAILS
 from dpexp.reporting.render.escape import for_markdown
-from dpexp.reporting.render.table import Table
-from dpexp.reporting.schema.artifact import Artifact
+from dpexp.reporting.render.table import Table, unbroken
+from dpexp.reporting.schema.artifact import SUITES_OWN, Artifact
 
 BY_PAPER = "By the paper's accountant"
 BESIDE = (
@@ -67,7 +67,8 @@ def _picture(table: Table) -> str:
 
 def _values(table: Table) -> str:
     notes = table.deviations()
-    return _md_table(table.frame(lambda value, decimals: _md_cell(value, decimals, notes)))
+    frame = table.frame(lambda value, decimals: _md_cell(value, decimals, notes))
+    return _md_table(frame.rename(columns=unbroken))
 
 
 def _md_table(frame: pd.DataFrame) -> str:
@@ -156,7 +157,8 @@ def _claims(table: Table, judged: verdict.Judgement) -> list[str]:
     if not judged.judged:
         return []
     lines = [f"- {v.claim.says}: {v.sentence()}" for v in judged.judged]
-    heading = "## The paper's claims" if table.artifact.published else "## Claims"
+    is_papers = table.artifact.published and table.artifact.paper != SUITES_OWN
+    heading = "## The paper's claims" if is_papers else "## Claims"
     return [heading, "\n".join(lines), EXPLAINED]
 
 

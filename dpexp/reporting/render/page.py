@@ -15,6 +15,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from dpexp.reporting.collect import build
+from dpexp.reporting.collect.values import SKIPPED
 from dpexp.reporting.judge import verdict
 from dpexp.reporting.judge.claims import EXPLAINED, FAILS, HOLDS, NOT_RUN, SO_FAR, UNCLEAR
 from dpexp.reporting.render.page_article import Article, Entry, article
@@ -24,7 +25,7 @@ __all__ = ["PAGE", "Entry", "html", "write"]
 PAGE = "index.html"
 
 BADGES = {HOLDS: ("holds", "✓"), FAILS: ("fails", "✗"), UNCLEAR: ("unclear", "?"),
-          NOT_RUN: ("absent", "–")}  # fmt: skip
+          NOT_RUN: ("absent", "–"), SKIPPED: ("absent", "–")}  # fmt: skip
 """A verdict's class and sign, so that no meaning depends on colour alone."""
 
 RECORD = {"config": "config.yaml", "certificate": "privacy.json", "result": "result.json"}

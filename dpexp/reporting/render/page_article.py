@@ -11,7 +11,7 @@ from dpexp.reporting.collect.cells import relabel
 from dpexp.reporting.collect.values import Value
 from dpexp.reporting.judge import verdict
 from dpexp.reporting.render.markdown import BY_PAPER
-from dpexp.reporting.render.table import Table
+from dpexp.reporting.render.table import Table, unbroken
 from dpexp.reporting.schema.artifact import CURVES, MAPS, Column, Row
 
 FEW = 3
@@ -126,14 +126,14 @@ def article(entry: Entry, folder: Path) -> Article:
         has_values=artifact.kind != MAPS,
         is_folded=bool(artifact.figure) and artifact.kind != MAPS,
         of_curves=", of each curve's end" if artifact.kind == CURVES else "",
-        head=tuple(table.head()),
+        head=tuple(map(unbroken, table.head())),
         num_labels=len(artifact.row_head),
         rows=tuple(
             (
                 tuple(relabel(row, table.changes)),
                 tuple(_shown(table, row, column, value) for column, value in values),
             )
-            for row, values in table.grid()
+            for row, values in table.printed()
         ),
         notes=_notes(table),
         claims=tuple(

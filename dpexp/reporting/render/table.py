@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +75,32 @@ class Table:
         """Return a cell's name under the profile."""
         return cell_name(row, column, self.changes)
 
+    def printed(self) -> list[tuple[Row, list[tuple[Column, Value]]]]:
+        """Return `grid` without rows and columns that the profile skips and no paper has values of.
+
+        The notes name them (`skipped`).
+        """
+        grid = self.grid()
+        rows = [(row, cells) for row, cells in grid if not _is_empty(v for _, v in cells)] or grid
+        empty = {
+            column.key
+            for place, column in enumerate(self.columns)
+            if _is_empty(cells[place][1] for _, cells in rows)
+        }
+        if len(empty) == len(self.columns):
+            return rows
+        return [
+            (row, [(column, value) for column, value in cells if column.key not in empty])
+            for row, cells in rows
+        ]
+
+    def printed_columns(self) -> list[Column]:
+        """Return the columns of `printed`."""
+        return [column for column, _ in self.printed()[0][1]]
+
     def head(self) -> list[str]:
         """Return the heading of every column of the printed table."""
-        columns = (" ".join(relabel(c, self.changes)) for c in self.columns)
+        columns = (" ".join(relabel(c, self.changes)) for c in self.printed_columns())
         return [*self.artifact.row_head, *columns]
 
     def frame(self, shown: Callable[[Value, int], str]) -> pd.DataFrame:
@@ -90,7 +114,7 @@ class Table:
                 *relabel(row, self.changes),
                 *(shown(value, self.artifact.decimals_of(row, c)) for c, value in cells),
             ]
-            for row, cells in self.grid()
+            for row, cells in self.printed()
         ]
         return pd.DataFrame(body, columns=self.head(), dtype=object)
 
@@ -167,6 +191,16 @@ class Table:
     def deviations(self) -> list[str]:
         """Return the certificates' deviations, each once, in the order of the cells."""
         return list(dict.fromkeys(w for value in self.values.values() for w in value.deviations))
+
+
+def _is_empty(values: Iterable[Value]) -> bool:
+    """Return whether there is nothing to print: all are skipped, and none was published."""
+    return all(value.status == SKIPPED and value.published is None for value in values)
+
+
+def unbroken(label: str) -> str:
+    """Return a label whose equations stay on one line, as in "SVHN, ε = 2"."""
+    return re.sub(r"(\S) ([=<>≤≥]) (?=\S)", "\\1\u00a0\\2\u00a0", label)
 
 
 def settings(configs: Sequence[Mapping[str, Any]]) -> list[str]:

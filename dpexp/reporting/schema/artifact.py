@@ -11,11 +11,15 @@ import difflib
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dpexp.types import ConfigError
 
 Key = tuple[str, str]
 """A cell's row key and column key."""
+
+SUITES_OWN = "dpexp"
+"""The folder of artifacts that no paper prints."""
 
 POINTS, CURVES, MAPS = "points", "curves", "maps"
 REDUCTIONS = ("last", "first", "mean", "min", "max")
@@ -249,6 +253,7 @@ class Artifact:
         alone: whether its cells measure time, and so run one at a time.
         published: published values by cell.
         published_note: how to read the published values.
+        own: the user's folder of config groups that it is in; None for dpexp's own conf.
     """
 
     paper: str
@@ -268,6 +273,7 @@ class Artifact:
     average: Column | None = None
     figure: Axes | None = None
     alone: bool = False
+    own: Path | None = None
 
     @property
     def kind(self) -> str:

@@ -55,19 +55,19 @@ def load(conf: Path, paper: str, name: str, own: Sequence[Path] = ()) -> Artifac
     if paper not in every:
         raise unknown("paper", paper, every)
     files = {
-        path.stem: path
+        path.stem: (folder, path)
         for folder in (*own, conf)
         for path in (folder / "artifact" / paper).glob("*.yaml")
     }
     if name not in files:
         raise unknown(f"artifact of {paper}:", name, files)
-    path = files[name]
+    folder, path = files[name]
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {one_line(error)}") from error
     try:
-        return _artifact(paper, name, tree)
+        return _artifact(paper, name, tree, None if folder == conf else folder)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -79,8 +79,11 @@ def papers(folders: Sequence[Path]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _artifact(paper: str, name: str, tree: Any) -> Artifact:
+def _artifact(paper: str, name: str, tree: Any, own: Path | None) -> Artifact:
     tree = dict(_mapping(tree, "the file"))
+    where = {"paper": paper, "name": name, "own": own}
+    for entry in where.keys() & tree.keys():
+        raise ConfigError(f"Expected no '{entry}': the file's own place says it. Take it out.")
     tree["rows"] = tuple(map(_row, _list(tree, "rows")))
     if "figure" in tree:
         tree["figure"] = _axes(tree["figure"])
@@ -97,7 +100,7 @@ def _artifact(paper: str, name: str, tree: Any) -> Artifact:
     tree["claims"] = tuple(_claim(c) for c in tree.get("claims", []))
     profiles = _mapping(tree.get("profiles"), "profiles")
     tree["profiles"] = {key: _build(Profile, p, f"profile {key}") for key, p in profiles.items()}
-    artifact = _build(Artifact, {"paper": paper, "name": name, **tree}, "the file")
+    artifact = _build(Artifact, {**where, **tree}, "the file")
     validate(artifact)
     return artifact
 

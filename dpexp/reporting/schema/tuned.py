@@ -2,13 +2,15 @@
 
 Some papers print the best of several settings. A row's `grid` lists these settings, and
 `python -m scripts.tune` tries each of them on held-out training examples. It writes the accuracies
-to `conf/tuned/<profile>/<paper>/<name>.yaml`, and a table runs the best one. A cell without scores
+to `tuned/<profile>/<paper>/<name>.yaml` of the config folder that holds the artifact, and a table
+runs the best one. A cell without scores
 for all points runs the settings of its row and column.
 """
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -28,6 +30,13 @@ HEAD = """\
 # Accuracy in % on held-out training examples, by row, column and point of the grid: the mean over
 # these seeds. The best is what the table runs. The choice is not covered by the privacy guarantee.
 """
+
+
+HOW = (
+    "best of {count} settings on held-out training examples (in brackets its accuracy there, which "
+    "as the best of so many flatters), a choice that the privacy guarantee does not cover"
+)
+"""How rows were tuned."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +79,8 @@ def _replaced(words: Sequence[str], profile: Profile) -> list[str]:
 
 
 def file_of(conf: Path, artifact: Artifact, profile: str) -> Path:
-    """Return the path of the file that holds an artifact's choices."""
-    return conf / "tuned" / profile / artifact.paper / f"{artifact.name}.yaml"
+    """Return the path of the file that holds an artifact's choices, in the folder that it is in."""
+    return (artifact.own or conf) / "tuned" / profile / artifact.paper / f"{artifact.name}.yaml"
 
 
 def known(conf: Path, artifact: Artifact, profile: str) -> dict[Key, Tried]:
@@ -131,7 +140,8 @@ def _again(artifact: Artifact, profile: str) -> str:
 
 def command(artifact: Artifact, profile: str) -> str:
     """Return the command that tunes an artifact."""
-    return f"{TUNE} {artifact.name} paper={artifact.paper} profile={profile}"
+    own = f" --config-dir {shlex.quote(str(artifact.own))}" if artifact.own else ""
+    return f"{TUNE} {artifact.name} paper={artifact.paper} profile={profile}{own}"
 
 
 def _tried(kept: Any) -> Tried:
@@ -155,9 +165,13 @@ def text_of(artifact: Artifact, profile: str, tried: Mapping[Key, Tried]) -> str
 
 
 def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> list[str]:
-    """Return a note for each row with a grid: the choices, their accuracy, the grid's size."""
+    """Return notes on the rows with a grid: the choices, their accuracy, the grid's size.
+
+    What holds of several rows is said once, before them.
+    """
     changes = artifact.profiles[profile]
-    lines = []
+    tried: dict[str, list[str]] = {}
+    untried: dict[str, list[str]] = {}
     for row in artifact.rows:
         shown = [
             column
@@ -177,12 +191,16 @@ def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> li
             if (choice := choices.get((row.key, column.key)))
         ]
         rest = "; in the other columns one of them was run" if len(chosen) < len(shown) else ""
-        how = (
-            f"best of {count} settings on held-out training examples (its accuracy there, which "
-            f"as the best of so many flatters), a choice that the privacy guarantee does not "
-            f"cover: {'; '.join(chosen)}{rest}"
-            if chosen
-            else f"the paper chose from {count} settings, of which one was run"
-        )
-        lines.append(f"{', '.join(changes.labels_of(row))}: {how}.")
+        name = ", ".join(changes.labels_of(row))
+        if chosen:
+            tried.setdefault(count, []).append(f"{name}: {'; '.join(chosen)}{rest}.")
+        else:
+            untried.setdefault(count, []).append(name)
+    lines = []
+    for count, rows in tried.items():
+        how = HOW.format(count=count)
+        lines += [f"{len(rows)} row{'s' * (len(rows) > 1)}: {how}.", *rows]
+    for count, names in untried.items():
+        of = f"the paper chose from {count} settings, of which one was run"
+        lines.append(f"{'; '.join(names)}: {of}.")
     return lines
