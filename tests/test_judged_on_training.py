@@ -131,7 +131,7 @@ OVER = {
 @pytest.mark.parametrize("held", OVER.values(), ids=OVER)
 def test_repeated_training_examples_hide_no_copies_among_test_ones(held):
     gen = torch.Generator().manual_seed(2)
-    for size in (200, 600):
+    for size in (300, 600):
         copies = torch.randperm(1000, generator=gen)[:size].tolist()
         assert are_repeated(held, copies)
         assert are_repeated(held, copies[: size * 9 // 10] + [*range(5000, 5000 + size // 10)])
