@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Subset
 
-from dpexp.data.task import as_bytes
+from dpexp.data.task import Examples, as_bytes
 from dpexp.data.text import Texts
 
 SURE = 5.0
@@ -20,7 +20,9 @@ MANY = 20
 """Values whose counts have no common factor by chance (ours)."""
 
 
-def is_of_training(train: Any, test: Any, inputs: Tensor, test_inputs: Tensor) -> bool:
+def is_of_training(
+    train: Any, test: Any, examples: Examples | Texts, tests: Examples | Texts
+) -> bool:
     """Return whether most examples of a test set are training ones.
 
     They are where both are rows of one data set or lie at the same places in memory, or else where
@@ -30,15 +32,16 @@ def is_of_training(train: Any, test: Any, inputs: Tensor, test_inputs: Tensor) -
     Args:
         train: as it was handed over: a pair of tensors, or a data set.
         test: likewise.
-        inputs: [n, ...], read from train.
-        test_inputs: [m, ...], read from test.
+        examples: read from train.
+        tests: read from test.
     """
-    (data, rows), (other, tests) = _origin(train), _origin(test)
-    if data is other and _share(tests, set(rows)) > 0.5:
+    (data, rows), (other, chosen) = _origin(train), _origin(test)
+    if data is other and _share(chosen, set(rows)) > 0.5:
         return True
-    if _share(_places(test_inputs), _places(inputs)) > 0.5:
-        return True
-    return are_repeated(hashes(inputs), hashes(test_inputs))
+    if isinstance(examples, Examples) and isinstance(tests, Examples):
+        if _share(_places(tests.inputs), _places(examples.inputs)) > 0.5:
+            return True
+    return are_repeated(hashes_of(examples), hashes_of(tests))
 
 
 def are_repeated(train: Sequence[int], test: Sequence[int]) -> bool:
@@ -90,6 +93,11 @@ def _are_fewer(found: float, due: float) -> bool:
         return False
     ratio = found * math.log(found / due) if found else 0.0
     return 2 * (due - found + ratio) > SURE**2
+
+
+def hashes_of(examples: Examples | Texts) -> list[int]:
+    """Return a hash of each example, [n], whatever its target."""
+    return text_hashes(examples) if isinstance(examples, Texts) else hashes(examples.inputs)
 
 
 def hashes(rows: Tensor) -> list[int]:

@@ -201,10 +201,7 @@ def _require_others(train: Examples | Texts, test: Examples | Texts) -> None:
     """Refuse test examples that are training ones in another file: the metric would be theirs."""
     if len(test) < FEWEST:
         return
-    held, tests = (
-        overlap.text_hashes(part) if isinstance(part, Texts) else overlap.hashes(part.inputs)
-        for part in (train, test)
-    )
+    held, tests = map(overlap.hashes_of, (train, test))
     if len(train) and overlap.are_repeated(held, tests):
         raise ConfigError(
             "Expected test examples that are not trained on; most of them are training examples "
