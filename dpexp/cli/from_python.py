@@ -36,6 +36,7 @@ from dpexp.models.classifier import AUTO
 from dpexp.models.libraries import TEXTS, reads_texts
 from dpexp.models.notes import notes_of
 from dpexp.models.unwrapped import unwrapped
+from dpexp.records.keeping import WEIGHTS
 from dpexp.records.weights import digest
 from dpexp.types import ConfigError
 
@@ -166,8 +167,12 @@ def train(
         )
     with _own_random_numbers():
         head = prepare(model, config, task.num_classes).head
-        directory = _trained(with_head(config, head), model, task, callbacks)
-    return TrainedRun.read(directory, load(directory, model).module)
+        made: list[nn.Module] = []
+        directory = _trained(with_head(config, head), model, task, callbacks, made.append)
+    if (directory / WEIGHTS).exists():
+        return TrainedRun.read(directory, load(directory, model).module)
+    # weights=discard: the model is in memory alone, and after a look-up nowhere
+    return TrainedRun.read(directory, made[0].cpu().eval() if made else None)
 
 
 def _chooses_public(method: str) -> bool:
@@ -196,6 +201,7 @@ def _trained(
     model: nn.Module,
     task: Task,
     callbacks: Sequence[Callable[[dict[str, Any]], Any]],
+    takes_model: Callable[[nn.Module], Any],
 ) -> Any:
     """Train a config's parts in this process unless it is done; return the run's directory."""
     results = config["results"]
@@ -209,6 +215,7 @@ def _trained(
                 trained = adapted(copy.deepcopy(model).to(at), made, config["seed"])
                 parts = around(config, task, trained, made)
                 parts = replace(parts, callbacks=callbacks, notes=notes_of(model))
+                parts = replace(parts, takes_model=takes_model)
                 with failing_model(config):
                     loop_of(config).train(config, parts, Ranks(0, 1, at))
     return records.locate(results, config)

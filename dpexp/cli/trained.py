@@ -168,7 +168,8 @@ def load(
     if not path.exists():
         raise ConfigError(
             f"Expected a run that kept its model; {directory} holds none. Train it with "
-            "weights=keep and another results folder."
+            "weights=keep and another results folder (from dpexp.train: without 'weights' in "
+            "settings)."
         )
     state = weights.read(path)
     if weights.digest(state) != record.result.get("weights_sha256"):

@@ -81,6 +81,7 @@ class Parts:
         averaging: of the weights over steps; what is evaluated and kept is the average; None: none.
         augmentation: makes views of the private examples; None: none.
         clipping: how an example's norm is brought down to the clip norm.
+        takes_model: called with the trained model once it is; None: nothing is.
         callbacks: called on the first rank after each evaluation, with its line of metrics.jsonl.
     """
 
@@ -97,3 +98,4 @@ class Parts:
     augmentation: Augmentation | None = None
     clipping: Clipping = FLAT
     callbacks: Sequence[Callable[[dict[str, Any]], Any]] = ()
+    takes_model: Callable[[nn.Module], Any] | None = None
