@@ -115,3 +115,40 @@ def test_test_sets_drawn_like_training_ones_are_not_taken_for_them(values):
         assert not are_repeated(drawn[:300], drawn[300:])
         if values >= 1000:
             assert are_repeated(drawn[:300], drawn[200:300])
+
+
+BASE = [*range(1000)]
+OVER = {
+    "whole, twice": BASE * 2,
+    "whole, ten times": BASE * 10,
+    "a rare class, nine times": BASE[100:] + BASE[:100] * 9,
+    "half, twice": BASE[500:] + BASE[:500] * 2,
+    "drawn with replacement": torch.randint(1000, (3000,), generator=GEN).tolist(),
+    "twice, but for a few": (BASE * 2)[:-30],
+}
+
+
+@pytest.mark.parametrize("held", OVER.values(), ids=OVER)
+def test_repeated_training_examples_hide_no_copies_among_test_ones(held):
+    gen = torch.Generator().manual_seed(2)
+    for size in (300, 600):
+        copies = torch.randperm(1000, generator=gen)[:size].tolist()
+        assert are_repeated(held, copies)
+        assert are_repeated(held, copies[: size * 9 // 10] + [*range(5000, 5000 + size // 10)])
+        assert not are_repeated(held, [*range(5000, 5000 + size)])
+        assert not are_repeated(held, copies[: size // 5] + [*range(5000, 5000 + size)])
+
+
+@pytest.mark.parametrize("common", [2, 30, 1000])
+def test_values_of_uneven_shares_are_not_taken_for_training_examples(common):
+    """Heavy tails, and a few common values beside many rare ones."""
+    gen = torch.Generator().manual_seed(3)
+    for train, test in ((300, 100), (2000, 200), (1000, 50), (100, 900)):
+        for _ in range(20):
+            size = (train + test,)
+            tail = torch.rand(size, generator=gen).double().pow(-1.4).long()
+            some = torch.randint(common, size, generator=gen)
+            rare = torch.randint(10**9, size, generator=gen)
+            mixed = torch.where(torch.rand(size, generator=gen) < 0.4, rare, some)
+            for drawn in (tail.tolist(), mixed.tolist()):
+                assert not are_repeated(drawn[:train], drawn[train:])

@@ -10,7 +10,7 @@ import pytest
 from dpexp import cli, records
 from dpexp.cli import lookup, verify
 from dpexp.cli.own_data import below_one_in, share_of
-from dpexp.privacy.certificate import CLASSES_READ, COUNTED
+from dpexp.privacy.certificate import CLASSES_READ, COUNTED, JUDGED_ON_TRAINING
 from dpexp.types import ConfigError
 from tests.own_data import refusal, save_csv, save_folders
 from tests.runs import execute
@@ -99,6 +99,34 @@ def test_what_is_read_off_the_examples_is_in_the_certificate_and_must_be(alone):
     privacy["deviations"].remove(COUNTED)
     (directory / "privacy.json").write_text(json.dumps(privacy))
     assert not passes(directory)
+
+
+def test_a_test_set_of_training_examples_is_in_the_certificate_where_it_is_allowed(alone, tmp_path):
+    rows = [[room, ["no", "yes"][room % 2]] for room in range(120)]
+    (tmp_path / "set").mkdir()
+    save_csv(tmp_path / "set" / "train.csv", [["rooms", "sold"], *rows * 3])  # oversampled
+    save_csv(tmp_path / "set" / "test.csv", [["rooms", "sold"], *rows[:60]])
+    words = ["method=dpsgd", "task=table", f"data={tmp_path}/set", "task.target=sold", "eps=8"]
+    words += ["task.columns={rooms:[0,120]}", "task.classes=[no,yes]", "epochs=1"]
+    words += ["dataset_size=360"]
+    line = refusal(*words)
+    assert "most of them are training examples" in line
+    for value, is_due in (("true", True), ("false", False)):
+        directory = execute(alone, *words, f"task.judged_on_training={value}")
+        said = records.read(directory)
+        assert (JUDGED_ON_TRAINING in said.privacy["deviations"]) is is_due
+        assert said.config["task"]["judged_on_training"] is is_due and passes(directory)
+    for more in (["attack=loss_threshold"], ["method=pate"]):
+        line = refusal(*words, "task.judged_on_training=true", *more)
+        assert "since " + more[0] in line
+
+
+def test_what_is_not_said_of_the_test_examples_is_not_in_the_config(alone):
+    """So that ids of runs on one's own data do not depend on a setting that is younger."""
+    words = ["method=dpsgd", *FLOWERS]
+    config, said = cli.compose(words), cli.compose([*words, "task.judged_on_training=true"])
+    assert "judged_on_training" not in config["task"]
+    assert records.run_id(config) != records.run_id(said)
 
 
 def test_a_changed_file_is_refused_where_its_run_is_looked_up(alone, here, tmp_path, monkeypatch):

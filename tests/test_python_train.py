@@ -80,6 +80,30 @@ def test_without_noise_it_learns(trained):
     assert run.accuracy > 90 and run.epsilon is None
 
 
+@pytest.mark.parametrize("method", ["dpsgd", "dp_lora", "rgp"])
+def test_a_model_that_is_not_kept_is_in_memory_alone(method, trained, tmp_path):
+    more = {"method.rank": 2} if method != "dpsgd" else {}
+    said = {"method": method, "settings": {"weights": "discard", "averaging": "ema", **more}}
+    run, kept = (
+        trained(**said),
+        trained(
+            **said
+            | {"results": tmp_path / "kept", "settings": {**said["settings"], "weights": "keep"}}
+        ),
+    )
+    for name, each in kept.model.state_dict().items():
+        assert torch.equal(run.model.state_dict()[name], each)
+    assert not run.model.training
+    with torch.no_grad():
+        right = (run.model(TEST[0]).argmax(1) == TEST[1]).float().mean()
+    assert 100 * float(right) == pytest.approx(run.accuracy)
+    again = trained(**said)
+    assert again.directory == run.directory and again.accuracy == run.accuracy
+    for ask in (lambda: again.model, lambda: dpexp.load(run.directory)):
+        with pytest.raises(ConfigError, match="Expected a run that kept its model; .* holds none"):
+            ask()
+
+
 def test_called_again_it_is_looked_up_and_goes_on_where_it_stopped(trained, tmp_path):
     heard = []
 

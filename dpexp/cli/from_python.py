@@ -28,12 +28,15 @@ from dpexp.cli.quoting import quoted, readable
 from dpexp.cli.trained import TrainedRun, load
 from dpexp.data import Examples, Task, overlap
 from dpexp.data.given import examples_of, task_of
+from dpexp.data.text import Texts
 from dpexp.distributed.ranks import Ranks, choose_device
 from dpexp.models.adapting import logits_of
 from dpexp.models.architecture import code_digest
 from dpexp.models.classifier import AUTO
+from dpexp.models.libraries import TEXTS, reads_texts
 from dpexp.models.notes import notes_of
 from dpexp.models.unwrapped import unwrapped
+from dpexp.records.keeping import WEIGHTS
 from dpexp.records.weights import digest
 from dpexp.types import ConfigError
 
@@ -115,8 +118,12 @@ def train(
             )
     model = unwrapped(copy.deepcopy(model))
     examples, tests = examples_of(train, "train"), examples_of(test, "test")
+    code = None
+    if isinstance(examples, Texts):
+        code = code_digest(model)  # before the hook, whose number differs from call to call
+        reads_texts(model)
     task = _task(model, examples, tests, delta, dataset_size)
-    is_of_training = overlap.is_of_training(train, test, examples.inputs, tests.inputs)
+    is_of_training = overlap.is_of_training(train, test, examples, tests)
     values = {
         "eps": eps,
         "epochs": epochs,
@@ -135,8 +142,9 @@ def train(
         "model._target_": _dotted(type(model)),
         "model.name": f"python:{type(model).__name__}",
         "++model.head": AUTO,
+        **({"++model.reads": TEXTS} if isinstance(examples, Texts) else {}),
         "++model.initial_weights": digest(model.state_dict()),
-        "++model.code": code_digest(model),
+        "++model.code": code or code_digest(model),
         **({"+dataset_size": COUNT} if dataset_size is None else {}),
         **settings,
         **({"++task.judged_on_training": True} if is_of_training else {}),
@@ -159,8 +167,12 @@ def train(
         )
     with _own_random_numbers():
         head = prepare(model, config, task.num_classes).head
-        directory = _trained(with_head(config, head), model, task, callbacks)
-    return TrainedRun.read(directory, load(directory, model).module)
+        made: list[nn.Module] = []
+        directory = _trained(with_head(config, head), model, task, callbacks, made.append)
+    if (directory / WEIGHTS).exists():
+        return TrainedRun.read(directory, load(directory, model).module)
+    # weights=discard: the model is in memory alone, and after a look-up nowhere
+    return TrainedRun.read(directory, made[0].cpu().eval() if made else None)
 
 
 def _chooses_public(method: str) -> bool:
@@ -189,6 +201,7 @@ def _trained(
     model: nn.Module,
     task: Task,
     callbacks: Sequence[Callable[[dict[str, Any]], Any]],
+    takes_model: Callable[[nn.Module], Any],
 ) -> Any:
     """Train a config's parts in this process unless it is done; return the run's directory."""
     results = config["results"]
@@ -202,6 +215,7 @@ def _trained(
                 trained = adapted(copy.deepcopy(model).to(at), made, config["seed"])
                 parts = around(config, task, trained, made)
                 parts = replace(parts, callbacks=callbacks, notes=notes_of(model))
+                parts = replace(parts, takes_model=takes_model)
                 with failing_model(config):
                     loop_of(config).train(config, parts, Ranks(0, 1, at))
     return records.locate(results, config)
@@ -223,9 +237,7 @@ def _words(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"{key}={quoted(value) if isinstance(value, str) else json.dumps(value)}"
 
 
-def _task(
-    model: nn.Module, train: Examples, test: Examples, delta: float | None, size: int | None
-) -> Task:
+def _task(model: nn.Module, train: Any, test: Any, delta: float | None, size: int | None) -> Task:
     """Return the task; the model's architecture, which is public, says how many classes it has."""
     outputs, size = _outputs(model, train), len(train) if size is None else size
     delta = below_one_in(size) if delta is None else delta
@@ -234,10 +246,15 @@ def _task(
     return task_of(train, test, num_classes=outputs, delta=delta, dataset_size=size)
 
 
-def _outputs(model: nn.Module, train: Examples) -> int:
+def _outputs(model: nn.Module, train: Examples | Texts) -> int:
     """Return how many outputs a model has for inputs of the shape of these."""
-    given = train.inputs[:2]  # whose shape and type count; an id of 0 often stands for padding
-    blank = torch.zeros_like(given) if given.is_floating_point() else torch.ones_like(given)
+    if isinstance(train, Texts):
+        given = torch.ones((min(len(train), 2), 3, train.longest), dtype=torch.long)
+        given[:, 2] = 0  # ids, mask, second text
+        blank = given
+    else:
+        given = train.inputs[:2]  # whose shape and type count; an id of 0 often stands for padding
+        blank = torch.zeros_like(given) if given.is_floating_point() else torch.ones_like(given)
     blanks = Examples(blank, torch.zeros(len(blank), dtype=torch.long))
     is_training = model.training
     try:

@@ -72,6 +72,9 @@ def settle(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
             )
     node = OmegaConf.to_container(cfg.task, resolve=True, throw_on_missing=False)
     assert isinstance(node, dict)
+    if node.get("judged_on_training", ...) is None:  # unsaid: ids are older than the setting is
+        with open_dict(cfg):
+            del cfg.task.judged_on_training
     meant = _names(node) | _columns(node)
     node |= meant
     data, size = _data(node), node["dataset_size"]
@@ -113,6 +116,25 @@ def misplaced(word: str, task: Any) -> str:
     """Return the error for a word of one's own data beside another task, or beside none."""
     got = f"task={task}" if task else "no task"
     return f"Expected task=images, texts or table beside {word}=; got {got}. Set task."
+
+
+def check_judged(config: Mapping[str, Any]) -> None:
+    """Refuse what takes the test examples for others than the training ones, where they are not.
+
+    Raises:
+        ConfigError: an attack or a method of its own loop does.
+    """
+    from dpexp.types import ConfigError
+
+    if config["task"].get("judged_on_training") is not True:
+        return
+    attack = config["attack"]["name"] if "attack" in config else None
+    if "loop" in config or attack == "loss_threshold":
+        taker = f"attack={attack}" if attack else f"method={config['method']['name']}"
+        raise ConfigError(
+            f"Expected test examples that are not trained on, since {taker} takes them for public "
+            "or for others; got task.judged_on_training=true. Set other test examples."
+        )
 
 
 def _data(node: Mapping[str, Any]) -> str:
@@ -190,7 +212,7 @@ def _count(node: Mapping[str, Any]) -> int:
 
     found = source.find(
         takes_images=str(node["_target_"]).endswith(".images"),
-        **{key: node[key] for key in FINDING},
+        **{key: node.get(key) for key in FINDING},
     )
     held = source.count(found, node.get("delimiter"), node["test_size"])
     if not held:
@@ -202,5 +224,13 @@ def _count(node: Mapping[str, Any]) -> int:
     return held
 
 
-FINDING = ("data", "config", "train_splits", "test_splits", "test_size", "data_root")
+FINDING = (
+    "data",
+    "config",
+    "train_splits",
+    "test_splits",
+    "test_size",
+    "judged_on_training",
+    "data_root",
+)
 """Settings that decide which files are read."""

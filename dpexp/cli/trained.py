@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from dpexp import records
-from dpexp.cli.building import build_model
+from dpexp.cli.building import build_model, prepare
 from dpexp.cli.instantiate import parameters
 from dpexp.cli.parameter_names import is_plain, shape_of
 from dpexp.data import Preprocessing, kept, preprocessing
+from dpexp.data.given import texts_of
+from dpexp.models import fixing, libraries
+from dpexp.models.adapting import logits_of
 from dpexp.privacy.stated import is_ours
 from dpexp.records import weights
 from dpexp.records.keeping import WEIGHTS
@@ -70,7 +73,7 @@ class TrainedModel:
         batches = self._batches(raw)
         device = next(iter(self.module.parameters())).device
         with torch.no_grad():
-            parts = [self.module(batch.to(device)).cpu() for batch in batches]
+            parts = [logits_of(self.module(batch.to(device))).cpu() for batch in batches]
         return torch.cat(parts) if parts else torch.empty(0, self.record.result["num_classes"])
 
     def predict(self, raw: Any) -> list[Guess]:
@@ -95,6 +98,10 @@ class TrainedModel:
             examples = self.preprocessing.examples(raw)
             rows = torch.arange(len(examples)).split(BATCH) if len(examples) else ()
             return [examples.batch(indices).inputs for indices in rows]
+        if isinstance(raw, Mapping) and self.record.config["model"].get("reads") == libraries.TEXTS:
+            texts = texts_of(raw, None, "the")
+            rows = torch.arange(len(texts)).split(BATCH)
+            return [texts.batch(indices).inputs for indices in rows]
         if not isinstance(raw, Tensor):
             raise ConfigError(
                 "Expected a tensor of inputs as the model takes them, since the run has kept no "
@@ -161,7 +168,8 @@ def load(
     if not path.exists():
         raise ConfigError(
             f"Expected a run that kept its model; {directory} holds none. Train it with "
-            "weights=keep and another results folder."
+            "weights=keep and another results folder (from dpexp.train: without 'weights' in "
+            "settings)."
         )
     state = weights.read(path)
     if weights.digest(state) != record.result.get("weights_sha256"):
@@ -169,7 +177,7 @@ def load(
             f"Expected the weights in {path} to be those of the run; they do not match "
             "weights_sha256 in its result.json. Fetch the folder again."
         )
-    module = _built(record, trust) if model is None else model
+    module = _built(record, trust) if model is None else _changed(model, record)
     _fill(module, state, path)
     made = None
     if (directory / preprocessing.FILE).exists():
@@ -181,6 +189,11 @@ def _built(record: records.Record, trust: bool) -> nn.Module:
     """Build a record's model, with weights that are replaced."""
     node = dict(record.config["model"])
     target = str(node.get("_target_"))
+    of_library = libraries.built(target, record.directory)
+    if of_library is not None:
+        if node.get("reads") == libraries.TEXTS:
+            libraries.reads_texts(of_library)
+        return prepare(of_library, record.config, record.result["num_classes"]).model
     is_own = is_ours(target) and target.startswith("dpexp.models.") and is_plain(node)
     if not trust and not is_own:
         raise ConfigError(
@@ -198,6 +211,17 @@ def _built(record: records.Record, trust: bool) -> nn.Module:
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # of what it was pretrained on; said when it was trained
         return build_model(config, shape_of(record.config, record.result)).model
+
+
+def _changed(model: nn.Module, record: records.Record) -> nn.Module:
+    """Change a model that was passed as the run changed its own, where that is not done yet."""
+    node = record.config["model"]
+    if node.get("reads") == libraries.TEXTS and not model._forward_pre_hooks:
+        libraries.reads_texts(model)
+    norms = fixing.BATCH_NORMS + fixing.INSTANCE_NORMS
+    if node.get("fix") and any(isinstance(module, norms) for module in model.modules()):
+        fixing.fix(model, node["fix"])
+    return model
 
 
 def _fill(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:

@@ -151,6 +151,7 @@ def check(config: Mapping[str, Any]) -> None:
     _check_loop(config)
     _check_clipping(config)
     _check_task(config["task"])
+    own_data.check_judged(config)
 
 
 def unscaled(config: Mapping[str, Any]) -> str:

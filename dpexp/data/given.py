@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,19 +12,25 @@ from torch import Tensor
 
 from dpexp.data.regression import squared_error
 from dpexp.data.task import Examples, Task, assemble
+from dpexp.data.text import Encoded, Texts
 from dpexp.types import ConfigError, one_line
 
 WHAT = "a pair of tensors (inputs, targets), or a torch data set of such pairs"
 
 
-def examples_of(data: Any, name: str) -> Examples:
+TOKENS = ("input_ids", "attention_mask", "token_type_ids")
+"""What a tokenizer of transformers returns: the ids are needed, the rest is optional."""
+
+
+def examples_of(data: Any, name: str) -> Examples | Texts:
     """Return examples of what was handed over.
 
     Args:
         data: (inputs [n, ...], targets [n]) as tensors or arrays, or a data set whose items are
             (input, target). Inputs are uint8 in [0, 255], which become [0, 1], or floats or other
             integers, such as tokens' ids, used as they are. Targets are class indices, or floats
-            in a regression.
+            in a regression. Inputs may also be what a tokenizer of transformers returns, [n, t]
+            each, padded on the right; a model of transformers takes them.
         name: "train" or "test", for messages.
 
     Raises:
@@ -31,6 +38,8 @@ def examples_of(data: Any, name: str) -> Examples:
     """
     if isinstance(data, Examples):
         return data
+    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Mapping):
+        return texts_of(data[0], data[1], name)
     inputs, targets = _pair(data, name)
     if inputs.ndim < 2 or targets.ndim != 1 or len(inputs) != len(targets):
         raise ConfigError(
@@ -49,6 +58,62 @@ def examples_of(data: Any, name: str) -> Examples:
     if targets.dtype == torch.bool or targets.is_complex():
         raise ConfigError(f"Expected {name} targets as class indices; got {_name(targets)}.")
     return Examples(inputs, targets.long())
+
+
+def texts_of(inputs: Mapping[str, Any], targets: Any, name: str) -> Texts:
+    """Return texts of what a tokenizer of transformers returned.
+
+    Args:
+        inputs: `TOKENS`, [n, t] each.
+        targets: [n], class indices; None: all 0.
+        name: of the set, for messages.
+
+    Raises:
+        ConfigError: they are none, or padded on the left.
+    """
+    keys = [*map(str, inputs)]
+    if TOKENS[0] not in keys or not {*keys} <= {*TOKENS}:
+        raise ConfigError(
+            f"Expected {name} inputs as a dict of input_ids and, where there are any, "
+            f"attention_mask and token_type_ids; got {', '.join(keys)[:200] or 'nothing'}."
+        )
+    given = {key: _whole(inputs[key], f"{name} {key}") for key in keys}
+    ids = given["input_ids"]
+    if ids.ndim != 2 or not ids.numel() or {each.shape for each in given.values()} != {ids.shape}:
+        shapes = ", ".join(str(list(each.shape)) for each in given.values())
+        raise ConfigError(f"Expected {name} {', '.join(keys)} of one shape [n, t]; got {shapes}.")
+    mask = given.get("attention_mask", torch.ones_like(ids))
+    kinds = given.get("token_type_ids", torch.zeros_like(ids)) * mask
+    lengths, at = mask.sum(1), torch.arange(ids.shape[1])
+    seconds = torch.where(kinds.any(1), kinds.argmax(1), lengths)
+    is_token = at < lengths[:, None]
+    if not torch.equal(is_token.long(), mask) or lengths.min() < 1:
+        raise ConfigError(
+            f"Expected {name} attention_mask of ones and then zeros, at least one 1 a text; got "
+            "others. Set padding_side='right' of the tokenizer."
+        )
+    if not torch.equal(((at >= seconds[:, None]) & is_token).long(), kinds):
+        raise ConfigError(
+            f"Expected {name} token_type_ids of zeros and then ones in each text; got others."
+        )
+    classes = torch.zeros_like(lengths) if targets is None else _whole(targets, f"{name} targets")
+    if classes.shape != lengths.shape:
+        raise ConfigError(
+            f"Expected {name} targets of shape [{len(ids)}], one a text; got {list(classes.shape)}."
+        )
+    encoded = Encoded(torch.where(is_token, ids, 0).int(), lengths.int(), seconds.int())
+    return Texts(encoded, classes, ids.shape[1])
+
+
+def _whole(values: Any, what: str) -> Tensor:
+    """Return whole numbers as a tensor on the CPU, in int64."""
+    try:
+        tensor = _tensor(values).cpu()
+    except Exception as error:  # anyone's object, which may raise anything
+        raise ConfigError(f"Expected {what} as a tensor; {one_line(error)[:200]}.") from error
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ConfigError(f"Expected {what} as whole numbers; got {_name(tensor)}.")
+    return tensor.long()
 
 
 def _pair(data: Any, name: str) -> tuple[Tensor, Tensor]:
@@ -106,8 +171,8 @@ def _name(tensor: Tensor) -> str:
 
 
 def task_of(
-    train: Examples,
-    test: Examples,
+    train: Examples | Texts,
+    test: Examples | Texts,
     *,
     num_classes: int,
     delta: float,
@@ -125,6 +190,8 @@ def task_of(
     Raises:
         ConfigError: the examples do not fit each other, or not what is declared.
     """
+    if isinstance(train, Texts) or isinstance(test, Texts):
+        return _task_of_texts(train, test, num_classes, delta, dataset_size)
     if train.inputs.shape[1:] != test.inputs.shape[1:] or train.inputs.dtype != test.inputs.dtype:
         raise ConfigError(
             "Expected test inputs of the train inputs' shape and type; got "
@@ -150,6 +217,28 @@ def task_of(
     if is_regression:
         return replace(task, metric="test_mse", loss=squared_error, score=squared_errors)
     return task
+
+
+def _task_of_texts(
+    train: Any, test: Any, num_classes: int, delta: float, dataset_size: int
+) -> Task:
+    if type(train) is not type(test) or num_classes < 2:
+        kinds = " and ".join("a dict" if isinstance(p, Texts) else "none" for p in (train, test))
+        raise ConfigError(
+            "Expected train and test inputs both as a dict of tokens, and a model of two classes "
+            f"or more; got {kinds}, and {num_classes} outputs."
+        )
+    longest = max(train.longest, test.longest)
+    return assemble(
+        "given",
+        replace(train, longest=longest),
+        replace(test, longest=longest),
+        num_classes=num_classes,
+        delta=delta,
+        dataset_size=dataset_size,
+        input_shape=(3, longest),
+        size_word="dataset_size",
+    )
 
 
 def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:

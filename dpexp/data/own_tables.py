@@ -65,6 +65,7 @@ def table(
     test_splits: Sequence[str] | None,
     test_size: int | None,
     split_seed: int,
+    judged_on_training: bool | None = None,
     dataset_size: int,
     delta: float,
     data_root: str,
@@ -91,6 +92,8 @@ def table(
         test_splits: of the test set; None: the one that is named so.
         test_size: examples to split off for the test set, or None.
         split_seed: seed of that draw, separate from a run's seed.
+        judged_on_training: whether test examples are training ones, which the certificate then
+            says; False: they are others, though equal; None: they are refused.
         dataset_size: the declared N.
         delta: of the (eps, delta) guarantee.
         data_root: a folder laid out like hub snapshots, searched before the hub.
@@ -105,6 +108,7 @@ def table(
         train_splits=train_splits,
         test_splits=test_splits,
         test_size=test_size,
+        judged_on_training=judged_on_training,
         data_root=data_root,
         takes_images=False,
     )
@@ -136,7 +140,7 @@ def table(
     test = load(found.test) if found.test else None
     task = assemble(
         name,
-        *own.parted(load(found.train), test, test_size, split_seed),
+        *own.parted(load(found.train), test, test_size, split_seed, judged_on_training),
         num_classes=goal.outputs,
         delta=delta,
         dataset_size=dataset_size,

@@ -34,6 +34,7 @@ def texts(
     test_splits: Sequence[str] | None,
     test_size: int | None,
     split_seed: int,
+    judged_on_training: bool | None = None,
     classes: Any,
     num_classes: int | None,
     max_length: int,
@@ -57,6 +58,8 @@ def texts(
         test_splits: of the test set; None: the one that is named so.
         test_size: examples to split off for the test set, or None.
         split_seed: seed of that draw, separate from a run's seed.
+        judged_on_training: whether test examples are training ones, which the certificate then
+            says; False: they are others, though equal; None: they are refused.
         classes: words, "read", or None where metadata name them.
         num_classes: of labels that are whole numbers from 0, or None.
         max_length: tokens to which texts are truncated, special ones included.
@@ -76,6 +79,7 @@ def texts(
         train_splits=train_splits,
         test_splits=test_splits,
         test_size=test_size,
+        judged_on_training=judged_on_training,
         data_root=data_root,
         takes_images=False,
     )
@@ -99,7 +103,7 @@ def texts(
     test = load(found.test) if found.test else None
     return assemble(
         name,
-        *own.parted(load(found.train), test, test_size, split_seed),
+        *own.parted(load(found.train), test, test_size, split_seed, judged_on_training),
         num_classes=len(chosen.words),
         delta=delta,
         dataset_size=dataset_size,

@@ -58,6 +58,7 @@ def find(
     train_splits: Sequence[str] | None,
     test_splits: Sequence[str] | None,
     test_size: int | None,
+    judged_on_training: bool | None = None,
     data_root: str,
     takes_images: bool,
 ) -> Found:
@@ -69,6 +70,7 @@ def find(
         train_splits: of the training set; None: the one that is named so.
         test_splits: of the test set; None: the first of `TEST` that is there.
         test_size: examples to split off the training set's for the test set, or None.
+        judged_on_training: whether test examples are training ones; None: then they are refused.
         data_root: a folder laid out like hub snapshots.
         takes_images: whether folders of images are data.
 
@@ -76,20 +78,26 @@ def find(
         MissingData: there is nothing of that name.
         ConfigError: what is there cannot be told apart, or is no data of this kind.
     """
+    if not isinstance(judged_on_training, bool | None):
+        raise ConfigError(
+            f"Expected task.judged_on_training to be true or false; got {judged_on_training}. Set "
+            "task.judged_on_training, or leave it out."
+        )
     root = _located(data, data_root, config, takes_images)
+    both = bool(judged_on_training)
     if takes_images and root.is_dir() and (splits := folders.splits(root, (*TRAIN, *TEST))):
         files = {name: split.files for name, split in splits.items()}
-        train, tests = _chosen(root, files, train_splits, test_splits, test_size)
+        train, tests = _chosen(root, files, train_splits, test_splits, test_size, both)
         of_classes = [splits[name].classes for name in (*train, *tests)]
         classes = tuple(sorted(set().union(*of_classes)))
         found = Found(_joined(files, train), _joined(files, tests), True, classes, {})
     else:
         described = card.read(root) if root.is_dir() else card.NONE
         files = _tables(root, config, described, takes_images)
-        train, tests = _chosen(root, files, train_splits, test_splits, test_size)
+        train, tests = _chosen(root, files, train_splits, test_splits, test_size, both)
         names = card.names(described, config)
         found = Found(_joined(files, train), _joined(files, tests), False, (), names)
-    _refuse_twice(found)
+    _refuse_twice(found, judged_on_training)
     if unread := [split for split in files if split not in (*train, *tests)]:
         log.info("splits that are not read: %s", ", ".join(unread))
     return found
@@ -251,8 +259,9 @@ def _chosen(
     train: Sequence[str] | None,
     tests: Sequence[str] | None,
     test_size: int | None,
+    is_of_training: bool,
 ) -> tuple[list[str], list[str]]:
-    """Return the splits to train and to test on."""
+    """Return the splits to train and to test on, which may be the same where that is said."""
     held = f"{root} has {', '.join(files)}"
     if test_size is not None and (type(test_size) is not int or test_size < 1):
         raise ConfigError(
@@ -284,7 +293,7 @@ def _chosen(
                 f"Expected test examples; {held}. Set task.test_splits, or task.test_size to split "
                 "so many off at random."
             )
-    check_splits(train, tests)
+    check_splits(train, tests, may_share=is_of_training)
     return list(train), list(tests)
 
 
@@ -292,8 +301,12 @@ def _joined(files: Mapping[str, list[Path]], splits: Iterable[str]) -> list[Path
     return [path for split in splits for path in files[split]]
 
 
-def _refuse_twice(found: Found) -> None:
+def _refuse_twice(found: Found, judged_on_training: bool | None) -> None:
     """Refuse a file that is read twice: its examples would count twice, or be tested on."""
+    if judged_on_training is not None:  # each set is still without doubles
+        for part in (found._replace(test=[]), found._replace(train=[])):
+            _refuse_twice(part, None)
+        return
     files = [(path, False) for path in found.train] + [(path, True) for path in found.test]
     places: dict[Path, Path] = {}
     for path, _ in files:
@@ -314,7 +327,8 @@ def _refuse_twice(found: Found) -> None:
 def _twice(one: Path, other: Path) -> ConfigError:
     return ConfigError(
         f"Expected every file to be read once, for training or for testing; {one} and {other} hold "
-        "the same bytes. Remove one, or set task.test_splits."
+        "the same bytes. Remove one, set task.test_splits, or say by task.judged_on_training=true "
+        "that the metric may be of the training set."
     )
 
 

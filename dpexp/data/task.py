@@ -298,8 +298,8 @@ def with_public(task: Task, public: Examples) -> Task:
     return replace(task, public=public, fingerprint=both.hexdigest())
 
 
-def check_splits(train: Sequence[str], tests: Sequence[str]) -> None:
-    """Check that no split is used twice, or for both training and testing.
+def check_splits(train: Sequence[str], tests: Sequence[str], *, may_share: bool = False) -> None:
+    """Check that no split is used twice, or, unless it may, for both training and testing.
 
     An example that occurs twice changes a clipped sum by twice the clip norm.
 
@@ -311,7 +311,7 @@ def check_splits(train: Sequence[str], tests: Sequence[str]) -> None:
             raise ConfigError(
                 f"Expected each {kind} split once; got {list(splits)}. Set task.{kind}_splits."
             )
-    if both := sorted(set(train) & set(tests)):
+    if not may_share and (both := sorted(set(train) & set(tests))):
         raise ConfigError(
             f"Expected no split to be used for both training and testing; {both[0]!r} is. "
             "Set task.test_splits."

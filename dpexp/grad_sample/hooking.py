@@ -46,7 +46,10 @@ def hook_at_parent(model: nn.Module, name: str) -> None:
     For what is not called on examples, and what cannot be repeated for each example, as tables of
     relative positions.
     """
-    _AT_PARENT.setdefault(model, set()).add(name)
+    names = _AT_PARENT.setdefault(model, set())
+    names.add(name)
+    if is_taken_apart(model.get_submodule(name)):
+        names.add(full_name(name, "out_proj"))  # which is one of its parts
 
 
 @dataclass(frozen=True)

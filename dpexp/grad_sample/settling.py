@@ -39,7 +39,9 @@ def settle(model: nn.Module, parameters: Collection[str], tries: Sequence[Try]) 
     Raises:
         Exception: whatever the model raises without hooks, or with all of them at the model itself.
     """
-    while moved := _to_move(model, parameters, tries):
+    before: set[str] = set()
+    while (moved := _to_move(model, parameters, tries)) - before:
+        before |= moved
         for name in moved:
             hook_at_parent(model, name)
 

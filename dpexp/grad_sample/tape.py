@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
 
 from dpexp.grad_sample.attention import MATRICES, Attentions
@@ -134,6 +135,12 @@ class Tape:
         }
         if missed:
             words = sorted(name or "the model itself" for name in missed)
+            if self.apart & {self._layers[name].owner for name in missed}:
+                raise ConfigError(
+                    f"Expected the examples of a batch on the first axis of every trainable layer; "
+                    f"{words} took them in turn, or on another axis. Call each on the whole batch, "
+                    "or freeze it."
+                )
             raise ConfigError(
                 f"Expected every trainable layer to take part in the loss; {words} "
                 "did not. Freeze what the model does not use."
@@ -189,6 +196,8 @@ class Tape:
                 f"it took {kinds or 'nothing'} and returned {type(output).__name__}. Freeze it, or "
                 "train a layer within it."
             )
+        if self._is_mapped(name, [output]):
+            return None
         (x,), given = taken, output
         if self._is_the_same_for_all(layer, [x]):
             self._require_tried(name)
@@ -222,6 +231,8 @@ class Tape:
         if self._sees_nothing():
             return None
         before, args, kwargs = self._before.pop(name)
+        if self._is_mapped(name, flattened(output)[0]):
+            return None
         before.require_repeatable(name, module)
         leaves, spec = flattened((args, kwargs))
         kept = [self._keep(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -254,6 +265,13 @@ class Tape:
             for place, copy in zip(floating, copies, strict=True):
                 given[place] = copy
         return pytree.tree_unflatten(given, form)
+
+    def _is_mapped(self, name: str, outputs: list[Any]) -> bool:
+        """Return, and note, whether a module is called on single examples by torch.vmap."""
+        is_mapped = any(is_functorch_wrapped_tensor(o) for o in outputs if isinstance(o, Tensor))
+        if is_mapped:
+            self.apart.add(self._layers[name].owner)
+        return is_mapped
 
     def _is_the_same_for_all(self, module: nn.Module, inputs: list[Any]) -> bool:
         """Return whether a module is called once for all examples: on one row, or on positions."""

@@ -125,7 +125,11 @@ def _instead_of(name: str, module: nn.Module, how: bool | str) -> nn.Module:
     else:
         norm = _group_norm(module)
     norm.train(module.training)
-    return nn.Sequential(norm, *then) if then else norm
+    if not then:
+        return norm
+    around = nn.Sequential(norm, *then)
+    around.stands_for_norm = True  # for names in the library that it is of
+    return around
 
 
 def _goes_on(module: nn.Module) -> bool:

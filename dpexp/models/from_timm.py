@@ -92,7 +92,42 @@ def classifier(
         own=(stated.mean, stated.std) if pretrained else None,
         task=(task_mean, task_std),
     )
+    _state_inputs(
+        model,
+        stated if normalise == "own" and pretrained else None,
+        input_shape,
+        resize,
+        (task_mean, task_std),
+    )
     return model.train()
+
+
+def _state_inputs(
+    model: Any,
+    stated: Any,
+    input_shape: Sequence[int],
+    resize: int | None,
+    task: tuple[Sequence[float] | None, Sequence[float] | None],
+) -> None:
+    """Have a model say, as timm keeps it, how its inputs are made here.
+
+    Args:
+        model: changed in place.
+        stated: what timm says of it, whose mean and std they are normalised by; None: the task's.
+        input_shape: of one example.
+        resize: see `classifier`.
+        task: mean and std of the task's images.
+    """
+    height, width = input_shape[1:] if resize is None else (resize, resize)
+    mean, std = (stated.mean, stated.std) if stated else (task[0] or [0.0], task[1] or [1.0])
+    constants = [tuple(each) * (COLOURS // len(tuple(each))) for each in (mean, std)]
+    own = {"mean": constants[0], "std": constants[1], "input_size": (COLOURS, height, width)}
+    model.pretrained_cfg = {
+        **model.pretrained_cfg,
+        **own,
+        "interpolation": "bilinear",
+        "crop_pct": 1.0,
+    }
 
 
 def weights_of(architecture: str, model_root: str) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
@@ -11,7 +9,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from torch import nn
 
 from dpexp.data import preprocessing
-from dpexp.data.hub import PREPROCESSOR, model_folder
+from dpexp.models import libraries
 from dpexp.records import write_atomically
 from dpexp.records.keeping import WEIGHTS
 from dpexp.records.weights import write
@@ -40,7 +38,8 @@ def keep(
     """Write a model into its run's directory.
 
     The folder then holds model.safetensors, README.md, and preprocessing.json if the task says how
-    inputs are made. A model of transformers brings its config.json, and its tokenizer's files.
+    inputs are made. A model of transformers or timm brings its config.json, and a tokenizer its
+    files.
 
     Args:
         directory: the run's.
@@ -54,30 +53,22 @@ def keep(
         RecordError: if a file cannot be written.
     """
     rename: Callable[[str], str] = str
+    loads = ""
     made = task.preprocessing
     classes = () if made is None else made.classes
     if isinstance(model, Publishable):
         rename = cast(Publishable, model).name_in_library
         model.save_settings(directory, classes)
-    elif hasattr(getattr(model, "config", None), "save_pretrained"):
-        _save_settings(model, directory, config["model"], classes)
+    else:
+        other = libraries.why_other(config["model"], result.get("model_as_run", {}))
+        library = libraries.library_of(model)
+        if not other or library == libraries.TRANSFORMERS:  # whose settings `dpexp.load` reads
+            libraries.save_settings(model, directory, config["model"], classes)
+        if not other:
+            rename = libraries.names_in_library(model)
+        loads = model_card.loading(library, type(model).__name__, other)
     if made is not None:
         preprocessing.save(made, directory)
     write(directory / WEIGHTS, model.state_dict(), rename)
-    card = model_card.text(directory.name, config, result, certificate, classes)
+    card = model_card.text(directory.name, config, result, certificate, classes, loads)
     write_atomically(directory / model_card.FILE, card)
-
-
-def _save_settings(
-    model: Any, directory: Path, node: Mapping[str, Any], classes: tuple[str, ...]
-) -> None:
-    """Write what transformers reads beside the weights of its own model."""
-    settings = copy.deepcopy(model.config)
-    settings.architectures = [type(model).__name__]
-    if len(classes) == settings.num_labels:
-        settings.id2label = dict(enumerate(classes))
-        settings.label2id = {name: index for index, name in enumerate(classes)}
-    settings.save_pretrained(directory)
-    source = model_folder(node["model_root"], node["repo"]) / PREPROCESSOR
-    if source.is_file():
-        shutil.copyfile(source, directory / PREPROCESSOR)

@@ -17,6 +17,7 @@ def text(
     result: Mapping[str, Any],
     certificate: Mapping[str, Any],
     classes: Sequence[str],
+    loads: str = "",
 ) -> str:
     """Return a model's card in Markdown, with the front matter that the hub reads.
 
@@ -26,6 +27,7 @@ def text(
         result: contents of result.json.
         certificate: contents of privacy.json.
         classes: names by index; empty where they have none.
+        loads: what `loading` returns.
     """
     method, model, task = (config[group]["name"] for group in ("method", "model", "task"))
     parts = [
@@ -35,7 +37,7 @@ def text(
         "## Privacy",
         _privacy(certificate, result),
         "## Use",
-        _use(run),
+        _use(run) + (f"\n\n{loads}" if loads else ""),
         "## Training",
         _training(config, result, certificate),
     ]
@@ -108,6 +110,25 @@ model.module  # a torch.nn.Module in eval mode
 ```
 
 or `dpexp predict {run} FILES`."""
+
+
+def loading(library: str | None, kind: str, other: str) -> str:
+    """Return how a model's own library loads the folder, or why it cannot; "" without a library.
+
+    Args:
+        library: transformers or timm; None: neither.
+        kind: the model's class.
+        other: why the library's own model would compute something else; "": it does not.
+    """
+    if library is None:
+        return ""
+    if other:
+        return f"{library} cannot load this folder: {other}."
+    calls = {
+        "transformers": f'transformers.{kind}.from_pretrained("FOLDER")',
+        "timm": 'timm.create_model("local-dir:FOLDER", pretrained=True)',
+    }
+    return f"{library} loads this folder too: `{calls[library]}`."
 
 
 def _training(

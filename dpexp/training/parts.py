@@ -83,6 +83,7 @@ class Parts:
         augmentation: makes views of the private examples; None: none.
         clipping: how an example's norm is brought down to the clip norm.
         correlation: of the noise across steps; None: it is fresh at every step.
+        takes_model: called with the trained model once it is; None: nothing is.
         callbacks: called on the first rank after each evaluation, with its line of metrics.jsonl.
     """
 
@@ -100,3 +101,4 @@ class Parts:
     clipping: Clipping = FLAT
     correlation: Banded | None = None
     callbacks: Sequence[Callable[[dict[str, Any]], Any]] = ()
+    takes_model: Callable[[nn.Module], Any] | None = None

@@ -164,7 +164,10 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         numbers |= {key: value for key, value in started.items() if value}
         numbers |= {"epochs": config["epochs"], "steps": state.step}
         files = {SCORES: findings.arrays, ANALYSIS: observers.arrays(state)}
-        run.finish(task, certificate, numbers, files, method.merged(state.final_model))
+        final = method.merged(state.final_model)
+        run.finish(task, certificate, numbers, files, final)
+        if parts.takes_model is not None:
+            parts.takes_model(final)
 
 
 def evaluations(config: dict, mechanism: Mechanism) -> set[int]:

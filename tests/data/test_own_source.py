@@ -156,6 +156,18 @@ def test_a_file_for_training_and_testing_is_refused(tmp_path, copy):
     other.symlink_to(path) if copy == "link" else other.write_bytes(path.read_bytes())
     line = refusal(*words(tmp_path / "set"))
     assert "train.csv and" in line and "test.csv hold the same" in line
+    assert len(task_of(*words(tmp_path / "set"), "task.judged_on_training=true").test) == 2
+    (tmp_path / "set/extra-00000-of-00001.csv").write_bytes(path.read_bytes())
+    twice = ["task.train_splits=[train,extra]", "task.judged_on_training=true"]
+    assert "00001.csv hold the same" in refusal(*words(tmp_path / "set", 4), *twice)
+
+
+def test_one_split_may_be_trained_and_tested_on_where_that_is_said(tmp_path):
+    save(tmp_path / "set/train.csv")
+    one = [*words(tmp_path / "set"), "task.test_splits=[train]"]
+    assert len(task_of(*one, "task.judged_on_training=true").test) == 2
+    for more in ([], ["task.judged_on_training=false"]):
+        assert "no split to be used for both" in refusal(*one, *more)
 
 
 @pytest.mark.parametrize("kind", ["table", "texts"])
@@ -178,6 +190,9 @@ def test_training_examples_in_another_file_are_refused_as_test_examples(
     x, y = zip(*rows[99:39:-1], strict=True)
     save_parquet(tmp_path / "set/test.parquet", {"x": [*x], "y": [*y]})
     assert "that are not trained on; most of them are training examples" in refusal(*said)
+    for value in ("true", "false"):
+        assert len(task_of(*said, f"task.judged_on_training={value}").test) == 60
+    assert "task.judged_on_training" in refusal(*said, "task.judged_on_training=1")
     x, y = zip(*rows[:99:-1], strict=True)
     save_parquet(tmp_path / "set/test.parquet", {"x": [*x], "y": [*y]})
     assert len(task_of(*said).test) == 60

@@ -42,14 +42,12 @@ def largest(model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> Tenso
     if tried is None:
         return of_tables
 
-    def takes(example: Tensor) -> bool:
-        with suppress(Exception), state_kept(tried):  # anyone's model, which may raise anything
-            tried(example[None].to(dtype))
-            return True
-        return False
-
     with chance_kept(), in_mode(tried, is_training=False), torch.no_grad():
-        if not takes(found):
+
+        def is_taken() -> bool:
+            return _takes(tried, found[None].to(dtype))
+
+        if not is_taken():
             return of_tables
         parts = [
             found.select(axis, at)
@@ -58,8 +56,27 @@ def largest(model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> Tenso
             for at in range(length)
         ]
         for part in [found, *parts]:
-            _raise(part, most, lambda: takes(found))
+            _raise(part, most, is_taken)
     return found
+
+
+def takes(model: nn.Module, inputs: Tensor) -> bool:
+    """Return whether a model, which is not changed, takes inputs [n, ...] of its own precision.
+
+    On a GPU a copy is tried on the CPU; a model of which there is none is said to take them.
+    """
+    tried = _on_cpu(model)
+    if tried is None:
+        return True
+    with chance_kept(), in_mode(tried, is_training=False), torch.no_grad():
+        return _takes(tried, inputs)
+
+
+def _takes(model: nn.Module, inputs: Tensor) -> bool:
+    with suppress(Exception), state_kept(model):  # anyone's model, which may raise anything
+        model(inputs)
+        return True
+    return False
 
 
 def _raise(part: Tensor, most: int, is_taken: Callable[[], bool]) -> None:

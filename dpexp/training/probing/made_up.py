@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpexp.models.vocabulary import token_table
 from dpexp.privacy.seeds import generator
-from dpexp.training.probing.largest import largest
+from dpexp.training.probing.largest import largest, takes
 from dpexp.types import Batch
 
 WIDEST = 64
@@ -35,7 +35,8 @@ class MadeUp(NamedTuple):
         other: the second and a third.
         alone: the first alone, without the padding that its longer neighbour needs.
         crowd: the first (at `FIRST`), the second (at `SECOND`) and seven more: some close to the
-            first on either side, its copy, some opposite, some extreme.
+            first on either side, its copy, some opposite, some extreme. Where a zero may be padding
+            there are some that end in zeros, too.
         singles: single examples of the crowd by position, except that of `alone`.
     """
 
@@ -65,6 +66,8 @@ def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtyp
     longest = getattr(task.train, "longest", None)
     if longest is None:
         inputs, third = _numbers(empty.inputs, model, gen)
+        if _may_be_padded(task.train):
+            inputs = torch.cat([inputs, _padded(inputs[SECOND], model, dtype)])
         lengths = None
     else:
         inputs, third, lengths = _texts(longest, model, gen)
@@ -116,6 +119,30 @@ def _numbers(like: Tensor, model: nn.Module, gen: torch.Generator) -> tuple[Tens
         -FAR * second,
     ]  # fmt: skip
     return torch.stack(crowd), third
+
+
+def _may_be_padded(train: Any) -> bool:
+    """Return whether a zero of the data is a zero in batches."""
+    stored = getattr(train, "inputs", None)
+    is_scaled = stored is None or stored.dtype == torch.uint8
+    return not is_scaled and getattr(train, "mean", None) is None
+
+
+def _padded(example: Tensor, model: nn.Module, dtype: torch.dtype) -> Tensor:
+    """Return copies [k, ...] of an example [...] that end in zeros along its first or last axis.
+
+    Those that the model does not take are left out: an example of zeros may not be one.
+    """
+    copies = []
+    for axis in sorted({0, example.ndim - 1} if example.ndim else ()):
+        length = example.shape[axis]
+        for kept in sorted({(length + 1) // 2, 1} if length > 1 else ()):
+            copy = example.clone()
+            copy.narrow(axis, kept, length - kept).zero_()
+            seen = copy.to(dtype) if copy.is_floating_point() else copy
+            if takes(model, seen[None]):
+                copies.append(copy)
+    return torch.stack(copies) if copies else example.new_empty((0, *example.shape))
 
 
 def _texts(
