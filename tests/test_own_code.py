@@ -13,6 +13,7 @@ from dpexp.cli.lookup import done_before
 from dpexp.records import LEDGER
 from dpexp.records.loaded_code import require_as_loaded
 from dpexp.records.own_code import own_code
+from dpexp.training import checkpoint
 from dpexp.training.ledger import surroundings_of
 from dpexp.types import ConfigError
 from tests.edited import mend
@@ -64,9 +65,9 @@ def test_what_is_not_ones_own_or_is_not_there_has_none(target):
 
 
 def test_noise_is_not_drawn_again_for_sums_of_other_code(theirs):
-    before = surroundings_of(NET, "data", torch.nn.Linear(1, 1), ALONE)
+    before = surroundings_of(NET, "data", torch.nn.Linear(1, 1), ALONE, own_code(NET))
     (theirs / "other_here.py").write_text("x = 1")
-    assert surroundings_of(NET, "data", torch.nn.Linear(1, 1), ALONE) != before
+    assert surroundings_of(NET, "data", torch.nn.Linear(1, 1), ALONE, own_code(NET)) != before
 
 
 CODE = """
@@ -115,6 +116,31 @@ def test_an_interrupted_run_goes_on_with_the_code_it_began_with_alone(net, words
     sys.modules.pop("own_net_here")
     file.write_text(CODE)
     assert (cli.execute(config) / "result.json").exists()
+
+
+EDITED_AT_THE_START = """
+    def state_dict(self, *words, **more):
+        if any(__import__("pathlib").Path("{results}").rglob("config.yaml")):
+            with open(__file__, "a") as file:
+                file.write("# edited\\n")
+        return super().state_dict(*words, **more)
+"""
+
+
+def test_ledger_and_checkpoint_name_the_code_of_the_start(net):
+    """What reads the weights first, as the run begins, edits the file meanwhile."""
+    file, theirs = net
+    results = theirs[-1].partition("=")[2]
+    file.write_text(CODE + EDITED_AT_THE_START.format(results=results))
+    config = cli.compose([*theirs, "method=dpsgd", "eps=8", "batch_size=36", "checkpoint.steps=1"])
+    of_the_start = own_code(config)
+    with pytest.raises(Killed):
+        interrupted(config, cli.build_parts(config, ALONE.device), 3, die)
+    assert own_code(config) != of_the_start
+    directory = records.locate(config["results"], config)
+    assert records.read_mark(directory).own_code == of_the_start
+    saved = checkpoint.load(directory / "checkpoint.pt")
+    assert checkpoint.own_code_of(saved) == of_the_start
 
 
 def test_a_run_of_former_code_does_not_go_on(net):
