@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from dpexp.imported import is_own_file
+from dpexp.imported import file_of, is_own_file
 
 FINDERS = {
     "__import__", "import_module", "find_spec", "get_class", "get_method", "get_object",
@@ -67,7 +67,7 @@ def _along(parts: Sequence[str]) -> Iterator[tuple[Path, str, list[str]]]:
         within = None if places is None else [*places]
         package = [*parts[: length - (within is None)]]
         if spec.has_location and spec.origin is not None and is_own_file(spec.origin):
-            path = _on_disk(Path(spec.origin))
+            path = file_of(spec.origin)
             yield path, "/".join([*package, path.name]), package
         if within is None:
             return
@@ -80,14 +80,6 @@ def _script() -> Iterator[tuple[Path, str, list[str]]]:
     if file is not None and is_own_file(file):
         package = spec.parent.split(".") if spec is not None and spec.parent else []
         yield Path(file), "/".join([*package, Path(file).name]), package
-
-
-def _on_disk(path: Path) -> Path:
-    """Return a module's file, or the archive that it is in."""
-    for each in (path, *path.parents):
-        if each.is_file():
-            return each
-    return path
 
 
 def _spec(name: str, within: Any) -> ModuleSpec | None:
