@@ -107,7 +107,8 @@ class _Remembering(MetaPathFinder):
     ) -> ModuleSpec | None:
         """Return what is imported now, or reloaded if there is a target."""
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            spec = finder.find_spec(name, path, target)
+            find = getattr(finder, "find_spec", None)
+            spec = None if find is None else find(name, path, target)
             if spec is not None:
                 is_to_load = target is not None or name not in sys.modules
                 if is_to_load and spec.has_location and spec.origin is not None:

@@ -51,8 +51,9 @@ def require_as_loaded(files: Mapping[Path, bytes]) -> None:
         if before is None:
             key = module if spec is None else spec
             _, before = _SEEN.setdefault(id(key), (key, now))
-            is_certain = type(getattr(module, "__loader__", None)) is not SourceFileLoader
-        if not _is_same(before, now) or not (is_certain or _is_of(module, now, origin)):
+        is_source = type(getattr(module, "__loader__", None)) is SourceFileLoader
+        is_to_look = is_source and not is_certain
+        if not _is_same(before, now) or (is_to_look and not _is_of(module, now, origin)):
             raise ConfigError(
                 f"Expected {Path(origin).name} as it was imported; it has changed since, or what "
                 f"it defines has. Restart Python, or reload {name}."

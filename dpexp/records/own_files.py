@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import BYTECODE_SUFFIXES, ModuleSpec
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpexp.imported import file_of, is_own_file
 
@@ -31,30 +31,40 @@ def files_behind(parts: Sequence[str]) -> dict[str, tuple[Path, bytes]]:
         standard library's or an installed library's, and what is not found.
     """
     found: dict[str, tuple[Path, bytes]] = {}
-    done: set[tuple[str, ...]] = set()
+    done: set[Any] = set()
     waiting = [tuple(parts)]
     while waiting:
         names = waiting.pop()
         if names in done:
             continue
         done.add(names)
-        for path, place, package in _along(names):
-            if place in found:
+        for module in _along(names):
+            if module.origin in done:
                 continue
+            done.add(module.origin)
+            path = file_of(module.origin)
             try:
                 content = path.read_bytes()
-            except OSError:
+                is_whole = path == Path(module.origin)
+                source = content if is_whole else module.spec.loader.get_data(module.origin)
+            except (OSError, AttributeError):
                 continue
+            place = "/".join([*module.package, path.name]) if is_whole else path.name
             found[place] = path, content
-            waiting += map(tuple, _imports(path, content, package))
+            waiting += map(tuple, _imports(Path(module.origin), source, module.package))
     return found
 
 
-def _along(parts: Sequence[str]) -> Iterator[tuple[Path, str, list[str]]]:
-    """Yield the user's files along a dotted name: packages, then the module.
+class _Module(NamedTuple):
+    """A module of the user's: its file, and the package that it is in, or is."""
 
-    Each stands beside its place and the package that it is in, or is.
-    """
+    origin: str
+    package: list[str]
+    spec: Any
+
+
+def _along(parts: Sequence[str]) -> Iterator[_Module]:
+    """Yield the user's modules along a dotted name: packages, then the module."""
     if parts[0] == MAIN:
         yield from _script()
         return
@@ -65,21 +75,19 @@ def _along(parts: Sequence[str]) -> Iterator[tuple[Path, str, list[str]]]:
             return
         places = spec.submodule_search_locations
         within = None if places is None else [*places]
-        package = [*parts[: length - (within is None)]]
         if spec.has_location and spec.origin is not None and is_own_file(spec.origin):
-            path = file_of(spec.origin)
-            yield path, "/".join([*package, path.name]), package
+            yield _Module(spec.origin, [*parts[: length - (within is None)]], spec)
         if within is None:
             return
 
 
-def _script() -> Iterator[tuple[Path, str, list[str]]]:
-    """Yield the file of the script that runs; a notebook has none."""
+def _script() -> Iterator[_Module]:
+    """Yield the script that runs; a notebook has none."""
     main = sys.modules[MAIN]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if file is not None and is_own_file(file):
         package = spec.parent.split(".") if spec is not None and spec.parent else []
-        yield Path(file), "/".join([*package, Path(file).name]), package
+        yield _Module(file, package, spec)
 
 
 def _spec(name: str, within: Any) -> ModuleSpec | None:
