@@ -1,7 +1,9 @@
 """Differentially private deep learning: four papers' tables and figures, regenerated.
 
 Importing this package makes torchvision importable where its compiled operators cannot load. That
-is done once torchvision is asked for: by itself this package imports neither it nor torch.
+is done once torchvision is asked for: by itself this package imports neither it nor torch. What is
+in the user's files as they are imported is remembered from then on, so that a record is of the code
+that ran.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from dpexp.imported import remember_imports
 
 if TYPE_CHECKING:
     import torch
@@ -228,3 +232,4 @@ class _BeforeTorchvision(MetaPathFinder):
 
 _BEFORE_TORCHVISION = _BeforeTorchvision()
 sys.meta_path.insert(0, _BEFORE_TORCHVISION)
+remember_imports()

@@ -141,15 +141,15 @@ def test_a_step_taken_in_halves_is_not_repeated_if_killed_right_after_its_releas
 @pytest.mark.parametrize("name", ["ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"])
 def test_other_instructions_are_other_surroundings(name, monkeypatch):
     layer = torch.nn.Linear(1, 1)
-    before = surroundings_of({"model": {}}, "data", layer, ALONE)
-    assert surroundings_of({"model": {}}, "data", layer, ALONE) == before
+    before = surroundings_of({"model": {}}, "data", layer, ALONE, {})
+    assert surroundings_of({"model": {}}, "data", layer, ALONE, {}) == before
     monkeypatch.setenv(name, "default")
-    now = surroundings_of({"model": {}}, "data", layer, ALONE)
+    now = surroundings_of({"model": {}}, "data", layer, ALONE, {})
     assert [key for key in now if now[key] != before[key]] == ["instructions"]
 
 
 def test_other_kernels_are_other_surroundings_where_they_run(monkeypatch):
-    settings = {"model": {"channels_last": True}}, "data", torch.nn.Linear(1, 1), ALONE
+    settings = {"model": {"channels_last": True}}, "data", torch.nn.Linear(1, 1), ALONE, {}
     before = surroundings_of(*settings)
     monkeypatch.setenv("CC", "no-such-compiler")
     compiled.cache_clear()
@@ -186,7 +186,7 @@ def test_where_the_first_observation_was_lost_the_run_is_finished_without_it(tmp
 
 def test_on_a_gpu_sums_are_added_in_any_order():
     gpu = Ranks(0, 1, torch.device("cuda"))
-    assert surroundings_of({"model": {}}, "data", torch.nn.Linear(1, 1), gpu) is None
+    assert surroundings_of({"model": {}}, "data", torch.nn.Linear(1, 1), gpu, {}) is None
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint .* is damaged")

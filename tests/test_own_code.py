@@ -1,6 +1,7 @@
 """Code of one's own behind a config: a finished or interrupted run is of that code alone."""
 
 import importlib
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from dpexp.cli.lookup import done_before
 from dpexp.records import LEDGER
 from dpexp.records.loaded_code import require_as_loaded
 from dpexp.records.own_code import own_code
+from dpexp.training import checkpoint
 from dpexp.training.ledger import surroundings_of
 from dpexp.types import ConfigError
 from tests.edited import mend
@@ -64,9 +66,9 @@ def test_what_is_not_ones_own_or_is_not_there_has_none(target):
 
 
 def test_noise_is_not_drawn_again_for_sums_of_other_code(theirs):
-    before = surroundings_of(NET, "data", torch.nn.Linear(1, 1), ALONE)
+    before = surroundings_of(NET, "data", torch.nn.Linear(1, 1), ALONE, own_code(NET))
     (theirs / "other_here.py").write_text("x = 1")
-    assert surroundings_of(NET, "data", torch.nn.Linear(1, 1), ALONE) != before
+    assert surroundings_of(NET, "data", torch.nn.Linear(1, 1), ALONE, own_code(NET)) != before
 
 
 CODE = """
@@ -117,6 +119,31 @@ def test_an_interrupted_run_goes_on_with_the_code_it_began_with_alone(net, words
     assert (cli.execute(config) / "result.json").exists()
 
 
+EDITED_AT_THE_START = """
+    def state_dict(self, *words, **more):
+        if any(__import__("pathlib").Path("{results}").rglob("config.yaml")):
+            with open(__file__, "a") as file:
+                file.write("# edited\\n")
+        return super().state_dict(*words, **more)
+"""
+
+
+def test_ledger_and_checkpoint_name_the_code_of_the_start(net):
+    """What reads the weights first, as the run begins, edits the file meanwhile."""
+    file, theirs = net
+    results = theirs[-1].partition("=")[2]
+    file.write_text(CODE + EDITED_AT_THE_START.format(results=results))
+    config = cli.compose([*theirs, "method=dpsgd", "eps=8", "batch_size=36", "checkpoint.steps=1"])
+    of_the_start = own_code(config)
+    with pytest.raises(Killed):
+        interrupted(config, cli.build_parts(config, ALONE.device), 3, die)
+    assert own_code(config) != of_the_start
+    directory = records.locate(config["results"], config)
+    assert records.read_mark(directory).own_code == of_the_start
+    saved = checkpoint.load(directory / "checkpoint.pt")
+    assert checkpoint.own_code_of(saved) == of_the_start
+
+
 def test_a_run_of_former_code_does_not_go_on(net):
     _, theirs = net
     config = cli.compose([*theirs, "method=dpsgd", "eps=8", "batch_size=36", "checkpoint.steps=1"])
@@ -148,23 +175,51 @@ def test_a_finished_run_is_looked_up_for_the_code_that_it_trained(net):
     assert "older and does not say of which code of own_net_here.Net" in done_before(config)
 
 
+HEAD = f"LEVEL, TABLE = 1, [2]\nSCALES = {{'a': 3}}\nfor each in [4]: pass\n{CODE}"
 CHANGES = {
-    "a function": (CODE, CODE.replace("num_classes))", "num_classes, True))")),
-    "a constant": (f"LEVEL = 1\n{CODE}", f"LEVEL = 2\n{CODE}"),
+    "a function": HEAD.replace("num_classes))", "num_classes, True))"),
+    "a constant": HEAD.replace("LEVEL, TABLE = 1", "LEVEL, TABLE = 7"),
+    "a list": HEAD.replace("[2]", "[7]"),
+    "a dictionary": HEAD.replace("3", "7"),
+    "a loop": HEAD.replace("[4]", "[7]"),
+    "a default": HEAD.replace("self, num_classes):", "self, num_classes, bias=True):"),
+    "a decorator": HEAD.replace("    def", "    @__import__('functools').cache\n    def"),
+    "a base class": HEAD.replace("nn.Sequential)", "nn.Sequential, object)"),
+    "an attribute": f"{HEAD}    gain = 7\n",
+    "what is new": f"{HEAD}\ndef forward(): pass\n",
+    "what is gone": HEAD.replace("for each in [4]: pass\n", ""),
+    "an error of syntax": f"{HEAD}\nx = (",
 }
 
 
+def loaded_as_in_its_file(module):
+    require_as_loaded({Path(module.__file__): Path(module.__file__).read_bytes()})
+
+
 @pytest.mark.parametrize("name", CHANGES)
+def test_code_that_changed_since_it_was_imported_is_known(net, name):
+    file, _ = net
+    file.write_text(HEAD)
+    module = importlib.import_module("own_net_here")
+    loaded_as_in_its_file(module)
+    file.write_text(CHANGES[name])
+    with pytest.raises(ConfigError, match="own_net_here.py as it was imported; it has changed"):
+        loaded_as_in_its_file(module)
+    file.write_text(HEAD)
+    loaded_as_in_its_file(module)
+    if "syntax" not in name:
+        file.write_text(CHANGES[name])
+        loaded_as_in_its_file(importlib.reload(module))
+
+
 @pytest.mark.parametrize("is_seen", [False, True])
-def test_code_that_changed_since_it_was_imported_does_not_train(net, name, is_seen):
+def test_code_that_changed_since_it_was_imported_does_not_train(net, is_seen):
     file, theirs = net
-    before, after = CHANGES[name]
-    file.write_text(before)
     module = importlib.import_module("own_net_here")
     theirs = [*theirs, "method=dpsgd", "eps=8"]
     if is_seen:
         cli.execute(cli.compose(theirs))
-    file.write_text(after)
+    file.write_text(CODE.replace("num_classes))", "num_classes, True))"))
     config = cli.compose([*theirs, "seed=1"])
     with pytest.raises(ConfigError, match="own_net_here.py as it was imported; it has changed"):
         cli.execute(config)
@@ -173,13 +228,71 @@ def test_code_that_changed_since_it_was_imported_does_not_train(net, name, is_se
     assert (cli.execute(config) / "result.json").exists()
 
 
-def test_a_changed_comment_is_a_change_once_the_file_was_seen(net):
-    file, theirs = net
-    theirs = [*theirs, "method=dpsgd", "eps=8"]
-    cli.execute(cli.compose(theirs))
-    file.write_text(f"{CODE}\n# changed\n")
-    with pytest.raises(ConfigError, match="it has changed since"):
-        cli.execute(cli.compose([*theirs, "seed=1"]))
+@pytest.mark.parametrize(
+    "changed",
+    [CODE + "\n# changed\n", "# above\n\n" + CODE, CODE.replace("\n", "\r\n"), "\ufeff" + CODE,
+     "# coding: utf-8\n" + CODE, CODE.replace("(num_classes)", "( num_classes )")],
+)  # fmt: skip
+def test_a_changed_comment_or_layout_is_no_other_code(net, changed):
+    file, _ = net
+    module = importlib.import_module("own_net_here")
+    file.write_bytes(changed.encode())
+    loaded_as_in_its_file(module)
+
+
+STRANGE = """
+import abc, collections, dataclasses, enum, functools, typing
+def doubled(function):
+    return functools.wraps(function)(lambda *words: 2 * function(*words))
+class Meta(type):
+    def __new__(meta, name, bases, held):
+        return super().__new__(meta, name + "Made", bases, {**held, "one": lambda self: 1})
+class Net(metaclass=Meta):
+    @doubled
+    def one(self): return [each for each in (1, 2) if (lambda: each)()]
+@dataclasses.dataclass(frozen=True, order=True)
+class Data: x: int = 1
+class Kind(enum.Enum): A = enum.auto()
+Pair = collections.namedtuple("Pair", "a b")
+exec("def made(x): return x + 1")
+made.__code__ = (lambda x: x).__code__
+@functools.singledispatch
+def _(x): return x
+@_.register
+def _(x: int): return x
+@doubled
+def gone(): pass
+del gone
+LEVEL = 1
+def put(): globals()["LEVEL"] = 2
+put()
+class Base(abc.ABC):
+    @property
+    @abc.abstractmethod
+    def width(self): "of it"
+    @typing.overload
+    def __call__(self, x: int): ...
+    def __call__(self, x): return x
+    class Inner:
+        @staticmethod
+        def deep(): return lambda: 1
+"""
+
+
+@pytest.mark.parametrize("is_by_file", [False, True])
+def test_strange_code_is_as_in_its_file(net, is_by_file):
+    """Also where it was not imported in Python's own way, and nothing is remembered."""
+    file, _ = net
+    file.write_text(STRANGE.replace("put()\nclass", "class") if is_by_file else STRANGE)
+    if is_by_file:
+        spec = importlib.util.spec_from_file_location("own_net_here", file)
+        sys.modules["own_net_here"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module("own_net_here")
+    loaded_as_in_its_file(module)
+    file.write_text("# moved\n" + file.read_text())
+    loaded_as_in_its_file(module)
 
 
 @pytest.mark.parametrize(
@@ -189,5 +302,4 @@ def test_a_changed_comment_is_a_change_once_the_file_was_seen(net):
      "torch.nn.modules.conv", "torch.optim.adam", "hydra.core.hydra_config"],
 )  # fmt: skip
 def test_anyones_module_is_as_in_its_file(name):
-    module = importlib.import_module(name)
-    require_as_loaded({Path(module.__file__): Path(module.__file__).read_bytes()})
+    loaded_as_in_its_file(importlib.import_module(name))

@@ -1,6 +1,9 @@
 """`dpexp.train`: any module, on examples in memory."""
 
+import copy
+import functools
 import multiprocessing
+import pickle
 
 import numpy as np
 import pytest
@@ -149,6 +152,42 @@ def test_another_model_of_the_same_name_and_weights_is_another_run(trained):
     folders = [trained(model).directory for model in models]
     assert folders[0] == folders[3]
     assert len({*folders}) == 3
+
+
+class Held(Net):
+    """It holds what a copy might have under another number, place or order."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = self.same_sizes = [1, {"a", "b", "c"}]
+        self.tied = nn.Sequential(self.out)
+        self.made = functools.partial(self.scaled, times=1.0)
+        self.register_forward_hook(self.seen)
+        self.table = {nn.ReLU: np.ones(2), "view": self.out.bias.detach()[:2]}
+
+    def scaled(self, x, times):
+        return x * times
+
+    def seen(self, module, given, made):
+        return self.made(made)
+
+
+def test_a_copy_of_a_model_is_the_same_run(trained):
+    torch.manual_seed(0)
+    model = Held()
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model]
+    folders = {trained(each).directory for each in (model, *copies, copy.deepcopy(copies[0]))}
+    assert len(folders) == 1
+    model.same_sizes = [1, {"a", "b", "c"}]
+    assert trained(model).directory not in folders
+
+
+def test_a_model_with_parametrized_weights_is_the_same_run_as_its_copy(trained):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    nn.utils.parametrizations.weight_norm(model[1], "bias")
+    copied = copy.deepcopy(copy.deepcopy(model))
+    assert trained(model).directory == trained(copied).directory == trained(model).directory
 
 
 def test_other_data_weights_or_seed_are_other_runs(trained):

@@ -93,7 +93,7 @@ def train_all(ranks, config):
             torch.save(parts.model.state_dict(), folder / f"{name}.pt")
     torch.save(halved(ranks, config["jobs"]["dpsgd"]), folder / f"halved by {ranks.rank}.pt")
     alike, other = (
-        surroundings_of({"model": {}}, data, nn.Linear(1, 1), ranks)["other_ranks"]
+        surroundings_of({"model": {}}, data, nn.Linear(1, 1), ranks, {})["other_ranks"]
         for data in ("data", f"data of {ranks.rank}")
     )
     assert len(other) == ranks.size - 1 and all(map(ne, alike, other))

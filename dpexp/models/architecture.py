@@ -3,182 +3,197 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType, ModuleType
+import uuid
+import warnings
+from collections import deque
+from collections.abc import Iterable
+from types import CodeType, MethodType, ModuleType
 from typing import Any
 
-import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
-from dpexp.grad_sample.freezing import trains
-from dpexp.records.own_code import is_own
-from dpexp.records.weights import digest
+from dpexp.imported import is_own
+from dpexp.models.naming_code import constants
+from dpexp.models.pieces import Opaque, State, is_of_the_user, pieces
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
+LONGEST = 200
+"""Characters of a place in a message, its last ones."""
+
+EXACT = (bool, float, complex, str, type(None), type(...), type(NotImplemented))
+"""Types whose values are told apart by what they look like in Python."""
 
 
 def code_digest(model: nn.Module) -> str:
-    """Return a hash of a model's modules: their classes' code, and what they hold.
+    """Return a hash of what a model's modules are: their classes' code, and all that they hold.
 
-    Classes of torch are named, others are hashed by their functions' bytecode and plain attributes,
-    which a notebook's cells have too, and so are functions, classes and plain globals that their
-    code names, as far as they are the user's own. Of a module count its settings, tensors outside
-    of its state, functions, hooks and which parameters are frozen. Not seen: what code finds by a
-    name made as it runs. Another version of Python may give another hash.
+    Whatever is reached counts: attributes, hooks, tensors outside of the state, and of the user's
+    own code bytecode, defaults, closures, base classes, decorators and whatever it names, in other
+    modules of theirs too. Code of torch, numpy and Python is named; of other libraries, bytecode
+    counts without what it names. Values in the model's state are left out, and so is
+    which mode modules are in. One object held twice is another model than two equal ones. The order
+    of a dictionary counts, that of a set and of attributes does not. Not seen is what code finds by
+    a name made as it runs. Another version of Python may give another hash.
+
+    Where something cannot be compared, such as an open file, the hash is one that no other call
+    gives, with a warning that names it.
 
     Returns:
         SHA-256 in 64 hexadecimal digits.
     """
-    whole, seen = hashlib.sha256(), set[int]()
-    for name, module in model.named_modules(remove_duplicate=False):
-        kind = type(module)
-        whole.update(f"{name} {kind.__qualname__} {_settings(module)!r}\n".encode())
-        for base in kind.__mro__:
-            if not base.__module__.startswith(("torch.nn.", "builtins")):
-                for part in _of_class(base, seen):
-                    whole.update(part)
-        for part in _of_module(module, seen):
-            whole.update(part)
-    return whole.hexdigest()
+    walk = _Walk(State(model))
+    digest = walk.digest("model", model)
+    if walk.unknown:
+        warnings.warn(
+            f"{walk.unknown[0]} cannot be compared with another time's: this run will not be looked"
+            " up or gone on with. Keep it out of what the model's code uses.",
+            stacklevel=3,
+        )
+        digest = hashlib.sha256(f"{digest} {uuid.uuid4()}".encode()).hexdigest()
+    return digest
 
 
-def _settings(module: nn.Module) -> list[tuple[str, str]]:
-    """Return the plain values among a module's attributes, sorted by name."""
-    values = {**vars(module), "training": None}
-    return [(name, _words(value)) for name, value in sorted(values.items()) if _is_plain(value)]
+class _Walk:
+    """Numbers objects in the order in which they are reached, and hashes each one's pieces.
+
+    What cannot change (tuples, code) counts by what it is; everything else by its number.
+
+    Attributes:
+        unknown: where and what cannot be hashed.
+    """
+
+    def __init__(self, state: State, is_shallow: bool = False) -> None:
+        """Begin.
+
+        Args:
+            state: of the model.
+            is_shallow: whether the objects in sets are left out.
+        """
+        self.unknown: list[str] = []
+        self._state, self._is_shallow = state, is_shallow
+        self._hash = hashlib.sha256()
+        self._words: dict[int, tuple[Any, bytes]] = {}
+        """By id, which is not used anew while the object is held here."""
+        self._waiting: deque[tuple[str, Any, bool]] = deque()
+        self._sets: deque[tuple[str, Iterable[Any]]] = deque()
+        self._modules: dict[int, tuple[ModuleType, set[str]]] = {}
+        self._names: set[str] = set()
+
+    def digest(self, where: str, root: Any) -> str:
+        """Return the hash of an object and all that is reached from it."""
+        self._hash.update(self._word(where, root, False))
+        while self._waiting or self._open_module() or self._open_set():
+            if self._waiting:
+                self._open(*self._waiting.popleft())
+        return self._hash.hexdigest()
+
+    def _open(self, where: str, value: Any, is_library: bool) -> None:
+        """Hash an object's pieces."""
+        found = pieces(value, self._state)
+        if isinstance(found, Opaque):
+            self._say("opaque", type(value).__qualname__.encode())
+            if not is_library and not found.is_harmless:
+                self.unknown.append(f"{where} ({type(value).__qualname__})")
+            return
+        is_library = not is_of_the_user(value) and (is_library or found.is_library)
+        self._say(found.kind, b"")
+        self._names |= found.names
+        for label, piece in found.of:
+            self._say(label, self._word(f"{where}.{label}"[-LONGEST:], piece, is_library))
+        if found.members is not None:
+            if not self._is_shallow:
+                self._sets.append((where, found.members))
+        if isinstance(value, ModuleType) and is_own(value.__name__):
+            self._modules[id(value)] = value, set()
+
+    def _open_module(self) -> bool:
+        """Hash one more of what code names in the user's modules; return whether there was any.
+
+        A module that is held may be used under any name that occurs, wherever that is.
+        """
+        for module, done in self._modules.values():
+            for name in sorted((self._names & vars(module).keys()) - done):
+                done.add(name)
+                where = f"{module.__name__}.{name}"
+                self._say(where, self._word(where, vars(module)[name], False))
+                return True
+        return False
+
+    def _open_set(self) -> bool:
+        """Hash a set, once nothing else is left; return whether there was one.
+
+        What was not reached by another way is ordered by what it is by itself.
+        """
+        if not self._sets:
+            return False
+        where, members = self._sets.popleft()
+        alone = [(self._alone(where, each), index, each) for index, each in enumerate(members)]
+        for _, _, each in sorted(alone, key=lambda one: one[:2]):
+            self._say("member", self._word(where, each, False))
+        return True
+
+    def _alone(self, where: str, value: Any) -> str:
+        known = self._words.get(id(value))
+        if known is not None:
+            return known[1].hex()
+        return "later" + _Walk(self._state, is_shallow=True).digest(where, value)
+
+    def _word(self, where: str, value: Any, is_library: bool) -> bytes:
+        """Return what stands for a value: what it is, or its number."""
+        stack = [(value, _fixed(value))]  # parts are kept here: code makes them anew when asked
+        while stack:
+            top, parts = stack[-1]
+            if self._is_new(top):
+                if parts is None:
+                    self._words[id(top)] = top, b"#%d" % len(self._words)
+                    self._waiting.append((where, top, is_library))
+                elif later := [each for each in parts if self._is_new(each)]:
+                    stack += [(each, _fixed(each)) for each in later]
+                    continue
+                else:
+                    whole = hashlib.sha256(type(top).__name__.encode())
+                    for each in _sorted_if_set(top, [self._known(each) for each in parts]):
+                        whole.update(b"%d:" % len(each) + each)
+                    self._words[id(top)] = top, whole.digest()
+            stack.pop()
+        return self._known(value)
+
+    def _is_new(self, value: Any) -> bool:
+        return _exact(value) is None and id(value) not in self._words
+
+    def _known(self, value: Any) -> bytes:
+        exact = _exact(value)
+        return self._words[id(value)][1] if exact is None else exact
+
+    def _say(self, label: str, word: bytes) -> None:
+        for each in (label.encode(errors="surrogatepass"), word):
+            self._hash.update(b"%d:" % len(each) + each)
 
 
-def _words(value: Any) -> str:
-    """Return a plain value's text; a set's is sorted, as its order changes between processes."""
-    if isinstance(value, set | frozenset):
-        return f"{type(value).__name__}{sorted(map(_words, value))}"
-    if isinstance(value, list | tuple):
-        return f"{type(value).__name__}{[*map(_words, value)]}" if _has_set(value) else repr(value)
-    return repr(value)
+def _exact(value: Any) -> bytes | None:
+    """Return what a plain value looks like; None for any other."""
+    kind = type(value)
+    if kind is int:
+        return b"int " + hex(value).encode()
+    if kind is bytes:
+        return b"bytes " + hashlib.sha256(value).digest()
+    return f"{kind.__name__} {ascii(value)}".encode() if kind in EXACT else None
 
 
-def _has_set(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_has_set, value))
-    return isinstance(value, set | frozenset)
+def _fixed(value: Any) -> list[Any] | None:
+    """Return the parts of a value that cannot change, and so counts by them; None for others."""
+    kind = type(value)
+    if kind is tuple or (kind is frozenset and _is_plain(value)):
+        return [*value]
+    if kind is MethodType:
+        return [value.__func__, value.__self__]
+    return constants(value) if isinstance(value, CodeType) else None
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple | set | frozenset):
+    if type(value) in (tuple, frozenset):
         return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(map(_is_plain, [*value, *value.values()]))
-    return isinstance(value, PLAIN) and not isinstance(value, Tensor)
+    return _exact(value) is not None
 
 
-def _of_class(kind: type, seen: set[int]) -> Iterator[bytes]:
-    """Yield a class's functions and plain attributes, once."""
-    if id(kind) in seen:
-        return
-    seen.add(id(kind))
-    for name, value in sorted(vars(kind).items()):
-        value = getattr(value, "__func__", getattr(value, "fget", value))
-        if isinstance(value, FunctionType):
-            yield name.encode()
-            yield from _function(value, seen)
-        elif not name.startswith("__") and _is_plain(value):
-            yield f"{name}={_words(value)}".encode()
-
-
-def _of_module(module: nn.Module, seen: set[int]) -> Iterator[bytes]:
-    """Yield what a module holds that is neither plain nor in its state."""
-    for name, parameter in module.named_parameters(recurse=False):
-        if not trains(parameter):
-            yield f"{name} is frozen".encode()
-    for name in sorted(module._non_persistent_buffers_set):
-        yield from _held(name, module._buffers[name], seen)
-    for name, value in sorted(vars(module).items()):
-        if name not in ("_parameters", "_buffers", "_modules"):
-            yield from _held(name, value, seen)
-
-
-def _held(
-    name: str, value: Any, seen: set[int], within: frozenset[int] = frozenset()
-) -> Iterator[bytes]:
-    """Yield tensors, arrays and functions, also within lists and dictionaries."""
-    if id(value) in within:
-        return
-    if isinstance(value, Tensor):
-        yield f"{name} {digest({'': value})}".encode()
-    elif isinstance(value, np.ndarray):
-        if value.dtype != object:
-            yield f"{name} {value.dtype.str} {value.shape}".encode()
-            yield value.tobytes()
-    elif isinstance(value, FunctionType):
-        yield f"{name} {value.__qualname__}".encode()
-        yield from _function(value, seen)
-    elif isinstance(value, list | tuple):
-        for index, each in enumerate(value):
-            yield from _held(f"{name}.{index}", each, seen, within | {id(value)})
-    elif isinstance(value, dict):  # hooks stand here under numbers of the process
-        for index, (key, each) in enumerate(value.items()):
-            word = key if isinstance(key, str) else index
-            yield from _held(f"{name}.{word}", each, seen, within | {id(value)})
-    elif not isinstance(value, nn.Module) and callable(value) and hasattr(value, "__name__"):
-        yield f"{name} {value.__name__}".encode()
-
-
-def _function(function: FunctionType, seen: set[int]) -> Iterator[bytes]:
-    """Yield a function's code, defaults, and what it has closed over or names; once."""
-    if id(function) in seen:
-        return
-    seen.add(id(function))
-    yield from _code(function.__code__)
-    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
-    for index, value in enumerate([*defaults, *map(_content, function.__closure__ or ())]):
-        if _is_plain(value):
-            yield f"{index}={_words(value)}".encode()
-        else:
-            yield from _held(str(index), value, seen)
-    if is_own(function.__module__):
-        yield from _named({*_names(function.__code__)}, function.__globals__, seen)
-
-
-def _named(names: set[str], there: Mapping[str, Any], seen: set[int]) -> Iterator[bytes]:
-    """Yield what these names stand for in a module: the user's own, and plain values."""
-    for name in sorted(names & there.keys()):
-        value = there[name]
-        if isinstance(value, ModuleType):
-            if is_own(value.__name__) and id(value) not in seen:
-                yield name.encode()
-                yield from _named(names - {name}, vars(value), seen)
-        elif isinstance(value, FunctionType | type):
-            yield f"{name} {value.__qualname__}".encode()
-            if is_own(value.__module__):
-                yield from (
-                    _of_class(value, seen) if isinstance(value, type) else _function(value, seen)
-                )
-        elif _is_plain(value):
-            yield f"{name}={_words(value)}".encode()
-        else:
-            yield from _held(name, value, seen)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names in code and in functions within it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not set yet
-        return None
-
-
-def _code(code: CodeType) -> Iterator[bytes]:
-    yield code.co_code
-    yield repr(code.co_names).encode()
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _code(constant)
-        elif _is_plain(constant):
-            yield _words(constant).encode()
+def _sorted_if_set(value: Any, words: list[bytes]) -> list[bytes]:
+    return sorted(words) if isinstance(value, frozenset) else words

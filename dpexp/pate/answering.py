@@ -12,9 +12,8 @@ from dpexp.pate.stages import Answers, ask, ballots
 from dpexp.pate.votes import NoisyVotes
 from dpexp.privacy import PrivacyError
 from dpexp.records import Ledger, Mark, Run, read_mark
-from dpexp.records.own_code import own_code
 from dpexp.training.ledger import difference, read_ledger
-from dpexp.training.lifecycle import Lifecycle, Resumed
+from dpexp.training.lifecycle import Lifecycle, OwnCode, Resumed
 from dpexp.training.parts import Parts
 from dpexp.training.states import mapped
 from dpexp.training.train_state import TrainState
@@ -26,6 +25,7 @@ def open_ledger(
     run: Run,
     position: Mapping[str, Any],
     surroundings: dict[str, Any] | None,
+    own_code: OwnCode,
 ) -> Resumed:
     """Open the run's budget ledger, which counts queries asked.
 
@@ -37,6 +37,7 @@ def open_ledger(
         run: begun, or to be gone on with.
         position: of its checkpoint; {} without one.
         surroundings: in which teachers would be trained; None if nothing can be repeated in them.
+        own_code: hashes of the user's code that is to run.
 
     Raises:
         ConfigError: if the data or the user's code are not those of the answers.
@@ -49,11 +50,11 @@ def open_ledger(
         surroundings = None
     if "answers" in position.get("state", {}):
         # A lost ledger's surroundings are unknown.
-        mark = read_mark(run.directory) or Mark(data, 0, run=run.id, own_code=own_code(run.config))
+        mark = read_mark(run.directory) or Mark(data, 0, run=run.id, own_code=own_code)
         return Resumed(Ledger(run.directory, mark, is_durable=True), step)
-    mark = read_ledger(run, data, is_needed=False)
+    mark = read_ledger(run, data, own_code, is_needed=False)
     if mark is None or not mark.steps:
-        mark = Mark(data, 0, surroundings=surroundings, run=run.id, own_code=own_code(run.config))
+        mark = Mark(data, 0, surroundings=surroundings, run=run.id, own_code=own_code)
     elif mark.resumed(0, surroundings) != mark:
         why = difference(mark.surroundings, surroundings)
         raise PrivacyError(

@@ -6,25 +6,28 @@ A notebook keeps what it has imported. A record hashes files, and would name cod
 from __future__ import annotations
 
 import ast
-import hashlib
+import os
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from dpexp.imported import content_at_import, file_of
 from dpexp.types import ConfigError
 
-_SEEN: dict[int, tuple[ModuleSpec, str]] = {}
-"""Of modules that were looked at: by their spec, which a reload makes anew, their files' hashes."""
+_SEEN: dict[int, tuple[Any, bytes]] = {}
+"""Of modules that were loaded by means unknown: by their specification, which a reload makes anew,
+what was in their files at the first look."""
 
 
 def require_as_loaded(files: Mapping[Path, bytes]) -> None:
-    """Check that modules are as in their files: functions, constants, and what was seen before.
+    """Check that what is loaded of these files is what they say now, up to comments and layout.
 
-    A module that is not loaded, or by other means than Python's own, is not looked at. Not seen is
-    a change of other statements between the import and the first look.
+    A file is compared with what was in it as it was imported. Of a module that was imported before
+    dpexp, or by other means than Python's own, functions and constants are compared, and the rest
+    with what was there at the first look.
 
     Args:
         files: of the user's modules, with their content.
@@ -32,23 +35,39 @@ def require_as_loaded(files: Mapping[Path, bytes]) -> None:
     Raises:
         ConfigError: naming a file that has changed since it was imported.
     """
-    for module in [*sys.modules.values()]:
+    names = {path.name for path in files}
+    contents = {os.path.realpath(path): content for path, content in files.items()}
+    for name, module in [*sys.modules.items()]:
+        origin = getattr(module, "__file__", None)
+        if type(module) is not ModuleType or not isinstance(origin, str):
+            continue
+        if os.path.basename(origin) not in names and os.path.exists(origin):
+            continue  # most modules; one in an archive has a file of another name
         spec = getattr(module, "__spec__", None)
-        if type(module) is not ModuleType or not isinstance(spec, ModuleSpec):
+        now = contents.get(os.path.realpath(file_of(origin)))
+        if now is None or getattr(spec, "_initializing", False):
             continue
-        if type(spec.loader) is not SourceFileLoader or spec.origin is None:
-            continue
-        path = Path(spec.origin)
-        if path not in files or getattr(spec, "_initializing", False):
-            continue
-        content = files[path]
-        found = hashlib.sha256(content).hexdigest()
-        _, before = _SEEN.setdefault(id(spec), (spec, found))
-        if found != before or not _is_of(module, content, spec.origin):
+        before, is_certain = content_at_import(name, origin)
+        if before is None:
+            key = module if spec is None else spec
+            _, before = _SEEN.setdefault(id(key), (key, now))
+        is_source = type(getattr(module, "__loader__", None)) is SourceFileLoader
+        is_to_look = is_source and not is_certain
+        if not _is_same(before, now) or (is_to_look and not _is_of(module, now, origin)):
             raise ConfigError(
-                f"Expected {path.name} as it was imported; it has changed since, or what it "
-                f"defines has. Restart Python, or reload {module.__name__}."
+                f"Expected {Path(origin).name} as it was imported; it has changed since, or what "
+                f"it defines has. Restart Python, or reload {name}."
             )
+
+
+def _is_same(before: bytes, now: bytes) -> bool:
+    """Return whether two contents of a file are the same program."""
+    if before == now:
+        return True
+    try:
+        return ast.dump(ast.parse(before)) == ast.dump(ast.parse(now))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
 
 
 def _is_of(module: ModuleType, content: bytes, origin: str) -> bool:
@@ -90,13 +109,12 @@ def _within(code: CodeType) -> Iterator[CodeType]:
 
 
 def _content(code: CodeType) -> tuple[Any, ...]:
-    """Return what code does, and where it stands."""
+    """Return what code does; neither its file nor its lines."""
     constants = [
         _content(each) if isinstance(each, CodeType) else (type(each).__name__, _words(each))
         for each in code.co_consts
     ]
-    place = (code.co_qualname, code.co_firstlineno)
-    return (*place, code.co_code, code.co_names, code.co_varnames, *constants)
+    return (code.co_qualname, code.co_code, code.co_names, code.co_varnames, *constants)
 
 
 def _words(value: Any) -> str:

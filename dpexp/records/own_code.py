@@ -7,19 +7,20 @@ being imported, so that nothing of theirs runs.
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import importlib.util
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpexp.records.loaded_code import require_as_loaded
+from dpexp.records.own_files import files_behind
 from dpexp.types import ConfigError
 
-INSTALLED = ("site-packages", "dist-packages")
-"""Folders of libraries, whose versions a record has."""
+FINDERS = ("hydra.utils.", "hydra._internal.", "importlib.import_module", "pydoc.locate")
+"""Targets that find code by a word among their settings."""
+
+OF_A_MODEL = "code"
+"""Setting of a model that was handed over: the hash of what it computes, which names its run."""
 
 
 def own_code(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -31,10 +32,7 @@ def own_code(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         Dotted name -> file, relative to the folder that Python finds it in -> hash. Without what is
         dpexp's, the standard library's or an installed library's, and what is not found.
     """
-    return {
-        name: {place: hashlib.sha256(content).hexdigest() for place, (_, content) in files.items()}
-        for name, files in _behind(config)
-    }
+    return {name: _hashes(files) for name, files in _behind(config)}
 
 
 def own_loaded_code(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -43,23 +41,32 @@ def own_loaded_code(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     Raises:
         ConfigError: if a module that is loaded is not as in its file.
     """
-    for _, files in _behind(config):
+    behind = [*_behind(config)]
+    for _, files in behind:
         require_as_loaded(dict(files.values()))
-    return own_code(config)
+    return {name: _hashes(files) for name, files in behind}
+
+
+def loaded_files_of(parts: Sequence[str]) -> dict[str, str]:
+    """Return the hashes of the user's files behind one dotted name; {} if it is not theirs.
+
+    Raises:
+        ConfigError: if a module that is loaded is not as in its file.
+    """
+    files = files_behind(parts)
+    require_as_loaded(dict(files.values()))
+    return _hashes(files)
+
+
+def _hashes(files: Mapping[str, tuple[Path, bytes]]) -> dict[str, str]:
+    return {place: hashlib.sha256(content).hexdigest() for place, (_, content) in files.items()}
 
 
 def _behind(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, tuple[Path, bytes]]]]:
     """Yield every `_target_` that is the user's own with its files: path and content by place."""
     for name in sorted({*_targets(config)}):
-        if files := _files(name):
+        if files := files_behind(name.split(".")):
             yield name, files
-
-
-def is_own(module: str | None) -> bool:
-    """Return whether a module is the user's own: of a script, a notebook or a file of theirs."""
-    return module is not None and (
-        module == "__main__" or _root(module.partition(".")[0]) is not None
-    )
 
 
 def changed_files(
@@ -102,77 +109,23 @@ def require_same(
         )
 
 
-def _targets(node: Any) -> Iterator[str]:
+def _targets(node: Any, finds: bool = False) -> Iterator[str]:
+    """Yield the dotted names of code in a config.
+
+    Args:
+        node: of the config.
+        finds: whether any word in it may be one.
+    """
     if isinstance(node, Mapping):
         if isinstance(name := node.get("_target_"), str):
-            yield name
+            # A script's own model has its hash in the run's id, and the script is edited for more.
+            if not (name.startswith("__main__.") and OF_A_MODEL in node):
+                yield name
+            finds = name.startswith(FINDERS)
         node = [*node.values()]
-    if isinstance(node, Sequence) and not isinstance(node, str):
+    if isinstance(node, str):
+        if finds:
+            yield node
+    elif isinstance(node, Sequence):
         for each in node:
-            yield from _targets(each)
-
-
-def _files(name: str) -> dict[str, tuple[Path, bytes]]:
-    """Return the user's files that a dotted name needs, by their place below Python's path."""
-    found: dict[str, tuple[Path, bytes]] = {}
-    waiting = [name.split(".")]
-    while waiting:
-        parts = waiting.pop()
-        for path, place in _modules(parts):
-            if str(place) in found:
-                continue
-            try:
-                content = path.read_bytes()
-            except OSError:
-                continue
-            found[str(place)] = path, content
-            waiting += _imports(content, place)
-    return found
-
-
-def _modules(parts: Sequence[str]) -> Iterator[tuple[Path, Path]]:
-    """Yield the files along a dotted name, each beside its place: packages, then the module."""
-    root = _root(parts[0])
-    if root is None:
-        return
-    for length in range(1, len(parts) + 1):
-        stem = Path(*parts[:length])
-        for place in (stem / "__init__.py", stem.with_suffix(".py")):
-            if (root / place).is_file():
-                yield root / place, place
-        if not (root / stem).is_dir():
-            return
-
-
-def _root(top: str) -> Path | None:
-    """Return the folder of Python's path that has a module; None if it is not the user's own."""
-    if top == "dpexp" or top in sys.stdlib_module_names:
-        return None
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError, AttributeError):
-        return None
-    if spec is None:
-        return None
-    folders = [Path(place) for place in spec.submodule_search_locations or ()]
-    if not folders and spec.origin is not None:
-        folders = [Path(spec.origin)]
-    if not folders or {*INSTALLED} & {*folders[0].resolve().parts}:
-        return None
-    return folders[0].parent
-
-
-def _imports(content: bytes, place: Path) -> Iterator[list[str]]:
-    """Yield the dotted names that a file imports, as parts; of what it names itself, absolute."""
-    try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError):
-        return
-    package = list(place.parent.parts)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else []
-            base = [*above, *(node.module or "").split(".")] if node.module else above
-            yield from ([*base, alias.name] for alias in node.names)
+            yield from _targets(each, finds)

@@ -25,7 +25,7 @@ from dpexp.records import (
     read_mark,
     versions,
 )
-from dpexp.records.own_code import own_code, require_same
+from dpexp.records.own_code import require_same
 from dpexp.records.weights import digest
 from dpexp.types import ConfigError
 
@@ -44,6 +44,7 @@ def open_ledger(
     step: int | None,
     data: str,
     surroundings: Mapping[str, Any] | None,
+    own_code: Mapping[str, Mapping[str, str]],
 ) -> tuple[Ledger | None, int]:
     """Open a run's budget ledger, and find the step at which the run continues.
 
@@ -53,6 +54,7 @@ def open_ledger(
         step: of its checkpoint; None without one.
         data: fingerprint of the task's examples.
         surroundings: from `surroundings_of`.
+        own_code: hashes of the user's code that is to run.
 
     Returns:
         The ledger (None without noise: nothing is accounted), and the next step, from 0: that of
@@ -69,9 +71,9 @@ def open_ledger(
     is_secret = mechanism.noise == "secret"
     if is_secret:
         surroundings = None
-    mark = read_ledger(run, data, is_needed=step is not None)
+    mark = read_ledger(run, data, own_code, is_needed=step is not None)
     if mark is None:
-        mark = Mark(data, begun, begun, begun, surroundings, run.id, own_code(run.config))
+        mark = Mark(data, begun, begun, begun, surroundings, run.id, own_code)
     now = mark.resumed(begun, surroundings)
     next_step = max(begun, now.begun_at)
     why = difference(mark.surroundings, surroundings)
@@ -96,12 +98,15 @@ def open_ledger(
     return Ledger(run.directory, now, is_durable=is_secret), next_step
 
 
-def read_ledger(run: Run, data: str, is_needed: bool) -> Mark | None:
+def read_ledger(
+    run: Run, data: str, own_code: Mapping[str, Mapping[str, str]], is_needed: bool
+) -> Mark | None:
     """Return what a run may have released so far; None if it has no ledger yet.
 
     Args:
         run: with noise.
         data: fingerprint of the task's examples.
+        own_code: hashes of the user's code that is to run.
         is_needed: whether the run must have a ledger by now.
 
     Raises:
@@ -123,12 +128,16 @@ def read_ledger(run: Run, data: str, is_needed: bool) -> Mark | None:
     if mark is not None and mark.data != data:
         raise ConfigError(OTHER_DATA)
     if mark is not None:
-        require_same(mark.own_code, own_code(run.config))
+        require_same(mark.own_code, own_code)
     return mark
 
 
 def surroundings_of(
-    config: dict, data: str, model: nn.Module, ranks: Ranks
+    config: dict,
+    data: str,
+    model: nn.Module,
+    ranks: Ranks,
+    own_code: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any] | None:
     """Return a fingerprint of whatever affects floating-point sums; None if their order varies.
 
@@ -139,6 +148,7 @@ def surroundings_of(
         data: fingerprint of the task's examples.
         model: before the first step.
         ranks: that share the run.
+        own_code: hashes of the user's code that is to run.
 
     Raises:
         RankLost: if another rank died.
@@ -153,8 +163,8 @@ def surroundings_of(
         "instructions": _instructions(),
         **versions(),
     }
-    if theirs := own_code(config):
-        own["own_code"] = theirs
+    if own_code:
+        own["own_code"] = own_code
     layout = config["model"].get("channels_last")
     if layout and ranks.device.type == "cpu":
         kernels = compiled()

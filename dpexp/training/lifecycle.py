@@ -58,9 +58,10 @@ class Resumed(NamedTuple):
     micro_batch: int = 0
 
 
-OpenLedger = Callable[[Run, Mapping[str, Any], dict[str, Any] | None], Resumed]
-"""Opens a run's budget ledger, given the run, its checkpoint's position ({} without one) and its
-surroundings (`surroundings_of`)."""
+OwnCode = dict[str, dict[str, str]]
+OpenLedger = Callable[[Run, Mapping[str, Any], dict[str, Any] | None, OwnCode], Resumed]
+"""Opens a run's budget ledger, given the run, its checkpoint's position ({} without one), its
+surroundings (`surroundings_of`) and the hashes of the user's code that it runs."""
 
 
 class Lifecycle:
@@ -103,9 +104,8 @@ class Lifecycle:
         """
         self._config, self._mechanism, self._ranks = config, mechanism, ranks
         self._state, self._num_steps, self._spent = state, num_steps, spent
-        self._own_code = own_loaded_code(
-            config
-        )  # of the start: its files may be edited while it trains
+        # Read once, at the start: its files may be edited while it trains.
+        self._own_code: OwnCode = own_loaded_code(config)
         self._run = Run.open(config["results"], config) if ranks.is_first else None
         self._logger: RunLogger | None = None
         self._taken_up = self._saved = time.monotonic()
@@ -151,7 +151,9 @@ class Lifecycle:
             RecordError: if the checkpoint is of another run, or of former code.
         """
         state, ranks = self._state, self._ranks
-        self.surroundings = surroundings_of(self._config, state.data, state.model, ranks)
+        self.surroundings = surroundings_of(
+            self._config, state.data, state.model, ranks, self._own_code
+        )
         found = None if self._run is None else self._find(self._run, open_ledger)
         saved, next_step, micro_batch = ranks.from_first(found)
         if saved is not None:
@@ -177,7 +179,9 @@ class Lifecycle:
                 checkpoint.require(run.checkpoint_path, saved, self._identity(run))
                 self._state.require_complete(saved, run.checkpoint_path)
         position = {} if saved is None else saved["position"]
-        self._ledger, next_step, micro_batch = open_ledger(run, position, self.surroundings)
+        self._ledger, next_step, micro_batch = open_ledger(
+            run, position, self.surroundings, self._own_code
+        )
         return saved, next_step, micro_batch
 
     def _identity(self, run: Run) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from dpexp.training.averaging import Averaged
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.judging import judge
 from dpexp.training.ledger import open_ledger
-from dpexp.training.lifecycle import Lifecycle, Resumed
+from dpexp.training.lifecycle import Lifecycle, OwnCode, Resumed
 from dpexp.training.micro_batch import MicroBatch
 from dpexp.training.numbers import check_checkpoint, check_numbers
 from dpexp.training.observation import Observers
@@ -86,11 +86,14 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         examples = on_device(task.train, ranks.device)
         sizes = MicroBatch(config, parts, start, mechanism, ranks)
 
-        def settle(directory: Run, before: Mapping, surroundings: dict | None) -> Resumed:
+        def settle(
+            directory: Run, before: Mapping, surroundings: dict | None, own_code: OwnCode
+        ) -> Resumed:
             size = sizes.settle(before.get("micro_batch", 0), examples)
             if surroundings is not None:
                 surroundings = {**surroundings, "micro_batch": size}
-            found = open_ledger(directory, mechanism, before.get("step"), state.data, surroundings)
+            step = before.get("step")
+            found = open_ledger(directory, mechanism, step, state.data, surroundings, own_code)
             return Resumed(*found, size)
 
         run.resume(settle)

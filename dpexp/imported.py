@@ -1,0 +1,129 @@
+"""Tell whose a module is, the user's own or a library's, and what was in its file when imported.
+
+Python keeps no such content: `import dpexp` begins to remember that of the user's own files.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Sequence
+from functools import cache
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders of libraries, whose versions a record has."""
+
+_OTHERS = tuple(
+    Path(folder).resolve()
+    for folder in (
+        *(sysconfig.get_path(key) for key in ("stdlib", "platstdlib")),
+        Path(__file__).parent,
+    )
+)
+
+
+@cache
+def is_own_file(path: str) -> bool:
+    """Return whether a file or folder is the user's own, by its place once links are followed.
+
+    A file of the user's may have the name of a library's module; what counts is its place.
+    """
+    place = Path(path).resolve()
+    if {*INSTALLED} & {*place.parts}:
+        return False
+    return not any(place.is_relative_to(folder) for folder in _OTHERS)
+
+
+def is_own(name: str | None) -> bool:
+    """Return whether code of a module is the user's own: of a script, a notebook or their files.
+
+    Code whose origin is not known counts as theirs, as what is made by `exec` does.
+
+    Args:
+        name: of the module, which has been loaded.
+    """
+    if name is None or name == "__main__":
+        return True
+    top = name.partition(".")[0]
+    for each in (name, top):
+        module = sys.modules.get(each)
+        places = [getattr(module, "__file__", None)]
+        if places == [None]:
+            places = [*getattr(module, "__path__", ())]
+        if places and places[0] is not None:
+            return any(is_own_file(str(place)) for place in places)
+    return top not in (*sys.stdlib_module_names, "builtins")
+
+
+def file_of(origin: str) -> Path:
+    """Return a module's file, or the archive that it is in."""
+    path = Path(origin)
+    return next((each for each in (path, *path.parents) if each.is_file()), path)
+
+
+_CONTENT: dict[tuple[str, str], bytes] = {}
+"""Of the user's modules, by name and file: what was in the file as the module was imported."""
+
+_EARLIER: set[tuple[str, str]] = set()
+"""Of them, those that had been imported before dpexp was: their content may be a later one."""
+
+
+def content_at_import(name: str, origin: str) -> tuple[bytes | None, bool]:
+    """Return what was in a module's file as it was imported, and whether that is certain.
+
+    Args:
+        name: of the module.
+        origin: its file, as its specification has it.
+
+    Returns:
+        None if it was imported by other means than Python's own.
+    """
+    key = name, str(file_of(origin))
+    return _CONTENT.get(key), key not in _EARLIER
+
+
+def _remember(name: str, origin: str) -> tuple[str, str] | None:
+    file = file_of(origin)
+    if not is_own_file(str(file)):
+        return None
+    key = name, str(file)
+    try:
+        _CONTENT[key] = file.read_bytes()
+    except OSError:
+        return None
+    _EARLIER.discard(key)
+    return key
+
+
+class _Remembering(MetaPathFinder):
+    """Finds what the finders after it find, and remembers what is in the user's files by then."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return what is imported now, or reloaded if there is a target."""
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            find = getattr(finder, "find_spec", None)
+            spec = None if find is None else find(name, path, target)
+            if spec is not None:
+                is_to_load = target is not None or name not in sys.modules
+                if is_to_load and spec.has_location and spec.origin is not None:
+                    _remember(name, spec.origin)
+                return spec
+        return None
+
+
+def remember_imports() -> None:
+    """Remember what is in the user's files when they are imported, and what is in them now."""
+    if any(isinstance(finder, _Remembering) for finder in sys.meta_path):
+        return
+    for name, module in [*sys.modules.items()]:
+        origin = getattr(module, "__file__", None)
+        if isinstance(origin, str) and (key := _remember(name, origin)) and name != "__main__":
+            _EARLIER.add(key)
+    index = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
+    sys.meta_path.insert(index, _Remembering())
