@@ -25,8 +25,8 @@ from dpexp.cli.arguments import exit_code_of
 from dpexp.grad_sample import Tape, Try, settle
 from dpexp.grad_sample.hooking import hooked_layers
 from dpexp.grad_sample.shared_inputs import trial
-from dpexp.methods.selection import matrix_parameters
 from dpexp.models.adapting import COLOURS, returns_logits, takes_images, takes_texts
+from dpexp.models.matrices import matrix_parameters
 from dpexp.types import LayerGrads, full_name
 
 PAGE = Path("docs/models.md")
