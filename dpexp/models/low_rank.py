@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,14 @@ class LowRank(nn.Module):
 def put_in(module: nn.Module, own: str, rank: int, alpha: float) -> None:
     """Put an adapter on one of a module's own parameters; see `LowRank`."""
     weight = module.get_parameter(own)
+    if isinstance(module, nn.RNNBase) and _forget not in module._forward_hooks.values():
+        module.register_forward_hook(_forget)
     parametrize.register_parametrization(module, own, LowRank(weight, rank, alpha))
+
+
+def _forget(layer: nn.RNNBase, _: Any, __: Any) -> None:
+    """Take what a recurrent layer keeps of its weights off the graph: else it has no copies."""
+    layer._flat_weights = [each if each is None else each.detach() for each in layer._flat_weights]
 
 
 def adapted(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
@@ -84,6 +92,8 @@ def take_out(module: nn.Module, own: str) -> None:
     else:
         del module.parametrizations
         module.__class__ = kind.__bases__[0]
+        for key in [key for key, hook in module._forward_hooks.items() if hook is _forget]:
+            del module._forward_hooks[key]
     setattr(module, own, original)
 
 

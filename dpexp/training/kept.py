@@ -78,6 +78,8 @@ def _save_settings(
         settings.id2label = dict(enumerate(classes))
         settings.label2id = {name: index for index, name in enumerate(classes)}
     settings.save_pretrained(directory)
+    if "repo" not in node:  # handed over in memory
+        return
     source = model_folder(node["model_root"], node["repo"]) / PREPROCESSOR
     if source.is_file():
         shutil.copyfile(source, directory / PREPROCESSOR)
