@@ -227,5 +227,5 @@ def architectures() -> list[Architecture]:
             ("ViT (torchvision)", "vit"),
         )
     ]
-    wide = Architecture("WRN-10-1 (dpexp, GroupNorm)", _wide_resnet, is_text=False)
+    wide = Architecture("WRN-10-1 (dpexp)", _wide_resnet, is_text=False)
     return [*of_texts, *recurrent, *of_images, *small, wide]

@@ -34,6 +34,7 @@ from dpexp.models.architecture import code_digest
 from dpexp.models.classifier import AUTO
 from dpexp.models.notes import notes_of
 from dpexp.models.unwrapped import unwrapped
+from dpexp.models.vocabulary import ended
 from dpexp.records.weights import digest
 from dpexp.types import ConfigError
 
@@ -238,7 +239,7 @@ def _outputs(model: nn.Module, train: Examples) -> int:
     """Return how many outputs a model has for inputs of the shape of these."""
     given = train.inputs[:2]  # whose shape and type count; an id of 0 often stands for padding
     blank = torch.zeros_like(given) if given.is_floating_point() else torch.ones_like(given)
-    blanks = Examples(blank, torch.zeros(len(blank), dtype=torch.long))
+    blanks = Examples(ended(model, blank), torch.zeros(len(blank), dtype=torch.long))
     is_training = model.training
     try:
         with torch.no_grad():

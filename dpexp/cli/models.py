@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dpexp.cli.architectures import NUM_CLASSES, Architecture, architectures
 from dpexp.cli.arguments import exit_code_of
-from dpexp.cli.trainability import METHODS, built, refusal
+from dpexp.cli.trainability import METHODS, built, quiet, refusal
 from dpexp.grad_sample import Tape, Try, settle
 from dpexp.grad_sample.hooking import hooked_layers
 from dpexp.grad_sample.shared_inputs import trial
@@ -195,6 +195,8 @@ def _main(words: Sequence[str]) -> int:
     if words:
         print(f"error: Expected no words; got {' '.join(words)}.", file=sys.stderr)
         return 2
-    PAGE.write_text(page(), encoding="utf-8")
+    with quiet():
+        made = page()
+    PAGE.write_text(made, encoding="utf-8")
     print(PAGE)
     return 0

@@ -134,7 +134,7 @@ def refusal(subject: Built, method: str) -> str | None:
     """
     config = with_head(_composed(method), subject.head)
     try:
-        with _quiet():
+        with quiet():
             _train(subject, config)
             error = _error(subject, config)
     except ConfigError as refused:
@@ -153,7 +153,7 @@ def _composed(method: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Leave warnings, progress and messages of small runs out, and the generator as it was."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from dpexp.models.mode import in_mode
+from dpexp.models.vocabulary import ended
 from dpexp.training.probing.stage import chance_kept, state_kept
 
 LARGEST = 2**15 - 1
@@ -44,7 +45,7 @@ def largest(model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> Tenso
 
     def takes(example: Tensor) -> bool:
         with suppress(Exception), state_kept(tried):  # anyone's model, which may raise anything
-            tried(example[None].to(dtype))
+            tried(ended(tried, example[None].to(dtype)))
             return True
         return False
 
