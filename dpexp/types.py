@@ -311,6 +311,10 @@ class Method(Protocol):
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Return the names of the parameters that this method updates; all others are frozen."""
 
+    def why_frozen(self, model: nn.Module, parameter: str) -> str:
+        """Return why this method leaves a parameter of a name frozen, in a few words."""
+        return "not trained by this method"
+
     def start(self, model: nn.Module) -> State:
         """Return the state before the first step."""
 

@@ -4,7 +4,7 @@ import torch
 import transformers
 
 from dpexp import cli
-from dpexp.cli.models import IMAGES, TEXTS
+from dpexp.cli.architectures import IMAGES, TEXTS
 from tests.texts import save_tokenizer
 
 MORE = {

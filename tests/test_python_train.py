@@ -417,3 +417,30 @@ def test_integers_that_mix_examples_are_refused(trained):
     pixels = (255 * TRAIN[0]).long()
     with pytest.raises(ConfigError, match="keep examples apart"):
         trained(ByTheLargest(), (pixels, TRAIN[1]), (pixels, TRAIN[1]))
+
+
+TINY = {"d_model": 16, "vocab_size": 40, "num_labels": 3, "dropout": 0.0, "dropout_rate": 0.0}
+OF_T5 = {"d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+OF_BART = {"encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 12}
+OF_BART |= {f"{side}_{key}": 2 for side in ("encoder", "decoder") for key in ("attention_heads",)}
+OF_BART |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "pad_token_id": 0, "bos_token_id": 3}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "sizes", "end"), [("T5", OF_T5, 1), ("Bart", OF_BART, 2)])
+def test_a_model_of_transformers_that_reads_the_end_token_is_tried_and_kept(
+    trained, name, sizes, end
+):
+    """It refuses texts without one, so that what the check makes up has to end with it."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**TINY, **sizes, eos_token_id=end)
+    model = getattr(transformers, f"{name}ForSequenceClassification")(config)
+    ids = torch.randint(4, 40, (120, 6))
+    ids[:, -1] = end
+    data, tests = (ids[:100], TRAIN[1][:100]), (ids[100:], TEST[1][:20])
+    run = trained(model, data, tests, batch_size=50, epochs=0.5)
+    assert "not tried" not in str(run.certificate["deviations"])
+    assert len(run.certificate["trainable"]) == len(dict(model.named_parameters()))
+    assert (run.directory / "config.json").is_file()

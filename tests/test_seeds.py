@@ -127,7 +127,10 @@ OTHER_SEEDS["torch.Generator"] |= {"dpexp.cli.search", "dpexp.cli.stand_in"}
 OTHER_SEEDS["random.Random"] |= {"dpexp.cli.soak"}
 OTHER_SEEDS["default_rng"] |= {"dpexp.cli.verdicts"}
 OTHER_SEEDS["manual_seed"] |= OTHER_SEEDS["torch.Generator"]
-OTHER_SEEDS["manual_seed"] |= {"dpexp.cli.models"}  # small models with random weights
+OTHER_SEEDS["manual_seed"] |= {
+    "dpexp.cli.models",
+    "dpexp.cli.trainability",
+}  # small models with random weights
 
 
 def module_of(path):

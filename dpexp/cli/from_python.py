@@ -36,6 +36,7 @@ from dpexp.models.classifier import AUTO
 from dpexp.models.libraries import TEXTS, reads_texts
 from dpexp.models.notes import notes_of
 from dpexp.models.unwrapped import unwrapped
+from dpexp.models.vocabulary import ended
 from dpexp.records.keeping import WEIGHTS
 from dpexp.records.weights import digest
 from dpexp.types import ConfigError
@@ -255,6 +256,7 @@ def _outputs(model: nn.Module, train: Examples | Texts) -> int:
     else:
         given = train.inputs[:2]  # whose shape and type count; an id of 0 often stands for padding
         blank = torch.zeros_like(given) if given.is_floating_point() else torch.ones_like(given)
+        blank = ended(model, blank)
     blanks = Examples(blank, torch.zeros(len(blank), dtype=torch.long))
     is_training = model.training
     try:

@@ -47,8 +47,12 @@ def named(config: dict[str, Any]) -> dict[str, Any]:
     }
     config = {**config, "model": {**kept, "name": _name(model)}}
     method = config.get("method")
-    if isinstance(method, Mapping) and method.get("freeze", ...) is None:
-        config["method"] = {key: value for key, value in method.items() if key != "freeze"}
+    if isinstance(method, Mapping):
+        of_ours = str(method.get("_target_", "")).startswith("dpexp.methods.")
+        idle = {"freeze"} if method.get("freeze", ...) is None else set()
+        idle |= {"embeddings"} if of_ours and method.get("embeddings") in (None, False) else set()
+        if idle & method.keys():
+            config["method"] = {key: value for key, value in method.items() if key not in idle}
     return config
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.grad_sample.chunks import over_chunks
-from dpexp.grad_sample.per_example import FactoredGrads
+from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
 from dpexp.grad_sample.rounding import Terms, eta, raised, size_by_gram
 from dpexp.grad_sample.rules import rule
 from dpexp.types import ConfigError, Size
@@ -109,11 +109,15 @@ class EmbeddingGrads:
         """Return the table's gradient, [n, rows, d] if materialized."""
         return FactoredGrads(EmbeddingWeight(self.rows), self.x, self.dh)
 
-    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> FactoredGrads:
-        """Raise TypeError: a token table is trained whole or frozen."""
-        raise TypeError("An Embedding has no matrix product to carry at low rank.")
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
+        """Return dW_i R^T, [n, rows, r], or some of its rows: thin tables, one an example."""
+        each = EmbeddingWeight(self.rows).materialize(self.x, self.dh @ right_basis.T)
+        return MaterializedGrads(each if rows is None else each.index_select(1, rows))
 
-    right = left
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> MaterializedGrads:
+        """Return L^T dW_i, [n, r, d], or some of its columns: L's rows of an example's tokens."""
+        dh = self.dh if columns is None else self.dh.index_select(2, columns)
+        return MaterializedGrads(torch.bmm(left_basis[self.x].mT, dh))
 
     def scaled(self, factor: float) -> EmbeddingGrads:
         """Return the gradients times a constant."""

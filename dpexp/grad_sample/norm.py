@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpexp.grad_sample.per_example import MaterializedGrads
-from dpexp.grad_sample.rules import rule
+from dpexp.grad_sample.rules import FormedGrads, rule
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,17 @@ class NormGrads:
         return MaterializedGrads(each.sum(self.summed) if self.summed else each)
 
     def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
-        """Raise TypeError: a normalising layer has no matrix."""
-        raise TypeError("A normalising layer has no weight matrix to carry at low rank.")
+        """Return dW_i R^T, [n, p, r], of a norm over several axes, whose scale is a matrix."""
+        return self._formed.left(right_basis, rows)
 
-    right = left
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> MaterializedGrads:
+        """Return L^T dW_i, [n, r, d], likewise."""
+        return self._formed.right(left_basis, columns)
+
+    @property
+    def _formed(self) -> FormedGrads:
+        each = {own: self.gradient(own).materialize() for own in self.parameters}
+        return FormedGrads(each, self.parameters)
 
     def scaled(self, factor: float) -> NormGrads:
         """Return the gradients times a constant."""

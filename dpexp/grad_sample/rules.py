@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
@@ -38,14 +38,9 @@ class Registered(NamedTuple):
 _RULES: dict[type[nn.Module], Registered] = {}
 
 
-MATRICES: set[type[nn.Module]] = set()
-"""Types, other than torch's, whose `weight` low-rank methods may take for a matrix."""
-
-
 def rule(
     *kinds: type[nn.Module],
     parameters: tuple[str, ...] = ("weight", "bias"),
-    is_matrix: bool = False,
     fits: Callable[[Any], bool] = lambda layer: True,
 ) -> Callable[[Rule], Rule]:
     """Return a decorator that registers a rule for exactly these layer types.
@@ -58,7 +53,6 @@ def rule(
             both.
         parameters: the layer's own parameters that the rule covers. A layer may lack some of them;
             its other parameters have no rule and cannot train.
-        is_matrix: whether low-rank methods reparametrize its `weight`.
         fits: whether the rule holds for a layer, by its settings; others are run again under
             torch.func.
 
@@ -81,8 +75,6 @@ def rule(
                     "instead."
                 )
         _RULES.update(dict.fromkeys(kinds, Registered(function, parameters, fits)))
-        if is_matrix:
-            MATRICES.update(kinds)
         return function
 
     return register
@@ -170,8 +162,8 @@ class FormedGrads:
 
     @property
     def _matrix(self) -> Tensor:
-        """Return the weight's gradients, or those of the one parameter there is."""
-        name = "weight" if "weight" in self.gradients else next(iter(self.gradients))
+        """Return the gradients of the one matrix among the parameters, [n, p, ...]."""
+        (name,) = (own for own in self.parameters if self.gradients[own].ndim >= 3)
         return self.gradients[name]
 
     def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
@@ -189,6 +181,14 @@ class FormedGrads:
     def scaled(self, factor: float) -> FormedGrads:
         """Multiply every example's gradient by a constant."""
         return replace(self, gradients={k: factor * each for k, each in self.gradients.items()})
+
+
+def alone(layer_grads: LayerGrads, parameter: str) -> FormedGrads:
+    """Return one parameter's gradients as a layer's that has no other; they are formed.
+
+    A layer may have several matrices, and products with one of them do not say which.
+    """
+    return FormedGrads({parameter: layer_grads.gradient(parameter).materialize()}, (parameter,))
 
 
 @dataclass(frozen=True)
@@ -235,9 +235,12 @@ class GroupedGrads:
     parameters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Take the parameters over where none are named."""
+        """Take the parameters over where none are named; else the rows have no others either."""
         if not self.parameters:
             object.__setattr__(self, "parameters", self.of_rows.parameters)
+        elif self.parameters != self.of_rows.parameters:
+            few = replace(cast(Any, self.of_rows), parameters=self.parameters)
+            object.__setattr__(self, "of_rows", few)
 
     def gradient(self, name: str) -> MaterializedGrads:
         """Return one parameter's gradients."""

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
 
-from dpexp.grad_sample.attention import MATRICES, Attentions
+from dpexp.grad_sample.attention import Attentions
 from dpexp.grad_sample.freezing import freeze, thaw
 from dpexp.grad_sample.graph import Before, Boundary, Kept, Start
 from dpexp.grad_sample.hooking import hooked_layers, is_untried, taken_apart
 from dpexp.grad_sample.modules import SAME, flattened, gradients_of, sums_of
-from dpexp.grad_sample.rules import FormedGrads, GroupedGrads, SummedGrads, layer_grads_of
+from dpexp.grad_sample.rules import FormedGrads, GroupedGrads, SummedGrads, alone, layer_grads_of
 from dpexp.grad_sample.shared_inputs import axis_of, example_inputs, require_tried_with_rows
 from dpexp.types import ConfigError, LayerGrads, full_name
 
@@ -78,6 +78,7 @@ class Tape:
         self._attentions = Attentions(apart, self._sees_nothing, self.apart.add)
         places = [full for hooked in self._layers.values() for full in hooked.names.values()]
         self._tied = {full for full in places if places.count(full) > 1}
+        self._matrices = {full for full in places if model.get_parameter(full).ndim > 1}
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self.attach()
 
@@ -375,12 +376,11 @@ class Tape:
                 )
         finally:
             self._is_paused = False
-        by_layer: dict[tuple[str, str], dict[str, str]] = {}
+        by_layer: dict[str, dict[str, str]] = {}
         for own in hooked.names:
             layer, _, parameter = full_name(name, own).rpartition(".")
-            alone = parameter if parameter in MATRICES else ""  # one matrix at most is passed on
-            by_layer.setdefault((layer, alone), {})[parameter] = own
-        for (layer, _), names in by_layer.items():
+            by_layer.setdefault(layer, {})[parameter] = own
+        for layer, names in by_layer.items():
             formed: LayerGrads = FormedGrads(
                 {each: found[own] for each, own in names.items()}, tuple(names)
             )
@@ -392,13 +392,26 @@ class Tape:
     def _pass_on(
         self, layer: str, layer_grads: LayerGrads, wanted: Mapping[str, str], uses: int
     ) -> None:
-        """Pass gradients on at once, or keep them until those of all uses are there."""
+        """Pass gradients on at once, or keep them until those of all uses are there.
+
+        One matrix at most is passed on at a time.
+        """
+        matrices = [own for own, full in wanted.items() if full in self._matrices]
+        if len(matrices) > 1:
+            for own in matrices:
+                self._pass_on(layer, alone(layer_grads, own), {own: wanted[own]}, uses)
+            wanted = {own: full for own, full in wanted.items() if own not in matrices}
         at_once = tuple(own for own, full in wanted.items() if uses == 1 and full not in self._tied)
         if at_once:
-            self._on_layer(layer, replace(cast(Any, layer_grads), parameters=at_once))
+            self._on_layer(layer, _only(layer_grads, at_once))
         for own, full in wanted.items():
             if own not in at_once:
-                self._parts.setdefault(full, []).append((layer_grads, own))
+                self._parts.setdefault(full, []).append((_only(layer_grads, (own,)), own))
+
+
+def _only(layer_grads: LayerGrads, parameters: tuple[str, ...]) -> LayerGrads:
+    """Return a layer's gradients of some of its parameters alone."""
+    return replace(cast(Any, layer_grads), parameters=parameters)
 
 
 def _is_floating(leaf: Any) -> bool:

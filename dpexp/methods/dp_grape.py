@@ -39,12 +39,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpexp.methods.selection import (
-    matrix_parameters,
-    one_release,
-    shapes_of,
-    trained_parameters,
-)
+from dpexp.methods.selection import one_release, shapes_of, trained_parameters, why_outside
+from dpexp.models.matrices import matrix_parameters
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
     ConfigError,
@@ -111,6 +107,10 @@ class DPGRAPE(Method):
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Return the names of the parameters that this method updates."""
         return trained_parameters(model, self._train, self._head)
+
+    def why_frozen(self, model: nn.Module, parameter: str) -> str:
+        """Return why a parameter is not of the chosen kind."""
+        return why_outside(model, parameter, self._train)
 
     def start(self, model: nn.Module) -> State:
         """Return all shapes, and moments that have seen nothing.

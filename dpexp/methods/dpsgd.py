@@ -19,7 +19,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dpexp.methods.selection import TRAINED, one_release, shapes_of, trained_parameters
+from dpexp.methods.selection import (
+    TRAINED,
+    one_release,
+    shapes_of,
+    trained_parameters,
+    why_outside,
+)
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
     Key,
@@ -64,6 +70,10 @@ class DPSGD(Method):
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name the parameters this method updates."""
         return trained_parameters(model, self._train, self._head)
+
+    def why_frozen(self, model: nn.Module, parameter: str) -> str:
+        """Return why a parameter is not of the chosen kind."""
+        return why_outside(model, parameter, self._train)
 
     def start(self, model: nn.Module) -> State:
         """Return the parameters' shapes."""

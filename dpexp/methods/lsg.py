@@ -35,15 +35,16 @@ from torch import Tensor, nn
 from dpexp.linalg import power_iteration, reparametrized_update
 from dpexp.methods.head import head_blocks, head_gradients, head_grads
 from dpexp.methods.selection import (
+    OUTSIDE,
     head_parameters,
     matrices_and_head,
     matrix_of,
-    matrix_parameters,
     one_release,
     require_rank,
     shapes_of,
 )
 from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
+from dpexp.models.matrices import matrix_parameters, require_embeddings, why_no_matrix
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
     ConfigError,
@@ -75,6 +76,7 @@ class LSG(Method):
         head: str,
         dataset_size: int,
         batch_size: int,
+        embeddings: bool = False,
     ) -> None:
         """Set the options.
 
@@ -92,6 +94,8 @@ class LSG(Method):
             head: the classifier's name in the model.
             dataset_size: training examples; an epoch is dataset_size / batch_size steps.
             batch_size: expected number of examples a step.
+            embeddings: whether tables of embeddings are reparametrized, too; rgp and lsg freeze
+                them.
 
         Raises:
             ConfigError: if a value is outside its range.
@@ -107,6 +111,7 @@ class LSG(Method):
         self._rank, self._p, self._mask = rank, p, mask
         self._power_iterations = power_iterations
         self._head_factor, self._head = head_factor, head
+        self._embeddings = require_embeddings(embeddings)
         self._dense_examples, self._batch_size = start_epoch * dataset_size, batch_size
 
     @staticmethod
@@ -116,7 +121,11 @@ class LSG(Method):
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Return the names of the weight matrices and the classifier; the rest is frozen."""
-        return matrices_and_head(model, self._head)
+        return matrices_and_head(model, self._head, embeddings=self._embeddings)
+
+    def why_frozen(self, model: nn.Module, parameter: str) -> str:
+        """Return why a parameter is neither a matrix nor the classifier's."""
+        return why_no_matrix(model, parameter, embeddings=self._embeddings) or OUTSIDE
 
     def start(self, model: nn.Module) -> State:
         """Return the shapes; every step computes new masks and carriers.
@@ -124,7 +133,7 @@ class LSG(Method):
         Raises:
             ConfigError: if no layer is as large as the rank.
         """
-        matrices = matrix_parameters(model, self._head)
+        matrices = matrix_parameters(model, self._head, embeddings=self._embeddings)
         require_rank(self._rank, model, matrices)
         return {
             "step": 0,

@@ -35,7 +35,8 @@ from torch import Tensor, nn
 
 from dpexp.linalg import orthonormal_columns
 from dpexp.methods.dpsgd import DPSGD
-from dpexp.methods.selection import matrix_parameters, require_rank
+from dpexp.methods.selection import require_rank
+from dpexp.models.matrices import matrix_parameters
 from dpexp.privacy.stated import Stated
 from dpexp.types import ConfigError, Key, PublicGradients, State
 

@@ -34,14 +34,15 @@ from torch import Tensor, nn
 from dpexp.linalg import power_iteration, random_bases, reparametrized_update
 from dpexp.methods.head import head_blocks, head_gradients, head_grads
 from dpexp.methods.selection import (
+    OUTSIDE,
     head_parameters,
     matrices_and_head,
     matrix_of,
-    matrix_parameters,
     one_release,
     require_rank,
     shapes_of,
 )
+from dpexp.models.matrices import matrix_parameters, require_embeddings, why_no_matrix
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
     ConfigError,
@@ -71,6 +72,7 @@ class RGP(Method):
         residual: bool,
         head_factor: float,
         head: str,
+        embeddings: bool = False,
     ) -> None:
         """Set the options.
 
@@ -86,6 +88,8 @@ class RGP(Method):
             head_factor: > 0, multiplies the classifier's gradient before clipping; it is not
                 divided out later.
             head: the classifier's name in the model.
+            embeddings: whether tables of embeddings are reparametrized, too; rgp and lsg freeze
+                them.
 
         Raises:
             ConfigError: if a value is outside its range.
@@ -104,7 +108,7 @@ class RGP(Method):
         self._decompose = decompose
         self._residual = residual
         self._head_factor = head_factor
-        self._head = head
+        self._head, self._embeddings = head, require_embeddings(embeddings)
 
     @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
@@ -113,7 +117,11 @@ class RGP(Method):
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Return the names of the weight matrices and the classifier; the rest is frozen."""
-        return matrices_and_head(model, self._head)
+        return matrices_and_head(model, self._head, embeddings=self._embeddings)
+
+    def why_frozen(self, model: nn.Module, parameter: str) -> str:
+        """Return why a parameter is neither a matrix nor the classifier's."""
+        return why_no_matrix(model, parameter, embeddings=self._embeddings) or OUTSIDE
 
     def start(self, model: nn.Module) -> State:
         """Return all shapes, and W_0 of all reparametrized layers if updates are decomposed.
@@ -121,7 +129,7 @@ class RGP(Method):
         Raises:
             ConfigError: if no layer is as large as the rank.
         """
-        matrices = matrix_parameters(model, self._head)
+        matrices = matrix_parameters(model, self._head, embeddings=self._embeddings)
         require_rank(self._rank, model, matrices)
         initial = {}
         if self._uses_history:

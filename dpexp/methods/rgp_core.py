@@ -32,19 +32,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from dpexp.grad_sample import attention
 from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.methods.anchor import draw_public, has_random_labels
 from dpexp.methods.head import head_blocks, head_grads
 from dpexp.methods.selection import (
+    OUTSIDE,
     head_parameters,
     matrices_and_head,
     matrix_of,
-    matrix_parameters,
     one_release,
     require_rank,
     shapes_of,
 )
+from dpexp.models.matrices import matrix_parameters, require_embeddings, why_no_matrix
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
     ConfigError,
@@ -73,6 +73,7 @@ class CoreRGP(Method):
         head: str,
         public_examples: int,
         public_labels: str | bool,
+        embeddings: bool = False,
     ) -> None:
         """Set the options.
 
@@ -85,6 +86,8 @@ class CoreRGP(Method):
             head: the classifier's name in the model.
             public_examples: m >= 1.
             public_labels: "random", or "true", the public set's own.
+            embeddings: whether tables of embeddings are reparametrized, too; rgp and lsg freeze
+                them.
 
         Raises:
             ConfigError: for a value outside its range.
@@ -96,6 +99,7 @@ class CoreRGP(Method):
             )
         self._rank, self._exponent = rank, exponent
         self._head_scale, self._head = head_scale, head
+        self._embeddings = require_embeddings(embeddings)
         self.public_size = public_examples
         self._has_random_labels = has_random_labels("method.public_labels", public_labels)
 
@@ -111,7 +115,11 @@ class CoreRGP(Method):
 
     def trainable(self, model: nn.Module) -> tuple[str, ...]:
         """Name the weight matrices and the classifier; biases and norms stay frozen."""
-        return matrices_and_head(model, self._head)
+        return matrices_and_head(model, self._head, embeddings=self._embeddings)
+
+    def why_frozen(self, model: nn.Module, parameter: str) -> str:
+        """Return why a parameter is neither a matrix nor the classifier's."""
+        return why_no_matrix(model, parameter, embeddings=self._embeddings) or OUTSIDE
 
     def start(self, model: nn.Module) -> State:
         """Note the shapes; bases and scales come with the first step.
@@ -119,7 +127,7 @@ class CoreRGP(Method):
         Raises:
             ConfigError: if no layer is as large as the rank.
         """
-        matrices = matrix_parameters(model, self._head)
+        matrices = matrix_parameters(model, self._head, embeddings=self._embeddings)
         require_rank(self._rank, model, matrices)
         return {
             "matrices": shapes_of(model, matrices),
@@ -211,15 +219,15 @@ class CoreRGP(Method):
                     for key in layer_grads.parameters
                 )
                 part = cast(Tensor, sum(norms))
-            place = layer if name is None else _place_of(name)
+            place = layer if name is None else _place_of(name, state)
             squares[place] = squares.get(place, 0) + part / self.public_size
 
         visit(add)
         sizes: Counter[str] = Counter()
         for key, shape in self.release_shapes(state).items():
-            sizes[_place_of(key.parameter)] += prod(shape)
+            sizes[_place_of(key.parameter, state)] += prod(shape)
         floor = FLOOR * sum(each.sum() for each in squares.values()) / sum(sizes.values())
-        places = {_place_of(name) for name in state["matrices"]}
+        places = {_place_of(name, state) for name in state["matrices"]}
         scale, norm = {}, like.new_zeros(())
         for layer, each in squares.items():
             mean = each / (sizes[layer] / each.numel())
@@ -235,7 +243,7 @@ class CoreRGP(Method):
         """Return dM_i, or the classifier's scaled gradient."""
         weight = matrix_of(layer, layer_grads, state["matrices"])
         if weight is not None:
-            core = _core(state, weight, layer_grads) / state["scale"][_place_of(weight)]
+            core = _core(state, weight, layer_grads) / state["scale"][_place_of(weight, state)]
             return {Key(CORE, weight): MaterializedGrads(core)}
         return head_grads(CORE, layer, layer_grads, 1 / float(state["scale"][layer]))
 
@@ -258,7 +266,7 @@ class CoreRGP(Method):
         gradients = {}
         for key, value in noisy.items():
             name = key.parameter
-            value = value / state["scale"][_place_of(name)]
+            value = value / state["scale"][_place_of(name, state)]
             if name in state["matrices"]:
                 value = state["left"][name] @ value @ state["right"][name]
                 value = value.view(state["matrices"][name])
@@ -266,10 +274,10 @@ class CoreRGP(Method):
         return gradients, state
 
 
-def _place_of(name: str) -> str:
-    """Return what a parameter's scale stands under: its layer, or itself beside other matrices."""
+def _place_of(name: str, state: State) -> str:
+    """Return what a parameter's scale stands under: its layer, or a matrix by its own name."""
     layer, _, own = name.rpartition(".")
-    return name if own in attention.MATRICES else layer
+    return name if name in state["matrices"] and own != "weight" else layer
 
 
 def _core(state: State, name: str, layer_grads: LayerGrads) -> Tensor:

@@ -34,6 +34,7 @@ class PublicRGP(RGP):
         head: str,
         public_examples: int,
         public_labels: str | bool,
+        embeddings: bool = False,
     ) -> None:
         """Set the options.
 
@@ -45,6 +46,8 @@ class PublicRGP(RGP):
             head: the classifier's name in the model.
             public_examples: m >= 1.
             public_labels: "random", drawn at every step, or "true" for the public set's own.
+            embeddings: whether tables of embeddings are reparametrized, too; rgp and lsg freeze
+                them.
 
         Raises:
             ConfigError: if a value is outside its range.
@@ -58,6 +61,7 @@ class PublicRGP(RGP):
             residual=True,
             head_factor=head_factor,
             head=head,
+            embeddings=embeddings,
         )
         if public_examples < 1:
             raise ConfigError(f"Expected method.public_examples >= 1; got {public_examples}.")

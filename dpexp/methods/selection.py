@@ -8,14 +8,11 @@ from math import prod
 
 from torch import nn
 
-from dpexp.grad_sample import attention
 from dpexp.grad_sample.freezing import trains
-from dpexp.grad_sample.rules import MATRICES
+from dpexp.models.matrices import matrix_parameters, why_no_matrix
 from dpexp.types import ConfigError, Key, LayerGrads, Release, full_name
 
-MATRIX_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
-"""Layers whose weight is one matrix, flattened to [p, d]: linear ones, convolutions of any kind.
-Beside them stand those whose rule says so (`dpexp.grad_sample.rules.MATRICES`)."""
+OUTSIDE = "not the classifier's"
 
 
 def all_parameters(model: nn.Module) -> tuple[str, ...]:
@@ -70,24 +67,6 @@ def head_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
     return names
 
 
-def matrix_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
-    """Name the weight matrices outside the classifier, frozen ones not.
-
-    They are the weights of linear layers and convolutions, and attention's input projections.
-    """
-    found = set()
-    for name, module in model.named_modules():
-        if name == head or name.startswith(f"{head}."):
-            continue
-        if isinstance(module, MATRIX_LAYERS) or type(module) in MATRICES:
-            found.add(full_name(name, "weight"))
-        elif type(module) is nn.MultiheadAttention:
-            found |= {full_name(name, own) for own in attention.MATRICES}
-    return tuple(
-        name for name, weight in model.named_parameters() if trains(weight) and name in found
-    )
-
-
 def matrix_of(layer: str, layer_grads: LayerGrads, matrices: Collection[str]) -> str | None:
     """Return which of some matrices a layer's gradients are of; None: of none.
 
@@ -100,9 +79,9 @@ def matrix_of(layer: str, layer_grads: LayerGrads, matrices: Collection[str]) ->
     return next((name for name in names if name in matrices), None)
 
 
-def matrices_and_head(model: nn.Module, head: str) -> tuple[str, ...]:
+def matrices_and_head(model: nn.Module, head: str, *, embeddings: bool = False) -> tuple[str, ...]:
     """Name the weight matrices and the classifier; biases and norms stay frozen."""
-    return matrix_parameters(model, head) + head_parameters(model, head)
+    return matrix_parameters(model, head, embeddings=embeddings) + head_parameters(model, head)
 
 
 def vector_parameters(model: nn.Module, head: str) -> tuple[str, ...]:
@@ -147,6 +126,13 @@ def trained_parameters(model: nn.Module, train: str, head: str) -> tuple[str, ..
     if train == "biases":
         return vector_parameters(model, head) + head_parameters(model, head)
     return all_parameters(model)
+
+
+def why_outside(model: nn.Module, parameter: str, train: str) -> str:
+    """Return why a parameter is not among those of a word of `TRAINED`."""
+    if train == "biases":
+        return f"{OUTSIDE}, and no bias or scale of a norm"
+    return (why_no_matrix(model, parameter) if train == "matrices" else None) or OUTSIDE
 
 
 def shapes_of(model: nn.Module, names: Iterable[str]) -> dict[str, tuple[int, ...]]:

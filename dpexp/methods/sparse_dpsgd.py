@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads, MaterializedGrads
 from dpexp.methods.dpsgd import DPSGD
-from dpexp.methods.selection import matrix_parameters
 from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
+from dpexp.models.matrices import matrix_parameters
 from dpexp.privacy.stated import Stated
 from dpexp.types import Key, LayerGrads, PerExampleGrads, PublicGradients, State, require_word
 

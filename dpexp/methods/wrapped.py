@@ -47,6 +47,10 @@ class Wrapped(Method):
         """Return the names of the parameters the method updates."""
         return self._method.trainable(model)
 
+    def why_frozen(self, model: nn.Module, parameter: str) -> str:
+        """Return the method's reason."""
+        return self._method.why_frozen(model, parameter)
+
     def start(self, model: nn.Module) -> State:
         """Start the method."""
         return {"method": self._method.start(model)}

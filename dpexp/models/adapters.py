@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dpexp.grad_sample.freezing import trains
-from dpexp.models.standardized import StandardizedConv2d
-from dpexp.types import ConfigError
+from dpexp.models import low_rank
+from dpexp.models.matrices import matrix_parameters
+from dpexp.models.transformers_layers import is_transposed
+from dpexp.types import ConfigError, full_name
 
 log = logging.getLogger("dpexp")
 
@@ -31,23 +32,23 @@ class Adapted(nn.Module):
     2022, their code).
 
     Attributes:
-        base_layer: a linear layer, or a convolution without groups.
+        base_layer: a linear layer, GPT-2's transposed one, or a convolution without groups.
         lora_A: to the rank; a convolution's has its kernel, stride and padding.
         lora_B: from the rank; a convolution's has a kernel of one.
         scale: s, alpha over the rank.
     """
 
-    def __init__(self, base: nn.Linear | nn.Conv2d, rank: int, alpha: float) -> None:
+    def __init__(self, base: nn.Module, rank: int, alpha: float) -> None:
         """Put an adapter beside a layer, on its device and in its precision.
 
         Args:
-            base: the layer.
+            base: the layer, for which `is_adaptable` holds.
             rank: of the adapter, >= 1.
             alpha: the adapter is multiplied by alpha / rank.
         """
         super().__init__()
         self.base_layer, self.scale = base, alpha / rank
-        weight = base.weight
+        weight = base.get_parameter("weight")
         like = {"device": weight.device, "dtype": weight.dtype}
         if isinstance(base, nn.Conv2d):
             self.lora_A: nn.Module = nn.Conv2d(
@@ -62,8 +63,9 @@ class Adapted(nn.Module):
             )
             self.lora_B: nn.Module = nn.Conv2d(rank, base.out_channels, 1, bias=False, **like)
         else:
-            self.lora_A = nn.Linear(base.in_features, rank, bias=False, **like)
-            self.lora_B = nn.Linear(rank, base.out_features, bias=False, **like)
+            outputs, inputs = weight.T.shape if is_transposed(base) else weight.shape
+            self.lora_A = nn.Linear(inputs, rank, bias=False, **like)
+            self.lora_B = nn.Linear(rank, outputs, bias=False, **like)
         nn.init.xavier_normal_(self.lora_A.weight)
         nn.init.zeros_(self.lora_B.weight)
 
@@ -71,7 +73,8 @@ class Adapted(nn.Module):
     def weight(self) -> Tensor:
         """Return the layer's weight with the adapter in it, for modules that read it."""
         a, b = self.lora_A.weight.flatten(1), self.lora_B.weight.flatten(1)
-        return self.base_layer.weight + self.scale * (b @ a).view_as(self.base_layer.weight)
+        both = (b @ a).T if is_transposed(self.base_layer) else b @ a
+        return self.base_layer.weight + self.scale * both.view_as(self.base_layer.weight)
 
     @property
     def bias(self) -> Tensor | None:
@@ -90,59 +93,102 @@ class Adapted(nn.Module):
 
 
 def is_adaptable(layer: nn.Module) -> bool:
-    """Return whether a layer takes an adapter."""
+    """Return whether a layer's adapter is two layers beside it; else it is in its parameter."""
     if type(layer) is nn.Conv2d:
         return layer.groups == 1 and layer.padding_mode == "zeros"
-    return type(layer) is nn.Linear  # a subclass may compute something else
+    # A subclass may compute something else.
+    return type(layer) is nn.Linear or is_transposed(layer)
 
 
-def adapt(model: nn.Module, rank: int, alpha: float, targets: str, head: str) -> nn.Module:
-    """Put adapters beside a model's layers, in place.
+def adapt(
+    model: nn.Module,
+    rank: int,
+    alpha: float,
+    targets: str,
+    head: str,
+    *,
+    embeddings: bool = False,
+) -> nn.Module:
+    """Put adapters beside a model's matrices, in place.
 
     Args:
-        model: any module; its classifier gets none, nor do layers whose weight is frozen or tied
-            to another module's, which it would change where it is merged. A layer that stands in
-            several places has one adapter in all of them.
-        rank: of the adapters; a layer whose smaller side is not above it gets none.
+        model: any module; its classifier gets none, nor do matrices that are frozen or tied to
+            another module's, which it would change where it is merged, nor those of an attention
+            that drops out, which could not be run again. A layer that stands in several places has
+            one adapter in all of them.
+        rank: of the adapters; a matrix whose smaller side is not above it gets none.
         alpha: adapters are multiplied by alpha / rank.
-        targets: a pattern that layers' names match, as in `fnmatch`; "*" for all.
+        targets: a pattern that layers' or parameters' names match, as in `fnmatch`; "*" for all.
         head: the classifier's name.
+        embeddings: whether tables of embeddings are matrices, too.
 
     Raises:
-        ConfigError: if no layer gets one.
+        ConfigError: if no matrix gets one.
     """
-    owners = Counter(id(each) for m in model.modules() for each in m.parameters(recurse=False))
-    found: dict[str, nn.Module] = {}
-    for layer, names in _places(model).items():
-        if (
-            is_adaptable(layer)
-            and trains(layer.weight)
-            and owners[id(layer.weight)] == 1
-            and any(fnmatchcase(name, targets) for name in names)
-            and not any(f"{name}.".startswith(f"{head}.") for name in names)
-        ):
-            found[names[0]] = layer
-    if not found and any(isinstance(each, StandardizedConv2d) for each in model.modules()):
-        raise ConfigError(
-            "Expected layers whose weights adapters can be merged into; this model standardises "
-            "its convolutions' weights. Leave model.weight_standardization out, or set another "
-            "model."
-        )
+    found = _found(model, targets, head, embeddings=embeddings)
     if not found:
         raise ConfigError(
-            f"Expected method.targets={targets} to match linear layers or convolutions besides the "
+            f"Expected method.targets={targets} to match layers with weight matrices besides the "
             f"classifier {head!r}; it matches none. Set method.targets, as '*.query'."
         )
-    large = {k: each for k, each in found.items() if min(each.weight.flatten(1).shape) > rank}
+    sides = {key: min(key[0].get_parameter(key[1]).flatten(1).shape) for key in found}
+    large = [key for key in found if sides[key] > rank]
     if not 1 <= rank or not large:
-        most = max(min(layer.weight.flatten(1).shape) for layer in found.values()) - 1
         raise ConfigError(
-            f"Expected method.rank in [1, {most}], below the smaller side of the largest layer; "
-            f"got {rank}. Set method.rank."
+            f"Expected method.rank in [1, {max(sides.values()) - 1}], below the smaller side of "
+            f"the largest layer; got {rank}. Set method.rank."
         )
-    for layer in large.values():
-        _replace(model, layer, Adapted(layer, rank, alpha))
+    for layer, own in large:
+        if is_adaptable(layer) and own == "weight":
+            _replace(model, layer, Adapted(layer, rank, alpha))
+        else:
+            low_rank.put_in(layer, own, rank, alpha)
     return model
+
+
+def _found(
+    model: nn.Module, targets: str, head: str, *, embeddings: bool
+) -> list[tuple[nn.Module, str]]:
+    """Return the modules and their own matrices that get adapters, whatever their size."""
+    owners = Counter(id(each) for m in model.modules() for each in m.parameters(recurse=False))
+    places, dropping = _places(model), _dropping(model)
+    found = []
+    for name in matrix_parameters(model, head, embeddings=embeddings):
+        layer, own = model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        names = places[layer]
+        named = [*names, *(full_name(each, own) for each in names)]
+        if (
+            owners[id(model.get_parameter(name))] == 1
+            and id(layer) not in dropping
+            and any(fnmatchcase(each, targets) for each in named)
+            and not any(f"{each}.".startswith(f"{head}.") for each in names)
+        ):
+            found.append((layer, own))
+    return found
+
+
+def _dropping(model: nn.Module) -> set[int]:
+    """Return attentions that drop out, and their last projections."""
+    attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention) and m.dropout]
+    return {id(each) for attention in attentions for each in attention.modules()}
+
+
+def why_bare(model: nn.Module, parameter: str, targets: str) -> str:
+    """Return why a matrix of an adapted model is frozen.
+
+    Args:
+        model: with its adapters.
+        parameter: the matrix's name there.
+        targets: as in `adapt`.
+    """
+    layer, _, own = parameter.rpartition(".")
+    if layer.rpartition(".")[2] == "base_layer" or own == "original":
+        return "trained by the adapter beside it"
+    if id(model.get_submodule(layer)) in _dropping(model):
+        return "an attention's, which would be run again and drops out; set its dropout to 0"
+    if not any(fnmatchcase(each, targets) for each in (layer, parameter)):
+        return "not matched by method.targets"
+    return "tied to another module's, or of a side that is not above method.rank"
 
 
 def merged(model: nn.Module) -> nn.Module:
@@ -150,14 +196,17 @@ def merged(model: nn.Module) -> nn.Module:
     model = copy.deepcopy(model)
     for _, layer in list(_adapted(model)):
         _replace(model, layer, layer.merged())
+    for _, module, own in list(low_rank.adapted(model)):
+        low_rank.take_out(module, own)
     return model
 
 
 def adapter_parameters(model: nn.Module) -> tuple[str, ...]:
     """Name the adapters' parameters."""
-    return tuple(
-        f"{name}.{part}.weight" for name, _ in _adapted(model) for part in ("lora_A", "lora_B")
-    )
+    parts = ("lora_A", "lora_B")
+    beside = [f"{name}.{part}.weight" for name, _ in _adapted(model) for part in parts]
+    within = [f"{name}.{part}" for name, _, _ in low_rank.adapted(model) for part in parts]
+    return (*beside, *within)
 
 
 def save_adapters(model: nn.Module, folder: Path, base: str | None) -> None:
@@ -172,6 +221,13 @@ def save_adapters(model: nn.Module, folder: Path, base: str | None) -> None:
         base: the pretrained model's name on the hub; None: there is none.
     """
     found = {each: names for each, names in _places(model).items() if isinstance(each, Adapted)}
+    if within := [name.replace("parametrizations.", "") for name, *_ in low_rank.adapted(model)]:
+        log.warning(
+            "%s/ leaves out adapters of single parameters (%s ...), which peft has no place for in "
+            "such layers. Load the run's own weights instead, which have them all",
+            FOLDER,
+            within[0].removesuffix(".0"),
+        )
     if not found:
         return
     for names in found.values():
@@ -197,6 +253,8 @@ def save_adapters(model: nn.Module, folder: Path, base: str | None) -> None:
         "task_type": None,
         "inference_mode": True,
     }
+    if any(is_transposed(layer.base_layer) for layer in found):
+        settings["fan_in_fan_out"] = True
     (folder / FOLDER).mkdir(exist_ok=True)
     tensors = {
         f"base_model.model.{name}.{part}.weight": getattr(layer, part).weight.detach().cpu().clone()

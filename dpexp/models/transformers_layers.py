@@ -21,6 +21,12 @@ TRANSPOSED = ("Conv1D",)
 """Types of linear layers whose weight is [d, p], GPT-2's."""
 
 
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether a layer is a linear one of transformers whose weight is [d, p]."""
+    kind = type(layer)
+    return kind.__module__.startswith("transformers.") and kind.__name__ in TRANSPOSED
+
+
 def register(model: nn.Module) -> None:
     """Register rules for those layers of a model that have one here."""
     for kind in {type(module) for module in model.modules()}:
@@ -29,7 +35,7 @@ def register(model: nn.Module) -> None:
         if kind.__name__ in ROOT_MEAN_SQUARE:
             rule(kind)(root_mean_square)
         elif kind.__name__ in TRANSPOSED:
-            rule(kind, is_matrix=True)(TransposedGrads.read)
+            rule(kind)(TransposedGrads.read)
 
 
 def root_mean_square(layer: Any, x: Tensor, dh: Tensor) -> NormGrads:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from dpexp.types import ConfigError
 
@@ -22,6 +23,25 @@ def token_table(model: nn.Module) -> nn.Embedding | None:
                 return table
     tables = [layer for layer in model.modules() if isinstance(layer, nn.Embedding)]
     return max(tables, key=lambda layer: layer.num_embeddings, default=None)
+
+
+def ended(model: nn.Module, ids: Tensor) -> Tensor:
+    """Return made-up integers as texts that a model takes: of one end token each, at the end.
+
+    Encoder-decoders of transformers, as T5 and BART, classify by the end token and refuse a batch
+    in which texts have several or none. What another model is given stays as it is.
+
+    Args:
+        model: any module.
+        ids: [n, t], made up.
+    """
+    config = getattr(model, "config", None)
+    end = getattr(config, "eos_token_id", None)
+    if not getattr(config, "is_encoder_decoder", False) or type(end) is not int or ids.ndim != 2:
+        return ids
+    ids = torch.where(ids == end, end - 1 if end > 1 else end + 1, ids)
+    ids[:, -1] = end
+    return ids
 
 
 def require_vocabulary(model: nn.Module, examples: Any) -> None:

@@ -96,7 +96,7 @@ class Banded:
             )
 
 
-def inverse(coefficients: Sequence[float], count: int) -> np.ndarray:
+def inverse(coefficients: Sequence[float] | np.ndarray, count: int) -> np.ndarray:
     """Return the first `count` entries of the first column of C^(-1): a power series 1 / c(x)."""
     from scipy.signal import lfilter  # takes half a second, which most commands do not need
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dpexp.privacy import Mechanism
@@ -156,9 +156,23 @@ def metrics_line(
     }
 
 
-def announce(mechanism: Mechanism, trainable: dict[str, int], frozen: dict[str, int]) -> None:
-    """Log the numbers of parameters and the mechanism, before the first step."""
+def announce(
+    mechanism: Mechanism,
+    trainable: dict[str, int],
+    frozen: dict[str, int],
+    why: Mapping[str, Sequence[str]],
+) -> None:
+    """Log the numbers of parameters and the mechanism, before the first step.
+
+    Args:
+        mechanism: of the run.
+        trainable: parameters' names to their sizes.
+        frozen: likewise.
+        why: names of frozen parameters by why they are frozen.
+    """
     list_parameters({"trainable": trainable, "frozen": frozen})
+    for reason, names in why.items():
+        log.info("  %s frozen: %s", f"{sum(frozen[name] for name in names):,}", reason)
     log.info(
         "%d steps, %s sampling with q = %.4g, noise multiplier %.4g (%s)",
         mechanism.num_steps,

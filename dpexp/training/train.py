@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dpexp.data.task import fingerprint
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
+from dpexp.grad_sample.freezing import trains
 from dpexp.grad_sample.hooking import hooked_layers, mark_untried
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
 from dpexp.privacy.certificate import (
@@ -41,6 +42,9 @@ from dpexp.types import ConfigError, Method, State
 
 log = logging.getLogger("dpexp")
 
+BY_MODEL = "requires_grad=False, by the model or by method.freeze"
+"""Why what its author froze stays frozen."""
+
 
 def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     """Train a model within its budget and write the run's record.
@@ -63,8 +67,9 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     unchecked = first_look(parts, ranks.device)  # report first what cannot be trained
     start = method.start(model)
     mechanism = make_mechanism(config, task.dataset_size, method, start, ranks, parts.correlation)
-    if mechanism.correlation is not None and hasattr(attack, "begin"):
-        attack.begin(parts, mechanism)
+    begin = getattr(attack, "begin", None)
+    if mechanism.correlation is not None and begin is not None:
+        begin(parts, mechanism)
         start = method.start(model)
     require_room(mechanism, next(model.parameters()).dtype, config)
     require_norms(parts.clipping, mechanism.releases)
@@ -82,7 +87,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     state = TrainState(model, optimizer, start, task.fingerprint, averaged)
     with Lifecycle(config, mechanism, state, ranks, steps, mechanism.epsilon) as run:
         if ranks.is_first:
-            announce(mechanism, trainable, frozen)
+            announce(mechanism, trainable, frozen, why_frozen(model, method, frozen))
         examples = on_device(task.train, ranks.device)
         sizes = MicroBatch(config, parts, start, mechanism, ranks)
 
@@ -229,6 +234,8 @@ def certify(
         frozen=frozen,
         deviations=deviations,
     )
+    if why := why_frozen(parts.model, parts.method, frozen):
+        certificate["why_frozen"] = why
     if not state.lost_steps:  # remarks need every step's state
         certificate |= parts.method.remarks(state.method_state, mechanism.epsilon_at)
     if parts.task.public is not None:
@@ -287,6 +294,21 @@ def named_parameters(model: nn.Module, method: Method) -> tuple[dict[str, int], 
     trainable = {name: size for name, size in sizes.items() if name in wanted}
     frozen = {name: size for name, size in sizes.items() if name not in wanted}
     return trainable, frozen
+
+
+def why_frozen(model: nn.Module, method: Method, frozen: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of frozen parameters by why they are frozen.
+
+    Args:
+        model: as the method trains it.
+        method: of the run.
+        frozen: names, as `named_parameters` gives them.
+    """
+    found: dict[str, list[str]] = {}
+    for name in frozen:
+        is_ours = trains(model.get_parameter(name))
+        found.setdefault(method.why_frozen(model, name) if is_ours else BY_MODEL, []).append(name)
+    return found
 
 
 def update(

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from dpexp.linalg import orthonormal_columns
 from dpexp.methods.dpsgd import DPSGD
-from dpexp.methods.selection import all_parameters, matrix_parameters, one_release, shapes_of
+from dpexp.methods.selection import all_parameters, one_release, shapes_of
+from dpexp.models.matrices import matrix_parameters
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
     Key,

@@ -19,7 +19,7 @@ from dpexp.methods.dp_zo import DPZO
 from dpexp.methods.lsg import LSG
 from dpexp.methods.rgp import RGP
 from dpexp.methods.rgp_core import CoreRGP
-from dpexp.methods.selection import matrix_parameters
+from dpexp.models.matrices import matrix_parameters
 from dpexp.privacy import whole_batch
 from dpexp.privacy.clipping import Clipping
 from dpexp.privacy.privatize import FLAT

@@ -11,7 +11,8 @@ from dpexp.grad_sample import Tape
 from dpexp.grad_sample.attention import Attend
 from dpexp.grad_sample.hooking import hook_at_parent, hooked_layers
 from dpexp.grad_sample.shared_inputs import trial
-from dpexp.methods.selection import matrix_of, matrix_parameters
+from dpexp.methods.selection import matrix_of
+from dpexp.models.matrices import matrix_parameters
 from dpexp.types import full_name
 from tests.grad_sample.test_modules import D, Net, T, drawn, per_example, taken
 

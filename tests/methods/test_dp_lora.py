@@ -7,8 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 import dpexp
+from dpexp.methods.dp_lora import DPLoRA
 from dpexp.models.adapters import Adapted, adapt, adapter_parameters, merged, save_adapters
 from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
@@ -52,6 +54,43 @@ def test_it_is_w_x_plus_alpha_over_rank_b_a_x():
     x = torch.randn(4, 6, dtype=torch.float64)
     a, b = adapted.lora_A.weight, adapted.lora_B.weight
     torch.testing.assert_close(adapted(x), layer(x) + 2.0 * x @ a.T @ b.T)
+
+
+def test_gpt2s_transposed_layer_has_an_adapter_that_peft_reads(tmp_path):
+    """peft stores A and B as a linear layer's, and transposes their product."""
+    layer = Conv1D(5, 6).double()  # six inputs
+    model = nn.Sequential(layer, nn.Linear(5, 2).double())
+    adapted = shaken(adapt(model, 3, 6.0, "*", "1"))[0]
+    x = torch.randn(4, 7, 6, dtype=torch.float64)
+    a, b = adapted.lora_A.weight, adapted.lora_B.weight
+    assert a.shape == (3, 6) and b.shape == (5, 3)
+    torch.testing.assert_close(adapted(x), layer(x) + 2.0 * x @ a.T @ b.T)
+    save_adapters(model, tmp_path, None)
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert settings["fan_in_fan_out"] and settings["target_modules"] == ["0"]
+    torch.testing.assert_close(merged(model)(x), model(x))
+    assert type(merged(model)[0]) is Conv1D
+
+
+def test_what_peft_has_no_place_for_is_said_and_is_in_the_weights(tmp_path, caplog):
+    model = nn.ModuleDict({"rnn": nn.GRU(4, 4), "one": nn.Linear(4, 4), "head": nn.Linear(4, 2)})
+    adapted = shaken(adapt(model, 2, 2.0, "*", "head"))
+    save_adapters(adapted, tmp_path, None)
+    (said,) = caplog.messages
+    assert "leaves out" in said and "rnn.weight_ih_l0" in said
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert settings["target_modules"] == ["one"] and "fan_in_fan_out" not in settings
+    assert not torch.equal(merged(adapted)["rnn"].weight_ih_l0, nn.GRU(4, 4).weight_ih_l0)
+
+
+def test_an_attention_that_drops_out_keeps_its_own_and_says_so():
+    """It would be run again for its gradients, and would draw anew."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)
+    model = nn.ModuleDict({"layer": layer, "head": nn.Linear(8, 2)})
+    method = DPLoRA(2, 2.0, "*", "head")
+    names = adapter_parameters(method.adapt(model))
+    assert {name.partition(".lora")[0] for name in names} == {"layer.linear1", "layer.linear2"}
+    assert "set its dropout to 0" in method.why_frozen(model, "layer.self_attn.in_proj_weight")
 
 
 class Twice(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpexp import cli, records
-from dpexp.cli.models import IMAGES, TEXTS
+from dpexp.cli.architectures import IMAGES, TEXTS
 from dpexp.models.mode import in_mode
 from dpexp.privacy.verification.record import verify_record
 from dpexp.types import ConfigError

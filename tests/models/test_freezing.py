@@ -5,6 +5,7 @@ import torch
 
 from dpexp import cli, records
 from dpexp.cli.parameter_names import compare
+from dpexp.models.matrices import TABLE
 from dpexp.privacy.verification.record import verify_record
 from dpexp.training.train import named_parameters, train
 from dpexp.types import ConfigError
@@ -13,6 +14,7 @@ from tests.runs import of
 from tests.steps import ALONE, CPU, composed
 
 CNN = ["model=cnn", "model.channels=[8,16]"]
+EMBEDDINGS, NONE = "method.embeddings=true", "method.embeddings=false"
 
 
 def built(method, *words):
@@ -94,6 +96,26 @@ def test_a_classifier_that_is_frozen_is_refused_where_a_method_needs_it(method):
     _, parts = built(method, "method.freeze=head")
     with pytest.raises(ConfigError, match="classifier 'head' to train.*method.freeze"):
         parts.method.trainable(parts.model)
+
+
+SMALL = ["task=sentiment", "task.dataset_size=200", "task.test_size=20", "model.layers=1"]
+SMALL += ["task.delta=1e-3", "method.rank=4"]
+
+
+@pytest.mark.parametrize("method", ["rgp", "dp_lora"])
+def test_tables_train_where_that_is_said_and_elsewhere_the_record_says_why_not(method, tmp_path):
+    words = [f"method={method}", "profile=embedded", "eps=8", "epochs=0.1", "batch_size=32"]
+    plain = cli.compose([*words, *SMALL, "device=cpu", f"results={tmp_path}"])
+    told = cli.compose([*words, *SMALL, "device=cpu", f"results={tmp_path}", EMBEDDINGS])
+    assert cli.compose([*words, *SMALL, "device=cpu", f"results={tmp_path}", NONE]) == plain
+    assert records.run_id(plain) != records.run_id(told)
+    for config in (plain, told):
+        record = records.read(cli.execute(config))
+        assert verify_record(record).findings == () and compare(record) in (None, [])
+        tables = {name for name in record.privacy["trainable"] if "word_embeddings" in name}
+        why = record.privacy["why_frozen"]
+        assert bool(tables) == (config is told) == (TABLE not in why)
+        assert sorted(sum(why.values(), [])) == sorted(record.privacy["frozen"])
 
 
 def test_it_is_part_of_a_runs_id_and_of_no_others():

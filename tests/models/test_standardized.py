@@ -9,6 +9,8 @@ from torch.func import functional_call, grad, vmap
 import dpexp
 from dpexp import cli
 from dpexp.grad_sample.rules import layer_grads_of
+from dpexp.methods.dp_lora import DPLoRA
+from dpexp.models.adapters import adapter_parameters, merged
 from dpexp.models.standardized import (
     GainedConv2d,
     StandardizedConv2d,
@@ -107,6 +109,25 @@ def test_a_networks_clipped_sum_is_torch_funcs_and_so_are_its_carriers(name):
         torch.testing.assert_close(block.view_as(expected), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_an_adapter_is_of_the_weight_that_is_standardised():
+    method = DPLoRA(2, 2.0, "*", "head")
+    model = method.adapt(net("wrn10_1"))
+    torch.manual_seed(1)
+    for name in adapter_parameters(model):
+        nn.init.normal_(model.get_parameter(name), std=0.2)
+    x, y = random_like(torch.empty(3, 1, 8, 8), 3), torch.tensor([3, 1, 4])
+    grads = gradients_of(model, x, y)
+    sums, _ = sums_of(model, method, x, y, 1e9, 3)
+    assert any(".parametrizations.weight.0.lora_B" in key.parameter for key in sums)
+    for key, total in sums.items():
+        torch.testing.assert_close(total, grads[key.parameter].sum(0), rtol=1e-9, atol=1e-11)
+    whole = merged(model)
+    torch.testing.assert_close(whole(x), model(x))
+    assert {type(each) for each in whole.modules() if isinstance(each, nn.Conv2d)} == {
+        StandardizedConv2d
+    }
+
+
 def test_a_run_is_trained_verified_and_named_for_it(tmp_path):
     words = ["method=lsg", "task=digits", "profile=embedded", "model=wrn10_1", "device=cpu"]
     words += ["model.stem_stride=2", "epochs=0.5", f"results={tmp_path}"]
@@ -134,7 +155,6 @@ def test_views_of_an_example_add_up():
         ("model=wrn10_1 model.weight_standardization=maybe", "to be true or false; got maybe"),
         ("model=wrn10_1 model.weight_standardisation=true", "weight_standardization"),
         ("model=linear model.weight_standardization=true", "weight_standardization"),
-        ("method=dp_lora model=wrn10_1 model.weight_standardization=true", "standardises its conv"),
         ("model=wrn16_4 model.groups=5", "model.groups of 1, 2, 4, 8 or 16"),
         ("model=wrn16_4 model.depth=15", "depth of 6 b"),
         ("model=wrn40_4 model.width=0", "model.width >= 1"),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from dpexp.models.mode import in_mode
+from dpexp.models.vocabulary import ended
 from dpexp.training.probing.stage import chance_kept, state_kept
 
 LARGEST = 2**15 - 1
@@ -74,7 +75,7 @@ def takes(model: nn.Module, inputs: Tensor) -> bool:
 
 def _takes(model: nn.Module, inputs: Tensor) -> bool:
     with suppress(Exception), state_kept(model):  # anyone's model, which may raise anything
-        model(inputs)
+        model(ended(model, inputs))
         return True
     return False
 

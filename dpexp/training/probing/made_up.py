@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dpexp.models.vocabulary import token_table
+from dpexp.models.vocabulary import ended, token_table
 from dpexp.privacy.seeds import generator
 from dpexp.training.probing.largest import largest, takes
 from dpexp.types import Batch
@@ -111,7 +111,8 @@ def _numbers(like: Tensor, model: nn.Module, gen: torch.Generator) -> tuple[Tens
         drawn = torch.randint(2**31, (7, *shape), generator=gen)
         first, second, third, *more = least + drawn % (most - least + 1)
         crowd = [most, more[0], second, more[1], first, first, more[2], least, more[3]]
-        return torch.stack(crowd).to(like.dtype), third.to(like.dtype)
+        drawn = ended(model, torch.stack([*crowd, third]).to(like.dtype))
+        return drawn[:-1], drawn[-1]
     first, second, third, aside = torch.randn((4, *shape), generator=gen)
     aside = NEAR * aside
     crowd = [
