@@ -56,7 +56,7 @@ from dpexp.cli.instantiate import admit
 from dpexp.cli.launchers import check, launch
 from dpexp.distributed import ranks
 from dpexp.reporting import collect
-from dpexp.reporting.collect import build, cells
+from dpexp.reporting.collect import build, cells, costs
 from dpexp.reporting.render import exports, table
 from dpexp.reporting.render.terminal import terminal
 from dpexp.reporting.schema import spec, tuned
@@ -186,10 +186,11 @@ def _main(words: Sequence[str]) -> int:
     _compare(outcomes, to_do)
     stopped = _run(request, to_do, results, artifact.alone)
     outcomes = [collect.outcome(job, results) for job in jobs]
+    measured = costs.filled(artifact, results)
     shown = table.Table(
-        artifact,
+        measured,
         request.profile,
-        collect.collect(artifact, outcomes),
+        collect.collect(measured, outcomes),
         table.settings([o.job.config for o in outcomes if o.job.config and o.result]),
         changing(request.overrides),
         tuned.notes(artifact, request.profile, cells.choices_of(jobs)),

@@ -15,7 +15,7 @@ from dpexp.cli import errors, groups
 from dpexp.cli.arguments import changing
 from dpexp.cli.config_cache import Configs
 from dpexp.reporting import collect
-from dpexp.reporting.collect import build, cells
+from dpexp.reporting.collect import build, cells, costs
 from dpexp.reporting.render import page, table
 from dpexp.reporting.schema import spec, tuned
 from dpexp.reporting.schema.artifact import SUITES_OWN
@@ -158,10 +158,11 @@ class Suite:
         """Make an artifact ready to be written and shown."""
         configs = self.configs(artifact)
         outcomes = self.outcomes(artifact)
+        measured = costs.filled(artifact, self.results)
         shown = table.Table(
-            artifact,
+            measured,
             self.profile,
-            collect.collect(artifact, outcomes),
+            collect.collect(measured, outcomes),
             table.settings([o.job.config for o in outcomes if o.job.config and o.result]),
             changing(self.overrides),
             tuned.notes(artifact, self.profile, cells.choices_of(self._jobs[id(artifact)])),

@@ -63,10 +63,11 @@ def step_of(config: dict[str, Any], num: int, device: torch.device) -> Step:
 
 
 def steps(column: str, num: int, device: torch.device) -> Mapping[str, Callable[[], Step]]:
-    """Name every row's step by the row's key, the one without privacy as the unit."""
+    """Name every row's step by the row's key; the one without privacy is the unit, too."""
     return {
-        UNIT if row == UNIT_ROW else row: partial(step_of, config, num, device)
+        name: partial(step_of, config, num, device)
         for row, config in configs(column).items()
+        for name in ((UNIT, row) if row == UNIT_ROW else (row,))
     }
 
 

@@ -55,6 +55,12 @@ def _setting(table: Table) -> list[str]:
         parts.append("Run here: " + "; ".join(map(for_markdown, table.settings)) + ".")
     if table.artifact.alone and (devices := table.devices()):
         parts.append(f"Measured on: {'; '.join(map(for_markdown, devices))}.")
+    if benches := [column.bench for column in table.printed_columns() if column.bench]:
+        links = ", ".join(f"[{name}](../../bench/{name}.md)" for name in benches)
+        parts.append(
+            "A step's time and memory are multiples of those of a step without privacy, measured "
+            f"side by side: {links}."
+        )
     if table.overridden:
         words = ", ".join(f"`{word}`" for word in table.overridden)
         parts.append(f"Overridden on the command line: {words}.")

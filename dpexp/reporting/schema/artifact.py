@@ -108,6 +108,8 @@ class Column:
         x: in a figure of points, the point's x.
         metric, decimals, value_label: used in place of the row's and the artifact's.
         words: in a table, row key -> text. Such a column has no runs.
+        bench: in a table, the stem of a file in results/bench whose steps are rows' keys: the words
+            are each row's time and memory there (`dpexp.reporting.collect.costs`).
     """
 
     key: str
@@ -119,6 +121,7 @@ class Column:
     decimals: int | None = None
     value_label: str = ""
     words: Mapping[str, str] = field(default_factory=dict)
+    bench: str = ""
 
 
 @dataclass(frozen=True)
@@ -283,7 +286,7 @@ class Artifact:
     @property
     def measured_columns(self) -> tuple[Column, ...]:
         """The columns that have runs: all except those of words."""
-        return tuple(column for column in self.columns if not column.words)
+        return tuple(column for column in self.columns if not (column.words or column.bench))
 
     def run_column(self, row: Row, column: Column) -> Column:
         """Return the column whose run a cell shows: a level line has one run per panel."""

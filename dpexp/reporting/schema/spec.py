@@ -181,7 +181,7 @@ def _heading(tree: Any, kind: str, label: str) -> dict[str, Any]:
     labels = tree.pop(label, None)
     if isinstance(tree.get("metric"), str):
         tree["metric"] = [tree["metric"]]
-    if "words" not in tree and "overrides" not in tree:
+    if not {"words", "bench", "overrides"} & tree.keys():
         raise ConfigError(
             f"Expected 'overrides' in {kind} {tree.get('key')}; [] if it has none of its own."
         )

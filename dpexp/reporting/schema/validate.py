@@ -34,7 +34,7 @@ def validate(artifact: Artifact) -> None:
     for keys, kind in ((rows, "row"), (columns, "column")):
         if len(set(keys)) < len(keys):
             raise ConfigError(f"Expected every {kind} key once; got {keys}.")
-    valued = [c for c in columns if c not in {w.key for w in artifact.columns if w.words}]
+    valued = [column.key for column in artifact.measured_columns]
     claimed = [
         side
         for claim in artifact.claims
@@ -113,11 +113,13 @@ def _validate_table(artifact: Artifact) -> None:
                 f"Column {column.key}: panel and x are a figure's words; describe its axes under "
                 "'figure'."
             )
-        if column.words and (column.overrides or column.metric):
+        if (column.words or column.bench) and (column.overrides or column.metric):
             raise ConfigError(
                 f"Column {column.key}: a column of words has no runs; expected neither overrides "
                 "nor metric."
             )
+        if column.words and column.bench:
+            raise ConfigError(f"Column {column.key}: expected words or bench; got both.")
         for key in column.words:
             if key not in rows:
                 raise unknown(f"row in words of column {column.key}", key, rows)
@@ -128,8 +130,9 @@ def _validate_figure(artifact: Artifact) -> None:
     if artifact.average is not None:
         raise ConfigError("Expected no 'average' in a figure: it is a table's column.")
     for column in artifact.columns:
-        if column.words:
-            raise ConfigError(f"Column {column.key}: 'words' belongs to a table.")
+        for word in ("words", "bench"):
+            if getattr(column, word):
+                raise ConfigError(f"Column {column.key}: '{word}' belongs to a table.")
         if artifact.kind != POINTS and column.x is not None:
             raise ConfigError(f"Column {column.key}: x belongs to points; got {artifact.kind}.")
     if artifact.kind == MAPS:
