@@ -36,6 +36,8 @@ ARTIFACTS = sorted((cli.CONF / "artifact").glob("*/*.yaml"))
 RUNTIME = {"in_channels", "image_size", "input_shape", "num_classes", "params", "task", "device"}
 RUNTIME |= {"max_length", "model"}
 """What run.py adds: it is known once the task and the model are there."""
+SAID_ALONE = {"embeddings"}
+"""Settings that a config holds only where they are said, so that other runs keep their ids."""
 LABELS = {group: {"_target_", "name"} for group in ("method", "attack", "audit")}
 LABELS["model"] = {"_target_", "name", "head", "tokenizer"}
 """What is said for others than the constructor."""
@@ -52,7 +54,7 @@ def check_settings(group, node):
     required = {name for name, one in takes.items() if one.default is inspect.Parameter.empty}
     assert required - RUNTIME <= said
     if ours:  # a second default in Python would be one that nobody sees
-        assert required >= set(takes) - RUNTIME
+        assert required >= set(takes) - RUNTIME - SAID_ALONE
 
 
 def leaves_its_warm_up(config):
