@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import csv
 import fnmatch
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -304,7 +305,8 @@ def _print_plan(
     is_paper = request.profile == "paper"  # too long to time, and the data may not be there
     costs = CostModel(results, request.profile, device, has_stand_ins=is_paper)
     if not is_paper:
-        print(*plan.cells(outcomes, costs), sep="\n")
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(*plan.cells(outcomes, costs, width), sep="\n")
         return
     wanted: dict[str, list[dict[str, Any]]] = {o.job.name: [] for o in outcomes}
     for job in build.missing(outcomes):

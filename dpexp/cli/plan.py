@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -73,8 +74,14 @@ def _short(number: float) -> str:
     return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
-def cells(outcomes: Sequence[Outcome], costs: CostModel) -> list[str]:
-    """Return the plan's lines: for each cell what is done and what the rest takes, then totals."""
+def cells(outcomes: Sequence[Outcome], costs: CostModel, width: int | None = None) -> list[str]:
+    """Return the plan's lines: for each cell what is done and what the rest takes, then totals.
+
+    Args:
+        outcomes: of every run.
+        costs: estimates runs.
+        width: columns of the terminal, where a cell's name breaks; None: it never does.
+    """
     table = [("cell", "runs done", "a run takes", "memory", "as known from")]
     to_do: dict[str, Cost] = {}
     for items in _by_cell(outcomes):
@@ -89,7 +96,7 @@ def cells(outcomes: Sequence[Outcome], costs: CostModel) -> list[str]:
         time = "" if cost.seconds is None else duration(cost.seconds)
         memory = "" if cost.megabytes is None else f"{cost.megabytes:,.0f} MB"
         table.append((job.name, f"{done} of {len(items)}", time, memory, cost.source))
-    return [*_columns(table), "", *_totals(outcomes, list(to_do.values()))]
+    return [*_columns(table, width), "", *_totals(outcomes, list(to_do.values()))]
 
 
 def _taken(outcomes: Sequence[Outcome]) -> Cost:
@@ -128,9 +135,20 @@ def _without(costs: Iterable[Cost]) -> list[str]:
     return [f"Not counted: {', '.join(named)}."] if named else []
 
 
-def _columns(table: Sequence[tuple[str, ...]]) -> list[str]:
+LEAST_NAME = 24
+"""Columns of a cell's name at least (ours)."""
+
+
+def _columns(table: Sequence[tuple[str, ...]], most: int | None) -> list[str]:
+    """Return a table's lines; where they are longer than a terminal's, names go over several."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
-        for line in table
-    ]
+    over = 0 if most is None else sum(widths) + 2 * (len(widths) - 1) - most
+    if over > 0:
+        widths[0] = max(widths[0] - over, LEAST_NAME)
+    lines = []
+    for name, *rest in table:
+        first, *more = textwrap.wrap(name, widths[0], break_long_words=False) or [""]
+        words = zip((first, *rest), widths, strict=True)
+        lines.append("  ".join(word.ljust(width) for word, width in words).rstrip())
+        lines += [f"  {line}" for line in textwrap.wrap(" ".join(more), max(widths[0] - 2, 1))]
+    return lines

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_nothing_is_run_twice(demo, lab):
 
 
 def test_cells_with_the_same_config_run_once(conf, lab):
-    edit(conf, "table9", ("overrides: [eps=4]", "overrides: [eps=2]"))
+    edit(conf, "table9", ('"ε = 4", overrides: [eps=4]', '"ε = 2, again", overrides: [eps=2]'))
     jobs = cells.expand(spec.load(conf, "demo", "table9"), "embedded", lab.compose, conf)
     outcomes = [collect.outcome(job, lab.results) for job in jobs]
     build.run_missing(build.missing(outcomes), lab.execute, lab.results)
@@ -273,6 +274,25 @@ def test_the_plan_costs_runs_by_records_of_their_kind(demo, lab):
     assert "not built: method=future" in lines[5]
     assert lines[-2] == "12 runs: 0 done, 8 to do, 4 not built or shared with another cell."
     assert lines[-1] == "To do, one after another: about 1 min 4 s, at most 100 MB."
+
+
+@pytest.mark.parametrize("width", [82, 86, 200])
+def test_a_plan_is_no_wider_than_the_terminal(demo, lab, width):
+    _, _, outcomes, *_ = demo(run=False)
+    wide, shown = plan.cells(outcomes, costs(lab)), plan.cells(outcomes, costs(lab), width)
+    assert max(map(len, wide)) == 89
+    table = shown[: shown.index("")]
+    assert max(map(len, table)) <= width and (shown == wide) == (width == 200)
+    # Broken names are whole again where a line goes on below.
+    words = [
+        re.split("  +", line)[0] for line in "\n".join(table).replace("\n  ", "\0").split("\n")
+    ]
+    rest = [
+        re.findall("\0([^\0]*)", line)
+        for line in "\n".join(table).replace("\n  ", "\0").split("\n")
+    ]
+    names = {" ".join([name, *more]) for name, more in zip(words, rest, strict=True)}
+    assert names == {"cell", *(item.job.name for item in outcomes)}
 
 
 def test_the_plan_of_kinds_without_a_record_says_so_where_nothing_is_timed(demo, lab):

@@ -184,10 +184,7 @@ def _jobs(
 
 def said_of(row: Row, column: Column, profile: Profile) -> list[str]:
     """Return the overrides of a row and a column under a profile."""
-    of_column = [w for w in column.overrides if w.partition("=")[0] not in row.regardless_of]
-    of_row = row.in_column(column).overrides
-    replaced = [profile.in_place_of(word) for word in (*of_row, *of_column)]
-    return [word for words in replaced for word in words]
+    return profile.said_of(row, column)
 
 
 def words_of(row: Row, column: Column, profile: Profile, point: Sequence[str] = ()) -> list[str]:

@@ -83,13 +83,17 @@ class Row:
 
     def in_column(self, column: Column) -> Part:
         """Return the row's overrides and grid in a column, or why it has no cell there."""
-        parts = [part for key, part in self.within.items() if fnmatch.fnmatchcase(column.key, key)]
+        parts = [self.within[pattern] for pattern in self.patterns_of(column.key)]
         grids = [part.grid for part in parts if part.grid]
         return Part(
             (*self.overrides, *(word for part in parts for word in part.overrides)),
             grids[-1] if grids else self.grid,
             next((part.absent for part in parts if part.absent), ""),
         )
+
+    def patterns_of(self, column: str) -> list[str]:
+        """Return the patterns of `within` that fit a column's key; at most one in an artifact."""
+        return [pattern for pattern in self.within if fnmatch.fnmatchcase(column, pattern)]
 
     def grids(self) -> list[tuple[tuple[str, ...], ...]]:
         """Return its grid and those within columns, without empty ones."""
@@ -233,6 +237,12 @@ class Profile:
         if replacement is None:
             return []
         return [replacement] if isinstance(replacement, str) else list(replacement)
+
+    def said_of(self, row: Row, column: Column) -> list[str]:
+        """Return the overrides of a row and a column under this profile."""
+        of_column = [w for w in column.overrides if w.partition("=")[0] not in row.regardless_of]
+        of_row = row.in_column(column).overrides
+        return [w for word in (*of_row, *of_column) for w in self.in_place_of(word)]
 
     def why_skipped(self, heading: Row | Column) -> str:
         """Return why this row or column isn't run under this profile; "" if it is."""

@@ -25,6 +25,7 @@ from dpexp.reporting.schema.artifact import (
     Row,
     unknown,
 )
+from dpexp.reporting.schema.kinds import OneEach, require_kinds
 from dpexp.reporting.schema.validate import validate
 from dpexp.types import ConfigError, one_line
 
@@ -63,9 +64,11 @@ def load(conf: Path, paper: str, name: str, own: Sequence[Path] = ()) -> Artifac
         raise unknown(f"artifact of {paper}:", name, files)
     folder, path = files[name]
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), OneEach)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {one_line(error)}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     try:
         return _artifact(paper, name, tree, None if folder == conf else folder)
     except ConfigError as error:
@@ -246,6 +249,7 @@ def _build(kind: type, tree: Any, where: str) -> Any:
     for word in tree:
         if word not in known:
             raise unknown(f"word in {where}", str(word), known)
+    require_kinds(kind, tree, where)
     try:
         return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in tree.items()})
     except TypeError as error:

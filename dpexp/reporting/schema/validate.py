@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,9 +62,16 @@ def validate(artifact: Artifact) -> None:
         for pattern in row.within:
             if not fnmatch.filter(valued, pattern):
                 raise unknown(f"column within row {row.key}", pattern, valued)
+        for column in valued:
+            if len(patterns := row.patterns_of(column)) > 1:
+                raise ConfigError(
+                    f"Row {row.key}: expected one pattern within it for column {column}; got "
+                    f"{' and '.join(patterns)}. Make the patterns narrower."
+                )
         if len(row.labels) != len(artifact.row_head):
             raise ConfigError(f"Row {row.key}: expected labels for {artifact.row_head}.")
     _validate_profiles(artifact, rows, columns)
+    _validate_labels(artifact)
 
 
 def _pairs(claim: Claim, artifact: Artifact, columns: list[str]) -> list[tuple[Any, Any]]:
@@ -102,6 +111,38 @@ def _validate_profiles(artifact: Artifact, rows: list[str], columns: list[str]) 
                 raise unknown(
                     f"row or column under skip in profile {name}", pattern, rows + columns
                 )
+
+
+EPSILON = re.compile(r"(?:ε|\beps(?:ilon)?)\s*=\s*(\d+(?:\.\d+)?)")
+"""An epsilon in a label."""
+
+
+def _validate_labels(artifact: Artifact) -> None:
+    """Reject a cell whose labels say another epsilon than its overrides set."""
+    for name, profile in artifact.profiles.items():
+        for row in artifact.rows:
+            for column in artifact.measured_columns:
+                words = [*profile.said_of(row, column), *profile.overrides]
+                pairs = [word.lstrip("+").partition("=") for word in words]
+                set_to = [value for key, _, value in pairs if key in ("eps", "privacy.eps")]
+                if not set_to or not _is_number(set_to[-1]):
+                    continue
+                for heading in (row, column):
+                    for label in profile.labels_of(heading):
+                        for said in EPSILON.findall(label):
+                            if float(said) != float(set_to[-1]):
+                                raise ConfigError(
+                                    f"Profile {name}, row {row.key}, column {column.key}: expected "
+                                    f"eps={said}, as the label '{label}' says; got "
+                                    f"eps={set_to[-1]}. Set the label or the overrides."
+                                )
+
+
+def _is_number(word: str) -> bool:
+    try:
+        return math.isfinite(float(word))
+    except ValueError:
+        return False
 
 
 def _validate_table(artifact: Artifact) -> None:

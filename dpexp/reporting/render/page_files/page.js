@@ -64,6 +64,22 @@
       });
     });
   }
+  /* The first column stays by itself (page.css); further labels stay beside it where there is room. */
+  function pin() {
+    for (const box of document.querySelectorAll(".scroll")) {
+      for (const row of box.querySelectorAll("tr")) {
+        let left = 0;
+        for (const cell of row.querySelectorAll("th.label, th[scope=row]")) {
+          const wide = cell.offsetWidth, fits = left + wide < box.clientWidth / 2;
+          cell.classList.toggle("pinned", left > 0 && fits);
+          cell.style.left = left > 0 && fits ? `${left}px` : "";
+          left = fits ? left + wide : Infinity;
+        }
+      }
+    }
+  }
+  window.addEventListener("resize", pin);
+  for (const part of document.querySelectorAll("details")) part.addEventListener("toggle", pin);
   document.querySelector("form").hidden = false;
   const asked = new URLSearchParams(location.search);
   fields.forEach((field, i) => {
@@ -71,4 +87,5 @@
     field.addEventListener("input", filter);
   });
   filter();
+  pin();
 })();
