@@ -148,6 +148,7 @@ def task_of(
             f"output; got {name_of(train.targets)} and {name_of(test.targets)} targets, and "
             f"{num_classes} outputs."
         )
+    _require_classes(train, test, num_classes)
     task = assemble(
         "given",
         train,
@@ -162,6 +163,25 @@ def task_of(
     return task
 
 
+def _require_classes(train: Any, test: Any, num_classes: int) -> None:
+    """Refuse class indices that are none of the model's outputs."""
+    for name, part in (("train", train), ("test", test)):
+        targets = part.targets
+        if targets.is_floating_point() or not len(targets):
+            continue
+        low, high = int(targets.min()), int(targets.max())
+        if not 0 <= low <= high < num_classes:
+            remedy = (
+                "Leave out what negative targets mark, such as missing labels"
+                if low < 0
+                else "Number the classes from 0, or give the model as many outputs"
+            )
+            raise ConfigError(
+                f"Expected {name} targets in [0, {num_classes}), as the model has {num_classes} "
+                f"outputs; got {low} to {high}. {remedy}."
+            )
+
+
 def _task_of_texts(
     train: Any, test: Any, num_classes: int, delta: float, dataset_size: int
 ) -> Task:
@@ -171,6 +191,7 @@ def _task_of_texts(
             "Expected train and test inputs both as a dict of tokens, and a model of two classes "
             f"or more; got {kinds}, and {num_classes} outputs."
         )
+    _require_classes(train, test, num_classes)
     longest = max(train.longest, test.longest)
     return assemble(
         "given",
