@@ -29,6 +29,7 @@ def blobs(count, seed, classes=3, shape=(1, 4, 4)):
 
 
 TRAIN, TEST = blobs(200, 0), blobs(100, 1)
+FLAT = {name: (part[0][:, 0, 0], part[1]) for name, part in (("train", TRAIN), ("test", TEST))}
 
 
 def network(seed=0, classes=3):
@@ -287,7 +288,14 @@ def test_the_callers_random_numbers_stay(trained):
         ({"train": (TRAIN[0], TRAIN[1][:-1])}, r"\[200, 1, 4, 4\] and \[199\]"),
         ({"train": (TRAIN[0].to(torch.int32), TRAIN[1])}, "int32"),
         ({"train": (TRAIN[0], TRAIN[1].float())}, "float32 and int64"),
-        ({"train": (TRAIN[0], TRAIN[1] + 1)}, "targets of given in"),
+        (
+            {"train": (TRAIN[0], TRAIN[1] + 1)},
+            r"train targets in \[0, 3\), as the model has 3 .* 1 to 3. Number",
+        ),
+        ({"test": (TEST[0], TEST[1] + 7)}, "test targets in .* got 7 to 9"),
+        ({"train": (TRAIN[0], TRAIN[1] - 1)}, "got -1 to 1. Leave out what negative"),
+        ({"method": "rgp", "settings": {"method.rank": 999}}, r"Set settings={'method.rank': ...}"),
+        ({"settings": {"micro_batch": 0}}, r"[Ss]et settings={'micro_batch': ...}"),
         ({"test": (TEST[0][..., :3], TEST[1])}, "test inputs of the train inputs' shape"),
         ({"train": [(torch.zeros(1), 0), (torch.zeros(2), 0)]}, "cannot be stacked"),
         ({"train": (TRAIN[0][:0], TRAIN[1][:0])}, "at least one train example"),
@@ -310,8 +318,14 @@ def test_the_callers_random_numbers_stay(trained):
         ({"settings": {"eps": 100}}, "Expected eps as an argument"),
         ({"settings": {"privacy.delta": 0.1}}, "Expected delta as an argument"),
         ({"settings": {"task.dataset_size": 9}}, "Expected dataset_size as an argument"),
+        ({"settings": {"task": "mnist"}}, "Expected train and test as an argument"),
+        ({"settings": {"model": "cnn"}}, "Expected model as an argument"),
+        ({"model": nn.Linear(4, 3), "method": "lsg", **FLAT}, "one layer as a whole. Wrap it"),
         ({"model": torch.relu}, "torch.nn.Module; got builtin_function_or_method"),
-        ({"model": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))}, "BatchNorm"),
+        (
+            {"model": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))},
+            "BatchNorm.*Set settings={'model.fix': True}",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(changes, line, trained, tmp_path):

@@ -9,9 +9,11 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 
 from dpexp import records
@@ -19,6 +21,7 @@ from dpexp.cli import errors, folders, validate
 from dpexp.cli.building import make_method, prepare, with_head
 from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute, failing_model, with_weights
+from dpexp.cli.groups import CONF
 from dpexp.cli.instantiate import admit, loop_of
 from dpexp.cli.lookup import done_before
 from dpexp.cli.own_data import COUNT, below_one_in
@@ -64,6 +67,17 @@ ARGUMENTS = {
 }
 """Arguments of `dpexp.train`, by the setting of run.py that each of them is."""
 
+HANDED = {"task": "train and test", "model": "model", "data": "train and test"}
+"""What is handed over in memory, by the choice of run.py that it stands in place of."""
+
+REMEDY = re.compile(
+    r"\b(?P<verb>[Ss]et) (?P<key>[a-z_]+(?:\.\w+)*)(?:=(?P<value>[\w.+-]*\w))?(?![\w=({\[])"
+)
+"""Where a message says what to set."""
+
+PYTHONS = {"true": "True", "false": "False", "null": "None"}
+NUMBER = re.compile(r"[+-]?\d[\d.eE+-]*")
+
 
 def run(words: Sequence[str]) -> TrainedRun:
     """Train a run, or look it up; see `dpexp.run`."""
@@ -84,7 +98,27 @@ def _in_arguments() -> Iterator[None]:
         line = str(error)
         for key, argument in ARGUMENTS.items():
             line = re.sub(rf"(?<![\w.']){re.escape(key)}\b", argument, line)
-        raise type(error)(line) from error
+        raise type(error)(REMEDY.sub(_in_python, line)) from error
+
+
+def _in_python(found: re.Match[str]) -> str:
+    """Return a remedy that names a setting of run.py as `dpexp.train` takes it."""
+    verb, key, value = found["verb"], found["key"], found["value"]
+    if key == "task":
+        return "Pass other examples"
+    if "." not in key and key not in _top_settings():
+        return found[0]
+    said = "..." if value is None else PYTHONS.get(value, value)
+    if value is not None and said == value and not NUMBER.fullmatch(value):
+        said = repr(value)
+    return f"{verb} settings={{'{key}': {said}}}"
+
+
+@cache
+def _top_settings() -> frozenset[str]:
+    """Return the names of run.py's settings that are no argument of `dpexp.train`."""
+    names = {str(key) for key in OmegaConf.load(CONF / "config.yaml")}
+    return frozenset(names - {*ARGUMENTS.values(), "defaults", "hydra"})
 
 
 @_in_arguments()
@@ -116,6 +150,11 @@ def train(
             raise ConfigError(
                 f"Expected {argument} as an argument of dpexp.train; got settings['{key}']. "
                 f"Set {argument}."
+            )
+        if key in HANDED:
+            raise ConfigError(
+                f"Expected {HANDED[key]} as an argument of dpexp.train; got settings['{key}'], a "
+                f"choice of run.py. Leave it out, or use dpexp.run."
             )
     model = unwrapped(copy.deepcopy(model))
     examples, tests = examples_of(train, "train"), examples_of(test, "test")

@@ -6,17 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from dpexp.data.handed import name_of, pair, tensor_of
 from dpexp.data.regression import squared_error
 from dpexp.data.task import Examples, Task, assemble
 from dpexp.data.text import Encoded, Texts
 from dpexp.types import ConfigError, one_line
-
-WHAT = "a pair of tensors (inputs, targets), or a torch data set of such pairs"
-
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 """What a tokenizer of transformers returns: the ids are needed, the rest is optional."""
@@ -40,7 +37,7 @@ def examples_of(data: Any, name: str) -> Examples | Texts:
         return data
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Mapping):
         return texts_of(data[0], data[1], name)
-    inputs, targets = _pair(data, name)
+    inputs, targets = pair(data, name)
     if inputs.ndim < 2 or targets.ndim != 1 or len(inputs) != len(targets):
         raise ConfigError(
             f"Expected {name} inputs of shape [n, ...] and targets of shape [n]; got "
@@ -51,12 +48,12 @@ def examples_of(data: Any, name: str) -> Examples | Texts:
     if inputs.dtype == torch.bool or inputs.is_complex():
         raise ConfigError(
             f"Expected {name} inputs as uint8 in [0, 255], as floats or as integers; got "
-            f"{_name(inputs)}. Convert them."
+            f"{name_of(inputs)}. Convert them."
         )
     if targets.is_floating_point():
         return Examples(inputs, targets.float())
     if targets.dtype == torch.bool or targets.is_complex():
-        raise ConfigError(f"Expected {name} targets as class indices; got {_name(targets)}.")
+        raise ConfigError(f"Expected {name} targets as class indices; got {name_of(targets)}.")
     return Examples(inputs, targets.long())
 
 
@@ -108,66 +105,12 @@ def texts_of(inputs: Mapping[str, Any], targets: Any, name: str) -> Texts:
 def _whole(values: Any, what: str) -> Tensor:
     """Return whole numbers as a tensor on the CPU, in int64."""
     try:
-        tensor = _tensor(values).cpu()
+        tensor = tensor_of(values).cpu()
     except Exception as error:  # anyone's object, which may raise anything
         raise ConfigError(f"Expected {what} as a tensor; {one_line(error)[:200]}.") from error
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise ConfigError(f"Expected {what} as whole numbers; got {_name(tensor)}.")
+        raise ConfigError(f"Expected {what} as whole numbers; got {name_of(tensor)}.")
     return tensor.long()
-
-
-def _pair(data: Any, name: str) -> tuple[Tensor, Tensor]:
-    if isinstance(data, tuple | list) and len(data) == 2:
-        if all(isinstance(part, Tensor | np.ndarray) for part in data):
-            try:
-                inputs, targets = map(_tensor, data)
-            except (TypeError, ValueError, RuntimeError) as error:
-                reason = one_line(error)[:200]
-                raise ConfigError(
-                    f"Expected {name} to be {WHAT}, of numbers in dense memory; {reason}."
-                ) from error
-            return inputs, targets
-    if isinstance(data, Tensor | dict | str) or not hasattr(data, "__getitem__"):
-        raise ConfigError(f"Expected {name} to be {WHAT}; got {type(data).__name__}.")
-    try:
-        items = [data[index] for index in range(len(data))]
-        inputs = torch.stack([_tensor(item[0]) for item in items])
-        targets = torch.stack([_tensor(item[1]).reshape(()) for item in items])
-    except Exception as error:  # anyone's data set, which may raise anything
-        raise ConfigError(
-            f"Expected {name} to be {WHAT}, all inputs of one shape; its items cannot be stacked "
-            f"({type(error).__name__}: {one_line(error)[:200]}). Transform them into tensors of "
-            "one shape."
-        ) from error
-    return inputs, targets
-
-
-def _tensor(values: Any) -> Tensor:
-    """Return numbers as a tensor, of the same memory where torch can use it.
-
-    Raises:
-        TypeError: they are none, or a tensor does not hold them one by one.
-    """
-    values = np.asarray(values) if isinstance(values, str | bytes) else values
-    if isinstance(values, np.ndarray):
-        if values.dtype.kind in "OSU":
-            raise TypeError(
-                f"got an array of {values.dtype}. Convert it, words of classes to their places in "
-                "a list of your own"
-            )
-        if np.ma.is_masked(values):
-            raise TypeError("got an array with masked values. Fill them in")
-        values = values.astype(values.dtype.newbyteorder("="), copy=False)
-        values = values.copy() if min(values.strides, default=0) < 0 else values
-    tensor = torch.as_tensor(values).detach().resolve_neg()
-    is_plain = not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
-    if tensor.layout != torch.strided or not is_plain:
-        raise TypeError("got a tensor that is sparse, nested, quantized or meta. Make it dense")
-    return tensor
-
-
-def _name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def task_of(
@@ -196,15 +139,16 @@ def task_of(
         raise ConfigError(
             "Expected test inputs of the train inputs' shape and type; got "
             f"{list(test.inputs.shape[1:])} and {list(train.inputs.shape[1:])}, "
-            f"{_name(test.inputs)} and {_name(train.inputs)}."
+            f"{name_of(test.inputs)} and {name_of(train.inputs)}."
         )
     is_regression = train.targets.is_floating_point()
     if is_regression != test.targets.is_floating_point() or is_regression != (num_classes == 1):
         raise ConfigError(
             "Expected class indices for a model of several outputs, or floats for one of one "
-            f"output; got {_name(train.targets)} and {_name(test.targets)} targets, and "
+            f"output; got {name_of(train.targets)} and {name_of(test.targets)} targets, and "
             f"{num_classes} outputs."
         )
+    _require_classes(train, test, num_classes)
     task = assemble(
         "given",
         train,
@@ -219,6 +163,25 @@ def task_of(
     return task
 
 
+def _require_classes(train: Any, test: Any, num_classes: int) -> None:
+    """Refuse class indices that are none of the model's outputs."""
+    for name, part in (("train", train), ("test", test)):
+        targets = part.targets
+        if targets.is_floating_point() or not len(targets):
+            continue
+        low, high = int(targets.min()), int(targets.max())
+        if not 0 <= low <= high < num_classes:
+            remedy = (
+                "Leave out what negative targets mark, such as missing labels"
+                if low < 0
+                else "Number the classes from 0, or give the model as many outputs"
+            )
+            raise ConfigError(
+                f"Expected {name} targets in [0, {num_classes}), as the model has {num_classes} "
+                f"outputs; got {low} to {high}. {remedy}."
+            )
+
+
 def _task_of_texts(
     train: Any, test: Any, num_classes: int, delta: float, dataset_size: int
 ) -> Task:
@@ -228,6 +191,7 @@ def _task_of_texts(
             "Expected train and test inputs both as a dict of tokens, and a model of two classes "
             f"or more; got {kinds}, and {num_classes} outputs."
         )
+    _require_classes(train, test, num_classes)
     longest = max(train.longest, test.longest)
     return assemble(
         "given",

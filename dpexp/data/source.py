@@ -85,7 +85,8 @@ def find(
         )
     root = _located(data, data_root, config, takes_images)
     both = bool(judged_on_training)
-    if takes_images and root.is_dir() and (splits := folders.splits(root, (*TRAIN, *TEST))):
+    known = [*TRAIN, *TEST, *(s.lower() for s in (*(train_splits or ()), *(test_splits or ())))]
+    if takes_images and root.is_dir() and (splits := folders.splits(root, known)):
         files = {name: split.files for name, split in splits.items()}
         train, tests = _chosen(root, files, train_splits, test_splits, test_size, both)
         of_classes = [splits[name].classes for name in (*train, *tests)]

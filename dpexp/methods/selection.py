@@ -37,6 +37,11 @@ def classifier(model: nn.Module, head: str) -> tuple[str, ...]:
         ConfigError: if the model has no parameter under that name.
     """
     names = tuple(name for name, _ in model.named_parameters() if name.startswith(f"{head}."))
+    if not names and not head:
+        raise ConfigError(
+            "Expected the model to hold a classifier; it is one layer as a whole. Wrap it in "
+            "nn.Sequential."
+        )
     if not names:
         raise ConfigError(
             f"Expected the model to hold a classifier named {head!r}; it has none."

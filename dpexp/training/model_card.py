@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 FILE = "README.md"
 
@@ -31,7 +34,7 @@ def text(
     """
     method, model, task = (config[group]["name"] for group in ("method", "model", "task"))
     parts = [
-        _front(config, method, task),
+        _front(config, method),
         f"# {model} on {task}, trained by {method}",
         _what(result, classes),
         "## Privacy",
@@ -44,15 +47,35 @@ def text(
     return "\n\n".join(parts) + "\n"
 
 
-def _front(config: Mapping[str, Any], method: str, task: str) -> str:
+def _front(config: Mapping[str, Any], method: str) -> str:
     said: dict[str, Any] = {
         "library_name": "dpexp",
         "tags": ["differential-privacy", "dpexp", method],
-        "datasets": [config["task"].get("repo") or task],
     }
-    if repo := config["model"].get("repo"):
+    if (data := _data_of(config["task"])) is not None:
+        said["datasets"] = [data]
+    if _is_hub_id(repo := config["model"].get("repo")):
         said["base_model"] = repo
     return f"---\n{yaml.safe_dump(said, sort_keys=False, allow_unicode=True)}---"
+
+
+def _data_of(task: Mapping[str, Any]) -> str | None:
+    """Return the hub's name of a task's data; None for data that it does not have."""
+    if _is_hub_id(repo := task.get("repo")):
+        return repo
+    data = task.get("data")
+    return data if _is_hub_id(data) and not Path(data).expanduser().exists() else None
+
+
+def _is_hub_id(name: Any) -> bool:
+    """Return whether a name is owner/name as the hub allows; it refuses cards with others."""
+    if not isinstance(name, str) or name.count("/") != 1:
+        return False
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 def _what(result: Mapping[str, Any], classes: Sequence[str]) -> str:

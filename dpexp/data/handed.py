@@ -1,0 +1,160 @@
+"""Read what is handed over in memory: pairs of arrays, or data sets of pairs, of anyone's kind."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from dpexp.types import ConfigError, one_line
+
+WHAT = "a pair of tensors (inputs, targets), or a torch data set of such pairs"
+
+
+def pair(data: Any, name: str) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets of whatever holds them.
+
+    Args:
+        data: a pair of tensors or arrays, or a data set of pairs.
+        name: "train" or "test", for messages.
+
+    Raises:
+        ConfigError: it is neither, its items do not fit each other, or reading it fails.
+    """
+    if isinstance(data, tuple | list) and len(data) == 2 and all(map(_is_array, data)):
+        try:
+            inputs, targets = map(tensor_of, data)
+        except Exception as error:  # anyone's array, which may raise anything
+            raise ConfigError(
+                f"Expected {name} to be {WHAT}, of numbers in dense memory; "
+                f"{one_line(error)[:200]}."
+            ) from error
+        return inputs, targets
+    if isinstance(data, Tensor | dict | str) or not hasattr(type(data), "__getitem__"):
+        raise ConfigError(f"Expected {name} to be {WHAT}; got {type(data).__name__}.")
+    inputs, targets = zip(*_items(data, name), strict=True) if _length(data, name) else ((), ())
+    try:
+        return _stacked(inputs, "input"), _stacked(targets, "target").reshape(len(targets))
+    except Exception as error:  # anyone's items, which may raise anything
+        raise ConfigError(
+            f"Expected {name} to be {WHAT}, all inputs of one shape and type; its items cannot be "
+            f"stacked ({type(error).__name__}: {one_line(error)[:200]}). Transform them into "
+            "tensors of one shape and type."
+        ) from error
+
+
+def _is_array(part: Any) -> bool:
+    """Return whether a part of a pair holds all examples, as a tensor or a column of pandas."""
+    return isinstance(part, Tensor) or hasattr(type(part), "__array__")
+
+
+def _length(data: Any, name: str) -> int:
+    try:
+        return len(data)
+    except Exception as error:  # as of data sets that can only be iterated over
+        raise ConfigError(
+            f"Expected {name} to be {WHAT}, with a length; {type(data).__name__} has none "
+            f"({type(error).__name__}: {one_line(error)[:200]}). Read it into tensors."
+        ) from error
+
+
+def _items(data: Any, name: str) -> list[tuple[Any, Any]]:
+    """Return the items of a data set, each read once, and warn where a second reading differs."""
+    items, index = [], 0
+    try:
+        for index in range(len(data)):
+            item = data[index]
+            items.append((item[0], item[1]))
+    except Exception as error:  # anyone's data set, which may raise anything
+        raise ConfigError(
+            f"Expected {name} to be {WHAT}; item {index} of {type(data).__name__} cannot be read "
+            f"as one ({type(error).__name__}: {one_line(error)[:200]}). Remove it, or let its "
+            "items be (input, target)."
+        ) from error
+    if _differs(data, items):
+        warnings.warn(
+            f"Items of {name} differ from one reading to the next, as by a random augmentation: "
+            "each is read once, and is what it was then. Its run is found again by no later call.",
+            stacklevel=2,
+        )
+    return items
+
+
+def _differs(data: Any, items: Sequence[tuple[Any, Any]]) -> bool:
+    """Return whether the first, middle or last item is another one when it is read again."""
+    with suppress(Exception):  # what cannot be compared is stacked, or refused, afterwards
+        for index in {0, len(items) // 2, len(items) - 1}:
+            pairs = zip(items[index], data[index], strict=False)
+            if not all(
+                tensor_of(a).equal(tensor_of(b)) or tensor_of(a).isnan().any() for a, b in pairs
+            ):
+                return True
+    return False
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one.double(), other.double(), rtol=0, atol=0, equal_nan=True)
+
+
+def _stacked(values: Sequence[Any], what: str) -> Tensor:
+    """Return the values of all items as one tensor, none of which another one's type changes.
+
+    Raises:
+        TypeError: tensors or arrays of several types are among them.
+        ValueError: they are of several shapes.
+    """
+    if not values:
+        return torch.empty(0, 0) if what == "input" else torch.empty(0, dtype=torch.long)
+    tensors = [tensor_of(value) for value in values]
+    for index, tensor in enumerate(tensors):
+        if tensor.shape != tensors[0].shape:
+            raise ValueError(
+                f"{what} {index} has shape {list(tensor.shape)}, {what} 0 {list(tensors[0].shape)}"
+            )
+    whole = torch.stack(tensors)
+    for index, (value, tensor) in enumerate(zip(values, tensors, strict=True)):
+        has_type = isinstance(value, Tensor | np.ndarray | np.generic)
+        if tensor.dtype != whole.dtype and (has_type or what == "target"):
+            raise TypeError(
+                f"{what} {index} is of {name_of(tensor)}, others of {name_of(whole)}, which it "
+                "would become without a word"
+            )
+    return whole
+
+
+def tensor_of(values: Any) -> Tensor:
+    """Return numbers as a tensor, of the same memory where torch can use it.
+
+    Raises:
+        TypeError: they are none, or a tensor does not hold them one by one.
+    """
+    is_other = not isinstance(values, Tensor) and hasattr(type(values), "__array__")
+    values = np.asarray(values) if is_other or isinstance(values, str | bytes) else values
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind in "OSU":
+            raise TypeError(
+                f"got an array of {values.dtype}. Convert it, words of classes to their places in "
+                "a list of your own"
+            )
+        if np.ma.is_masked(values):
+            raise TypeError("got an array with masked values. Fill them in")
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        values = values.copy() if min(values.strides, default=0) < 0 else values
+    tensor = torch.as_tensor(values).detach().resolve_neg()
+    if isinstance(tensor, FakeTensor):
+        raise TypeError("got a fake tensor, which holds no numbers. Make it outside FakeTensorMode")
+    is_plain = not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+    if tensor.layout != torch.strided or not is_plain:
+        raise TypeError("got a tensor that is sparse, nested, quantized or meta. Make it dense")
+    return tensor.as_subclass(Tensor)
+
+
+def name_of(tensor: Tensor) -> str:
+    """Return the word for a tensor's type."""
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,152 @@
+"""Examples in memory, in every shape that people hand them over: read, or refused in one line."""
+
+import random
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from dpexp.data.given import examples_of
+from dpexp.types import ConfigError
+
+N = 12
+X, Y = torch.rand(N, 4), torch.arange(N) % 3
+with FakeTensorMode():
+    FAKE = torch.rand(N, 4), torch.ones(N).long()
+
+
+class Items(Dataset):
+    """A data set by a function of the index."""
+
+    def __init__(self, item, length=N):
+        self.item, self.length = item, length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return self.item(index)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(zip(X, Y, strict=True))
+
+
+class WithoutLength(Dataset):
+    def __getitem__(self, index):
+        return X[index], Y[index]
+
+
+class RaisesAtAnyName:
+    def __getattr__(self, name):
+        raise RuntimeError("no such thing")
+
+
+class RaisesWhereItIsRead:
+    @property
+    def __getitem__(self):
+        raise ValueError("odd")
+
+
+class RaisesAsArray:
+    def __array__(self, *_, **__):
+        raise OSError("the disk is gone")
+
+
+def broken_at_7(index):
+    if index == 7:
+        raise KeyError("seven\nand more")
+    return X[index], Y[index]
+
+
+def every_other(change):
+    return [(change(x) if i % 2 else x, y) for i, (x, y) in enumerate(zip(X, Y, strict=True))]
+
+
+REFUSED = {
+    "fake tensors": (FAKE, "a fake tensor"),
+    "a fake target": ((X, FAKE[1]), "a fake tensor"),
+    "what raises at any name": (RaisesAtAnyName(), "got RaisesAtAnyName"),
+    "what raises where it is read": (RaisesWhereItIsRead(), "RaisesWhereItIsRead has none"),
+    "a pair with what raises": ((RaisesAtAnyName(), Y), "item 0 of tuple cannot be read"),
+    "an array that raises": ((RaisesAsArray(), Y), "the disk is gone"),
+    "uint8 and floats": (every_other(lambda x: (255 * x).to(torch.uint8)), "input 1 is of uint8"),
+    "integers and floats": (every_other(lambda x: (9 * x).long()), "input 1 is of int64"),
+    "two kinds of floats": (every_other(lambda x: x.half()), "input 1 is of float16"),
+    "arrays of two kinds": (every_other(lambda x: x.double().numpy()), "input 0 is of float32"),
+    "targets of two kinds": ([(x, i % 2 or 0.5) for i, x in enumerate(X)], "target 1 is of int64"),
+    "shapes": (every_other(lambda x: x[:3]), r"input 1 has shape \[3\], input 0 \[4\]"),
+    "one on no device": (every_other(lambda x: x.to("meta")), "or meta. Make it dense"),
+    "complex": ((X.to(torch.complex64), Y), "got complex64"),
+    "complex items": (every_other(lambda x: x)[:0] or [(X[0] * 1j, 0)] * 2, "got complex64"),
+    "nested": ((torch.nested.nested_tensor([*X], layout=torch.jagged), Y), "Make it dense"),
+    "sparse": ((X.to_sparse(), Y), "Make it dense"),
+    "sparse items": (every_other(lambda x: x.to_sparse()), "Make it dense"),
+    "a number each": ((torch.tensor(1.0), torch.tensor(1)), r"got \[\] and \[\]"),
+    "items that are numbers": ([(x[0], y) for x, y in zip(X, Y, strict=True)], r"got \[12\] and"),
+    "targets of several numbers": ([(x, x) for x in X], "cannot be stacked"),
+    "a generator": (((x, y) for x, y in zip(X, Y, strict=True)), "got generator"),
+    "generators": (((x for x in X), Y), "item 0 of tuple"),
+    "a zip": (zip(X, Y, strict=True), "got zip"),
+    "a loader": (DataLoader(TensorDataset(X, Y)), "got DataLoader"),
+    "no length": (WithoutLength(), "WithoutLength has none .* Read it into tensors"),
+    "a stream": (Endless(), "Endless has none"),
+    "a length below 0": (Items(broken_at_7, -1), "Items has none"),
+    "an item that raises": (Items(broken_at_7), r"item 7 of Items .*KeyError: .seven"),
+    "items of one": (Items(lambda i: (X[i],)), "item 0 of Items cannot be read"),
+    "items that are dicts": (Items(lambda i: {"x": X[i]}), "item 0 of Items cannot be read"),
+    "numbers of no kind of torch's": ((X.numpy().astype(np.longdouble), Y), "longdouble|float128"),
+    "dates": ((np.zeros((N, 2), "M8[s]"), Y), "datetime64"),
+}
+
+
+@pytest.mark.parametrize(("data", "line"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_read_as_it_is_is_one_line(data, line):
+    with pytest.raises(ConfigError, match=line) as refused:
+        examples_of(data, "train")
+    assert "\n" not in str(refused.value) and str(refused.value).startswith("Expected train")
+
+
+READ = {
+    "with gradients": (X.clone().requires_grad_(), Y),
+    "a parameter": (nn.Parameter(X), Y),
+    "items with gradients": [(nn.Parameter(x), y) for x, y in zip(X, Y, strict=True)],
+    "a frame and a column of pandas": (pd.DataFrame(X.numpy()), pd.Series(Y.numpy())),
+    "lists of numbers": [(x.tolist(), int(y)) for x, y in zip(X, Y, strict=True)],
+    "numpy's numbers as targets": [(x, np.int32(y)) for x, y in zip(X, Y, strict=True)],
+    "items of three": Items(lambda i: (X[i], Y[i], "a name")),
+    "a subclass of tensors": (X.as_subclass(type("Mine", (torch.Tensor,), {})), Y),
+}
+
+
+@pytest.mark.parametrize("data", READ.values(), ids=READ)
+def test_what_holds_the_numbers_is_read(data, recwarn):
+    found = examples_of(data, "train")
+    torch.testing.assert_close(found.inputs, X, rtol=0, atol=0)
+    assert torch.equal(found.targets, Y)
+    for each in found.tensors():
+        assert type(each) is torch.Tensor and not each.requires_grad
+    assert not [each for each in recwarn if "differ" in str(each.message)]
+
+
+def test_integers_among_the_floats_of_a_list_are_floats():
+    found = examples_of([([1, 2], 0), ([0.5, 1.5], 1)], "train")
+    assert found.inputs.tolist() == [[1, 2], [0.5, 1.5]]
+
+
+@pytest.mark.parametrize(
+    "item", [lambda i: (torch.rand(4), Y[i]), lambda i: (X[i], random.getrandbits(40))]
+)
+def test_items_that_are_others_when_read_again_are_told_of(item):
+    with pytest.warns(UserWarning, match="Items of test differ from one reading to the next"):
+        assert len(examples_of(Items(item), "test")) == N
+
+
+def test_an_item_of_nan_is_the_same_when_it_is_read_again(recwarn):
+    examples_of(Items(lambda i: (X[i] * torch.nan, Y[i])), "test")
+    assert not [each for each in recwarn if "differ" in str(each.message)]
