@@ -3,6 +3,8 @@
 import importlib
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -277,6 +279,51 @@ class Base(abc.ABC):
         @staticmethod
         def deep(): return lambda: 1
 """
+
+
+EARLY = "import math\nLEVEL = 1\nTABLE = [2]\ndef f(x): return x\n"
+EDITS = [
+    ("x\n", "-x\n"), ("= 1", "= 2"), ("[2]", "[3]"), ("import math", "import math, json"),
+    ("[2]\n", "[2]\ndef g(): pass\n"), ("import", "# comment\nimport"), ("def f", "class f"),
+]  # fmt: skip
+CHECK_EARLY = """
+import importlib, json, pathlib, sys
+modules = [importlib.import_module(f"own_early_{index}") for index in range(len(sys.argv) - 1)]
+for module, text in zip(modules, sys.argv[1:]):
+    pathlib.Path(module.__file__).write_text(text)
+import dpexp
+from dpexp.records.own_code import own_loaded_code
+for module in modules:
+    try:
+        own_loaded_code({"model": {"_target_": module.__name__ + ".Net"}})
+        print("as imported")
+    except dpexp.types.ConfigError as error:
+        print("changed")
+"""
+
+
+@pytest.mark.parametrize("unseen", [[], ["[3]", "import math, json"]])
+def test_edits_of_modules_that_were_imported_before_dpexp(tmp_path, unseen):
+    """Without the bytecode that Python keeps, statements other than definitions are not seen."""
+    for index in range(len(EDITS)):
+        (tmp_path / f"own_early_{index}.py").write_text(EARLY)
+    variables = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    variables |= {"PYTHONDONTWRITEBYTECODE": "1"} if unseen else {}
+    texts = [EARLY.replace(*edit) for edit in EDITS]
+    found = subprocess.run(
+        [sys.executable, "-c", CHECK_EARLY, *texts], env=variables, capture_output=True, text=True
+    )
+    same = ["# comment\nimport", *unseen]
+    expected = ["as imported" if new in same else "changed" for _, new in EDITS]
+    assert found.stdout.splitlines() == expected, found.stderr
+
+
+def test_a_file_that_is_gone_is_not_as_it_was_imported(net):
+    file, theirs = net
+    importlib.import_module("own_net_here")
+    file.unlink()
+    with pytest.raises(ConfigError, match="own_net_here.py as it was imported; it has changed"):
+        cli.execute(cli.compose([*theirs, "method=dpsgd", "eps=8"]))
 
 
 @pytest.mark.parametrize("is_by_file", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import importlib.util
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ def constants(code: CodeType) -> list[Any]:
     ]
 
 
+@lru_cache(maxsize=4096)
 def named(code: CodeType) -> Named:
     """Return what a code names, and functions within it."""
     chains, words, imports = set[tuple[str, ...]](), set[str](), set[tuple[Any, ...]]()

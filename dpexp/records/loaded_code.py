@@ -6,6 +6,7 @@ A notebook keeps what it has imported. A record hashes files, and would name cod
 from __future__ import annotations
 
 import ast
+import marshal
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -71,17 +72,37 @@ def _is_same(before: bytes, now: bytes) -> bool:
 
 
 def _is_of(module: ModuleType, content: bytes, origin: str) -> bool:
-    """Return whether a module's functions and constants are those of a source."""
+    """Return whether a module is that of a source, as far as it can be told afterwards.
+
+    By the bytecode that Python kept of what it imported, the names that the source defines, its
+    functions and plain constants.
+    """
     try:
         tree = ast.parse(content)
         code = compile(content, origin, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    kept = _kept_bytecode(module)
+    if kept is not None and _content(kept) != _content(code):
+        return False
+    if not {*_defined(tree)} <= vars(module).keys():
         return False
     known = {*map(_content, _within(code))}
     functions = _functions(vars(module), module.__name__, origin, set())
     return all(_content(each.__code__) in known for each in functions) and all(
         _alike(vars(module).get(name, value), value) for name, value in _constants(tree)
     )
+
+
+def _kept_bytecode(module: ModuleType) -> CodeType | None:
+    """Return what Python has kept of a module as it imported it; None if it keeps nothing."""
+    place = getattr(module, "__cached__", None)
+    if place is None or sys.dont_write_bytecode or not os.access(os.path.dirname(place), os.W_OK):
+        return None
+    try:
+        return marshal.loads(Path(place).read_bytes()[16:])
+    except (OSError, ValueError, EOFError, TypeError):
+        return None
 
 
 def _functions(
@@ -114,15 +135,23 @@ def _content(code: CodeType) -> tuple[Any, ...]:
         _content(each) if isinstance(each, CodeType) else (type(each).__name__, _words(each))
         for each in code.co_consts
     ]
-    return (code.co_qualname, code.co_code, code.co_names, code.co_varnames, *constants)
+    names = code.co_names, code.co_varnames, code.co_freevars
+    return (
+        code.co_qualname,
+        code.co_code,
+        code.co_exceptiontable,
+        code.co_flags,
+        *names,
+        *constants,
+    )
 
 
 def _words(value: Any) -> str:
     return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
-def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    """Yield numbers, words and tuples of them that a file assigns once, and to names of its own."""
+def _stored(tree: ast.Module) -> list[str]:
+    """Return the names that a file assigns, defines or imports, each as often as it does."""
     stored = [
         node.id
         for node in ast.walk(tree)
@@ -135,6 +164,24 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
             stored.append(node.name)
         elif isinstance(node, ast.alias):
             stored.append((node.asname or node.name).partition(".")[0])
+    return stored
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    """Yield the functions, classes and names that a file defines once, at its top."""
+    stored = _stored(tree)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [node.name]
+        else:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            names = [each.id for each in targets if isinstance(each, ast.Name)]
+        yield from (name for name in names if stored.count(name) == 1)
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """Yield numbers, words and tuples of them that a file assigns once, and to names of its own."""
+    stored = _stored(tree)
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:

@@ -43,10 +43,12 @@ def files_behind(parts: Sequence[str]) -> dict[str, tuple[Path, bytes]]:
                 continue
             done.add(module.origin)
             path = file_of(module.origin)
+            is_whole = path == Path(module.origin)
             try:
                 content = path.read_bytes()
-                is_whole = path == Path(module.origin)
                 source = content if is_whole else module.spec.loader.get_data(module.origin)
+            except FileNotFoundError:  # of a module that is loaded: it is no longer as it was
+                content = source = b""
             except (OSError, AttributeError):
                 continue
             place = "/".join([*module.package, path.name]) if is_whole else path.name
