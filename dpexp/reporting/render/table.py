@@ -86,6 +86,7 @@ class Table:
             column.key
             for place, column in enumerate(self.columns)
             if _is_empty(cells[place][1] for _, cells in rows)
+            or (column.words and self.changes.why_skipped(column))
         }
         if len(empty) == len(self.columns):
             return rows

@@ -36,7 +36,8 @@ def validate(artifact: Artifact) -> None:
     for keys, kind in ((rows, "row"), (columns, "column")):
         if len(set(keys)) < len(keys):
             raise ConfigError(f"Expected every {kind} key once; got {keys}.")
-    valued = [column.key for column in artifact.measured_columns]
+    without_runs = {c.key for c in artifact.columns} - {c.key for c in artifact.measured_columns}
+    valued = [key for key in columns if key not in without_runs]
     claimed = [
         side
         for claim in artifact.claims
