@@ -20,7 +20,8 @@ def blocks(matrix: Tensor, most: int) -> Tensor:
 
     If a side is not a multiple of `most`, neighbouring blocks share a row or a column.
     """
-    size = tuple(min(side, most) for side in matrix.shape)
+    rows, columns = matrix.shape
+    size = (min(rows, most), min(columns, most))
     return F.adaptive_avg_pool2d(matrix[None, None], size)[0, 0]
 
 

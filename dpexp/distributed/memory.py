@@ -82,9 +82,9 @@ def room_mb(device: torch.device, sharing: int) -> float | None:
         sharing: number of such processes that share the memory, >= 1.
     """
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
+        left, _ = torch.cuda.mem_get_info(device)
         held = torch.cuda.memory_reserved(device)
-        return (held + free / sharing) / 1e6
+        return (held + left / sharing) / 1e6
     if not MEMINFO.exists():
         return None
     free = min(_kilobytes(MEMINFO, "MemAvailable:") * 1024, _left_to_group())

@@ -78,7 +78,7 @@ def launch(work: Callable[[Ranks, dict], None], config: dict) -> None:
 
 
 def _number_of(variable: str, default: int | None = None) -> int:
-    found = os.environ.get(variable, default)
+    found: Any = os.environ.get(variable, default)
     try:
         return int(found)
     except (TypeError, ValueError):
@@ -169,7 +169,7 @@ def _spawned(
     code = 0
     try:
         # SIGKILL, not torch's SIGINT, which a shell's background jobs ignore.
-        torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)
+        torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)  # type: ignore[attr-defined]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends it to the parent too
         if device.type == "cpu":
@@ -179,7 +179,8 @@ def _spawned(
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     except SystemExit as end:
-        code = end.code
+        # As Python leaves: words are an error, nothing is none.
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except (ConfigError, PrivacyError, RecordError, RankLost) as error:
         echo = isinstance(error, RankLost)
         reports.put(_Report(rank, type(error)(str(error)[: REASON + TRACE]), is_echo=echo))

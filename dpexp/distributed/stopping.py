@@ -85,5 +85,6 @@ class Stopping:
             self._last = signal.Signals(number)
         if is_interrupt:  # print may be running right now; stderr may be closed
             with suppress(OSError, ValueError, AttributeError):
-                os.write(sys.__stderr__.fileno(), WAIT)
+                if sys.__stderr__ is not None:
+                    os.write(sys.__stderr__.fileno(), WAIT)
         self._tell()

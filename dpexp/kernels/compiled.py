@@ -53,7 +53,9 @@ def compiled() -> Compiled | None:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
             library = ctypes.CDLL(str(target))
             names = ("lanes", "most_taps", "most_channels")
-            sizes = [ctypes.c_int.in_dll(library, name).value for name in names]
+            lanes, most_taps, most_channels = (
+                ctypes.c_int.in_dll(library, name).value for name in names
+            )
             sha256 = hashlib.sha256(target.read_bytes()).hexdigest()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
@@ -66,7 +68,14 @@ def compiled() -> Compiled | None:
             reason,
         )
         return None
-    return Compiled(library, *sizes, sha256)
+    return Compiled(library, lanes, most_taps, most_channels, sha256)
+
+
+def functions() -> ctypes.CDLL:
+    """Return the kernels' functions, where `compiled` has them."""
+    library = compiled()
+    assert library is not None, "no kernels are compiled: ask `compiled` first"
+    return library.functions
 
 
 def is_channels_last(images: Tensor) -> bool:

@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from dpexp.kernels.compiled import address, compiled, is_channels_last, struct
+from dpexp.kernels.compiled import address, compiled, functions, is_channels_last, struct
 
 SLOWNESS = 3  # ours, measured: time of a Gram form's multiplication over that of the kernel's
 
@@ -26,9 +26,10 @@ def are_taken(x: Tensor, dh: Tensor, kernel: tuple[int, int]) -> bool:
     """
     if len(x) != len(dh) or not is_channels_last(x) or not is_channels_last(dh):
         return False
-    if compiled() is None:
+    library = compiled()
+    if library is None:
         return False
-    return x.shape[1] % compiled().lanes == 0 and prod(kernel) <= compiled().most_taps
+    return x.shape[1] % library.lanes == 0 and prod(kernel) <= library.most_taps
 
 
 def kernel_gradients(
@@ -54,5 +55,5 @@ def kernel_gradients(
     sizes = (*x.shape[2:], *dh.shape[2:])
     layer = struct(m, d, p, *sizes, *kernel, *stride, *padding, *dilation)
     tensors = map(address, (x, dh, grads))
-    compiled().functions.kernel_gradients(layer, *tensors, torch.get_num_threads())
+    functions().kernel_gradients(layer, *tensors, torch.get_num_threads())
     return grads

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpexp.kernels.compiled import address, compiled, is_channels_last, struct
+from dpexp.kernels.compiled import address, compiled, functions, is_channels_last, struct
 
 
 def norm_relu(norm: nn.GroupNorm, x: Tensor) -> Tensor:
@@ -25,7 +25,8 @@ def norm_relu(norm: nn.GroupNorm, x: Tensor) -> Tensor:
     """
     if norm.affine or x.shape[1] % norm.num_groups or not is_channels_last(x):
         return F.relu(norm(x), inplace=True)
-    if compiled() is None or x.shape[1] > compiled().most_channels:
+    library = compiled()
+    if library is None or x.shape[1] > library.most_channels:
         return F.relu(norm(x), inplace=True)
     return _NormReLU.apply(x, norm.num_groups, norm.eps)[0]
 
@@ -38,7 +39,7 @@ class _NormReLU(torch.autograd.Function):
         mean, scale = x.new_empty(2, *x.shape[:2])
         tensors = map(address, (x, y, mean, scale))
         images, threads = _images(x, groups), torch.get_num_threads()
-        compiled().functions.norm_relu(images, ctypes.c_float(eps), *tensors, threads)
+        functions().norm_relu(images, ctypes.c_float(eps), *tensors, threads)
         return y, mean, scale
 
     @staticmethod
@@ -59,7 +60,7 @@ class _NormReLU(torch.autograd.Function):
         dy, dx = dy.contiguous(memory_format=torch.channels_last), torch.empty_like(x)
         tensors = map(address, (x, *saved, dy, dx))
         images, threads = _images(x, ctx.groups), torch.get_num_threads()
-        compiled().functions.norm_relu_backward(images, *tensors, threads)
+        functions().norm_relu_backward(images, *tensors, threads)
         return dx, None, None
 
 

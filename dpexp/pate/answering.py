@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpexp.pate.settings import settings_of
 from dpexp.pate.stages import Answers, ask, ballots
 from dpexp.pate.votes import NoisyVotes
 from dpexp.privacy import PrivacyError
@@ -50,8 +51,8 @@ def open_ledger(
         surroundings = None
     if "answers" in position.get("state", {}):
         # A lost ledger's surroundings are unknown.
-        mark = read_mark(run.directory) or Mark(data, 0, run=run.id, own_code=own_code)
-        return Resumed(Ledger(run.directory, mark, is_durable=True), step)
+        told = read_mark(run.directory) or Mark(data, 0, run=run.id, own_code=own_code)
+        return Resumed(Ledger(run.directory, told, is_durable=True), step)
     mark = read_ledger(run, data, own_code, is_needed=False)
     if mark is None or not mark.steps:
         mark = Mark(data, 0, surroundings=surroundings, run=run.id, own_code=own_code)
@@ -78,7 +79,7 @@ def answered_once(
     Returns:
         The votes, which are private, and the answers.
     """
-    pate, kept = parts.method, mapped(_on_cpu, state.method_state)
+    pate, kept = settings_of(parts), mapped(_on_cpu, state.method_state)
     if "answers" in kept:
         answers = Answers(**kept["answers"])
         run.note(answers.asked)

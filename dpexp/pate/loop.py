@@ -17,7 +17,7 @@ from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample.freezing import trains
 from dpexp.methods.selection import all_parameters
 from dpexp.pate.answering import answered_once, open_ledger
-from dpexp.pate.settings import PATE
+from dpexp.pate.settings import PATE, settings_of
 from dpexp.pate.stages import Answers, learn
 from dpexp.pate.votes import NoisyVotes, build_votes
 from dpexp.privacy import verify
@@ -55,7 +55,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     """
     check_checkpoint(config["checkpoint"])
     memory.reset_peak(ranks.device)
-    pate, model = parts.method, parts.model
+    pate, model = settings_of(parts), parts.model
     mechanism, queries, task = make_mechanism(config, parts, ranks)
     given, parts = parts, replace(parts, task=task)
     sizes = {name: weight.numel() for name, weight in model.named_parameters()}
@@ -124,7 +124,8 @@ def teach(
         seed: of the run.
         device: the student's.
     """
-    pate, steps = parts.method, parts.method.student_steps if len(lessons) else 0
+    pate = settings_of(parts)
+    steps = pate.student_steps if len(lessons) else 0
     require_rates(rates, parts.schedule, steps)
     due = {math.ceil(steps * k / EVALUATIONS) for k in range(1, EVALUATIONS + 1)}
 
@@ -237,8 +238,9 @@ def split_public(task: Any, source: str) -> tuple[Any, Any]:
 
 def asked_of(config: dict, parts: Parts) -> dict[str, Any]:
     """Return a description of the public examples; the first ones are the queries."""
-    is_half = parts.method.public == "test-half"
-    public, _ = split_public(parts.task, parts.method.public)
+    source = settings_of(parts).public
+    is_half = source == "test-half"
+    public, _ = split_public(parts.task, source)
     return {
         "name": "test-half" if is_half else config["public"]["name"],
         "examples": len(public),
@@ -264,7 +266,7 @@ def announce(mechanism: NoisyVotes, pate: PATE, trainable: dict[str, int]) -> No
 
 def judged(votes: Tensor, answers: Answers, truth: Tensor) -> dict[str, Any]:
     """Return the accuracy of teachers and answers in percent; not covered by the guarantee."""
-    said = {"asked": answers.asked, "answered": len(answers.labels)}
+    said: dict[str, Any] = {"asked": answers.asked, "answered": len(answers.labels)}
     if (truth < 0).any():  # a public set without the task's labels
         return said
     right = votes.gather(1, truth[:, None]).sum() / votes.sum().clamp(min=1)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from dpexp.privacy.stated import StatedVotes
+from dpexp.training.parts import Parts
 from dpexp.types import ConfigError, require_word
 
 FARTHEST = 2.0**20
@@ -90,3 +91,8 @@ class PATE:
                 f"Expected method.check_ratio between {1 / FARTHEST:.2g} and {FARTHEST:.2g}; got "
                 f"{self.check_ratio:g}. Set method.check_ratio."
             )
+
+
+def settings_of(parts: Parts) -> PATE:
+    """Return the settings that a run of this loop has in its method's place."""
+    return cast(PATE, parts.method)

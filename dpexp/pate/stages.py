@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpexp.data import are_finite
 from dpexp.distributed import memory
-from dpexp.pate.settings import PATE
+from dpexp.pate.settings import PATE, settings_of
 from dpexp.pate.votes import CHECK, VOTES, NoisyVotes
 from dpexp.privacy.privatize import add_noise_
 from dpexp.privacy.seeds import generator, seed_default
@@ -165,7 +165,9 @@ def ask(votes: Tensor, mechanism: NoisyVotes) -> Answers:
         add_noise_(sums, mechanism.releases, mechanism.noise_multiplier, gen)
         return told
 
-    asked, answered, labels = 0, [], []
+    asked = 0
+    answered: list[int] = []
+    labels: list[int] = []
     for query, histogram in enumerate(votes[: mechanism.max_checks]):
         if len(answered) == mechanism.max_answers:
             break
@@ -200,6 +202,6 @@ def learn(
     """
     seed_default(seed, "student/masks", step)
     gen = generator(seed, "student", step)
-    some = torch.randint(len(lessons), (parts.method.student_batch,), generator=gen)
+    some = torch.randint(len(lessons), (settings_of(parts).student_batch,), generator=gen)
     batch = lessons.batch(some).to(device)
     return descend(parts.model, optimizer, parts.task.loss, batch, before_update)

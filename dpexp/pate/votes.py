@@ -85,7 +85,7 @@ class NoisyVotes:
         """Bounds on the run's epsilon for any votes, by accountant; None without noise."""
         if not self.noise:
             return {"rdp": None}
-        return votes_epsilon(self._effective, self.delta)
+        return {**votes_epsilon(self._effective, self.delta)}
 
     @property
     def _effective(self) -> float:

@@ -133,7 +133,13 @@ def _read(directory: Path) -> Record:
     metrics = lines_of(directory / METRICS)
     if not metrics or None in metrics:
         raise Damaged(f"{METRICS} {'has a line that is torn' if metrics else 'has no line'}")
-    return Record(directory, *files.values(), metrics)
+    return Record(
+        directory,
+        files["config.yaml"],
+        files["result.json"],
+        files["privacy.json"],
+        [line for line in metrics if line is not None],
+    )
 
 
 def lines_of(path: Path) -> list[dict[str, Any] | None]:

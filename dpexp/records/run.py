@@ -187,7 +187,10 @@ class Run:
             right: whether each test prediction is correct, [n] bool, by metric; without any, no
                 predictions.npz is written.
         """
-        files = {**(arrays or {}), PREDICTIONS: packed(self.id, right or {})}
+        files: dict[str, Mapping[str, Any]] = {
+            **(arrays or {}),
+            PREDICTIONS: packed(self.id, right or {}),
+        }
         written = [name for name, content in files.items() if content]
         for name in written:
             replace_file(self.directory / name, partial(np.savez, **files[name]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +185,7 @@ def _refuse(word: str) -> None:
 class _Loader(yaml.SafeLoader):
     """Loads plain values; refuses duplicate keys."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Mapping[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if len(set(keys)) < len(node.value):
             raise Damaged("has a key twice, or one that is no word")

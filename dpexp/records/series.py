@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def series(directory: str | Path, name: str, x: str) -> tuple[np.ndarray, np.nda
         NoSeries: neither source has both, or their lengths differ.
     """
     directory = Path(directory)
-    columns = _columns(directory / METRICS)
+    columns: Mapping[str, Any] = _columns(directory / METRICS)
     if name not in columns or x not in columns:
         columns = _arrays(directory / ANALYSIS, (name, x)) or columns
     for wanted in (name, x):
@@ -91,8 +92,9 @@ def _columns(path: Path) -> dict[str, list[float]]:
 
 
 def _number(value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return math.nan
 
 
 def _arrays(path: Path, wanted: Iterable[str] | None = None) -> dict[str, np.ndarray]:

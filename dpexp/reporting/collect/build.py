@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dpexp import records
 from dpexp.reporting.collect.cells import Job
@@ -45,7 +45,11 @@ def save(path: Path, content: str | bytes) -> None:
     except OSError as error:
         raise records.RecordError(f"Cannot make {path.parent}: {error.strerror}.") from error
     data = content.encode() if isinstance(content, str) else content
-    records.replace_file(path, lambda file: file.write(data))
+
+    def fill(file: IO[bytes]) -> None:
+        file.write(data)
+
+    records.replace_file(path, fill)
 
 
 def attempt(config: dict[str, Any], run_id: str, execute: Execute, results: Path) -> str:

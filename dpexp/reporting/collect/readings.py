@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,9 @@ def read(
         records.NoSeries: the run did not record the metric.
     """
     names = artifact.metric_of(row, column)
-    if artifact.kind == CURVES:
-        joined = join([records.series(directory, name, artifact.figure.x) for name in names])
+    if artifact.figure is not None and artifact.kind == CURVES:
+        x = artifact.figure.x
+        joined = join([records.series(directory, name, x) for name in names])
         return joined.x, joined.mean
     if artifact.kind == MAPS:
         return pictures_mean([records.picture(directory, name) for name in names])
@@ -124,7 +125,9 @@ def reduced(reading: Reading, how: str) -> float:
         return float(values.flat[-1])
     if how == "first":
         return float(values.flat[0])
-    return float({"mean": np.mean, "min": np.min, "max": np.max}[how](values))
+    reductions: dict[str, Callable[[np.ndarray], Any]]
+    reductions = {"mean": np.mean, "min": np.min, "max": np.max}
+    return float(reductions[how](values))
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:

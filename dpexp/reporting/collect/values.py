@@ -134,8 +134,9 @@ def _value(
     done, readings, rest = [], [], [item for item in items if item.status != DONE]
     for item in items:
         if item.status == DONE:
+            directory, result = item.directory or Path(), item.result or {}
             try:
-                reading = read(item.directory, item.result, artifact, row, column)
+                reading = read(directory, result, artifact, row, column)
             except records.NoSeries as error:
                 rest.append(replace(item, status=str(error), detail=""))
             else:
@@ -181,16 +182,17 @@ def _beside(value: Value, published: Published | None) -> Value:
 
 def _summed_up(value: Value, kind: str) -> Value:
     """Return a value with its readings aggregated over the seeds."""
+    readings: Any = value.readings  # all of one kind, the figure's
     try:
         if kind == MAPS:
-            return replace(value, picture=pictures_mean(value.readings))
+            return replace(value, picture=pictures_mean(readings))
         if kind == CURVES:
-            curve = join(value.readings)
+            curve = join(readings)
             std = None if curve.std is None else float(curve.std[-1])
             return replace(value, curve=curve, mean=float(curve.mean[-1]), std=std)
     except records.NoSeries as error:
         return replace(value, status=str(error))
-    mean, std = mean_and_std(value.readings)
+    mean, std = mean_and_std(readings)
     return replace(value, mean=mean, std=std)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import cast
 
 from dpexp.reporting.collect import build
 from dpexp.reporting.collect.cells import Job
@@ -106,7 +107,7 @@ def side_by_side(
                         worker = idle.pop()
                         worker.begin(job)
                         running[worker.pipe] = worker, job, time.perf_counter()
-                for pipe in wait(list(running)) if running else ():
+                for pipe in cast(list[Connection], wait(list(running))) if running else ():
                     worker, job, start = running.pop(pipe)
                     reason = worker.finish()
                     if reason is None:

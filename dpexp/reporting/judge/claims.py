@@ -127,7 +127,8 @@ class Verdict:
         meant = [c for c in self.comparisons if not c.is_skipped]
         count = sum(c.verdict == HOLDS for c in done)
         least = min(
-            (c for c in done if c.verdict == self.verdict), key=lambda c: c.estimate.difference
+            (c for c in done if c.verdict == self.verdict),
+            key=lambda c: math.inf if c.difference is None else c.difference,
         )
         parts = [f"it holds in {count} of {len(meant)} comparison{'s' * (len(meant) != 1)}"]
         if len(done) < len(meant):
@@ -165,7 +166,9 @@ def _judge(claim: Claim, artifact: Artifact, values: Mapping[Key, Value]) -> Ver
         return any(not isinstance(c, float) and values[c].status == SKIPPED for c in pair)
 
     both = [(side(above), side(below)) for above, below in pairs]
-    estimates = [errors.estimate(*two) if None not in two else None for two in both]
+    estimates = [
+        None if one is None or other is None else errors.estimate(one, other) for one, other in both
+    ]
     number = sum(item is not None and item.error is not None for item in estimates)
     comparisons = tuple(
         replace(compare(*pair, item, claim.exceeds, number), is_skipped=is_skipped(pair))

@@ -91,7 +91,7 @@ def said(hint: Any) -> str:
         return f"a list of {_each(inner[0])}"
     if isinstance(outer, type) and issubclass(outer, Mapping):
         return f"a mapping to {_each(inner[1])}"
-    if is_dataclass(hint):
+    if isinstance(hint, type) and is_dataclass(hint):
         return f"the entries of {hint.__name__.lower()}"
     return WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 

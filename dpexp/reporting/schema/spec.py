@@ -92,7 +92,7 @@ def _artifact(paper: str, name: str, tree: Any, own: Path | None) -> Artifact:
         tree["figure"] = _axes(tree["figure"])
         tree["columns"] = tuple(_figure_column(c, tree["figure"]) for c in _list(tree, "columns"))
     else:
-        tree["columns"] = tuple(map(_column, _list(tree, "columns")))
+        tree["columns"] = tuple(map(_table_column, _list(tree, "columns")))
     if "average" in tree:
         average = dict(_mapping(tree["average"], "average"))
         tree["average"] = _column({**average, "overrides": []})
@@ -212,6 +212,15 @@ def _grid(tree: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], ...]:
                     "be chosen."
                 )
     return tuple(tuple(axis) for axis in axes)
+
+
+def _table_column(tree: Any) -> Column:
+    if isinstance(tree, Mapping) and (tree.get("panel") or tree.get("x") is not None):
+        raise ConfigError(
+            f"Column {tree.get('key')}: panel and x are a figure's words; describe its axes under "
+            "'figure'."
+        )
+    return _column(tree)
 
 
 def _figure_column(tree: Any, axes: Axes) -> Column:

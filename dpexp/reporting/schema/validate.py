@@ -147,14 +147,9 @@ def _is_number(word: str) -> bool:
 
 
 def _validate_table(artifact: Artifact) -> None:
-    """Reject entries that belong to a figure, and columns of words that have runs."""
+    """Reject columns of words that have runs."""
     rows = [row.key for row in artifact.rows]
     for column in artifact.columns:
-        if column.panel or column.x is not None:
-            raise ConfigError(
-                f"Column {column.key}: panel and x are a figure's words; describe its axes under "
-                "'figure'."
-            )
         if (column.words or column.bench) and (column.overrides or column.metric):
             raise ConfigError(
                 f"Column {column.key}: a column of words has no runs; expected neither overrides "
