@@ -14,10 +14,13 @@ TRAINING, VOTING = "dpexp.training.train", "dpexp.pate"
 REMARKS = ("accounted_apart", "data_dependent_epsilon", "column_norms", "paper", "last_clip_norm")
 """Entries of a certificate that no claim depends on."""
 
+WEIGHTS = "weights_sha256"
+"""Entry of result.json, and of certificates but for older ones: the hash of the final weights."""
+
 OF_BOTH = {
     *("neighbouring", "sampling", "q", "dataset_size", "steps", "noise_draws", "noise_multiplier"),
     *("effective_noise_multiplier", "releases", "epsilon", "target_epsilon", "delta", "public"),
-    *("calibrated_by", "replayable", "trainable", "frozen", "deviations", "run"),
+    *("calibrated_by", "replayable", "trainable", "frozen", "deviations", "run", WEIGHTS),
 }
 OF_STEPS = {"batch_size", "planned_steps", "lost_steps"}
 OF_VOTES = {"mechanism", "answers", "threshold"}
