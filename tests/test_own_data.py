@@ -11,6 +11,7 @@ from dpexp import cli, records
 from dpexp.cli import lookup, verify
 from dpexp.cli.own_data import below_one_in, share_of
 from dpexp.privacy.certificate import CLASSES_READ, COUNTED, JUDGED_ON_TRAINING
+from dpexp.privacy.verification.files import verify_files
 from dpexp.types import ConfigError
 from tests.own_data import refusal, save_csv, save_folders
 from tests.runs import execute
@@ -79,6 +80,11 @@ def test_every_example_of_the_page_trains_is_looked_up_and_verifies(alone, examp
     data = next(word for word in words if word.startswith("data=")).removeprefix("data=")
     assert record.result["task"] == record.config["task"]["name"] == f"{kind}:{data}", line
     assert record.result["metric"] in ("test_accuracy", "test_absolute_error")
+    assert record.result["profile"] == directory.parent.parent.name == "own"
+    older = {**record.result, "profile": "paper"}
+    assert verify_files(record.config, older, record.privacy).findings == ()
+    other = verify_files(record.config, {**older, "profile": "quick"}, record.privacy)
+    assert "profile" in other.findings[0]
     assert passes(directory)
     assert lookup.done_before({**record.config, "results": str(alone)}).startswith("done before")
     said = record.privacy["deviations"]

@@ -10,6 +10,7 @@ import yaml
 
 from dpexp import records
 from dpexp.cli.verify import main
+from dpexp.privacy.verification.files import verify_files
 from dpexp.records.predictions import packed, unpacked
 from dpexp.records.record import contents
 from tests.edited import mend
@@ -38,8 +39,26 @@ def test_a_run_that_holds_says_what_was_recomputed_and_what_was_not_checked(run_
     out, err = capsys.readouterr()
     assert out.startswith(f"{run_dir}: pass: epsilon 3.9") and "of 4 by PLD" in out
     checked, rest = out.splitlines()
-    assert rest.startswith(f"{run_dir}: not checked: ") and "weights_sha256" in rest and not err
+    assert rest.startswith(f"{run_dir}: not checked: ") and "wall_s" in rest and not err
+    assert "weights_sha256" not in rest
     assert "accuracy" not in rest and "older record" not in rest
+
+
+def test_the_weights_hash_is_one_in_both_files_and_absent_from_older_certificates(run_dir):
+    record = records.read(run_dir)
+    stated = record.privacy["weights_sha256"]
+    assert stated == record.result["weights_sha256"] and len(stated) == 64
+    for change in (
+        {"privacy": {**record.privacy, "weights_sha256": "0" * 64}},
+        {"result": {**record.result, "weights_sha256": "0" * 64}},
+    ):
+        files = {"result": record.result, "privacy": record.privacy} | change
+        (finding,) = verify_files(record.config, **files).findings
+        assert "weights_sha256" in finding
+    older = {key: value for key, value in record.privacy.items() if key != "weights_sha256"}
+    found = verify_files(record.config, record.result, older)
+    assert not found.findings
+    assert "privacy.json weights_sha256: missing, as in older records" in found.unchecked
 
 
 @pytest.mark.parametrize(

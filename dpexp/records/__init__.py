@@ -22,6 +22,7 @@ from dpexp.records.record import (
     damage,
     find,
     locate,
+    profile_of,
     read,
     run_id,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "is_held",
     "locate",
     "picture",
+    "profile_of",
     "present_names",
     "read",
     "read_mark",

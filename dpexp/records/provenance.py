@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpexp.records.record import profile_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -123,7 +125,7 @@ def describe(
         "method": config["method"]["name"],
         "model": config["model"]["name"],
         "task": task.name,
-        "profile": config["profile"]["name"],
+        "profile": profile_of(config),
         "seed": config["seed"],
         "eps": mechanism.target_epsilon,
         "delta": mechanism.delta,

@@ -169,9 +169,15 @@ def locate(root: str | Path, config: Mapping[str, Any]) -> Path:
     """
     profile, name = str(config["profile"]["name"]), run_id(config)
     directory = Path(root) / profile / "runs" / name
-    if profile == PAPERS and _is_of_own_data(config) and not os.path.isdir(directory):
-        return Path(root) / OWN / "runs" / name
+    if (other := profile_of(config)) != profile and not os.path.isdir(directory):
+        return Path(root) / other / "runs" / name
     return directory
+
+
+def profile_of(config: Mapping[str, Any]) -> str:
+    """Return a run's profile: `OWN` for the user's own data in place of `PAPERS`."""
+    profile = str(config["profile"]["name"])
+    return OWN if profile == PAPERS and _is_of_own_data(config) else profile
 
 
 def _is_of_own_data(config: Mapping[str, Any]) -> bool:

@@ -374,6 +374,7 @@ class Lifecycle:
         if self._own_code:
             said["own_code_sha256"] = self._own_code
         said["weights_sha256"] = digest(model.state_dict())
+        certificate = {**certificate, "weights_sha256": said["weights_sha256"]}
         result = describe(
             self._config, task, self._mechanism, self._ranks, said, wall, state.examples, peak_mb
         )

@@ -28,10 +28,12 @@ from dpexp.privacy.verification.statements import (
     REMARKS,
     TRAINING,
     VOTING,
+    WEIGHTS,
     due_words,
     test_examples,
     trusted,
 )
+from dpexp.records import profile_of
 from dpexp.types import one_line
 
 MOST_COMPOSED = 10**8
@@ -281,8 +283,14 @@ class _Check:
         config, privacy, result = self._config, self._privacy, self._result
         if both := sorted(set(privacy["trainable"]) & set(privacy["frozen"])):
             self.say(f"trainable and frozen: both name {', '.join(both)}")
-        for group in ("method", "model", "task", "profile"):
+        for group in ("method", "model", "task"):
             self._same(group, config[group]["name"], result, "result.json ")
+        if result.get("profile") != profile_of(config):  # older ones of one's own data say paper
+            self._same("profile", config["profile"]["name"], result, "result.json ")
+        if WEIGHTS in privacy:
+            self._same(WEIGHTS, result.get(WEIGHTS))
+        else:
+            self.unchecked.append(f"privacy.json {WEIGHTS}: missing, as in older records")
         self._same("seed", config["seed"], result, "result.json ")
         self._same("delta", privacy["delta"], result, "result.json ")
         self._same("eps", privacy["target_epsilon"], result, "result.json ")

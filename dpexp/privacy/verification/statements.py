@@ -17,10 +17,13 @@ REMARKS = (
 )
 """Entries of a certificate that no claim depends on."""
 
+WEIGHTS = "weights_sha256"
+"""Entry of result.json, and of certificates but for older ones: the hash of the final weights."""
+
 OF_BOTH = {
     *("neighbouring", "sampling", "q", "dataset_size", "steps", "noise_draws", "noise_multiplier"),
     *("effective_noise_multiplier", "releases", "epsilon", "target_epsilon", "delta", "public"),
-    *("calibrated_by", "replayable", "trainable", "frozen", "deviations", "run"),
+    *("calibrated_by", "replayable", "trainable", "frozen", "deviations", "run", WEIGHTS),
 }
 OF_STEPS = {"batch_size", "planned_steps", "lost_steps", "correlation"}
 OF_VOTES = {"mechanism", "answers", "threshold"}
