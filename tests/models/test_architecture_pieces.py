@@ -354,7 +354,7 @@ class Everyday(nn.Module):
         return compiled(torch.ops.aten.relu(x), torch.backends.cudnn.benchmark)
 
 
-@torch.compile
+@torch.compiler.disable
 def compiled(x, y):
     return x * y
 
