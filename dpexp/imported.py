@@ -13,17 +13,16 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of libraries, whose versions a record has."""
 
-_OTHERS = tuple(
+_PLACES = sysconfig.get_paths()
+_OTHERS = [
     Path(folder).resolve()
-    for folder in (
-        *(sysconfig.get_path(key) for key in ("stdlib", "platstdlib")),
-        Path(__file__).parent,
-    )
-)
+    for folder in (_PLACES["stdlib"], _PLACES["platstdlib"], str(Path(__file__).parent))
+]
 
 
 @cache
@@ -38,16 +37,19 @@ def is_own_file(path: str) -> bool:
     return not any(place.is_relative_to(folder) for folder in _OTHERS)
 
 
-def is_own(name: str | None) -> bool:
+def is_own(name: Any) -> bool:
     """Return whether code of a module is the user's own: of a script, a notebook or their files.
 
     Code whose origin is not known counts as theirs, as what is made by `exec` does.
 
     Args:
-        name: of the module, which has been loaded.
+        name: of the module, which has been loaded; None: not known. What is no word, as some of
+            Python's own types have it, is Python's.
     """
     if name is None or name == "__main__":
         return True
+    if not isinstance(name, str):
+        return False
     top = name.partition(".")[0]
     for each in (name, top):
         module = sys.modules.get(each)

@@ -104,6 +104,7 @@ class _Walk:
                 self._sets.append((where, found.members))
         if isinstance(value, ModuleType) and is_own(value.__name__):
             self._modules[id(value)] = value, set()
+            self._names.add("__getattr__")  # answers for names that the module lacks
 
     def _open_module(self) -> bool:
         """Hash one more of what code names in the user's modules; return whether there was any.

@@ -71,16 +71,22 @@ def named(code: CodeType) -> Named:
     return Named(frozenset(chains), frozenset(words), frozenset(imports))
 
 
-def resolved(chain: tuple[str, ...], scope: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """Return what a chain of names leads to, as far as it goes through modules; None: nowhere."""
+def resolved(
+    chain: tuple[str, ...], scope: Mapping[str, Any]
+) -> tuple[str, str | None, Any] | None:
+    """Return what a chain of names leads to, as far as it goes through modules; None: nowhere.
+
+    Returns:
+        The names gone through, the module that holds the last one (None: the scope) and its value.
+    """
     if chain[0] not in scope:
         return None
-    value, length = scope[chain[0]], 1
+    value, length, holder = scope[chain[0]], 1, None
     for name in chain[1:]:
         if not isinstance(value, ModuleType) or name not in vars(value):
             break
-        value, length = vars(value)[name], length + 1
-    return ".".join(chain[:length]), value
+        value, length, holder = vars(value)[name], length + 1, value.__name__
+    return ".".join(chain[:length]), holder, value
 
 
 def imported(function: FunctionType) -> Iterator[list[str]]:

@@ -39,6 +39,9 @@ HARMLESS = (_thread.LockType, _thread.RLock, RemovableHandle)
 BY_TEXT = (torch.iinfo, torch.finfo, OpOverload, OpOverloadPacket)
 """Types whose values are told apart by their text."""
 
+OF_PYTHON = 1 << 9
+"""Flag of a class that is made as a program runs, not part of a library in C."""
+
 DESCRIPTORS = (
     types.MemberDescriptorType,
     types.GetSetDescriptorType,
@@ -119,6 +122,8 @@ def pieces(value: Any, state: State) -> Pieces | Opaque:
         return Pieces(f"{kind.__name__} {value}")
     if isinstance(value, ModuleType):
         return Pieces(f"module {value.__name__}")
+    if name := _shared_name(value):
+        return Pieces(f"of a library {name}")
     if isinstance(value, nn.Module):
         return Pieces("nn.Module", _of_module(value, state))
     if isinstance(value, Tensor):
@@ -276,10 +281,15 @@ def _of_class(kind: type) -> Pieces:
 def _of_function(function: FunctionType) -> Pieces:
     """Return a function's code, defaults, and what it has closed over, carries and names."""
     place = function.__globals__.get("__name__")
-    if place == PARAMETRIZE or _is_named(function):
-        return Pieces(f"function {place}.{function.__qualname__}")
+    name = function.__qualname__
+    # Not looked up by its name: once torch.compile is used, torch wraps some of its functions anew.
+    is_named = _of(function.__module__) and _of(place) and "<locals>" not in name
+    if place == PARAMETRIZE or is_named:
+        return Pieces(f"function {function.__module__}.{name}")
     found: list[Piece] = [("code", function.__code__), ("defaults", function.__defaults__)]
     found += _sorted(function.__kwdefaults__ or {})
+    if compiled := vars(function).get("_torchdynamo_orig_callable"):
+        return Pieces("compiled", [("of", compiled)])
     if place == functools.__name__ and "registry" in vars(function):
         # A function of functools.singledispatch, whose closure also holds what was called so far.
         return Pieces("dispatch", [("code", function.__code__), *_items(function.registry)])
@@ -290,22 +300,50 @@ def _of_function(function: FunctionType) -> Pieces:
     names = named(function.__code__)
     for chain in sorted(names.chains):
         if there := resolved(chain, function.__globals__):
-            found.append(there)
+            found.append(_unless_librarys(*there))
     for parts in sorted(imported(function)):
         if files := loaded_files_of(parts):
             found.append((".".join(parts), sorted(files.items())))
     return Pieces("function", found, names.words)
 
 
-def _is_named(value: Any) -> bool:
-    """Return whether a name leads to a class or function of torch, numpy or Python."""
-    place = value.__module__
-    if not isinstance(place, str) or place.partition(".")[0] not in NAMED or is_own(place):
+def _unless_librarys(name: str, holder: str | None, value: Any) -> Piece:
+    """Return what a name leads to; only the name for what a library's module holds.
+
+    A function or class counts there too, since it may be planted.
+    """
+    is_code = isinstance(value, type | FunctionType | ModuleType)
+    return (name, name if holder is not None and not is_own(holder) and not is_code else value)
+
+
+def _is_named(kind: type) -> bool:
+    """Return whether a name leads to a class of torch, numpy or Python."""
+    if not _of(kind.__module__):
         return False
-    found: Any = sys.modules.get(place)
-    for name in value.__qualname__.split("."):
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
         found = getattr(found, name, None)
-    return found is value or (isinstance(value, type) and not value.__flags__ & 1 << 9)
+    return found is kind or not kind.__flags__ & OF_PYTHON
+
+
+def _shared_name(value: Any) -> str | None:
+    """Return the name of what torch, numpy or Python holds for all, such as `os.environ`.
+
+    What it holds is the process's: its environment, or the state of its random numbers.
+    """
+    owner = value
+    if isinstance(value, types.BuiltinFunctionType | types.MethodType):
+        owner = value.__self__
+    place = type(owner).__module__
+    if isinstance(owner, type | ModuleType | FunctionType | Tensor | nn.Module) or not _of(place):
+        return None
+    held = vars(sys.modules[place]) if place in sys.modules else {}
+    return next((f"{place}.{name}" for name, each in held.items() if each is value), None)
+
+
+def _of(place: Any) -> bool:
+    """Return whether a module is torch's, numpy's or Python's."""
+    return isinstance(place, str) and place.partition(".")[0] in NAMED and not is_own(place)
 
 
 def _is_users_function(value: Any) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from dpexp.imported import content_at_import, file_of
+from dpexp.imported import content_at_import, file_of, is_own_file
 from dpexp.types import ConfigError
 
 _SEEN: dict[int, tuple[Any, bytes]] = {}
@@ -36,14 +36,13 @@ def require_as_loaded(files: Mapping[Path, bytes]) -> None:
     Raises:
         ConfigError: naming a file that has changed since it was imported.
     """
-    names = {path.name for path in files}
     contents = {os.path.realpath(path): content for path, content in files.items()}
     for name, module in [*sys.modules.items()]:
         origin = getattr(module, "__file__", None)
         if type(module) is not ModuleType or not isinstance(origin, str):
             continue
-        if os.path.basename(origin) not in names and os.path.exists(origin):
-            continue  # most modules; one in an archive has a file of another name
+        if not is_own_file(origin):
+            continue
         spec = getattr(module, "__spec__", None)
         now = contents.get(os.path.realpath(file_of(origin)))
         if now is None or getattr(spec, "_initializing", False):
@@ -54,7 +53,7 @@ def require_as_loaded(files: Mapping[Path, bytes]) -> None:
             _, before = _SEEN.setdefault(id(key), (key, now))
         is_source = type(getattr(module, "__loader__", None)) is SourceFileLoader
         is_to_look = is_source and not is_certain
-        if not _is_same(before, now) or (is_to_look and not _is_of(module, now, origin)):
+        if not _is_same(before, now) or (is_to_look and not may_be_of(module, now, origin)):
             raise ConfigError(
                 f"Expected {Path(origin).name} as it was imported; it has changed since, or what "
                 f"it defines has. Restart Python, or reload {name}."
@@ -71,7 +70,7 @@ def _is_same(before: bytes, now: bytes) -> bool:
         return False
 
 
-def _is_of(module: ModuleType, content: bytes, origin: str) -> bool:
+def may_be_of(module: ModuleType, content: bytes, origin: str) -> bool:
     """Return whether a module is that of a source, as far as it can be told afterwards.
 
     By the bytecode that Python kept of what it imported, the names that the source defines, its

@@ -3,15 +3,21 @@
 import copy
 import gc
 import importlib
+import logging
 import os
 import pickle
+import random
 import re
 import subprocess
 import sys
+from os import environ
+from random import choice
 from string import Template
 
+import numpy as np
 import pytest
 import torch
+from numpy.random import rand
 from torch import nn
 
 from dpexp.models.architecture import code_digest
@@ -186,6 +192,7 @@ OTHERS = {
     "nonpersistent_buffer": ("1.0", "2.0"), "weight_in_a_plain_list": ("1.0", "2.0"),
     "format_spec": ("1d", "2d"),
 }  # fmt: skip
+log = logging.getLogger(__name__)
 UNUSED = ("unused_function", "unused_global")
 
 
@@ -335,6 +342,32 @@ def test_what_a_model_was_used_for_before_does_not_count():
     before, later = code_digest(hooked()), hooked()
     later.eval()(torch.ones(2, 2)).sum().backward()
     assert code_digest(later) == before
+
+
+class Everyday(nn.Module):
+    """It names what Python and numpy hold for the whole process, as programs do."""
+
+    def forward(self, x):
+        if os.environ.get("ANY") or environ or sys.modules or sys.stdout or sys.argv:
+            log.info("%s %s", random.random(), np.random.rand() + choice([1]) + rand())
+        torch.default_generator.manual_seed(0)
+        return compiled(torch.ops.aten.relu(x), torch.backends.cudnn.benchmark)
+
+
+@torch.compiler.disable
+def compiled(x, y):
+    return x * y
+
+
+def test_the_state_of_the_process_does_not_count(monkeypatch):
+    before = code_digest(Everyday())
+    monkeypatch.setenv("ANY", "1")
+    monkeypatch.setitem(sys.modules, "another_here", sys)
+    for draw in (random.random, np.random.rand, lambda: torch.rand(1)):
+        draw()
+    assert code_digest(Everyday()) == before
+    monkeypatch.setattr(compiled, "_torchdynamo_orig_callable", lambda x, y: x * y * 2)
+    assert code_digest(Everyday()) != before
 
 
 @pytest.mark.parametrize(
