@@ -11,8 +11,14 @@ from dpexp.privacy.stated import is_ours, statement_of
 TRAINING, VOTING = "dpexp.training.train", "dpexp.pate"
 """The loops; the first is the default."""
 
-REMARKS = ("accounted_apart", "data_dependent_epsilon", "column_norms", "paper", "last_clip_norm")
-REMARKS += ("why_frozen",)
+REMARKS = (
+    "accounted_apart",
+    "data_dependent_epsilon",
+    "column_norms",
+    "paper",
+    "last_clip_norm",
+    "why_frozen",
+)
 """Entries of a certificate that no claim depends on."""
 
 OF_BOTH = {
