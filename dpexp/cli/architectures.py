@@ -98,8 +98,9 @@ IMAGES: dict[str, dict[str, Any]] = {
 
 
 ONE_LENGTH = {
-    "MobileBert": "it reads each token with its neighbours, padding among them (`trigram_input`). "
-    "Cut or pad all texts to one length, as for `dpexp.train`",
+    "MobileBert": "with texts of one length: it reads each token beside its neighbours, padding "
+    "among them (`trigram_input`), so that a text would hang on how long the others of its batch "
+    "are. Cut or pad all texts to one length and hand them to `dpexp.train`",
 }
 """Of transformers that take no batch of texts of several lengths: why, and what to do."""
 

@@ -154,9 +154,13 @@ def _composed(method: str) -> dict[str, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Leave warnings, progress and messages of small runs out, and the generator as it was."""
-    before = logging.root.manager.disable
+    """Leave out what small runs say, and leave the generator as it was.
+
+    Sums are taken on one thread, so that their rounding is the same everywhere.
+    """
+    before, threads = logging.root.manager.disable, torch.get_num_threads()
     logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -164,6 +168,7 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+        torch.set_num_threads(threads)
 
 
 def _train(subject: Built, config: dict[str, Any]) -> None:
@@ -206,8 +211,8 @@ def _error(subject: Built, config: dict[str, Any]) -> float:
         for parameter in model.parameters():  # an adapter's second side is zero at first
             parameter.data += 0.01 * torch.randn_like(parameter)
         each = by_autograd(model, x, y)
-    generator = torch.Generator().manual_seed(0)
-    state = made.prepare(model, made.start(model), None, generator)
+    gen = torch.Generator().manual_seed(0)
+    state = made.prepare(model, made.start(model), None, gen)
     if made.is_forward_only:
         got = _of_losses(made, model, state, x, y)
         alone = [_of_losses(made, model, state, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]

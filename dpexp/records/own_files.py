@@ -159,8 +159,9 @@ def _words(node: ast.AST) -> Iterator[str]:
 
 
 def _word(node: ast.expr | None) -> str:
-    is_word = isinstance(node, ast.Constant) and isinstance(node.value, str)
-    return node.value if is_word else ""  # type: ignore[union-attr, return-value]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return ""
 
 
 def _of_bytecode(content: bytes, package: list[str]) -> Iterator[list[str]]:

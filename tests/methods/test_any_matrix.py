@@ -125,6 +125,18 @@ class Table(nn.Module):
         return h + self.table(ids)
 
 
+class Tied(nn.Module):
+    """Looks up rows of a table, and compares with all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.scores = nn.Embedding(5, WIDTH), nn.Linear(WIDTH, 5, bias=False)
+        self.scores.weight = self.table.weight
+
+    def forward(self, h):
+        return self.table(self.scores(h).detach().argmax(-1)) + self.scores(h)[..., :WIDTH]
+
+
 def normed(kind):
     return kind(nn.Linear(WIDTH, WIDTH))
 
@@ -144,6 +156,7 @@ KINDS = {
     "orthogonal": lambda: normed(parametrizations.orthogonal),
     "table": lambda: Table(False),
     "table with padding": lambda: Table(True),
+    "tied table": Tied,
 }
 
 
@@ -260,7 +273,8 @@ def test_dp_powersgd_projects_each_matrix_and_no_other(some, _, seed):
 def test_dp_lora_puts_adapters_on_all_and_their_gradients_are_autograds(some, embeddings, seed):
     model, (x, y) = net(some, seed), data()
     names, before = matrices(model, with_tables=embeddings), copy.deepcopy(model)
-    tied = {"body.0.first.weight", "body.1.first.weight", "body.2.first.weight"}
+    own = {"used twice": "first", "tied table": "table"}
+    tied = {f"body.{k}.{own[kind]}.weight" for k, kind in enumerate(some) if kind in own}
     method = DPLoRA(1, 2.0, "*", "head", embeddings=embeddings)
     adapted = method.adapt(model)
     torch.testing.assert_close(adapted(x), before(x), **CLOSE)
@@ -281,7 +295,7 @@ def test_dp_lora_puts_adapters_on_all_and_their_gradients_are_autograds(some, em
     kept = {name: type(each) for name, each in whole.named_modules()}
     assert kept == {name: type(each) for name, each in before.named_modules()}
     assert whole.state_dict().keys() == before.state_dict().keys()
-    assert [*low_rank.adapted(adapted)] or {*some} <= {"used twice", "table", "table with padding"}
+    assert [*low_rank.adapted(adapted)] or {*some} <= {"table", "tied table", "table with padding"}
     torch.testing.assert_close(adapted(x), merged(adapted)(x), **CLOSE)  # it stayed as it was
 
 

@@ -12,7 +12,11 @@ TRAINING, VOTING = "dpexp.training.train", "dpexp.pate"
 """The loops; the first is the default."""
 
 REMARKS = (
-    *("accounted_apart", "data_dependent_epsilon", "column_norms", "paper", "last_clip_norm"),
+    "accounted_apart",
+    "data_dependent_epsilon",
+    "column_norms",
+    "paper",
+    "last_clip_norm",
     "why_frozen",
 )
 """Entries of a certificate that no claim depends on."""
