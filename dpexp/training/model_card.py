@@ -64,7 +64,9 @@ def _data_of(task: Mapping[str, Any]) -> str | None:
     if _is_hub_id(repo := task.get("repo")):
         return repo
     data = task.get("data")
-    return data if _is_hub_id(data) and not Path(str(data)).expanduser().exists() else None
+    if isinstance(data, str) and _is_hub_id(data) and not Path(data).expanduser().exists():
+        return data
+    return None
 
 
 def _is_hub_id(name: Any) -> bool:
