@@ -94,8 +94,8 @@ def test_what_is_installed_plans_the_papers_runs_without_their_data(command, tmp
     [
         (
             ["tabel"],
-            "Expected one of run, table, figure, verify, predict, budget; got tabel. "
-            "Did you mean table?",
+            "Expected one of run, table, figure, verify, tune, predict, budget; got "
+            "tabel. Did you mean table?",
         ),
         (["run", "method=rpg", "task=digits"], "Did you mean rgp?"),
         (["table", "tabel1", "paper=gep"], "did you mean 'table1'?"),
@@ -110,8 +110,11 @@ def test_wrong_words_are_one_line_and_exit_code_2(command, words, said):
     assert line.startswith("error: ") and said in line
 
 
-@pytest.mark.parametrize(("words", "code"), [([], 2), (["--help"], 0), (["table", "--help"], 0)])
+@pytest.mark.parametrize(
+    ("words", "code"), [([], 2), (["--help"], 0), (["table", "--help"], 0), (["tune", "--help"], 0)]
+)
 def test_help_speaks_of_the_command_that_was_asked(command, words, code):
     done = command(*words)
     assert (done.returncode, done.stderr) == (code, "")
-    assert "dpexp table table3" in done.stdout and "scripts" not in done.stdout
+    example = "dpexp tune table3" if words[:1] == ["tune"] else "dpexp table table3"
+    assert example in done.stdout and "scripts" not in done.stdout

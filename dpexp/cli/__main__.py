@@ -54,7 +54,7 @@ def _do(command: str, words: Sequence[str]) -> int:
     if command == "tune":
         from dpexp.cli import tune
 
-        return tune.main(words)
+        return tune.main(words, called=program)
     if command == "budget":
         from dpexp.cli import budget
 

@@ -5,9 +5,9 @@
 
 Tries every point of the `grid` of a row of the artifact, in each of its cells, and saves the scores
 in conf/tuned. The table uses the best point. Each run trains on four fifths of the training set,
-with batches of four fifths, and is evaluated on the rest (see scripts.search). So noise weighs a
-quarter more than in the table. The test set is never used. The privacy guarantee does not cover the
-choice (docs/privacy.md). Its own words:
+with batches of four fifths, and is evaluated on the rest. So noise weighs a quarter more than in
+the table. The test set is never used. The privacy guarantee does not cover the choice
+(docs/privacy.md). Its own words:
 
     paper=rgp profile=embedded   as in scripts.artifact
     rows=A,B columns=C           only these cells, and others that show the same run
@@ -50,9 +50,18 @@ OTHERS = ("plan", "run", "launcher", "flops")
 """Words of scripts.artifact that do not apply here."""
 
 
-def main(words: Sequence[str], attempt: Attempt = search.attempt) -> int:
-    """Run the command line; return the exit code."""
-    return exit_code_of(partial(_main, attempt), words, __doc__, of_records=2, is_quiet=True)
+def main(words: Sequence[str], attempt: Attempt = search.attempt, called: str = "") -> int:
+    """Run the command line; return the exit code.
+
+    Args:
+        words: of the command line.
+        attempt: trains a run.
+        called: how the program is called in its help; "" keeps the scripts' names.
+    """
+    doc = __doc__ or ""
+    if called:
+        doc = doc.replace(tuned.TUNE, called).replace("scripts.artifact", "dpexp table")
+    return exit_code_of(partial(_main, attempt), words, doc, of_records=2, is_quiet=True)
 
 
 def _main(attempt: Attempt, words: Sequence[str]) -> int:
