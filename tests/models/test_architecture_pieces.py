@@ -325,7 +325,7 @@ def test_two_of_a_kind_are_told_apart(made):
 
 @pytest.mark.parametrize(
     "made",
-    [lambda: tuple([1, 2]), lambda: np.dtype([("a", "f4")]), lambda: np.float32(1.5),
+    [lambda: (*range(2),), lambda: np.dtype([("a", "f4")]), lambda: np.float32(1.5),
      lambda: torch.Size([1]), lambda: frozenset([1, "a"]), lambda: torch.device("cpu")],
 )  # fmt: skip
 def test_what_cannot_change_counts_by_what_it_is(made):
