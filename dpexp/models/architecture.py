@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from types import CodeType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
 from dpexp.imported import is_own
@@ -18,6 +20,9 @@ from dpexp.models.pieces import Opaque, State, is_of_the_user, pieces
 
 LONGEST = 200
 """Characters of a place in a message, its last ones."""
+
+BY_REPR = (torch.dtype, torch.device, torch.Size, np.dtype)
+"""The same of libraries, whose values cannot change, and which copies may share or not."""
 
 EXACT = (bool, float, complex, str, type(None), type(...), type(NotImplemented))
 """Types whose values are told apart by what they look like in Python."""
@@ -70,7 +75,7 @@ class _Walk:
         """
         self.unknown: list[str] = []
         self._state, self._is_shallow = state, is_shallow
-        self._hash = hashlib.sha256()
+        self._hash, self._count = hashlib.sha256(), 0
         self._words: dict[int, tuple[Any, bytes]] = {}
         """By id, which is not used anew while the object is held here."""
         self._waiting: deque[tuple[str, Any, bool]] = deque()
@@ -145,7 +150,8 @@ class _Walk:
             top, parts = stack[-1]
             if self._is_new(top):
                 if parts is None:
-                    self._words[id(top)] = top, b"#%d" % len(self._words)
+                    self._words[id(top)] = top, b"#%d" % self._count
+                    self._count += 1
                     self._waiting.append((where, top, is_library))
                 elif later := [each for each in parts if self._is_new(each)]:
                     stack += [(each, _fixed(each)) for each in later]
@@ -177,6 +183,10 @@ def _exact(value: Any) -> bytes | None:
         return b"int " + hex(value).encode()
     if kind is bytes:
         return b"bytes " + hashlib.sha256(value).digest()
+    if isinstance(value, np.generic) and not value.dtype.hasobject:
+        return f"{value.dtype!r} ".encode() + hashlib.sha256(value.tobytes()).digest()
+    if isinstance(value, BY_REPR):
+        return f"{kind.__name__} {value!r}".encode()
     return f"{kind.__name__} {ascii(value)}".encode() if kind in EXACT else None
 
 

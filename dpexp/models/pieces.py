@@ -53,7 +53,8 @@ DESCRIPTORS = (
 NEUTRAL = {
     "__annotations__", "__dict__", "__doc__", "__module__", "__orig_bases__", "__parameters__",
     "__qualname__", "__slotnames__", "__type_params__", "__weakref__", "_abc_impl",
-    "_backward_cls",
+    "_backward_cls", "__pydantic_core_schema__", "__pydantic_serializer__",
+    "__pydantic_validator__",
 }  # fmt: skip
 """Attributes of a class that say where it stands, follow from others, or differ by process."""
 
@@ -210,6 +211,8 @@ def _of_module(module: nn.Module, state: State) -> Iterator[Piece]:
     held = dict(vars(module))
     if id(module) in state.modules:
         held.pop("training", None)  # is set as it trains
+    if isinstance(module, torch.fx.GraphModule):
+        held.pop("_graph")  # of which its code is made, with notes of where in files that was
     hooks = {name: each for name, each in held.items() if name in HOOKS and each}
     numbers = {key: index for index, key in enumerate(sorted({*_keys(hooks.values())}))}
     for name, each in _sorted(held):

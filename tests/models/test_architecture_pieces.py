@@ -323,6 +323,18 @@ def test_two_of_a_kind_are_told_apart(made):
     assert one == again != other
 
 
+@pytest.mark.parametrize(
+    "made",
+    [lambda: (*range(2),), lambda: np.dtype([("a", "f4")]), lambda: np.float32(1.5),
+     lambda: torch.Size([1]), lambda: frozenset([1, "a"]), lambda: torch.device("cpu")],
+)  # fmt: skip
+def test_what_cannot_change_counts_by_what_it_is(made):
+    """Whether it is shared may differ in a copy; what comes after it is told apart as before."""
+    one = made()
+    shared, equal = holding(a=one, b=one, c=[[0]]), holding(a=made(), b=made(), c=[[0]])
+    assert shared.a is shared.b and code_digest(shared) == code_digest(equal)
+
+
 def test_what_is_planted_in_a_library_counts(monkeypatch):
     before = code_digest(holding())
     with monkeypatch.context() as patch:
@@ -375,6 +387,7 @@ def test_the_state_of_the_process_does_not_count(monkeypatch):
     [lambda: nn.LSTM(2, 2, 2), lambda: nn.TransformerEncoderLayer(4, 2, 4),
      lambda: nn.MultiheadAttention(4, 2), lambda: nn.utils.parametrizations.weight_norm(
          nn.utils.parametrizations.orthogonal(nn.Linear(2, 2)), "bias"),
+     lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU())),
      lambda: nn.Sequential(nn.Embedding(3, 2), nn.GRU(2, 2), nn.BatchNorm1d(2))],
 )  # fmt: skip
 def test_a_librarys_model_and_its_copies_have_one_hash(made):
