@@ -51,7 +51,7 @@ def views_not_divided(patch: pytest.MonkeyPatch) -> None:
 
 
 def normalised_without_a_bound(patch: pytest.MonkeyPatch) -> None:
-    """Divide gradients by their norms' hundredth, and take a rule's weights as they come."""
+    """Divide gradients by their norms' tenth, and take a rule's weights as they come."""
     import torch
 
     from dpexp.privacy.clipping import Normalize
@@ -63,7 +63,7 @@ def normalised_without_a_bound(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Normalize,
         "weights",
-        lambda self, norms, bound: (100 * bound / norms).as_subclass(Unbounded),
+        lambda self, norms, bound: (10 * bound / norms).as_subclass(Unbounded),
     )
 
 

@@ -168,7 +168,7 @@ BREAKS = {
         "tests/test_clipping.py::test_a_search_finds_no_example_that_moves_the_sum_by_more_than_c"
         "[normalize]",
         r"assert \d+\.\d+ <= \(0\.7 ",
-        100,
+        10,
     ),
     "adapter-out-of-the-norm": Break(
         breaks_options.adapter_out_of_the_norm,

@@ -74,6 +74,8 @@ INPUTS = {
     "with a graph": lambda x: x.clone().requires_grad_() * 1,
     "a parameter": nn.Parameter,
     "negated lazily": lambda x: torch.complex(x, -x).conj().imag,
+    "a frame": lambda x: pd.DataFrame(x.numpy()),
+    "unmasked": lambda x: np.ma.masked_array(x.numpy(), False),
 }
 """The same inputs in other ways."""
 
@@ -108,7 +110,6 @@ NO_INPUTS = {
     "ragged": lambda x: [x[0, :3], *x[1:]],
     "lists": lambda x: x.tolist(),
     "a list of arrays": lambda x: [*x.numpy()],
-    "a frame": lambda x: pd.DataFrame(x.numpy()),
     "none": lambda x: None,
     "a word": lambda x: "word",
 }
@@ -117,6 +118,8 @@ LABELS = {
     **{str(kind): lambda y, kind=kind: y.to(kind) for kind in (torch.uint8, torch.uint16)},
     "backwards": lambda y: y.numpy()[::-1].copy()[::-1],
     "big-endian": lambda y: y.numpy().astype(">i8"),
+    "a series": lambda y: pd.Series(y.numpy()),
+    "a categorical": lambda y: pd.Categorical(y.numpy()),
 }
 
 NO_LABELS = {
@@ -143,8 +146,8 @@ NO_LABELS = {
     "meta": lambda y: y.to("meta"),
     "dates": lambda y: y.numpy().astype("M8[s]"),
     "a list": lambda y: y.tolist(),
-    "a series": lambda y: pd.Series(y.numpy()),
-    "a categorical": lambda y: pd.Categorical(y.numpy()),
+    "a categorical of words": lambda y: pd.Categorical(WORDS[y]),
+    "a series of words": lambda y: pd.Series(WORDS[y]),
 }
 
 SETS = {

@@ -57,6 +57,11 @@ class Smooth(nn.Module):
         return self.head(self.conv2(self.conv1(x).tanh()).tanh().mean((2, 3)))
 
 
+def but_weights(privacy):
+    """Return a certificate without its hash of weights, which ranks' sums round otherwise."""
+    return {key: value for key, value in privacy.items() if key != "weights_sha256"}
+
+
 def parts_of(name, job):
     """Build a run's parts: of a network without kinks, or of the suite's own in float64."""
     parts = cli.build_parts(job, CPU)
@@ -169,7 +174,7 @@ def test_three_ranks_train_the_weights_that_one_process_does(tmp_path):
             of(records.locate(place(folders[n], name), config)) for n in (3, 1)
         )
         assert (result["ranks"], result["steps"]) == (3, 20)
-        assert privacy == same, name  # the same mechanism, the same draws of noise
+        assert but_weights(privacy) == but_weights(same), name  # the same mechanism and noise
     expected = [sum(each) for each in zip(*map(reducible, range(3)), strict=True)]
     for name in ("reduced", "added"):
         for total, right in zip(torch.load(folders[3] / f"{name}.pt"), expected, strict=True):
@@ -321,7 +326,8 @@ def test_ranks_that_are_stopped_save_and_one_process_goes_on(tmp_path, programs)
         weights.append(parts.model.state_dict())
         ends.append(of(records.locate(config["results"], config)))
     assert distance(*weights) <= 1e-5
-    assert ends[0][1]["steps"] == 60 and ends[0][2] == ends[1][2]
+    assert ends[0][1]["steps"] == 60
+    assert but_weights(ends[0][2]) == but_weights(ends[1][2])
     for one, two in zip(ends[0][0], ends[1][0], strict=True):
         assert one == pytest.approx(two, rel=1e-5)
 
@@ -355,7 +361,7 @@ def test_under_torchrun_the_first_rank_names_the_directory_and_the_run_is_the_sa
     assert done.stdout == f"{directory}\n"
     (lines, result, privacy) = of(directory)
     (right, _, same) = of(cli.execute(cli.compose(command(tmp_path / "one", *words))))
-    assert result["ranks"] == 2 and privacy == same
+    assert result["ranks"] == 2 and but_weights(privacy) == but_weights(same)
     for one, two in zip(lines, right, strict=True):
         assert one["train_loss"] == pytest.approx(two["train_loss"], rel=1e-5)
         assert one["step"] == two["step"]

@@ -125,7 +125,7 @@ OTHER_SEEDS["torch.Generator"] |= {"dpexp.data.task", "dpexp.data.public"}
 # draws that are simulated.
 OTHER_SEEDS["torch.Generator"] |= {"dpexp.cli.search", "dpexp.cli.stand_in"}
 OTHER_SEEDS["random.Random"] |= {"dpexp.cli.soak"}
-OTHER_SEEDS["default_rng"] |= {"dpexp.cli.verdicts"}
+OTHER_SEEDS["default_rng"] |= {"dpexp.cli.transcripts", "dpexp.cli.verdicts"}
 OTHER_SEEDS["torch.Generator"] |= {"dpexp.cli.trainability"}  # small models with random weights
 OTHER_SEEDS["manual_seed"] |= OTHER_SEEDS["torch.Generator"] | {"dpexp.cli.models"}
 

@@ -134,6 +134,8 @@ def tensor_of(values: Any) -> Tensor:
     Raises:
         TypeError: they are none, or a tensor does not hold them one by one.
     """
+    if np.ma.is_masked(values):
+        raise TypeError("got an array with masked values. Fill them in")
     is_other = not isinstance(values, Tensor) and hasattr(type(values), "__array__")
     values = np.asarray(values) if is_other or isinstance(values, str | bytes) else values
     if isinstance(values, np.ndarray):
@@ -142,8 +144,6 @@ def tensor_of(values: Any) -> Tensor:
                 f"got an array of {values.dtype}. Convert it, words of classes to their places in "
                 "a list of your own"
             )
-        if np.ma.is_masked(values):
-            raise TypeError("got an array with masked values. Fill them in")
         values = values.astype(values.dtype.newbyteorder("="), copy=False)
         values = values.copy() if min(values.strides, default=0) < 0 else values
     tensor = torch.as_tensor(values).detach().resolve_neg()

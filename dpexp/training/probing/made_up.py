@@ -140,6 +140,7 @@ def _padded(example: Tensor, model: nn.Module, dtype: torch.dtype) -> Tensor:
         for kept in sorted({(length + 1) // 2, 1} if length > 1 else ()):
             copy = example.clone()
             copy.narrow(axis, kept, length - kept).zero_()
+            copy = ended(model, copy[None])[0]
             seen = copy.to(dtype) if copy.is_floating_point() else copy
             if takes(model, seen[None]):
                 copies.append(copy)
