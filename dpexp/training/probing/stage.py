@@ -128,7 +128,9 @@ class FixedDraws(TorchDispatchMode):
             self.has_drawn = True
             number = self._chance.number
             return out.fill_(float(number >= HALF) if name == "bernoulli_" else number)
-        self.is_opaque |= _given(func, args, kwargs or {}).get("dropout_p", 1.0) != 0
+        given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+        given |= _given(func, args, kwargs or {})  # PyTorch leaves out what is as by default
+        self.is_opaque |= given.get("dropout_p", 1.0) != 0
         return out
 
 
