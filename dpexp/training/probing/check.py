@@ -7,7 +7,8 @@ example. A module that normalises over the batch or keeps a running mean would l
 influence more than its own clipped gradient.
 
 Differences beyond rounding in the model's own precision are decided in float64, where rounding is a
-thousand times smaller than the tolerance.
+thousand times smaller than the tolerance. A dependence on size or padding that is below rounding
+with the weights that a run starts from may grow in training: a second trial has larger weights.
 """
 
 from __future__ import annotations
