@@ -58,7 +58,10 @@ class MadeUp(NamedTuple):
     def to(self, dtype: torch.dtype) -> MadeUp:
         """Return them with floating-point inputs and targets of another dtype."""
         return MadeUp(
-            *(_of_dtype(batch, dtype) for batch in self[:4]),
+            _of_dtype(self.one, dtype),
+            _of_dtype(self.other, dtype),
+            _of_dtype(self.alone, dtype),
+            _of_dtype(self.crowd, dtype),
             {at: _of_dtype(batch, dtype) for at, batch in self.singles.items()},
             [(rows, _of_dtype(batch, dtype)) for rows, batch in self.parts],
         )
