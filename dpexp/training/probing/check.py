@@ -7,7 +7,8 @@ example. A module that normalises over the batch or keeps a running mean would l
 influence more than its own clipped gradient.
 
 Differences beyond rounding in the model's own precision are decided in float64, where rounding is a
-thousand times smaller than the tolerance.
+thousand times smaller than the tolerance. A dependence on size or padding that is below rounding
+with the weights that a run starts from may grow in training: a second trial has larger weights.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from dpexp.training.probing.made_up import FIRST, SECOND, MadeUp, make_up
 from dpexp.training.probing.recorder import gap
 from dpexp.training.probing.stage import (
     EDGES,
+    LOUD,
     MIDDLE,
     OTHERS,
     Chance,
@@ -52,6 +54,9 @@ SHARP = 1e-9
 
 COARSE = 1e-2
 """Tolerance if float64 is not possible; batch statistics change an example by much more."""
+
+ALOUD = {torch.double: SHARP, torch.float: 1e-4}
+"""Tolerance for larger weights, by precision: those of float32 may amplify its rounding (ours)."""
 
 SIZES = (7, 5, 3, 2)
 """Of batches by which it is told what holds examples (ours): what is the same for all has a length
@@ -80,9 +85,13 @@ def check_model(
     """
     try:
         own = next(model.parameters()).dtype
-        wrong = _tried(model, parameters, task, device, own, SHARP if own == torch.double else 0)
+        with staged(model, own, device):
+            examples = make_up(task, model, device, own)
+        subject = Subject(model, parameters, task.loss)
+        wrong = _tried(subject, examples, device, own, SHARP if own == torch.double else 0)
         if wrong is not None and own != torch.double:
-            wrong = _decided(model, parameters, task, device)
+            wrong = _decided(subject, examples, device, own)
+        wrong = wrong or _aloud(subject, examples, device, own)
     except ConfigError:
         raise
     except Exception as error:  # a model may reject synthetic inputs in any way
@@ -95,31 +104,25 @@ def check_model(
 
 
 def _decided(
-    model: nn.Module, parameters: Sequence[str], task: Any, device: torch.device
+    subject: Subject, examples: MadeUp, device: torch.device, own: torch.dtype
 ) -> str | None:
     """Return the finding in float64, or with a coarse tolerance if float64 is not possible."""
     try:
-        return _tried(model, parameters, task, device, torch.double, SHARP)
+        return _tried(subject, examples, device, torch.double, SHARP)
     except ConfigError:
         raise
     except Exception:  # a model may require its own precision
-        own = next(model.parameters()).dtype
-        return _tried(model, parameters, task, device, own, COARSE)
+        return _tried(subject, examples, device, own, COARSE)
 
 
 def _tried(
-    model: nn.Module,
-    parameters: Sequence[str],
-    task: Any,
-    device: torch.device,
-    dtype: torch.dtype,
-    tolerance: float,
+    subject: Subject, examples: MadeUp, device: torch.device, dtype: torch.dtype, tolerance: float
 ) -> str | None:
     """Return what is wrong beyond a tolerance; 0 allows for rounding, and requires equality."""
+    model, examples = subject.model, examples.to(dtype)
     with staged(model, dtype, device), torch.enable_grad(), trial():
-        examples = make_up(task, model, device, dtype)
-        settle(model, parameters, [_try(model, task, batch) for batch in examples.of_sizes(SIZES)])
-        subject = Subject(model, parameters, task.loss)
+        settle(model, subject.parameters, [_try(subject, b) for b in examples.of_sizes(SIZES)])
+        subject.note_values()
         wrong, draws = _compared(subject, examples, tolerance, MIDDLE)
         chances = [*(EDGES if draws.has_drawn else ()), *OTHERS[: draws.choices]]
         for chance in chances:
@@ -128,8 +131,54 @@ def _tried(
         return wrong
 
 
-def _try(model: nn.Module, task: Any, batch: Batch) -> Try:
-    return Try(lambda: task.loss(model(batch.inputs), batch.targets), len(batch))
+def _aloud(
+    subject: Subject, examples: MadeUp, device: torch.device, own: torch.dtype
+) -> str | None:
+    """Return what is wrong with larger weights, in float64 where a model calculates in it.
+
+    Batches of one shape are compared to the last bit before, but others only as closely as rounding
+    in the model's own precision allows: a dependence may be less than that until weights grow.
+    """
+    for dtype in dict.fromkeys([torch.double, own]):
+        if dtype in ALOUD:
+            with suppress(Exception):  # it may require its own precision, or other weights
+                wrong, draws = _heard(subject, examples.to(dtype), device, dtype)
+                if not draws.is_narrowed or dtype == own:
+                    return wrong
+    return None
+
+
+def _heard(
+    subject: Subject, examples: MadeUp, device: torch.device, dtype: torch.dtype
+) -> tuple[str | None, FixedDraws]:
+    """Return what is wrong with larger weights, and the random draws that the model made.
+
+    The crowd's outputs are compared with those of its parts: what has the highest of all ranks has
+    a lower one in its part, and short examples need less padding.
+    """
+    model, most = subject.model, ALOUD[dtype]
+    with staged(model, dtype, device, LOUD, subject.parameters), torch.enable_grad(), trial():
+        subject.note_values()
+        one = subject.trial(examples.one, MIDDLE, (1,), is_recorded=False)
+        draws = one.draws
+        if draws.is_opaque or (draws.is_narrowed and dtype == torch.double):
+            return None, draws
+        alone = subject.trial(examples.alone, MIDDLE, (0,), is_recorded=False)
+        if verdict.are_apart(one, alone, 1, most):
+            beside, single = (subject.trial(b, MIDDLE) for b in (examples.one, examples.alone))
+            return verdict.explain(model, beside, single, 1, most, MANY), draws
+        crowd = subject.outputs(examples.crowd, MIDDLE)
+        differing = [
+            row
+            for rows, part in examples.parts
+            for row, outputs in zip(rows, subject.outputs(part, MIDDLE), strict=True)
+            if gap(crowd[row], outputs) > most
+        ]
+        return _explained(subject, examples, differing, most, MIDDLE), draws
+
+
+def _try(subject: Subject, batch: Batch) -> Try:
+    return Try(lambda: subject.loss(subject.model(batch.inputs), batch.targets), len(batch))
 
 
 def _compared(
@@ -183,10 +232,18 @@ def _crowded(
         differing.append(FIRST)
     if verdict.differ(one.each[0], crowd.each[SECOND], most):
         differing.append(SECOND)
+    return _explained(subject, examples, differing, most, chance)
+
+
+def _explained(
+    subject: Subject, examples: MadeUp, differing: Sequence[int], most: float, chance: Chance
+) -> str | None:
+    """Return an error that names the module at which an example of the crowd differs."""
     if not differing:
         return None
     row = differing[0]
-    among, alone = (subject.trial(batch, chance) for batch in (examples.crowd, singles[row]))
+    single = examples.alone if row == FIRST else examples.singles[row]
+    among, alone = (subject.trial(batch, chance) for batch in (examples.crowd, single))
     return verdict.explain(subject.model, among, alone, row, most, MANY)
 
 

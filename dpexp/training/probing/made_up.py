@@ -27,6 +27,12 @@ SAME = 5
 """Position of the first one's copy with another target."""
 
 
+NEARBY, FARTHER = [1, 3, FIRST, SAME, 6, 8], [0, SECOND, 7]
+"""Positions of those close to the first or of few tokens, and of those that are neither."""
+
+COUNT = len(NEARBY) + len(FARTHER)
+
+
 class MadeUp(NamedTuple):
     """Examples in several batches, so that a dependence hidden in one batch shows in another.
 
@@ -38,6 +44,8 @@ class MadeUp(NamedTuple):
             first on either side, its copy, some opposite, some extreme. Where a zero may be padding
             there are some that end in zeros, too.
         singles: single examples of the crowd by position, except that of `alone`.
+        parts: the crowd's positions and their examples: short ones (of texts), ones that end in
+            zeros, and others apart.
     """
 
     one: Batch
@@ -45,6 +53,18 @@ class MadeUp(NamedTuple):
     alone: Batch
     crowd: Batch
     singles: dict[int, Batch]
+    parts: list[tuple[list[int], Batch]]
+
+    def to(self, dtype: torch.dtype) -> MadeUp:
+        """Return them with floating-point inputs and targets of another dtype."""
+        return MadeUp(
+            _of_dtype(self.one, dtype),
+            _of_dtype(self.other, dtype),
+            _of_dtype(self.alone, dtype),
+            _of_dtype(self.crowd, dtype),
+            {at: _of_dtype(batch, dtype) for at, batch in self.singles.items()},
+            [(rows, _of_dtype(batch, dtype)) for rows, batch in self.parts],
+        )
 
     def of_sizes(self, sizes: Sequence[int]) -> Iterator[Batch]:
         """Return the first so many examples of the crowd."""
@@ -81,22 +101,31 @@ def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtyp
 
     def batch(some: Tensor, places: list[int]) -> Batch:
         chosen = Batch(some, targets[places])
-        tensors = [chosen.inputs.to(device), chosen.targets.to(device)]
-        seen, wanted = (t.to(dtype) if t.is_floating_point() else t for t in tensors)
-        return Batch(seen, wanted)
+        return _of_dtype(Batch(chosen.inputs.to(device), chosen.targets.to(device)), dtype)
 
-    def single(at: int) -> Batch:
-        own = inputs[[at]]
-        return batch(own if lengths is None else own[:, :, : lengths[at]], [at])
+    def part(rows: list[int]) -> Batch:
+        own = inputs[rows]
+        if lengths is not None:
+            own = own[:, :, : max(lengths[row] for row in rows)]
+        return batch(own, rows)
 
     crowd = list(range(len(inputs)))
     return MadeUp(
         batch(inputs[[SECOND, FIRST]], [SECOND, FIRST]),
         batch(torch.stack([inputs[SECOND], third]), [SECOND, count - 1]),
-        single(FIRST),
+        part([FIRST]),
         batch(inputs, crowd),
-        {at: single(at) for at in crowd if at not in (FIRST, SAME)},
+        {at: part([at]) for at in crowd if at not in (FIRST, SAME)},
+        [(rows, part(rows)) for rows in (NEARBY, FARTHER, crowd[COUNT:]) if rows],
     )
+
+
+def _of_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
+    seen, wanted = (
+        each.to(dtype) if each.is_floating_point() else each
+        for each in (batch.inputs, batch.targets)
+    )
+    return Batch(seen, wanted)
 
 
 def _numbers(like: Tensor, model: nn.Module, gen: torch.Generator) -> tuple[Tensor, Tensor]:

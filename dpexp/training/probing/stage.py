@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -21,6 +21,10 @@ from dpexp.privacy.seeds import generator, seed_default
 SHAKEN = 0.1
 """Shift of weights, as a fraction of a layer's usual scale (ours): a weight that starts at zero
 would hide the layers before it."""
+
+LOUD = 1.0
+"""Shift of trained weights in the second trial (ours): each at a layer's usual scale, as training
+may bring it there."""
 
 PERIOD = 65_537
 """Period of the numbers that shift a weight (ours): a prime, so that no two rows are equal."""
@@ -71,13 +75,14 @@ class FixedDraws(TorchDispatchMode):
     Attributes:
         is_opaque: whether some draw could not be fixed, e.g. in a fused attention with dropout.
         has_drawn: whether other numbers could change the result, except masks as in dropout.
+        is_narrowed: whether a model in float64 calculates some of it in less.
         choices: how many of `OTHERS` to try for the whole numbers that were drawn.
     """
 
     def __init__(self, chance: Chance = MIDDLE) -> None:
         """Set the values of draws."""
         super().__init__()
-        self.is_opaque = self.has_drawn = False
+        self.is_opaque = self.has_drawn = self.is_narrowed = False
         self.choices = 0
         self._chance = chance
         self._before: tuple[Any, ...] | None = None
@@ -97,6 +102,7 @@ class FixedDraws(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation with its random draws fixed."""
         out = func(*args, **(kwargs or {}))
+        self.is_narrowed = self.is_narrowed or _is_narrowing(args, out)
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return out
         name = func.overloadpacket.__name__
@@ -122,8 +128,20 @@ class FixedDraws(TorchDispatchMode):
             self.has_drawn = True
             number = self._chance.number
             return out.fill_(float(number >= HALF) if name == "bernoulli_" else number)
-        self.is_opaque |= _given(func, args, kwargs or {}).get("dropout_p", 1.0) != 0
+        given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+        given |= _given(func, args, kwargs or {})  # PyTorch leaves out what is as by default
+        self.is_opaque |= given.get("dropout_p", 1.0) != 0
         return out
+
+
+def _is_narrowing(args: Any, out: Any) -> bool:
+    """Return whether an operation on float64 gives numbers of less."""
+    return (
+        isinstance(out, Tensor)
+        and out.is_floating_point()
+        and out.dtype != torch.double
+        and any(isinstance(each, Tensor) and each.dtype == torch.double for each in args)
+    )
 
 
 def _given(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -188,12 +206,27 @@ WHOLE = {
 
 
 @contextmanager
-def staged(model: nn.Module, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Put a model in training mode with slightly shifted weights of a dtype; restore it later.
+def staged(
+    model: nn.Module,
+    dtype: torch.dtype,
+    device: torch.device,
+    shift: float = SHAKEN,
+    names: Collection[str] | None = None,
+) -> Iterator[None]:
+    """Put a model in training mode with shifted weights of a dtype; restore it later.
 
     Weights are shifted in place, so that every reference to them changes. Afterwards the original
     tensors and random states are restored.
+
+    Args:
+        model: to put on stage.
+        dtype: of its floating-point tensors.
+        device: the model's.
+        shift: as a fraction of a layer's usual scale.
+        names: of the parameters that are shifted; None: all of them.
     """
+    named = model.named_parameters(remove_duplicate=False)
+    shifted = {id(each) for name, each in named if names is None or name in names}
     kept = [(tensor, tensor.data) for tensor in _tensors(model)]
     cuda = [device] if device.type == "cuda" else []
     gen = generator(0, "shaken", 0)
@@ -202,8 +235,8 @@ def staged(model: nn.Module, dtype: torch.dtype, device: torch.device) -> Iterat
             for tensor, data in kept:
                 if data.is_floating_point():
                     moved = data.to(dtype, copy=True)
-                    if isinstance(tensor, nn.Parameter):
-                        moved += _noise(moved, gen)
+                    if id(tensor) in shifted:
+                        moved += _noise(moved, shift, gen)
                     tensor.data = moved
                 else:
                     tensor.data = data.clone()
@@ -230,10 +263,10 @@ def _tensors(model: nn.Module) -> list[Tensor]:
     return list(held.values())
 
 
-def _noise(like: Tensor, gen: torch.Generator) -> Tensor:
+def _noise(like: Tensor, shift: float, gen: torch.Generator) -> Tensor:
     inputs = math.prod(like.shape[1:]) if like.ndim > 1 else 1
     drawn = torch.randn(min(like.numel(), PERIOD), generator=gen).to(like)
-    drawn *= SHAKEN / math.sqrt(max(1, inputs))
+    drawn *= shift / math.sqrt(max(1, inputs))
     times = -(-like.numel() // max(1, len(drawn)))
     return drawn.repeat(times)[: like.numel()].view(like.shape)
 

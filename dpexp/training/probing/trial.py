@@ -57,16 +57,20 @@ class Subject:
         model: within `staged`.
         parameters: names of those that a method trains.
         loss: of a batch.
-        values: of all parameters before the first trial.
+        values: of all parameters before the trials, by `note_values`.
     """
 
     model: nn.Module
     parameters: Sequence[str]
     loss: LossFn
-    values: dict[str, Tensor] = field(init=False)
+    values: dict[str, Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Copy parameters."""
+        self.note_values()
+
+    def note_values(self) -> None:
+        """Copy parameters, which no trial from here on may move."""
         self.values = {n: p.detach().clone() for n, p in self.model.named_parameters()}
 
     def trial(

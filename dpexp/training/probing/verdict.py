@@ -37,9 +37,16 @@ def mixing(
         return None  # dropout of another shape
     if (wrong := buffers(model, one, other)) is not None:
         return wrong
-    if gap(one.outputs[row], other.outputs[0]) > most or differ(one.each[row], other.each[0], most):
+    if are_apart(one, other, row, most):
         return explain(model, one, other, row, most, how)
     return None
+
+
+def are_apart(one: Trial, other: Trial, row: int, most: float) -> bool:
+    """Return whether an example's output or gradients differ; see `mixing`."""
+    return gap(one.outputs[row], other.outputs[0]) > most or differ(
+        one.each[row], other.each[0], most
+    )
 
 
 def differ(one: Mapping[str, Tensor], other: Mapping[str, Tensor], most: float) -> bool:
