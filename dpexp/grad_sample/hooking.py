@@ -17,6 +17,7 @@ from dpexp.grad_sample.rules import parameters_with_a_rule
 from dpexp.types import ConfigError, full_name
 
 MIXING = (nn.modules.batchnorm._BatchNorm,)
+TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 PARAMETRIZED = ".parametrizations."
 """In the names of parameters that torch.nn.utils.parametrize makes a weight of."""
@@ -183,7 +184,7 @@ def _unit_of(parameter: str, modules: dict[str, nn.Module]) -> str:
 
 
 def refuse_mixing(model: nn.Module) -> None:
-    """Refuse layers whose statistics mix examples.
+    """Refuse layers whose statistics mix examples, and tables that lookups write to.
 
     Raises:
         ConfigError: naming the first.
@@ -195,6 +196,13 @@ def refuse_mixing(model: nn.Module) -> None:
                 "whose statistics mix them, so no one example's influence is bounded. "
                 "Use nn.GroupNorm instead. Set model.fix=true, which puts it there, or "
                 "model.fix=freeze, which keeps the statistics that the model has as constants."
+            )
+        if getattr(module, "max_norm", None) is not None and isinstance(module, TABLES):
+            raise ConfigError(
+                f"Expected tables that lookups leave as they are; {name} is a "
+                f"{type(module).__name__} with max_norm, which rescales the rows that examples "
+                "look up, so that the weights tell without noise which those were. Leave max_norm "
+                "out."
             )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -39,6 +39,7 @@ from dpexp.training.probing.stage import (
     OTHERS,
     Chance,
     FixedDraws,
+    restored_before_each,
     staged,
     state_kept,
 )
@@ -121,8 +122,10 @@ def _tried(
     """Return what is wrong beyond a tolerance; 0 allows for rounding, and requires equality."""
     model, examples = subject.model, examples.to(dtype)
     with staged(model, dtype, device), torch.enable_grad(), trial():
-        settle(model, subject.parameters, [_try(subject, b) for b in examples.of_sizes(SIZES)])
         subject.note_values()
+        with restored_before_each(model) as restore:
+            tries = [_try(subject, b, restore) for b in examples.of_sizes(SIZES)]
+            settle(model, subject.parameters, tries)
         wrong, draws = _compared(subject, examples, tolerance, MIDDLE)
         chances = [*(EDGES if draws.has_drawn else ()), *OTHERS[: draws.choices]]
         for chance in chances:
@@ -177,8 +180,12 @@ def _heard(
         return _explained(subject, examples, differing, most, MIDDLE), draws
 
 
-def _try(subject: Subject, batch: Batch) -> Try:
-    return Try(lambda: subject.loss(subject.model(batch.inputs), batch.targets), len(batch))
+def _try(subject: Subject, batch: Batch, restore: Callable[[], None]) -> Try:
+    def loss() -> Tensor:
+        restore()  # what the first batch would set, as some norms do, is to be seen by every trial
+        return subject.loss(subject.model(batch.inputs), batch.targets)
+
+    return Try(loss, len(batch))
 
 
 def _compared(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -337,6 +337,29 @@ def _copied(value: Any) -> Any:
     if isinstance(value, list):
         return [_copied(each) for each in value]
     return {k: _copied(each) for k, each in value.items()} if isinstance(value, dict) else value
+
+
+@contextmanager
+def restored_before_each(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Yield a function that restores modules' state and parameters, which is also done at the end.
+
+    To be called before a forward pass: what a pass holds for its backward pass is not written to
+    in between.
+    """
+    values = [(p, p.detach().clone()) for p in model.parameters()]
+    with ExitStack() as stack:
+
+        def restore() -> None:
+            stack.close()
+            with torch.no_grad():
+                for parameter, value in values:
+                    if not torch.equal(parameter, value):
+                        parameter.copy_(value)
+            stack.enter_context(state_kept(model))
+
+        restore()
+        yield restore
+        restore()
 
 
 @contextmanager

@@ -1,0 +1,105 @@
+"""Modules that keep something of the first batch, or of what is looked up, without noise."""
+
+import pytest
+import torch
+from torch import nn
+
+from dpexp import cli
+from dpexp.training.train import train
+from dpexp.types import ConfigError
+from tests.runs import ALONE, one_thread  # noqa: F401 (a fixture)
+from tests.steps import composed
+
+FLAGS = ("a buffer", "an attribute", "none")
+
+
+class FirstBatch(nn.Module):
+    """Takes its shift from the first batch, as Glow's ActNorm does (Kingma and Dhariwal 2018)."""
+
+    def __init__(self, size, flag, is_parameter, in_eval=False):
+        super().__init__()
+        self.in_eval = in_eval
+        zeros = torch.zeros(size)
+        if is_parameter:
+            self.shift = nn.Parameter(zeros)
+        else:
+            self.register_buffer("shift", zeros)
+        if flag == "a buffer":
+            self.register_buffer("is_set", torch.tensor(False))
+        elif flag == "an attribute":
+            self.is_set = False
+
+    def forward(self, x):
+        is_set = self.is_set if hasattr(self, "is_set") else self.shift.any()
+        if (self.training or self.in_eval) and not is_set:
+            with torch.no_grad():
+                self.shift.copy_(x.mean(0))
+            if isinstance(getattr(self, "is_set", None), bool):
+                self.is_set = True
+            elif hasattr(self, "is_set"):
+                self.is_set.fill_(True)
+        return x - self.shift
+
+
+class Table(nn.Module):
+    """Looks few rows up, by how bright an image is."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.table = kind(8, 64, max_norm=0.5)
+
+    def forward(self, x):
+        rows = (x.detach().mean(1, keepdim=True).abs() * 8).long().clamp(max=7)
+        found = self.table(rows)
+        return x + (found if found.ndim == 2 else found[:, 0])
+
+
+def run(first, method, tmp_path):
+    """Train a model whose first module this is, before a linear classifier."""
+    config = composed(*method, "model=linear", f"results={tmp_path}")
+    parts = cli.build_parts(config, ALONE.device)
+    inner = parts.model
+    shape = parts.task.input_shape
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.head = first, nn.Linear(64, 10)
+
+        def forward(self, x):
+            return self.head(self.first(x.flatten(1)))
+
+    assert torch.Size(shape).numel() == 64 and isinstance(inner, nn.Module)
+    parts.model = Net()
+    train(config, parts, ALONE)
+
+
+METHODS = [("dpsgd",), ("dpsgd", "method.train=head"), ("dp_zo", "method.train=head")]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=" ".join)
+@pytest.mark.parametrize("is_parameter", [True, False], ids=["parameter", "buffer"])
+@pytest.mark.parametrize("flag", FLAGS)
+def test_what_the_first_batch_sets_is_refused_before_it_leaves(
+    flag, is_parameter, method, tmp_path
+):
+    # DP-ZO takes losses in eval mode, and only writes there would leave.
+    first = FirstBatch(64, flag, is_parameter, in_eval=method[0] == "dp_zo")
+    with pytest.raises(ConfigError, match="Expected .*(shift|is_set)|FirstBatch") as refused:
+        run(first, method, tmp_path)
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.rglob("result.json"))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=" ".join)
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_table_that_lookups_rescale_is_refused(kind, method, tmp_path):
+    with pytest.raises(ConfigError, match="first.table is a .* with max_norm"):
+        run(Table(kind), method, tmp_path)
+
+
+def test_what_a_trial_sets_is_not_left_in_the_model(tmp_path):
+    first = FirstBatch(64, "a buffer", is_parameter=True)
+    with pytest.raises(ConfigError):
+        run(first, ("dpsgd",), tmp_path)
+    assert not first.is_set and not first.shift.any()
