@@ -90,8 +90,16 @@ def test_what_it_does_not_go_with_is_refused_in_one_line(word, tmp_path):
 
 
 def test_bands_without_correlated_noise_are_refused(tmp_path):
-    with pytest.raises(Exception, match="bands|correlation"):
+    with pytest.raises(Exception, match="correlation"):
         execute(tmp_path, *SHORT, "noise.bands=3")
+
+
+def test_a_sweep_over_bands_has_fresh_noise_among_them(tmp_path, programs):
+    swept = ["run.py", "-m", *SHORT, "noise=correlated", "noise.bands=1,3", f"results={tmp_path}"]
+    done = programs.run(swept)
+    assert done.returncode == 0, done.stderr
+    found = {of(each.parent)[2]["correlation"]["bands"] for each in tmp_path.rglob("result.json")}
+    assert found == {1, 3}
 
 
 # Audits

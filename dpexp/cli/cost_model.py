@@ -48,8 +48,8 @@ SHRINKS = (20, 40)
 IN_A_STEP = ("augmentation", "clipping", "denoise", "averaging")
 """Groups that change what a step costs."""
 
-BESIDES = ("features", "prompts", "warm_start", "attack", "audit", "analysis")
-"""Groups of what a run does before, between and after its steps."""
+BESIDES = ("features", "prompts", "warm_start", "attack", "audit", "analysis", "correlation")
+"""Groups of what a run does before, between and after its steps, and of past noise in them."""
 
 SLOWEST = 1e9
 """FLOP/s of one core below which FLOPs do not explain the time: torch counts none of most work."""

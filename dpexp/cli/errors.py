@@ -26,7 +26,7 @@ from omegaconf.errors import (
 
 from dpexp.cli import folders, own_data
 from dpexp.cli.groups import CONF, options_of
-from dpexp.cli.quoting import readable
+from dpexp.cli.quoting import CORRELATED, readable
 from dpexp.cli.signals import restore_signals
 from dpexp.cli.streams import safe_output
 
@@ -51,6 +51,10 @@ class JobFailed(Exception):
 
     Its arguments: the line printed, the process id, and the exit code.
     """
+
+
+TYPED = {chosen: word for word, chosen in CORRELATED.items()}
+"""What a person types for a choice."""
 
 
 def job_failed(words: str, line: str | None) -> JobFailed:
@@ -112,7 +116,8 @@ def explain(error: Exception) -> str:
                 f"++{place}.KEY=VALUE."
             )
         if "." not in place and (options := options_of(place)):
-            choices = " or ".join(f"{place}={option}" for option in options)
+            words = (f"{place}={option}" for option in options)
+            choices = " or ".join(TYPED.get(word, word) for word in words)
             return f"No {place} is chosen, so it has no settings. Add {choices}."
         return unknown_key(place, cause.parent_node)
     line = str(error).partition("\n")[0]

@@ -170,9 +170,14 @@ def require_correlation(privacy: Mapping[str, Any], releases: Sequence[Release])
     """
     noise, sampling = privacy["noise"], privacy["sampling"]
     _require(
-        noise is True,
-        f"Expected noise=correlated alone; got {str(noise).lower()} beside it: secret noise would "
-        "lie in checkpoints, as later steps need it. Set noise.",
+        noise is not False,
+        "Expected noise=correlated alone; got noise=false beside it, which draws none. Leave one "
+        "of them out.",
+    )
+    _require(
+        noise != "secret",
+        "Expected noise=correlated alone; got secret beside it: secret noise would lie in "
+        "checkpoints, as later steps need it. Leave one of them out.",
     )
     _require(
         sampling == "poisson",
@@ -286,8 +291,8 @@ def check_privacy(privacy: Mapping[str, Any], dataset_size: int) -> None:
     require_word("sampling", sampling, SAMPLINGS)
     _require(
         isinstance(noise, bool) or noise == "secret",
-        f"Expected noise true, false, secret or correlated; got {noise}. Set noise (in a sweep "
-        "correlation=null,banded).",
+        f"Expected noise true, false, secret or correlated; got {noise}. Set noise (in a sweep of "
+        "both, noise=correlated noise.bands=1,auto: one band is fresh noise).",
     )
     _require(isinstance(clip, bool), f"Expected clip true or false; got {clip}. Set clip.")
     _require(

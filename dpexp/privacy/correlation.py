@@ -89,7 +89,9 @@ class Banded:
         """
         if isinstance(self.bands, str):
             require_word("noise.bands", self.bands, (AUTO,))
-        elif isinstance(self.bands, bool) or self.bands != int(self.bands) or self.bands < 1:
+            return
+        is_number = isinstance(self.bands, int | float) and not isinstance(self.bands, bool)
+        if not (is_number and 1 <= self.bands < math.inf and self.bands == int(self.bands)):
             raise ConfigError(
                 f"Expected noise.bands to be {AUTO} or a whole number from 1 on; got {self.bands}."
                 " Set noise.bands."

@@ -55,7 +55,7 @@ def cyclic(seed: int, step: int, dataset_size: int, probability: float, bands: i
 def groups(seed: int, dataset_size: int, bands: int) -> Tensor:
     """Return every example's group, [dataset_size] of 0 to bands - 1; not to be written to."""
     gen = generator(seed, "groups", bands)
-    return torch.randint(bands, (dataset_size,), generator=gen, dtype=torch.int16)
+    return torch.randint(bands, (dataset_size,), generator=gen, dtype=torch.int32)
 
 
 def shuffled(seed: int, step: int, dataset_size: int, batch_size: int) -> Tensor:

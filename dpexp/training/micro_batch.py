@@ -144,7 +144,8 @@ class MicroBatch:
         model, method, task = parts.model, parts.method, parts.task
         trained = method.trainable(model)
         numbers = sum(p.numel() for name, p in model.named_parameters() if name in trained)
-        left = room - LATER * numbers / 1e6
+        later = LATER + 8 * self._mechanism.bands  # past noise too, where it is correlated
+        left = room - later * numbers / 1e6
         with PrivateGradient(
             model,
             method,
@@ -154,6 +155,7 @@ class MicroBatch:
             task.public,
             task.loss,
             self._parts.augmentation,
+            self._parts.clipping,
         ) as gradient:
             trials = try_sizes(gradient, self._state, examples, self._most, left, device)
         chosen = choose(trials, device)

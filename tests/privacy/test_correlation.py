@@ -271,7 +271,7 @@ def test_a_certificate_without_its_correlation_does_not_verify():
     "changed, says",
     [
         ({"noise": "secret"}, "noise=correlated alone; got secret"),
-        ({"noise": False}, "noise=correlated alone; got false"),
+        ({"noise": False}, "noise=correlated alone; got noise=false"),
         ({"sampling": "shuffle"}, "sampling=poisson"),
         ({"releases": (replace(WHOLE, noise="laplace"),), "budget": "total"}, "Gaussian noise"),
         ({"bands": 21}, "noise.bands of at most 20"),
@@ -284,7 +284,7 @@ def test_what_correlated_noise_does_not_go_with_is_refused_in_one_line(changed, 
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("bands", [0, -1, 1.5, True, "many"])
+@pytest.mark.parametrize("bands", [0, -1, 1.5, True, "many", None, [2], math.inf, math.nan])
 def test_bands_that_are_none_are_refused(bands):
     with pytest.raises(ConfigError, match=r"noise\.bands"):
         Banded(bands)

@@ -40,6 +40,13 @@ MOST_COMPOSED = 10**8
 """Largest number of composed mechanisms, and of grid points (ours): more would take all memory."""
 
 
+CORRELATION = {
+    *("bands", "coefficients"),
+    *("participation", "participation_prob", "participations"),
+}
+"""Entries of a certificate on correlated noise."""
+
+
 NAMES = "privacy.json trainable and frozen: that they are the model's names"
 """Not checked here, as no model is built; `scripts/verify.py` builds it if it can."""
 
@@ -181,6 +188,14 @@ class _Check:
         if not (isinstance(bands, int) and 1 <= len(coefficients) <= bands):
             self.say(f"correlation: {len(coefficients)} coefficients reach beyond {bands} bands")
             return None
+        self.unchecked.append(
+            "privacy.json correlation coefficients: that they are the best; all of norm 1 are as "
+            "private"
+        )
+        if not coefficients[0] > 0:
+            self.say(f"correlation: the first coefficient is {coefficients[0]}; it must be above 0")
+        if unknown := sorted(stated.keys() - CORRELATION):
+            self.say(f"correlation: {', '.join(unknown)} is nothing that a certificate has")
         if not math.hypot(*coefficients) <= 1 + ROUNDING:
             self.say(
                 f"correlation: coefficients of norm {math.hypot(*coefficients):.6g}, by which an "
