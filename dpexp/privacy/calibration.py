@@ -170,6 +170,11 @@ def require_correlation(privacy: Mapping[str, Any], releases: Sequence[Release])
     """
     noise, sampling = privacy["noise"], privacy["sampling"]
     _require(
+        noise is not False,
+        "Expected a run with noise beside noise=correlated; this method or clip leaves it out. "
+        "Leave noise=correlated out.",
+    )
+    _require(
         noise is True,
         f"Expected noise=correlated alone; got {str(noise).lower()} beside it: secret noise would "
         "lie in checkpoints, as later steps need it. Set noise.",
