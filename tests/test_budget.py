@@ -73,5 +73,10 @@ def test_a_mistake_is_one_line(words, line, capsys):
 def test_python_refuses_the_same():
     with pytest.raises(ConfigError, match="whole num_steps"):
         dpexp.noise_multiplier(eps=1, delta=1e-5, sampling_prob=0.1, num_steps=1.5)
+    for name in ("eps", "delta", "sampling_prob", "num_steps"):
+        good = {"eps": 1, "delta": 1e-5, "sampling_prob": 0.1, "num_steps": 3}
+        for bad in ("8", None, True):
+            with pytest.raises(ConfigError, match=f"Expected {name} to be a number; got {bad!r}"):
+                dpexp.noise_multiplier(**{**good, name: bad})
     with pytest.raises(ConfigError, match="No noise gives epsilon"):
         dpexp.noise_multiplier(eps=1e-9, delta=1e-12, sampling_prob=1.0, num_steps=10**6)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def test_a_picture_a_path_bytes_and_a_tensor_are_one_input(digits, tmp_path):
     path = tmp_path / "a digit ε.PNG"
     picture.save(path)
     outputs = [model.outputs(raw) for raw in ([path], [str(path)], [picture], [path.read_bytes()])]
-    outputs += [model.outputs([pixels]), model.outputs(pixels[None].numpy())]
+    outputs += [model.outputs(raw) for raw in ([pixels], [pixels.numpy()], pixels[None].numpy())]
     assert all(torch.equal(one, outputs[0]) for one in outputs)
     torch.testing.assert_close(model.outputs([pixels.float() / 255]), outputs[0])
     assert model.outputs([]).shape == (0, 10) and model.predict([]) == []
@@ -70,6 +71,13 @@ def test_a_picture_a_path_bytes_and_a_tensor_are_one_input(digits, tmp_path):
     ("raw", "line"),
     [
         ([torch.zeros(1, 8, 9)], r"shape \[n, 1, 8, 8\]"),
+        ([torch.zeros(1, 8, 8), torch.zeros(1, 8, 9)], r"shape \[n, 1, 8, 8\]; got \[2, 1, 8, 9\]"),
+        (torch.zeros(2, 8, 8), r"got \[2, 8, 8\]"),
+        ("a.png", "a list of inputs; got a single str"),
+        (Path("a.png"), "got a single PosixPath"),
+        (Image.new("L", (8, 8)), "got a single Image"),
+        (b"no image", "got a single bytes"),
+        ({"a": 1}, "got a single dict"),
         ([torch.full((1, 8, 8), 3.0)], r"floats in \[0, 1\]"),
         ([torch.full((1, 8, 8), float("nan"))], r"floats in \[0, 1\]"),
         ([torch.zeros(1, 8, 8, dtype=torch.int64)], "uint8"),

@@ -3,8 +3,10 @@
 import os
 
 import pytest
+from torch import nn
 
 from dpexp import cli, records
+from dpexp.cli import building
 from dpexp.privacy.verification.record import verify_record
 from dpexp.types import ConfigError
 from tests.runs import one_thread, own_model  # noqa: F401 (a fixture)
@@ -79,3 +81,17 @@ def test_dropout_where_it_cannot_be_drawn_again_is_refused_before_anything_is_re
         cli.execute(config)
     ledger = records.locate(tmp_path, config) / records.LEDGER
     assert not ledger.exists() or records.read_mark(ledger.parent).steps <= 1
+
+
+@pytest.mark.parametrize("name", ["python:nets.Net", "mine"])
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "1 is a LazyLinear that has seen no"),
+        (nn.LazyConv2d(3, 2), "the model is a LazyConv2d"),
+    ],
+)
+def test_a_layer_that_has_no_size_yet_is_refused_by_name(name, model, line):
+    config = {"model": {"name": name, "head": "auto"}}
+    with pytest.raises(ConfigError, match=line):
+        building.prepare(model, config, 3)

@@ -72,6 +72,12 @@ def test_it_trains_a_copy_within_the_budget_and_the_record_holds(method, trained
     assert not multiprocessing.active_children()
 
 
+def test_noise_may_be_correlated_across_steps(trained):
+    run = trained(settings={"noise": "correlated", "noise.bands": 2})
+    assert run.certificate["correlation"]["bands"] == 2 and run.certificate["sampling"] == "cyclic"
+    assert 7 < run.epsilon <= 8 and verify(run.directory)[0] == 0
+
+
 def test_inputs_that_are_all_nan_are_told_of_once(trained, caplog):
     run = trained(train=(TRAIN[0] * np.nan, TRAIN[1]), test=(TEST[0] * np.nan, TEST[1]))
     said = [r.message for r in caplog.records if "not finite" in r.message]
@@ -317,6 +323,13 @@ def test_the_callers_random_numbers_stay(trained):
         ({"clip_norm": -1}, "^Expected clip_norm"),
         ({"method": "gep"}, "Expected a method without public examples: .*'method.basis'"),
         ({"settings": {"public": "digits"}, "method": "rgp_core"}, "Expected no public set"),
+        ({"callbacks": print}, "callbacks to be a list of functions; got <built-in"),
+        ({"callbacks": [print, 3]}, "callbacks to be a list of functions"),
+        ({"settings": {"noise": "correlated"}, "method": "dp_zo"}, "beside noise=correlated"),
+        (
+            {"settings": {"noise": "correlated"}, "method": "nonprivate"},
+            "Expected a run with noise",
+        ),
         ({"settings": {"eps": 100}}, "Expected eps as an argument"),
         ({"settings": {"privacy.delta": 0.1}}, "Expected delta as an argument"),
         ({"settings": {"task.dataset_size": 9}}, "Expected dataset_size as an argument"),

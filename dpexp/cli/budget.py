@@ -20,6 +20,7 @@ release (`dpexp verify` tells of a run's own). Exit code: 0; 2 for a mistake.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from dpexp.cli.arguments import exit_code_of, only, positive, whole
@@ -47,7 +48,7 @@ def noise_multiplier(eps: float, delta: float, sampling_prob: float, num_steps: 
     """
     from dpexp.privacy.accounting import calibrate
 
-    _check(delta, sampling_prob, num_steps)
+    _check(delta, sampling_prob, num_steps, eps=eps)
     _require(0 < eps < float("inf"), f"Expected eps > 0; got {eps:g}. Set eps.")
     return calibrate(sampling_prob, num_steps, delta, eps)[0]
 
@@ -66,7 +67,7 @@ def epsilon(noise: float, delta: float, sampling_prob: float, num_steps: int) ->
     """
     from dpexp.privacy.accounting import PRVFailed, prv_epsilon, rdp_epsilon
 
-    _check(delta, sampling_prob, num_steps)
+    _check(delta, sampling_prob, num_steps, noise=noise)
     _require(0 < noise < float("inf"), f"Expected noise > 0; got {noise:g}. Set noise.")
     try:
         return prv_epsilon(sampling_prob, noise, num_steps, delta)
@@ -81,14 +82,18 @@ def epsilon(noise: float, delta: float, sampling_prob: float, num_steps: int) ->
         ) from None
 
 
-def _check(delta: float, sampling_prob: float, num_steps: int) -> None:
+def _check(delta: float, sampling_prob: float, num_steps: int, **other: float) -> None:
+    numbers = {"delta": delta, "sampling_prob": sampling_prob, "num_steps": num_steps, **other}
+    for name, value in numbers.items():
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        _require(is_number, f"Expected {name} to be a number; got {value!r}. Set {name}.")
     _require(0 < delta < 1, f"Expected delta in (0, 1); got {delta:g}. Set delta.")
     _require(
         0 < sampling_prob <= 1,
         f"Expected sampling_prob in (0, 1]; got {sampling_prob:g}. Set sampling_prob.",
     )
     _require(
-        isinstance(num_steps, int) and num_steps >= 1,
+        isinstance(num_steps, Integral) and num_steps >= 1,
         f"Expected a whole num_steps >= 1; got {num_steps}. Set num_steps.",
     )
 

@@ -84,6 +84,7 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
         ConfigError: if a setting does not fit the model.
     """
     node = config["model"]
+    _require_sizes(model)
     if _is_standardized(node):
         from dpexp.models.standardized import standardize
 
@@ -108,6 +109,27 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
     if patterns:
         classifier.freeze(model, patterns)
     return Built(model, head)
+
+
+def _require_sizes(model: Any) -> None:
+    """Refuse layers of torch that take their size from their first input, and have seen none.
+
+    Raises:
+        ConfigError: naming the first.
+    """
+    from torch.nn.parameter import UninitializedTensorMixin
+
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedTensorMixin):
+            from dpexp.types import ConfigError
+
+            layer = name.rpartition(".")[0]
+            kind = type(model.get_submodule(layer)).__name__
+            raise ConfigError(
+                f"Expected a model whose layers have their sizes; {layer or 'the model'} is a "
+                f"{kind} that has seen no input. Let the model take an input as it is built, or "
+                "use a layer of a given size."
+            )
 
 
 def _is_standardized(node: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import reprlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -156,6 +157,11 @@ def train(
                 f"Expected {HANDED[key]} as an argument of dpexp.train; got settings['{key}'], a "
                 f"choice of run.py. Leave it out, or use dpexp.run."
             )
+    if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
+        raise ConfigError(
+            f"Expected callbacks to be a list of functions; got {reprlib.repr(callbacks)}. Set "
+            "callbacks."
+        )
     model = unwrapped(copy.deepcopy(model))
     examples, tests = examples_of(train, "train"), examples_of(test, "test")
     code = None

@@ -14,7 +14,7 @@ FOLDERS = ("results", "data_root", "model_root", "data")
 UNSAID = re.compile(r"^(method\.freeze|method\.embeddings|model\.fix|model\.args[\w.]*)(?==)")
 """Settings that a config holds only where they are said, so that other runs keep their ids."""
 
-CORRELATED = {"noise=correlated": "correlation=banded"}
+CORRELATED = re.compile(r"^noise=([\"']?)correlated\1$")
 OF_NOISE = re.compile(r"^noise\.(?=\w+=)")
 """Words for correlated noise, and for its settings."""
 
@@ -32,7 +32,8 @@ def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
         words: of a command line; options and words that are not KEY=VALUE stay unchanged.
         is_sweep: whether a list of values means one run per value.
     """
-    words = [CORRELATED.get(word) or OF_NOISE.sub("correlation.", word) for word in words]
+    words = [CORRELATED.sub("correlation=banded", word) for word in words]
+    words = [OF_NOISE.sub("correlation.", word) for word in words]
     return [_quoted(UNSAID.sub(r"++\1", word), is_sweep) for word in words]
 
 

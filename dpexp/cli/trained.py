@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,6 +95,11 @@ class TrainedModel:
 
     def _batches(self, raw: Any) -> list[Tensor]:
         if self.preprocessing is not None:
+            if isinstance(raw, str | bytes | Mapping) or not isinstance(raw, Iterable):
+                raise ConfigError(
+                    f"Expected a list of inputs; got a single {type(raw).__name__}. Put it into a "
+                    "list."
+                )
             examples = self.preprocessing.examples(raw)
             rows = torch.arange(len(examples)).split(BATCH) if len(examples) else ()
             return [examples.batch(indices).inputs for indices in rows]

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from dpexp.data.labels import HIDDEN
+from dpexp.data.numerals import is_truth
 from dpexp.types import ConfigError
 
 READ = "read"
@@ -70,7 +71,8 @@ class Classes:
         if isinstance(value, bool):
             word = _text(value)
         elif isinstance(value, str):
-            word = value
+            is_told = value in self._indices or not is_truth(value)
+            word = value if is_told else value.lower()
             if value not in self._indices and WHOLE.fullmatch(value) and not self._has_numbers:
                 value = int(value)
         if isinstance(value, int) and not isinstance(value, bool):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from dpexp.data.numerals import LARGEST, MISSING, number
+from dpexp.data.numerals import LARGEST, MISSING, is_truth, number
 from dpexp.types import ConfigError
 
 REFUSE, FLAG = "refuse", "flag"
@@ -72,6 +72,8 @@ class Words:
         """Return a cell's numbers, and False: no word is moved to another."""
         word = str(cell).lower() if isinstance(cell, bool) else cell
         word = str(word) if isinstance(word, int) else word
+        if word not in self.words and is_truth(word):  # pandas writes True, spreadsheets TRUE
+            word = word.lower()
         if word not in self.words:
             if word is None or (isinstance(word, str) and word.strip() in MISSING):
                 if not self.is_flagged:

@@ -27,9 +27,9 @@ def pair(data: Any, name: str) -> tuple[Tensor, Tensor]:
     Raises:
         ConfigError: it is neither, its items do not fit each other, or reading it fails.
     """
-    if isinstance(data, tuple | list) and len(data) == 2 and all(map(_is_array, data)):
+    if isinstance(data, tuple | list) and len(data) == 2 and _are_arrays(*data):
         try:
-            inputs, targets = map(tensor_of, data)
+            inputs, targets = tensor_of(data[0]), tensor_of(_array_of(data[1]))
         except Exception as error:  # anyone's array, which may raise anything
             raise ConfigError(
                 f"Expected {name} to be {WHAT}, of numbers in dense memory; "
@@ -47,6 +47,20 @@ def pair(data: Any, name: str) -> tuple[Tensor, Tensor]:
             f"stacked ({type(error).__name__}: {one_line(error)[:200]}). Transform them into "
             "tensors of one shape and type."
         ) from error
+
+
+def _are_arrays(inputs: Any, targets: Any) -> bool:
+    """Return whether a pair holds all inputs and all targets, which may be a plain list."""
+    return _is_array(inputs) and (_is_array(targets) or isinstance(targets, list))
+
+
+def _array_of(targets: Any) -> Any:
+    """Return targets as an array where they are a list; words stay words, to be refused."""
+    if not isinstance(targets, list):
+        return targets
+    if not all(isinstance(one, type(targets[0])) for one in targets):
+        raise TypeError("got a list of targets of several types. Give them one type")
+    return np.array(targets) if targets else np.zeros(0, np.int64)
 
 
 def _is_array(part: Any) -> bool:

@@ -75,3 +75,8 @@ def number(text: str, forms: Forms = NUMBER) -> float:
             if abs(value) <= LARGEST:
                 return value
     raise ValueError(f"no number: {text}")
+
+
+def is_truth(cell: object) -> bool:
+    """Return whether a cell of text is a truth value, in any case."""
+    return isinstance(cell, str) and cell.lower() in ("true", "false")

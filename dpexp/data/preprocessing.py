@@ -58,7 +58,8 @@ class Images:
         Raises:
             ConfigError: naming the first that is no image of this shape.
         """
-        if isinstance(raw, Tensor | np.ndarray) or all(isinstance(one, Tensor) for one in raw):
+        arrays = Tensor | np.ndarray
+        if isinstance(raw, arrays) or all(isinstance(one, arrays) for one in raw):
             inputs = self._tensor(raw)
         else:
             found = [self._pixels(one, index) for index, one in enumerate(raw)]
@@ -69,14 +70,15 @@ class Images:
         shape = self.input_shape
         if not len(raw):
             return torch.empty(0, *shape)
+        for one in [raw[0]] if isinstance(raw, Tensor | np.ndarray) else raw:
+            if tuple(one.shape) != tuple(shape):
+                raise ConfigError(
+                    f"Expected images of shape [n, {', '.join(map(str, shape))}]; got "
+                    f"{[len(raw), *one.shape]}."
+                )
         if not isinstance(raw, Tensor | np.ndarray):
-            raw = torch.stack(list(raw))
+            raw = torch.stack([torch.as_tensor(one) for one in raw])
         inputs = torch.as_tensor(raw)
-        if tuple(inputs.shape[1:]) != tuple(shape):
-            raise ConfigError(
-                f"Expected images of shape [n, {', '.join(map(str, shape))}]; got "
-                f"{list(inputs.shape)}."
-            )
         if inputs.dtype == torch.uint8:
             return inputs
         if not inputs.is_floating_point() or not bool(((inputs >= 0) & (inputs <= 1)).all()):

@@ -152,7 +152,8 @@ class Tokenizer:
         if repo is None:
             raise ConfigError(
                 f"Expected a pretrained language model for task {task}: its texts go through the "
-                "model's tokenizer. Set model to minilm, bert, roberta or roberta_large."
+                "model's tokenizer. Set model to minilm, bert, roberta or roberta_large, or "
+                "model=hf repo=OWNER/NAME."
             )
         if max_length < 8:
             raise ConfigError(

@@ -171,8 +171,8 @@ def require_correlation(privacy: Mapping[str, Any], releases: Sequence[Release])
     noise, sampling = privacy["noise"], privacy["sampling"]
     _require(
         noise is not False,
-        "Expected noise=correlated alone; got noise=false beside it, which draws none. Leave one "
-        "of them out.",
+        "Expected a run with noise beside noise=correlated; noise=false, or a method without any, "
+        "leaves it out. Leave noise=correlated out.",
     )
     _require(
         noise != "secret",

@@ -100,6 +100,11 @@ REFUSED = {
     "an item that raises": (Items(broken_at_7), r"item 7 of Items .*KeyError: .seven"),
     "items of one": (Items(lambda i: (X[i],)), "item 0 of Items cannot be read"),
     "items that are dicts": (Items(lambda i: {"x": X[i]}), "item 0 of Items cannot be read"),
+    "a list of words": ((X, ["a"] * N), "array of <U1. Convert it"),
+    "a list of several types": ((X, [0, 0.5] * 6), "targets of several types"),
+    "a list of what is unequal": ((X, [[0], [0, 1]] * 6), "numbers in dense memory"),
+    "a list of pairs": ((X, [[0, 1]] * N), r"got \[12, 4\] and \[12, 2\]"),
+    "a list of too few": ((X, [0]), r"got \[12, 4\] and \[1\]"),
     "numbers of no kind of torch's": ((X.numpy().astype(np.longdouble), Y), "longdouble|float128"),
     "dates": ((np.zeros((N, 2), "M8[s]"), Y), "datetime64"),
 }
@@ -120,6 +125,9 @@ READ = {
     "lists of numbers": [(x.tolist(), int(y)) for x, y in zip(X, Y, strict=True)],
     "numpy's numbers as targets": [(x, np.int32(y)) for x, y in zip(X, Y, strict=True)],
     "items of three": Items(lambda i: (X[i], Y[i], "a name")),
+    "a list of targets": (X, Y.tolist()),
+    "a list of an array and targets": [X.numpy(), Y.tolist()],
+    "a list of targets that are tensors": (X, [*Y]),
     "a subclass of tensors": (X.as_subclass(type("Mine", (torch.Tensor,), {})), Y),
 }
 

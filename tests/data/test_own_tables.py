@@ -169,6 +169,19 @@ def test_columns_may_be_declared_in_a_file(words, tmp_path):
     assert "(No such file or directory)" in refusal(*words[:-1], RANGE, "task.columns=none.yaml")
 
 
+@pytest.mark.parametrize("yes", ["True", "TRUE", "true"])
+def test_truth_values_are_told_apart_however_text_spells_them(tmp_path, yes):
+    no = {"True": "False", "TRUE": "FALSE", "true": "false"}[yes]
+    lines = [f"{[no, yes][i % 3 == 0]},{[no, yes][i % 2]}" for i in range(6)]
+    for split in ("train", "test"):
+        text = "\n".join(["a,sold", *lines, f"{yes},{[no, yes][split == 'test']}"])
+        (tmp_path / f"{split}.csv").write_text(text)
+    words = [f"data={tmp_path}", "task=table", "task.target=sold", "task.classes=[false,true]"]
+    task = task_of(*words, "dataset_size=7", "task.columns={a:[False,True]}")
+    assert task.train.targets.tolist() == [0, 1, 0, 1, 0, 1, 0]
+    assert task.train.inputs[:, 1].tolist() == [1, 0, 0, 1, 0, 0, 1]
+
+
 def test_truth_values_are_words_or_numbers(tmp_path):
     columns = {"a": [True, False, True, False], "b": [True, True, False, False], "y": [0, 1, 0, 1]}
     path = save_parquet(tmp_path / "x.parquet", columns)

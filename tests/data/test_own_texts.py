@@ -216,3 +216,4 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path, words):
     save(tmp_path / "set")
     line = refusal(*[word for word in words if "tokenizer" not in word], "model=bert_tiny")
     assert "Expected a pretrained language model for task texts:set" in line
+    assert "model=hf" in line

@@ -87,7 +87,8 @@ def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtyp
     if longest is None:
         inputs, third = _numbers(empty.inputs, model, gen)
         if _may_be_padded(task.train):
-            inputs = torch.cat([inputs, _padded(inputs[SECOND], model, dtype)])
+            padded = _padded(inputs[SECOND], model, dtype)
+            inputs = torch.cat([inputs, ended(model, padded)])
         lengths = None
     else:
         inputs, third, lengths = _texts(longest, model, gen)
