@@ -26,7 +26,7 @@ from omegaconf.errors import (
 
 from dpexp.cli import folders, own_data
 from dpexp.cli.groups import CONF, options_of
-from dpexp.cli.quoting import CORRELATED, readable
+from dpexp.cli.quoting import readable
 from dpexp.cli.signals import restore_signals
 from dpexp.cli.streams import safe_output
 
@@ -53,7 +53,7 @@ class JobFailed(Exception):
     """
 
 
-TYPED = {chosen: word for word, chosen in CORRELATED.items()}
+TYPED = {"correlation=banded": "noise=correlated"}
 """What a person types for a choice."""
 
 
