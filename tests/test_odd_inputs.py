@@ -118,6 +118,7 @@ LABELS = {
     **{str(kind): lambda y, kind=kind: y.to(kind) for kind in (torch.uint8, torch.uint16)},
     "backwards": lambda y: y.numpy()[::-1].copy()[::-1],
     "big-endian": lambda y: y.numpy().astype(">i8"),
+    "a list": lambda y: y.tolist(),
     "a series": lambda y: pd.Series(y.numpy()),
     "a categorical": lambda y: pd.Categorical(y.numpy()),
 }
@@ -145,7 +146,6 @@ NO_LABELS = {
     "sparse": lambda y: y.to_sparse(),
     "meta": lambda y: y.to("meta"),
     "dates": lambda y: y.numpy().astype("M8[s]"),
-    "a list": lambda y: y.tolist(),
     "a categorical of words": lambda y: pd.Categorical(WORDS[y]),
     "a series of words": lambda y: pd.Series(WORDS[y]),
 }
