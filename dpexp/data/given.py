@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpexp.data.handed import name_of, pair, tensor_of
+from dpexp.data.handed import has_tokens, name_of, pair, tensor_of, tokenised
 from dpexp.data.regression import squared_error
 from dpexp.data.task import Examples, Task, assemble
 from dpexp.data.text import Encoded, Texts
@@ -27,7 +27,8 @@ def examples_of(data: Any, name: str) -> Examples | Texts:
             (input, target). Inputs are uint8 in [0, 255], which become [0, 1], or floats or other
             integers, such as tokens' ids, used as they are. Targets are class indices, or floats
             in a regression. Inputs may also be what a tokenizer of transformers returns, [n, t]
-            each, padded on the right; a model of transformers takes them.
+            each, padded on the right; a model of transformers takes them. Items may be dicts with a
+            label, as those of Hugging Face's datasets: tokens, of any lengths, or one input.
         name: "train" or "test", for messages.
 
     Raises:
@@ -35,8 +36,11 @@ def examples_of(data: Any, name: str) -> Examples | Texts:
     """
     if isinstance(data, Examples):
         return data
-    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Mapping):
+    is_two = isinstance(data, tuple | list) and len(data) == 2
+    if is_two and isinstance(data[0], Mapping) and not isinstance(data[1], Mapping):
         return texts_of(data[0], data[1], name)
+    if has_tokens(data, TOKENS[0]):
+        return texts_of(*tokenised(data, name, TOKENS), name)
     inputs, targets = pair(data, name)
     if inputs.ndim < 2 or targets.ndim != 1 or len(inputs) != len(targets):
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +13,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from dpexp.types import ConfigError, one_line
+
+LABELS = ("labels", "label")
+"""What the target of an item that is a dict is called."""
 
 WHAT = "a pair of tensors (inputs, targets), or a torch data set of such pairs"
 
@@ -83,8 +86,7 @@ def _items(data: Any, name: str) -> list[tuple[Any, Any]]:
     items, index = [], 0
     try:
         for index in range(len(data)):
-            item = data[index]
-            items.append((item[0], item[1]))
+            items.append(_pair_of(data[index]))
     except Exception as error:  # anyone's data set, which may raise anything
         raise ConfigError(
             f"Expected {name} to be {WHAT}; item {index} of {type(data).__name__} cannot be read "
@@ -100,11 +102,79 @@ def _items(data: Any, name: str) -> list[tuple[Any, Any]]:
     return items
 
 
+def _pair_of(item: Any) -> tuple[Any, Any]:
+    """Return an item's input and target.
+
+    Raises:
+        Exception: it has none; of a dict, unless there is a label and one thing else.
+    """
+    if not isinstance(item, Mapping):
+        return item[0], item[1]
+    label, rest = _label_of(item), [key for key in item if key not in LABELS]
+    if len(rest) != 1:
+        raise TypeError(f"a dict of a label and {', '.join(map(str, rest)) or 'nothing'}")
+    return item[rest[0]], label
+
+
+def _label_of(item: Mapping[str, Any]) -> Any:
+    named = [key for key in LABELS if key in item]
+    if len(named) != 1:
+        raise TypeError(f"a dict with {len(named)} of {' and '.join(LABELS)}, not one")
+    return item[named[0]]
+
+
+def has_tokens(data: Any, needed: str) -> bool:
+    """Return whether items are dicts of tokens, as those of tokenised texts in datasets."""
+    if isinstance(data, Tensor | Mapping | str) or not hasattr(type(data), "__getitem__"):
+        return False
+    with suppress(Exception):  # anyone's data set, which may raise anything
+        return isinstance(data[0], Mapping) and needed in data[0]
+    return False
+
+
+def tokenised(data: Any, name: str, kinds: Sequence[str]) -> tuple[dict[str, Tensor], Tensor]:
+    """Return tokens [n, t] by kind, padded on the right with zeros, and targets [n].
+
+    Args:
+        data: items are dicts of some of the kinds, [t_i] each, and a label. Other entries, such as
+            the text, are left out.
+        name: "train" or "test", for messages.
+        kinds: of tokens; the first is in every item, the second is their mask.
+
+    Raises:
+        ConfigError: naming an item that is none.
+    """
+    index, rows, labels = 0, [], []
+    ids, mask = kinds[:2]
+    try:
+        for index in range(_length(data, name)):
+            item = data[index]
+            row = {kind: tensor_of(item[kind]) for kind in kinds if kind in item}
+            row.setdefault(mask, torch.ones_like(row[ids]))
+            if {each.shape for each in row.values()} != {(len(row[ids]),)}:
+                raise TypeError("tokens that are not as many as their mask and kinds")
+            rows.append(row)
+            labels.append(_label_of(item))
+        whole = {
+            kind: torch.nn.utils.rnn.pad_sequence([row[kind] for row in rows], batch_first=True)
+            for kind in dict.fromkeys(kind for row in rows for kind in row)
+        }
+        return whole, _stacked(labels, "target").reshape(len(labels))
+    except ConfigError:
+        raise
+    except Exception as error:  # anyone's items, which may raise anything
+        raise ConfigError(
+            f"Expected items of {name} as dicts of {', '.join(kinds)} and a label; item {index} "
+            f"cannot be read as one ({type(error).__name__}: {one_line(error)[:200]}). Remove it, "
+            "or let a tokenizer make it anew."
+        ) from error
+
+
 def _differs(data: Any, items: Sequence[tuple[Any, Any]]) -> bool:
     """Return whether the first, middle or last item is another one when it is read again."""
     with suppress(Exception):  # what cannot be compared is stacked, or refused, afterwards
         for index in {0, len(items) // 2, len(items) - 1}:
-            pairs = zip(items[index], data[index], strict=False)
+            pairs = zip(items[index], _pair_of(data[index]), strict=False)
             if not all(
                 tensor_of(a).equal(tensor_of(b)) or tensor_of(a).isnan().any() for a, b in pairs
             ):

@@ -2,6 +2,7 @@
 
 import random
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -158,3 +159,51 @@ def test_items_that_are_others_when_read_again_are_told_of(item):
 def test_an_item_of_nan_is_the_same_when_it_is_read_again(recwarn):
     examples_of(Items(lambda i: (X[i] * torch.nan, Y[i])), "test")
     assert not [each for each in recwarn if "differ" in str(each.message)]
+
+
+def of_datasets(**columns):
+    return datasets.Dataset.from_dict(columns)
+
+
+TOKENS = {"input_ids": [[5, 6, 7], [5, 8], [9]], "attention_mask": [[1, 1, 1], [1, 1], [1]]}
+
+
+@pytest.mark.parametrize("label", ["label", "labels"])
+@pytest.mark.parametrize("more", [{}, {"text": ["a b c", "a d", "e"]}])
+def test_items_of_hugging_faces_datasets_are_texts_padded_on_the_right(label, more):
+    data = of_datasets(**TOKENS, **more, **{label: [1, 0, 2]})
+    read = examples_of(data, "train")
+    batch = read.batch(torch.arange(3))
+    assert read.longest == 3 and batch.targets.tolist() == [1, 0, 2]
+    assert batch.inputs[:, 1].tolist() == [[1, 1, 1], [1, 1, 0], [1, 0, 0]]
+    padded = {key: [[*row, 0, 0][:3] for row in rows] for key, rows in TOKENS.items()}
+    whole = examples_of(({k: torch.tensor(v) for k, v in padded.items()}, [1, 0, 2]), "train")
+    assert torch.equal(batch.inputs, whole.batch(torch.arange(3)).inputs)
+
+
+def test_tokens_without_a_mask_are_as_long_as_they_are():
+    read = examples_of(of_datasets(input_ids=TOKENS["input_ids"], label=[1, 0, 2]), "train")
+    assert read.batch(torch.arange(3)).inputs[:, 1].sum(1).tolist() == [3, 2, 1]
+
+
+def test_a_dict_of_one_input_and_a_label_is_a_pair():
+    items = [{"pixel_values": X[k].numpy(), "label": int(Y[k])} for k in range(len(X))]
+    read = examples_of(items, "train")
+    assert torch.equal(read.inputs, X) and torch.equal(read.targets, Y)
+
+
+@pytest.mark.parametrize(
+    "changed, line",
+    [
+        ({"label": None}, "0 of labels and label"),
+        ({"labels": 1}, "2 of labels and label"),
+        ({"attention_mask": [1]}, "not as many"),
+        ({"input_ids": ["a", "b"]}, "item 1 cannot be read"),
+    ],
+)
+def test_an_item_that_is_no_text_is_named_in_one_line(changed, line):
+    items = [{"input_ids": [5, 6], "attention_mask": [1, 1], "label": 1} for _ in range(2)]
+    items[1] = {key: each for key, each in (items[1] | changed).items() if each is not None}
+    with pytest.raises(ConfigError, match=line) as refused:
+        examples_of(items, "train")
+    assert "\n" not in str(refused.value)
