@@ -203,7 +203,7 @@ def _built(record: records.Record, trust: bool) -> nn.Module:
     if not trust and not is_own:
         raise ConfigError(
             f"Expected a model of dpexp in {record.directory}; its config calls {target}. If you "
-            "trust the folder, set trust=True, or pass the model: "
+            "trust the folder, set trust=True (trust=true in the shell), or pass the model: "
             "dpexp.load(directory, model=MyModel())."
         )
     if {"repo", "model_root"} <= node.keys() and (record.directory / "config.json").exists():
