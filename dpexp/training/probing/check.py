@@ -59,6 +59,11 @@ COARSE = 1e-2
 ALOUD = {torch.double: SHARP, torch.float: 1e-4}
 """Tolerance for larger weights, by precision: those of float32 may amplify its rounding (ours)."""
 
+DRAWS = {0: 0, SHARP: 1, COARSE: 2}
+MADE, LOUDER = 3, 4
+"""Which draw of shifts each stage takes, so that none is taken twice: a trial's by its tolerance,
+that in which examples are made, and those with larger weights."""
+
 SIZES = (7, 5, 3, 2)
 """Of batches by which it is told what holds examples (ours): what is the same for all has a length
 that is a multiple of one of these, but seldom of all."""
@@ -86,7 +91,7 @@ def check_model(
     """
     try:
         own = next(model.parameters()).dtype
-        with staged(model, own, device):
+        with staged(model, own, device, draw=MADE):
             examples = make_up(task, model, device, own)
         subject = Subject(model, parameters, task.loss)
         wrong = _tried(subject, examples, device, own, SHARP if own == torch.double else 0)
@@ -121,7 +126,7 @@ def _tried(
 ) -> str | None:
     """Return what is wrong beyond a tolerance; 0 allows for rounding, and requires equality."""
     model, examples = subject.model, examples.to(dtype)
-    with staged(model, dtype, device), torch.enable_grad(), trial():
+    with staged(model, dtype, device, draw=DRAWS[tolerance]), torch.enable_grad(), trial():
         subject.note_values()
         with restored_before_each(model) as restore:
             tries = [_try(subject, b, restore) for b in examples.of_sizes(SIZES)]
@@ -142,17 +147,17 @@ def _aloud(
     Batches of one shape are compared to the last bit before, but others only as closely as rounding
     in the model's own precision allows: a dependence may be less than that until weights grow.
     """
-    for dtype in dict.fromkeys([torch.double, own]):
+    for place, dtype in enumerate(dict.fromkeys([torch.double, own])):
         if dtype in ALOUD:
             with suppress(Exception):  # it may require its own precision, or other weights
-                wrong, draws = _heard(subject, examples.to(dtype), device, dtype)
+                wrong, draws = _heard(subject, examples.to(dtype), device, dtype, LOUDER + place)
                 if not draws.is_narrowed or dtype == own:
                     return wrong
     return None
 
 
 def _heard(
-    subject: Subject, examples: MadeUp, device: torch.device, dtype: torch.dtype
+    subject: Subject, examples: MadeUp, device: torch.device, dtype: torch.dtype, draw: int
 ) -> tuple[str | None, FixedDraws]:
     """Return what is wrong with larger weights, and the random draws that the model made.
 
@@ -160,7 +165,11 @@ def _heard(
     a lower one in its part, and short examples need less padding.
     """
     model, most = subject.model, ALOUD[dtype]
-    with staged(model, dtype, device, LOUD, subject.parameters), torch.enable_grad(), trial():
+    with (
+        staged(model, dtype, device, LOUD, subject.parameters, draw),
+        torch.enable_grad(),
+        trial(),
+    ):
         subject.note_values()
         one = subject.trial(examples.one, MIDDLE, (1,), is_recorded=False)
         draws = one.draws

@@ -212,6 +212,7 @@ def staged(
     device: torch.device,
     shift: float = SHAKEN,
     names: Collection[str] | None = None,
+    draw: int = 0,
 ) -> Iterator[None]:
     """Put a model in training mode with shifted weights of a dtype; restore it later.
 
@@ -224,12 +225,13 @@ def staged(
         device: the model's.
         shift: as a fraction of a layer's usual scale.
         names: of the parameters that are shifted; None: all of them.
+        draw: which draw of the shifts.
     """
     named = model.named_parameters(remove_duplicate=False)
     shifted = {id(each) for name, each in named if names is None or name in names}
     kept = [(tensor, tensor.data) for tensor in _tensors(model)]
     cuda = [device] if device.type == "cuda" else []
-    gen = generator(0, "shaken", 0)
+    gen = generator(0, "shaken", draw)
     with chance_kept(cuda), in_mode(model, is_training=True), state_kept(model):
         try:
             for tensor, data in kept:
