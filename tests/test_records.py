@@ -5,6 +5,7 @@ import math
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ import yaml
 from dpexp import records
 from dpexp.records import RecordError, Run, find, git_commit, read, run_id, versions
 
+ROOT = Path(__file__).resolve().parents[1]
 CONFIG = {
     "eps": 8.0,
     "seed": 0,
@@ -252,3 +254,10 @@ def test_the_commit_is_named_with_its_changes(tmp_path):
 def test_provenance_names_what_a_result_rests_on():
     assert {"python", "torch", "opacus", "numpy", "dpexp"} <= set(versions())
     assert "threads" in records.describe_device("cpu")
+
+
+def test_no_committed_record_names_a_folder_of_the_machine_that_made_it():
+    configs = sorted((ROOT / "results").glob("*/runs/*/config.yaml"))
+    assert len(configs) > 500
+    named = [str(path) for path in configs if re.search(r"_root: ['\"]?[/~]", path.read_text())]
+    assert named == []
