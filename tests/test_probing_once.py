@@ -103,3 +103,46 @@ def test_what_a_trial_sets_is_not_left_in_the_model(tmp_path):
     with pytest.raises(ConfigError):
         run(first, ("dpsgd",), tmp_path)
     assert not first.is_set and not first.shift.any()
+
+
+def through_data(module, mean):
+    module.shift.data.copy_(mean)
+
+
+def of_one_value(module, mean):
+    module.shift.data.fill_(float(mean.mean()))
+
+
+def by_another_parameter(module, mean):
+    module.shift = nn.Parameter(mean.clone(), requires_grad=False)
+
+
+def by_lookup(module, mean):
+    nn.functional.embedding(torch.tensor([[0]]), module.shift[None], max_norm=1e-3)
+
+
+class Writes(nn.Module):
+    """Writes where real examples alone lead: made-up ones are seldom so alike."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.shift, self.write = nn.Parameter(torch.ones(64)), write
+        self.shift.requires_grad_(False)
+
+    def forward(self, x):
+        is_alike = len(x) > 1 and bool((x[:, 0] == x[0, 0]).all())  # a corner that digits leave
+        if is_alike:
+            with torch.no_grad():
+                self.write(self, x.mean(0))
+        return x + self.shift
+
+
+@pytest.mark.parametrize("write", [through_data, of_one_value, by_another_parameter, by_lookup])
+@pytest.mark.parametrize("method", [("dpsgd",), ("dp_zo", "method.train=head")], ids=" ".join)
+def test_a_write_that_only_real_examples_lead_to_ends_the_run_before_it_leaves(
+    write, method, tmp_path
+):
+    with pytest.raises(ConfigError, match="'first.shift' is written to") as refused:
+        run(Writes(write), method, tmp_path)
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.rglob("result.json"))

@@ -31,6 +31,7 @@ from dpexp.training.losses import BatchLosses
 from dpexp.training.outcome import StepOutcome
 from dpexp.training.returned import checked_releases, checked_step, names_of
 from dpexp.training.states import mapped, new_tensors
+from dpexp.training.unwritten import look_at, require_unwritten
 from dpexp.types import (
     Batch,
     ConfigError,
@@ -323,7 +324,8 @@ class PrivateGradient:
         axis = f"forward/{self._ranks.rank}"
         seed_default(self._mechanism.root, axis, step)
         total, done = 0.0, 0
-        before = self._versions()
+        moved = self._trained if self._method.is_forward_only else ()  # by the method itself
+        before = look_at(self._model, moved)
         weights = self._method.forward_weights(self._state)
         draws = self._draws(examples, step)
         for some in examples.micro_batches(indices, micro_batch):
@@ -340,28 +342,8 @@ class PrivateGradient:
             total += loss
             done += len(batch)
             on_part(done / len(indices))
-        self._require_unwritten(before)
+        require_unwritten(before, self._model, moved)
         return total
-
-    def _versions(self) -> dict[str, int]:
-        """Return how often each parameter was written to, of those that no method writes to."""
-        moved = self._trained if self._method.is_forward_only else {}
-        named = self._model.named_parameters()
-        return {name: weight._version for name, weight in named if name not in moved}
-
-    def _require_unwritten(self, before: Mapping[str, int]) -> None:
-        """Refuse a model whose passes over examples have written to a parameter.
-
-        What it took up would leave with the weights, without noise.
-        """
-        now = self._versions()
-        for name, version in before.items():
-            if now.get(name) != version:
-                raise ConfigError(
-                    f"Expected a model that leaves its parameters as they are; {name!r} is written "
-                    "to as examples pass, and what it takes up would leave without noise. Nothing "
-                    "of this step has left. Remove it, or hold it fixed."
-                )
 
     def _draws(self, examples: Any, step: int) -> Tensor | None:
         """Return the random numbers of a step's views, one row an example of the whole set.
