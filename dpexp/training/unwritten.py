@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,7 +40,7 @@ def look_at(model: nn.Module, without: Collection[str] = ()) -> Seen:
     return Seen(tuple(held), marks(tensors), _content(tensors))
 
 
-def _content(tensors: list[Tensor]) -> list[tuple[int, bytes]]:
+def _content(tensors: Sequence[Tensor]) -> list[tuple[int, bytes]]:
     if not tensors:
         return []
     hashes = torch.stack([torch.hash_tensor(each) for each in tensors]).tolist()
