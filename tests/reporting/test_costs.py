@@ -27,19 +27,22 @@ def test_a_step_stands_in_the_row_that_it_is_of(table4, tmp_path):
     (tmp_path / "bench" / "cpu-recipes-vision.csv").write_text(HEAD + lines)
     artifact = costs.filled(table4, tmp_path)
     words = {column.key: column.words for column in artifact.columns if column.bench}
-    of_images = words["scratch-step"]
-    assert (of_images["np"], of_images["dpsgd"]) == ("1.00, 1.00", "1.23, 1.10")
+    of_images = words["step-scratch"]
+    assert (of_images["np"], of_images["dpsgd"]) == (
+        "1.00,\N{NO-BREAK SPACE}1.00",
+        "1.23,\N{NO-BREAK SPACE}1.10",
+    )
     assert of_images["rgp"] == "does not run: too large" and of_images["gep"] == "–"
-    assert set(words["sst2-step"].values()) == {"not measured"}
+    assert set(words["step-sst2"].values()) == {"not measured"}
     page = markdown(Table(artifact, "quick", collect.collect(artifact, [])))
     (row,) = re.findall(r"^\| DP-SGD +\| plain .*$", page, re.M)
-    assert "| 1.23, 1.10 " in row
+    assert "| 1.23,\N{NO-BREAK SPACE}1.10 " in row
     assert "[cpu-recipes-vision](../../bench/cpu-recipes-vision.md)" in page
 
 
 def test_no_run_is_of_such_a_column(table4):
     keys = {column.key for column in table4.measured_columns}
-    assert "scratch-eps8" in keys and not keys & {"scratch-step", "sst2-step"}
+    assert "scratch-eps8" in keys and not keys & {"step-scratch", "step-sst2"}
 
 
 @pytest.mark.parametrize("more", ["words: {plain: a}", "overrides: [eps=2]", "metric: accuracy"])

@@ -44,4 +44,4 @@ def _words(step: dict[str, str] | None) -> str:
         return NONE
     if not step["time"]:
         return step["note"] or NOT_MEASURED
-    return f"{float(step['time']):.2f}, {float(step['memory']):.2f}"
+    return f"{float(step['time']):.2f},\N{NO-BREAK SPACE}{float(step['memory']):.2f}"
