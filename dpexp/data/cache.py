@@ -55,6 +55,15 @@ def decoded(
     return kept
 
 
+def content_hashes(files: Sequence[Path]) -> list[str]:
+    """Return the SHA-256 of each file's bytes, in hexadecimal digits.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    return [_hash(path).hex() for path in files]
+
+
 def _hash(path: Path) -> bytes:
     try:
         with path.open("rb") as stream:
