@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dpexp.attacks.influence import OTHERS, Knobs, Moved, drawing
@@ -14,6 +16,8 @@ from dpexp.grad_sample.conv2d import Conv2dGrads, Conv2dWeight, Geometry
 from dpexp.grad_sample.embedding import EmbeddingWeight
 from dpexp.grad_sample.linear import LinearGrads, LinearWeight
 from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads, MaterializedGrads
+from dpexp.grad_sample.repeated import repeated
+from dpexp.models.standardized import Projection, StandardizedWeight
 from dpexp.privacy.bound import is_exact_enough
 from dpexp.privacy.privatize import ClippedSum
 from dpexp.types import Key, PerExampleGrads, Release
@@ -97,6 +101,32 @@ def _images(
     return Form((d, size, size), (p, outputs, outputs), grads, block)
 
 
+def _views(d: int, p: int, size: int, views: int) -> Form:
+    """Return a form of 3 x 3 kernels whose example is so many images, one above the other."""
+    of_image = _images(d, p, size, 3)
+
+    def grads(x: Tensor, h: Tensor) -> PerExampleGrads:
+        rows = (each.unflatten(2, (views, size)).transpose(1, 2).flatten(0, 1) for each in (x, h))
+        return repeated(cast(FactoredGrads, of_image.grads(*rows)), views)
+
+    return Form((d, views * size, size), (p, views * size, size), grads, of_image.block)
+
+
+def _standardized(d: int, p: int, size: int) -> Form:
+    """Return a form of 3 x 3 kernels of which P is released, not they themselves."""
+    of_image = _images(d, p, size, 3)
+    unit = F.normalize(torch.randn(p, 9 * d, generator=drawing(0, 3), dtype=torch.float64))
+    unit = F.normalize(unit - unit.mean(1, keepdim=True))
+    projection = Projection(unit, torch.arange(p) % 4 > 0)
+
+    def grads(x: Tensor, h: Tensor) -> PerExampleGrads:
+        whole = cast(FactoredGrads, of_image.grads(x, h))
+        used = cast(Conv2dWeight, whole.rule)
+        return replace(whole, rule=StandardizedWeight(used, projection))
+
+    return Form(of_image.x, of_image.h, grads, of_image.block)
+
+
 def _image_carriers(d: int, p: int, size: int, rank: int, side: str, last: bool = False) -> Form:
     at = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)
     layout = torch.channels_last if last else torch.contiguous_format
@@ -163,6 +193,10 @@ FORMS: Mapping[str, Form] = {
     "convolution 2 to 3, 96 x 96": _images(2, 3, 96, 3),
     "masked, linear 512 to 256": _masked(_linear(512, 256, 4)),
     "masked, convolution 16 to 16": _masked(_images(16, 16, 6, 3), 50),
+    "views, convolution 64 to 64": _views(64, 64, 6, 3),
+    "views, convolution 24 to 16, formed": _views(24, 16, 12, 2),
+    "standardised, convolution 64 to 64": _standardized(64, 64, 6),
+    "standardised, convolution 24 to 16, formed": _standardized(24, 16, 16),
     "embedding 20 x 768": _embedding(20, 768, 16),
     "held, 300,000 numbers": _held(2, 300_000),
     "held, 5 numbers": _held(3, 5),

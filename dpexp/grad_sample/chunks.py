@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -22,10 +22,13 @@ def over_chunks(size_of: Callable[..., Size], tensors: tuple[Tensor, ...], numbe
         tensors: each [n, ...].
         numbers: how many numbers `size_of` forms per example.
     """
+    sizes = [size_of(*piece) for piece in slices_of(tensors, numbers)]
+    return sizes[0] if len(sizes) == 1 else Size(*map(torch.cat, zip(*sizes, strict=True)))
+
+
+def slices_of(tensors: tuple[Tensor, ...], numbers: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the tensors in slices of examples, for each of which so many numbers are formed."""
     like = tensors[-1]
     budget = BUDGET_BYTES.get(like.device.type, BUDGET_BYTES["cuda"])
     size = max(1, budget // (numbers * like.element_size()))
-    if len(tensors[0]) <= size:
-        return size_of(*tensors)
-    slices = zip(*(tensor.split(size) for tensor in tensors), strict=True)
-    return Size(*map(torch.cat, zip(*(size_of(*piece) for piece in slices), strict=True)))
+    return zip(*(tensor.split(size) for tensor in tensors), strict=True)

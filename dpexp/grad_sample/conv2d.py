@@ -196,12 +196,14 @@ class Conv2dWeight:
     at: Geometry
     is_padded: ClassVar[bool] = False
 
+    def numbers(self, x: Tensor, dh: Tensor) -> int:
+        """Return how many numbers one example's gradient has."""
+        return dh.shape[1] * (x.shape[1] // self.at.groups) * len(self.at.shifts())
+
     def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
         """Return the gradients [n, groups * p, d, k, k]; None if x and dh take less memory."""
-        folded_x, folded_dh = self.at.fold(x), self.at.fold(dh)
-        p, d = folded_dh.shape[1], folded_x.shape[1]
-        size = p * d * len(self.at.shifts())
-        if size > folded_x[0].numel() + folded_dh[0].numel() or self._prefers_gram(x, dh):
+        held = x.shape[1:].numel() + dh.shape[1:].numel()
+        if self.numbers(x, dh) > held or self._prefers_gram(x, dh):
             return None
         return self.materialize(x, dh)
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
-from dpexp.grad_sample.per_example import MaterializedGrads
+from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
+from dpexp.grad_sample.repeated import RowRule, repeated
 from dpexp.types import ConfigError, LayerGrads, PerExampleGrads
 
 Rule = Callable[[Any, Tensor, Tensor], LayerGrads | Mapping[str, Tensor]]
@@ -242,15 +243,15 @@ class GroupedGrads:
             few = replace(cast(Any, self.of_rows), parameters=self.parameters)
             object.__setattr__(self, "of_rows", few)
 
-    def gradient(self, name: str) -> MaterializedGrads:
+    def gradient(self, name: str) -> PerExampleGrads:
         """Return one parameter's gradients."""
         return self._grouped(self.of_rows.gradient(name))
 
-    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> PerExampleGrads:
         """Return dW_i R^T, [n, p, r], or its rows [p'] alone."""
         return self._grouped(self.of_rows.left(right_basis, rows))
 
-    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> MaterializedGrads:
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> PerExampleGrads:
         """Return L^T dW_i, [n, r, d], or some of its columns alone."""
         return self._grouped(self.of_rows.right(left_basis, columns))
 
@@ -258,7 +259,9 @@ class GroupedGrads:
         """Multiply every example's gradient by a constant."""
         return replace(self, of_rows=self.of_rows.scaled(factor))
 
-    def _grouped(self, grads: PerExampleGrads) -> MaterializedGrads:
+    def _grouped(self, grads: PerExampleGrads) -> PerExampleGrads:
+        if isinstance(grads, FactoredGrads) and isinstance(grads.rule, RowRule):
+            return repeated(grads, self.rows)
         each = grads.materialize()
         return MaterializedGrads(each.reshape(-1, self.rows, *each.shape[1:]).sum(1))
 

@@ -11,19 +11,24 @@ a gradient G_p of W'_p gives
     W_p:   (G_p - mean(G_p) - U_p <U_p, G_p>) g_p / s_p        g_p:   <U_p, G_p>
 
 Below it s_p is a constant, and the third term is absent. What a low-rank method multiplies is the
-gradient of W, so that its carriers are exact; it is formed for every example.
+gradient of W, so that its carriers are exact. The first is a projection P of G_p g_p / s_p.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpexp.grad_sample import rule, rule_of
-from dpexp.grad_sample.conv2d import pads_zeros
-from dpexp.types import ConfigError
+from dpexp.grad_sample import rule
+from dpexp.grad_sample.chunks import over_chunks
+from dpexp.grad_sample.conv2d import Conv2dGrads, Conv2dWeight, pads_zeros
+from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
+from dpexp.grad_sample.rounding import TERMS, Terms, size_of_formed, size_of_held
+from dpexp.types import ConfigError, Size
 
 LEAST = 1e-4
 """Least value of m var(W_p), as in the code of De et al."""
@@ -59,27 +64,171 @@ def standardized(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return centred / scale[:, None, None, None], scale, squares > LEAST
 
 
+@dataclass(frozen=True)
+class Projection:
+    """P, which takes gradients of W' for gains and scales of 1 to gradients of W; |P G| <= |G|.
+
+    Attributes:
+        unit: U, [p, m] in float64.
+        is_scaled: where s_p is above its least value, [p].
+    """
+
+    unit: Tensor
+    is_scaled: Tensor
+
+    def of(self, gradients: Tensor) -> Tensor:
+        """Return P G for gradients [..., p, m]."""
+        unit = self.unit.to(gradients.dtype)
+        along = (gradients * unit).sum(-1) * self.is_scaled
+        own = gradients - gradients.mean(-1, keepdim=True)
+        return own.sub_(unit * along[..., None])
+
+
+@dataclass(frozen=True)
+class StandardizedWeight:
+    """dW_i = P G_i for x and dh, whose channels are times g_p / s_p, as `Conv2dWeight` has them.
+
+    P is linear: the clipped sum of P G_i is P of that of G_i, which is one batch gradient.
+    """
+
+    used: Conv2dWeight
+    projection: Projection
+    is_padded: ClassVar[bool] = False
+
+    def numbers(self, x: Tensor, dh: Tensor) -> int:
+        """Return how many numbers one example's gradient has."""
+        return self.used.numbers(x, dh)
+
+    def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
+        """Return the gradients; None if x and dh take less memory."""
+        formed = self.used.formed(x, dh)
+        return None if formed is None else self._own(formed)
+
+    def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Return the gradients, [n, p, d, k, k]."""
+        return self._own(self.used.materialize(x, dh))
+
+    def size(self, x: Tensor, dh: Tensor) -> Size:
+        """Return the gradients' sizes, formed a few examples at a time."""
+        return over_chunks(self._by_forming, (x, dh), 2 * self.numbers(x, dh))
+
+    def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
+        """Return the sizes of the formed gradients; these are added, not their terms."""
+        return self.used.size_of_formed(formed, x, dh)
+
+    def terms(self, x: Tensor, dh: Tensor) -> Terms:
+        """Return the size of the terms, raised for the roundings of P: two inner products of m."""
+        m = self.projection.unit.shape[1]
+        terms = self.used.terms(x, dh)
+        return terms._replace(energy=terms.energy * (1 + (2 * m + 32) / TERMS) ** 2)
+
+    def num_positions(self, dh: Tensor) -> int:
+        """Return the number of output positions."""
+        return self.used.num_positions(dh)
+
+    def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
+        """Add the batch gradient to total, [p, d, k, k]."""
+        part = torch.zeros_like(total)
+        self.used.add_to(part, x, dh)
+        total += self._own(part)
+
+    def _own(self, used: Tensor) -> Tensor:
+        return self.projection.of(used.flatten(-3)).view(used.shape)
+
+    def _by_forming(self, x: Tensor, dh: Tensor) -> Size:
+        formed = size_of_held(self.materialize(x, dh).flatten(1))
+        return size_of_formed(formed, self.terms(x, dh), self.num_positions(dh), dh.dtype)
+
+
+@dataclass(frozen=True)
+class StandardizedGrads:
+    """Layer gradients of a standardised convolution: of W, and of g and the bias if it has them.
+
+    Attributes:
+        used: of a convolution by W'.
+        projection: P.
+        factor: g_p / s_p, [p].
+        parameters: the layer's.
+    """
+
+    used: Conv2dGrads
+    projection: Projection
+    factor: Tensor
+    parameters: tuple[str, ...]
+
+    def gradient(self, name: str) -> FactoredGrads | MaterializedGrads:
+        """Return one parameter's gradients."""
+        if name == "bias":
+            return self.used.gradient("bias")
+        if name == "gain":
+            return MaterializedGrads(self._along(self.used))
+        used = self._times_factor()
+        rule = StandardizedWeight(Conv2dWeight(used.at), self.projection)
+        return FactoredGrads(rule, used.x, used.dh)
+
+    def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
+        """Return dW_i R^T, [n, p, r], or its rows [p'] alone; nothing is formed for it."""
+        used, unit = self._times_factor(), self.projection.unit.to(right_basis.dtype)
+        along = self._along(used) * self.projection.is_scaled
+        thin, ones = unit @ right_basis.T, right_basis.sum(1)
+        means = self._means(used)
+        if rows is not None:
+            along, means, thin = along[:, rows], means[:, rows], thin[rows]
+        each = used.left(right_basis, rows).materialize()
+        return MaterializedGrads(each - means[:, :, None] * ones - along[:, :, None] * thin)
+
+    def right(self, left_basis: Tensor, columns: Tensor | None = None) -> MaterializedGrads:
+        """Return L^T dW_i, [n, r, m], or the columns of some channels [d'] alone."""
+        used, unit = self._times_factor(), self.projection.unit.to(left_basis.dtype)
+        along = self._along(used) * self.projection.is_scaled
+        if columns is not None:
+            unit = unit.unflatten(1, (-1, len(used.at.shifts())))[:, columns].flatten(1)
+        each = used.right(left_basis, columns).materialize()
+        means = self._means(used) @ left_basis
+        return MaterializedGrads(
+            each - means[:, :, None] - (along[:, None, :] * left_basis.T) @ unit
+        )
+
+    def scaled(self, factor: float) -> StandardizedGrads:
+        """Return the gradients times a constant."""
+        return replace(self, used=self.used.scaled(factor))
+
+    def _times_factor(self) -> Conv2dGrads:
+        return replace(self.used, dh=self.used.dh * self.factor[:, None, None])
+
+    def _along(self, used: Conv2dGrads) -> Tensor:
+        """Return <U_p, G_ip>, [n, p]: a convolution by U, times dh, over all positions."""
+        return self._weighed(used, self.projection.unit, used.dh.shape[1])
+
+    def _means(self, used: Conv2dGrads) -> Tensor:
+        """Return the means of G_ip, [n, p]: a convolution by ones, times dh."""
+        unit = self.projection.unit[: used.at.groups]
+        return self._weighed(used, torch.full_like(unit, 1 / unit.shape[1]), used.at.groups)
+
+    def _weighed(self, used: Conv2dGrads, kernels: Tensor, outputs: int) -> Tensor:
+        at, n = used.at, len(used.x)
+        kernel = kernels.to(used.x.dtype).view(outputs, -1, *at.kernel)
+        made = F.conv2d(used.x, kernel, None, at.stride, at.padding, at.dilation, at.groups)
+        dh = used.dh.unflatten(1, (outputs, -1))
+        return (dh * made[:, :, None]).sum((3, 4)).view(n, -1)
+
+
 @rule(
     StandardizedConv2d,
     GainedConv2d,
     parameters=("weight", "gain", "bias"),
     fits=pads_zeros,
 )
-def of_standardized(layer: StandardizedConv2d, x: Tensor, dh: Tensor) -> dict[str, Tensor]:
+def of_standardized(layer: StandardizedConv2d, x: Tensor, dh: Tensor) -> StandardizedGrads:
     """Return every example's gradients of W, and of g and the bias where the layer has them."""
-    grads = rule_of(nn.Conv2d)(layer, x, dh)
-    of_used = grads.gradient("weight").materialize().flatten(2)  # G, [n, p, m]
-    unit, scale, is_scaled = standardized(layer.weight.detach())
-    unit = unit.flatten(1)
-    along = torch.einsum("npm,pm->np", of_used, unit)
+    unit, scale, is_scaled = standardized(layer.weight.detach().double())
     gain = layer.gain.detach() if isinstance(layer, GainedConv2d) else torch.ones_like(scale)
-    own = of_used - of_used.mean(2, keepdim=True) - unit * (along * is_scaled)[:, :, None]
-    found = {"weight": (own * (gain / scale)[:, None]).view(-1, *layer.weight.shape)}
-    if isinstance(layer, GainedConv2d):
-        found["gain"] = along
-    if layer.bias is not None:
-        found["bias"] = grads.gradient("bias").materialize()
-    return found
+    return StandardizedGrads(
+        Conv2dGrads.read(layer, x, dh),
+        Projection(unit.flatten(1), is_scaled),
+        (gain / scale).to(dh.dtype),
+        tuple(name for name, _ in layer.named_parameters(recurse=False)),
+    )
 
 
 def standardize(model: nn.Module) -> None:

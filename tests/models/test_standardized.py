@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
@@ -19,7 +20,14 @@ from dpexp.models.standardized import (
 )
 from dpexp.models.wrn_standardized import StandardizedWRN
 from dpexp.types import ConfigError
-from tests.grad_sample.test_rules import assert_rule_holds, per_example_by_torch_func, random_like
+from tests.grad_sample.test_rules import (
+    assert_rule_holds,
+    convolutions,
+    per_example_by_torch_func,
+    random_like,
+    seeds,
+    small,
+)
 from tests.runs import CONFIGS, one_thread  # noqa: F401 (a fixture)
 from tests.steps import CPU, rgp, sums_of
 
@@ -50,6 +58,15 @@ def test_every_examples_gradient_is_torch_funcs(kind, size):
     layer = layer_of(kind, size)
     x = random_like(torch.empty(3, layer.in_channels, 5, 6), 1)
     assert_rule_holds(layer, x, 2, references=(per_example_by_torch_func,))
+
+
+@settings(max_examples=25, deadline=None)
+@given(convolutions(), small, seeds)
+def test_any_convolution_may_standardise_its_weights(drawn, n, seed):
+    layer, image = drawn
+    layer.__class__ = StandardizedConv2d
+    x = random_like(torch.empty(n, layer.in_channels, *image), seed)
+    assert_rule_holds(layer, x, seed, references=(per_example_by_torch_func,))
 
 
 def test_a_rows_weights_have_mean_zero_and_norm_one_or_less():

@@ -1,0 +1,105 @@
+"""Gradients of examples that a layer sees several times in a row: views of an image, windows.
+
+An example's gradient is the sum of its rows'. It is neither formed for every row at once nor kept
+where the layer's input and output gradient take less memory: what `FactoredGrads` does for one row
+an example, `RepeatedRule` does for several.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from dpexp.grad_sample.chunks import over_chunks, slices_of
+from dpexp.grad_sample.per_example import FactoredGrads, FactoredRule
+from dpexp.grad_sample.rounding import TERMS, Terms, size_of_formed, size_of_held
+from dpexp.types import Size
+
+
+@runtime_checkable
+class RowRule(FactoredRule, Protocol):
+    """A rule for rows whose number of positions does not depend on the batch."""
+
+    def numbers(self, x: Tensor, dh: Tensor) -> int:
+        """Return how many numbers one row's gradient has."""
+
+
+@dataclass(frozen=True)
+class RepeatedRule:
+    """A rule for x [n, rows, ...] and dh [n, rows, ...], from that for one row an example.
+
+    Attributes:
+        of_row: the rule for rows.
+    """
+
+    of_row: RowRule
+    is_padded: ClassVar[bool] = False
+
+    def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
+        """Return every example's gradient if it is smaller than x and dh together, else None."""
+        held = x.shape[1:].numel() + dh.shape[1:].numel()
+        return None if self._numbers(x, dh) > held else self.materialize(x, dh)
+
+    def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
+        """Return every example's gradient, [n, ...] in the parameter's shape."""
+        numbers = x.shape[1] * self._numbers(x, dh)
+        return torch.cat([self._summed(*each) for each in slices_of((x, dh), numbers)])
+
+    def size(self, x: Tensor, dh: Tensor) -> Size:
+        """Return the size of every example's gradient, formed a few examples at a time."""
+        return over_chunks(self._by_forming, (x, dh), x.shape[1] * self._numbers(x, dh))
+
+    def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
+        """Return the sizes of the formed gradients; these are added, not their terms."""
+        return over_chunks(_held_size, (formed,), formed.shape[1:].numel())
+
+    def terms(self, x: Tensor, dh: Tensor) -> Terms:
+        """Return the size of the terms of all of an example's rows."""
+        rows, positions = x.shape[1], self.num_positions(dh)
+        energy, floor, unseen = (
+            bound.view(len(x), rows) for bound in self.of_row.terms(*self._flat(x, dh))
+        )
+        # As for one large image: the library may add up all rows' positions one after another.
+        share = max(1.0, positions / (4 * TERMS)) / max(1.0, positions / rows / (4 * TERMS))
+        return Terms(energy.sqrt().sum(1).square() * share**2, floor.sum(1), unseen.sum(1))
+
+    def num_positions(self, dh: Tensor) -> int:
+        """Return the number of positions of all rows of an example."""
+        return dh.shape[1] * self.of_row.num_positions(dh.flatten(0, 1))
+
+    def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
+        """Add the examples' gradients to `total`, which has the parameter's shape."""
+        self.of_row.add_to(total, *self._flat(x, dh))
+
+    def _flat(self, x: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
+        return x.flatten(0, 1), dh.flatten(0, 1)
+
+    def _summed(self, x: Tensor, dh: Tensor) -> Tensor:
+        each = self.of_row.materialize(*self._flat(x, dh))
+        return each.view(*x.shape[:2], *each.shape[1:]).sum(1)
+
+    def _numbers(self, x: Tensor, dh: Tensor) -> int:
+        return self.of_row.numbers(*self._flat(x, dh))
+
+    def _by_forming(self, x: Tensor, dh: Tensor) -> Size:
+        formed = size_of_held(self._summed(x, dh).flatten(1))
+        return size_of_formed(formed, self.terms(x, dh), self.num_positions(dh), dh.dtype)
+
+
+def repeated(grads: FactoredGrads, rows: int) -> FactoredGrads:
+    """Return the gradients of examples from those of their rows.
+
+    Args:
+        grads: of n times `rows` rows, an example's one after another.
+        rows: of one example.
+    """
+    assert isinstance(grads.rule, RowRule)
+    x, dh = (each.unflatten(0, (len(each) // rows, rows)) for each in (grads.x, grads.dh))
+    return FactoredGrads(RepeatedRule(grads.rule), x, dh)
+
+
+def _held_size(formed: Tensor) -> Size:
+    return size_of_held(formed.flatten(1))

@@ -1,0 +1,89 @@
+"""Layers that see several rows of an example: the sum of its rows' gradients, by any form."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads
+from dpexp.grad_sample.rules import layer_grads_of
+from dpexp.models.standardized import StandardizedConv2d
+from tests.grad_sample.test_rules import (
+    CLOSE,
+    convolutions,
+    per_example_by_torch_func,
+    random_like,
+    seeds,
+    small,
+)
+from tests.runs import total_of
+
+FEW = settings(max_examples=25, deadline=None)
+
+
+@FEW
+@given(convolutions(), small, small, st.booleans(), st.booleans(), seeds)
+def test_an_examples_kernel_gradient_is_the_sum_of_its_views(
+    drawn, n, views, is_standardized, is_last, seed
+):
+    layer, image = drawn
+    layer.__class__ = StandardizedConv2d if is_standardized else nn.Conv2d
+    x = random_like(torch.empty(n * views, layer.in_channels, *image), seed)
+    if is_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    direction = random_like(layer(x), seed + 1)
+    each = per_example_by_torch_func(layer, x, direction)["weight"]
+    each = each.unflatten(0, (n, views)).sum(1)
+    weights, shape = random_like(torch.empty(n), seed + 2).abs(), layer.weight.shape
+    layer_grads = layer_grads_of("layer", layer, x, direction, views)
+    grads = layer_grads.gradient("weight")
+    assert isinstance(grads, FactoredGrads)
+    size, held = grads.measured()
+    norms = each.flatten(1).norm(dim=1)
+    for bound in (size.squares, grads.norms_squared()):
+        assert (bound.sqrt() >= norms * (1 - 1e-13)).all()
+        torch.testing.assert_close(bound.sqrt(), norms, rtol=1e-6, atol=1e-6)
+    for form in (grads, held, grads.double()):
+        total = total_of(form, weights).view(shape)
+        torch.testing.assert_close(total, torch.tensordot(weights, each, dims=1), **CLOSE)
+    torch.testing.assert_close(grads.materialize().view_as(each), each, **CLOSE)
+    chosen = torch.arange(n) % 2 == 0
+    torch.testing.assert_close(grads.select(chosen).materialize(), each[chosen], **CLOSE)
+    entries = torch.arange(0, each[0].numel(), 2)
+    masked = MaskedGrads(grads, entries, shape)
+    torch.testing.assert_close(masked.materialize(), each.flatten(1)[:, entries], **CLOSE)
+    left, right = (
+        random_like(torch.empty(size), seed + 3)
+        for size in ((shape[0], 2), (2, each[0, 0].numel()))
+    )
+    matrices = each.flatten(2)
+    torch.testing.assert_close(layer_grads.left(right).materialize(), matrices @ right.T, **CLOSE)
+    torch.testing.assert_close(
+        layer_grads.right(left).materialize().flatten(2), left.T @ matrices, **CLOSE
+    )
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, StandardizedConv2d])
+def test_views_of_large_layers_are_not_formed_all_at_once(kind):
+    """16 views of 8 examples: what is held is the sums of some, not 128 kernels."""
+    layer = kind(64, 64, 3, padding=1)
+    x, dh = (torch.randn(8 * 16, 64, 4, 4) for _ in range(2))
+    grads = layer_grads_of("layer", layer, x, dh, 16).gradient("weight")
+    _, held = grads.measured()
+    assert held is grads  # x and dh, 262,144 numbers; the examples' kernels have 294,912
+    kernels = layer.weight.numel()
+    largest = 0
+    rule = grads.rule.of_row
+    materialize = type(rule).materialize
+
+    def counted(self, x, dh):
+        nonlocal largest
+        each = materialize(self, x, dh)
+        largest = max(largest, each.numel())
+        return each
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(rule), "materialize", counted)
+        grads.norms_squared()
+    assert largest == 16 * kernels  # those of one example
