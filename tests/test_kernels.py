@@ -141,8 +141,8 @@ def test_norms_go_by_the_faster_form(groups, is_by_kernel):
     """In WRN28-4's last stage a Gram form multiplies half as much, in three times the time."""
     x, dh = channels_last(2, 256 * groups, 8, 8), channels_last(2, 16 * groups, 8, 8)
     rule = Conv2dWeight(Geometry((3, 3), (1, 1), (1, 1), (1, 1), groups))
-    assert rule._prefers_gram(x, dh) is not is_by_kernel
-    assert rule._prefers_gram(x.contiguous(), dh.contiguous())
+    assert rule.prefers_gram(x, dh) is not is_by_kernel
+    assert rule.prefers_gram(x.contiguous(), dh.contiguous())
 
 
 @MANY

@@ -145,20 +145,40 @@ def _shift_by_shift(x: Tensor, dh: Tensor, at: Geometry) -> Iterator[Tensor]:
         yield torch.bmm(spread, padded[:, :, start : start + length].mT)
 
 
-def patch_gram(x: Tensor, at: Geometry, rows: int, columns: int) -> Tensor:
-    """Return the inner products of the input patches of every two outputs, [m, h' * w', h' * w'].
+def patch_gram(flat: Tensor, at: Geometry, inputs: torch.Size, outputs: torch.Size) -> Tensor:
+    """Return the inner products of the input patches of every two outputs, [m, v h' w', v h' w'].
 
-    <patch_s, patch_t> is the image's Gram matrix summed over k x k diagonal shifts.
+    <patch_s, patch_t> is the images' Gram matrix summed over k x k diagonal shifts.
+
+    Args:
+        flat: the v images of every example, [m, c, v h w].
+        at: the geometry.
+        inputs: (v, h, w).
+        outputs: (v, h', w').
     """
-    m, _, height, width = x.shape
-    flat = positions(x)
-    image = torch.bmm(flat.mT, flat).view(m, height, width, height, width)
-    total = x.new_zeros(m, rows, columns, rows, columns)
+    image = torch.bmm(flat.mT, flat).view(-1, *inputs, *inputs)
+    total = flat.new_zeros(len(flat), *outputs, *outputs)
     for a, b in at.shifts():
-        out_r, in_r = at.touching(0, a, rows, height)
-        out_c, in_c = at.touching(1, b, columns, width)
-        total[:, out_r, out_c, out_r, out_c] += image[:, in_r, in_c, in_r, in_c]
-    return total.view(m, rows * columns, -1)
+        out_r, in_r = at.touching(0, a, outputs[1], inputs[1])
+        out_c, in_c = at.touching(1, b, outputs[2], inputs[2])
+        total[:, :, out_r, out_c, :, out_r, out_c] += image[:, :, in_r, in_c, :, in_r, in_c]
+    return total.view(len(flat), outputs.numel(), -1)
+
+
+def of_channel(images: Tensor) -> torch.Size:
+    """Return (v, h, w) of images [n, v, c, h, w], or of one view's, [n, c, h, w]."""
+    views = images.shape[1] if images.ndim == 5 else 1
+    return torch.Size((views, *images.shape[-2:]))
+
+
+def images(x: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inputs and gradients as images [n v, c, h, w]."""
+    return (x, dh) if x.ndim == 4 else (x.flatten(0, 1), dh.flatten(0, 1))
+
+
+def _flat(images: Tensor) -> Tensor:
+    """Return images as [n, c, v h w]."""
+    return positions(images) if images.ndim == 4 else images.transpose(1, 2).flatten(2)
 
 
 def _mixed(images: Tensor, weights: Tensor) -> Tensor:
@@ -203,7 +223,7 @@ class Conv2dWeight:
     def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
         """Return the gradients [n, groups * p, d, k, k]; None if x and dh take less memory."""
         held = x.shape[1:].numel() + dh.shape[1:].numel()
-        if self.numbers(x, dh) > held or self._prefers_gram(x, dh):
+        if self.numbers(x, dh) > held or self.prefers_gram(x, dh):
             return None
         return self.materialize(x, dh)
 
@@ -215,9 +235,8 @@ class Conv2dWeight:
     def size(self, x: Tensor, dh: Tensor) -> Size:
         """Return the gradients' sizes, by the Gram form or the direct one, whichever is faster."""
         folded = self.at.fold(x), self.at.fold(dh)
-        if self._prefers_gram(x, dh):
-            inputs, outputs = (images[0, 0].numel() for images in folded)
-            bounds = over_chunks(self._by_gram, folded, numbers=inputs**2 + 3 * outputs**2)
+        if self.prefers_gram(x, dh):
+            bounds = over_chunks(self.size_by_gram, folded, self.numbers_of_gram(*folded))
         else:
             d, p = (images.shape[1] for images in folded)
             held = sum(images[0].numel() for images in folded)
@@ -238,20 +257,38 @@ class Conv2dWeight:
         """Return the number of output positions."""
         return dh.shape[2] * dh.shape[3]
 
-    def _prefers_gram(self, x: Tensor, dh: Tensor) -> bool:
-        d, p = x.shape[1] // self.at.groups, dh.shape[1] // self.at.groups
-        inputs, outputs, taps = x[0, 0].numel(), dh[0, 0].numel(), len(self.at.shifts())
+    def prefers_gram(self, x: Tensor, dh: Tensor) -> bool:
+        """Return whether the Gram form is faster; x and dh may have an axis of views, the second.
+
+        Of several views and several groups it is not taken.
+        """
+        if x.ndim == 5 and self.at.groups > 1:
+            return False
+        d, p = x.shape[-3] // self.at.groups, dh.shape[-3] // self.at.groups
+        inputs, outputs = (of_channel(images).numel() for images in (x, dh))
+        taps = len(self.at.shifts())
         gram = d * inputs**2 + (p + taps) * outputs**2
-        if self.at.groups == 1 and kernels.are_taken(x, dh, self.at.kernel):
+        is_taken = kernels.are_taken(*images(x, dh), self.at.kernel)
+        if self.at.groups == 1 and is_taken:
             gram *= kernels.SLOWNESS
         return gram <= taps * p * d * outputs
 
-    def _by_gram(self, x: Tensor, dh: Tensor) -> Size:
-        flat = positions(dh)
-        patches, of_dh = patch_gram(x, self.at, *dh.shape[2:]), torch.bmm(flat.mT, flat)
+    def numbers_of_gram(self, x: Tensor, dh: Tensor) -> int:
+        """Return how many numbers the Gram form has at once for an example."""
+        return of_channel(x).numel() ** 2 + 3 * of_channel(dh).numel() ** 2
+
+    def size_by_gram(self, x: Tensor, dh: Tensor) -> Size:
+        """Return the gradients' sizes by the Gram form, of one view [n, ...] or more [n, v, ...].
+
+        Inputs are not of several groups.
+        """
+        flat, of_dh = (_flat(images) for images in (x, dh))
+        patches = patch_gram(flat, self.at, of_channel(x), of_channel(dh))
+        of_dh = torch.bmm(of_dh.mT, of_dh)
         inputs, outputs = (gram.diagonal(dim1=1, dim2=2) for gram in (patches, of_dh))
-        terms = self._terms_of(inputs, outputs, x, dh)
-        return size_by_gram(patches * of_dh, terms, self._roundings(x, dh))
+        some = images(x, dh)
+        terms = self._terms_of(inputs, outputs, *some)
+        return size_by_gram(patches * of_dh, terms, self._roundings(*some))
 
     def _by_forming(self, x: Tensor, dh: Tensor) -> Size:
         formed = size_of_held(kernel_gradients(x, dh, self.at).flatten(1))
@@ -281,7 +318,7 @@ class Conv2dWeight:
         """
         dims = (x.shape[1] * len(self.at.shifts()), dh.shape[1])
         terms = terms_of(of_x, of_dh, dims, dh.dtype, self._roundings(x, dh))
-        share = max(1.0, self.num_positions(dh) / (4 * TERMS))
+        share = max(1.0, of_dh.shape[1] / (4 * TERMS))
         return terms._replace(energy=terms.energy * share**2)
 
     def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:

@@ -26,6 +26,15 @@ class RowRule(FactoredRule, Protocol):
     def numbers(self, x: Tensor, dh: Tensor) -> int:
         """Return how many numbers one row's gradient has."""
 
+    def prefers_gram(self, x: Tensor, dh: Tensor) -> bool:
+        """Return whether sizes by Gram matrices are faster, for x and dh [n, rows, ...]."""
+
+    def numbers_of_gram(self, x: Tensor, dh: Tensor) -> int:
+        """Return how many numbers those have at once for an example."""
+
+    def size_by_gram(self, x: Tensor, dh: Tensor) -> Size:
+        """Return examples' sizes by Gram matrices, for x and dh [n, rows, ...]."""
+
 
 @dataclass(frozen=True)
 class RepeatedRule:
@@ -41,7 +50,9 @@ class RepeatedRule:
     def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
         """Return every example's gradient if it is smaller than x and dh together, else None."""
         held = x.shape[1:].numel() + dh.shape[1:].numel()
-        return None if self._numbers(x, dh) > held else self.materialize(x, dh)
+        if self._numbers(x, dh) > held or self.of_row.prefers_gram(x, dh):
+            return None
+        return self.materialize(x, dh)
 
     def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
         """Return every example's gradient, [n, ...] in the parameter's shape."""
@@ -49,7 +60,11 @@ class RepeatedRule:
         return torch.cat([self._summed(*each) for each in slices_of((x, dh), numbers)])
 
     def size(self, x: Tensor, dh: Tensor) -> Size:
-        """Return the size of every example's gradient, formed a few examples at a time."""
+        """Return the sizes by the Gram form or the direct one, whichever is faster."""
+        if self.of_row.prefers_gram(x, dh):
+            return over_chunks(
+                self.of_row.size_by_gram, (x, dh), self.of_row.numbers_of_gram(x, dh)
+            )
         return over_chunks(self._by_forming, (x, dh), x.shape[1] * self._numbers(x, dh))
 
     def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:

@@ -25,9 +25,15 @@ from torch import Tensor, nn
 
 from dpexp.grad_sample import rule
 from dpexp.grad_sample.chunks import over_chunks
-from dpexp.grad_sample.conv2d import Conv2dGrads, Conv2dWeight, pads_zeros
+from dpexp.grad_sample.conv2d import (
+    Conv2dGrads,
+    Conv2dWeight,
+    images,
+    of_channel,
+    pads_zeros,
+)
 from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
-from dpexp.grad_sample.rounding import TERMS, Terms, size_of_formed, size_of_held
+from dpexp.grad_sample.rounding import TERMS, Terms, raised, size_of_formed, size_of_held
 from dpexp.types import ConfigError, Size
 
 LEAST = 1e-4
@@ -76,12 +82,35 @@ class Projection:
     unit: Tensor
     is_scaled: Tensor
 
+    def along(self, used: Conv2dGrads) -> Tensor:
+        """Return <U_p, G_ip> where s_p is above its least value, else 0, [n, p]."""
+        return weighed(used, self.unit) * self.is_scaled
+
+    def means(self, used: Conv2dGrads) -> Tensor:
+        """Return the means of G_ip, [n, p]."""
+        unit = self.unit[: used.at.groups]
+        return weighed(used, torch.full_like(unit, 1 / unit.shape[1]))
+
     def of(self, gradients: Tensor) -> Tensor:
         """Return P G for gradients [..., p, m]."""
         unit = self.unit.to(gradients.dtype)
         along = (gradients * unit).sum(-1) * self.is_scaled
         own = gradients - gradients.mean(-1, keepdim=True)
         return own.sub_(unit * along[..., None])
+
+
+def weighed(used: Conv2dGrads, kernels: Tensor) -> Tensor:
+    """Return <K_p, G_ip>, [n, p]: a convolution by K, times dh, summed over positions.
+
+    Args:
+        used: gives G.
+        kernels: K, [p, m]; or one for all outputs of a group, [groups, m].
+    """
+    at = used.at
+    kernel = kernels.to(used.x.dtype).view(len(kernels), -1, *at.kernel)
+    made = F.conv2d(used.x, kernel, None, at.stride, at.padding, at.dilation, at.groups)
+    dh = used.dh.unflatten(1, (len(kernels), -1))
+    return (dh * made[:, :, None]).sum((3, 4)).flatten(1)
 
 
 @dataclass(frozen=True)
@@ -109,8 +138,42 @@ class StandardizedWeight:
         return self._own(self.used.materialize(x, dh))
 
     def size(self, x: Tensor, dh: Tensor) -> Size:
-        """Return the gradients' sizes, formed a few examples at a time."""
+        """Return the gradients' sizes, by the Gram form or the direct one, whichever is faster."""
+        if self.prefers_gram(x, dh):
+            return over_chunks(self.size_by_gram, (x, dh), self.numbers_of_gram(x, dh))
         return over_chunks(self._by_forming, (x, dh), 2 * self.numbers(x, dh))
+
+    def prefers_gram(self, x: Tensor, dh: Tensor) -> bool:
+        """Return whether the Gram form is faster; x and dh may have an axis of views, the second.
+
+        Of several groups it is not taken.
+        """
+        return self.used.at.groups == 1 and self.used.prefers_gram(x, dh)
+
+    def numbers_of_gram(self, x: Tensor, dh: Tensor) -> int:
+        """Return how many numbers the Gram form has at once for an example."""
+        return self.used.numbers_of_gram(x, dh)
+
+    def size_by_gram(self, x: Tensor, dh: Tensor) -> Size:
+        """Return the gradients' sizes by the Gram form, of one view or more.
+
+        |P G|^2 = |G|^2 - sum_p m mean(G_p)^2 - sum_p <U_p, G_p>^2, the last where s_p is scaled.
+        What is subtracted is off by at most gamma times the energy each.
+        """
+        size, m = self.used.size_by_gram(x, dh), self.projection.unit.shape[1]
+        means, along = (
+            each if x.ndim == 4 else each.unflatten(0, x.shape[:2]).sum(1)
+            for each in self._removed(*images(x, dh))
+        )
+        removed = m * means.double().square().sum(1) + along.double().square().sum(1)
+        roundings = 2 * m + of_channel(dh).numel() + 32
+        squares = (size.squares - removed).clamp(min=0)
+        squares = squares + 2 * raised(roundings, dh.dtype) * size.energy
+        return size._replace(squares=squares + 2 * size.floor.square())
+
+    def _removed(self, x: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
+        grads = Conv2dGrads(x, dh, self.used.at, ())
+        return self.projection.means(grads), self.projection.along(grads)
 
     def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
         """Return the sizes of the formed gradients; these are added, not their terms."""
@@ -161,7 +224,7 @@ class StandardizedGrads:
         if name == "bias":
             return self.used.gradient("bias")
         if name == "gain":
-            return MaterializedGrads(self._along(self.used))
+            return MaterializedGrads(weighed(self.used, self.projection.unit))
         used = self._times_factor()
         rule = StandardizedWeight(Conv2dWeight(used.at), self.projection)
         return FactoredGrads(rule, used.x, used.dh)
@@ -169,9 +232,8 @@ class StandardizedGrads:
     def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
         """Return dW_i R^T, [n, p, r], or its rows [p'] alone; nothing is formed for it."""
         used, unit = self._times_factor(), self.projection.unit.to(right_basis.dtype)
-        along = self._along(used) * self.projection.is_scaled
+        along, means = self.projection.along(used), self.projection.means(used)
         thin, ones = unit @ right_basis.T, right_basis.sum(1)
-        means = self._means(used)
         if rows is not None:
             along, means, thin = along[:, rows], means[:, rows], thin[rows]
         each = used.left(right_basis, rows).materialize()
@@ -180,11 +242,11 @@ class StandardizedGrads:
     def right(self, left_basis: Tensor, columns: Tensor | None = None) -> MaterializedGrads:
         """Return L^T dW_i, [n, r, m], or the columns of some channels [d'] alone."""
         used, unit = self._times_factor(), self.projection.unit.to(left_basis.dtype)
-        along = self._along(used) * self.projection.is_scaled
+        along = self.projection.along(used)
         if columns is not None:
             unit = unit.unflatten(1, (-1, len(used.at.shifts())))[:, columns].flatten(1)
         each = used.right(left_basis, columns).materialize()
-        means = self._means(used) @ left_basis
+        means = self.projection.means(used) @ left_basis
         return MaterializedGrads(
             each - means[:, :, None] - (along[:, None, :] * left_basis.T) @ unit
         )
@@ -195,22 +257,6 @@ class StandardizedGrads:
 
     def _times_factor(self) -> Conv2dGrads:
         return replace(self.used, dh=self.used.dh * self.factor[:, None, None])
-
-    def _along(self, used: Conv2dGrads) -> Tensor:
-        """Return <U_p, G_ip>, [n, p]: a convolution by U, times dh, over all positions."""
-        return self._weighed(used, self.projection.unit, used.dh.shape[1])
-
-    def _means(self, used: Conv2dGrads) -> Tensor:
-        """Return the means of G_ip, [n, p]: a convolution by ones, times dh."""
-        unit = self.projection.unit[: used.at.groups]
-        return self._weighed(used, torch.full_like(unit, 1 / unit.shape[1]), used.at.groups)
-
-    def _weighed(self, used: Conv2dGrads, kernels: Tensor, outputs: int) -> Tensor:
-        at, n = used.at, len(used.x)
-        kernel = kernels.to(used.x.dtype).view(outputs, -1, *at.kernel)
-        made = F.conv2d(used.x, kernel, None, at.stride, at.padding, at.dilation, at.groups)
-        dh = used.dh.unflatten(1, (outputs, -1))
-        return (dh * made[:, :, None]).sum((3, 4)).view(n, -1)
 
 
 @rule(

@@ -192,7 +192,7 @@ def test_conv2d_norm_is_the_same_by_gram_and_by_kernel(drawn, n, seed):
     assert isinstance(rule, Conv2dWeight)
     folded = at.fold(outer.x), at.fold(outer.dh)
     expected = rule.materialize(outer.x, outer.dh).flatten(1).square().sum(1)
-    for form in (rule._by_gram, rule._by_forming):
+    for form in (rule.size_by_gram, rule._by_forming):
         assert_norms_close(outer, at.unfold(form(*folded).squares).sum(1), expected)
 
 
