@@ -14,6 +14,7 @@ from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 
 from dpexp import cli
 from dpexp.cli.cost_model import CostModel
+from dpexp.data import features
 from dpexp.data.digits import digits
 from dpexp.data.features import encode
 from dpexp.data.public import generated
@@ -63,6 +64,7 @@ def encoded(models, task):
             "image_size": SIZE,
             "mean": [0.5, 0.4, 0.3],
             "std": [0.2, 0.3, 0.4],
+            "mirrored": False,
             "model_root": str(models),
         }
         return encode(task, CPU, **settings | changes)
@@ -107,6 +109,40 @@ def test_colours_and_public_images_are_encoded_too(encoded, conf, vit):
     for part, of in ((got.train, task.train), (got.public, task.public)):
         torch.testing.assert_close(part.inputs, expected(pooled(vit), of), rtol=1e-4, atol=1e-5)
     assert got.fingerprint != encoded(replace(task, public=None)).fingerprint
+
+
+def test_mirrored_features_are_the_mean_of_both_images(encoded, task, vit):
+    got, plain = encoded(mirrored=True), encoded()
+    other = replace(task.test, inputs=task.test.inputs.flip(-1))
+    both = [expected(pooled(vit), of) for of in (task.test, other)]
+    mean = F.normalize(sum(both) / 2, dim=1)
+    torch.testing.assert_close(got.test.inputs, mean, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(got.test.inputs, plain.test.inputs, atol=1e-3)
+    assert got.fingerprint != plain.fingerprint
+    again = encoded(replace(task, test=other), mirrored=True)  # a mirror image is no other example
+    torch.testing.assert_close(again.test.inputs, mean, rtol=1e-4, atol=1e-5)
+
+
+def test_what_was_stopped_is_encoded_from_the_piece_on_where_it_was(
+    encoded, task, monkeypatch, caplog
+):
+    monkeypatch.setattr(features, "PIECE", 4)
+    caplog.set_level(logging.INFO, "dpexp")
+    forward, calls = ViTModel.forward, iter(range(100))
+
+    def stopped(self, *args, **settings):
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return forward(self, *args, **settings)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ViTModel, "forward", stopped)
+        encoded()
+    caplog.clear()
+    got = encoded()
+    assert caplog.messages[0] == "someone/vit: features of 9 to 12 of 12 images"
+    monkeypatch.setattr(features, "PIECE", 10**6)
+    torch.testing.assert_close(got.train.inputs, encoded().train.inputs)
 
 
 def test_one_examples_features_do_not_depend_on_the_others(encoded, task):
@@ -261,14 +297,14 @@ def test_an_encoder_of_timm_gives_its_features(encoded, task, models):
     save_file(whole.state_dict(), folder / "model.safetensors")
     bare = timm.create_model("test_efficientnet", num_classes=0)
     bare.load_state_dict(whole.state_dict(), strict=False)
-    features = encoded(encoder="timm/test_efficientnet.mine", image_size=32)
+    got = encoded(encoder="timm/test_efficientnet.mine", image_size=32)
     images = task.test.inputs.expand(-1, 3, -1, -1)
     images = F.interpolate(images, (32, 32), mode="bilinear", antialias=True)
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in ([0.5, 0.4, 0.3], [0.2, 0.3, 0.4]))
     with torch.no_grad():
         raw = bare.eval()((images - mean) / std)
     expected = F.normalize(raw - raw.mean(1, keepdim=True), dim=1)
-    torch.testing.assert_close(features.test.inputs, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(got.test.inputs, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("damage", ["lacking", "torn", "unknown"])
