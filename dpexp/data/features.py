@@ -52,7 +52,6 @@ def encode(
     image_size: int,
     mean: Sequence[float],
     std: Sequence[float],
-    mirrored: bool,
     model_root: str,
 ) -> Task:
     """Replace a task's images by their features, computed once and cached by content.
@@ -74,8 +73,6 @@ def encode(
         image_size: side that images are resized to, in pixels.
         mean: of the encoder's inputs in [0, 1], per channel.
         std: likewise, > 0.
-        mirrored: whether an example's features are the mean of its image's and of its mirror
-            image's, again of norm one; they take twice the time.
         model_root: a folder laid out like hub snapshots, searched before any server.
 
     Raises:
@@ -89,13 +86,8 @@ def encode(
         )
     loaded = _load(encoder, model_root, device)
     settings = json.dumps([encoder, image_size, list(mean), list(std)])
-    made = settings + " mirrored" * mirrored
 
     def piece(part: Examples, begin: int, total: int) -> Tensor:
-        own = of_piece(part, begin, total)
-        return mean_of(own, of_piece(mirror(part), begin, total)) if mirrored else own
-
-    def of_piece(part: Examples, begin: int, total: int) -> Tensor:
         recipe = f"features 2 {settings} {fingerprint(part.inputs)}"
 
         def compute() -> tuple[Tensor]:
@@ -125,9 +117,9 @@ def encode(
         test=test,
         public=public,
         input_shape=tuple(train.inputs.shape[1:]),
-        fingerprint=hashlib.sha256(" ".join([made, *hashes]).encode()).hexdigest(),
+        fingerprint=hashlib.sha256(" ".join([settings, *hashes]).encode()).hexdigest(),
         preprocessing=_after(
-            task.preprocessing, encoder, image_size, tuple(mean), tuple(std), model_root, mirrored
+            task.preprocessing, encoder, image_size, tuple(mean), tuple(std), model_root
         ),
     )
 
@@ -143,7 +135,6 @@ class Features:
         mean: see `encode`.
         std: see `encode`.
         model_root: see `encode`.
-        mirrored: see `encode`; models that were kept before it was an option lack it.
     """
 
     kind: ClassVar[str] = "features"
@@ -153,7 +144,6 @@ class Features:
     mean: Sequence[float]
     std: Sequence[float]
     model_root: str
-    mirrored: bool = False
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -169,10 +159,7 @@ class Features:
         """
         plain, cpu = replace(self.images, mean=None, std=None).examples(raw), torch.device("cpu")
         module = _load(self.encoder, self.model_root, cpu).module
-        settings = self.image_size, self.mean, self.std, cpu
-        inputs = _encoded(module, plain, *settings)
-        if self.mirrored:
-            inputs = mean_of(inputs, _encoded(module, mirror(plain), *settings))
+        inputs = _encoded(module, plain, self.image_size, self.mean, self.std, cpu)
         return Examples(inputs, plain.targets)
 
     def settings(self) -> dict[str, Any]:
@@ -182,16 +169,6 @@ class Features:
 
     def save_files(self, folder: Path) -> None:
         """The encoder's files stay where they are."""
-
-
-def mirror(examples: Examples) -> Examples:
-    """Return images [n, c, h, w] with left and right changed over."""
-    return replace(examples, inputs=examples.inputs.flip(-1))
-
-
-def mean_of(features: Tensor, others: Tensor) -> Tensor:
-    """Return the mean of two features of every example, scaled to norm one, [n, d]."""
-    return F.normalize(features + others, dim=1)
 
 
 def _after(images: Any, *settings: Any) -> Features | None:

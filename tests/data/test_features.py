@@ -64,7 +64,6 @@ def encoded(models, task):
             "image_size": SIZE,
             "mean": [0.5, 0.4, 0.3],
             "std": [0.2, 0.3, 0.4],
-            "mirrored": False,
             "model_root": str(models),
         }
         return encode(task, CPU, **settings | changes)
@@ -109,18 +108,6 @@ def test_colours_and_public_images_are_encoded_too(encoded, conf, vit):
     for part, of in ((got.train, task.train), (got.public, task.public)):
         torch.testing.assert_close(part.inputs, expected(pooled(vit), of), rtol=1e-4, atol=1e-5)
     assert got.fingerprint != encoded(replace(task, public=None)).fingerprint
-
-
-def test_mirrored_features_are_the_mean_of_both_images(encoded, task, vit):
-    got, plain = encoded(mirrored=True), encoded()
-    other = replace(task.test, inputs=task.test.inputs.flip(-1))
-    both = [expected(pooled(vit), of) for of in (task.test, other)]
-    mean = F.normalize(sum(both) / 2, dim=1)
-    torch.testing.assert_close(got.test.inputs, mean, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(got.test.inputs, plain.test.inputs, atol=1e-3)
-    assert got.fingerprint != plain.fingerprint
-    again = encoded(replace(task, test=other), mirrored=True)  # a mirror image is no other example
-    torch.testing.assert_close(again.test.inputs, mean, rtol=1e-4, atol=1e-5)
 
 
 def test_what_was_stopped_is_encoded_from_the_piece_on_where_it_was(
