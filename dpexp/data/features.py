@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,10 +37,12 @@ class Encoder:
 
     Attributes:
         module: maps normalised images [n, 3, s, s] to features [n, d].
+        network: what computes them; its modules may be asked for their outputs.
         files: its weights and settings; their bytes are part of the cache key.
     """
 
     module: Callable[[Tensor], Tensor]
+    network: nn.Module
     files: tuple[Path, ...]
 
 
@@ -52,6 +55,7 @@ def encode(
     image_size: int,
     mean: Sequence[float],
     std: Sequence[float],
+    also: Sequence[str],
     model_root: str,
 ) -> Task:
     """Replace a task's images by their features, computed once and cached by content.
@@ -61,7 +65,8 @@ def encode(
     whose last digits differ between machines.
 
     Each example's features are centred and scaled to norm one on their own. The customary mean and
-    variance of the training set would consume privacy budget.
+    variance of the training set would consume privacy budget. Of several modules' outputs each is
+    centred and scaled, then all of them together.
 
     Args:
         task: of images with 1 or 3 channels; its public examples are encoded too.
@@ -73,6 +78,8 @@ def encode(
         image_size: side that images are resized to, in pixels.
         mean: of the encoder's inputs in [0, 1], per channel.
         std: likewise, > 0.
+        also: names of the encoder's modules whose outputs, averaged over positions, stand beside
+            its features. What an early layer sees is often missing from the last.
         model_root: a folder laid out like hub snapshots, searched before any server.
 
     Raises:
@@ -85,7 +92,8 @@ def encode(
             f"inputs of shape {tuple(task.input_shape)}. Leave features out, or set another task."
         )
     loaded = _load(encoder, model_root, device)
-    settings = json.dumps([encoder, image_size, list(mean), list(std)])
+    module = _beside(loaded, encoder, also)
+    settings = json.dumps([encoder, image_size, list(mean), list(std), *also])
 
     def piece(part: Examples, begin: int, total: int) -> Tensor:
         recipe = f"features 2 {settings} {fingerprint(part.inputs)}"
@@ -94,7 +102,7 @@ def encode(
             end = begin + len(part)
             which = f"{total:,}" if len(part) == total else f"{begin + 1:,} to {end:,} of {total:,}"
             log.info("%s: features of %s images", encoder, which)
-            return (_encoded(loaded.module, part, image_size, mean, std, device),)
+            return (_encoded(module, part, image_size, mean, std, device),)
 
         return decoded(loaded.files, recipe, compute)[0]
 
@@ -119,7 +127,13 @@ def encode(
         input_shape=tuple(train.inputs.shape[1:]),
         fingerprint=hashlib.sha256(" ".join([settings, *hashes]).encode()).hexdigest(),
         preprocessing=_after(
-            task.preprocessing, encoder, image_size, tuple(mean), tuple(std), model_root
+            task.preprocessing,
+            encoder,
+            image_size,
+            tuple(mean),
+            tuple(std),
+            model_root,
+            tuple(also),
         ),
     )
 
@@ -135,6 +149,7 @@ class Features:
         mean: see `encode`.
         std: see `encode`.
         model_root: see `encode`.
+        also: see `encode`; models that were kept before it was an option lack it.
     """
 
     kind: ClassVar[str] = "features"
@@ -144,6 +159,7 @@ class Features:
     mean: Sequence[float]
     std: Sequence[float]
     model_root: str
+    also: Sequence[str] = ()
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -158,7 +174,7 @@ class Features:
             ConfigError: naming the first that is no image of this shape.
         """
         plain, cpu = replace(self.images, mean=None, std=None).examples(raw), torch.device("cpu")
-        module = _load(self.encoder, self.model_root, cpu).module
+        module = _beside(_load(self.encoder, self.model_root, cpu), self.encoder, self.also)
         inputs = _encoded(module, plain, self.image_size, self.mean, self.std, cpu)
         return Examples(inputs, plain.targets)
 
@@ -181,7 +197,58 @@ def _load(encoder: str, model_root: str, device: torch.device) -> Encoder:
     load = _timm if owner == "timm" else _hub
     if _is_resnet(owner, architecture):
         load = _resnet
-    return load(encoder, owner, architecture, model_root, device)
+    loaded = load(encoder, owner, architecture, model_root, device)
+    if device.type == "cpu":
+        # Twice as fast or more, the same numbers to rounding (EfficientNet-Lite0 at 224 pixels, AMD
+        # EPYC with AVX-512, one thread: 2.5 times).
+        loaded.network.to(memory_format=torch.channels_last)
+    return loaded
+
+
+def _beside(
+    loaded: Encoder, encoder: str, also: Sequence[str]
+) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """Return what maps normalised images to an encoder's features and modules' outputs, [n, d] each.
+
+    Raises:
+        ConfigError: the encoder has no module of such a name; or, when called, its output is not of
+            images, positions or vectors.
+    """
+    modules, outputs = dict(loaded.network.named_modules()), {}
+    for name in also:
+        if name not in modules or not name:
+            near = get_close_matches(str(name), [each for each in modules if each], 3, cutoff=0.3)
+            raise ConfigError(
+                f"Expected features.also to name modules of {encoder}; it has no {name!r}. Nearest: "
+                f"{', '.join(near) or next(iter(loaded.network.named_children()))[0]}."
+            )
+
+    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            outputs[name] = output
+
+        return hook
+
+    for name in also:
+        modules[name].register_forward_hook(keep(name))
+
+    def called(images: Tensor) -> tuple[Tensor, ...]:
+        outputs.clear()
+        features = loaded.module(images)
+        return features, *(_pooled(outputs.get(name), len(images), name) for name in also)
+
+    return called
+
+
+def _pooled(output: Any, num: int, name: str) -> Tensor:
+    """Return a module's output with positions averaged, [n, d]."""
+    first = output[0] if isinstance(output, tuple) and output else output
+    if not isinstance(first, Tensor) or first.ndim not in (2, 3, 4) or len(first) != num:
+        raise ConfigError(
+            f"Expected a module that gives [n, d], [n, t, d] or [n, c, h, w] for features.also; "
+            f"{name} does not. Set another."
+        )
+    return first if first.ndim == 2 else first.mean(1 if first.ndim == 3 else (2, 3))
 
 
 def _is_resnet(owner: str, architecture: str) -> bool:
@@ -190,20 +257,14 @@ def _is_resnet(owner: str, architecture: str) -> bool:
 
 
 def _encoded(
-    module: Callable[[Tensor], Tensor],
+    module: Callable[[Tensor], tuple[Tensor, ...]],
     images: Examples,
     size: int,
     mean: Sequence[float],
     std: Sequence[float],
     device: torch.device,
 ) -> Tensor:
-    """Return the features of images that are not normalised, [n, d] on the CPU.
-
-    On a CPU convolutions run in the layout of channels last: twice as fast or more (EfficientNet
-    at 224 pixels, AMD EPYC with AVX-512: 2.5 times), the same numbers to rounding.
-    """
-    if device.type == "cpu" and isinstance(module, nn.Module):
-        module = module.to(memory_format=torch.channels_last)
+    """Return the features of images that are not normalised, [n, d] on the CPU."""
     with torch.no_grad():
         parts = [
             _features(module, images.batch(indices).inputs, size, mean, std, device)
@@ -225,7 +286,7 @@ def files_of(encoder: str, model_root: str) -> list[Path]:
 
 
 def _features(
-    module: Callable[[Tensor], Tensor],
+    module: Callable[[Tensor], tuple[Tensor, ...]],
     images: Tensor,
     size: int,
     mean: Sequence[float],
@@ -236,13 +297,14 @@ def _features(
     images = images.to(device).expand(-1, 3, -1, -1)
     images = F.interpolate(images, (size, size), mode="bilinear", antialias=True)
     shift, scale = (torch.tensor(list(of), device=device).view(1, 3, 1, 1) for of in (mean, std))
-    raw = module((images - shift) / scale)
-    if not raw.isfinite().all():
+    parts = module((images - shift) / scale)
+    if not all(each.isfinite().all() for each in parts):
         raise ConfigError(
             "Expected finite features for every image; the encoder returns some that are not. "
             "Set features.encoder, or features.mean and features.std."
         )
-    return F.normalize(raw - raw.mean(1, keepdim=True), dim=1).cpu()
+    scaled = [F.normalize(each - each.mean(1, keepdim=True), dim=1) for each in parts]
+    return (scaled[0] if len(scaled) == 1 else F.normalize(torch.cat(scaled, 1), dim=1)).cpu()
 
 
 def _resnet(
@@ -269,7 +331,8 @@ def _resnet(
             "Fetch the file again."
         ) from None
     model.fc = nn.Identity()
-    return Encoder(model.eval().to(device), (path,))
+    model = model.eval().to(device)
+    return Encoder(model, model, (path,))
 
 
 def _weights(encoder: str, owner: str, base: str, model_root: str) -> Path:
@@ -361,7 +424,8 @@ def _timm(
             f"{len(loading.missing_keys)}, {loading.missing_keys[0]} among them. Put the files of "
             "the whole model there."
         )
-    return Encoder(model.eval().to(device), tuple(files_of(encoder, model_root)))
+    model = model.eval().to(device)
+    return Encoder(model, model, tuple(files_of(encoder, model_root)))
 
 
 def _hub(
@@ -406,4 +470,4 @@ def _hub(
         last = out.last_hidden_state
         return last.mean(1) if last.dim() == 3 else last.mean((2, 3))
 
-    return Encoder(module, tuple(files_of(encoder, model_root)))
+    return Encoder(module, model, tuple(files_of(encoder, model_root)))

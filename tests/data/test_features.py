@@ -64,6 +64,7 @@ def encoded(models, task):
             "image_size": SIZE,
             "mean": [0.5, 0.4, 0.3],
             "std": [0.2, 0.3, 0.4],
+            "also": [],
             "model_root": str(models),
         }
         return encode(task, CPU, **settings | changes)
