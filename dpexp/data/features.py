@@ -208,7 +208,7 @@ def _load(encoder: str, model_root: str, device: torch.device) -> Encoder:
 def _beside(
     loaded: Encoder, encoder: str, also: Sequence[str]
 ) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """Return what maps normalised images to an encoder's features and modules' outputs, [n, d] each.
+    """Return what maps normalised images to features and modules' outputs, each [n, d].
 
     Raises:
         ConfigError: the encoder has no module of such a name; or, when called, its output is not of
@@ -217,10 +217,11 @@ def _beside(
     modules, outputs = dict(loaded.network.named_modules()), {}
     for name in also:
         if name not in modules or not name:
-            near = get_close_matches(str(name), [each for each in modules if each], 3, cutoff=0.3)
+            names = [each for each in modules if each]
+            near = get_close_matches(str(name), names, 3, cutoff=0.3) or names[:3]
             raise ConfigError(
-                f"Expected features.also to name modules of {encoder}; it has no {name!r}. Nearest: "
-                f"{', '.join(near) or next(iter(loaded.network.named_children()))[0]}."
+                f"Expected features.also to name modules of {encoder}; it has no {name!r}. Set, "
+                f"e.g., {' or '.join(near)}."
             )
 
     def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
