@@ -42,7 +42,7 @@ def _weights(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
     if name := weights_named(config):
         yield name, _files(model)
     if features:
-        from dpexp.data.features import files_of
+        from dpexp.data.encoders import files_of
 
         yield features["encoder"], files_of(features["encoder"], features["model_root"])
 

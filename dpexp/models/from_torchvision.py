@@ -11,7 +11,7 @@ import torch
 import torchvision
 from torch import nn
 
-from dpexp.data.features import read_weights, torchvision_weights
+from dpexp.data.encoders import read_weights, torchvision_weights
 from dpexp.models.adapting import (
     check_resize,
     nearest_argument,

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import time
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 
 from dpexp import cli
 from dpexp.cli.cost_model import CostModel
-from dpexp.data import features
+from dpexp.data import features, kept, preprocessing
 from dpexp.data.digits import digits
 from dpexp.data.features import encode
 from dpexp.data.public import generated
@@ -131,6 +132,40 @@ def test_what_was_stopped_is_encoded_from_the_piece_on_where_it_was(
     assert caplog.messages[0] == "someone/vit: features of 9 to 12 of 12 images"
     monkeypatch.setattr(features, "PIECE", 10**6)
     torch.testing.assert_close(got.train.inputs, encoded().train.inputs)
+
+
+def test_modules_outputs_stand_beside_the_features(encoded, task, models, vit):
+    """Each part centred and of norm one, then both together, as far as a kept model goes."""
+    names = ("layers.0.layernorm_after", "pooler.dense")
+    got = encoded(also=list(names))
+    parts = [expected(pooled(vit), task.test)]
+    for name in names:
+
+        def output(image, name=name):
+            given = []
+            hook = vit.get_submodule(name).register_forward_hook(lambda m, i, o: given.append(o))
+            vit(pixel_values=image)
+            hook.remove()
+            return given[0].mean(1) if given[0].ndim == 3 else given[0]
+
+        parts.append(expected(output, task.test))
+    whole = F.normalize(torch.cat(parts, 1), dim=1)
+    torch.testing.assert_close(got.test.inputs, whole, rtol=1e-4, atol=1e-5)
+    assert got.input_shape == (72,) and got.fingerprint != encoded().fingerprint
+    preprocessing.save(got.preprocessing, models)
+    images = task.test.inputs
+    again = kept.load(models).examples(images)
+    torch.testing.assert_close(again.inputs, whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("also", "said"),
+    [("layer.7", "has no 'layer.7'. Set, e.g., "), ("", "has no ''")],
+)
+def test_modules_that_are_not_there_are_one_line(encoded, also, said):
+    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
+        encoded(also=[also])
+    assert "\n" not in str(refused.value)
 
 
 def test_one_examples_features_do_not_depend_on_the_others(encoded, task):
