@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
@@ -64,6 +64,7 @@ def test_every_examples_gradient_is_torch_funcs(kind, size):
 @given(convolutions(), small, seeds)
 def test_any_convolution_may_standardise_its_weights(drawn, n, seed):
     layer, image = drawn
+    assume(layer.weight[0].numel() > 2)  # else nothing is left of a gradient but its rounding
     layer.__class__ = StandardizedConv2d
     x = random_like(torch.empty(n, layer.in_channels, *image), seed)
     assert_rule_holds(layer, x, seed, references=(per_example_by_torch_func,))
