@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -28,6 +28,7 @@ def test_an_examples_kernel_gradient_is_the_sum_of_its_views(
     drawn, n, views, is_standardized, is_last, seed
 ):
     layer, image = drawn
+    assume(not is_standardized or layer.weight[0].numel() > 2)  # else all is rounding
     layer.__class__ = StandardizedConv2d if is_standardized else nn.Conv2d
     x = random_like(torch.empty(n * views, layer.in_channels, *image), seed)
     if is_last:
