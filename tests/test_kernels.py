@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dpexp import kernels
-from dpexp.grad_sample.conv2d import Conv2dWeight, Geometry
+from dpexp.grad_sample.conv2d import Conv2dWeight
+from dpexp.grad_sample.geometry import Geometry
 from dpexp.kernels.kernel_gradients import are_taken, kernel_gradients
 from dpexp.kernels.norm_relu import norm_relu
 from dpexp.methods.dpsgd import DPSGD

@@ -8,8 +8,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp.grad_sample.chunks import BUDGET_BYTES
-from dpexp.grad_sample.conv2d import Conv2dMatrix, Geometry
+from dpexp.grad_sample.conv2d import Conv2dMatrix
 from dpexp.grad_sample.embedding import EmbeddingWeight
+from dpexp.grad_sample.geometry import Geometry
 from dpexp.grad_sample.linear import LinearGrads, LinearWeight
 from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads, MaterializedGrads
 from dpexp.privacy.bound import is_exact_enough, slack_of, upper_bound

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpexp.attacks.influence import OTHERS, Knobs, Moved, drawing
-from dpexp.grad_sample.conv2d import Conv2dGrads, Conv2dWeight, Geometry
+from dpexp.grad_sample.conv2d import Conv2dGrads, Conv2dWeight
 from dpexp.grad_sample.embedding import EmbeddingWeight
+from dpexp.grad_sample.geometry import Geometry
 from dpexp.grad_sample.linear import LinearGrads, LinearWeight
 from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads, MaterializedGrads
 from dpexp.grad_sample.repeated import repeated

@@ -57,6 +57,21 @@ def load(encoder: str, model_root: str, device: torch.device) -> Encoder:
     return loaded
 
 
+def named(also: Any) -> list[str]:
+    """Return the names under features.also; a name alone is one of them.
+
+    Raises:
+        ConfigError: for what is no name, or no list of names.
+    """
+    names = [also] if isinstance(also, str) else also
+    if not isinstance(names, Sequence) or not all(isinstance(each, str) for each in names):
+        raise ConfigError(
+            "Expected features.also to be a list of names of the encoder's modules, such as "
+            f"[blocks.5], [] for none; got {also}."
+        )
+    return list(names)
+
+
 def beside(
     loaded: Encoder, encoder: str, also: Sequence[str]
 ) -> Callable[[Tensor], tuple[Tensor, ...]]:
@@ -94,14 +109,21 @@ def beside(
 
 
 def _pooled(output: Any, num: int, name: str) -> Tensor:
-    """Return a module's output with positions averaged, [n, d]."""
+    """Return a module's output with positions averaged, [n, d].
+
+    Images are square. So the channels of [n, ., ., .] are the axis that differs from the other two:
+    the first, or the last, as in Swin.
+    """
     first = output[0] if isinstance(output, tuple) and output else output
     if not isinstance(first, Tensor) or first.ndim not in (2, 3, 4) or len(first) != num:
         raise ConfigError(
             f"Expected a module that gives [n, d], [n, t, d] or [n, c, h, w] for features.also; "
             f"{name} does not. Set another."
         )
-    return first if first.ndim == 2 else first.mean(1 if first.ndim == 3 else (2, 3))
+    if first.ndim < 4:
+        return first if first.ndim == 2 else first.mean(1)
+    _, one, other, last = first.shape
+    return first.mean((1, 2) if one == other != last else (2, 3))
 
 
 def _is_resnet(owner: str, architecture: str) -> bool:

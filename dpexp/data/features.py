@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpexp.data.cache import content_hashes, decoded
-from dpexp.data.encoders import beside, load
+from dpexp.data.encoders import beside, load, named
 from dpexp.data.preprocessing import Images
 from dpexp.data.task import Examples, Task, fingerprint
 from dpexp.types import ConfigError
@@ -73,12 +73,12 @@ def encode(
             f"Expected a task of images with 1 or 3 channels for features={name}; {task.name} has "
             f"inputs of shape {tuple(task.input_shape)}. Leave features out, or set another task."
         )
-    loaded = load(encoder, model_root, device)
-    module = beside(loaded, encoder, also)
+    loaded, also = load(encoder, model_root, device), named(also)
+    module, of_files = beside(loaded, encoder, also), content_hashes(loaded.files)
     settings = json.dumps([encoder, image_size, list(mean), list(std), *also])
 
     def piece(part: Examples, begin: int, total: int) -> Tensor:
-        recipe = f"features 2 {settings} {fingerprint(part.inputs)}"
+        recipe = " ".join(["features 3", settings, *of_files, fingerprint(part.inputs)])
 
         def compute() -> tuple[Tensor]:
             end = begin + len(part)
@@ -86,7 +86,7 @@ def encode(
             log.info("%s: features of %s images", encoder, which)
             return (_encoded(module, part, image_size, mean, std, device),)
 
-        return decoded(loaded.files, recipe, compute)[0]
+        return decoded((), recipe, compute)[0]
 
     def features(examples: Examples) -> Examples:
         plain = replace(examples, mean=None, std=None)
@@ -98,7 +98,7 @@ def encode(
         return Examples(torch.cat(pieces), plain.targets)
 
     parts = [part for part in (task.train, task.test, task.public) if part is not None]
-    hashes = [fingerprint(*part.tensors()) for part in parts] + content_hashes(loaded.files)
+    hashes = [fingerprint(*part.tensors()) for part in parts] + of_files
     train, test = features(task.train), features(task.test)
     public = None if task.public is None else features(task.public)
     return replace(

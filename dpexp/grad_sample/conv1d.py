@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpexp.grad_sample.conv2d import Geometry, kernel_gradients, pads_zeros
+from dpexp.grad_sample.conv2d import kernel_gradients, pads_zeros
+from dpexp.grad_sample.geometry import Geometry
 from dpexp.grad_sample.rules import rule
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import ClassVar
 
 import torch
@@ -19,6 +18,7 @@ from torch.nn.grad import conv2d_weight
 
 from dpexp import kernels
 from dpexp.grad_sample.chunks import over_chunks
+from dpexp.grad_sample.geometry import Geometry
 from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
 from dpexp.grad_sample.rounding import (
     TERMS,
@@ -31,49 +31,6 @@ from dpexp.grad_sample.rounding import (
 )
 from dpexp.grad_sample.rules import rule
 from dpexp.types import Size
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Geometry of a convolution; every pair is (rows, columns)."""
-
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    groups: int
-
-    def shifts(self) -> list[tuple[int, int]]:
-        """Return the kernel's positions, row by row."""
-        return list(product(range(self.kernel[0]), range(self.kernel[1])))
-
-    def fold(self, x: Tensor) -> Tensor:
-        """Reshape [n, groups * c, h, w] to [n * groups, c, h, w]."""
-        return x if self.groups == 1 else x.reshape(-1, x.shape[1] // self.groups, *x.shape[2:])
-
-    def unfold(self, values: Tensor) -> Tensor:
-        """Reshape [n * groups, ...] to [n, groups, ...]."""
-        return values.view(-1, self.groups, *values.shape[1:])
-
-    def touching(self, axis: int, shift: int, outputs: int, inputs: int) -> tuple[slice, slice]:
-        """Return the outputs whose kernel position `shift` is inside the image, and its inputs.
-
-        Args:
-            axis: 0 for rows, 1 for columns.
-            shift: kernel position along the axis.
-            outputs: output size along the axis.
-            inputs: input size along the axis, without padding.
-
-        Returns:
-            Slices of the outputs and of the inputs, of equal length.
-        """
-        stride, offset = self.stride[axis], shift * self.dilation[axis] - self.padding[axis]
-        first = max(0, -(offset // stride))
-        last = min(outputs, (inputs - 1 - offset) // stride + 1)
-        count = max(0, last - first)
-        start = first * stride + offset
-        stop = start + (count - 1) * stride + 1 if count else start
-        return slice(first, first + count), slice(start, stop, stride)
 
 
 def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:
@@ -165,13 +122,13 @@ def patch_gram(flat: Tensor, at: Geometry, inputs: torch.Size, outputs: torch.Si
     return total.view(len(flat), outputs.numel(), -1)
 
 
-def of_channel(images: Tensor) -> torch.Size:
+def extent(images: Tensor) -> torch.Size:
     """Return (v, h, w) of images [n, v, c, h, w], or of one view's, [n, c, h, w]."""
     views = images.shape[1] if images.ndim == 5 else 1
     return torch.Size((views, *images.shape[-2:]))
 
 
-def images(x: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
+def as_images(x: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
     """Return inputs and gradients as images [n v, c, h, w]."""
     return (x, dh) if x.ndim == 4 else (x.flatten(0, 1), dh.flatten(0, 1))
 
@@ -203,10 +160,6 @@ def _products(dh: Tensor, thin: Tensor) -> Tensor:
     if kernels.are_taken(dh, thin, one):  # from p channels to r, transposed
         return kernels.kernel_gradients(dh, thin, one).flatten(2).mT
     return torch.bmm(positions(dh), positions(thin).mT)
-
-
-def _held_size(formed: Tensor) -> Size:
-    return size_of_held(formed.flatten(1))
 
 
 @dataclass(frozen=True)
@@ -246,7 +199,7 @@ class Conv2dWeight:
 
     def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
         """Return the sizes of the formed gradients; images have one size, so none is padded."""
-        return over_chunks(_held_size, (formed,), formed[0].numel())
+        return over_chunks(size_of_held, (formed,), formed[0].numel())
 
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
         """Return the size of the terms: an input patch times the gradient at its output."""
@@ -265,17 +218,17 @@ class Conv2dWeight:
         if x.ndim == 5 and self.at.groups > 1:
             return False
         d, p = x.shape[-3] // self.at.groups, dh.shape[-3] // self.at.groups
-        inputs, outputs = (of_channel(images).numel() for images in (x, dh))
+        inputs, outputs = (extent(images).numel() for images in (x, dh))
         taps = len(self.at.shifts())
         gram = d * inputs**2 + (p + taps) * outputs**2
-        is_taken = kernels.are_taken(*images(x, dh), self.at.kernel)
+        is_taken = kernels.are_taken(*as_images(x, dh), self.at.kernel)
         if self.at.groups == 1 and is_taken:
             gram *= kernels.SLOWNESS
         return gram <= taps * p * d * outputs
 
     def numbers_of_gram(self, x: Tensor, dh: Tensor) -> int:
         """Return how many numbers the Gram form has at once for an example."""
-        return of_channel(x).numel() ** 2 + 3 * of_channel(dh).numel() ** 2
+        return extent(x).numel() ** 2 + 3 * extent(dh).numel() ** 2
 
     def size_by_gram(self, x: Tensor, dh: Tensor) -> Size:
         """Return the gradients' sizes by the Gram form, of one view [n, ...] or more [n, v, ...].
@@ -283,15 +236,15 @@ class Conv2dWeight:
         Inputs are not of several groups.
         """
         flat, of_dh = (_flat(images) for images in (x, dh))
-        patches = patch_gram(flat, self.at, of_channel(x), of_channel(dh))
+        patches = patch_gram(flat, self.at, extent(x), extent(dh))
         of_dh = torch.bmm(of_dh.mT, of_dh)
         inputs, outputs = (gram.diagonal(dim1=1, dim2=2) for gram in (patches, of_dh))
-        some = images(x, dh)
+        some = as_images(x, dh)
         terms = self._terms_of(inputs, outputs, *some)
         return size_by_gram(patches * of_dh, terms, self._roundings(*some))
 
     def _by_forming(self, x: Tensor, dh: Tensor) -> Size:
-        formed = size_of_held(kernel_gradients(x, dh, self.at).flatten(1))
+        formed = size_of_held(kernel_gradients(x, dh, self.at))
         return size_of_formed(formed, self._terms(x, dh), self.num_positions(dh), dh.dtype)
 
     def _terms(self, x: Tensor, dh: Tensor) -> Terms:

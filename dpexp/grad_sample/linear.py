@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from dpexp.grad_sample.chunks import over_chunks
-from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
+from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads, size_by_forming
 from dpexp.grad_sample.rounding import (
     LONG,
     TERMS,
@@ -17,8 +18,6 @@ from dpexp.grad_sample.rounding import (
     add_,
     raised,
     size_by_gram,
-    size_of_formed,
-    size_of_held,
     size_of_products,
     squares_of,
     terms_of,
@@ -55,7 +54,7 @@ class LinearWeight:
             return size_of_products(x[:, 0], dh[:, 0])
         if t == 1 or t * (p + d) <= p * d:
             return over_chunks(_by_gram, (x, dh), numbers=2 * t * t)
-        return over_chunks(self._by_forming, (x, dh), numbers=p * d)
+        return over_chunks(partial(size_by_forming, self), (x, dh), numbers=p * d)
 
     def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
         """Return the sizes of formed gradients, raised as in the Gram form.
@@ -87,10 +86,6 @@ class LinearWeight:
                 total.addmm_(of_dh.T, of_x)
             else:
                 add_(total, of_dh.T @ of_x)
-
-    def _by_forming(self, x: Tensor, dh: Tensor) -> Size:
-        formed = size_of_held(self.materialize(x, dh).flatten(1))
-        return size_of_formed(formed, self.terms(x, dh), self.num_positions(dh), dh.dtype)
 
 
 def _thin(basis: Tensor, x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class MaterializedGrads:
     def measured(self) -> tuple[Size, MaterializedGrads]:
         """Return every example's size, and what to keep until the clip weights are known."""
         held = self.values.mT if self._is_transposed() else self.values
-        return over_chunks(_flat_size, (held,), max(1, prod(held.shape[1:]))), self
+        return over_chunks(size_of_held, (held,), max(1, prod(held.shape[1:]))), self
 
     def norms_squared(self) -> Tensor:
         """Bound the squared l2 norm of every example's block from above, [n] in float64."""
@@ -67,10 +67,6 @@ class MaterializedGrads:
 
     def _is_transposed(self) -> bool:
         return self.values.ndim == 3 and self.values.mT.is_contiguous()
-
-
-def _flat_size(values: Tensor) -> Size:
-    return size_of_held(values.flatten(1))
 
 
 def _weighted_sum(values: Tensor, weights: Tensor, is_transposed: bool) -> Tensor:
@@ -108,6 +104,12 @@ class FactoredRule(Protocol):
 
     def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
         """Return every example's gradient, [n, ...] in the parameter's shape, safe to edit."""
+
+
+def size_by_forming(rule: FactoredRule, x: Tensor, dh: Tensor) -> Size:
+    """Return the size of every example's gradient, formed, measured and discarded, by its rule."""
+    formed = size_of_held(rule.materialize(x, dh))
+    return size_of_formed(formed, rule.terms(x, dh), rule.num_positions(dh), dh.dtype)
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,15 @@ an example, `RepeatedRule` does for several.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from dpexp.grad_sample.chunks import over_chunks, slices_of
-from dpexp.grad_sample.per_example import FactoredGrads, FactoredRule
-from dpexp.grad_sample.rounding import TERMS, Terms, size_of_formed, size_of_held
+from dpexp.grad_sample.per_example import FactoredGrads, FactoredRule, size_by_forming
+from dpexp.grad_sample.rounding import TERMS, Terms, size_of_held
 from dpexp.types import Size
 
 
@@ -65,11 +66,13 @@ class RepeatedRule:
             return over_chunks(
                 self.of_row.size_by_gram, (x, dh), self.of_row.numbers_of_gram(x, dh)
             )
-        return over_chunks(self._by_forming, (x, dh), x.shape[1] * self._numbers(x, dh))
+        return over_chunks(
+            partial(size_by_forming, self), (x, dh), x.shape[1] * self._numbers(x, dh)
+        )
 
     def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
         """Return the sizes of the formed gradients; these are added, not their terms."""
-        return over_chunks(_held_size, (formed,), formed.shape[1:].numel())
+        return over_chunks(size_of_held, (formed,), formed.shape[1:].numel())
 
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
         """Return the size of the terms of all of an example's rows."""
@@ -99,10 +102,6 @@ class RepeatedRule:
     def _numbers(self, x: Tensor, dh: Tensor) -> int:
         return self.of_row.numbers(*self._flat(x, dh))
 
-    def _by_forming(self, x: Tensor, dh: Tensor) -> Size:
-        formed = size_of_held(self._summed(x, dh).flatten(1))
-        return size_of_formed(formed, self.terms(x, dh), self.num_positions(dh), dh.dtype)
-
 
 def repeated(grads: FactoredGrads, rows: int) -> FactoredGrads:
     """Return the gradients of examples from those of their rows.
@@ -114,7 +113,3 @@ def repeated(grads: FactoredGrads, rows: int) -> FactoredGrads:
     assert isinstance(grads.rule, RowRule)
     x, dh = (each.unflatten(0, (len(each) // rows, rows)) for each in (grads.x, grads.dh))
     return FactoredGrads(RepeatedRule(grads.rule), x, dh)
-
-
-def _held_size(formed: Tensor) -> Size:
-    return size_of_held(formed.flatten(1))

@@ -55,7 +55,8 @@ def raised(terms: int, dtype: torch.dtype) -> float:
 
 
 def size_of_held(values: Tensor) -> Size:
-    """Return the size of vectors [n, numbers] that are added themselves, not as sums of terms."""
+    """Return the size of vectors [n, ...] that are added themselves, not as sums of terms."""
+    values = values.flatten(1)
     numbers, least = values.shape[1], eta(values.dtype)
     squares = squares_of(values) * (1 + raised(min(numbers, LONG), values.dtype))
     squares = squares + 2 * least * numbers

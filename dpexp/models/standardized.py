@@ -17,6 +17,7 @@ gradient of W, so that its carriers are exact. The first is a projection P of G_
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -28,12 +29,12 @@ from dpexp.grad_sample.chunks import over_chunks
 from dpexp.grad_sample.conv2d import (
     Conv2dGrads,
     Conv2dWeight,
-    images,
-    of_channel,
+    as_images,
+    extent,
     pads_zeros,
 )
-from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
-from dpexp.grad_sample.rounding import TERMS, Terms, raised, size_of_formed, size_of_held
+from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads, size_by_forming
+from dpexp.grad_sample.rounding import TERMS, Terms, raised
 from dpexp.types import ConfigError, Size
 
 LEAST = 1e-4
@@ -141,7 +142,7 @@ class StandardizedWeight:
         """Return the gradients' sizes, by the Gram form or the direct one, whichever is faster."""
         if self.prefers_gram(x, dh):
             return over_chunks(self.size_by_gram, (x, dh), self.numbers_of_gram(x, dh))
-        return over_chunks(self._by_forming, (x, dh), 2 * self.numbers(x, dh))
+        return over_chunks(partial(size_by_forming, self), (x, dh), 2 * self.numbers(x, dh))
 
     def prefers_gram(self, x: Tensor, dh: Tensor) -> bool:
         """Return whether the Gram form is faster; x and dh may have an axis of views, the second.
@@ -163,10 +164,10 @@ class StandardizedWeight:
         size, m = self.used.size_by_gram(x, dh), self.projection.unit.shape[1]
         means, along = (
             each if x.ndim == 4 else each.unflatten(0, x.shape[:2]).sum(1)
-            for each in self._removed(*images(x, dh))
+            for each in self._removed(*as_images(x, dh))
         )
         removed = m * means.double().square().sum(1) + along.double().square().sum(1)
-        roundings = 2 * m + of_channel(dh).numel() + 32
+        roundings = 2 * m + extent(dh).numel() + 32
         squares = (size.squares - removed).clamp(min=0)
         squares = squares + 2 * raised(roundings, dh.dtype) * size.energy
         return size._replace(squares=squares + 2 * size.floor.square())
@@ -197,10 +198,6 @@ class StandardizedWeight:
 
     def _own(self, used: Tensor) -> Tensor:
         return self.projection.of(used.flatten(-3)).view(used.shape)
-
-    def _by_forming(self, x: Tensor, dh: Tensor) -> Size:
-        formed = size_of_held(self.materialize(x, dh).flatten(1))
-        return size_of_formed(formed, self.terms(x, dh), self.num_positions(dh), dh.dtype)
 
 
 @dataclass(frozen=True)

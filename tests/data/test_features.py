@@ -11,12 +11,14 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from safetensors.torch import save_file
+from torch import nn
 from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 
 from dpexp import cli
 from dpexp.cli.cost_model import CostModel
 from dpexp.data import features, kept, preprocessing
 from dpexp.data.digits import digits
+from dpexp.data.encoders import Encoder, beside
 from dpexp.data.features import encode
 from dpexp.data.public import generated
 from dpexp.data.regression import regression
@@ -160,12 +162,32 @@ def test_modules_outputs_stand_beside_the_features(encoded, task, models, vit):
 
 @pytest.mark.parametrize(
     ("also", "said"),
-    [("layer.7", "has no 'layer.7'. Set, e.g., "), ("", "has no ''")],
+    [
+        (["layer.7"], "has no 'layer.7'. Set, e.g., layers."),
+        ([""], "has no ''"),
+        ("layers.9", "has no 'layers.9'"),
+        ([5], "to be a list of names"),
+        (None, "to be a list of names"),
+    ],
 )
 def test_modules_that_are_not_there_are_one_line(encoded, also, said):
     with pytest.raises(ConfigError, match=re.escape(said)) as refused:
-        encoded(also=[also])
+        encoded(also=also)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1)])
+def test_positions_are_averaged_and_not_channels_where_these_come_last(order):
+    """As in Swin, whose blocks give [n, h, w, c]."""
+
+    class Permuted(nn.Module):
+        def forward(self, x):
+            return x.permute(order)
+
+    network = nn.Sequential(nn.Conv2d(3, 5, 1), Permuted(), nn.Flatten())
+    images = torch.randn(2, 3, 4, 4)
+    _, got = beside(Encoder(network, network, ()), "mine", ["1"])(images)
+    torch.testing.assert_close(got, network[0](images).mean((2, 3)))
 
 
 def test_one_examples_features_do_not_depend_on_the_others(encoded, task):

@@ -12,8 +12,9 @@ from torch.func import functional_call, grad, vmap
 
 from dpexp.grad_sample import Tape
 from dpexp.grad_sample.chunks import BUDGET_BYTES
-from dpexp.grad_sample.conv2d import Conv2dWeight, Geometry, _is_grouped_faster, kernel_gradients
+from dpexp.grad_sample.conv2d import Conv2dWeight, _is_grouped_faster, kernel_gradients
 from dpexp.grad_sample.embedding import EmbeddingWeight
+from dpexp.grad_sample.geometry import Geometry
 from dpexp.grad_sample.linear import LinearWeight
 from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
 from tests.runs import total_of

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads
+from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads, size_by_forming
 from dpexp.grad_sample.rules import layer_grads_of
 from dpexp.models.standardized import StandardizedConv2d
 from tests.grad_sample.test_rules import (
@@ -54,6 +54,12 @@ def test_an_examples_kernel_gradient_is_the_sum_of_its_views(
     entries = torch.arange(0, each[0].numel(), 2)
     masked = MaskedGrads(grads, entries, shape)
     torch.testing.assert_close(masked.materialize(), each.flatten(1)[:, entries], **CLOSE)
+    size, held = masked.measured()
+    norms = each.flatten(1)[:, entries].norm(dim=1)
+    assert (size.squares.sqrt() >= norms * (1 - 1e-13) - 1e-14).all()
+    for form in (masked, held):
+        expected = weights @ each.flatten(1)[:, entries]
+        torch.testing.assert_close(total_of(form, weights), expected, **CLOSE)
     left, right = (
         random_like(torch.empty(size), seed + 3)
         for size in ((shape[0], 2), (2, each[0, 0].numel()))
@@ -75,5 +81,5 @@ def test_views_of_large_layers_are_measured_without_forming_their_kernels(kind):
     assert held is grads and grads.rule.of_row.prefers_gram(grads.x, grads.dh)
     expected = grads.materialize().flatten(1).square().sum(1)
     torch.testing.assert_close(size.squares, expected, rtol=1e-9, atol=0)
-    torch.testing.assert_close(grads.rule._by_forming(grads.x, grads.dh).squares, expected)
+    torch.testing.assert_close(size_by_forming(grads.rule, grads.x, grads.dh).squares, expected)
     assert (size.squares >= expected).all()
