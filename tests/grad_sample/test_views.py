@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads, size_by_forming
+from dpexp.grad_sample.rounding import TERMS, raised
 from dpexp.grad_sample.rules import layer_grads_of
 from dpexp.models.standardized import StandardizedConv2d
 from tests.grad_sample.test_rules import (
@@ -83,3 +85,40 @@ def test_views_of_large_layers_are_measured_without_forming_their_kernels(kind):
     torch.testing.assert_close(size.squares, expected, rtol=1e-9, atol=0)
     torch.testing.assert_close(size_by_forming(grads.rule, grads.x, grads.dh).squares, expected)
     assert (size.squares >= expected).all()
+
+
+def literal_energy(x, dh):
+    """(sum over all positions of |patch| |dh|)^2, in float64; x and dh [n, v, c, h, w], 3 x 3."""
+    n, views = x.shape[:2]
+    patches = F.unfold(x.flatten(0, 1).double(), 3, padding=1).norm(dim=1).view(n, -1)
+    return (patches * dh.double().norm(dim=2).view(n, -1)).sum(1).square()
+
+
+@pytest.mark.parametrize("size", [4, 50])
+def test_the_terms_of_several_views_are_those_of_one_large_image(size):
+    """Of 4 views of 50 x 50 pixels a library may add up 10,000 positions one after another."""
+    layer, views = nn.Conv2d(3, 2, 3, padding=1), 4
+    x, dh = (torch.randn(2 * views, channels, size, size) for channels in (3, 2))
+    grads = layer_grads_of("layer", layer, x, dh, views).gradient("weight")
+    energy = literal_energy(grads.x, grads.dh)
+    share = max(1.0, views * size**2 / (4 * TERMS))
+    assert (grads.rule.terms(grads.x, grads.dh).energy >= energy * share**2).all()
+    some = grads.x[..., :8, :8], grads.dh[..., :8, :8]
+    assert (grads.rule.of_row.size_by_gram(*some).energy >= literal_energy(*some)).all()
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_the_projections_own_rounding_is_in_the_bounds(size):
+    """Two inner products of m numbers more, whatever cancels: what is left is much smaller."""
+    layer = StandardizedConv2d(64, 8, 3, padding=1)
+    m = layer.weight[0].numel()
+    x = 1 + 1e-4 * torch.randn(3, 64, size, size)  # a gradient of nearly equal numbers
+    dh = torch.randn(3, 8, size, size)
+    grads = layer_grads_of("layer", layer, x, dh).gradient("weight")
+    rule, energy = grads.rule, literal_energy(grads.x[:, None], grads.dh[:, None])
+    exact = grads.double().materialize().flatten(1).square().sum(1)
+    by_gram, by_forming = rule.size_by_gram(x, grads.dh), size_by_forming(rule, x, grads.dh)
+    twice = 2 * raised(2 * m, torch.float32) * energy
+    assert (by_gram.squares >= exact + twice).all()
+    lost = raised(TERMS + 2 * m, torch.float32) * energy.sqrt()
+    assert (by_forming.squares.sqrt() >= exact.sqrt() + lost * (1 - 1e-3)).all()
