@@ -236,10 +236,10 @@ def step_by_exact_norm(patch: pytest.MonkeyPatch) -> None:
 
     release = PrivateGradient._release
 
-    def broken(self, sums, step):
+    def broken(self, sums, step, past):
         norm = float(torch.cat([total.flatten() for total in sums.values()]).norm())
-        released, draws = release(self, sums, step)
-        return {key: block / max(norm, 1.0) for key, block in released.items()}, draws
+        released, draws, past = release(self, sums, step, past)
+        return {key: block / max(norm, 1.0) for key, block in released.items()}, draws, past
 
     patch.setattr(PrivateGradient, "_release", broken)
 
@@ -282,12 +282,12 @@ def realised_batch_size(patch: pytest.MonkeyPatch) -> None:
 
     release = PrivateGradient._release
 
-    def broken(self, sums, step):
+    def broken(self, sums, step, past):
         mechanism = self._mechanism
         drawn = max(1, len(mechanism.sample(step)))
         self._mechanism = replace(mechanism, batch_size=drawn)
         try:
-            return release(self, sums, step)
+            return release(self, sums, step, past)
         finally:
             self._mechanism = mechanism
 

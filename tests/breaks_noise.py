@@ -36,10 +36,10 @@ def noise_on_the_first_rank(patch: pytest.MonkeyPatch) -> None:
 
     release = PrivateGradient._release
 
-    def broken(self, sums, step):
+    def broken(self, sums, step, past):
         mechanism, ranks = self._mechanism, self._ranks
         self._mechanism = replace(mechanism, noise=False)
-        released, _ = release(self, sums, step)
+        released, _, past = release(self, sums, step, past)
         self._mechanism = mechanism
         ranks.broadcast(released.values())
         if ranks.is_first:
@@ -47,7 +47,7 @@ def noise_on_the_first_rank(patch: pytest.MonkeyPatch) -> None:
             add_noise_(released, mechanism.releases, multiplier, mechanism.noise_generator(step))
         share = ranks.broadcast
         vars(ranks)["broadcast"] = lambda tensors: share([*tensors][-1:])  # the counts alone
-        return released, 1
+        return released, 1, past
 
     patch.setattr(PrivateGradient, "_release", broken)
 
