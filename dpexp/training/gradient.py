@@ -239,6 +239,29 @@ class PrivateGradient:
         return rehearse
 
     @torch.no_grad()
+    def without_noise(
+        self, state: State, examples: Any, indices: Tensor, step: int, *, is_clipping: bool
+    ) -> tuple[State, dict[Key, Tensor]]:
+        """Return what a step would release of some examples if it had no noise; for analyses.
+
+        Args:
+            state: the method's after the previous step; it is not changed.
+            examples: the training set.
+            indices: of the examples that stand for the step's draw, [m].
+            step: whose bases, masks and views are taken.
+            is_clipping: False leaves the examples' vectors as they are.
+
+        Returns:
+            The method's state in that step, and the sums over the examples.
+        """
+        self._prepare(state, step)
+        with self._attempt(self._state, self.micro_batch, is_clipping=is_clipping):
+            self._micro_batches(examples, indices, step, self.micro_batch)
+        sums = self._sum.sums
+        self._forget()
+        return self._state, dict(self._method.compress(self._state, sums))
+
+    @torch.no_grad()
     def _prepare(self, state: State, step: int) -> None:
         seed = self._mechanism.seed
         gen = generator(seed, "method", step, self._ranks.device)
@@ -250,9 +273,11 @@ class PrivateGradient:
             self._state = self._method.prepare(self._model, state, self._public, gen)
 
     @contextmanager
-    def _attempt(self, prepared: State, micro_batch: int) -> Iterator[None]:
+    def _attempt(
+        self, prepared: State, micro_batch: int, *, is_clipping: bool = True
+    ) -> Iterator[None]:
         """Start a sum; if the attempt fails, drop all references so that memory is freed."""
-        self._start_sum(prepared, micro_batch)
+        self._start_sum(prepared, micro_batch, is_clipping=is_clipping)
         try:
             yield
         except BaseException:
@@ -260,7 +285,7 @@ class PrivateGradient:
             self._state = prepared
             raise
 
-    def _start_sum(self, prepared: State, micro_batch: int) -> None:
+    def _start_sum(self, prepared: State, micro_batch: int, *, is_clipping: bool) -> None:
         self._forget()
         self._state = mapped(
             lambda leaf: leaf, prepared
@@ -274,7 +299,7 @@ class PrivateGradient:
             blocks,
             mechanism.releases,
             like,
-            is_clipping=mechanism.clip,
+            is_clipping=is_clipping and mechanism.clip,
             is_wide=self._ranks.size > 1,
             micro_batch=micro_batch,
             clipping=self.clipping,

@@ -16,7 +16,9 @@ def on_digits(*words, step=0):
     config = cli.compose(["profile=embedded", "task=digits", "device=cpu", *words])
     parts, ranks = cli.build_parts(config, CPU), Ranks(0, 1, CPU)
     state = parts.method.start(parts.model)
-    mechanism = make_mechanism(config, parts.task.dataset_size, parts.method, state, ranks)
+    mechanism = make_mechanism(
+        config, parts.task.dataset_size, parts.method, state, ranks, parts.correlation
+    )
     gradient = PrivateGradient(
         parts.model,
         parts.method,

@@ -15,6 +15,7 @@ from dpexp.reporting.schema.artifact import (
     REDUCTIONS,
     Artifact,
     Claim,
+    Row,
     unknown,
 )
 from dpexp.types import ConfigError
@@ -53,12 +54,7 @@ def validate(artifact: Artifact) -> None:
         if why := cells.get((row, column)):
             raise ConfigError(f"Expected no value or claim on {row}, {column}: {why}")
     for row in artifact.rows:
-        for column in (c for c in artifact.measured_columns if row.in_column(c).grid):
-            if not all(m.startswith("test_accuracy") for m in artifact.metric_of(row, column)):
-                raise ConfigError(
-                    f"Row {row.key}: expected accuracies as metric, since a 'grid' is chosen from "
-                    "by accuracy alone."
-                )
+        _validate_metrics(artifact, row)
     for row in artifact.rows:
         for pattern in row.within:
             if not fnmatch.filter(valued, pattern):
@@ -160,6 +156,32 @@ def _validate_table(artifact: Artifact) -> None:
         for key in column.words:
             if key not in rows:
                 raise unknown(f"row in words of column {column.key}", key, rows)
+
+
+def _validate_metrics(artifact: Artifact, row: Row) -> None:
+    """Check that a grid is chosen from by accuracy; other numbers of the same run may stand beside.
+
+    Raises:
+        ConfigError: naming the row and the column.
+    """
+    parts = {column.key: row.in_column(column) for column in artifact.measured_columns}
+    with_grid = [
+        column
+        for column in artifact.measured_columns
+        if parts[column.key].grid and not parts[column.key].absent
+    ]
+    runs = {column.key: (parts[column.key], column.overrides) for column in with_grid}
+    judged = [
+        runs[column.key]
+        for column in with_grid
+        if all(each.startswith("test_accuracy") for each in artifact.metric_of(row, column))
+    ]
+    for column in with_grid:
+        if runs[column.key] not in judged:
+            raise ConfigError(
+                f"Row {row.key}: expected an accuracy as metric of column {column.key}, or of "
+                "another column with its overrides, since a 'grid' is chosen from by accuracy alone."
+            )
 
 
 def _validate_figure(artifact: Artifact) -> None:
