@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -179,6 +179,14 @@ def unnamed(words: Sequence[str]) -> str:
     return ""
 
 
+REPORTED = {
+    "dpexp.types": "ConfigError",
+    "dpexp.records": "RecordError",
+    "dpexp.privacy.certificate": "PrivacyError",
+    "dpexp.distributed.ranks": "RankLost",
+}
+"""By module, the errors that are the user's, or that say what they have to."""
+
 _WARNED: set[str] = set()
 """Warnings that this process has said."""
 
@@ -262,13 +270,17 @@ def mistake(error: Exception) -> str | None:
     if isinstance(error, RuntimeError) and str(error).startswith("Unknown plugin class"):
         chosen = [w.partition("=")[2] for w in sys.argv if w.startswith("hydra/launcher=")]
         return unstarted(chosen[-1] if chosen else "of Hydra", error)
-    from dpexp.distributed.ranks import RankLost
-    from dpexp.privacy import PrivacyError
-    from dpexp.records import RecordError
-    from dpexp.types import ConfigError
+    return str(error) if isinstance(error, tuple(_reported())) else None
 
-    reported = ConfigError | RecordError | PrivacyError | RankLost
-    return str(error) if isinstance(error, reported) else None
+
+def _reported() -> Iterator[type[Exception]]:
+    """Yield the errors that are told in one line, but for those whose module is not imported.
+
+    Importing it takes seconds, and none of its errors can have been raised.
+    """
+    for module, name in REPORTED.items():
+        if module in sys.modules:
+            yield getattr(sys.modules[module], name)
 
 
 def _is_hydras(error: Exception) -> bool:

@@ -48,6 +48,7 @@ def _run(cfg: DictConfig, words: list[str]) -> str:
     is_first = os.environ.get("RANK", "0") == "0"
     config = with_weights(resolved(cfg, words))
     require_named(config)
+    validate.check_values(config)
     if is_first:
         from dpexp.training.tracking import run_name
 
