@@ -202,6 +202,7 @@ def guarded(program: Any) -> None:
         sys.argv[1:] = folders.taken(sys.argv[1:])
         if {"--help", "-h"} & set(sys.argv):
             sys.argv[1:] = for_help(sys.argv[1:])
+            _list_no_groups(sys.argv[1:])
         sys.argv[1:] = readable(sys.argv[1:], is_sweep=bool(SWEEP & set(sys.argv)))
         program()
     except KeyboardInterrupt:
@@ -250,6 +251,18 @@ def for_help(words: Sequence[str]) -> list[str]:
     needed = {} if "experiment" in chosen else {"method": "rgp", "task": "cifar10"}
     missing = [f"{key}={option}" for key, option in needed.items() if key not in chosen]
     return [*overrides, *missing, *(word for word in words if word not in overrides)]
+
+
+def _list_no_groups(words: Sequence[str]) -> None:
+    """Keep Hydra from listing all groups for its help, four seconds; our template has its own list.
+
+    Args:
+        words: of the command line; where they choose another template it is left alone.
+    """
+    if not any(word.lstrip("+~").startswith(("hydra/help", "hydra.help")) for word in words):
+        from hydra._internal.hydra import Hydra
+
+        Hydra.format_config_groups = lambda *_, **__: ""  # type: ignore[method-assign]
 
 
 def mistake(error: Exception) -> str | None:
