@@ -339,3 +339,55 @@ def test_a_compiler_without_openmp_is_none(recompiled, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="dpexp"):
         assert recompiled(str(compiler)) is None
     assert "unsupported option -fopenmp" in caplog.text
+
+
+@pytest.fixture
+def counted(tmp_path, monkeypatch, recompiled):
+    """Compile by a compiler that counts, into a cache of its own."""
+    compiler, calls = tmp_path / "cc", tmp_path / "calls"
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) echo >> {calls};; esac\nexec cc "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("DPEXP_CACHE", str(tmp_path / "cache"))
+
+    def compiled(options=""):
+        before = calls.read_text() if calls.exists() else ""
+        made = recompiled(f"{compiler} {options}")
+        return made, len(calls.read_text()) - len(before)
+
+    return compiled, tmp_path / "cache" / "kernels"
+
+
+def test_kernels_are_compiled_once_a_machine_and_flags(counted):
+    compiled, folder = counted
+    (first, times), (again, no_times) = compiled(), compiled()
+    assert (times, no_times) == (1, 0) and first.sha256 == again.sha256
+    x, dh = channels_last(2, 32, 5, 7), channels_last(2, 11, 5, 7, seed=1)
+    at = ((3, 3), (1, 1), (1, 1), (1, 1))
+    assert_near(kernel_gradients(x, dh, *at), by_patches(x, dh, *at))
+    assert compiled("-mno-avx512f")[1] == 1
+    assert len([*folder.iterdir()]) == 2
+
+
+def damaged(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def writable(path):
+    path.chmod(0o777)
+
+
+def in_a_folder_of_all(path):
+    path.parent.chmod(0o777)
+
+
+@pytest.mark.parametrize("change", [damaged, writable, in_a_folder_of_all])
+def test_a_kept_library_that_is_not_ours_alone_or_not_whole_is_not_loaded(counted, change):
+    compiled, folder = counted
+    first, _ = compiled()
+    (kept,) = folder.iterdir()
+    change(kept)
+    again, times = compiled()
+    assert times == 1 and again.sha256 == first.sha256
+    assert compiled()[1] == 0, "it is kept anew"

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpexp.cli import folders, groups, lookup, plan, sent_tables
+from dpexp.cli import folders, groups, lookup, sent_tables
 from dpexp.cli.arguments import (
     changing,
     exit_code_of,
@@ -51,11 +51,9 @@ from dpexp.cli.arguments import (
     truth,
 )
 from dpexp.cli.config_cache import Configs
-from dpexp.cli.cost_model import CostModel
 from dpexp.cli.execution import execute
 from dpexp.cli.instantiate import admit
 from dpexp.cli.launchers import check, launch
-from dpexp.distributed import ranks
 from dpexp.reporting import collect
 from dpexp.reporting.collect import build, cells, costs
 from dpexp.reporting.render import exports, table
@@ -299,6 +297,10 @@ def _print_plan(
     outcomes: Sequence[collect.Outcome],
     results: Path,
 ) -> None:
+    from dpexp.cli import plan  # which times steps, and imports all that trains
+    from dpexp.cli.cost_model import CostModel
+    from dpexp.distributed import ranks
+
     print(f"{artifact.place}, profile {request.profile}\n")
     configs = [o.job.config for o in outcomes if o.job.config is not None]
     device = ranks.choose_device(configs[0]["device"] if configs else "auto")

@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -179,6 +179,14 @@ def unnamed(words: Sequence[str]) -> str:
     return ""
 
 
+REPORTED = {
+    "dpexp.types": "ConfigError",
+    "dpexp.records": "RecordError",
+    "dpexp.privacy.certificate": "PrivacyError",
+    "dpexp.distributed.ranks": "RankLost",
+}
+"""By module, the errors that are the user's, or that say what they have to."""
+
 _WARNED: set[str] = set()
 """Warnings that this process has said."""
 
@@ -194,6 +202,7 @@ def guarded(program: Any) -> None:
         sys.argv[1:] = folders.taken(sys.argv[1:])
         if {"--help", "-h"} & set(sys.argv):
             sys.argv[1:] = for_help(sys.argv[1:])
+            _list_no_groups(sys.argv[1:])
         sys.argv[1:] = readable(sys.argv[1:], is_sweep=bool(SWEEP & set(sys.argv)))
         program()
     except KeyboardInterrupt:
@@ -244,6 +253,18 @@ def for_help(words: Sequence[str]) -> list[str]:
     return [*overrides, *missing, *(word for word in words if word not in overrides)]
 
 
+def _list_no_groups(words: Sequence[str]) -> None:
+    """Keep Hydra from listing all groups for its help, four seconds; our template has its own list.
+
+    Args:
+        words: of the command line; where they choose another template it is left alone.
+    """
+    if not any(word.lstrip("+~").startswith(("hydra/help", "hydra.help")) for word in words):
+        from hydra._internal.hydra import Hydra
+
+        Hydra.format_config_groups = lambda *_, **__: ""  # type: ignore[method-assign]
+
+
 def mistake(error: Exception) -> str | None:
     """Return the line for a user error; None for an error of dpexp's own."""
     if isinstance(error, HydraException | OmegaConfBaseException):
@@ -262,13 +283,17 @@ def mistake(error: Exception) -> str | None:
     if isinstance(error, RuntimeError) and str(error).startswith("Unknown plugin class"):
         chosen = [w.partition("=")[2] for w in sys.argv if w.startswith("hydra/launcher=")]
         return unstarted(chosen[-1] if chosen else "of Hydra", error)
-    from dpexp.distributed.ranks import RankLost
-    from dpexp.privacy import PrivacyError
-    from dpexp.records import RecordError
-    from dpexp.types import ConfigError
+    return str(error) if isinstance(error, tuple(_reported())) else None
 
-    reported = ConfigError | RecordError | PrivacyError | RankLost
-    return str(error) if isinstance(error, reported) else None
+
+def _reported() -> Iterator[type[Exception]]:
+    """Yield the errors that are told in one line, but for those whose module is not imported.
+
+    Importing it takes seconds, and none of its errors can have been raised.
+    """
+    for module, name in REPORTED.items():
+        if module in sys.modules:
+            yield getattr(sys.modules[module], name)
 
 
 def _is_hydras(error: Exception) -> bool:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from dpexp.cli import made_data
 from dpexp.cli.fingerprints import pretrained, tokenizers_named, weights_named
 from dpexp.cli.named_folders import require_named
 from dpexp.records.keeping import KEEP, WEIGHTS
@@ -270,8 +271,15 @@ def fingerprint_here(config: Mapping[str, Any]) -> tuple[str, str]:
 
 @cache
 def _of_data(text: str) -> tuple[str, str]:
-    """Return `fingerprint_here`, computed once per process."""
-    return fingerprint_here(json.loads(text))
+    """Return `fingerprint_here`, computed once per process, and of made data once per machine."""
+    config = json.loads(text)
+    kept = made_data.kept_for(config)
+    if known := made_data.fingerprint(kept, text):
+        return known, ""
+    here, reason = fingerprint_here(config)
+    if kept is not None and here:
+        kept.put(text, here)
+    return here, reason
 
 
 def _deciding(config: Mapping[str, Any]) -> str:

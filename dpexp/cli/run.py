@@ -48,19 +48,23 @@ def _run(cfg: DictConfig, words: list[str]) -> str:
     is_first = os.environ.get("RANK", "0") == "0"
     config = with_weights(resolved(cfg, words))
     require_named(config)
+    validate.check_values(config)
     if is_first:
         from dpexp.training.tracking import run_name
 
         say(f"{run_name(config)}: starting")
         validate.warn_of_idle(config, words)
-    validate.check_taken(config)  # imports torch, which takes a second or more
-
+    from dpexp import records
     from dpexp.cli import lookup
 
     known = lookup.done_before(config) if is_first else ""
     if known:
         say(known)
-    directory = execute(config)
+    if known and "WORLD_SIZE" not in os.environ:  # torchrun's other ranks ask the first
+        directory = records.locate(config["results"], config)
+    else:
+        validate.check_taken(config)  # imports torch, which takes a second or more
+        directory = execute(config)
     if is_first:
         if not known:
             say(lookup.outcome(directory))

@@ -18,8 +18,11 @@ from dpexp.cli.errors import nearest, unknown_key
 from dpexp.cli.groups import CONF, options_of
 from dpexp.cli.instantiate import parameters
 from dpexp.cli.quoting import FOLDERS
+from dpexp.distributed.wanted import require_device_word, require_ranks_word
+from dpexp.privacy.budget import require_budget, require_sizes
 from dpexp.records.keeping import WORDS as KEPT
 from dpexp.training import tracking
+from dpexp.training.numbers import check_checkpoint, check_numbers
 from dpexp.training.schedules import LARGEST
 from dpexp.training.tracking import MODES
 from dpexp.types import ConfigError, require_word, setting_at
@@ -224,6 +227,24 @@ def _defaults() -> tuple[dict[str, Any], list[str]]:
     tree = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
     groups = [group for entry in tree.pop("defaults") if isinstance(entry, dict) for group in entry]
     return tree, groups
+
+
+def check_values(config: Mapping[str, Any]) -> None:
+    """Refuse what a run would refuse once it has imported torch, as far as that needs no torch.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    require_device_word(config["device"])
+    require_ranks_word(config["ranks"])
+    check_checkpoint(config["checkpoint"])
+    if "loop" in config:  # which reads settings of its own
+        return
+    check_numbers(config)
+    require_budget(config["privacy"])
+    size = config["task"].get("dataset_size")
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        require_sizes(size, config["batch_size"])
 
 
 def check_taken(config: Mapping[str, Any]) -> None:

@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from dpexp.distributed.ranks import GO_ON, RankLost, Ranks, choose_device, together
 from dpexp.distributed.stopping import STOPPED, Stopping
-from dpexp.privacy import PrivacyError
+from dpexp.distributed.wanted import require_ranks_word
+from dpexp.privacy.certificate import PrivacyError
 from dpexp.records import RecordError
 from dpexp.types import ConfigError, one_line
 
@@ -117,9 +118,8 @@ def leave_after(program: Callable[[], None]) -> NoReturn:
 def _wanted_ranks(ranks: int | str, wanted_device: str, device: torch.device) -> int:
     if ranks == "auto":
         return torch.cuda.device_count() if wanted_device == "auto" and device.type == "cuda" else 1
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
-        raise ConfigError(f"Expected ranks to be auto or a number from 1; got ranks={ranks}.")
-    return ranks
+    require_ranks_word(ranks)
+    return int(ranks)
 
 
 def _work_as(

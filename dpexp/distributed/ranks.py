@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dpexp.distributed.wanted import require_device_word
 from dpexp.types import ConfigError, one_line
 
 BUCKET = 2**26
@@ -137,14 +138,8 @@ def choose_device(wanted: str) -> torch.device:
     """
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-        if device.type not in ("cpu", "cuda"):
-            raise RuntimeError
-    except RuntimeError:
-        raise ConfigError(
-            f"Expected device auto, cpu, cuda or cuda:N; got device={wanted}."
-        ) from None
+    require_device_word(wanted)
+    device = torch.device(wanted)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"Expected a GPU for device={wanted}; torch sees none. Set device=cpu.")
     return device

@@ -1,4 +1,4 @@
-"""Compile and load the C kernels."""
+"""Compile the C kernels, once a machine, and load them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import os
 import shlex
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,8 @@ from tempfile import TemporaryDirectory, gettempdir
 
 import torch
 from torch import Tensor
+
+from dpexp.kernels import keeping
 
 SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
@@ -44,19 +47,21 @@ class Compiled:
 
 @cache
 def compiled() -> Compiled | None:
-    """Return the kernels, compiled once per process; None, with a warning, if that fails."""
+    """Return the kernels, compiled once per machine; None, with a warning, if that fails."""
     try:
+        command = [*shlex.split(os.environ.get("CC", "cc")), *FLAGS]
+        key = keeping.key_of(command, SOURCES)
+        if key and (kept := keeping.find(key)) is not None:
+            with suppress(OSError, ValueError):  # a folder of which nothing may be executed
+                return _loaded(kept)
         with TemporaryDirectory() as folder:  # a loaded library outlives its file
             target = Path(folder, "kernels.so")
-            command = [*shlex.split(os.environ.get("CC", "cc")), *FLAGS, *map(str, SOURCES)]
-            command += ["-o", str(target), "-lm"]
+            command += [*map(str, SOURCES), "-o", str(target), "-lm"]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
-            library = ctypes.CDLL(str(target))
-            names = ("lanes", "most_taps", "most_channels")
-            lanes, most_taps, most_channels = (
-                ctypes.c_int.in_dll(library, name).value for name in names
-            )
-            sha256 = hashlib.sha256(target.read_bytes()).hexdigest()
+            found = _loaded(target)
+            if key:
+                keeping.keep(key, target.read_bytes())
+            return found
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         reason = next((line for line in lines if "error" in line), lines[0] if lines else "")
@@ -68,6 +73,19 @@ def compiled() -> Compiled | None:
             reason,
         )
         return None
+
+
+def _loaded(path: Path) -> Compiled:
+    """Load a library.
+
+    Raises:
+        OSError: if it cannot be loaded.
+        ValueError: if it is another.
+    """
+    library = ctypes.CDLL(str(path))
+    names = ("lanes", "most_taps", "most_channels")
+    lanes, most_taps, most_channels = (ctypes.c_int.in_dll(library, name).value for name in names)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     return Compiled(library, lanes, most_taps, most_channels, sha256)
 
 

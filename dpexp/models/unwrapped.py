@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
 from torch import Tensor, nn
-from torch._dynamo import OptimizedModule  # torch.optim has imported it anyway
 from torch.jit import ScriptModule
 
 from dpexp.types import ConfigError
@@ -20,12 +21,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
     Raises:
         ConfigError: if a part is a program of torch.jit, or its weights are quantized.
     """
-    while isinstance(model, OptimizedModule):
+    while _is_compiled(model):
         model = model._orig_mod
         vars(model).pop("_is_torch_compile", None)  # its mark, by which a look-up would differ
     for parent in [*model.modules()]:
         for name, child in [*parent.named_children()]:
-            if isinstance(child, OptimizedModule):
+            if _is_compiled(child):
                 setattr(parent, name, unwrapped(child))
     for name, module in model.named_modules():
         if isinstance(module, ScriptModule):
@@ -42,6 +43,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
                 "inference, which has no gradient. Pass the model as it was before."
             )
     return model
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return whether torch.compile made a module, which it imports its tracer for."""
+    tracer = sys.modules.get("torch._dynamo")
+    return tracer is not None and isinstance(module, tracer.OptimizedModule)
 
 
 def _named(name: str) -> str:

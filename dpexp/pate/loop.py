@@ -31,6 +31,7 @@ from dpexp.training.parts import Parts
 from dpexp.training.run_logger import list_parameters
 from dpexp.training.schedules import require_rates
 from dpexp.training.train_state import TrainState
+from dpexp.training.uncompiled import spare_tracer
 from dpexp.types import ConfigError
 
 log = logging.getLogger("dpexp")
@@ -54,6 +55,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         PrivacyError: if the finished run does not have the privacy that it claims.
     """
     check_checkpoint(config["checkpoint"])
+    spare_tracer()
     memory.reset_peak(ranks.device)
     pate, model = settings_of(parts), parts.model
     mechanism, queries, task = make_mechanism(config, parts, ranks)

@@ -18,6 +18,7 @@ from dpexp.privacy.seeds import generator, seed_default
 from dpexp.training.judging import EVAL_BATCH
 from dpexp.training.optimizers import check_optimizer
 from dpexp.training.parts import Parts
+from dpexp.training.uncompiled import take_step
 from dpexp.types import Batch, ConfigError, Key, one_line
 
 
@@ -129,7 +130,7 @@ def descend(
     mean = loss(model(batch.inputs), batch.targets) / len(batch)
     mean.backward()
     before_update()
-    optimizer.step()
+    take_step(optimizer)
     return float(mean.detach())
 
 

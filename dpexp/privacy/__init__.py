@@ -1,9 +1,19 @@
-"""The privacy mechanism of a run: sampler, noise and accountant from one frozen object."""
+"""The privacy mechanism of a run: sampler, noise and accountant from one frozen object.
 
-from dpexp.privacy.calibration import build, num_steps, whole_batch
-from dpexp.privacy.certificate import ANALYSED, PrivacyError, verify
-from dpexp.privacy.mechanism import Mechanism
-from dpexp.privacy.room import require_room, size_of_release
+What is named here is imported when it is first asked for: most of it needs torch, checks of a
+budget do not.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpexp.privacy.calibration import build, num_steps, whole_batch
+    from dpexp.privacy.certificate import ANALYSED, PrivacyError, verify
+    from dpexp.privacy.mechanism import Mechanism
+    from dpexp.privacy.room import require_room, size_of_release
 
 __all__ = [
     "ANALYSED",
@@ -16,3 +26,20 @@ __all__ = [
     "verify",
     "whole_batch",
 ]
+
+_MODULES = {
+    "calibration": ("build", "num_steps", "whole_batch"),
+    "certificate": ("ANALYSED", "PrivacyError", "verify"),
+    "mechanism": ("Mechanism",),
+    "room": ("require_room", "size_of_release"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is named in `__all__`, and keep it."""
+    for module, names in _MODULES.items():
+        if name in names:
+            found = getattr(import_module(f"{__name__}.{module}"), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,8 +7,7 @@ probability.
 Two accountants. PRV (Gopi, Lee and Wutschitz 2021, arXiv:2106.02848) convolves the privacy loss
 numerically; its upper bound is reported, discretisation error included. RDP (Mironov,
 Talwar and Zhang 2019, arXiv:1908.10530; conversion by Balle et al. 2020, arXiv:1905.09982) is
-looser, but never fails. Both use Opacus's code: its PRV is several times faster than the
-`prv-accountant` package, agrees with it to five digits, and works for smaller sigma.
+looser, but never fails; a step's is computed by Opacus.
 """
 
 from __future__ import annotations
@@ -22,10 +21,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from scipy.special import gammaln, logsumexp
 
+from dpexp.privacy import prv
+from dpexp.privacy.narrow import opacus_rdp
+from dpexp.privacy.start import limit_multiplier
 from dpexp.records.caches import Kept
 from dpexp.types import ConfigError
 
@@ -34,6 +36,16 @@ RELATIVE_ERROR = 2e-3
 
 TOLERANCE = 1e-3
 """A calibrated epsilon is below its target by at most this fraction (ours)."""
+
+CLOSE = 5e-5
+"""A calibrated epsilon is as near to the middle of these bounds, as a fraction, if it can be had:
+the least multiplier then comes out alike from wherever it is searched for (ours)."""
+
+MOST_FITS = 4
+"""Multipliers within the tolerance after which the nearest is taken (ours)."""
+
+COARSE = 20
+"""How many times fewer points the grid has on which a search begins (ours)."""
 
 MAX_GRID = 2**22
 """Largest number of grid points of a privacy loss; the error grows instead of the grid (ours)."""
@@ -50,6 +62,10 @@ MOST_NOISE = 1e6
 MAX_MISSING_MASS = 0.1
 """PRV fails if rounding takes more than this fraction of delta (ours)."""
 
+ROUNDING = 2.0**-51
+"""Fraction of the mass that rounding moves in a step: a Fourier transform's error of a few units in
+the last place, which composition multiplies by the steps (ours)."""
+
 # Dense from 2 to 30, the optimum of most training runs; coarse up to 1024, for tiny budgets.
 ORDERS = (
     *(1.0 + x / 20 for x in range(1, 40)),
@@ -59,15 +75,21 @@ ORDERS = (
 )
 
 
+WIDTH_ORDERS = [*(1 + x / 10 for x in range(1, 100)), *range(12, 64)]
+"""Orders by which a grid's width is bounded, those of Opacus."""
+
+
+WHOLE = range(2, 64)
+"""The whole ones among them."""
+
+
 class PRVFailed(RuntimeError):
     """PRV has no reliable answer for these numbers; use RDP."""
 
 
 @lru_cache(maxsize=2**14)
 def _rdp_per_step(q: float, sigma: float, order: float) -> float:
-    # Imported here because it takes seconds and most commands do not need it.
-    from opacus.accountants.analysis.rdp import compute_rdp
-
+    compute_rdp = opacus_rdp().compute_rdp
     with np.errstate(all="ignore"):
         try:
             value = float(compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=float(order)))
@@ -149,18 +171,15 @@ def _epsilon(rdp: float, costs: tuple[float, float]) -> float:
 class _Loss:
     """One step's privacy loss, on a grid wide enough for `max_steps` compositions."""
 
-    discrete: Any
+    on_grid: prv.Loss
     epsilon_error: float
     delta_error: float
 
 
 @lru_cache(maxsize=4)
 def _loss(q: float, sigma: float, max_steps: int, delta: float) -> _Loss:
-    from opacus.accountants.analysis import prv
-
     delta_error = delta / 1000  # as the PRV authors suggest
     rough = rdp_epsilon(q, sigma, max_steps, delta)
-    law = prv.PoissonSubsampledGaussianPRV(q, sigma)
     error = RELATIVE_ERROR * rough
     half_width = _half_width(q, sigma, max_steps, error, delta_error)
     # Theorem 5.5 of the PRV paper: the mesh for the error allowed in `max_steps` compositions.
@@ -168,28 +187,60 @@ def _loss(q: float, sigma: float, max_steps: int, delta: float) -> _Loss:
     error = max(error, 2 * half_width / mesh_per_error / MAX_GRID)
     if not error <= MAX_RELATIVE_ERROR * rough:
         raise PRVFailed(f"a grid of {MAX_GRID} points is too coarse for epsilon about {rough:.3g}")
-    domain = prv.Domain.create_aligned(-half_width, half_width, error * mesh_per_error)
-    truncated = prv.TruncatedPrivacyRandomVariable(law, domain.t_min, domain.t_max)
-    return _Loss(prv.discretize(truncated, domain), error, delta_error)
+    on_grid = prv.loss(q, sigma, half_width, error * mesh_per_error)
+    return _Loss(on_grid, error, delta_error)
+
+
+def _require_exact(steps: int, delta: float) -> None:
+    if ROUNDING * steps > MAX_MISSING_MASS * delta:
+        raise PRVFailed(f"rounding in {steps} steps is too much for delta={delta:g}")
+
+
+def _coarse_epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
+    """Return about what `prv_epsilon` does, from a grid with `COARSE` times fewer points.
+
+    It bounds nothing.
+    """
+    _require_exact(steps, delta)
+    rough, _ = _spent(WHOLE, _whole_rdp(q, sigma) * steps, delta)
+    mesh = COARSE * RELATIVE_ERROR * rough / math.sqrt(steps * math.log(12_000 / delta) / 2)
+    width = _half_width(q, sigma, steps, 0.0, delta / 1000)
+    return prv.loss(q, sigma, width, mesh).composed(steps).epsilon(delta) * (1 + RELATIVE_ERROR)
 
 
 def _half_width(q: float, sigma: float, max_steps: int, error: float, delta_error: float) -> float:
-    """Return a bound on the loss of `max_steps` steps and of one.
+    """Return a bound on the loss of `max_steps` steps and of one (Remark 5.6 of the PRV paper).
 
-    As Opacus's `compute_safe_domain_size`, which computes the same RDP twice, for all steps and for
-    one, and so takes longer than the rest of PRV.
+    That of Opacus's `compute_safe_domain_size`, or where few orders are below the best a little
+    more, since fractional orders are then left out: they take longer than the rest of PRV.
     """
-    from opacus.accountants import RDPAccountant
-    from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
-
-    orders = RDPAccountant.DEFAULT_ALPHAS
-    rdp = compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=orders)
     parts = ((max_steps, delta_error / 4), (1, delta_error / (8 * max_steps)))
-    bounds = (
-        float(get_privacy_spent(orders=orders, rdp=rdp * steps, delta=delta)[0])
-        for steps, delta in parts
-    )
-    return max(*bounds, error) + 3
+    per_step = _whole_rdp(q, sigma)
+    whole = [_spent(WHOLE, per_step * steps, delta) for steps, delta in parts]
+    if min(order for _, order in whole) == WHOLE[0]:
+        rdp = opacus_rdp()
+        per_step = rdp.compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=WIDTH_ORDERS)
+        whole = [_spent(WIDTH_ORDERS, per_step * steps, delta) for steps, delta in parts]
+    return max(*(bound for bound, _ in whole), error) + 3
+
+
+def _spent(orders: Sequence[float], rdp: np.ndarray, delta: float) -> tuple[float, float]:
+    """Return epsilon by RDP at these orders, and the best order."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the best order may be the last; the bound still holds
+        epsilon, order = opacus_rdp().get_privacy_spent(orders=orders, rdp=rdp, delta=delta)
+    return float(epsilon), float(order)
+
+
+def _whole_rdp(q: float, sigma: float) -> np.ndarray:
+    """Return a step's RDP at the orders `WHOLE` (Mironov et al. 2019, Section 3.3), [orders]."""
+    order = np.array(WHOLE, dtype=float)[:, None]
+    if q == 1:
+        return order[:, 0] / (2 * sigma**2)
+    i = np.arange(WHOLE[-1] + 1.0)
+    choices = gammaln(order + 1) - gammaln(i + 1) - gammaln(np.maximum(order - i, 0) + 1)
+    terms = choices + i * math.log(q) + (order - i) * math.log1p(-q) + (i * i - i) / (2 * sigma**2)
+    return logsumexp(np.where(i <= order, terms, -np.inf), axis=1) / (order[:, 0] - 1)
 
 
 @lru_cache(maxsize=256)
@@ -211,32 +262,31 @@ def prv_epsilon(q: float, sigma: float, steps: int, delta: float, max_steps: int
         return 0.0
     if sigma <= 0:
         return math.inf
-    from opacus.accountants.analysis import prv
-
+    _require_exact(steps, delta)
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loss = _loss(q, sigma, max(steps, max_steps), delta)
-            composed = prv.compose_heterogeneous([loss.discrete], [steps])
-            # Rounding loses some 1e-13 of mass per step: count it as an infinite loss.
-            missing = abs(float(composed.pmf.sum()) - 1)
+            composed = loss.on_grid.composed(steps)
+            # What rounding moves is counted as an infinite loss.
+            missing = abs(float(composed.probabilities.sum()) - 1) + ROUNDING * steps
             if not missing <= MAX_MISSING_MASS * delta:
                 raise PRVFailed(f"rounding lost {missing:.1g} of the mass, too much for {delta:g}")
-            bounds = composed.compute_epsilon(delta - missing, loss.delta_error, loss.epsilon_error)
+            upper = composed.epsilon(delta - missing - loss.delta_error) + loss.epsilon_error
     except (RuntimeError, ValueError, ArithmeticError, IndexError, MemoryError) as error:
         raise PRVFailed(str(error)) from error
-    lower, estimate, upper = (float(bound) for bound in bounds)
-    if not lower <= estimate <= upper < math.inf:
-        raise PRVFailed(f"it bounds epsilon by [{lower}, {upper}]")
-    return max(0.0, upper)
+    if not upper < math.inf:
+        raise PRVFailed(f"it bounds epsilon by {upper}")
+    return upper
 
 
 @lru_cache(maxsize=256)
 def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float, str]:
     """Return the least effective multiplier whose epsilon fits the target.
 
-    Results are cached between runs. A cached one is checked before use, which takes one evaluation
-    in place of some ten.
+    The search starts from the Gaussian limit's closed form, goes over a coarse grid, and takes one
+    or two evaluations on the fine one. Results are cached between runs; a cached one is checked
+    before use, which takes one.
 
     Args:
         q: sampling probability in (0, 1].
@@ -266,20 +316,35 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
         sigma = float(found)
         if 0 < sigma <= MOST_NOISE and target * (1 - TOLERANCE) <= by_prv(sigma) <= target:
             return sigma, "prv"
-    start = math.sqrt(steps) * q / target + 0.5  # within a small factor for common settings
+
+    def limit(epsilon: float) -> float:
+        return limit_multiplier(q, steps, delta, epsilon)
+
+    def by_coarse(sigma: float) -> float:
+        return _coarse_epsilon(q, sigma, steps, delta)
+
+    def guess(epsilon: float) -> float:
+        with (
+            suppress(PRVFailed, ValueError, ArithmeticError, MemoryError),
+            np.errstate(all="ignore"),
+        ):
+            return _least(by_coarse, epsilon / (1 - TOLERANCE / 2), limit, 10)
+        return limit(epsilon)
+
     try:
-        by_rdp_sigma = _least(by_rdp, target, start)
-    except ArithmeticError:
-        by_rdp_sigma = None
-    try:
-        sigma = _least(by_prv, target, by_rdp_sigma or start)
+        sigma = _least(by_prv, target, guess)
     except (PRVFailed, ArithmeticError):
-        if by_rdp_sigma is None:
+        try:
+            by_rdp_sigma = _least(by_rdp, target, limit)
+        except ArithmeticError:
             raise ConfigError(
                 f"No noise gives epsilon {target:g} at delta {delta:g} over {steps} steps of "
                 f"sampling probability {q:.3g}; ask for a larger eps or fewer epochs."
             ) from None
-        return by_rdp_sigma, "rdp"  # not cached: PRV may have failed for lack of memory
+        try:  # the limit may be far off, where PRV fails and a search from it goes astray
+            sigma = _least(by_prv, target, lambda _: by_rdp_sigma)
+        except (PRVFailed, ArithmeticError):
+            return by_rdp_sigma, "rdp"  # not cached: PRV may have failed for lack of memory
     kept.put(name, sigma)
     return sigma, "prv"
 
@@ -288,29 +353,50 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
 def _version() -> bytes:
     """Return a fingerprint of the code that determines a multiplier for a given budget."""
     versions = [f"{each} {version(each)}" for each in ("opacus", "numpy", "scipy")]
-    return "\n".join(versions).encode() + Path(__file__).read_bytes()
+    return "\n".join(versions).encode() + b"\n".join(
+        Path(str(file)).read_bytes() for file in (__file__, prv.__file__)
+    )
 
 
-def _least(epsilon: Callable[[float], float], target: float, sigma: float) -> float:
+def _least(
+    epsilon: Callable[[float], float],
+    target: float,
+    guess: Callable[[float], float],
+    tries: int = 60,
+) -> float:
     """Return sigma with epsilon(sigma) just below target, by guarded secants in the logarithms.
+
+    Args:
+        epsilon: of a multiplier.
+        target: > 0.
+        guess: a multiplier for an epsilon, which may be wrong by about the same factor everywhere.
+        tries: most evaluations.
 
     Raises:
         ArithmeticError: if no sigma up to a million fits.
     """
     aim = math.log(target * (1 - TOLERANCE / 2))
+    sigma = min(guess(math.exp(aim)), MOST_NOISE)
     too_little, enough = 0.0, math.inf  # bracket: epsilon above and below the target
     seen: list[tuple[float, float]] = []
-    for _ in range(60):
+    fits: list[tuple[float, float]] = []  # within the tolerance: distance and sigma
+    for _ in range(tries):
         value = epsilon(sigma)
         if target * (1 - TOLERANCE) <= value <= target:
-            return sigma
-        if value > target:
+            fits.append((abs(math.log(value) - aim), sigma))
+            if fits[-1][0] <= CLOSE or len(fits) == MOST_FITS:
+                return min(fits)[1]
+        if value > math.exp(aim):
             too_little = max(too_little, sigma)
         else:
             enough = min(enough, sigma)
         if 0 < value < math.inf:
             seen.append((math.log(sigma), math.log(value)))
-        sigma = _next(seen[-2:], aim, sigma)
+        if len(seen) == 1:  # as wrong as at first
+            again = math.log(min(guess(math.exp(2 * aim - seen[0][1])), MOST_NOISE))
+            sigma = math.exp(seen[0][0] + max(-1.4, min(1.4, again - seen[0][0])))
+        else:
+            sigma = _next(seen[-2:], aim, sigma)
         if not too_little < sigma < enough:
             sigma = (
                 math.sqrt(too_little * enough)
@@ -319,6 +405,8 @@ def _least(epsilon: Callable[[float], float], target: float, sigma: float) -> fl
             )
         if sigma > MOST_NOISE:
             break
+    if fits:
+        return min(fits)[1]
     raise ArithmeticError(f"no noise multiplier reaches epsilon {target:g}")
 
 

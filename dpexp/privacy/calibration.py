@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpexp.privacy.accounting import calibrate
+from dpexp.privacy.budget import require, require_budget, require_sizes
 from dpexp.privacy.certificate import CYCLIC
 from dpexp.privacy.correlation import Banded, banded
 from dpexp.privacy.laplace import calibrate_laplace
@@ -16,8 +17,6 @@ from dpexp.privacy.pld import Part, gaussian_epsilon
 from dpexp.privacy.releases import shared_multiplier
 from dpexp.privacy.seeds import new_secret
 from dpexp.types import ConfigError, Release, is_laplace, require_word
-
-SAMPLINGS = ("poisson", "shuffle")
 
 MOST = 1e12
 """Upper limit on a run's steps (ours); smaller counts are exact in floating point."""
@@ -39,9 +38,9 @@ def num_steps(epochs: float, dataset_size: int, batch_size: int, sampling: str =
         ConfigError: if a number is not positive, the batch is larger than the data, or there are
             too many steps.
     """
-    _require(epochs > 0, f"Expected epochs > 0; got {epochs}. Set epochs.")
-    _check_sizes(dataset_size, batch_size)
-    _require(
+    require(epochs > 0, f"Expected epochs > 0; got {epochs}. Set epochs.")
+    require_sizes(dataset_size, batch_size)
+    require(
         epochs * dataset_size / batch_size < MOST,
         f"Expected fewer than {MOST:.0e} steps; got epochs={epochs:g}. Set epochs.",
     )
@@ -169,22 +168,22 @@ def require_correlation(privacy: Mapping[str, Any], releases: Sequence[Release])
         ConfigError: naming what stands against it.
     """
     noise, sampling = privacy["noise"], privacy["sampling"]
-    _require(
+    require(
         noise is not False,
         "Expected a run with noise beside noise=correlated; noise=false, or a method without any, "
         "leaves it out. Leave noise=correlated out.",
     )
-    _require(
+    require(
         noise != "secret",
         "Expected noise=correlated alone; got secret beside it: secret noise would lie in "
         "checkpoints, as later steps need it. Leave one of them out.",
     )
-    _require(
+    require(
         sampling == "poisson",
         f"Expected sampling=poisson beside noise=correlated, whose steps draw from groups in turn; "
         f"got {sampling}. Set sampling.",
     )
-    _require(
+    require(
         all(each.noise == "gaussian" and each.clip == "norm" for each in releases),
         "Expected Gaussian noise on gradients alone beside noise=correlated. Leave Laplace noise "
         "and clipping=adaptive out, or noise=correlated.",
@@ -253,7 +252,7 @@ def confirm(parts: tuple[Part, ...], delta: float, epsilon: float) -> None:
     if delta >= SURE:
         return
     found = gaussian_epsilon(parts, delta, epsilon)
-    _require(
+    require(
         found <= epsilon,
         f"Expected a delta that two accountants can resolve; at delta={delta:g} the one that "
         f"verifies finished runs gives epsilon {found:.4g} for noise that the other calibrated to "
@@ -261,22 +260,9 @@ def confirm(parts: tuple[Part, ...], delta: float, epsilon: float) -> None:
     )
 
 
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise ConfigError(message)
-
-
-def _check_sizes(dataset_size: int, batch_size: int) -> None:
-    _require(
-        0 < batch_size <= dataset_size,
-        f"Expected batch_size in [1, {dataset_size}], the number of training examples; "
-        f"got batch_size={batch_size}. Set batch_size.",
-    )
-
-
 def _check(privacy: Mapping[str, Any], dataset_size: int, batch_size: int, num_steps: int) -> None:
-    _check_sizes(dataset_size, batch_size)
-    _require(num_steps > 0, f"Expected at least one step; got {num_steps}. Set epochs.")
+    require_sizes(dataset_size, batch_size)
+    require(num_steps > 0, f"Expected at least one step; got {num_steps}. Set epochs.")
     check_privacy(privacy, dataset_size)
 
 
@@ -286,31 +272,11 @@ def check_privacy(privacy: Mapping[str, Any], dataset_size: int) -> None:
     Raises:
         ConfigError: naming the first invalid setting.
     """
-    eps, delta, noise, clip = (privacy[key] for key in ("eps", "delta", "noise", "clip"))
-    sampling = privacy["sampling"]
-    require_word("sampling", sampling, SAMPLINGS)
-    _require(
-        isinstance(noise, bool) or noise == "secret",
-        f"Expected noise true, false, secret or correlated; got {noise}. Set noise (in a sweep of "
-        "both, noise=correlated noise.bands=1,auto: one band is fresh noise).",
-    )
-    _require(isinstance(clip, bool), f"Expected clip true or false; got {clip}. Set clip.")
-    _require(
-        _is_number(delta) and 0 < delta < 1,
-        f"Expected delta in (0, 1); got {delta}. Set privacy.delta.",
-    )
-    if noise or eps is not None:
-        _require(
-            _is_number(eps) and 0 < eps < math.inf,
-            f"Expected eps > 0; got {eps}. Set eps, or noise=false for a run without privacy.",
-        )
+    require_budget(privacy)
+    noise, delta = privacy["noise"], privacy["delta"]
     if noise and delta >= 1 / dataset_size:
         warnings.warn(
             f"delta={delta:g} is not below 1/N = {1 / dataset_size:.3g}: "
             "such a guarantee allows one example to be published. Set privacy.delta.",
             stacklevel=4,
         )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -24,6 +24,7 @@ import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
 from dpexp.privacy.accounting import ORDERS, PRVFailed, prv_epsilon, rdp_epsilon
+from dpexp.privacy.narrow import opacus_rdp
 from dpexp.types import ConfigError
 
 CHECK_SENSITIVITY = 1.0
@@ -157,12 +158,10 @@ def data_dependent_epsilon(
         vote_std: sigma_2 > 0.
         delta: in (0, 1).
     """
-    from opacus.accountants.analysis.rdp import get_privacy_spent
-
     checks = log_flip_of_check(asked.max(1), threshold, check_std)
     rdp = data_dependent_rdp(checks, math.sqrt(2) * check_std).sum(0)
     rdp += data_dependent_rdp(log_flip_of_votes(answered, vote_std), vote_std).sum(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the best order may be the last; the bound still holds
-        epsilon, _ = get_privacy_spent(orders=list(ORDERS), rdp=rdp, delta=delta)
+        epsilon, _ = opacus_rdp().get_privacy_spent(orders=list(ORDERS), rdp=rdp, delta=delta)
     return max(0.0, float(epsilon))

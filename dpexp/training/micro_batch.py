@@ -19,11 +19,11 @@ from dpexp.privacy import Mechanism
 from dpexp.records import RecordError, describe_device, write_atomically
 from dpexp.records.caches import cache_dir
 from dpexp.training.gradient import PrivateGradient
+from dpexp.training.numbers import AUTO
 from dpexp.types import ConfigError, State
 
 log = logging.getLogger("dpexp")
 
-AUTO = "auto"
 USABLE = 0.8
 """Share of free memory to use (ours): allocators fragment, and batches may exceed their mean."""
 

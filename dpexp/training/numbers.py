@@ -1,4 +1,4 @@
-"""Checks of a config's numbers."""
+"""Checks of a config's numbers; they import no torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dpexp.training.micro_batch import AUTO
 from dpexp.types import ConfigError, setting_at
+
+AUTO = "auto"
+"""The micro_batch that is chosen by trying."""
 
 POSITIVE: dict[str, Any] = {
     "batch_size": int,

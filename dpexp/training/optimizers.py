@@ -7,6 +7,7 @@ import inspect
 import torch
 from torch import Tensor, nn
 
+from dpexp.training.uncompiled import take_step
 from dpexp.types import ConfigError, one_line
 
 
@@ -72,7 +73,7 @@ def _stepped(optimizer: torch.optim.Optimizer, size: float, dtype: torch.dtype) 
         like = kind([weight], **settings | ({"lr": 0.1} if "lr" in takes else {}))
     except Exception:
         return []
-    like.step()
+    take_step(like)
     remembered = (value for state in like.state.values() for value in state.values())
     return [value for value in remembered if torch.is_tensor(value) and value.shape == weight.shape]
 

@@ -38,6 +38,7 @@ from dpexp.training.probing import check_model
 from dpexp.training.run_logger import announce, metrics_line
 from dpexp.training.schedules import require_rates
 from dpexp.training.train_state import TrainState
+from dpexp.training.uncompiled import spare_tracer, take_step
 from dpexp.types import ConfigError, Method, State
 
 log = logging.getLogger("dpexp")
@@ -59,6 +60,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         PrivacyError: if the finished run does not have the privacy that it claims.
     """
     check_checkpoint(config["checkpoint"])
+    spare_tracer()
     memory.reset_peak(ranks.device)
     attack = parts.attack
     if attack is not None:
@@ -322,7 +324,7 @@ def update(
     while gradients:
         name, gradient = gradients.popitem()
         parameters[name].grad = gradient
-    optimizer.step()
+    take_step(optimizer)
     optimizer.zero_grad()
 
 

@@ -146,21 +146,66 @@ def test_orders_that_are_left_out_cannot_be_the_best(q, sigma, steps, delta):
     assert rdp_epsilon(q, sigma, steps, delta) == pytest.approx(max(0.0, least), rel=1e-12)
 
 
-@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.02, 1.4, 10_000), (0.25, 0.8, 12)])
-def test_a_grid_is_as_wide_as_opacus_has_it(q, sigma, steps):
+WIDTHS = [(0.02, 1.4, 10_000), (0.25, 0.8, 12), (0.1, 0.42, 1000), (1.0, 20.0, 100), (1e-4, 2.0, 9)]
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps"), WIDTHS)
+def test_a_grid_is_at_least_as_wide_as_opacus_has_it_and_hardly_wider(q, sigma, steps):
     law = prv.PoissonSubsampledGaussianPRV(q, sigma)
     for error in (0.01, 100.0):
         theirs = prv.compute_safe_domain_size([law], [steps], error, 1e-8)
-        assert _half_width(q, sigma, steps, error, 1e-8) == theirs
+        ours = _half_width(q, sigma, steps, error, 1e-8)
+        assert theirs * (1 - 1e-12) <= ours <= 1.1 * theirs
+
+
+def settings_50():
+    """Draw budgets from single steps to long runs, whose grids are small."""
+    draw = np.random.default_rng(44)
+    while True:
+        q, steps = 10 ** draw.uniform(-2, 0), round(10 ** draw.uniform(0, 2.7))
+        delta, target = 10 ** draw.uniform(-7, -3), 10 ** draw.uniform(-0.3, 1.2)
+        if q * math.sqrt(steps) > 0.15:
+            yield q, steps, delta, target
+
+
+FIFTY = [setting for setting, _ in zip(settings_50(), range(50), strict=False)]
+
+
+def opacus_epsilon(q, sigma, steps, delta):
+    """Return the upper bound of Opacus's PRV accountant, at the error that ours allows."""
+    error = accounting.RELATIVE_ERROR * rdp_epsilon(q, sigma, steps, delta)
+    law = prv.PoissonSubsampledGaussianPRV(q, sigma)
+    width = _half_width(q, sigma, steps, error, delta / 1000)
+    mesh = error / math.sqrt(steps * math.log(12_000 / delta) / 2)
+    domain = prv.Domain.create_aligned(-width, width, mesh)
+    step = prv.discretize(
+        prv.TruncatedPrivacyRandomVariable(law, domain.t_min, domain.t_max), domain
+    )
+    return prv.compose_heterogeneous([step], [steps]).compute_epsilon(delta, delta / 1000, error)[2]
+
+
+def test_multipliers_are_opacus_to_a_ten_thousandth_in_two_evaluations(evaluations):
+    counts = []
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for q, steps, delta, target in FIFTY:
+            evaluations.clear()
+            sigma, accountant = calibrate(q, steps, delta, target)
+            counts += [sum(name == "prv_epsilon" for name, _ in evaluations)]
+            assert accountant == "prv"
+            # Epsilon falls at least as fast as sigma rises, so that sigma is as near.
+            middle = target * (1 - TOLERANCE / 2)
+            assert opacus_epsilon(q, sigma, steps, delta) == pytest.approx(middle, rel=1e-4)
+    assert max(counts) <= 3 and sum(counts) <= 2 * len(counts)
 
 
 def test_where_prv_fails_rdp_calibrates_and_says_so():
     with pytest.raises(PRVFailed):
-        prv_epsilon(1e-4, 1.0, 1_000_000, 1e-8, 1_000_000)
-    sigma, accountant = calibrate(1e-4, 1_000_000, 1e-8, 1.0)
+        prv_epsilon(1e-4, 1.0, 1_000_000, 1e-10, 1_000_000)
+    sigma, accountant = calibrate(1e-4, 1_000_000, 1e-10, 1.0)
     assert accountant == "rdp"
-    assert 1 - TOLERANCE <= rdp_epsilon(1e-4, sigma, 1_000_000, 1e-8) <= 1
-    assert pld_epsilon(1e-4, sigma, 1_000_000, 1e-8) <= 1
+    assert 1 - TOLERANCE <= rdp_epsilon(1e-4, sigma, 1_000_000, 1e-10) <= 1
+    assert pld_epsilon(1e-4, sigma, 1_000_000, 1e-10) <= 1
 
 
 def test_a_budget_that_no_noise_fits_is_the_users_error():
@@ -219,7 +264,7 @@ def test_what_rdp_found_is_not_kept_as_prv_may_have_failed_for_want_of_memory(
     prv_epsilon.cache_clear()
     accounting._loss.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(prv, "discretize", runs_out)
+        patch.setattr(accounting.prv, "loss", runs_out)
         assert calibrate(*setting)[1] == "rdp"
     calibrate.cache_clear()
     assert calibrate(*setting)[1] == "prv"

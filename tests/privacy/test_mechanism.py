@@ -98,10 +98,10 @@ def test_shuffled_batches_are_labelled():
 
 
 def test_rdp_calibration_is_labelled():
-    sizes = {"dataset_size": 1_000_000, "batch_size": 100, "num_steps": 1_000_000}
+    sizes = {"dataset_size": 1_000_000, "batch_size": 100, "num_steps": 5_000_000}
     mechanism = make(sizes=sizes, eps=1.0, delta=1e-8)
     assert mechanism.calibrated_by == "rdp"
-    certificate = certify(mechanism, 1_000_000, 1_000_000)
+    certificate = certify(mechanism, 5_000_000, 5_000_000)
     verify(certificate)
     assert list(certificate["epsilon"]) == ["rdp"] and "RDP" in certificate["deviations"][0]
     assert mechanism.epsilon(10) == mechanism.epsilon(10, "rdp")

@@ -1,10 +1,12 @@
 """Runs side by side: all are done, a mistake stops them, a process that dies is replaced."""
 
+import json
 import os
 import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpexp import records
@@ -107,3 +109,65 @@ def test_two_builds_of_one_table_share_its_runs(tmp_path, programs):
     assert all(len(one) == 1 for one in lines), "a run was done twice"
     assert {one[0] for one in lines} == {"by A", "by B"}
     assert all(len(text.splitlines()) == 6 for text in said), "each build tells of every run"
+
+
+IN_ONE_PROCESS = """
+import json, logging, os, signal, sys, warnings
+import torch
+from dpexp.cli.composition import compose
+from dpexp.cli.execution import execute
+from dpexp.reporting.collect import build
+from dpexp import records
+from pathlib import Path
+
+def left_behind():
+    signals = signal.SIGTERM, signal.SIGINT, signal.SIGUSR2
+    heard = [str(signal.getsignal(each)) for each in signals]
+    log = logging.getLogger("dpexp")
+    return [str(torch.get_default_dtype()), torch.get_float32_matmul_precision(),
+            torch.get_num_threads(), torch.is_grad_enabled(), str(torch.get_default_device()),
+            torch.are_deterministic_algorithms_enabled(), torch.backends.mkldnn.enabled, heard,
+            log.level, logging.getLogger().level, [type(h).__name__ for h in log.handlers],
+            warnings.filters[0] == first, os.getcwd(), dict(os.environ)]
+
+first = warnings.filters[0]
+results = Path(sys.argv[1])
+ends, states = [], []
+for words in json.loads(sys.argv[2]):
+    config = compose([*words.split(), f"results={results}"])
+    ends.append([str(records.locate(results, config)),
+                 build.attempt(config, records.run_id(config), execute, results)])
+    states.append(left_behind())
+assert all(each == states[0] for each in states), states
+print(json.dumps(ends))
+"""
+
+RUN = "method=rgp_random task=digits profile=embedded epochs=0.5 seed=3"
+BEFORE = (
+    "method=lsg task=digits profile=embedded epochs=0.3 optimizer=adam optimizer.lr=1e-3",
+    "method=rgp task=digits profile=embedded method.rank=999",  # which fails
+    "method=compressive task=regression profile=embedded epochs=0.1",
+)
+TIMES = ("seconds", "wall_s", "examples_per_s", "peak_memory_mb", "time")
+
+
+def test_a_run_after_others_in_one_process_is_the_run_of_a_process_of_its_own(tmp_path, programs):
+    """Runs of a table share warm processes: what one leaves behind must not reach the next."""
+    found = []
+    for name, runs in (("alone", [RUN]), ("last", [*BEFORE, RUN])):
+        words = ["-c", IN_ONE_PROCESS, str(tmp_path / name), json.dumps(runs)]
+        done = programs.run(words)
+        assert done.returncode == 0, done.stderr
+        ends = json.loads(done.stdout.splitlines()[-1])
+        assert [bool(reason) for _, reason in ends[:-1]] == [False, True, False][: len(runs) - 1]
+        directory, reason = ends[-1]
+        assert not reason
+        record = records.read(Path(directory))
+        lines = [{k: v for k, v in line.items() if k not in TIMES} for line in record.metrics]
+        with np.load(Path(directory, "predictions.npz")) as predictions:
+            right = {key: predictions[key].tolist() for key in predictions}
+        result = {k: v for k, v in record.result.items() if k not in TIMES}
+        found.append([record.privacy, lines, right, result])
+    for one, other in zip(*found, strict=True):
+        assert one == other
+    assert found[0][3]["weights_sha256"]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 PAIRED, UNPAIRED, ONE_SIDED, SEEDS = "paired", "unpaired", "one cell", "seeds alone"
 """Basis of an error: the same examples on both sides; different or unknown examples; those of one
@@ -123,7 +123,7 @@ class Estimate:
 
 
 def _quantile(term: tuple[float, float] | None, level: float) -> float:
-    return 0.0 if term is None else float(stats.t.isf(level, term[1]))
+    return 0.0 if term is None else -float(stdtrit(term[1], level))
 
 
 def estimate(above: Side, below: Side) -> Estimate:

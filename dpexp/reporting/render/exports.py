@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from dpexp.reporting.collect import build
-from dpexp.reporting.render import figure
 from dpexp.reporting.render.csv_files import csv_text
 from dpexp.reporting.render.latex import latex
 from dpexp.reporting.render.markdown import markdown
@@ -19,8 +19,14 @@ def write(table: Table, results: Path) -> list[Path]:
     """
     folder = results / table.profile / table.artifact.paper
     files = {"md": markdown(table), "csv": csv_text(table)}
-    files |= figure.pictures(table) if table.artifact.figure else {"tex": latex(table)}
+    files |= _pictures(table) if table.artifact.figure else {"tex": latex(table)}
     paths = [folder / f"{table.artifact.name}.{suffix}" for suffix in files]
     for path, content in zip(paths, files.values(), strict=True):
         build.save(path, content)
     return paths
+
+
+def _pictures(table: Table) -> dict[str, Any]:
+    from dpexp.reporting.render import figure  # and matplotlib, which tables need not wait for
+
+    return figure.pictures(table)

@@ -79,6 +79,11 @@ class FixedDraws(TorchDispatchMode):
         choices: how many of `OTHERS` to try for the whole numbers that were drawn.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Have torch call this mode itself; it would import torch.compile's tracer to skip it."""
+        return False
+
     def __init__(self, chance: Chance = MIDDLE) -> None:
         """Set the values of draws."""
         super().__init__()

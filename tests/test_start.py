@@ -1,0 +1,73 @@
+"""What a command imports before it answers."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dpexp.cli import made_data
+
+COMMAND = """
+import sys
+from dpexp.cli.run import main
+sys.argv[0] = "run.py"
+try:
+    main()
+except SystemExit as end:
+    print("ended with", end.code)
+print("heavy:", *sorted({"torch", "torch._dynamo", "opacus"} & {*sys.modules}))
+"""
+
+
+def said_by(tmp_path, *words):
+    environment = {**os.environ, "DPEXP_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, f"results={tmp_path / 'results'}", *words],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.splitlines()[-1], done.stderr
+
+
+WRONG = {
+    "eps=-8": "Expected eps > 0",
+}
+
+
+@pytest.mark.parametrize("word", WRONG)
+def test_a_wrong_value_is_refused_without_torch(word, tmp_path):
+    heavy, error = said_by(tmp_path, "method=rgp", "task=digits", word)
+    assert heavy == "heavy:" and WRONG[word] in error
+    assert "starting" not in error
+
+
+def test_a_run_imports_what_it_needs_and_a_look_up_no_torch(tmp_path):
+    words = ("method=rgp", "task=digits", "profile=embedded", "epochs=0.1")
+    heavy, first = said_by(tmp_path, *words)
+    assert heavy == "heavy: torch" and "done: test_accuracy" in first
+    said_by(tmp_path, *words)  # compares the data, and keeps their fingerprint
+    heavy, error = said_by(tmp_path, *words)
+    assert heavy == "heavy:" and "done before: test_accuracy" in error
+    (kept,) = (tmp_path / "cache" / "fingerprints").rglob("*.json")
+    kept.write_text('"' + "0" * 64 + '"')
+    _, error = said_by(tmp_path, *words)
+    assert "the data of digits were" in error and "000000000000" in error, "it is compared"
+
+
+def test_only_fingerprints_are_taken_for_one_and_only_of_data_that_no_file_decides(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DPEXP_CACHE", str(tmp_path))
+    digits = {"task": {"_target_": "dpexp.data.digits.digits", "test_size": 360}}
+    kept = made_data.kept_for(digits)
+    for wrong in (["no fingerprint"], "a" * 63, "A" * 64, 3, None):
+        kept.put("digits", wrong)
+        assert made_data.fingerprint(kept, "digits") == ""
+    kept.put("digits", "a" * 64)
+    assert made_data.fingerprint(kept, "digits") == "a" * 64
+    for other in (
+        {"task": {"_target_": "dpexp.data.images.hub_images", "data_root": "data"}},
+        {**digits, "features": {"encoder": "timm/one"}},
+        {**digits, "public": {"name": "mnist"}},
+    ):
+        assert made_data.kept_for(other) is None
