@@ -190,6 +190,28 @@ def test_a_residual_is_never_longer_than_its_bound_whatever_cancels(
             assert float(bound) <= float(exact_norm(total)) + 1e-5 * length**2
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    log_scale=st.floats(-6, 15),
+    log_clip=st.floats(-3, 3),
+    options=st.sampled_from([{}, {"residual": False}, {"power_iterations": 2}]),
+)
+def test_in_float32_one_example_adds_no_more_than_its_clip_norms(
+    seed, log_scale, log_clip, options
+):
+    model, public = Layers().float(), vectors(PUBLIC, seed)
+    public = Examples(public.inputs.float(), public.targets)
+    near = public.inputs[:1] * (1 + 10**-4 * torch.randn(1, WIDTH)) * 10**log_scale
+    private = Examples(near, public.targets[:1])
+    method = Spy(gep(**options, residual_clip=10 ** (log_clip / 2), public_labels="true"))
+    step(model, method, private, public, clip_norm=10**log_clip)
+    assert method.prepared["anchors"]
+    for release in method.releases(method.prepared, 10**log_clip):
+        own = [exact_norm(t) for key, t in method.noisy.items() if key.release == release.name]
+        assert sum(own) <= Fraction(release.clip_norm) ** 2
+
+
 def test_a_checkpoint_of_every_step_holds_no_anchor_and_one_of_some_steps_goes_on(tmp_path):
     model, private, public = Layers(), vectors(NUM, 1), vectors(PUBLIC, 2)
     state = step(model, gep(), private, public).state
