@@ -214,7 +214,8 @@ def projected(
     residuals: dict[str, PerExampleGrads] = {}
     for name, each in gradients.items():
         if isinstance(each, tuple):
-            residuals[name] = Residuals(*each, inner[name], back, anchors, name)
+            x, h = each
+            residuals[name] = Residuals(x, h, inner[name], back, anchors, name)
         else:
             left = torch.addmm(each, embedding, bases[name], alpha=-1)
             residuals[name] = MaterializedGrads(left.view(-1, *shapes[name]))

@@ -227,8 +227,11 @@ class GEP(Method):
     ) -> tuple[Tensor, dict[str, PerExampleGrads]]:
         if group in state["anchors"]:
             return anchor_products.projected(state["anchors"][group], gradients, state["shapes"])
-        bases, residuals = state["bases"], {}
-        embedding = sum((g @ bases[name].T for name, g in gradients.items()), torch.zeros(()))
+        bases: dict[str, Tensor] = state["bases"]
+        residuals: dict[str, PerExampleGrads] = {}
+        embedding: Tensor = sum(
+            (g @ bases[name].T for name, g in gradients.items()), torch.zeros(())
+        )
         for name, g in gradients.items() if self._residual else ():
             residual = torch.addmm(g, embedding, bases[name], alpha=-1)
             residuals[name] = MaterializedGrads(residual.view(-1, *state["shapes"][name]))

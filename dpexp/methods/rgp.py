@@ -158,14 +158,14 @@ class RGP(Method):
             sizes = [(p, d, min(self._rank, p, d)) for p, d in sides]
             like = next(model.parameters())
             drawn = random_bases(sizes, gen, like)
-            for name, bases in zip(state["shapes"], drawn, strict=True):
-                left[name], right[name] = bases
+            for name, (of_outputs, of_inputs) in zip(state["shapes"], drawn, strict=True):
+                left[name], right[name] = of_outputs, of_inputs
         else:
             deltas = self.deltas(model, state, public, gen)
             matrices = ((name, delta.flatten(1)) for name, delta in deltas)
             found = power_iterations(matrices, self._rank, self._power_iterations, gen)
-            for name, *bases in found:
-                left[name], right[name] = bases
+            for name, of_outputs, of_inputs in found:
+                left[name], right[name] = of_outputs, of_inputs
         return {**state, "step": state["step"] + 1, "left": left, "right": right}
 
     def deltas(
