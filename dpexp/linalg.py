@@ -130,7 +130,7 @@ def cholesky_qr(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """
     dtype, is_thin = matrices.dtype, matrices.shape[2] <= WIDE
     bases = matrices.double() if is_thin else matrices
-    largest = bases.abs().amax(1, keepdim=True) if bases.shape[1] else bases.sum(1, keepdim=True)
+    largest = bases.abs().amax(1, keepdim=True)
     is_sound = (largest.isfinite() & (largest >= torch.finfo(dtype).tiny)).flatten(1).all(1)
     bases = bases / largest  # a copy; that of a matrix which is not sound is thrown away
     bases[~is_sound] = 0

@@ -13,8 +13,8 @@ B-GEP releases w alone: v <- w B (Section 3.2, Remark 1).
 Differences from the paper:
  1. Backward reaches a group's layers one after the other. Their per-example gradients of the
     micro-batch are kept until the last layer, since r_i needs the whole of w_i.
- 2. A is orthonormalised as well before A^T G_a, and Householder QR replaces Gram-Schmidt: the same
-    span, more stable in floating point.
+ 2. A is orthonormalised as well before A^T G_a, and QR (`dpexp.linalg`) replaces Gram-Schmidt: the
+    same span, more stable in floating point.
  3. The pair counts as one vector of sensitivity sqrt 2 on one subsample, as in Section 4. The
     authors' code adds up the subsampled RDP of two releases, which understates epsilon; the
     certificate states both.

@@ -20,7 +20,7 @@ Differences from the paper:
  5. The classifier is handled as in RGP (`dpexp.methods.rgp`): in full, times `head_factor`.
  6. Line 11 decomposes the weight at every step; RGP decomposes the update after its warm-up. With
     p = 0 this is RGP that stays in its warm-up, the paper's baseline.
- 7. Householder QR, and min(rank, p, d) in small layers, as in RGP.
+ 7. QR (`dpexp.linalg`), and min(rank, p, d) in small layers, as in RGP.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ DP-SGD's. Without clipping and noise this is PowerSGD (N.P.).
 Differences from the papers:
  1. Each of PowerSGD's workers has a part of the gradient, and they average P and Q. Here M is the
     whole logical batch's gradient, for which their averages are the same numbers.
- 2. Householder QR replaces Gram-Schmidt: the same span, more stable in floating point.
+ 2. QR (`dpexp.linalg`) replaces Gram-Schmidt: the same span, more stable in floating point.
  3. rgp prints the choices of rank and one power iteration, but not whether Q or E is kept. Q is
     kept by default, as PowerSGD's single iteration continues from the last one. E is not, as rgp
     mentions only a projection.

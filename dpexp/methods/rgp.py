@@ -14,7 +14,7 @@ vector, and the optimizer uses its release unchanged, as in the authors' code.
 Differences from the paper:
  1. Carrier gradients come from the layer's input and output gradient, so the forward pass is the
     ordinary one and W's own gradient is never formed; by Theorem 2.1 they are the same numbers.
- 2. Householder QR replaces Gram-Schmidt: the same span, more stable in floating point.
+ 2. QR (`dpexp.linalg`) replaces Gram-Schmidt: the same span, more stable in floating point.
  3. Without warm-up, the first step still decomposes W, as there is no update yet.
  4. `carriers=left` trains dW = dL R alone, as the authors' released vision code does.
  5. Layers smaller than the rank use min(rank, p, d).
