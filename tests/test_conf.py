@@ -36,7 +36,7 @@ ARTIFACTS = sorted((cli.CONF / "artifact").glob("*/*.yaml"))
 RUNTIME = {"in_channels", "image_size", "input_shape", "num_classes", "params", "task", "device"}
 RUNTIME |= {"max_length", "model"}
 """What run.py adds: it is known once the task and the model are there."""
-SAID_ALONE = {"embeddings"}
+SAID_ALONE = {"embeddings", "every"}
 """Settings that a config holds only where they are said, so that other runs keep their ids."""
 LABELS = {group: {"_target_", "name"} for group in ("method", "attack", "audit")}
 LABELS["model"] = {"_target_", "name", "head", "tokenizer"}

@@ -51,6 +51,8 @@ def named(config: dict[str, Any]) -> dict[str, Any]:
         of_ours = str(method.get("_target_", "")).startswith("dpexp.methods.")
         idle = {"freeze"} if method.get("freeze", ...) is None else set()
         idle |= {"embeddings"} if of_ours and method.get("embeddings") in (None, False) else set()
+        is_gep = method.get("_target_") == "dpexp.methods.gep.GEP"
+        idle |= {"every"} if is_gep and method.get("every") == 1 else set()
         if idle & method.keys():
             config["method"] = {key: value for key, value in method.items() if key not in idle}
     return config

@@ -102,6 +102,7 @@ def measure(config: dict[str, Any], device: torch.device, shrink: int | None) ->
         ConfigError: the run can't be done, or has no stand-in.
     """
     small = alone(config) if shrink is None else stand_in(config, shrink)
+    small, served = _with_bases_at_every_step(small)
     memory.reset_peak(device)
     task = few_features(small, device) if "features" in small else None
     parts, rank = build_parts(small, device, task), ranks.Ranks(0, 1, device)
@@ -145,7 +146,18 @@ def measure(config: dict[str, Any], device: torch.device, shrink: int | None) ->
     m, k = (small["method"].get(key) or 0 for key in ("m", "k"))
     tested = len(task.test) + sum(map(len, task.also.values()))
     peak = memory.peak_mb(device) if shrink is None else None
-    return Step(fixed, per_example.times(1 / num), tested, peak, m, k)
+    return Step(fixed.times(1 / served), per_example.times(1 / num), tested, peak, m, k)
+
+
+def _with_bases_at_every_step(config: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return a config whose GEP finds its bases at every step, and how many steps they serve.
+
+    All but a few of a step's operations without examples are those of the bases.
+    """
+    method = config["method"]
+    if not (method.get("m") and method.get("k") and "every" in method):
+        return config, 1
+    return {**config, "method": {**method, "every": 1}}, method["every"]
 
 
 def _two_micro_batches(held: Any, micro_batch: int, most: int) -> int:

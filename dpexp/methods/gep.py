@@ -13,13 +13,15 @@ B-GEP releases w alone: v <- w B (Section 3.2, Remark 1).
 Differences from the paper:
  1. Backward reaches a group's layers one after the other. Their per-example gradients of the
     micro-batch are kept until the last layer, since r_i needs the whole of w_i.
- 2. A is orthonormalised as well before A^T G_a, and Householder QR replaces Gram-Schmidt: the same
-    span, more stable in floating point.
+ 2. A is orthonormalised as well before A^T G_a, and QR (`dpexp.linalg`) replaces Gram-Schmidt: the
+    same span, more stable in floating point.
  3. The pair counts as one vector of sensitivity sqrt 2 on one subsample, as in Section 4. The
     authors' code adds up the subsampled RDP of two releases, which understates epsilon; the
     certificate states both.
  4. `basis=random` draws B uniformly at every step, without any data (Appendix C).
  5. Shares of k are rounded to whole numbers, at least one per group.
+ 6. A linear model's gradients are never formed, nor is B: `dpexp.methods.anchor_products`.
+ 7. `every` above 1 keeps bases for some steps, and starts line 3 from the last ones.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from torch import Tensor, nn
 
 from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.linalg import power_iteration
-from dpexp.methods import anchor
+from dpexp.methods import anchor, anchor_products
 from dpexp.methods.selection import all_parameters, classifier, shapes_of
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
@@ -66,6 +68,7 @@ class GEP(Method):
         residual: bool,
         residual_clip: float,
         head: str,
+        every: int = 1,
     ) -> None:
         """Set the options.
 
@@ -79,6 +82,8 @@ class GEP(Method):
             residual: False releases the embedding alone: B-GEP.
             residual_clip: S_2 > 0, the bound on an example's residual; S_1 is the clip norm.
             head: the classifier's name in the model, which gives the number of classes.
+            every: steps that a basis serves, >= 1. From the second on, the power iteration starts
+                from the basis before. Above 1 bases are kept in checkpoints.
 
         Raises:
             ConfigError: if a value is outside its range.
@@ -96,10 +101,13 @@ class GEP(Method):
                 "Expected method.power_iterations >= 1 and method.residual_clip > 0; got "
                 f"{power_iterations} and {residual_clip}."
             )
+        if every < 1:
+            raise ConfigError(f"Expected method.every >= 1; got {every}. Set method.every.")
         self._m, self._k, self._grouping = m, k, groups
         self._power_iterations, self._basis = power_iterations, basis
         self._has_random_labels = is_random
         self._residual, self._residual_clip, self._head = residual, residual_clip, head
+        self._every = every
         self.public_size = m if basis == "anchor" else 0
 
     @staticmethod
@@ -135,21 +143,53 @@ class GEP(Method):
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> State:
         """Return the state with this step's bases (lines 3-8), from public examples or random."""
-        anchors: dict[str, Tensor] = {}
-        bases: dict[str, Tensor] = {}
-        if self._basis == "anchor":
+        if state.get("served", 0) % self._every:
+            return {**state, "held": {}}
+        found: dict[str, Any] = {"bases": {}, "anchors": {}}
+        if self._basis == "random":
+            found["bases"] = self._random_bases(model, state, gen)
+        else:
             assert public is not None, "a method with public_size > 0 gets public examples"
-            labels = self._draw_labels(model, gen) if self._has_random_labels else None
-            anchors = anchor.anchor_gradients(public, self._m, labels, state["groups"])
+            found |= self._anchor_bases(model, state, public, gen)
+        return {**state, **found, "served": 0, "held": {}}
+
+    def _random_bases(
+        self, model: nn.Module, state: State, gen: torch.Generator
+    ) -> dict[str, Tensor]:
+        bases: dict[str, Tensor] = {}
         for group, names in state["groups"].items():
             sizes, share = _sizes(state["shapes"], names), state["shares"][group]
-            if self._basis == "anchor":
-                gradients = anchors.pop(group)  # popped, so that its memory is freed
-                _, basis = power_iteration(gradients, share, self._power_iterations, gen)
-            else:
-                basis = anchor.random_basis(share, sum(sizes), gen, next(model.parameters()))
+            basis = anchor.random_basis(share, sum(sizes), gen, next(model.parameters()))
             bases |= dict(zip(names, basis.split(sizes, dim=1), strict=True))
-        return {**state, "bases": bases, "held": {}}
+        return bases
+
+    def _anchor_bases(
+        self, model: nn.Module, state: State, public: PublicGradients, gen: torch.Generator
+    ) -> dict[str, Any]:
+        """Return bases, or anchors whose combinations they are, where that takes less."""
+        groups, shapes, shares = state["groups"], state["shapes"], state["shares"]
+        labels = self._draw_labels(model, gen) if self._has_random_labels else None
+        iterations = self._power_iterations
+        if anchor_products.pays(model, groups, shapes, shares, self._m):
+            found = anchor_products.gathered(public, self._m, labels, groups)
+            if found is not None:
+                before = state.get("anchors", {})
+                for group, each in found.items():
+                    found[group] = anchor_products.with_basis(
+                        each, shares[group], iterations, gen, before.get(group)
+                    )
+                return {"anchors": found}
+        anchors = anchor.anchor_gradients(public, self._m, labels, groups)
+        bases: dict[str, Tensor] = {}
+        for group, names in groups.items():
+            gradients = anchors.pop(group)  # popped, so that its memory is freed
+            before = [state["bases"][name] for name in names] if state.get("bases") else []
+            start = torch.cat(before, dim=1) if before else None
+            if start is not None and not start.isfinite().all():
+                start = None
+            _, basis = power_iteration(gradients, shares[group], iterations, gen, start)
+            bases |= dict(zip(names, basis.split(_sizes(shapes, names), dim=1), strict=True))
+        return {"bases": bases}
 
     def _draw_labels(self, model: nn.Module, gen: torch.Generator) -> Tensor:
         classes = len(model.get_parameter(classifier(model, self._head)[-1]))
@@ -164,25 +204,38 @@ class GEP(Method):
             full = full_name(layer, name)
             group = next(g for g, names in state["groups"].items() if full in names)
             held = state["held"].setdefault(group, {})
-            held[full] = layer_grads.gradient(name).materialize().flatten(1)
+            is_product = group in state["anchors"]
+            pair = anchor_products.factors(layer_grads, name) if is_product else None
+            held[full] = pair or layer_grads.gradient(name).materialize().flatten(1)
             if len(held) == len(state["groups"][group]):
                 per_example |= self._project(state, group, state["held"].pop(group))
         return per_example
 
     def _project(
-        self, state: State, group: str, gradients: dict[str, Tensor]
+        self, state: State, group: str, gradients: dict[str, Any]
     ) -> dict[Key, PerExampleGrads]:
-        bases = state["bases"]
-        embedding = sum(g @ bases[name].T for name, g in gradients.items())
+        embedding, residuals = self._projections(state, group, gradients)
         per_example: dict[Key, PerExampleGrads] = {
             Key(EMBEDDING, group): MaterializedGrads(embedding)
         }
         if self._residual:
-            for name, g in gradients.items():
-                residual = torch.addmm(g, embedding, bases[name], alpha=-1)
-                shape = state["shapes"][name]
-                per_example[Key(RESIDUAL, name)] = MaterializedGrads(residual.view(-1, *shape))
+            per_example |= {Key(RESIDUAL, name): each for name, each in residuals.items()}
         return per_example
+
+    def _projections(
+        self, state: State, group: str, gradients: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, PerExampleGrads]]:
+        if group in state["anchors"]:
+            return anchor_products.projected(state["anchors"][group], gradients, state["shapes"])
+        bases: dict[str, Tensor] = state["bases"]
+        residuals: dict[str, PerExampleGrads] = {}
+        embedding: Tensor = sum(
+            (g @ bases[name].T for name, g in gradients.items()), torch.zeros(())
+        )
+        for name, g in gradients.items() if self._residual else ():
+            residual = torch.addmm(g, embedding, bases[name], alpha=-1)
+            residuals[name] = MaterializedGrads(residual.view(-1, *state["shapes"][name]))
+        return embedding, residuals
 
     def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
         """Return [k] for every group and, except for B-GEP, every parameter's shape."""
@@ -202,15 +255,23 @@ class GEP(Method):
     def reconstruct(
         self, state: State, noisy: Mapping[Key, Tensor]
     ) -> tuple[dict[str, Tensor], State]:
-        """Return w B + r (line 15), and a state without bases."""
+        """Return w B + r (line 15), and a state without bases, unless they serve on."""
         gradients = {}
         for group, names in state["groups"].items():
+            embedding = noisy[Key(EMBEDDING, group)]
             for name in names:
-                back = noisy[Key(EMBEDDING, group)] @ state["bases"][name]
+                if group in state["anchors"]:
+                    back = anchor_products.lifted(state["anchors"][group], name, embedding)
+                else:
+                    back = embedding @ state["bases"][name]
                 gradients[name] = back.view(state["shapes"][name])
                 if self._residual:
                     gradients[name] += noisy[Key(RESIDUAL, name)]
-        return gradients, {key: state[key] for key in ("shapes", "groups", "shares")}
+        kept = {key: state[key] for key in ("shapes", "groups", "shares")}
+        if self._every > 1:
+            kept |= {key: state[key] for key in ("bases", "anchors")}
+            kept["served"] = state["served"] + 1
+        return gradients, kept
 
 
 def _sizes(shapes: Mapping[str, tuple[int, ...]], names: Iterable[str]) -> list[int]:

@@ -20,7 +20,7 @@ Differences from the paper:
  5. The classifier is handled as in RGP (`dpexp.methods.rgp`): in full, times `head_factor`.
  6. Line 11 decomposes the weight at every step; RGP decomposes the update after its warm-up. With
     p = 0 this is RGP that stays in its warm-up, the paper's baseline.
- 7. Householder QR, and min(rank, p, d) in small layers, as in RGP.
+ 7. QR (`dpexp.linalg`), and min(rank, p, d) in small layers, as in RGP.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpexp.linalg import power_iteration, reparametrized_update
+from dpexp.linalg import power_iterations, reparametrized_update
 from dpexp.methods.head import head_blocks, head_gradients, head_grads
 from dpexp.methods.selection import (
     OUTSIDE,
@@ -151,10 +151,11 @@ class LSG(Method):
         left, right, entries = {}, {}, {}
         rows: dict[str, Tensor | None] = {}
         columns: dict[str, Tensor | None] = {}
-        for name, shape in state["shapes"].items():
-            matrix = model.get_parameter(name).detach().flatten(1)
-            rank = min(self._rank, *matrix.shape)
-            left[name], right[name] = power_iteration(matrix, rank, self._power_iterations, gen)
+        weights = {name: model.get_parameter(name).detach().flatten(1) for name in state["shapes"]}
+        found = power_iterations(weights.items(), self._rank, self._power_iterations, gen)
+        for name, *bases in found:
+            left[name], right[name] = bases
+            matrix, shape = weights[name], state["shapes"][name]
             if self._mask == "direct":
                 entries[name] = most_important(matrix.abs().flatten(), p)
                 rows[name] = columns[name] = None

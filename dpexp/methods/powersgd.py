@@ -16,7 +16,7 @@ DP-SGD's. Without clipping and noise this is PowerSGD (N.P.).
 Differences from the papers:
  1. Each of PowerSGD's workers has a part of the gradient, and they average P and Q. Here M is the
     whole logical batch's gradient, for which their averages are the same numbers.
- 2. Householder QR replaces Gram-Schmidt: the same span, more stable in floating point.
+ 2. QR (`dpexp.linalg`) replaces Gram-Schmidt: the same span, more stable in floating point.
  3. rgp prints the choices of rank and one power iteration, but not whether Q or E is kept. Q is
     kept by default, as PowerSGD's single iteration continues from the last one. E is not, as rgp
     mentions only a projection.
@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpexp.linalg import orthonormal_columns
+from dpexp.linalg import orthonormal_bases
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.selection import require_rank
 from dpexp.models.matrices import matrix_parameters
@@ -104,13 +104,14 @@ class PowerSGD(DPSGD):
     ) -> tuple[dict[str, Tensor], State]:
         """Return the gradients, large matrices projected to rank r by one iteration from Q."""
         gradients, _ = super().reconstruct(state, noisy)
-        right, error = {}, {}
+        right, error, matrices = {}, {}, {}
         for name in state["widths"]:
-            shape = gradients[name].shape
-            matrix = gradients[name].flatten(1)
+            matrices[name] = gradients[name].flatten(1)
             if self._error_feedback and name in state["error"]:
-                matrix = matrix + state["error"][name]
-            left = orthonormal_columns(matrix @ state["right"][name])
+                matrices[name] = matrices[name] + state["error"][name]
+        products = [matrix @ state["right"][name] for name, matrix in matrices.items()]
+        for name, left in zip(list(matrices), orthonormal_bases(products), strict=True):
+            shape, matrix = gradients[name].shape, matrices.pop(name)
             right[name] = matrix.T @ left
             projected = left @ right[name].T
             if self._error_feedback:

@@ -14,7 +14,7 @@ vector, and the optimizer uses its release unchanged, as in the authors' code.
 Differences from the paper:
  1. Carrier gradients come from the layer's input and output gradient, so the forward pass is the
     ordinary one and W's own gradient is never formed; by Theorem 2.1 they are the same numbers.
- 2. Householder QR replaces Gram-Schmidt: the same span, more stable in floating point.
+ 2. QR (`dpexp.linalg`) replaces Gram-Schmidt: the same span, more stable in floating point.
  3. Without warm-up, the first step still decomposes W, as there is no update yet.
  4. `carriers=left` trains dW = dL R alone, as the authors' released vision code does.
  5. Layers smaller than the rank use min(rank, p, d).
@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpexp.linalg import power_iteration, random_bases, reparametrized_update
+from dpexp.linalg import power_iterations, random_bases, reparametrized_update
 from dpexp.methods.head import head_blocks, head_gradients, head_grads
 from dpexp.methods.selection import (
     OUTSIDE,
@@ -154,17 +154,18 @@ class RGP(Method):
         """Return the state with this step's L and R (line 5), from weights already released."""
         left, right = {}, {}
         if self._carriers == "random":
-            for name in state["shapes"]:
-                weight = model.get_parameter(name).detach()
-                p, d = weight.flatten(1).shape
-                bases = random_bases(p, d, min(self._rank, p, d), gen, like=weight)
-                left[name], right[name] = bases
+            sides = [(shape[0], prod(shape[1:])) for shape in state["shapes"].values()]
+            sizes = [(p, d, min(self._rank, p, d)) for p, d in sides]
+            like = next(model.parameters())
+            drawn = random_bases(sizes, gen, like)
+            for name, (of_outputs, of_inputs) in zip(state["shapes"], drawn, strict=True):
+                left[name], right[name] = of_outputs, of_inputs
         else:
-            for name, delta in self.deltas(model, state, public, gen):
-                matrix = delta.flatten(1)
-                rank = min(self._rank, *matrix.shape)
-                bases = power_iteration(matrix, rank, self._power_iterations, gen)
-                left[name], right[name] = bases
+            deltas = self.deltas(model, state, public, gen)
+            matrices = ((name, delta.flatten(1)) for name, delta in deltas)
+            found = power_iterations(matrices, self._rank, self._power_iterations, gen)
+            for name, of_outputs, of_inputs in found:
+                left[name], right[name] = of_outputs, of_inputs
         return {**state, "step": state["step"] + 1, "left": left, "right": right}
 
     def deltas(

@@ -145,6 +145,8 @@ OTHERS = [  # other ways through methods of ours
     ("compressive", "method.psi=none"),
     ("compressive", "method.psi=none", "method.kappa=null", "method.bound=example"),
     ("bgep", "method.basis=random"),
+    ("gep", "model=linear", "method.m=20", "method.k=10"),
+    ("bgep", "model=linear", "method.m=20", "method.k=10", "method.every=2"),
     ("dpsgd", "task=regression", "model=linear"),
     ("dpsgd", "task=sentiment", "model.dropout=0.3"),
 ]

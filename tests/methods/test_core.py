@@ -106,7 +106,7 @@ def test_bases_are_orthonormal_and_keep_what_the_best_ones_would():
             torch.testing.assert_close(basis.T @ basis, torch.eye(2, dtype=basis.dtype), **CLOSE)
             second_moment = (gradients @ gradients.mT).sum(0)
             best = torch.linalg.eigvalsh(second_moment)[-2:].sum()
-            chance = random_bases(*gradients.shape[1:], 2, gen, like=gradients)[0]
+            chance = random_bases([(*gradients.shape[1:], 2)], gen, gradients)[0][0]
             kept.append(float((basis.T @ second_moment @ basis).trace() / best))
             by_chance.append(float((chance.T @ second_moment @ chance).trace() / best))
     assert min(kept) > 0.9  # seen through two random directions

@@ -348,6 +348,41 @@ def test_a_checkpoint_holds_no_basis_and_no_gradient(tmp_path):
         assert torch.equal(again.gradients[name], gradient)
 
 
+def test_bases_serve_some_steps_and_the_next_start_from_the_last(tmp_path):
+    """Line 3 with the last B in the Gaussian's place; what is stopped in between goes on alike."""
+    model, private, public = TinyNet(), images(NUM, 1), images(PUBLIC, 2)
+    states, seen = [None], []
+    for number in range(4):
+        spy = Spy(gep(every=2, public_labels="true"))
+        checkpoint.save(tmp_path / "state.pt", states[-1] or {})
+        loaded = checkpoint.load(tmp_path / "state.pt") or None
+        states.append(step(model, spy, private, public, state=loaded).state)
+        seen.append(spy.prepared["bases"])
+        with torch.no_grad():
+            model.stem.weight.mul_(1 + number / 10)
+    assert states[2]["served"] == 2 and states[3]["served"] == 1
+    for name in seen[0]:
+        assert torch.equal(seen[0][name], seen[1][name])
+        assert torch.equal(seen[2][name], seen[3][name])
+    with torch.no_grad():  # as it was in the third step
+        model.stem.weight.div_(1.3 * 1.2)
+    for names in STAGES.values():
+        old, new = (torch.cat([bases[name] for name in names], dim=1) for bases in seen[1:3])
+        anchors = rows(model, public, names)
+        expected = literal.gram_schmidt(anchors.T @ (anchors @ old.T)).T
+        torch.testing.assert_close(new.T @ new, expected.T @ expected, **CLOSE)
+
+
+def test_a_basis_that_is_not_finite_is_no_start():
+    model, private, public = TinyNet(), images(NUM, 1), images(PUBLIC, 2)
+    state = step(model, gep(every=1), private, public).state
+    bases = {
+        name: torch.full((2, p.numel()), torch.nan).double() for name, p in model.named_parameters()
+    }
+    outcome = step(model, gep(), private, public, state={**state, "bases": bases, "served": 1})
+    assert outcome.nonfinite == 0
+
+
 def test_blocks_speak_of_groups_and_of_parameters():
     model = TinyNet()
     state = gep().start(model)
@@ -370,6 +405,7 @@ def test_blocks_speak_of_groups_and_of_parameters():
     [
         ({"k": 10}, r"Expected k in \[1, m = 9\].*got k=10\. Set method\.k or method\.m\."),
         ({"k": 0}, r"Expected k in \[1, m = 9\].*got k=0"),
+        ({"every": 0}, r"method\.every >= 1; got 0\. Set method\.every"),
         ({"power_iterations": 0}, r"method\.power_iterations >= 1.*got 0 and 0\.02"),
         ({"residual_clip": 0.0}, r"method\.residual_clip > 0; got 1 and 0\.0"),
         ({"residual_clip": float("inf")}, r"method\.residual_clip > 0; got 1 and inf"),

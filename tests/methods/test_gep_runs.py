@@ -97,9 +97,10 @@ def test_a_model_learns(tmp_path, method, at_least):
     assert result["test_accuracy"] > at_least  # chance is 10
 
 
-def test_every_rank_finds_the_same_bases():
+@pytest.mark.parametrize(("words", "is_formed"), [(FEW, False), (["method.k=4"], True)])
+def test_every_rank_finds_the_same_bases(words, is_formed):
     """Dropout on public images draws from the step's seed, not from the rank's."""
-    config = cli.compose(["method=gep", *DIGITS, *FEW])
+    config = cli.compose(["method=gep", *DIGITS, *words])
     parts = cli.build_parts(config, CPU)
     model = nn.Sequential()
     model.add_module("drop", nn.Dropout(0.5))
@@ -119,6 +120,9 @@ def test_every_rank_finds_the_same_bases():
         )
         with gradient, warnings.catch_warnings():
             gradient(state, parts.task.train, 0)
-        bases.append(method.prepared["bases"])
+        anchors = method.prepared["anchors"]
+        assert is_formed == (not anchors)
+        found = {group: each["coefficients"] for group, each in anchors.items()}
+        bases.append(method.prepared["bases"] if is_formed else found)
     assert bases[0] and bases[0].keys() == bases[1].keys()
     assert all(torch.equal(basis, bases[1][name]) for name, basis in bases[0].items())

@@ -79,11 +79,14 @@ def test_bases_of_few_vectors_are_told_from_two_sizes_too(tmp_path):
 def test_an_anchor_gradient_costs_the_same_whatever_goes_with_it(tmp_path):
     """Per-example gradients are one convolution of as many groups, not the square of it."""
 
-    def fixed(m):
+    def fixed(m, every=1):
         words = ["task=cifar10", "model=resnet20", "method=gep", f"method.m={m}", "method.k=12"]
+        words.append(f"method.every={every}")
         return step_cost.measure(config(tmp_path, *words), CPU, 1).fixed.flops
 
-    assert fixed(40) == pytest.approx(2 * fixed(20), rel=0.1)
+    once = fixed(20)
+    assert fixed(40) == pytest.approx(2 * once, rel=0.1)
+    assert fixed(20, every=4) == pytest.approx(once / 4)
 
 
 def test_texts_cost_by_their_tokens(tmp_path):
