@@ -93,11 +93,22 @@ def test_the_claims_are_counted_as_on_the_page():
     ]
 
 
-def test_decisions_are_numbered_as_a_reader_sees_them():
-    """Markdown takes a list's first number and counts on by itself."""
-    text = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
-    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", text, re.M)]
-    assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 80
+def test_the_list_of_decisions_has_every_one_in_its_order_at_its_own_anchor():
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(
+        r"^- \[(.+)\]\((\w+\.md)#(.+)\)$", (folder / "index.md").read_text(encoding="utf-8"), re.M
+    )
+    pages = list(dict.fromkeys(page for _, page, _ in listed))
+    assert sorted([*pages, "index.md"]) == sorted(path.name for path in folder.glob("*.md"))
+    titles = [
+        (title, page)
+        for page in pages
+        for title in re.findall(r"^## (.+)$", (folder / page).read_text(encoding="utf-8"), re.M)
+    ]
+    assert [(title, page) for title, page, _ in listed] == titles and len(titles) > 80
+    # GitHub's anchors, as Sphinx makes them too.
+    anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title, _ in titles]
+    assert [anchor for _, _, anchor in listed] == anchors and len(set(titles)) == len(titles)
 
 
 def rows_under(heading):
