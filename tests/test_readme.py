@@ -132,6 +132,33 @@ def test_the_audits_are_those_that_were_made():
     assert told == (f"{min(shares):.0%}"[:-1], f"{max(shares):.0%}"[:-1])
 
 
+def test_the_page_of_audits_says_what_was_found():
+    with (ROOT / "results" / "embedded" / "audit.csv").open(encoding="utf-8", newline="") as file:
+        audits = list(csv.DictReader(file))
+    page = (ROOT / "docs" / "privacy" / "audits.md").read_text(encoding="utf-8")
+    (rows,) = re.findall(r"^\| bound \|.*\n\|[- |]*\n((?:\|.*\n)*)", page, re.M)
+    told = [line.strip("| ").split(" | ")[1:] for line in rows.splitlines()]
+    groups = [
+        [a for a in audits if not a["method"].startswith(("pate", "compressive"))],
+        [a for a in audits if a["method"].startswith("compressive")],
+        [a for a in audits if a["method"] == "pate"],
+    ]
+    bounds = ("one_run", "one_run_curve", "two_worlds", "two_worlds_gaussian")
+    assert told == [[span(a[bound] for a in group) for group in groups] for bound in bounds]
+    assert "no bound exceeds it" in page and all(
+        float(a[b] or 0) < 8 for a in audits for b in bounds
+    )
+
+
+def span(cells):
+    """Return the least and the greatest of the numbers that there are, with two decimals."""
+    numbers = sorted(float(cell) for cell in cells if cell)
+    if not numbers:
+        return "–"
+    least, greatest = f"{numbers[0]:.2f}", f"{numbers[-1]:.2f}"
+    return least if least == greatest else f"{least} to {greatest}"
+
+
 def test_the_records_that_the_readme_links_are_those_its_commands_find():
     """A recipe that changes would leave a number without its command."""
     link = r"\*{0,2}\[([\d.]+)\]\(results/quick/runs/(\w+)\)"

@@ -161,7 +161,7 @@ def test_a_student_learns_the_answers_and_nothing_else_of_the_teachers(tmp_path)
 
 
 def test_the_document_names_every_diagnostic_and_no_other():
-    text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "privacy" / "unprotected.md").read_text(encoding="utf-8")
     (said,) = re.findall(r"^\*\*What is not covered\.\*\*.*$", text, re.M)
     listed = re.split(r"`([^`]+)`: ", said.partition("By file: ")[2])[1:]
     told = {
