@@ -1,7 +1,7 @@
 """C kernels for float32 images in channels-last layout on a CPU.
 
 For per-example kernel gradients and GroupNorm, torch's libraries use only a small part of a
-processor's speed (docs/decisions/speed.md, "Channels-last images have kernels of our own"). The
+processor's speed (docs/decisions/speed.md, "Kernels of our own for channels-last images"). The
 machine's C compiler compiles the sources when a process first needs them. Without a compiler or
 AVX, torch's operations give the same numbers up to rounding.
 """
