@@ -3,8 +3,8 @@
     python -m pytest -p tests.mutations --break no-noise TEST
 
 Nothing of dpexp may be imported before: modules keep what they import from one another. Each break
-names the test that must fail under it (tests/test_mutations.py); docs/privacy.md shows what each
-does to epsilon.
+names the test that must fail under it (tests/test_mutations.py); docs/privacy/breaks.md shows what
+each does to epsilon.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ from tests.runs import CONFIGS, execute, of, one_thread  # noqa: F401 (a fixture
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
-# At a rate of 2: rounding moves ReLUs, and longer steps make more of it (docs/decisions.md, 79).
+# At a rate of 2: rounding moves ReLUs, and longer steps make more of it
+# (docs/decisions/runs.md, "Ranks equal one process to rounding").
 DIGITS = ["task=digits", "profile=embedded", "device=cpu", "model=wrn10_1", "optimizer.lr=2"]
 TWENTY = [*DIGITS, "batch_size=72", "epochs=1"]  # 20 steps
 WORDS = {

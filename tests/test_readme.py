@@ -93,11 +93,22 @@ def test_the_claims_are_counted_as_on_the_page():
     ]
 
 
-def test_decisions_are_numbered_as_a_reader_sees_them():
-    """Markdown takes a list's first number and counts on by itself."""
-    text = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
-    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", text, re.M)]
-    assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 80
+def test_the_list_of_decisions_has_every_one_in_its_order_at_its_own_anchor():
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(
+        r"^- \[(.+)\]\((\w+\.md)#(.+)\)$", (folder / "index.md").read_text(encoding="utf-8"), re.M
+    )
+    pages = list(dict.fromkeys(page for _, page, _ in listed))
+    assert sorted([*pages, "index.md"]) == sorted(path.name for path in folder.glob("*.md"))
+    titles = [
+        (title, page)
+        for page in pages
+        for title in re.findall(r"^## (.+)$", (folder / page).read_text(encoding="utf-8"), re.M)
+    ]
+    assert [(title, page) for title, page, _ in listed] == titles and len(titles) > 80
+    # GitHub's anchors, as Sphinx makes them too.
+    anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title, _ in titles]
+    assert [anchor for _, _, anchor in listed] == anchors and len(set(titles)) == len(titles)
 
 
 def rows_under(heading):
@@ -119,6 +130,33 @@ def test_the_audits_are_those_that_were_made():
     shares = [float(row["two_worlds_gaussian"]) / 8 for row in audits if row["method"] not in votes]
     (told,) = re.findall(r"the Gaussian bound recovers (\d+) to (\d+) %", README)
     assert told == (f"{min(shares):.0%}"[:-1], f"{max(shares):.0%}"[:-1])
+
+
+def test_the_page_of_audits_says_what_was_found():
+    with (ROOT / "results" / "embedded" / "audit.csv").open(encoding="utf-8", newline="") as file:
+        audits = list(csv.DictReader(file))
+    page = (ROOT / "docs" / "privacy" / "audits.md").read_text(encoding="utf-8")
+    (rows,) = re.findall(r"^\| bound \|.*\n\|[- |]*\n((?:\|.*\n)*)", page, re.M)
+    told = [line.strip("| ").split(" | ")[1:] for line in rows.splitlines()]
+    groups = [
+        [a for a in audits if not a["method"].startswith(("pate", "compressive"))],
+        [a for a in audits if a["method"].startswith("compressive")],
+        [a for a in audits if a["method"] == "pate"],
+    ]
+    bounds = ("one_run", "one_run_curve", "two_worlds", "two_worlds_gaussian")
+    assert told == [[span(a[bound] for a in group) for group in groups] for bound in bounds]
+    assert "no bound exceeds it" in page and all(
+        float(a[b] or 0) < 8 for a in audits for b in bounds
+    )
+
+
+def span(cells):
+    """Return the least and the greatest of the numbers that there are, with two decimals."""
+    numbers = sorted(float(cell) for cell in cells if cell)
+    if not numbers:
+        return "–"
+    least, greatest = f"{numbers[0]:.2f}", f"{numbers[-1]:.2f}"
+    return least if least == greatest else f"{least} to {greatest}"
 
 
 def test_the_records_that_the_readme_links_are_those_its_commands_find():

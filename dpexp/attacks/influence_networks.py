@@ -72,7 +72,7 @@ class Network:
     """A small network trained with a method.
 
     Micro-batches hold one example. Clipping does not bound how examples of one micro-batch affect
-    each other's rounding in the forward pass (docs/privacy.md).
+    each other's rounding in the forward pass (docs/privacy/rounding.md).
 
     Attributes:
         new_method: returns the method.

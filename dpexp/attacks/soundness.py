@@ -35,7 +35,7 @@ from dpexp.training.returned import NotAsDeclared
 from dpexp.types import Batch, ConfigError, Key, Method, State
 
 TOLERANCE = 1e-6
-"""Relative tolerance of a change: the rounding that docs/privacy.md states."""
+"""Relative tolerance of a change: the rounding that docs/privacy/rounding.md states."""
 
 NUM, MORE = 4, 8
 """Examples besides the added one, and examples of another set (ours); powers of two, so that

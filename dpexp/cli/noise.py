@@ -23,25 +23,37 @@ from dpexp.reporting.schema import spec
 from dpexp.reporting.schema.artifact import Artifact
 
 HEAD = """# How much noise, by our accountant and by the papers'
-Printed by `python -m scripts.noise`. A multiplier is each release's noise over its own \
-sensitivity. Ours is the least that fits ε by PRV (docs/privacy.md). The papers' is by \
-accountants like theirs (`dpexp/privacy/papers.py`): RDP at whole orders up to 512, and the \
-conversion ε = RDP + log(1/δ) / (order − 1). gep's released code takes orders from 2 to 31.9, by \
-which it comes to 6.42 at ε = 0.5 and does not reach ε = 0.1; the others differ by 1.3 % at \
-most. Where GEP's embedding and residual leave (2 releases), gep's released \
-code doubles the RDP of one.
 
-**One release.** Our noise is the smaller one throughout. This much of a lead over the published \
-numbers is owed to the accountant, not to the method.
+Printed by `python -m scripts.noise`. A noise multiplier is a release's noise over its own \
+sensitivity. The table compares two of them at every private published setting:
 
-**GEP's pair.** Doubling understates what the pair costs, since the two share a subsample; the \
-old conversion overstates it. On MNIST, CIFAR-10 and in Table 3 the conversion weighs more, and \
-our noise is the smaller one. On SVHN, where q is a tenth of theirs, the doubling weighs more: \
-there the released code takes less noise than ε needs, and ours takes more. gep's text names one \
-vector of sensitivity √2, as we account for it; which of the two the published runs had is not said.
+- **Ours** is the least multiplier that fits ε by PRV ([how it is \
+computed](privacy/index.md#how-epsilon-is-computed)).
+- **The paper's** is by an accountant like its own (`dpexp/privacy/papers.py`): RDP at whole \
+orders up to 512, converted by ε = RDP + log(1/δ) / (order − 1). gep's released code takes \
+orders from 2 to 31.9. So it comes to 6.42 at ε = 0.5 and does not reach ε = 0.1; elsewhere it \
+differs by 1.3 % at most.
 
-lsg names a numerical accountant (its Section 2), as ours is, and has no line here. PATE and \
-compressive have accountants of other kinds.
+## One release
+
+Our noise is the smaller one throughout. This much of a lead over the published numbers is owed \
+to the accountant, not to the method.
+
+## GEP's pair
+
+GEP releases an embedding and a residual (2 releases). gep's released code doubles the RDP of \
+one. That understates the cost, since the two share a subsample. Its old conversion overstates \
+it. On MNIST, CIFAR-10 and in Table 3 the conversion weighs more, and our noise is the smaller \
+one. On SVHN, where q is a tenth of theirs, the doubling weighs more. There the released code \
+takes less noise than ε needs, and ours takes more. gep's text names one vector of sensitivity \
+√2, as we account for it. Which of the two the published runs had is not said.
+
+## Papers without a line
+
+lsg names a numerical accountant (its Section 2), as ours is. PATE and compressive have \
+accountants of other kinds.
+
+## Every setting
 
 | paper | where | releases | q | steps | δ | ε | ours | the paper's | ours over theirs |
 | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""

@@ -7,7 +7,7 @@ combinations, with one run each. A run trains on four fifths of the training set
 the other fifth; a fixed seed selects it, the same for all runs. The batch size is four fifths of
 the setting's, so that sampling rate, steps and noise multiplier stay. The test set is never used.
 Nothing is recorded; each run prints a line. The epsilon does not account for this choice of
-hyperparameters (docs/privacy.md). Exit code: 0; 2 for a user error.
+hyperparameters (docs/privacy/index.md). Exit code: 0; 2 for a user error.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ WIDEST = 50
 
 COST = (
     "note: {trials} trials were trained and judged on the private training set. The epsilon of a "
-    "run with settings that were chosen by them does not count that choice (docs/privacy.md)."
+    "run with settings that were chosen by them does not count that choice "
+    "(docs/privacy/index.md)."
 )
 
 

@@ -7,7 +7,7 @@ Tries every point of the `grid` of a row of the artifact, in each of its cells, 
 in conf/tuned. The table uses the best point. Each run trains on four fifths of the training set,
 with batches of four fifths, and is evaluated on the rest. So noise weighs a quarter more than in
 the table. The test set is never used. The privacy guarantee does not cover the choice
-(docs/privacy.md). Its own words:
+(docs/privacy/index.md). Its own words:
 
     paper=rgp profile=embedded   as in scripts.artifact
     rows=A,B columns=C           only these cells, and others that show the same run

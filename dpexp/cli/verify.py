@@ -12,7 +12,7 @@ that only a record names is not imported.
 
 Each finding prints a line. A run without findings prints what was recomputed, or that no privacy is
 claimed; each part that is not dpexp's own and is taken on trust; and what was not checked. What is
-compared, and how closely: `dpexp.privacy.verification.files`, docs/privacy.md.
+compared, and how closely: `dpexp.privacy.verification.files`, docs/privacy/checks.md.
 Exit code: 0 if every certificate holds; 1 if one does not; else 2 if a path is not a finished run.
 """
 

@@ -1,6 +1,6 @@
 """Bounds on floating-point error in norms and sums, so that clipping holds for every input.
 
-docs/privacy.md has the derivations. Notation (Higham 2002, Accuracy and Stability of
+docs/privacy/rounding.md has the derivations. Notation (Higham 2002, Accuracy and Stability of
 Numerical Algorithms, Section 3.1): u is the unit roundoff, 2^-24 in float32; gamma_k = k u / (1 - k
 u) bounds the relative error of an inner product of k terms, added in any order, with or without
 fused operations. A number that underflows or is flushed to zero is off by at most eta, the least

@@ -1,7 +1,7 @@
 """The clip weights' margin for rounding, so that the clip norm holds for every input.
 
 `dpexp.grad_sample.rounding` bounds the size of an example's blocks; this module turns such sizes
-into the bound that is clipped. docs/privacy.md has the derivations.
+into the bound that is clipped. docs/privacy/rounding.md has the derivations.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class ClippedSum:
     at most the clip norm, the rounding of its own terms included. In a release clipped by
     coordinates, the clip norm bounds each coordinate instead; to a count an example adds a half at
     most. An example whose norm is not finite adds zero.
-    See `dpexp.privacy.bound`, and docs/privacy.md for other examples' rounding. Without clipping
-    there is no such bound.
+    See `dpexp.privacy.bound`, and docs/privacy/rounding.md for other examples' rounding. Without
+    clipping there is no such bound.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Entries of a run's files that are computed on private examples without noise.
 
 They are not covered by the guarantee. All other entries follow from the releases, public data and
-the config: two runs with equal releases write equal files (tests/test_twins.py). docs/privacy.md
-lists the same entries.
+the config: two runs with equal releases write equal files (tests/test_twins.py).
+docs/privacy/unprotected.md lists the same entries.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ divided by the number of seeds; it contains the interaction. The examples' term 
 examples of the accuracy averaged over seeds, divided by the number of examples. It contains the
 interaction too, so the interaction is subtracted once. Each term has its own Student's t, and the
 half-widths add in quadrature. This is wider than one t with Satterthwaite's degrees of freedom,
-which is misled by two seeds that agree by chance (docs/decisions.md simulates both).
+which is misled by two seeds that agree by chance (docs/decisions/tables.md compares both).
 """
 
 from __future__ import annotations

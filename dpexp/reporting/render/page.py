@@ -98,5 +98,5 @@ def _links(profile: str, folder: Path) -> list[tuple[str, str]]:
         (f"membership inference on {path.stem}", f"lira/{path.name}")
         for path in sorted((folder / "lira").glob("*.md"))
     ]
-    places += [("README", "../../README.md"), ("decisions", "../../docs/decisions.md")]
+    places += [("README", "../../README.md"), ("decisions", "../../docs/decisions/index.md")]
     return [(words, quote(place)) for words, place in places if (folder / place).is_file()]
