@@ -4,8 +4,8 @@
     python -m scripts.readme picture=true    # also README's picture; wants chromium
 
 Replaces the text between `<!-- NAME -->` and `<!-- end -->` on each page that `number_blocks` has
-blocks for. Tests check that pages and picture are up to date. Exit code: 0; 2 if a table is missing,
-a page lacks a block, or there is no chromium.
+blocks for. Tests check that pages and picture are up to date. Exit code: 0; 2 if a table is
+missing, a page lacks a block, or there is no chromium.
 """
 
 from __future__ import annotations
