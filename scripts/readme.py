@@ -1,4 +1,4 @@
-"""Write the README's tables anew from the tables and figures that were made."""
+"""Write the numbers of README and docs anew from the tables and figures that were made."""
 
 import sys
 

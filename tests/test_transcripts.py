@@ -19,14 +19,15 @@ PAGE = transcripts.PAGE.read_text(encoding="utf-8")
 
 def first_block():
     """Return the commands of README's first block, without what is said of them."""
-    (block,) = re.findall(r"\n\n((?:    \S.*\n)+)", README)[:1]
+    block = re.findall(r"^```sh\n(.*?)^```", README, re.M | re.S)[0]
     return [shlex.split(line, comments=True) for line in block.splitlines()]
 
 
 def test_readmes_first_command_trains_in_a_fresh_copy(tmp_path, monkeypatch):
     """With the repository's records beside it, none of which may answer in its place."""
-    setup, (python, script, *words) = first_block()
+    setup, (python, script, *words), test = first_block()
     assert (setup, python, script) == (["make", "setup"], ".venv/bin/python", "run.py")
+    assert test == ["make", "test"]
     assert shlex.join(["python", "run.py", *words]) == transcripts.FIRST
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").symlink_to(ROOT / "results")
@@ -39,7 +40,7 @@ def test_readmes_first_command_trains_in_a_fresh_copy(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_readmes_first_block_trains(tmp_path):
-    _, (_, script, *words) = first_block()
+    _, (_, script, *words), _ = first_block()
     (tmp_path / "results").symlink_to(ROOT / "results")
     command = [sys.executable, str(ROOT / script), *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -48,7 +48,7 @@ def parquet_files(
     if not missing:
         return shards
     patterns = [f"{config}/{split}-*.parquet" for split in missing]
-    snapshot, reason = None, "no hub has it, and README says how to make it"
+    snapshot, reason = None, "no hub has it, and docs/data.md says how to make it"
     if "/" in repo:
         snapshot, reason = _fetch(repo, "dataset", patterns)
         reason = f"the hub could not supply it: {reason}"

@@ -63,7 +63,7 @@ def test_missing_data_is_one_line_that_says_what_to_put_where_and_comes_soon(
 
 
 def test_what_no_hub_has_is_not_asked_of_one(tmp_path):
-    with pytest.raises(MissingData, match="README says how to make it") as raised:
+    with pytest.raises(MissingData, match="docs/data.md says how to make it") as raised:
         parquet_files(tmp_path, "public", "imagenet32", ["train"])
     assert str(tmp_path / "public" / "imagenet32") in str(raised.value)
     assert "hub could not" not in str(raised.value) and "network" not in str(raised.value)

@@ -17,7 +17,8 @@ from tests.doors import save
 PAGE = (cli.CONF.parent / "docs" / "models.md").read_text(encoding="utf-8")
 timm = pytest.importorskip("timm")
 COMMANDS = re.findall(r"^    python run\.py (.*)$", PAGE, re.M)
-(CODE,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
+# The second block is a layer's rule, which tests/grad_sample/test_own_rules.py tries.
+CODE, _ = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
 SHORT = ["profile=embedded", "epochs=0.1", "batch_size=64", "micro_batch=16", "device=cpu"]
 OF_TEXTS = ["task.dataset_size=200", "task.test_size=20", "task.delta=1e-3", "task.max_length=40"]
 FEW_WORDS = ["model.tokenizer=null", "model.args.dropout=0"]

@@ -1,0 +1,242 @@
+"""The numbers that README and docs show, each block made from the tables that were built.
+
+A block is the text between `<!-- NAME -->` and `<!-- end -->` on a page; `dpexp.cli.readme` puts it
+there. Nothing is computed here that a table does not hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import pandas as pd
+
+from dpexp.cli import groups
+from dpexp.reporting.collect import cells
+from dpexp.reporting.schema import spec
+from dpexp.types import ConfigError
+
+ROOT = groups.CONF.parent
+
+Row = tuple[str, ...]
+
+
+def _values(profile: str, table: str) -> pd.DataFrame:
+    """Return a built table or figure, one line per cell."""
+    path = ROOT / "results" / profile / f"{table}.csv"
+    if not path.is_file():
+        raise ConfigError(f"Expected {path}; make {table} under profile {profile} first.")
+    return pd.read_csv(path, dtype={"x": str}).rename(columns={"line": "row"})
+
+
+def _shown(cell: pd.Series) -> str:
+    if pd.isna(cell["mean"]):
+        return str(cell["status"])
+    spread = "" if pd.isna(cell["std"]) else f" ± {cell['std']:.1f}"
+    return f"{cell['mean']:.1f}{spread}"
+
+
+def _published(cell: pd.Series) -> str:
+    return "–" if pd.isna(cell["published"]) else f"{cell['published']:.1f}"
+
+
+def _lines(head: Row, rows: Sequence[Row], words: int = 1) -> str:
+    rule = ["---"] * words + ["---:"] * (len(head) - words)
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
+
+
+def _labels(profile: str, table: str) -> Mapping[str, Row]:
+    artifact = spec.load(groups.CONF, *table.split("/"))
+    changes = cells.profile_of(artifact, profile)
+    return {row.key: cells.relabel(row, changes) for row in artifact.rows}
+
+
+def _over_eps(profile: str, rows: Sequence[str]) -> str:
+    found = _values(profile, "rgp/table3").set_index(["row", "column"])
+    labels = _labels(profile, "rgp/table3")
+    columns = ("eps2", "eps4", "eps6")
+    head = ("data", "method", "ε = 2", "ε = 4", "ε = 6", "published ε = 2 / 4 / 6")
+    body = []
+    for row in rows:
+        of_row = [found.loc[(row, column)] for column in columns]
+        body.append((*labels[row], *map(_shown, of_row), " / ".join(map(_published, of_row))))
+    return _lines(head, body, 2)
+
+
+def _every_method() -> str:
+    quick, embedded = (_values(name, "dpexp/table1") for name in ("quick", "embedded"))
+    labels = _labels("quick", "dpexp/table1")
+    body = [
+        (labels[a["row"]][0], _shown(a), _shown(b))
+        for (_, a), (_, b) in zip(quick.iterrows(), embedded.iterrows(), strict=True)
+    ]
+    return _lines(("method", "CIFAR10 (`quick`)", "digits (`embedded`)"), body)
+
+
+def _language() -> str:
+    found = _values("quick", "rgp/table4")
+    labels = _labels("quick", "rgp/table4")
+    body = [
+        (labels[cell["row"]][0], _shown(cell), _published(cell))
+        for _, cell in found[found["column"] == "sst2"].iterrows()
+    ]
+    return _lines(("method", "SST-2", "published"), body)
+
+
+def _language_over_eps() -> str:
+    found = _values("quick", "lsg/figure4")
+    found = found[found["panel"] == "SST-2"].set_index(["row", "x"])
+    labels = _labels("quick", "lsg/figure4")
+    body = []
+    for row in ("lsg", "rgp", "sparse-dpsgd", "dpsgd"):
+        of_row = [found.loc[(row, eps)] for eps in ("1.2", "1.6", "3.3", "6.5")]
+        body.append((labels[row][0], *map(_shown, of_row), _published(of_row[2])))
+    head = ("method", "ε = 1.2", "ε = 1.6", "ε = 3.3", "ε = 6.5", "published, ε = 3.3")
+    return _lines(head, body)
+
+
+def _warm() -> str:
+    found = _values("quick", "dpexp/table2")
+    labels = _labels("quick", "dpexp/table2")
+    body = [
+        (
+            labels[cell["row"]][0].removesuffix(", longer"),
+            "5" if cell["row"].endswith("-longer") else "3",
+            _shown(cell),
+        )
+        for _, cell in found.iterrows()
+    ]
+    return _lines(("method", "epochs", "SST-2"), body)
+
+
+def _claims(profile: str) -> str:
+    """Count a profile's claims, and the decided ones that compare single seeds."""
+    pages = (ROOT / "results" / profile).glob("*/*.md")
+    lines = [line for page in sorted(pages) for line in page.read_text("utf-8").splitlines()]
+    judged = [line for line in lines if re.match(r"- .*: \*\*(holds|does not hold|unclear)", line)]
+    words = ("holds", "does not hold", "unclear")
+    held, failed, unclear = (sum(f": **{word}" in line for line in judged) for word in words)
+    single = sum(
+        ": **unclear" not in line and line.endswith("the spread of seeds is unknown")
+        for line in judged
+    )
+    return (
+        f"Of {len(judged)} claims judged in the {profile} profile {held} hold in every comparison "
+        f"that was run, {failed} do not and {unclear} are unclear. Of the {held + failed} decided "
+        f"ones {single} rest on a single seed a side."
+    )
+
+
+BESIDE: Sequence[tuple[Row, str, str, Mapping[str, str]]] = (
+    (("CIFAR10", "8", "without privacy"), "rgp/table2", "full-np", {"column": "cifar10"}),
+    (("CIFAR10", "8", "DP-SGD"), "rgp/table2", "dpsgd", {"column": "cifar10"}),
+    (("CIFAR10", "8", "RGP"), "rgp/table2", "rgp", {"column": "cifar10"}),
+    (("SST-2", "8", "without privacy"), "rgp/table4", "full-np", {"column": "sst2"}),
+    (("SST-2", "8", "DP-SGD"), "rgp/table4", "dpsgd", {"column": "sst2"}),
+    (("SST-2", "8", "RGP"), "rgp/table4", "rgp", {"column": "sst2"}),
+    (("SST-2", "3.3", "DP-SGD"), "lsg/figure4", "dpsgd", {"panel": "SST-2", "x": "3.3"}),
+    (("SST-2", "3.3", "LSG"), "lsg/figure4", "lsg", {"panel": "SST-2", "x": "3.3"}),
+)
+"""The README's rows: how it names them, and the cell of the quick profile that each is."""
+
+
+def _beside_published() -> str:
+    """Return accuracy on real data beside the papers', one row a method and ε."""
+    body = []
+    for names, table, row, place in BESIDE:
+        found = _values("quick", table)
+        for key, value in {"row": row, **place}.items():
+            found = found[found[key] == value]
+        if len(found) != 1:
+            raise ConfigError(f"Expected one cell {row}, {place} in quick {table}.")
+        cell = found.iloc[0]
+        data, eps, method = names
+        eps = "–" if pd.isna(cell["epsilon"]) else eps
+        body.append((data, method, eps, _shown(cell), _published(cell)))
+    head = ("data", "method", "ε", "here", "published")
+    return _lines(head, body, 2)
+
+
+def _first_run() -> str:
+    """Return what the first command prints, and that its certificate passes."""
+    page = (ROOT / "docs" / "transcripts.md").read_text("utf-8")
+    found = re.search(r"^## The first run$.*?^```console\n(.*?: pass:[^\n]*)\n", page, re.M | re.S)
+    if not found:
+        raise ConfigError("Expected docs/transcripts.md to have the first run, and that it passes.")
+    return f"```console\n{found[1]}\n```"
+
+
+def _bench(case: str) -> str:
+    """Return a benchmark's table as it was measured."""
+    page = ROOT / "results" / "bench" / f"{case}.md"
+    rows = [line for line in page.read_text("utf-8").splitlines() if line.startswith("|")]
+    if not rows:
+        raise ConfigError(f"Expected a table in {page}; run make bench first.")
+    return "\n".join(rows)
+
+
+AUDITED = {
+    "dpsgd": "DP-SGD",
+    "sparse_dpsgd": "Sparse DP-SGD",
+    "dp_powersgd": "DP-PowerSGD",
+    "rgp_random": "RGP-random",
+    "rgp": "RGP",
+    "rgp_public": "RGP, public carriers",
+    "rgp_core": "RGP with a core",
+    "lsg": "LSG",
+    "bgep": "B-GEP",
+    "gep": "GEP",
+    "linear": "Linear",
+    "compressive": "Compressive SGD",
+    "compressive_unmeasured": "the same without Ψ",
+    "pate": "PATE",
+    "bitfit": "DP-BiTFiT",
+}
+BOUNDS = ("one_run", "one_run_curve", "two_worlds", "two_worlds_gaussian")
+
+
+def _audits() -> str:
+    """Return each audit's lower bounds on ε, and which share of ε the Gaussian one recovers."""
+    found = pd.read_csv(ROOT / "results" / "embedded" / "audit.csv")
+    body = [
+        (
+            AUDITED.get(row["method"], row["method"]),
+            *("–" if pd.isna(row[bound]) else f"{row[bound]:.2f}" for bound in BOUNDS),
+        )
+        for _, row in found.iterrows()
+    ]
+    names = ("one run", "by its trade-off curve", "two worlds", "as Gaussian")
+    table = _lines(("ε ≥, where ε = 8 is accounted for", *names), body)
+    on_gradients = found[~found["method"].isin(("pate", "compressive", "compressive_unmeasured"))]
+    shares = on_gradients["two_worlds_gaussian"] / on_gradients["accounted_worlds"]
+    return (
+        f"{table}\n\nIn two worlds the Gaussian bound recovers {100 * shares.min():.0f} to "
+        f"{100 * shares.max():.0f} % of ε, for methods with Gaussian noise on gradients."
+    )
+
+
+PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {
+        "first run": _first_run,
+        "results": _beside_published,
+        "claims": partial(_claims, "embedded"),
+    },
+    "docs/results.md": {
+        "rgp/table3 quick": partial(_over_eps, "quick", ("cifar10-dpsgd", "cifar10-rgp")),
+        "rgp/table3 embedded": partial(
+            _over_eps, "embedded", ("svhn-dpsgd", "svhn-rgp", "cifar10-dpsgd", "cifar10-rgp")
+        ),
+        "dpexp/table1": _every_method,
+        "rgp/table4 quick": _language,
+        "lsg/figure4 quick": _language_over_eps,
+        "dpexp/table2 quick": _warm,
+        "claims": partial(_claims, "embedded"),
+    },
+    "docs/speed.md": {
+        "bench/cpu-vision": partial(_bench, "cpu-vision"),
+        "bench/cpu-language": partial(_bench, "cpu-language"),
+    },
+    "docs/claim.md": {"audits": _audits},
+}
+"""How each block of each page is made; every page has its blocks once."""
