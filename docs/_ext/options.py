@@ -44,7 +44,8 @@ class Choice:
         group, name: as typed, group=name.
         says: the comment that it opens with, "" if there is none.
         target: the class or function that it configures, "" if there is none.
-        options: its settings, in order.
+        options: its settings, in order, those of the choice that it extends included.
+        chooses: what it chooses of other groups, as typed.
     """
 
     group: str
@@ -52,6 +53,7 @@ class Choice:
     says: str
     target: str
     options: tuple[Option, ...]
+    chooses: tuple[str, ...] = ()
 
 
 def choices_of(group: str) -> list[Choice]:
@@ -74,11 +76,36 @@ def choice(group: str, name: str) -> Choice:
         if not PACKAGE.match(line):
             head.append(line.lstrip("# "))
     found = [*_leaves(root, lines, package)] if isinstance(root, yaml.MappingNode) else []
+    tree = yaml.safe_load("\n".join(lines)) or {}
+    defaults = tree.get("defaults", []) if isinstance(tree, dict) else []
+    bases = [entry.partition("@")[0] for entry in defaults if isinstance(entry, str)]
+    bases = [base for base in bases if (CONF / group / f"{base}.yaml").is_file() and base != "none"]
+    inherited = choice(group, bases[0]) if bases else None
     targets = [o.value for o in found if o.name in (f"{package}_target_", f"{group}._target_")]
-    target = targets[0] if targets else ""
-    own = [o for o in found if not o.name.rpartition(".")[2].startswith("_")]
-    options = tuple(_described(o, target) for o in own if o.name.rpartition(".")[2] != "name")
-    return Choice(group, name, " ".join(head), target, options)
+    target = targets[0] if targets else inherited.target if inherited else ""
+    own = {o.name: _described(o, target) for o in found if not _is_label(o.name)}
+    options = {o.name: o for o in inherited.options} | own if inherited else own
+    for name, option in options.items():
+        if inherited and not option.says:
+            (says,) = [o.says for o in inherited.options if o.name == name] or [""]
+            options[name] = Option(name, option.value, says)
+    chooses = [
+        f"{key.removeprefix('override ').lstrip('/')}={value}"
+        for entry in defaults
+        if isinstance(entry, dict)
+        for key, value in entry.items()
+        if key.startswith("override ") and "$" not in str(value)
+    ]
+    own_choices = inherited.chooses if inherited else ()
+    return Choice(
+        group, name, " ".join(head), target, tuple(options.values()), (*own_choices, *chooses)
+    )
+
+
+def _is_label(name: str) -> bool:
+    """Return whether a key says what a choice is called and built by, and is no setting."""
+    last = name.rpartition(".")[2]
+    return last == "name" or last.startswith("_")
 
 
 def top_level() -> list[Option]:
