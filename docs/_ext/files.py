@@ -36,6 +36,12 @@ LISTING = (
     "<meta name=color-scheme content='light dark'><title>{name}</title><h1>{name}</h1><ul>{items}</ul>"
 )
 
+FIRST = (
+    "<!doctype html><meta charset=utf-8><title>dpexp</title>"
+    '<meta http-equiv=refresh content="0; url={page}"><a href="{page}">dpexp</a>'
+)
+"""The site's address leads to its first page."""
+
 MADE = re.compile(r"results/(\w+)/(\w+)/((?:table|figure)\d+)\.md")
 RUN = re.compile(r"results/\w+/runs/[0-9a-f]{12}")
 
@@ -126,6 +132,7 @@ def copy(app: Sphinx, error: Exception | None) -> None:
     if error:
         return
     out = Path(app.outdir)
+    (out / "index.html").write_text(FIRST.format(page=f"{app.config.root_doc}.html"), "utf-8")
     wanted = set(app.site_files["copied"])  # type: ignore[attr-defined]
     for profile in records.profiles():
         page = f"results/{profile}/index.html"

@@ -73,10 +73,11 @@ def releases(method: str) -> Iterator[str]:
         f"{certificate['target_epsilon']:g}, δ = {certificate['delta']:g}."
     )
     yield "\n".join(f"- {_release(release, certificate)}" for release in certificate["releases"])
-    private_now = certificate["trainable"]
+    trained = certificate["trainable"]
+    frozen = len(certificate["frozen"])
     yield (
-        f"{len(private_now)} parameters with {sum(private_now.values()):,} numbers train there, "
-        f"{len(certificate['frozen'])} stay as they are."
+        f"{len(trained)} weights and biases with {sum(trained.values()):,} numbers train there; "
+        f"{frozen or 'none'} {'are' if frozen > 1 else 'is'} frozen."
     )
 
 
@@ -127,6 +128,11 @@ def _ratio(text: str) -> str:
 
 def numbers(method: str) -> Iterator[str]:
     """Yield the rows that a method has in the tables that were made, beside published values."""
+    yield (
+        "In brackets stand published values. Only the profile `paper` has their setting; `quick` has "
+        "smaller models and fewer steps, `embedded` other data as well, and their numbers are not "
+        "comparable with the papers'. The link above a table leads to its claims and runs."
+    )
     pictures = []
     is_in_any = False
     for made in records.built():
