@@ -23,7 +23,7 @@ include_patterns = [
 ]
 extensions = [
     *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"),
-    *("docs._ext.blocks", "docs._ext.files", "docs._ext.links"),
+    *("docs._ext.blocks", "docs._ext.docstrings", "docs._ext.files", "docs._ext.links"),
 ]
 myst_enable_extensions = ["deflist", "linkify"]
 myst_linkify_fuzzy_links = False  # run.py and README.md are no addresses
