@@ -37,8 +37,8 @@ def _block(word: str, rest: str) -> str:
 
 
 def fill(_: Sphinx, docname: str, source: list[str]) -> None:
-    """Fill a page's blocks; pages outside of docs stand in no table of contents."""
-    source[0] = generated(source[0])
+    """Fill a page's blocks, and name a folder's pages where its first one does not."""
+    source[0] = contents.of_folder(docname, generated(source[0]))
 
 
 def orphans(app: Sphinx, _: Any) -> None:

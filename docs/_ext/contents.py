@@ -21,7 +21,7 @@ CONTENTS = {
     },
     "Look up": {
         "Configuration": "configuration",
-        "Methods": "methods/index",
+        "Methods": "methods",
         "Later methods": "later",
     },
     "Results": {"Tables and figures": "artifacts", "Results": "results"},
@@ -42,6 +42,20 @@ def page() -> str:
 
 
 def _tree(caption: str, pages: dict[str, str]) -> str:
-    there = [f"{t} <{n}>" for t, n in pages.items() if (DOCS / f"{n}.md").is_file()]
+    there = [f"{title} <{place}>" for title, name in pages.items() for place in _places(name)]
     lines = [f"## {caption}", "", "```{toctree}", f":caption: {caption}", ":maxdepth: 1", "", *there]
     return "\n".join([*lines, "```", ""])
+
+
+def _places(name: str) -> list[str]:
+    """Return where a page stands: in a file, or first in a folder of its name."""
+    return [p for p in (name, f"{name}/index") if (DOCS / f"{p}.md").is_file()][:1]
+
+
+def of_folder(docname: str, text: str) -> str:
+    """Return the first page of a folder with the folder's other pages in the side bar."""
+    path = DOCS.parent / f"{docname}.md"
+    if path.name != "index.md" or path.parent == DOCS or "{toctree}" in text:
+        return text
+    others = sorted(p.stem for p in path.parent.glob("*.md") if p.stem != "index")
+    return "\n".join([text, "```{toctree}", ":hidden:", "", *others, "```", ""])

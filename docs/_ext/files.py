@@ -140,8 +140,8 @@ def copy(app: Sphinx, error: Exception | None) -> None:
         links = set(re.findall(r'(?:href|src)="([^"#:?]+)"', text))
         for link in links:
             target = os.path.normpath(f"results/{profile}/{link}")
-            if not (out / target).exists() and not target.endswith("index.html"):
-                wanted.add(target)
+            if (ROOT / target).is_file() and not target.endswith("index.html"):
+                wanted.add(target)  # what is not there is found by the check of links
         text = re.sub(r'href="([^"#:?]+)\.md"', lambda m: _as_page(m, profile, out), text)
         text = re.sub(r'href="(runs/[0-9a-f]{12})/"', r'href="\1/index.html"', text)
         (out / page).parent.mkdir(parents=True, exist_ok=True)
@@ -150,15 +150,17 @@ def copy(app: Sphinx, error: Exception | None) -> None:
         run = RUN.match(target)
         if run:
             _copy_record(run[0], out)
-        elif not (out / target).exists():
+        elif not (out / target).exists():  # pages stand there by now, with other links
             (out / target).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / target, out / target)
 
 
 def _as_page(link: re.Match[str], profile: str, out: Path) -> str:
-    """Return a link to a page of the site where a page of Markdown has become one."""
-    is_page = (out / "results" / profile / f"{link[1]}.html").is_file()
-    return f'href="{link[1]}.html"' if is_page else link[0]
+    """Return a link to a page of the site where a page of Markdown has become one, or a folder."""
+    for place in (f"{link[1]}.html", f"{link[1]}/index.html"):
+        if (out / "results" / profile / place).is_file():
+            return f'href="{place}"'
+    return link[0]
 
 
 def _copy_record(run: str, out: Path) -> None:
