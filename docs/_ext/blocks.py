@@ -33,7 +33,9 @@ def _block(word: str, rest: str) -> str:
     if word == "method":
         name, _, names = rest.partition(":")
         return methods.section(name.strip(), [n.strip() for n in names.split(";") if n.strip()])
-    raise ExtensionError(f"Expected configuration, contents, gallery or method; got generated: {word}.")
+    raise ExtensionError(
+        f"Expected configuration, contents, gallery or method; got generated: {word}."
+    )
 
 
 def fill(_: Sphinx, docname: str, source: list[str]) -> None:

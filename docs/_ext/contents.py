@@ -43,7 +43,15 @@ def page() -> str:
 
 def _tree(caption: str, pages: dict[str, str]) -> str:
     there = [f"{title} <{place}>" for title, name in pages.items() for place in _places(name)]
-    lines = [f"## {caption}", "", "```{toctree}", f":caption: {caption}", ":maxdepth: 1", "", *there]
+    lines = [
+        f"## {caption}",
+        "",
+        "```{toctree}",
+        f":caption: {caption}",
+        ":maxdepth: 1",
+        "",
+        *there,
+    ]
     return "\n".join([*lines, "```", ""])
 
 

@@ -30,7 +30,7 @@ def dashes(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Hear of each docstring before its sections are read, and of each page before it is written."""
+    """Hear of docstrings before their sections are read, and of pages before they are written."""
     app.connect("autodoc-process-docstring", mark_examples, priority=100)
     app.connect("doctree-resolved", dashes)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

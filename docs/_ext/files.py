@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ RECORD = ("config.yaml", "privacy.json", "result.json")
 
 LISTING = (
     "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-    "<meta name=color-scheme content='light dark'><title>{name}</title><h1>{name}</h1><ul>{items}</ul>"
+    "<meta name=color-scheme content='light dark'><title>{name}</title>"
+    "<h1>{name}</h1><ul>{items}</ul>"
 )
 
 FIRST = (
@@ -68,7 +70,9 @@ class Files(SphinxTransform):
             address = os.path.relpath(address.partition("#")[0], folder or ".") + "".join(
                 address.partition("#")[1:]
             )
-            link = nodes.reference("", "", *node.children, refuri=address + (anchor and f"#{anchor}"))
+            link = nodes.reference(
+                "", "", *node.children, refuri=address + (anchor and f"#{anchor}")
+            )
             node.replace_self(link)
 
 
@@ -137,14 +141,14 @@ def copy(app: Sphinx, error: Exception | None) -> None:
     for profile in records.profiles():
         page = f"results/{profile}/index.html"
         text = (ROOT / page).read_text(encoding="utf-8")
+        (out / page).parent.mkdir(parents=True, exist_ok=True)
         links = set(re.findall(r'(?:href|src)="([^"#:?]+)"', text))
         for link in links:
             target = os.path.normpath(f"results/{profile}/{link}")
             if (ROOT / target).is_file() and not target.endswith("index.html"):
                 wanted.add(target)  # what is not there is found by the check of links
-        text = re.sub(r'href="([^"#:?]+)\.md"', lambda m: _as_page(m, profile, out), text)
+        text = re.sub(r'href="([^"#:?]+)\.md"', partial(_as_page, profile, out), text)
         text = re.sub(r'href="(runs/[0-9a-f]{12})/"', r'href="\1/index.html"', text)
-        (out / page).parent.mkdir(parents=True, exist_ok=True)
         (out / page).write_text(text, encoding="utf-8")
     for target in sorted(wanted):
         run = RUN.match(target)
@@ -155,7 +159,7 @@ def copy(app: Sphinx, error: Exception | None) -> None:
             shutil.copyfile(ROOT / target, out / target)
 
 
-def _as_page(link: re.Match[str], profile: str, out: Path) -> str:
+def _as_page(profile: str, out: Path, link: re.Match[str]) -> str:
     """Return a link to a page of the site where a page of Markdown has become one, or a folder."""
     for place in (f"{link[1]}.html", f"{link[1]}/index.html"):
         if (out / "results" / profile / place).is_file():

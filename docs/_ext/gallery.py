@@ -13,7 +13,11 @@ ARTICLE = re.compile(r'<article id="(?P<key>[^"]*)" data-papers="(?P<papers>[^"]
                      r'data-text="(?P<text>[^"]*)">(?P<body>.*?)</article>', re.S)  # fmt: skip
 VERDICT = re.compile(r'<p class="verdict">(.*?)</p>', re.S)
 PICTURE = re.compile(r'<img loading="lazy" src="([^"]+)"')
-WORDS = {"holds": r"\d holds?\b", "does not hold": r"\d do(?:es)? not\b", "unclear": r"\d unclear\b"}
+WORDS = {
+    "holds": r"\d holds?\b",
+    "does not hold": r"\d do(?:es)? not\b",
+    "unclear": r"\d unclear\b",
+}
 """What a verdict may say of one of its claims at least."""
 
 FILTERS = ("paper", "profile", "method", "task", "verdict")
@@ -22,9 +26,7 @@ FILTERS = ("paper", "profile", "method", "task", "verdict")
 def page() -> str:
     """Return a form to search by and a card for each artifact, as HTML in Markdown."""
     cards = [_card(artifact) for artifact in records.artifacts()]
-    choices = {
-        name: sorted({word for card in cards for word in card[1][name]}) for name in FILTERS
-    }
+    choices = {name: sorted({word for card in cards for word in card[1][name]}) for name in FILTERS}
     selects = "".join(
         f'<label>{name}<select data-by="{name}"><option value="">all</option>'
         + "".join(f"<option>{escape(word)}</option>" for word in words)
@@ -57,15 +59,12 @@ def _card(artifact: records.spec.Artifact) -> tuple[str, dict[str, set[str]]]:
         article = _articles(profile).get(key)
         if article is None:
             command = f"make {artifact.name} PAPER={artifact.paper} PROFILE={profile}"
-            lines.append(
-                f"<li><b>{profile}</b> not run here: <code>{escape(command)}</code></li>"
-            )
+            lines.append(f"<li><b>{profile}</b> not run here: <code>{escape(command)}</code></li>")
             continue
         address = f"../results/{profile}/index.html"
         verdict = unescape(_first(VERDICT, article["body"]))
         lines.append(
-            f'<li><a href="{address}#{key}">{profile}</a> '
-            f"{_badges(verdict)}{escape(verdict)}</li>"
+            f'<li><a href="{address}#{key}">{profile}</a> {_badges(verdict)}{escape(verdict)}</li>'
         )
         found["profile"].add(profile)
         found["method"] |= {*article["methods"].split()}

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpexp.cli.groups import CONF
 from docs._ext import records
 from docs._ext.configuration import defined, said
 from docs._ext.markdown import code, docstring, escaped, table
 from docs._ext.options import choice, choices_of
+from dpexp.cli.groups import CONF
 
 UP = "../../"
 """From docs/methods to the checkout."""
@@ -64,7 +64,7 @@ def releases(method: str) -> Iterator[str]:
     found = [(path, c) for path, c in records.certificates(method) if c.get("releases")]
     private = [(path, c) for path, c in found if "no noise: no privacy" not in c["deviations"]]
     if not private:
-        yield "It releases gradients without noise, and has no privacy."
+        yield "As the tables run it, without noise, it has no privacy."
         return
     path, certificate = private[0]
     link = f"{UP}{path.relative_to(CONF.parent).as_posix()}"
@@ -107,8 +107,8 @@ def costs(method: str, names: Sequence[str]) -> Iterator[str]:
         link = f"[{path.stem}]({UP}results/bench/{path.stem}.md)"
         for line in lines:
             if _is_of(line["step"], method, names):
-                rows.append((link, escaped(line["step"]), *map(_ratio, (line["time"],
-                                                                        line["memory"]))))  # fmt: skip
+                ratios = (_ratio(line["time"]), _ratio(line["memory"]))
+                rows.append((link, escaped(line["step"]), *ratios))
     if not rows:
         yield "The benches do not have it. `make bench` measures the others."
         return
@@ -129,9 +129,9 @@ def _ratio(text: str) -> str:
 def numbers(method: str) -> Iterator[str]:
     """Yield the rows that a method has in the tables that were made, beside published values."""
     yield (
-        "In brackets stand published values. Only the profile `paper` has their setting; `quick` has "
-        "smaller models and fewer steps, `embedded` other data as well, and their numbers are not "
-        "comparable with the papers'. The link above a table leads to its claims and runs."
+        "In brackets stand published values. Only the profile `paper` has their setting: `quick` "
+        "has smaller models and fewer steps, `embedded` other data as well, and their numbers are "
+        "not comparable with the papers'. The link above a table leads to its claims and runs."
     )
     pictures = []
     is_in_any = False

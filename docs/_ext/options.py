@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import yaml
 
@@ -85,10 +84,10 @@ def choice(group: str, name: str) -> Choice:
     target = targets[0] if targets else inherited.target if inherited else ""
     own = {o.name: _described(o, target) for o in found if not _is_label(o.name)}
     options = {o.name: o for o in inherited.options} | own if inherited else own
-    for name, option in options.items():
+    for place, option in options.items():
         if inherited and not option.says:
-            (says,) = [o.says for o in inherited.options if o.name == name] or [""]
-            options[name] = Option(name, option.value, says)
+            (says,) = [o.says for o in inherited.options if o.name == place] or [""]
+            options[place] = Option(place, option.value, says)
     chooses = [
         f"{key.removeprefix('override ').lstrip('/')}={value}"
         for entry in defaults
@@ -126,6 +125,8 @@ def groups() -> dict[str, str]:
             ((key, value),) = entry.value
             if "override" not in key.value and not key.value.startswith("optional"):
                 found[key.value] = _comment(entry, key, value, lines)
+            if key.value == "method":
+                found["model"] = "a profile names each task's; say another here"
     return found
 
 
@@ -149,12 +150,13 @@ def _leaves(node: yaml.MappingNode, lines: Sequence[str], prefix: str) -> Iterat
 
 def _text(value: yaml.Node, lines: Sequence[str]) -> str:
     """Return a value as the file has it, on one line, without comments."""
-    if isinstance(value, yaml.ScalarNode):
-        return " ".join(value.value.split()) if value.value else '""'
     start, end = value.start_mark, value.end_mark
     if start.line == end.line:
         return lines[start.line][start.column : end.column]
-    return yaml.safe_dump(yaml.safe_load(yaml.serialize(value)), default_flow_style=True).strip()
+    if isinstance(value, yaml.ScalarNode):
+        return " ".join(value.value.split())
+    tree = yaml.safe_load(yaml.serialize(value))
+    return yaml.safe_dump(tree, default_flow_style=True, width=10**6).strip()
 
 
 def _comment(
@@ -178,11 +180,23 @@ def _described(option: Option, target: str) -> Option:
     """Return an option with what its class says of it, where the file does not."""
     if option.says:
         return option
-    says = arguments(target).get(option.name.rpartition(".")[2], "")
+    says = arguments(target).get(option.name.rpartition(".")[2], "") or _shared(option.name)
     alias = ALIAS.match(option.value)
     if not says and alias:
         says = f"as {alias[1]}"
     return Option(option.name, option.value, says)
+
+
+@cache
+def _shared(name: str) -> str:
+    """Return what is said once of a setting that many files have."""
+    if name == "model.head":
+        return "the classifier's name in the model"
+    if name == "optimizer.lr":
+        return "learning rate"
+    lines = (CONF / "config.yaml").read_text(encoding="utf-8").splitlines()
+    every = _leaves(yaml.compose("\n".join(lines)), lines, "")
+    return next((option.says for option in every if option.name == name), "")
 
 
 @cache
@@ -200,7 +214,9 @@ def _documented(tree: ast.Module, name: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-            inner = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+            inner = [
+                n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"
+            ]
             for each in (node, *inner):
                 found |= _args(ast.get_docstring(each) or "")
     return found
