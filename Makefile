@@ -28,7 +28,7 @@ READY := $(VENV)/.ready
 MAKEFLAGS += --no-builtin-rules
 
 # So would a target that is a folder's name, results for one: make finds it there, with nothing to do.
-TARGETS := all setup test test-long lint bench verify audit attack lira soak pin-configs clean help
+TARGETS := all setup test test-long lint docs bench verify audit attack lira soak pin-configs clean help
 WITHOUT_DIGITS = $(subst 0,,$(subst 1,,$(subst 2,,$(subst 3,,$(subst 4,,$(subst 5,,$(subst 6,,$(subst 7,,$(subst \
   8,,$(subst 9,,$(1)))))))))))
 IS_NUMBERED = $(and $(filter table figure,$(call WITHOUT_DIGITS,$(1))),$(filter-out table figure,$(1)))
@@ -75,6 +75,12 @@ lint: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+# Read anew each time, as pages are made of conf, results and code, too.
+docs: $(READY)
+	@rm -rf build/docs build/.docs
+	@OMP_NUM_THREADS=1 $(PY) -m sphinx -q -W --keep-going -c docs -d build/.docs . build/docs
+	@echo 'Open build/docs/index.html in a browser.'
 
 bench: $(READY)
 	$(PY) -m scripts.bench $(ARGS)
@@ -129,6 +135,7 @@ help:
 	@echo 'make test               run the tests; ARGS="tests/grad_sample -x" for some of them'
 	@echo 'make test-long          what repeats a test at length: every planted break, more seeds, more kills'
 	@echo 'make lint               check style, format and types'
+	@echo 'make docs               build the site into build/docs, and check its links'
 	@echo 'make bench              measure step time and memory into results/bench/'
 	@echo 'make verify             recompute every run'"'"'s certificate by another accountant'
 	@echo 'make audit              bound every private method'"'"'s epsilon from below, by canaries'

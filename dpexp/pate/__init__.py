@@ -13,8 +13,8 @@ that all that may be asked and answered fits the budget, whatever the votes.
 
 Differences from the papers:
  1. They state the data-dependent epsilon alone, which depends on private data. Here the budget
- holds
-    without looking at the votes; the data-dependent epsilon stands beside it in the certificate.
+    holds without looking at the votes; the data-dependent epsilon stands beside it in the
+    certificate.
  2. So that this is possible, no more than `queries` inputs are asked and `answers` answered.
  3. Each example's teacher is drawn for it alone, in place of equal slices: an example that is added
     or removed leaves the other teachers as they are.

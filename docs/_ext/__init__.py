@@ -1,0 +1,1 @@
+"""What the site says of dpexp by itself: options, methods, artifacts, files and their links."""

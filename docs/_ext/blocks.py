@@ -1,0 +1,57 @@
+"""Put what is generated where a page says `<!-- generated: WORD ... -->`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
+from docs._ext import configuration, contents, gallery, methods
+
+BLOCK = re.compile(r"^<!-- generated: (?P<word>\w+)(?: (?P<rest>[^>]*?))? -->$", re.M)
+
+
+def generated(text: str) -> str:
+    """Return a page with its blocks filled.
+
+    Raises:
+        ExtensionError: for a word that means nothing.
+    """
+    return BLOCK.sub(lambda block: _block(block["word"], block["rest"] or ""), text)
+
+
+def _block(word: str, rest: str) -> str:
+    whole = {
+        "configuration": configuration.page,
+        "contents": contents.page,
+        "gallery": gallery.page,
+    }
+    if word in whole:
+        return whole[word]()
+    if word == "method":
+        name, _, names = rest.partition(":")
+        return methods.section(name.strip(), [n.strip() for n in names.split(";") if n.strip()])
+    raise ExtensionError(
+        f"Expected configuration, contents, gallery or method; got generated: {word}."
+    )
+
+
+def fill(_: Sphinx, docname: str, source: list[str]) -> None:
+    """Fill a page's blocks, and name a folder's pages where its first one does not."""
+    source[0] = contents.of_folder(docname, generated(source[0]))
+
+
+def orphans(app: Sphinx, _: Any) -> None:
+    """Let pages outside of docs stand in no table of contents."""
+    for docname in app.env.all_docs:
+        if not docname.startswith("docs/"):
+            app.env.metadata[docname]["orphan"] = "true"
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Fill pages as they are read."""
+    app.connect("source-read", fill)
+    app.connect("env-updated", orphans)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,70 @@
+"""The site's table of contents, in the order in which people look for things."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[1]
+
+CONTENTS = {
+    "Begin": {
+        "Start": "start",
+        "Reproduce": "reproduce",
+        "What commands print": "transcripts",
+        "Tracking": "tracking",
+    },
+    "Yours": {
+        "Your data": "data",
+        "Your model": "models",
+        "Your method": "extend",
+        "Python": "python",
+    },
+    "Look up": {
+        "Configuration": "configuration",
+        "Options worth knowing": "options",
+        "Methods": "methods",
+        "Later methods": "later",
+    },
+    "Results": {"Tables and figures": "artifacts", "Results": "results"},
+    "Privacy": {
+        "What the claim covers": "claim",
+        "Privacy": "privacy",
+        "Noise": "noise",
+    },
+    "Cost": {"Speed": "speed", "Scale": "scale"},
+    "About": {"Decisions": "decisions", "API reference": "api", "Changelog": "changelog"},
+}
+"""Pages below docs by title, by caption."""
+
+
+def page() -> str:
+    """Return the table of contents as Markdown."""
+    return "\n".join(_tree(caption, pages) for caption, pages in CONTENTS.items())
+
+
+def _tree(caption: str, pages: dict[str, str]) -> str:
+    there = [f"{title} <{place}>" for title, name in pages.items() for place in _places(name)]
+    lines = [
+        f"## {caption}",
+        "",
+        "```{toctree}",
+        f":caption: {caption}",
+        ":maxdepth: 1",
+        "",
+        *there,
+    ]
+    return "\n".join([*lines, "```", ""])
+
+
+def _places(name: str) -> list[str]:
+    """Return where a page stands: in a file, or first in a folder of its name."""
+    return [p for p in (name, f"{name}/index") if (DOCS / f"{p}.md").is_file()][:1]
+
+
+def of_folder(docname: str, text: str) -> str:
+    """Return the first page of a folder with the folder's other pages in the side bar."""
+    path = DOCS.parent / f"{docname}.md"
+    if path.name != "index.md" or path.parent == DOCS or "{toctree}" in text:
+        return text
+    others = sorted(p.stem for p in path.parent.glob("*.md") if p.stem != "index")
+    return "\n".join([text, "```{toctree}", ":hidden:", "", *others, "```", ""])

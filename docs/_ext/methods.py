@@ -1,0 +1,177 @@
+"""A method's page: what its file, its config, its certificates and the tables say of it."""
+
+from __future__ import annotations
+
+import ast
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from docs._ext import records
+from docs._ext.configuration import defined, said
+from docs._ext.markdown import code, docstring, escaped, table
+from docs._ext.options import choice, choices_of
+from dpexp.cli.groups import CONF
+
+UP = "../../"
+"""From docs/methods to the checkout."""
+
+RECIPES = ("dpexp", "table4")
+"""The table whose rows the benches of recipes name."""
+
+
+def section(method: str, names: Sequence[str]) -> str:
+    """Return all that is generated of a method's page.
+
+    Args:
+        method: as in method=...
+        names: what the benches call it.
+    """
+    chosen = choice("method", method)
+    path = source(chosen.target)
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    head, algorithm, differences = docstring(text)
+    link = f"{UP}{path.relative_to(CONF.parent).as_posix()}"
+    parts = [
+        "## Algorithm",
+        escaped(head),
+        algorithm,
+        f"The code has the same steps in the same order: [{link.removeprefix(UP)}]({link}).",
+    ]
+    if differences:
+        parts += ["## Differences from the paper", differences]
+    parts += ["## Options", *said(chosen), defined(chosen.options)]
+    parts += ["## What it releases", *releases(method)]
+    parts += ["## What a step costs", *costs(method, names)]
+    parts += ["## Our numbers", *numbers(method)]
+    return "\n\n".join(parts)
+
+
+def listed() -> list[str]:
+    """Return the methods' names."""
+    return [each.name for each in choices_of("method")]
+
+
+def source(target: str) -> Path:
+    """Return the file that holds a method's algorithm."""
+    place = CONF.parent.joinpath(*target.split(".")[:-1])
+    return place.with_suffix(".py") if place.with_suffix(".py").is_file() else place / "__init__.py"
+
+
+def releases(method: str) -> Iterator[str]:
+    """Yield what a run of the tables released, from its certificate."""
+    found = [(path, c) for path, c in records.certificates(method) if c.get("releases")]
+    private = [(path, c) for path, c in found if "no noise: no privacy" not in c["deviations"]]
+    if not private:
+        yield "As the tables run it, without noise, it has no privacy."
+        return
+    path, certificate = private[0]
+    link = f"{UP}{path.relative_to(CONF.parent).as_posix()}"
+    yield (
+        f"An example, the certificate of [one run of the tables]({link}): ε = "
+        f"{certificate['target_epsilon']:g}, δ = {certificate['delta']:g}."
+    )
+    yield "\n".join(f"- {_release(release, certificate)}" for release in certificate["releases"])
+    trained = certificate["trainable"]
+    frozen = len(certificate["frozen"])
+    yield (
+        f"{len(trained)} weights and biases with {sum(trained.values()):,} numbers train there; "
+        f"{frozen or 'none'} {'are' if frozen > 1 else 'is'} frozen."
+    )
+
+
+def _release(release: dict[str, Any], certificate: dict[str, Any]) -> str:
+    words = [f"{code(release['name'])}: {_count(release['dimension'])}"]
+    if "drawn" in release:
+        words.append(f"{release['drawn']} times, at most {release['at_most']} times")
+        words.append(f"noise of standard deviation {release['noise_std']:.4g}")
+    else:
+        what = {"norm": "an l2 norm of", "coordinates": "entries of"}.get(release["clip"], "")
+        words.append(f"at each of {certificate['steps']:,} steps")
+        words.append(f"examples clipped to {what} {release['clip_norm']:g}")
+        words.append(f"{release['noise'].capitalize()} noise")
+    return ", ".join([*words, f"sensitivity {release['sensitivity']:.4g}"]) + "."
+
+
+def _count(number: int) -> str:
+    return "1 number" if number == 1 else f"{number:,} numbers"
+
+
+def costs(method: str, names: Sequence[str]) -> Iterator[str]:
+    """Yield what the benches measured of a method, beside a step without privacy."""
+    rows = []
+    for path in sorted((records.RESULTS / "bench").glob("cpu-*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = [line for line in csv.DictReader(file) if "step" in line]
+        link = f"[{path.stem}]({UP}results/bench/{path.stem}.md)"
+        for line in lines:
+            if _is_of(line["step"], method, names):
+                ratios = (_ratio(line["time"]), _ratio(line["memory"]))
+                rows.append((link, escaped(line["step"]), *ratios))
+    if not rows:
+        yield "The benches do not have it. `make bench` measures the others."
+        return
+    yield "Time and memory of a step, over those of a step without privacy by autograd alone."
+    yield table(("Bench", "Step", "Time", "Memory"), rows, 2)
+
+
+def _is_of(step: str, method: str, names: Sequence[str]) -> bool:
+    (recipes,) = (a for a in records.artifacts() if (a.paper, a.name) == RECIPES)
+    keys = {row.key for row in recipes.rows if f"method={method}" in row.overrides}
+    return step in keys or step.partition(",")[0] in names
+
+
+def _ratio(text: str) -> str:
+    return f"{float(text):.2f}" if text else "–"
+
+
+def numbers(method: str) -> Iterator[str]:
+    """Yield the rows that a method has in the tables that were made, beside published values."""
+    yield (
+        "In brackets stand published values. Only the profile `paper` has their setting: `quick` "
+        "has smaller models and fewer steps, `embedded` other data as well, and their numbers are "
+        "not comparable with the papers'. The link above a table leads to its claims and runs."
+    )
+    pictures = []
+    is_in_any = False
+    for made in records.built():
+        link = f"[{made.title}]({UP}{made.path.relative_to(CONF.parent).as_posix()})"
+        if made.artifact.figure:
+            if method in records.methods_of(made):
+                pictures.append(link)
+            continue
+        lines = records.lines_of(made, method)
+        if lines:
+            is_in_any = True
+            yield f"**{link}.** {escaped(made.artifact.title)}."
+            yield _rows(made, lines)
+    if pictures:
+        yield f"Figures: {'; '.join(pictures)}."
+    elif not is_in_any:
+        yield "No table that was made here has it."
+
+
+def _rows(made: records.Built, lines: Iterable[dict[str, str]]) -> str:
+    cells: dict[str, dict[str, str]] = {}
+    for line in lines:
+        cells.setdefault(line["row"], {})[line["column"]] = _cell(made, line)
+    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+    head = ("", *(escaped(made.column_labels(column)) for column in columns))
+    body = [
+        (escaped(made.row_labels(key)), *(row.get(column, "") for column in columns))
+        for key, row in cells.items()
+    ]
+    return table(head, body)
+
+
+def _cell(made: records.Built, line: dict[str, str]) -> str:
+    if not line["mean"]:
+        return escaped(line["status"])
+    decimals = made.decimals(line)
+    text = f"{float(line['mean']):.{decimals}f}"
+    if line["std"]:
+        text += f" ± {float(line['std']):.{decimals}f}"
+    if line["published"]:
+        text += f" (paper {float(line['published']):.{decimals}f})"
+    return text
