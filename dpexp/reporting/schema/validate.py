@@ -180,7 +180,7 @@ def _validate_metrics(artifact: Artifact, row: Row) -> None:
         if runs[column.key] not in judged:
             raise ConfigError(
                 f"Row {row.key}: expected an accuracy as metric of column {column.key}, or of "
-                "another column with its overrides, since a 'grid' is chosen from by accuracy alone."
+                "another column with its overrides, since accuracy alone chooses from a 'grid'."
             )
 
 
