@@ -43,7 +43,7 @@ def page() -> str:
 
 
 def _tree(caption: str, pages: dict[str, str]) -> str:
-    there = [f"{title} <{place}>" for title, name in pages.items() for place in _places(name)]
+    there = [f"{title} <{_place(name)}>" for title, name in pages.items()]
     lines = [
         f"## {caption}",
         "",
@@ -56,9 +56,12 @@ def _tree(caption: str, pages: dict[str, str]) -> str:
     return "\n".join([*lines, "```", ""])
 
 
-def _places(name: str) -> list[str]:
-    """Return where a page stands: in a file, or first in a folder of its name."""
-    return [p for p in (name, f"{name}/index") if (DOCS / f"{p}.md").is_file()][:1]
+def _place(name: str) -> str:
+    """Return where a page stands: first in a folder of its name, or in a file, or nowhere.
+
+    Sphinx names a page that stands nowhere.
+    """
+    return f"{name}/index" if (DOCS / name / "index.md").is_file() else name
 
 
 def of_folder(docname: str, text: str) -> str:
