@@ -36,8 +36,8 @@ ARTIFACTS = sorted((cli.CONF / "artifact").glob("*/*.yaml"))
 RUNTIME = {"in_channels", "image_size", "input_shape", "num_classes", "params", "task", "device"}
 RUNTIME |= {"max_length", "model"}
 """What run.py adds: it is known once the task and the model are there."""
-SAID_ALONE = {"embeddings", "every"}
-"""Settings that a config holds only where they are said, so that other runs keep their ids."""
+SAID_ALONE = {"embeddings", "GEP.every"}
+"""Settings, some of one class, that a config holds only where said, so that other runs keep ids."""
 LABELS = {group: {"_target_", "name"} for group in ("method", "attack", "audit")}
 LABELS["model"] = {"_target_", "name", "head", "tokenizer"}
 """What is said for others than the constructor."""
@@ -54,7 +54,8 @@ def check_settings(group, node):
     required = {name for name, one in takes.items() if one.default is inspect.Parameter.empty}
     assert required - RUNTIME <= said
     if ours:  # a second default in Python would be one that nobody sees
-        assert required >= set(takes) - RUNTIME - SAID_ALONE
+        alone = {name for name in takes if {name, f"{target.__name__}.{name}"} & SAID_ALONE}
+        assert required >= set(takes) - RUNTIME - alone
 
 
 def leaves_its_warm_up(config):

@@ -27,8 +27,8 @@ class Alignment(Analysis):
      * `projected`: its cosine to g if neither clipped nor noisy. Below 1 are methods that train a
        subspace, or a part of the parameters; for an orthogonal projection P it is |Pg| / |g|.
      * `clipped`: the cosine once clipped, without noise.
-     * `noisy`: the cosine of what the optimizer gets: the share of a step along g. To first order
-       the loss falls in its proportion.
+     * `noisy`: the cosine once noisy, before any filter of gradients (`denoise`): the share of a
+       step along g. To first order the loss falls in its proportion.
      * `signal` and `noise`: norm of the clipped mean, and root mean square norm of the noise on it,
        in the numbers that are released; `ratio` is noise / signal.
 

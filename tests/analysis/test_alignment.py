@@ -88,6 +88,10 @@ def test_fewer_examples_leave_the_noise_of_a_batch():
     _, whole = seen("method=dpsgd", "model=cnn")
     _, part = seen("method=dpsgd", "model=cnn", batch=10)
     assert part["noise"] == whole["noise"]
+    # Drawn noise is that of a batch of 30 as well; at C = 100 it is no longer all there is.
+    _, found = seen("method=dpsgd", "model=cnn", batch=10, draws=20)
+    left = found["signal"] / math.hypot(found["signal"], found["noise"])
+    assert found["noisy"] == pytest.approx(found["clipped"] * left, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from dpexp.training.gradient import PrivateGradient
 from dpexp.training.train import make_mechanism
 from dpexp.types import ConfigError
 from tests.methods.test_gep import Spy
+from tests.runs import assert_same_run, execute, killed, one_thread  # noqa: F401 (a fixture)
+from tests.runs import of as record_of
 
 CPU = torch.device("cpu")
 DIGITS = ["task=digits", "profile=embedded", "model=cnn", "device=cpu"]
@@ -126,3 +128,12 @@ def test_every_rank_finds_the_same_bases(words, is_formed):
         bases.append(method.prepared["bases"] if is_formed else found)
     assert bases[0] and bases[0].keys() == bases[1].keys()
     assert all(torch.equal(basis, bases[1][name]) for name, basis in bases[0].items())
+
+
+@pytest.mark.parametrize("model", ["cnn", "linear"])
+def test_a_run_killed_while_a_basis_serves_goes_on_with_that_basis(model, tmp_path):
+    words = ["method=gep", *DIGITS, *FEW, f"model={model}", "method.every=4", "batch_size=60"]
+    words += ["epochs=0.25", "eval_every=0.1", "eps=3"]  # six steps
+    whole = execute(tmp_path / "whole", *words)
+    assert killed(tmp_path / "again", *words, at=3, every=2).exists()
+    assert_same_run(record_of(execute(tmp_path / "again", *words)), record_of(whole))
