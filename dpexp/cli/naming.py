@@ -50,9 +50,11 @@ def named(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(method, Mapping):
         of_ours = str(method.get("_target_", "")).startswith("dpexp.methods.")
         idle = {"freeze"} if method.get("freeze", ...) is None else set()
-        idle |= {"embeddings"} if of_ours and method.get("embeddings") in (None, False) else set()
+        embeddings = method.get("embeddings")  # 0 is no answer, and is refused later
+        idle |= {"embeddings"} if of_ours and (embeddings is None or embeddings is False) else set()
         is_gep = method.get("_target_") == "dpexp.methods.gep.GEP"
-        idle |= {"every"} if is_gep and method.get("every") == 1 else set()
+        every = method.get("every")
+        idle |= {"every"} if is_gep and every == 1 and type(every) is int else set()
         if idle & method.keys():
             config["method"] = {key: value for key, value in method.items() if key not in idle}
     return config

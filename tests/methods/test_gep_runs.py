@@ -137,3 +137,17 @@ def test_a_run_killed_while_a_basis_serves_goes_on_with_that_basis(model, tmp_pa
     whole = execute(tmp_path / "whole", *words)
     assert killed(tmp_path / "again", *words, at=3, every=2).exists()
     assert_same_run(record_of(execute(tmp_path / "again", *words)), record_of(whole))
+
+
+@pytest.mark.parametrize("word", ["every=true", "every=1.0", "every=0", "every=-2", "every=x"])
+def test_what_is_no_number_of_steps_is_refused(word, tmp_path):
+    words = ["method=gep", *DIGITS, *FEW, f"method.{word}", f"results={tmp_path}"]
+    with pytest.raises(ConfigError, match="every"):
+        cli.execute(cli.compose(words))
+
+
+def test_one_step_a_basis_is_the_run_of_before():
+    said, unsaid = (
+        cli.compose(["method=gep", *DIGITS, *more]) for more in (["method.every=1"], [])
+    )
+    assert said == unsaid and "every" not in said["method"]
