@@ -125,9 +125,9 @@ def predict(crossing: Crossing, artifact: Artifact, values: Mapping[Key, Value])
     by_seed = [_crossing(crossing, artifact, values, fitted, xs[-1], seed)[0] for seed in seeds]
     points = []
     for x in xs:
-        seen = [_value(artifact, values, key, crossing.seen, x, None)
-                for key in (crossing.above, crossing.below)]  # fmt: skip
-        measured = None if None in seen else (seen[0], seen[1])
+        above = _value(artifact, values, crossing.above, crossing.seen, x, None)
+        below = _value(artifact, values, crossing.below, crossing.seen, x, None)
+        measured = None if above is None or below is None else (above, below)
         predicted = (laws[0](x), laws[1](x)) if laws else None
         points.append(Point(x, predicted, measured, x in fitted))
     return Prediction(crossing, at, tuple(by_seed) if len(by_seed) > 1 else (), tuple(points))

@@ -10,8 +10,8 @@ from dpexp.reporting.render.table import Table
 
 EXPLAINED = (
     "Predicted: a step's cosine to the true gradient as kept / sqrt(1 + noise²). What is kept "
-    "before noise, and the noise's norm over the signal's, are each taken as a power of {x}, fitted "
-    "up to the named size; no accuracy is used. Measured: the cosine of noisy steps."
+    "before noise, and the noise's norm over the signal's, are each taken as a power of {x}, "
+    "fitted up to the named size; no accuracy is used. Measured: the cosine of noisy steps."
 )
 
 
