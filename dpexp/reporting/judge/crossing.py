@@ -1,9 +1,10 @@
 """Predict from small networks where one method's steps become better aligned than another's.
 
-A method's step is the clipped gradient g, of which projection keeps the cosine κ, and independent
-noise of norm ρ |g|. Then the step's cosine to the true gradient is close to κ / sqrt(1 + ρ²). Noise
-grows with a power of the number of released numbers; κ is taken to be a power of it as well. So two
-straight lines in logarithms, fitted to small networks, predict the cosine of large ones.
+A method's step is g, the projected and clipped gradient, whose cosine to the true one is κ, and
+independent noise of norm ρ |g|. Then the step's cosine to the true gradient is close to
+κ / sqrt(1 + ρ²). Noise grows with a power of the number of released numbers; κ is taken to be a power
+of it as well. So two straight lines in logarithms, fitted to small networks, predict the cosine of
+large ones.
 """
 
 from __future__ import annotations
