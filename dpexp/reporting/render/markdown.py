@@ -10,6 +10,7 @@ from dpexp.privacy import ANALYSED
 from dpexp.reporting.collect.values import WORDS, Value
 from dpexp.reporting.judge import verdict
 from dpexp.reporting.judge.claims import EXPLAINED, FAILS
+from dpexp.reporting.render.crossings import crossings, explained
 from dpexp.reporting.render.escape import for_markdown
 from dpexp.reporting.render.table import Table, unbroken
 from dpexp.reporting.schema.artifact import SUITES_OWN, Artifact
@@ -34,6 +35,7 @@ def markdown(table: Table) -> str:
         _picture(table) if table.artifact.figure else _values(table),
         *([f"**Verdict**: {judged.sentence}"] if judged.sentence else []),
         *_footnotes(table, judged),
+        *_crossings(table),
         *_claims(table, judged),
         *_certificates(table),
     ]
@@ -157,6 +159,13 @@ def _troubles(table: Table) -> list[str]:
         for detail in value.details:
             cells.setdefault(detail, []).append(table.name(row, column))
     return [f"{for_markdown(detail)} ({'; '.join(names)})" for detail, names in cells.items()]
+
+
+def _crossings(table: Table) -> list[str]:
+    parts = []
+    for sentence, (head, *lines) in crossings(table):
+        parts += [sentence, _md_table(pd.DataFrame(lines, columns=head))]
+    return ["## Predictions", *parts, explained(table)] if parts else []
 
 
 def _claims(table: Table, judged: verdict.Judgement) -> list[str]:

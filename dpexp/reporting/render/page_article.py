@@ -10,6 +10,7 @@ from pathlib import Path
 from dpexp.reporting.collect.cells import relabel
 from dpexp.reporting.collect.values import Value
 from dpexp.reporting.judge import verdict
+from dpexp.reporting.render.crossings import crossings
 from dpexp.reporting.render.markdown import BY_PAPER
 from dpexp.reporting.render.table import Table, unbroken
 from dpexp.reporting.schema.artifact import CURVES, MAPS, Column, Row
@@ -197,6 +198,7 @@ def _notes(table: Table) -> tuple[str, ...]:
         *(f"{status}: {_count(names)}" for status, names in table.absent().items()),
         *table.chosen,
         *table.skipped(),
+        *(sentence for sentence, _ in crossings(table)),
         table.changes.why_not,
         *dict.fromkeys(d for value in table.values.values() for d in value.details),
     ]

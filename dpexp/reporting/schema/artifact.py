@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dpexp.reporting.schema.crossing import Crossing
 from dpexp.types import ConfigError
 
 Key = tuple[str, str]
@@ -263,6 +264,7 @@ class Artifact:
         row_head: headings of the row labels.
         average: a table's column of row means, or None.
         figure: the axes of a figure; None for a table.
+        crossings: of a figure of points, predictions of where one line passes another.
         alone: whether its cells measure time, and so run one at a time.
         published: published values by cell.
         published_note: how to read the published values.
@@ -283,6 +285,7 @@ class Artifact:
     value_label: str = ""
     decimals: int = 1
     claims: tuple[Claim, ...] = ()
+    crossings: tuple[Crossing, ...] = ()
     average: Column | None = None
     figure: Axes | None = None
     alone: bool = False

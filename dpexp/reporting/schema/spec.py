@@ -25,6 +25,7 @@ from dpexp.reporting.schema.artifact import (
     Row,
     unknown,
 )
+from dpexp.reporting.schema.crossing import Crossing
 from dpexp.reporting.schema.kinds import OneEach, require_kinds
 from dpexp.reporting.schema.validate import validate
 from dpexp.types import ConfigError, one_line
@@ -101,6 +102,9 @@ def _artifact(paper: str, name: str, tree: Any, own: Path | None) -> Artifact:
     tree["row_head"] = tuple(map(str, _list(tree, "row_head")))
     tree["published"] = _published(tree.get("published", {}))
     tree["claims"] = tuple(_claim(c) for c in tree.get("claims", []))
+    tree["crossings"] = tuple(
+        _build(Crossing, each, "a crossing") for each in tree.get("crossings", [])
+    )
     profiles = _mapping(tree.get("profiles"), "profiles")
     tree["profiles"] = {key: _build(Profile, p, f"profile {key}") for key, p in profiles.items()}
     artifact = _build(Artifact, {**where, **tree}, "the file")

@@ -67,6 +67,7 @@ def validate(artifact: Artifact) -> None:
                 )
         if len(row.labels) != len(artifact.row_head):
             raise ConfigError(f"Row {row.key}: expected labels for {artifact.row_head}.")
+    _validate_crossings(artifact, rows)
     _validate_profiles(artifact, rows, columns)
     _validate_labels(artifact)
 
@@ -182,6 +183,32 @@ def _validate_metrics(artifact: Artifact, row: Row) -> None:
                 f"Row {row.key}: expected an accuracy as metric of column {column.key}, or of "
                 "another column with its overrides, since accuracy alone chooses from a 'grid'."
             )
+
+
+def _validate_crossings(artifact: Artifact, rows: list[str]) -> None:
+    """Reject a prediction of rows or panels that are not there, or from fewer than two points."""
+    panels = {column.panel for column in artifact.columns}
+    for crossing in artifact.crossings:
+        where = f"crossing '{crossing.says}'"
+        if artifact.kind != POINTS:
+            raise ConfigError(f"Expected no {where}: it belongs to a figure of points.")
+        for row in (crossing.above, crossing.below):
+            if row not in rows:
+                raise unknown(f"row in {where}", row, rows)
+        if crossing.above == crossing.below:
+            raise ConfigError(f"Expected two rows in {where}; got {crossing.above} twice.")
+        for panel in crossing.panels:
+            if panel not in panels:
+                raise unknown(f"panel in {where}", panel, panels)
+        places = [(c.panel, c.x) for c in artifact.columns if c.x is not None]
+        if any(x <= 0 for panel, x in places if panel in crossing.panels):
+            raise ConfigError(f"Expected x > 0 in {where}, for power laws.")
+        for panel in crossing.panels:
+            if sum(each == panel and x <= crossing.until for each, x in places) < 2:
+                raise ConfigError(
+                    f"Expected at least two points of panel '{panel}' with x <= {crossing.until:g} "
+                    f"in {where}. Set a larger 'until'."
+                )
 
 
 def _validate_figure(artifact: Artifact) -> None:

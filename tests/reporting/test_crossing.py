@@ -1,0 +1,146 @@
+"""Predicted crossings: known laws give known crossings, and a page says what was measured."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from dpexp.reporting.collect.values import DONE, Value
+from dpexp.reporting.judge.crossing import aligned, passes, power_law, predict
+from dpexp.reporting.render import crossings as rendered
+from dpexp.reporting.schema.artifact import Artifact, Axes, Column, Profile, Row
+from dpexp.reporting.schema.crossing import Crossing
+from dpexp.reporting.schema.validate import validate
+from dpexp.types import ConfigError
+
+SIZES = (0.1, 1.0, 4.0, 16.0)
+PANELS = ("kept", "noise", "seen")
+CROSSING = Crossing("Low rank passes", "low", "all", *PANELS, until=1.0)
+LAWS = {
+    "low": (lambda x: 0.5 * x**-0.05, lambda x: 0.3 * x**0.1),
+    "all": (lambda x: 1.0, lambda x: x**0.5),
+}
+
+
+def cell(key, readings):
+    mean = sum(readings) / len(readings)
+    return Value(key, DONE, mean=mean, num_seeds=len(readings), readings=tuple(readings))
+
+
+def figure_of(laws=LAWS, spread=(1.0,), sizes=SIZES, measured=SIZES):
+    """A figure whose cells follow two laws a row; `spread` multiplies the noise of each seed."""
+    columns = [
+        Column(f"{panel}-{x}", (panel, f"size = {x}"), panel=panel, x=x)
+        for panel in PANELS
+        for x in sizes
+    ]
+    artifact = Artifact(
+        "dpexp", "figure1", "t", "p", ("Method",),
+        tuple(Row(key, (key,)) for key in laws), tuple(columns),
+        {"paper": Profile(seeds=(0,))}, ("test_accuracy",), crossings=(CROSSING,),
+        figure=Axes("size", x_name="size", log_x=True),
+    )  # fmt: skip
+    values = {}
+    for row, (kept, noise) in laws.items():
+        for x in measured:
+            noises = [factor * noise(x) for factor in spread]
+            values[row, f"kept-{x}"] = cell((row, f"kept-{x}"), [kept(x)] * len(spread))
+            values[row, f"noise-{x}"] = cell((row, f"noise-{x}"), noises)
+            seen = [aligned(kept(x), each) for each in noises]
+            values[row, f"seen-{x}"] = cell((row, f"seen-{x}"), seen)
+    return artifact, values
+
+
+def literal_crossing(factor=1.0):
+    """The laws' crossing by bisection of the squared cosines, without the project's functions."""
+    low, high = 0.1, 1e3
+    for _ in range(200):
+        x = math.sqrt(low * high)
+        ahead = 0.25 * x**-0.1 / (1 + (0.3 * factor) ** 2 * x**0.2) - 1 / (1 + factor**2 * x)
+        low, high = (low, x) if ahead > 0 else (x, high)
+    return low
+
+
+def test_known_laws_cross_where_they_do():
+    artifact, values = figure_of()
+    found = predict(CROSSING, artifact, values)
+    assert found.at == pytest.approx(literal_crossing(), rel=1e-6)
+    assert found.seen == (4.0, 16.0)
+    assert 4.0 < found.at < 16.0
+    for point in found.points:
+        assert point.predicted == pytest.approx(point.measured, rel=1e-9)
+    assert [point.is_fitted for point in found.points] == [True, True, False, False]
+
+
+def test_only_points_up_to_until_are_fitted():
+    artifact, values = figure_of()
+    values["low", "kept-16.0"] = cell(("low", "kept-16.0"), [0.001])
+    found = predict(CROSSING, artifact, values)
+    assert found.at == pytest.approx(literal_crossing(), rel=1e-6)
+
+
+def test_each_seed_has_its_own_crossing():
+    spread = (0.8, 1.0, 1.2)
+    found = predict(CROSSING, *figure_of(spread=spread))
+    assert found.by_seed == pytest.approx([literal_crossing(each) for each in spread], rel=1e-6)
+    assert predict(CROSSING, *figure_of()).by_seed == ()
+
+
+def test_a_line_that_is_always_or_never_ahead_and_too_few_points():
+    first, second = LAWS["low"], (lambda x: 0.1, lambda x: x**0.1)
+    assert predict(CROSSING, *figure_of({"low": first, "all": second})).at == 0
+    never = predict(CROSSING, *figure_of({"low": second, "all": first}))
+    assert never.at == math.inf
+    assert never.seen == (16.0, math.inf)
+    few = predict(CROSSING, *figure_of(measured=(1.0, 4.0)))
+    assert math.isnan(few.at)
+    assert few.seen == (4.0, math.inf)
+    assert predict(CROSSING, *figure_of(measured=())).seen is None
+
+
+def test_a_run_that_diverged_is_left_out_of_the_fit():
+    artifact, values = figure_of(sizes=(0.1, 0.5, 1.0, 4.0), measured=(0.1, 0.5, 1.0, 4.0))
+    values["low", "noise-0.5"] = cell(("low", "noise-0.5"), [math.nan])
+    found = predict(CROSSING, artifact, values)
+    assert found.at == pytest.approx(literal_crossing(), rel=1e-6)
+
+
+def test_a_power_law_is_recovered_and_a_cosine_is_that_of_right_angles():
+    law = power_law([0.1, 1.0, 7.0], [3 * x**0.4 for x in (0.1, 1.0, 7.0)])
+    assert law(50.0) == pytest.approx(3 * 50**0.4)
+    assert aligned(0.6, 0.0) == 0.6
+    assert aligned(1.0, 1.0) == pytest.approx(math.cos(math.pi / 4))
+
+
+def test_the_last_of_several_crossings_counts():
+    wave = passes(lambda x: math.sin(2 * math.log(x)), lambda _: 0.0, 1.0, math.exp(3.5))
+    assert wave == pytest.approx(math.exp(math.pi), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"above": "lwo"}, "did you mean 'low'"),
+        ({"above": "all"}, "two rows"),
+        ({"kept": "kpet"}, "did you mean 'kept'"),
+        ({"until": 0.5}, "at least two points"),
+    ],
+)
+def test_a_crossing_of_what_is_not_there_is_refused(change, said):
+    artifact, _ = figure_of()
+    with pytest.raises(ConfigError, match=said):
+        validate(replace(artifact, crossings=(replace(CROSSING, **change),)))
+
+
+def test_a_page_says_what_was_predicted_from_what_and_what_was_measured():
+    artifact, values = figure_of(spread=(0.8, 1.2))
+    shown = SimpleNamespace(artifact=artifact, values=values, changes=artifact.profiles["paper"])
+    (sentence, (head, *lines)), *_ = rendered.crossings(shown)
+    at = predict(CROSSING, artifact, values).at
+    assert sentence.startswith(
+        f"Low rank passes: predicted from size up to 1: from size = {at:.2g}"
+    )
+    assert sentence.endswith("Measured: between 4 and 16.")
+    assert head == ["size", "low, predicted", "low, measured", "all, predicted", "all, measured"]
+    assert [line[0] for line in lines] == ["0.1 (fitted)", "1 (fitted)", "4", "16"]
