@@ -154,11 +154,11 @@ def costs(method: str, names: Sequence[str]) -> Iterator[str]:
     if method in GEP:
         yield from _parts(method)
     elif not rows:
-        yield "The benches do not have it. `make bench` measures the others."
+        yield "No benchmark has it. `make bench` measures the others."
         return
     if rows:
         yield "Time and memory of a step, over those of a step without privacy by autograd alone."
-        yield table(("Bench", "Step", "Time", "Memory"), rows, 2)
+        yield table(("Benchmark", "Step", "Time", "Memory"), rows, 2)
 
 
 def _parts(method: str) -> Iterator[str]:
@@ -198,7 +198,7 @@ def numbers(method: str) -> Iterator[str]:
         "not comparable with the papers'. The link above a table leads to its claims and runs."
     )
     pictures = []
-    is_in_any = False
+    is_in_any = is_said = False
     for made in records.built():
         link = f"[{made.title}]({UP}{made.path.relative_to(CONF.parent).as_posix()})"
         if made.artifact.figure:
@@ -209,7 +209,11 @@ def numbers(method: str) -> Iterator[str]:
         if lines:
             is_in_any = True
             yield f"**{link}.** {escaped(made.artifact.title)}."
-            yield _rows(made, lines)
+            rows = _rows(made, lines)
+            if "N.P." in rows and not is_said:
+                is_said = True
+                yield "N.P. means not private: trained without noise."
+            yield rows
     if pictures:
         yield f"Figures: {'; '.join(pictures)}."
     elif not is_in_any:
