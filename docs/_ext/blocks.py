@@ -30,11 +30,17 @@ def _block(word: str, rest: str) -> str:
     }
     if word in whole:
         return whole[word]()
+    name, _, listed = (part.strip() for part in rest.partition(":"))
+    names = [each.strip() for each in listed.split(";") if each.strip()]
     if word == "method":
-        name, _, names = rest.partition(":")
-        return methods.section(name.strip(), [n.strip() for n in names.split(";") if n.strip()])
+        return methods.section(name, names)
+    if word == "algorithm":
+        return methods.algorithm(name)
+    if word == "rest":
+        return methods.rest(name, names)
     raise ExtensionError(
-        f"Expected configuration, contents, gallery or method; got generated: {word}."
+        "Expected configuration, contents, gallery, method, algorithm or rest; got generated: "
+        f"{word}."
     )
 
 

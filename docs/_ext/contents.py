@@ -11,27 +11,27 @@ CONTENTS = {
         "Start": "start",
         "Reproduce": "reproduce",
         "What commands print": "transcripts",
-        "Tracking": "tracking",
+        "What a run shows": "tracking",
     },
-    "Yours": {
+    "Your own": {
         "Your data": "data",
         "Your model": "models",
         "Your method": "extend",
         "Python": "python",
     },
-    "Look up": {
+    "Reference": {
         "Configuration": "configuration",
         "Options worth knowing": "options",
         "Methods": "methods",
-        "Later methods": "later",
+        "Methods after the papers": "later",
     },
-    "Results": {"Tables and figures": "artifacts", "Results": "results"},
+    "Results": {"Tables and figures": "artifacts", "What the results say": "results"},
     "Privacy": {
         "What the claim covers": "claim",
         "Privacy": "privacy",
-        "Noise": "noise",
+        "Noise, ours and the papers'": "noise",
     },
-    "Cost": {"Speed": "speed", "Scale": "scale"},
+    "Cost": {"Speed": "speed", "Memory and many GPUs": "scale"},
     "About": {"Decisions": "decisions", "API reference": "api", "Changelog": "changelog"},
 }
 """Pages below docs by title, by caption."""

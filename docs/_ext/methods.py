@@ -11,7 +11,7 @@ from typing import Any
 from docs._ext import records
 from docs._ext.configuration import defined, said
 from docs._ext.markdown import code, docstring, escaped, table
-from docs._ext.options import choice, choices_of
+from docs._ext.options import Choice, choice, choices_of
 from dpexp.cli.groups import CONF
 
 UP = "../../"
@@ -21,6 +21,10 @@ RECIPES = ("dpexp", "table4")
 """The table whose rows the benches of recipes name."""
 
 
+GEP = ("gep", "bgep")
+"""Methods whose step is timed by its parts, in seconds: its subspace has no like in autograd."""
+
+
 def section(method: str, names: Sequence[str]) -> str:
     """Return all that is generated of a method's page.
 
@@ -28,24 +32,62 @@ def section(method: str, names: Sequence[str]) -> str:
         method: as in method=...
         names: what the benches call it.
     """
+    differences = _docstring(method)[2]
+    parts = [algorithm(method)]
+    if differences:
+        parts += ["## Differences from the paper", differences]
+    return "\n\n".join([*parts, rest(method, names)])
+
+
+def algorithm(method: str) -> str:
+    """Return what a page has before the differences, which one that shares its code has itself."""
     chosen = choice("method", method)
     path = source(chosen.target)
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    head, algorithm, differences = docstring(text)
+    head, steps, _ = _docstring(method)
     link = f"{UP}{path.relative_to(CONF.parent).as_posix()}"
     parts = [
         "## Algorithm",
         escaped(head),
-        algorithm,
+        steps,
+        *_set_apart(chosen),
         f"The code has the same steps in the same order: [{link.removeprefix(UP)}]({link}).",
     ]
-    if differences:
-        parts += ["## Differences from the paper", differences]
-    parts += ["## Options", *said(chosen), defined(chosen.options)]
+    return "\n\n".join(parts)
+
+
+def rest(method: str, names: Sequence[str]) -> str:
+    """Return what a page has behind the differences."""
+    chosen = choice("method", method)
+    parts = ["## Options", *said(chosen), defined(chosen.options)]
     parts += ["## What it releases", *releases(method)]
     parts += ["## What a step costs", *costs(method, names)]
     parts += ["## Our numbers", *numbers(method)]
     return "\n\n".join(parts)
+
+
+def _docstring(method: str) -> tuple[str, str, str]:
+    path = source(choice("method", method).target)
+    return docstring(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
+
+
+def base_of(method: str) -> str:
+    """Return the method after which the class of another one is named; "" of one of its own."""
+    stem = source(choice("method", method).target).stem
+    base = next((name for name in (f"dp_{stem}", stem) if name in listed()), method)
+    return base if base != method else ""
+
+
+def _set_apart(chosen: Choice) -> Iterator[str]:
+    """Yield which options set a method apart from the one whose class it has."""
+    base = base_of(chosen.name)
+    if base:
+        known = {option.name: option.value for option in choice("method", base).options}
+        other = [
+            code(f"{option.name}={option.value}")
+            for option in chosen.options
+            if known.get(option.name) != option.value
+        ]
+        yield f"It is [`method={base}`]({base}.md) with {', '.join(other)}."
 
 
 def listed() -> list[str]:
@@ -109,11 +151,33 @@ def costs(method: str, names: Sequence[str]) -> Iterator[str]:
             if _is_of(line["step"], method, names):
                 ratios = (_ratio(line["time"]), _ratio(line["memory"]))
                 rows.append((link, escaped(line["step"]), *ratios))
-    if not rows:
-        yield "The benches do not have it. `make bench` measures the others."
+    if method in GEP:
+        yield from _parts(method)
+    elif not rows:
+        yield "No benchmark has it. `make bench` measures the others."
         return
-    yield "Time and memory of a step, over those of a step without privacy by autograd alone."
-    yield table(("Bench", "Step", "Time", "Memory"), rows, 2)
+    if rows:
+        yield "Time and memory of a step, over those of a step without privacy by autograd alone."
+        yield table(("Benchmark", "Step", "Time", "Memory"), rows, 2)
+
+
+def _parts(method: str) -> Iterator[str]:
+    """Yield the seconds of a step of GEP by its parts."""
+    folder = records.RESULTS / "bench"
+    own = folder / "cpu-gep.md"
+    page = own if own.is_file() else folder / "intel-xeon.md"  # which has what cpu-gep.csv has
+    with (folder / "cpu-gep.csv").open(encoding="utf-8", newline="") as file:
+        seconds = {line["part"]: float(line["seconds"] or 0) for line in csv.DictReader(file)}
+    whole = seconds["step"]
+    told = ("anchor gradients", "basis", "private gradients", "step")
+    body = [(part, f"{seconds[part]:.2f}", f"{seconds[part] / whole:.0%}") for part in told]
+    yield (
+        "Seconds of one step of GEP at the paper's size: ResNet20, batch 1,000, m = 2,000, "
+        f"k = 1,000, on [this processor]({UP}{page.relative_to(CONF.parent).as_posix()})."
+    )
+    yield table(("Part", "Seconds", "Share"), body)
+    if method != "gep":
+        yield "B-GEP has the same parts; its private gradients keep no residual."
 
 
 def _is_of(step: str, method: str, names: Sequence[str]) -> bool:
@@ -134,7 +198,7 @@ def numbers(method: str) -> Iterator[str]:
         "not comparable with the papers'. The link above a table leads to its claims and runs."
     )
     pictures = []
-    is_in_any = False
+    is_in_any = is_said = False
     for made in records.built():
         link = f"[{made.title}]({UP}{made.path.relative_to(CONF.parent).as_posix()})"
         if made.artifact.figure:
@@ -145,7 +209,11 @@ def numbers(method: str) -> Iterator[str]:
         if lines:
             is_in_any = True
             yield f"**{link}.** {escaped(made.artifact.title)}."
-            yield _rows(made, lines)
+            rows = _rows(made, lines)
+            if "N.P." in rows and not is_said:
+                is_said = True
+                yield "N.P. means not private: trained without noise."
+            yield rows
     if pictures:
         yield f"Figures: {'; '.join(pictures)}."
     elif not is_in_any:

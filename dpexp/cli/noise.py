@@ -24,19 +24,21 @@ from dpexp.reporting.schema.artifact import Artifact
 
 HEAD = """# How much noise, by our accountant and by the papers'
 
-Printed by `python -m scripts.noise`. A noise multiplier is a release's noise over its own \
-sensitivity. The table compares two of them at every private published setting:
+Printed by `python -m scripts.noise`. A noise multiplier is the standard deviation of a \
+release's noise over its sensitivity. The last table compares two of them at every private \
+published setting, where q is the probability with which a step draws an example:
 
-- **Ours** is the least multiplier that fits ε by PRV ([how it is \
+- **Ours** is the least multiplier that fits ε by PRV, privacy random variables ([how it is \
 computed](privacy/index.md#how-epsilon-is-computed)).
-- **The paper's** is by an accountant like its own (`dpexp/privacy/papers.py`): RDP at whole \
-orders up to 512, converted by ε = RDP + log(1/δ) / (order − 1). gep's released code takes \
-orders from 2 to 31.9. So it comes to 6.42 at ε = 0.5 and does not reach ε = 0.1; elsewhere it \
-differs by 1.3 % at most.
+- **The paper's** is by an accountant like its own (`dpexp/privacy/papers.py`): RDP, Rényi \
+differential privacy, at whole orders up to 512, converted by ε = RDP + log(1/δ) / (order − 1).
+
+gep's released code takes orders from 2 to 31.9. In its Table 3 that gives a multiplier of 6.42 \
+at ε = 0.5, and ε = 0.1 is out of reach. Elsewhere it differs by 1.3 % at most.
 
 ## One release
 
-Our noise is the smaller one throughout. This much of a lead over the published numbers is owed \
+Our noise is the smaller one throughout. This part of a lead over the published numbers is owed \
 to the accountant, not to the method.
 
 ## GEP's pair

@@ -110,6 +110,39 @@ def _warm() -> str:
     return _lines(("method", "epochs", "SST-2"), body)
 
 
+RECIPES = {
+    "scratch-eps8": "CIFAR10 from scratch, ε = 8",
+    "features-eps1": "on features, ε = 1",
+    "features-eps2": "ε = 2",
+    "features-eps3": "ε = 3",
+    "features-eps8": "ε = 8",
+    "sst2-eps8": "SST-2, ε = 8",
+}
+"""Columns of table4 that the page of later methods shows, and what it calls them."""
+
+
+def _recipes() -> str:
+    """Return table4 as far as it was run, with the time of a step on both networks."""
+    found = _values("quick", "dpexp/table4").set_index(["row", "column"])
+    steps = [_step_times(f"cpu-recipes-{of}") for of in ("vision", "language")]
+    body = []
+    for row, labels in _labels("quick", "dpexp/table4").items():
+        of_row = [found.loc[(row, column)] for column in RECIPES]
+        shown = ("–" if pd.isna(cell["mean"]) else _shown(cell) for cell in of_row)
+        body.append((", ".join(labels), *shown, *(times.get(row, "–") for times in steps)))
+    head = ("method, recipe", *RECIPES.values(), "a step, WRN10-2", "a step, MiniLM")
+    return _lines(head, body)
+
+
+def _step_times(case: str) -> Mapping[str, str]:
+    """Return the time of a benchmark's steps, over that of a step without privacy."""
+    path = ROOT / "results" / "bench" / f"{case}.csv"
+    if not path.is_file():
+        raise ConfigError(f"Expected {path}; run make bench first.")
+    found = pd.read_csv(path)
+    return {step: f"{time:.2f}" for step, time in zip(found["step"], found["time"], strict=True)}
+
+
 def _claims(profile: str) -> str:
     """Count a profile's claims, and the decided ones that compare single seeds."""
     pages = (ROOT / "results" / profile).glob("*/*.md")
@@ -238,5 +271,6 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "bench/cpu-language": partial(_bench, "cpu-language"),
     },
     "docs/claim.md": {"audits": _audits},
+    "docs/later.md": {"dpexp/table4 quick": _recipes},
 }
 """How each block of each page is made; every page has its blocks once."""

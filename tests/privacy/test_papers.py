@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from opacus.accountants.analysis.rdp import compute_rdp
 
+from dpexp.cli import noise
 from dpexp.privacy.accounting import calibrate
 from dpexp.privacy.papers import (
     ORDERS,
@@ -61,6 +62,10 @@ def lines():
         cells = [cell.strip() for cell in line.strip("| ").split("|")]
         if cells[0] in ("rgp", "gep"):
             yield cells
+
+
+def test_the_documents_words_are_those_that_the_command_prints():
+    assert (ROOT / "docs/noise.md").read_text(encoding="utf-8").startswith(noise.HEAD + "\n| rgp")
 
 
 def test_the_document_says_what_is_computed():

@@ -5,18 +5,24 @@ import csv
 import json
 import re
 import statistics
+from functools import cache
 
 import pytest
 
 from docs._ext import blocks, methods, records
+from docs._ext.markdown import docstring
 from dpexp import cli
 
 ROOT = cli.CONF.parent
 PAGES = ROOT / "docs" / "methods"
 NAMES = methods.listed()
+SHARING = ["bgep", "bitfit", "linear", "nonprivate", "rgp_random"]
+"""Methods that are another's class with other options, and differ from a paper by themselves."""
+
 PRIVATE = [name for name in NAMES if name not in ("linear", "nonprivate", "powersgd")]
 
 
+@cache
 def page_of(name):
     return blocks.generated((PAGES / f"{name}.md").read_text(encoding="utf-8"))
 
@@ -33,18 +39,53 @@ def test_every_method_has_a_page_that_is_listed_once():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_has_all_its_parts_and_the_idea_is_short(name):
     text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
-    assert f"`method={name}`" in text and f"<!-- generated: method {name}" in text
+    assert f"`method={name}`" in text and re.search(
+        rf"<!-- generated: (method|rest) {name}\b", text
+    )
     idea = text.partition("<!--")[0]
     assert 25 < len(idea.split()) < 130
     page = page_of(name)
-    parts = ["Algorithm", "Options", "What it releases", "What a step costs", "Our numbers"]
+    parts = ["Algorithm", "Differences from the paper", "Options", "What it releases"]
+    parts += ["What a step costs", "Our numbers"]
     heads = re.findall(r"^## (.*)$", page, re.M)
-    assert [head for head in heads if head != "Differences from the paper"] == parts
-    target = re.search(r"\[(dpexp/\S+)\]", page)[1]
-    docstring = ast.get_docstring(ast.parse((ROOT / target).read_text(encoding="utf-8")))
-    numbered = re.findall(r"^ *(\d+)\. ", docstring.partition("Differences from")[2], re.M)
+    numbered = re.findall(r"^ *(\d+)\. ", docstring_of(page).partition("Differences from")[2], re.M)
     told = page.partition("## Differences from the paper")[2].partition("\n## ")[0]
-    assert re.findall(r"^(\d+)\. ", told, re.M) == numbered
+    shown = re.findall(r"^(\d+)\. ", told, re.M)
+    if name in SHARING:
+        assert heads == parts and shown == [str(i + 1) for i in range(len(shown))]
+    else:
+        assert [head for head in heads if numbered or head != parts[1]] == heads
+        assert {*parts} - {*heads} <= {parts[1]} and shown == numbered
+
+
+def docstring_of(page):
+    target = re.search(r"\[(dpexp/\S+)\]", page)[1]
+    return ast.get_docstring(ast.parse((ROOT / target).read_text(encoding="utf-8")))
+
+
+def test_who_shares_a_class_tells_its_own_differences():
+    """Its class's are another method's: B-GEP has no pair, and RGP-random decomposes nothing."""
+    assert [name for name in NAMES if methods.base_of(name)] == sorted([*SHARING, "powersgd"])
+    for name in SHARING:
+        base = methods.base_of(name)
+        part = page_of(name).partition("## Differences from the paper")[2].partition("\n## ")[0]
+        of_class = docstring(docstring_of(page_of(name)))[2]
+        points = set(re.findall(r"^\d+\. (.*)$", of_class, re.M))
+        assert points and not points & set(re.findall(r"^\d+\. (.*)$", part, re.M))
+        assert f"It is [`method={base}`]({base}.md) with `" in page_of(name)
+    assert "with `method.residual=false`." in page_of("bgep")
+    assert "with `method.carriers=random`." in page_of("rgp_random")
+
+
+@pytest.mark.parametrize("name", ["gep", "bgep"])
+def test_the_parts_of_geps_step_are_those_of_the_page_that_is_linked(name):
+    part = page_of(name).partition("## What a step costs")[2].partition("\n## ")[0]
+    page = re.search(r"\]\(\.\./\.\./(results/bench/\S+\.md)\)", part)[1]
+    measured = re.findall(
+        r"^\| .* \| ([\d.]+) \| (\d+) % \|$", (ROOT / page).read_text("utf-8"), re.M
+    )
+    shown = re.findall(r"^\| .* \| ([\d.]+) \| (\d+)% \|$", part, re.M)
+    assert shown == measured and len(shown) == 4
 
 
 def test_what_is_released_is_what_a_certificate_says():
