@@ -9,7 +9,8 @@
 Its own words, each WORD=VALUE:
 
     paper=rgp           which paper's: a folder of conf/artifact
-    profile=embedded    embedded (no network, minutes), quick (real data, small), paper
+    profile=embedded    embedded (no network, minutes), quick (real data, small), short (as
+                        published, but few epochs) or paper
     plan=true           print each cell's cost on this machine; run and write nothing. With
                         profile=paper it is estimated from a few examples and their FLOPs
     flops=40e12         with plan=true without a GPU: the FLOP/s that one sustains, for GPU-hours
@@ -23,7 +24,8 @@ Its own words, each WORD=VALUE:
 
 Any other word is a Hydra override and goes to every cell, after the cell's own. One that changes
 numbers wants results=FOLDER beside it, and none may contradict what a row or column says.
-Exit code: 0 if all went well, or if data are missing or a method is not built (the table says so);
+Exit code: 0 if all went well, or if data are missing or a method is not built (the table says so),
+or if the table or figure has no such profile (a line says so);
 1 if a run failed or its certificate does not hold; 2 for a user's mistake.
 """
 
@@ -54,6 +56,7 @@ from dpexp.cli.config_cache import Configs
 from dpexp.cli.execution import execute
 from dpexp.cli.instantiate import admit
 from dpexp.cli.launchers import check, launch
+from dpexp.cli.suite import lacks
 from dpexp.reporting import collect
 from dpexp.reporting.collect import build, cells, costs
 from dpexp.reporting.render import exports, table
@@ -150,6 +153,9 @@ def _main(words: Sequence[str]) -> int:
     if request.launcher:
         check(request.launcher)
     artifact = spec.load(groups.CONF, request.paper, request.artifact, request.own)
+    if lacking := lacks(artifact, request.profile):
+        print(lacking)
+        return 0
     cells.profile_of(artifact, request.profile)
     tags = (f"wandb.paper={request.paper}", f"wandb.group={request.artifact}")
     user = (*tags, *request.overrides)
