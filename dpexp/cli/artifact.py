@@ -12,7 +12,7 @@ Its own words, each WORD=VALUE:
     profile=embedded    embedded (no network, minutes), quick (real data, small), short (as
                         published, but few epochs) or paper
     plan=true           print each cell's cost on this machine; run and write nothing. With
-                        profile=paper it is estimated from a few examples and their FLOPs
+                        profile=paper or short it is estimated from a few examples and their FLOPs
     flops=40e12         with plan=true without a GPU: the FLOP/s that one sustains, for GPU-hours
     run=false           run nothing; write the table or figure from the runs that are there
     rows=A,B columns=C  run these cells only; the others are shown if they are there. Patterns
@@ -65,6 +65,9 @@ from dpexp.reporting.schema import spec, tuned
 from dpexp.types import ConfigError
 
 CALLED = "python -m scripts.artifact"
+
+AS_PUBLISHED = ("paper", "short")
+"""Profiles of the papers' networks: too long to time, and the data may not be there."""
 
 FAILURES = (collect.FAILED, collect.NOT_RUN, collect.REFUSED)
 
@@ -310,9 +313,8 @@ def _print_plan(
     print(f"{artifact.place}, profile {request.profile}\n")
     configs = [o.job.config for o in outcomes if o.job.config is not None]
     device = ranks.choose_device(configs[0]["device"] if configs else "auto")
-    is_paper = request.profile == "paper"  # too long to time, and the data may not be there
-    costs = CostModel(results, request.profile, device, has_stand_ins=is_paper)
-    if not is_paper:
+    costs = CostModel(results, request.profile, device, request.profile in AS_PUBLISHED)
+    if request.profile not in AS_PUBLISHED:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print(*plan.cells(outcomes, costs, width), sep="\n")
         return

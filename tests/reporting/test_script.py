@@ -90,6 +90,17 @@ def test_a_profile_that_an_artifact_leaves_out_is_said_in_a_line(ask, capsys):
     assert said.err == ""
 
 
+def test_a_short_plan_needs_no_data_and_is_the_paper_s_by_its_share_of_the_epochs(capsys):
+    words = ["table1", "paper=gep", "rows=dpsgd", "columns=mnist-eps8", "seeds=0", "plan=true"]
+    pflops = []
+    for profile in ("short", "paper"):
+        assert artifact.main([*words, f"profile={profile}", "data_root=none"]) == 0
+        said = capsys.readouterr().out
+        assert "Core-hours here" in said
+        pflops.append(float(said.partition("**total** | 1 |")[2].split("|")[1]))
+    assert pflops[0] == pytest.approx(pflops[1] * 25 / 200, rel=0.05)
+
+
 def test_help_tells_every_word(capsys):
     assert artifact.main(["--help"]) == 0
     out = capsys.readouterr().out
