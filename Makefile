@@ -126,7 +126,7 @@ help:
 	@echo 'make tableN | figureN   regenerate one table or figure into results/<profile>/<paper>/'
 	@echo 'make all                every table and figure, and results/<profile>/index.html; the same words'
 	@echo '       PAPER=rgp        rgp, lsg, gep, compressive or dpexp; of make all, all but the last unless named'
-	@echo '       PROFILE=embedded embedded (no network, minutes), quick (real data) or paper (GPUs)'
+	@echo '       PROFILE=embedded embedded (no network, minutes), quick (real data), short (few epochs) or paper (GPUs)'
 	@echo '       ARGS="epochs=3 results=mine"    overrides; ARGS=plan=true tells the cost, runs none'
 	@echo '       LAUNCHER=        a Hydra launcher for the missing cells; empty: this process'
 	@echo 'make setup              make .venv from constraints.txt (every other target does so itself)'

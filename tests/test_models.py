@@ -50,13 +50,13 @@ def test_its_private_gradient_is_the_literal_one():
         torch.testing.assert_close(got.gradients[name], gradient, **CLOSE)
 
 
-@pytest.mark.parametrize("profile", ["embedded", "quick", "paper"])
+@pytest.mark.parametrize("profile", ["embedded", "quick", "short", "paper"])
 def test_it_is_the_default_for_mnist_as_gep_trains_it(profile):
     config = cli.compose(["method=dpsgd", "task=mnist", f"profile={profile}"])
     assert config["model"]["name"] == "cnn"
     assert (config["batch_size"], config["privacy"]["clip_norm"]) == (1000, 10)
     assert (config["optimizer"]["lr"], config["optimizer"]["momentum"]) == (0.1, 0.9)
-    assert config["epochs"] == {"embedded": 200, "quick": 5, "paper": 200}[profile]
+    assert config["epochs"] == {"embedded": 200, "quick": 5, "short": 25, "paper": 200}[profile]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def test_the_command_writes_the_spec_and_says_where(tmp_path, capsys):
     [
         (["papr=rgp"], "did you mean 'paper'?"),
         (["paper=rpg"], "Did you mean rgp?"),
+        (["profile=shrt"], "Did you mean short?"),
         (["send=true"], "Set entity."),
         (["paper"], "Expected WORD=VALUE"),
     ],

@@ -193,9 +193,10 @@ def _ratio(text: str) -> str:
 def numbers(method: str) -> Iterator[str]:
     """Yield the rows that a method has in the tables that were made, beside published values."""
     yield (
-        "In brackets stand published values. Only the profile `paper` has their setting: `quick` "
-        "has smaller models and fewer steps, `embedded` other data as well, and their numbers are "
-        "not comparable with the papers'. The link above a table leads to its claims and runs."
+        "In brackets stand published values. Only the profile `paper` has their setting: `short` "
+        "has fewer steps, `quick` smaller models as well, `embedded` other data too, and their "
+        "numbers are not comparable with the papers'. The link above a table leads to its claims "
+        "and runs."
     )
     pictures = []
     is_in_any = is_said = False

@@ -71,7 +71,7 @@ class Built:
 def profiles() -> list[str]:
     """Return the profiles that have results; real data first."""
     found = {path.parent.name for path in RESULTS.glob("*/index.html")}
-    return sorted(found, key=("paper", "quick", "embedded").index)
+    return sorted(found, key=("paper", "short", "quick", "embedded").index)
 
 
 @cache

@@ -12,7 +12,8 @@ Its own words, each WORD=VALUE:
 
     paper=rgp,gep       these papers' artifacts; without it rgp, lsg, gep and compressive
     only=PAPER/NAME,... these artifacts; patterns such as rgp/table* work
-    profile=embedded    embedded (no network, minutes), quick (real data, small), paper
+    profile=embedded    embedded (no network, minutes), quick (real data, small), short (as
+                        published, but few epochs) or paper
     plan=true           print the hours that each artifact takes on this machine, estimated from
                         a few steps timed here and their FLOPs; run and write nothing
     flops=40e12         with plan=true on a machine without a GPU: the FLOP/s that a GPU sustains,
@@ -47,7 +48,7 @@ from dpexp.cli.artifact import NAMES, SHARED, exit_code
 from dpexp.cli.cost_model import CostModel, examples
 from dpexp.cli.execution import execute
 from dpexp.cli.launchers import check, launch
-from dpexp.cli.suite import OWN, PAPERS, Suite, choose, natural
+from dpexp.cli.suite import OWN, PAPERS, Suite, choose, lacks, natural
 from dpexp.distributed import ranks
 from dpexp.reporting import collect
 from dpexp.reporting.collect import build, cells, workers
@@ -100,6 +101,9 @@ def _main(words: Sequence[str]) -> int:
         check(request.launcher)
     artifacts = choose(request.papers, request.only, groups.CONF, request.own)
     mine = [a for a in artifacts if request.profile in a.profiles]
+    if not mine and (lacking := list(filter(None, (lacks(a, request.profile) for a in artifacts)))):
+        print(*lacking, sep="\n")
+        return 0
     if not mine:
         raise spec.unknown("profile", request.profile, {p for a in artifacts for p in a.profiles})
     suite = Suite(mine, request.profile, request.overrides, request.seeds, request.own)

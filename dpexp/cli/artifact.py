@@ -9,9 +9,10 @@
 Its own words, each WORD=VALUE:
 
     paper=rgp           which paper's: a folder of conf/artifact
-    profile=embedded    embedded (no network, minutes), quick (real data, small), paper
+    profile=embedded    embedded (no network, minutes), quick (real data, small), short (as
+                        published, but few epochs) or paper
     plan=true           print each cell's cost on this machine; run and write nothing. With
-                        profile=paper it is estimated from a few examples and their FLOPs
+                        profile=paper or short it is estimated from a few examples and their FLOPs
     flops=40e12         with plan=true without a GPU: the FLOP/s that one sustains, for GPU-hours
     run=false           run nothing; write the table or figure from the runs that are there
     rows=A,B columns=C  run these cells only; the others are shown if they are there. Patterns
@@ -23,7 +24,8 @@ Its own words, each WORD=VALUE:
 
 Any other word is a Hydra override and goes to every cell, after the cell's own. One that changes
 numbers wants results=FOLDER beside it, and none may contradict what a row or column says.
-Exit code: 0 if all went well, or if data are missing or a method is not built (the table says so);
+Exit code: 0 if all went well, or if data are missing or a method is not built (the table says so),
+or if the table or figure has no such profile (a line says so);
 1 if a run failed or its certificate does not hold; 2 for a user's mistake.
 """
 
@@ -54,6 +56,7 @@ from dpexp.cli.config_cache import Configs
 from dpexp.cli.execution import execute
 from dpexp.cli.instantiate import admit
 from dpexp.cli.launchers import check, launch
+from dpexp.cli.suite import lacks
 from dpexp.reporting import collect
 from dpexp.reporting.collect import build, cells, costs
 from dpexp.reporting.render import exports, table
@@ -62,6 +65,9 @@ from dpexp.reporting.schema import spec, tuned
 from dpexp.types import ConfigError
 
 CALLED = "python -m scripts.artifact"
+
+AS_PUBLISHED = ("paper", "short")
+"""Profiles of the papers' networks: too long to time, and the data may not be there."""
 
 FAILURES = (collect.FAILED, collect.NOT_RUN, collect.REFUSED)
 
@@ -150,6 +156,9 @@ def _main(words: Sequence[str]) -> int:
     if request.launcher:
         check(request.launcher)
     artifact = spec.load(groups.CONF, request.paper, request.artifact, request.own)
+    if lacking := lacks(artifact, request.profile):
+        print(lacking)
+        return 0
     cells.profile_of(artifact, request.profile)
     tags = (f"wandb.paper={request.paper}", f"wandb.group={request.artifact}")
     user = (*tags, *request.overrides)
@@ -304,9 +313,8 @@ def _print_plan(
     print(f"{artifact.place}, profile {request.profile}\n")
     configs = [o.job.config for o in outcomes if o.job.config is not None]
     device = ranks.choose_device(configs[0]["device"] if configs else "auto")
-    is_paper = request.profile == "paper"  # too long to time, and the data may not be there
-    costs = CostModel(results, request.profile, device, has_stand_ins=is_paper)
-    if not is_paper:
+    costs = CostModel(results, request.profile, device, request.profile in AS_PUBLISHED)
+    if request.profile not in AS_PUBLISHED:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print(*plan.cells(outcomes, costs, width), sep="\n")
         return

@@ -10,7 +10,7 @@ weights must be those here. Its own words, each WORD=VALUE:
     methods=A,B       of conf/method; nonprivate,rgp if left out
     shadows=16        models per method, including the target
     eps=8             for the methods with noise
-    profile=embedded  embedded, quick or paper
+    profile=embedded  embedded, quick, short or paper
     name=NAME         of the files; the task's if left out
 
 Any other word is a Hydra override for every run. Writes

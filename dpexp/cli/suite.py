@@ -69,6 +69,19 @@ def natural(path: Path) -> tuple[str, int]:
     return "" if name == "table" else name, int(path.stem[len(name) :] or 0)
 
 
+def lacks(artifact: spec.Artifact, profile: str) -> str:
+    """Return a sentence where an artifact leaves one of the suite's profiles out, else "".
+
+    A profile that there is nowhere is a mistake, which `cells.profile_of` refuses.
+    """
+    if profile in artifact.profiles or profile not in groups.options_of("profile"):
+        return ""
+    return (
+        f"{artifact.paper} {artifact.name} has no profile {profile}; it has "
+        f"{', '.join(sorted(artifact.profiles))}."
+    )
+
+
 class Suite:
     """Artifacts under one profile: their runs, and what there is of each."""
 

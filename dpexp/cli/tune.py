@@ -38,6 +38,7 @@ from filelock import lock_descriptor
 from dpexp.cli import folders, groups, search
 from dpexp.cli.arguments import changing, exit_code_of, split, truth
 from dpexp.cli.artifact import is_picked, parse
+from dpexp.cli.suite import lacks
 from dpexp.reporting.collect import build, cells
 from dpexp.reporting.schema import spec, tuned
 from dpexp.reporting.schema.artifact import Artifact, Column, Key, Row
@@ -74,6 +75,9 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
     if wrong := changing(request.overrides):
         raise ConfigError(f"Expected overrides that do not change results; got {' '.join(wrong)}.")
     artifact = spec.load(groups.CONF, request.paper, request.artifact, request.own)
+    if lacking := lacks(artifact, request.profile):
+        print(lacking)
+        return 0
     profile = cells.profile_of(artifact, request.profile)
     chosen = (*folders.searchpath(request.own), f"profile={request.profile}")
     together: dict[tuple[str, ...], list[tuple[Row, Column]]] = {}

@@ -11,7 +11,7 @@ installed (`pip install -e '.[dashboard]'`) and logged in; the last line is the 
 Its own words, each WORD=VALUE:
 
     paper=rgp           rgp, lsg, gep, compressive, or dpexp for the suite's own tables
-    profile=embedded    embedded, quick or paper
+    profile=embedded    embedded, quick, short or paper
     project=dpexp       as in wandb.project
     entity=TEAM         the owner on wandb; needed to send
     send=true           save the view on wandb
@@ -182,7 +182,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     request |= only([word for word in words if not folders.is_searchpath(word)], readers)
     request["own"] = tuple(folders.folders_of(words))
     require_word("paper", request["paper"], (*PAPERS, OWN, *spec.papers(request["own"])))
-    require_word("profile", request["profile"], ("embedded", "quick", "paper"))
+    require_word("profile", request["profile"], groups.options_of("profile"))
     if request["send"] and not request["entity"]:
         raise ConfigError("Expected an entity to send the view to; got none. Set entity.")
     return request

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dpexp.cli import artifact
+from dpexp.cli import all as every
+from dpexp.cli import artifact, tune
 from dpexp.cli.arguments import changing
 from dpexp.reporting.schema import spec
 from dpexp.types import ConfigError
@@ -70,6 +71,34 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, expected, capsys):
     assert printed.out == ""
     assert printed.err.count("\n") == 1
     assert printed.err.startswith("error: ") and expected in printed.err
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: artifact.main(["figure2", "paper=compressive", "profile=short"]),
+        lambda: artifact.main(["figure2", "paper=compressive", "profile=short", "plan=true"]),
+        lambda: tune.main(["figure2", "paper=compressive", "profile=short"]),
+        lambda: every.main(["profile=short", "only=compressive/figure2"]),
+    ],
+    ids=["table", "plan", "tune", "all"],
+)
+def test_a_profile_that_an_artifact_leaves_out_is_said_in_a_line(ask, capsys):
+    assert ask() == 0
+    said = capsys.readouterr()
+    assert said.out == "compressive figure2 has no profile short; it has embedded, paper, quick.\n"
+    assert said.err == ""
+
+
+def test_a_short_plan_needs_no_data_and_is_the_paper_s_by_its_share_of_the_epochs(capsys):
+    words = ["table1", "paper=gep", "rows=dpsgd", "columns=mnist-eps8", "seeds=0", "plan=true"]
+    pflops = []
+    for profile in ("short", "paper"):
+        assert artifact.main([*words, f"profile={profile}", "data_root=none"]) == 0
+        said = capsys.readouterr().out
+        assert "Core-hours here" in said
+        pflops.append(float(said.partition("**total** | 1 |")[2].split("|")[1]))
+    assert pflops[0] == pytest.approx(pflops[1] * 25 / 200, rel=0.05)
 
 
 def test_help_tells_every_word(capsys):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dpexp.cli.groups import options_of
 from dpexp.reporting.schema import spec
 from dpexp.types import ConfigError
 
@@ -34,6 +35,7 @@ def test_table3_gives_dpsgd_as_rgp_minus_the_bracket(task, eps):
 def test_every_artifact_loads_and_every_published_value_has_its_place(path):
     artifact = spec.load(CONF, path.parent.name, path.stem)
     assert {"embedded", "quick", "paper"} <= set(artifact.profiles)
+    assert set(artifact.profiles) <= set(options_of("profile"))
     assert all(published.place for published in artifact.published.values())
 
 

@@ -136,6 +136,22 @@ def test_points_are_all_combinations_as_the_profile_words_them(conf):
     assert fixed == []
 
 
+def test_points_that_a_profile_words_alike_are_tried_once_and_chosen_from(conf):
+    path = conf / "artifact" / "made" / "table1.yaml"
+    text = path.read_text(encoding="utf-8")
+    fewer = "{epochs=1: epochs=3, epochs=2: epochs=3, privacy.clip_norm=2: privacy.clip_norm=1}"
+    path.write_text(text.replace("{epochs=2: epochs=3}", fewer), encoding="utf-8")
+    tried, attempt = counting()
+
+    def score(words):
+        return attempt(words) + ("optimizer.lr=0.1" in words)
+
+    assert tune.main(["table1", "paper=made", "rows=private", "columns=eps8"], score) == 0
+    assert len(tried) == len(known(conf)["private", "eps8"].scores) == 2
+    found = configs(conf)["private", "eps8"]
+    assert (found["optimizer"]["lr"], found["epochs"]) == (0.1, 3)
+
+
 def test_a_cell_takes_its_best_point_and_without_choices_what_it_says(conf):
     assert {c["optimizer"]["lr"] for c in configs(conf).values()} == {0.05}
     tried = []

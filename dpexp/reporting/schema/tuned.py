@@ -66,12 +66,16 @@ class Choice:
 
 
 def points(row: Row, column: Column, profile: Profile) -> list[tuple[str, ...]]:
-    """Return a cell's grid under this profile, in order; [] for one without."""
+    """Return a cell's grid under this profile, in order; [] for one without.
+
+    Points that the profile replaces by the same words are one.
+    """
     grid = row.in_column(column).grid
     if not grid:
         return []
     axes = [[_replaced(words.split(), profile) for words in axis] for axis in grid]
-    return [tuple(word for words in point for word in words) for point in product(*axes)]
+    found = [tuple(word for words in point for word in words) for point in product(*axes)]
+    return list(dict.fromkeys(found))
 
 
 def _replaced(words: Sequence[str], profile: Profile) -> list[str]:
