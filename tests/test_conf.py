@@ -38,7 +38,7 @@ RUNTIME |= {"max_length", "model"}
 """What run.py adds: it is known once the task and the model are there."""
 SAID_ALONE = {"embeddings", "GEP.every"}
 """Settings, some of one class, that a config holds only where said, so that other runs keep ids."""
-LABELS = {group: {"_target_", "name"} for group in ("method", "attack", "audit")}
+LABELS = {group: {"_target_", "name"} for group in ("method", "attack", "audit", "holdout")}
 LABELS["model"] = {"_target_", "name", "head", "tokenizer"}
 """What is said for others than the constructor."""
 
@@ -174,6 +174,7 @@ def settings():
         yield "optimizer", option, words
     for option in SCHEDULES:
         yield "schedule", option, ["method=dpsgd", "task=digits", f"schedule={option}"]
+    yield "holdout", "train", ["method=dpsgd", "task=digits", "holdout=train", "holdout.size=9"]
     for option in WARM_STARTS:
         yield "warm_start", option, ["method=dpsgd", "task=sentiment", f"warm_start={option}"]
 

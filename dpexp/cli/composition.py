@@ -10,7 +10,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from dpexp.cli import blocks, errors, own_data
+from dpexp.cli import blocks, errors, holdout, own_data
 from dpexp.cli.groups import CONF, options_of
 from dpexp.cli.quoting import readable
 
@@ -101,7 +101,7 @@ def resolved(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
         )
     validate.check_names(overrides)
     validate.check_rate(overrides)
-    cfg = own_data.settle(cfg, overrides)
+    cfg = holdout.settle(own_data.settle(cfg, overrides), overrides)
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     config = naming.named(validate.at_home(present_names(config)))
     validate.check(config)

@@ -33,6 +33,7 @@ from dpexp.cli import (
     composition,
     folders,
     groups,
+    holdout,
     naming,
     own_data,
     quoting,
@@ -143,6 +144,7 @@ class Configs:
             for m in (
                 building,
                 composition,
+                holdout,
                 naming,
                 own_data,
                 validate,

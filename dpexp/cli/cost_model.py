@@ -166,7 +166,8 @@ class CostModel:
         if not self._has_stand_ins:  # short runs, of which the last evaluation is a large part
             evaluations = math.ceil(evaluations)
         fixed = step.fixed.times(steps)
-        rest = step.per_example.times(count + evaluations * step.tested / 3)
+        judged = evaluations * step.tested + config.get("holdout", {}).get("size", 0)
+        rest = step.per_example.times(count + judged / 3)
         return Cost(
             fixed.seconds + rest.seconds,
             fixed.flops + rest.flops,

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from dpexp import records
-from dpexp.cli import errors, folders, validate
+from dpexp.cli import errors, folders, holdout, validate
 from dpexp.cli.building import make_method, prepare, with_head
 from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute, failing_model, with_weights
@@ -168,7 +168,8 @@ def train(
     if isinstance(examples, Texts):
         code = code_digest(model)  # before the hook, whose number differs from call to call
         reads_texts(model)
-    task = _task(model, examples, tests, delta, dataset_size)
+    held = settings.get("holdout.size") if settings.get("holdout") else 0
+    task = _task(model, examples, tests, delta, dataset_size, held if type(held) is int else 0)
     is_of_training = overlap.is_of_training(train, test, examples, tests)
     values = {
         "eps": eps,
@@ -211,6 +212,7 @@ def train(
             f"Expected no public set: {NO_PUBLIC}; got public={config['public']['name']} in "
             "settings. Leave it out."
         )
+    task = holdout.left_out(task, config)
     with _own_random_numbers():
         head = prepare(model, config, task.num_classes).head
         made: list[nn.Module] = []
@@ -283,10 +285,18 @@ def _words(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"{key}={quoted(value) if isinstance(value, str) else json.dumps(value)}"
 
 
-def _task(model: nn.Module, train: Any, test: Any, delta: float | None, size: int | None) -> Task:
+def _task(
+    model: nn.Module,
+    train: Any,
+    test: Any,
+    delta: float | None,
+    size: int | None,
+    held_out: int,
+) -> Task:
     """Return the task; the model's architecture, which is public, says how many classes it has."""
     outputs, size = _outputs(model, train), len(train) if size is None else size
-    delta = below_one_in(size) if delta is None else delta
+    if delta is None and type(size) is int:
+        delta = below_one_in(size - held_out if held_out < size else size)
     if delta is None:
         raise ConfigError(f"Expected dataset_size to be a whole number >= 1; got {size}.")
     return task_of(train, test, num_classes=outputs, delta=delta, dataset_size=size)

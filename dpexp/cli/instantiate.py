@@ -49,6 +49,7 @@ KINDS = {
     "task": TASK,
     "public": TASK,
     "features": TASK,
+    "holdout": TASK,
     "model": Kind("a torch.nn.Module", ("forward", "named_parameters", "named_modules")),
     "method": Kind("a method (dpexp.types.Method)", ("public_size", *STEPS)),
     "method of a loop": Kind("a method that says what it needs", ("public_size",)),

@@ -283,11 +283,11 @@ def _of_data(text: str) -> tuple[str, str]:
 
 
 def _deciding(config: Mapping[str, Any]) -> str:
-    """Return as JSON what decides a run's data: task, features, the public set and its users.
+    """Return as JSON what decides a run's data: task, features, holdout, public set and its users.
 
     Settings stay in their order, which may be that of a table's columns.
     """
-    keys = ("task", "features")
+    keys = ("task", "features", "holdout")
     if "public" in config:
         keys += ("public", "method", "analysis", "warm_start")
     return json.dumps({key: config[key] for key in keys if key in config})

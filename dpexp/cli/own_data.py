@@ -102,14 +102,17 @@ def settle(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
         cfg.task.dataset_size = size
         if size == COUNT:
             cfg.task.dataset_size, cfg.dataset_size = held, COUNT
-        is_said = any(word.lstrip("+").startswith("batch_size=") for word in overrides)
-        if (
-            not is_said
-            and isinstance(cfg.batch_size, int)
-            and cfg.batch_size > cfg.task.dataset_size
-        ):
-            cfg.batch_size = share_of(cfg.task.dataset_size, *SHARE)
+    fit_batch(cfg, overrides)
     return cfg
+
+
+def fit_batch(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Bring a recipe's batch size, not one that was said, down to a share of one's own data."""
+    is_said = any(word.lstrip("+").startswith("batch_size=") for word in overrides)
+    is_own = cfg.task.get("_target_") in KINDS and not is_said
+    if is_own and isinstance(cfg.batch_size, int) and cfg.batch_size > cfg.task.dataset_size:
+        with open_dict(cfg):
+            cfg.batch_size = share_of(cfg.task.dataset_size, *SHARE)
 
 
 def misplaced(word: str, task: Any) -> str:

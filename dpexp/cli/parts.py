@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from dpexp.cli import holdout
 from dpexp.cli.building import build_model, is_of_door, make_method, with_head
 from dpexp.cli.instantiate import make, said
 
@@ -109,10 +110,10 @@ def build_task(
     public_size = 0 if method is None else max(t.public_size for t in (method, *analyses.values()))
     if config.get("warm_start"):
         public_size = max(public_size, config["warm_start"]["examples"])
-    task = _with_public(make("task", config["task"]), public_size, config)
+    task = _with_public(make("task", holdout.whole(config)), public_size, config)
     if "features" in config:
         task = make("features", config["features"], given=(task, device))
-    return task
+    return holdout.left_out(task, config)
 
 
 def _takers(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -41,7 +41,7 @@ def held_out(task: Task) -> Task:
     count = round(SHARE * len(task.train))
     order = torch.randperm(len(task.train), generator=torch.Generator().manual_seed(SEED))
     judged, kept = task.train.take(order[:count]), task.train.take(order[count:])
-    return replace(task, train=kept, test=judged, dataset_size=len(kept), also={})
+    return replace(task, train=kept, test=judged, dataset_size=len(kept), also={}, holdout=None)
 
 
 def prepared(config: dict[str, Any]) -> tuple[dict[str, Any], Parts]:

@@ -72,6 +72,7 @@ def stand_in(given: dict[str, Any], shrink: int) -> dict[str, Any]:
             "_target_": "dpexp.cli.stand_in.examples",
             "tokenizer": None,
         }  # which none goes through
+        config.pop("holdout", None)  # N is what is left without it
     if "features" in given:
         task["input_shape"] = [FEATURES]
     if model.get("repo"):

@@ -46,7 +46,8 @@ CLOSED = {"privacy": ("budget",), "checkpoint": (), "wandb": (), "profile": ("na
 OF_THE_COMMON_LOOP = ("averaging", "augmentation", "clipping", "correlation", "denoise")
 """Groups that a method with its own loop does not read."""
 
-NAMED = ("method", "model", "task", "profile", "public", "attack", "audit", *OF_THE_COMMON_LOOP)
+NAMED = ("method", "model", "task", "profile", "public", "attack", "audit", "holdout",
+         *OF_THE_COMMON_LOOP)  # fmt: skip
 """Groups with a `name`: the chosen option."""
 
 DATA = ("_target_", "repo", "config", "text_columns", "target", "columns")

@@ -110,8 +110,10 @@ def _passed(record: records.Record, epsilon: float | None, is_trusting: bool) ->
     if epsilon is None:
         return f"pass: no privacy is claimed ({deviations})"
     target = record.privacy["target_epsilon"]
-    word = "holds on trust" if is_trusting else "pass"
-    return f"{word}: epsilon {epsilon:.4g} of {target:g} by PLD" + (
+    word, of = "holds on trust" if is_trusting else "pass", ""
+    if held := record.privacy.get("holdout"):
+        of = f" for N = {record.privacy['dataset_size']}, without {held['examples']} held out"
+    return f"{word}: epsilon {epsilon:.4g} of {target:g} by PLD{of}" + (
         f" ({deviations})" if deviations else ""
     )
 

@@ -18,6 +18,9 @@ from torch import Tensor
 
 from dpexp.types import Batch, ConfigError
 
+HOLDOUT = "holdout_"
+"""The prefix of metrics on held-out training examples."""
+
 
 @dataclass(frozen=True, eq=False)
 class Examples:
@@ -173,6 +176,8 @@ class Task:
         also: further test sets, by the name of their metric.
         preprocessing: makes inputs of raw examples; None where there are none, as for generated
             numbers.
+        holdout: training examples that were left out (`dpexp.data.holdout`), for the last
+            evaluation alone; None without any.
     """
 
     name: str
@@ -189,6 +194,17 @@ class Task:
     score: LossFn = accuracy
     also: Mapping[str, Examples] = field(default_factory=dict)
     preprocessing: Preprocessing | None = None
+    holdout: Examples | None = None
+
+    @property
+    def holdout_metric(self) -> str:
+        """The name of the metric on the held-out examples: holdout_accuracy for test_accuracy."""
+        return f"{HOLDOUT}{self.metric.removeprefix('test_')}"
+
+    @property
+    def holdout_fingerprint(self) -> str:
+        """The sha256 of the examples that were held out; "" without any."""
+        return "" if self.holdout is None else fingerprint(*self.holdout.tensors())
 
     @property
     def test_fingerprint(self) -> str:

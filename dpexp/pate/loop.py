@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpexp.data.holdout import held_out
 from dpexp.data.task import fingerprint
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
@@ -92,6 +93,8 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                 *([TEST_HALF] if pate.public == "test-half" else []),
             ],
         )
+        if task.holdout is not None:
+            certificate["holdout"] = held_out(task)
         verify(certificate)
         numbers = {
             "epochs": state.metrics[-1]["epoch"],
@@ -134,7 +137,7 @@ def teach(
     def evaluate_if_due() -> None:
         if state.step not in due or (state.metrics and state.judged_at == state.step):
             return
-        values, right = judge(parts.model, parts.task, device)
+        values, right = judge(parts.model, parts.task, device, is_last=state.step == steps)
         line = {
             "step": state.step,
             "epoch": state.step * pate.student_batch / max(1, len(lessons)),

@@ -32,6 +32,9 @@ OF_A_LINE = ("step", "epoch", "epsilon", "train_loss", "clip_fraction", "nonfini
 CLOSE = 1e-9
 """Relative tolerance; both sides were written from one number."""
 
+HELD_OUT = "holdout_"
+"""Prefix of metrics on training examples that were held out, which no mean over test sets has."""
+
 MEAN = "_mean"
 """Suffix of a metric's mean over test sets."""
 
@@ -170,8 +173,9 @@ def _recount(record: Record, findings: list[str], unchecked: list[str]) -> dict[
     if metric not in right:
         findings.append(f"{PREDICTIONS}: expected predictions of {metric}")
     shares = {name: 100.0 * float(np.mean(correct)) for name, correct in right.items()}
-    if len(right) > 1 or f"{metric}{MEAN}" in result:
-        shares[f"{metric}{MEAN}"] = sum(shares.values()) / max(1, len(shares))
+    tests = [share for name, share in shares.items() if not name.startswith(HELD_OUT)]
+    if len(tests) > 1 or f"{metric}{MEAN}" in result:
+        shares[f"{metric}{MEAN}"] = sum(tests) / max(1, len(tests))
     for name in right:
         if name not in record.metrics[-1]:
             findings.append(f"{METRICS} ends without {name}, which {PREDICTIONS} counts")

@@ -139,6 +139,7 @@ def describe(
         "versions": versions(),
         "data_fingerprint": task.fingerprint,
         "test_fingerprint": task.test_fingerprint,
+        **({"holdout_fingerprint": task.holdout_fingerprint} if task.holdout is not None else {}),
         "input_shape": list(task.input_shape),
         "num_classes": task.num_classes,
         "longest": getattr(task.train, "longest", None),

@@ -30,20 +30,34 @@ class Scores(NamedTuple):
 
 
 def judge(
-    model: nn.Module, task: Any, device: torch.device
-) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Evaluate the model on every test set.
+    model: nn.Module, task: Any, device: torch.device, is_last: bool
+) -> tuple[dict[str, float | None], dict[str, Tensor]]:
+    """Evaluate the model on every test set, and at the end on what was held out of training.
+
+    Args:
+        model: as it is now.
+        task: with its test sets.
+        device: the model's.
+        is_last: whether this is the run's last evaluation.
 
     Returns:
-        A dict with the task's metric by name, its mean if there are several sets, and the number of
-        outputs that are not finite, over all sets. A dict of which examples are right, [n] bool, by
-        name, for scores that count right examples and sets other than the training set.
+        A dict with the task's metric by name, its mean if there are several test sets, that of the
+        held-out examples, which is None before the end, and the number of outputs that are not
+        finite, over all sets. A dict of which examples are right, [n] bool, by name, for scores
+        that count right examples and sets other than the training set.
     """
     tests = {task.metric: task.test, **task.also}
     judged = {name: scores(model, some, device, task.score) for name, some in tests.items()}
-    values: dict[str, float] = {name: of_set.mean for name, of_set in judged.items()}
+    values: dict[str, float | None] = {name: of_set.mean for name, of_set in judged.items()}
     if task.also:
-        values[f"{task.metric}_mean"] = sum(values.values()) / len(values)
+        means = [of_set.mean for of_set in judged.values()]
+        values[f"{task.metric}_mean"] = sum(means) / len(means)
+    if task.holdout is not None:
+        values[task.holdout_metric] = None
+        if is_last:
+            tests[task.holdout_metric] = task.holdout
+            judged[task.holdout_metric] = scores(model, task.holdout, device, task.score)
+            values[task.holdout_metric] = judged[task.holdout_metric].mean
     values[NONFINITE] = sum(of_set.nonfinite for of_set in judged.values())
     counts = task.score is accuracy
     right = {

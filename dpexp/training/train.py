@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpexp.data.holdout import held_out
 from dpexp.data.task import fingerprint
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
@@ -125,7 +126,9 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
 
             def evaluate_if_due() -> None:
                 if state.step in due and state.judged_at < state.step:
-                    values, right = judge(state.final_model, task, ranks.device)
+                    values, right = judge(
+                        state.final_model, task, ranks.device, is_last=state.step == steps
+                    )
                     line = metrics_line(state, mechanism, values)
                     run.log_evaluation(line, values, right)
                     observers.observe(state)
@@ -242,6 +245,8 @@ def certify(
         certificate |= parts.method.remarks(state.method_state, mechanism.epsilon_at)
     if parts.task.public is not None:
         certificate["public"] = describe_public(config, parts.task.public)
+    if parts.task.holdout is not None:
+        certificate["holdout"] = held_out(parts.task)
     verify(certificate)
     return certificate
 

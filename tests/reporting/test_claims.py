@@ -1,5 +1,7 @@
 """Claims: what they may say, what their verdicts rest on, and that each can hold and can fail."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -102,6 +104,30 @@ def test_runs_that_trained_on_other_data_are_paired_if_their_tests_are_the_same(
             result |= {"test_fingerprint": "tests", "data_fingerprint": f"seed {seed}"}
     (found,) = claims.judge(made.artifact, made.values)
     assert [one.estimate.kind for one in found.comparisons] == [errors.PAIRED] * 2
+
+
+def test_accuracies_on_held_out_examples_are_paired_by_these_examples(make):
+    made = make(name="table9")
+    (claim,) = made.artifact.claims
+    artifact = replace(made.artifact, claims=(replace(claim, metric="holdout_accuracy"),))
+    for number, value in enumerate(made.values.values()):
+        fingerprint(value, f"with public examples {number}")
+        for directory, result in zip(value.directories, value.results, strict=True):
+            right = np.arange(400) < 4 * round(result["test_accuracy"])
+            arrays = packed(result.get("run", ""), {"holdout_accuracy": right})
+            np.savez(directory / PREDICTIONS, **arrays)
+            result |= {"holdout_accuracy": 100 * right.mean(), "holdout_fingerprint": "held out"}
+            result["test_fingerprint"] = f"tests {number}"
+    (found,) = claims.judge(artifact, made.values)
+    assert [one.estimate.kind for one in found.comparisons] == [errors.PAIRED] * 2
+    assert "paired on 400 examples" in found.sentence()
+    for value in made.values.values():  # equal tests say nothing of what is held out
+        for result in value.results:
+            result["test_fingerprint"] = "tests"
+    for result in made.values["plain", "eps2"].results:
+        result["holdout_fingerprint"] = "others held out"
+    (found,) = claims.judge(artifact, made.values)
+    assert [one.estimate.kind for one in found.comparisons] == [errors.UNPAIRED, errors.PAIRED]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,10 @@ CORRELATION = {
 """Entries of a certificate on correlated noise."""
 
 
+HOLDOUT = "holdout_"
+"""The prefix of metrics on training examples that were left out."""
+
+
 NAMES = "privacy.json trainable and frozen: that they are the model's names"
 """Not checked here, as no model is built; `scripts/verify.py` builds it if it can."""
 
@@ -127,6 +131,7 @@ class _Check:
         self._same("neighbouring", words.VOTING_NEIGHBOURS if is_vote else words.NEIGHBOURS)
         self._names(is_vote)
         self._public(is_vote)
+        self._holdout()
         self._words(wanted, is_vote)
         self._same("dataset_size", self._size())
         parts = self._votes() if is_vote else self._steps(wanted)
@@ -342,9 +347,28 @@ class _Check:
             self._test_half(stated["examples"])
         self.unchecked.append("privacy.json public fingerprint: of which examples")
 
+    def _holdout(self) -> None:
+        """Compare what is said of the training examples that were left out."""
+        chosen, stated = self._config.get("holdout"), self._privacy.get("holdout")
+        if chosen is None or stated is None:
+            if (chosen is None) != (stated is None):
+                self.say("holdout: config.yaml and privacy.json disagree on whether there is one")
+            return
+        size = chosen["size"]
+        self._same("examples", size, stated, "holdout ")
+        self._same("of", self._config["task"]["dataset_size"] + size, stated, "holdout ")
+        self._same("holdout_fingerprint", stated["fingerprint"], self._result, "result.json ")
+        counted = [n for name, n in self._tests.items() if name.startswith(HOLDOUT)]
+        if any(count != size for count in counted):
+            self.say(f"holdout: {size} examples are held out; predictions.npz has {counted[0]}")
+        self.unchecked.append("privacy.json holdout fingerprint: of which examples")
+
     def _test_half(self, examples: int) -> None:
         """Compare the public half of a test set with the other half, or with its declared size."""
-        tests, left = test_examples(self._config), set(self._tests.values())
+        tests, left = (
+            test_examples(self._config),
+            {count for name, count in self._tests.items() if not name.startswith(HOLDOUT)},
+        )
         if tests is not None:
             self._same("examples", tests // 2, self._privacy["public"], "public ")
         if left and not left <= {examples, examples + 1}:

@@ -25,6 +25,7 @@ WEIGHTS = "weights_sha256"
 """Entry of result.json, and of certificates but for older ones: the hash of the final weights."""
 
 OF_BOTH = {
+    "holdout",
     *("neighbouring", "sampling", "q", "dataset_size", "steps", "noise_draws", "noise_multiplier"),
     *("effective_noise_multiplier", "releases", "epsilon", "target_epsilon", "delta", "public"),
     *("calibrated_by", "replayable", "trainable", "frozen", "deviations", "run", WEIGHTS),

@@ -16,8 +16,8 @@ from dpexp.reporting.collect.values import Value
 from dpexp.reporting.judge.errors import Side
 from dpexp.reporting.schema.artifact import Claim
 
-ACCURACY = "test_accuracy"
-"""The prefix of the names of accuracies in percent."""
+ACCURACY, HELD_OUT = "test_accuracy", "holdout_accuracy"
+"""The prefixes of the names of accuracies in percent."""
 
 TEST_SIZES: Mapping[str, Mapping[str, int]] = {
     "mnist": {ACCURACY: 10_000},
@@ -84,7 +84,12 @@ def _together(claim: Claim, value: Value, values: np.ndarray) -> Side | None:
 def _sets(part: Side) -> set[tuple[str, str]]:
     """Return the names of a cell's test sets, each by its data and metric."""
     names = [name.split() for name in part.tests]
-    return {(data, word) for data, *words in names for word in words if word.startswith(ACCURACY)}
+    return {
+        (data, word)
+        for data, *words in names
+        for word in words
+        if word.startswith((ACCURACY, HELD_OUT))
+    }
 
 
 def _kept(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | None:
@@ -98,8 +103,7 @@ def _kept(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | None
         return None
     shapes = {tuple(len(right) for right in of_seed) for of_seed in seeds}
     prints = [
-        {str(result.get(name, "")) for result in value.results}
-        for name in ("data_fingerprint", "test_fingerprint")
+        {str(result.get(name, "")) for result in value.results} for name in _fingerprints(metrics)
     ]
     shared = [data for of_seeds in prints if len(of_seeds) == 1 for data in of_seeds if data]
     has_prints = any(any(of_seeds) for of_seeds in prints)
@@ -115,6 +119,17 @@ def _kept(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | None
     sizes = next(iter(shapes))  # PATE is tested on a part of the test set
     tests = frozenset(" ".join([data, *metrics, *map(str, sizes)]) for data in shared)
     return Side(values, right, sizes, tests)
+
+
+def _fingerprints(metrics: Sequence[str]) -> tuple[str, ...]:
+    """Return the entries of result.json that say which examples these accuracies are of.
+
+    Data that are equal as a whole hold equal examples; so do equal ones of the sets in question.
+    """
+    held_out = [name.startswith(HELD_OUT) for name in metrics]
+    if all(held_out):
+        return "data_fingerprint", "holdout_fingerprint"
+    return ("data_fingerprint",) if any(held_out) else ("data_fingerprint", "test_fingerprint")
 
 
 def _right(directory: Any, metrics: Sequence[str]) -> list[np.ndarray]:
@@ -137,7 +152,7 @@ def _sized(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | Non
 
 def _metrics(value: Value, names: Sequence[str]) -> list[str]:
     """Return those of the names that the results have; [] if some are no accuracies."""
-    if not value.results or not all(name.startswith(ACCURACY) for name in names):
+    if not value.results or not all(name.startswith((ACCURACY, HELD_OUT)) for name in names):
         return []
     present = [[name for name in names if name in result] for result in value.results]
     return present[0] if all(names == present[0] for names in present) else []
@@ -155,6 +170,8 @@ def _size(config: Mapping[str, Any], metric: str) -> int:
 
     PATE's student may use half of a test set, and public images may be removed from it.
     """
+    if metric.startswith(HELD_OUT):
+        return int(config.get("holdout", {}).get("size") or 0)
     task, public = config.get("task", {}), config.get("public", {})
     name = task.get("name")
     size = task.get("test_size") or TEST_SIZES.get(str(name), {}).get(metric, 0)
