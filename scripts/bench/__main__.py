@@ -1,6 +1,7 @@
-"""Time and weigh one step of every method beside the non-private step and the peers.
+"""Time and weigh one step of every method beside the non-private step and the peers; or whole runs.
 
 python -m scripts.bench [--only vision] [--batch 32] [--rounds 12] [--device auto]
+python -m scripts.bench --only run [--examples 4096] [--test 1000] [--batch 512] [--rounds 5]
 
 The unit is plain autograd's forward, backward and gradient. A private step is everything but the
 optimizer: carriers, forward, backward, clipping, noise, reconstruction. What of it is paid once a
@@ -15,9 +16,10 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -30,7 +32,7 @@ from dpexp.distributed.ranks import choose_device
 from dpexp.kernels import compiled
 from dpexp.records import describe_device, git_commit, versions, write_atomically
 from dpexp.types import ConfigError
-from scripts.bench import gep, language, recipes, vision
+from scripts.bench import gep, language, recipes, runs, vision
 from scripts.bench.steps import UNIT, Case, Run
 
 WEIGHINGS = 3
@@ -176,19 +178,49 @@ def _number(value: float | None, sign: str = "") -> str:
     return "" if value is None or pd.isna(value) else f"{sign}{value:.2f}"
 
 
+def whole_runs(
+    chosen: Sequence[str], arguments: argparse.Namespace, rounds: int, where: str
+) -> Iterator[tuple[str, pd.DataFrame, str]]:
+    """Measure whole runs; what every case reads is written first, so that none fails late."""
+    with tempfile.TemporaryDirectory() as folder:
+        root, prepared = Path(folder), []
+        for kind in chosen:
+            case, default = runs.CASES[kind], runs.Sizes()
+            sizes = runs.Sizes(
+                train=arguments.examples or default.train,
+                test=arguments.test or min(default.test, case.most_tested),
+                batch=arguments.batch or default.batch,
+            )
+            prepared.append((kind, case, sizes, case.write(root / "data", sizes.train, sizes.test)))
+        for kind, case, sizes, data in prepared:
+            contenders = case.contenders(sizes, root / "data")
+            table = runs.measure(contenders, sizes, rounds, root)
+            yield kind, table, runs.page(table, case, sizes, data, rounds, where)
+
+
 def main() -> None:
     """Measure, print and write results/bench/<device>-<case>.md and .csv."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=[*CASES, "gep"])
+    parser.add_argument("--only", choices=[*CASES, "gep", "run", *runs.CASES])
     parser.add_argument("--batch", type=int, help="examples a step; each case has its own")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, help="12; of whole runs 5")
+    parser.add_argument("--examples", type=int, help="training examples of a whole run, 4096")
+    parser.add_argument("--test", type=int, help="test examples of a whole run, 1000 if there")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--weigh", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.rounds < 1 or (arguments.batch is not None and arguments.batch < 1):
-        parser.error("expected --rounds and --batch to be at least 1")
-    device, only = choose_device(arguments.device), arguments.only
+    numbers = ("rounds", "batch", "examples", "test")
+    for number in numbers:
+        if (given := getattr(arguments, number)) is not None and given < 1:
+            parser.error(f"expected --{number} to be at least 1; got {given}")
+    only, is_of_runs = arguments.only, (arguments.only or "").startswith("run")
+    if not is_of_runs and (arguments.examples or arguments.test):
+        parser.error("expected --examples and --test beside --only run, run-vision or run-language")
+    device = choose_device("cpu" if is_of_runs and arguments.device == "auto" else arguments.device)
+    if is_of_runs and device.type != "cpu":
+        parser.error(f"expected --device cpu of whole runs; got {device}")
+    rounds = arguments.rounds or (5 if is_of_runs else 12)
     memory.keep_pages()
     if arguments.weigh:
         print(weigh(CASES[only], arguments.weigh, arguments.batch, device))
@@ -206,11 +238,15 @@ def main() -> None:
         write_atomically(f"{stem}-{kind}.md", text)
         print(text, flush=True)
 
+    if is_of_runs:
+        chosen = [kind for kind in runs.CASES if only in ("run", kind)]
+        for kind, table, text in whole_runs(chosen, arguments, rounds, place(device)):
+            write(kind, table, text)
     for kind, case in CASES.items():
         if only in (None, kind):
             batch = arguments.batch or case.batch
-            table = measure(kind, batch, arguments.rounds, device)
-            text = f"{preface(arguments.rounds, device)}\n{markdown(table, case, batch)}"
+            table = measure(kind, batch, rounds, device)
+            text = f"{preface(rounds, device)}\n{markdown(table, case, batch)}"
             write(kind, table, text)
     if only in (None, "gep"):
         table = gep.measure(device, rounds=3)
