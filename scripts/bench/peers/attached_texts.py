@@ -4,9 +4,11 @@ Both attach an engine to an optimizer and clip by book-keeping or ghost norms. N
 sampler: batches are shuffled, as in their examples, while their accountants count on Poisson's.
 """
 
+import sys
 import time
 
 BEGAN = time.perf_counter()
+sys.modules["torchvision"] = None  # texts need none, and transformers would import it
 
 import importlib  # noqa: E402
 import warnings  # noqa: E402

@@ -1,8 +1,10 @@
 """Fine-tune MiniLM on SST-2 in plain PyTorch, without privacy."""
 
+import sys
 import time
 
 BEGAN = time.perf_counter()
+sys.modules["torchvision"] = None  # texts need none, and transformers would import it
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402

@@ -6,9 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -47,32 +45,23 @@ def run(name: str, contender: Contender, sizes: Sizes, folder: Path) -> dict[str
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     surroundings = {**os.environ, "PYTHONPATH": path, "DPEXP_CACHE": str(folder / "cache")}
     surroundings |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
-        began = time.perf_counter()
-        child = subprocess.Popen(command, stdout=said, stderr=errors, cwd=ROOT, env=surroundings)
-        with Watch(out) as checkpoints:
-            _, status, used = os.wait4(child.pid, 0)
-            seconds = time.perf_counter() - began
-        child.returncode = os.waitstatus_to_exitcode(status)
-        said.seek(0)
-        errors.seek(0)
-        lines, complaints = said.read().split("\n"), errors.read().strip().split("\n")
-    if child.returncode:
-        raise ConfigError(
-            f"Expected {name} to run; got exit code {child.returncode}, and {complaints[-1]!r}."
+    weight = folder / "weight.json"
+    weighed = [sys.executable, "-I", "-S", str(Path(__file__).with_name("weighed.py")), str(weight)]
+    with Watch(out) as checkpoints:
+        child = subprocess.run(
+            [*weighed, *command], capture_output=True, text=True, cwd=ROOT, env=surroundings
         )
-    *_, last = filter(None, lines)
+    if child.returncode:
+        complaint = child.stderr.strip().split("\n")[-1]
+        raise ConfigError(
+            f"Expected {name} to run; got exit code {child.returncode}, and {complaint!r}."
+        )
+    *_, last = filter(None, child.stdout.split("\n"))
     found = of_record(Path(last), sizes) if contender.is_ours else of_line(last)
     if not checkpoints.seen:
         raise ConfigError(f"Expected {name} to write a checkpoint in {out}; found none.")
     require_work(name, found, sizes, is_private="without privacy" not in name)
-    divisor = 1e6 if sys.platform == "darwin" else 1e3
-    measured = {
-        "seconds": seconds,
-        "cpu_seconds": used.ru_utime + used.ru_stime,
-        "megabytes": used.ru_maxrss / divisor,
-    }
-    return measured | found
+    return json.loads(weight.read_text("utf-8")) | found
 
 
 class Watch:
