@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import NoReturn
 
 import pandas as pd
 import torch
@@ -31,6 +32,7 @@ from dpexp.distributed import memory
 from dpexp.distributed.ranks import choose_device
 from dpexp.kernels import compiled
 from dpexp.records import describe_device, git_commit, versions, write_atomically
+from dpexp.reporting.schema.artifact import unknown
 from dpexp.types import ConfigError
 from scripts.bench import gep, language, recipes, runs, vision
 from scripts.bench.steps import UNIT, Case, Run
@@ -43,6 +45,9 @@ CASES = {
     "recipes-vision": recipes.IMAGES,
     "recipes-language": recipes.TEXTS,
 }
+
+ONLY = [*CASES, "gep", "run", *runs.CASES]
+"""What --only takes."""
 
 
 def seconds(run: Run, device: torch.device) -> float:
@@ -198,10 +203,22 @@ def whole_runs(
             yield kind, table, runs.page(table, case, sizes, data, rounds, where)
 
 
-def main() -> None:
-    """Measure, print and write results/bench/<device>-<case>.md and .csv."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=[*CASES, "gep", "run", *runs.CASES])
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError."""
+        raise ConfigError(f"Expected words of --help; {message}.")
+
+
+def read(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line.
+
+    Raises:
+        ConfigError: for a word that is none, or a number out of range.
+    """
+    parser = Parser(prog="python -m scripts.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help=f"one of {', '.join(ONLY)}")
     parser.add_argument("--batch", type=int, help="examples a step; each case has its own")
     parser.add_argument("--rounds", type=int, help="12; of whole runs 5")
     parser.add_argument("--examples", type=int, help="training examples of a whole run, 4096")
@@ -209,18 +226,34 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--weigh", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    numbers = ("rounds", "batch", "examples", "test")
-    for number in numbers:
+    arguments = parser.parse_args(words)
+    if arguments.only is not None and arguments.only not in ONLY:
+        raise unknown("case", arguments.only, ONLY)
+    for number in ("rounds", "batch", "examples", "test"):
         if (given := getattr(arguments, number)) is not None and given < 1:
-            parser.error(f"expected --{number} to be at least 1; got {given}")
-    only, is_of_runs = arguments.only, (arguments.only or "").startswith("run")
-    if not is_of_runs and (arguments.examples or arguments.test):
-        parser.error("expected --examples and --test beside --only run, run-vision or run-language")
-    device = choose_device("cpu" if is_of_runs and arguments.device == "auto" else arguments.device)
-    if is_of_runs and device.type != "cpu":
-        parser.error(f"expected --device cpu of whole runs; got {device}")
-    rounds = arguments.rounds or (5 if is_of_runs else 12)
+            raise ConfigError(f"Expected --{number} to be at least 1; got {given}.")
+    of_runs = whole(arguments.only)
+    if not of_runs and (arguments.examples or arguments.test):
+        raise ConfigError(
+            f"Expected --examples and --test beside --only run or {' or '.join(runs.CASES)}; got "
+            f"--only {arguments.only}."
+        )
+    if of_runs and arguments.device not in ("auto", "cpu"):
+        raise ConfigError(f"Expected --device=cpu of whole runs; got {arguments.device}.")
+    return arguments
+
+
+def whole(only: str | None) -> list[str]:
+    """Return the cases of whole runs that a choice stands for: none unless it names them."""
+    return [case for case in runs.CASES if only in ("run", case)]
+
+
+def main() -> None:
+    """Measure, print and write results/bench/<device>-<case>.md and .csv."""
+    arguments = read()
+    only, of_runs = arguments.only, whole(arguments.only)
+    device = torch.device("cpu") if of_runs else choose_device(arguments.device)
+    rounds = arguments.rounds or (5 if of_runs else 12)
     memory.keep_pages()
     if arguments.weigh:
         print(weigh(CASES[only], arguments.weigh, arguments.batch, device))
@@ -238,10 +271,8 @@ def main() -> None:
         write_atomically(f"{stem}-{kind}.md", text)
         print(text, flush=True)
 
-    if is_of_runs:
-        chosen = [kind for kind in runs.CASES if only in ("run", kind)]
-        for kind, table, text in whole_runs(chosen, arguments, rounds, place(device)):
-            write(kind, table, text)
+    for kind, table, text in whole_runs(of_runs, arguments, rounds, place(device)):
+        write(kind, table, text)
     for kind, case in CASES.items():
         if only in (None, kind):
             batch = arguments.batch or case.batch

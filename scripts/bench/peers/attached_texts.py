@@ -8,7 +8,8 @@ import sys
 import time
 
 BEGAN = time.perf_counter()
-sys.modules["torchvision"] = None  # texts need none, and transformers would import it
+if __name__ == "__main__":  # texts need no torchvision, which transformers would import
+    sys.modules["torchvision"] = None
 
 import importlib  # noqa: E402
 import warnings  # noqa: E402

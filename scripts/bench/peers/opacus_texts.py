@@ -4,7 +4,8 @@ import sys
 import time
 
 BEGAN = time.perf_counter()
-sys.modules["torchvision"] = None  # texts need none, and transformers would import it
+if __name__ == "__main__":  # texts need no torchvision, which transformers would import
+    sys.modules["torchvision"] = None
 
 import warnings  # noqa: E402
 
