@@ -10,14 +10,16 @@ import torch
 import torch.nn.functional as F
 import transformers
 
+import dpexp
 from dpexp.models.language import TextClassifier
 from dpexp.models.wrn_standardized import StandardizedWRN
 from dpexp.types import ConfigError
 from scripts.bench import __main__ as bench
 from scripts.bench import runs
 from scripts.bench.peers import minilm, opacus_rule, sentences, wrn
-from scripts.bench.runs import cases, children, examples, measure
+from scripts.bench.runs import cases, children, examples
 from scripts.bench.runs.cases import DP_SGD, NONPRIVATE, UNIT, Sizes
+from scripts.bench.runs.measure import summary
 
 SMALL = Sizes(train=24, test=8, batch=12)
 
@@ -70,7 +72,7 @@ def require_alike(line, out, trained, total):
         assert line["seen"] == SMALL.train
 
 
-@pytest.mark.parametrize("name", [UNIT, "Opacus hooks", "Opacus ghost"])
+@pytest.mark.parametrize("name", [UNIT, "Opacus hooks"])
 def test_peers_of_images_take_the_same_steps_in_the_same_network(
     name, root, tmp_path, monkeypatch, capsys
 ):
@@ -94,14 +96,54 @@ def test_peers_of_texts_take_the_same_steps_with_embeddings_frozen(
     require_alike(line, tmp_path, total - frozen, total)
 
 
-def test_a_run_of_dpexp_is_weighed_and_leaves_all_that_it_must(root, tmp_path):
-    contender = cases.vision(SMALL, root, depth=10, width=1)[DP_SGD]
-    found = children.run(DP_SGD, contender, SMALL, tmp_path)
-    assert found["steps"] == 2 and found["sampling"] == "poisson"
-    assert 0 < found["loop_seconds"] < found["seconds"] and found["cpu_seconds"] > 0.5
-    assert 100 < found["megabytes"] < 3000
-    model = wrn.WideResNet(depth=10, width=1)
-    assert found["trained_parameters"] == sum(weight.numel() for weight in model.parameters())
+def test_a_record_says_what_a_peers_line_says(root, tmp_path):
+    _, *words = cases.vision(SMALL, root, depth=10, width=1)[DP_SGD].command
+    directory = dpexp.run(*words, f"results={tmp_path}").directory
+    found = children.of_record(directory, SMALL)
+    children.require_work(DP_SGD, found, SMALL, is_private=True)
+    size = sum(weight.numel() for weight in wrn.WideResNet(depth=10, width=1).parameters())
+    assert found["trained_parameters"] == found["parameters"] == size
+    assert found["loop_seconds"] > 0 and 0 <= found["accuracy"] <= 100
+    (directory / "released.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"Expected released.jsonl in"):
+        children.of_record(directory, SMALL)
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"Expected model.safetensors in"):
+        children.of_record(directory, SMALL)
+
+
+SCRIPT = """
+import json, pathlib, sys, time
+held = bytearray(60_000_000)
+pathlib.Path(sys.argv[2], "checkpoint.pt").touch()
+line = {"steps": STEPS, "tested": 8, "train_seconds": 0.1, "evaluate_seconds": 0.05}
+print("loading ...", json.dumps(line), sep="\\n")
+"""
+
+
+def test_a_child_is_weighed_by_itself(tmp_path):
+    held = torch.ones(50_000_000)  # what this process holds is no part of it
+    ran = cases.Contender(["-c", SCRIPT.replace("STEPS", "2")])
+    found = children.run(UNIT, ran, SMALL, tmp_path / "one")
+    assert 60 < found["megabytes"] < 130 and held.sum() > 0
+    assert found["loop_seconds"] == pytest.approx(0.15) and found["steps"] == 2
+    assert 0 < found["cpu_seconds"] and 0 < found["seconds"]
+    with pytest.raises(ConfigError, match="Expected steps = 2 of plain PyTorch.*; got 1"):
+        skipping = cases.Contender(["-c", SCRIPT.replace("STEPS", "1")])
+        children.run(UNIT, skipping, SMALL, tmp_path / "two")
+    with pytest.raises(ConfigError, match="Expected plain PyTorch.* to write a checkpoint"):
+        keeping_none = cases.Contender(["-c", SCRIPT.replace("STEPS", "2").replace(".touch()", "")])
+        children.run(UNIT, keeping_none, SMALL, tmp_path / "three")
+
+
+@pytest.mark.long
+def test_everyone_who_is_there_does_all_of_the_work(root, tmp_path):
+    everyone = cases.vision(SMALL, root, depth=10, width=1)
+    table = runs.measure(everyone, SMALL, 1, tmp_path).set_index("contender")
+    assert list(table.index) == list(everyone) and (table["steps"] == 2).all()
+    trained = table["trained_parameters"].drop("dpexp RGP")
+    assert trained.nunique() == 1 and table["parameters"].nunique() == 1
+    assert table.loc[UNIT, "time"] == 1 and (table["start"] > 0).all()
 
 
 def test_who_skips_work_or_fails_is_no_row():
@@ -134,7 +176,9 @@ def test_the_peers_network_is_the_suites():
         (theirs.blocks[1].branch1[1].weight.std(), ours.blocks[1].branch1[1].weight.std()),
         (wrn.WideResNet().stem.weight.std(), StandardizedWRN(16, 4, 16, 3, 10).stem.weight.std()),
     ]
-    assert all(float(mine / other) == pytest.approx(1, rel=0.2) for mine, other in deviations)
+    assert all(
+        float((mine / other).detach()) == pytest.approx(1, rel=0.2) for mine, other in deviations
+    )
 
 
 def test_the_peers_sentence_classifier_is_the_suites(tiny_models):
@@ -194,7 +238,7 @@ def recorded():
 def test_the_page_has_ratios_within_rounds_and_says_who_is_missing(root):
     everyone = cases.language(SMALL, root)
     names = (UNIT, DP_SGD, "Opacus hooks", "fastDP")
-    table = measure.summary({name: everyone[name] for name in names}, recorded())
+    table = summary({name: everyone[name] for name in names}, recorded())
     text = runs.page(table, runs.CASES["run-language"], Sizes(), "made-up ones", 2, "Here.")
     rows = [line for line in text.splitlines() if line.startswith("|")][2:]
     assert rows[0] == (f"| {UNIT} | 1.00 |  | 0.40 | 0.60 |  | 1.00 | 8 | 2,753,818 | 20.5 |  |")
