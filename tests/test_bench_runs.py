@@ -263,7 +263,7 @@ def test_only_run_is_both_cases_and_nothing_else_is(only, chosen):
 @pytest.mark.parametrize(
     "words, told",
     [
-        (["--only", "runs"], "'?runs'?.*[Dd]id you mean run"),
+        (["--only", "runs"], "'runs': did you mean 'run'"),
         (["--only=run", "--examples=0"], "--examples to be at least 1; got 0"),
         (["--only=run", "--rounds=few"], "--rounds.*few"),
         (["--only=vision", "--test=10"], "beside --only run or run-vision or run-language"),
