@@ -305,13 +305,19 @@ class StandardizedGrads:
         return FactoredGrads(rule, used.x, used.dh)
 
     @cached_property
+    def _removed(self) -> tuple[Tensor, Tensor]:
+        """Both for G times the factor, found once for both carriers: P's along and means, [n, p]."""
+        used = self._times_factor()
+        return self.projection.along(used), self.projection.means(used)
+
+    @cached_property
     def _shared(self) -> Shared:
         return Shared(self.used, self.projection.unit)
 
     def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
         """Return dW_i R^T, [n, p, r], or its rows [p'] alone; nothing is formed for it."""
         used, unit = self._times_factor(), self.projection.unit.to(right_basis.dtype)
-        along, means = self.projection.along(used), self.projection.means(used)
+        along, means = self._removed
         thin, ones = unit @ right_basis.T, right_basis.sum(1)
         if rows is not None:
             along, means, thin = along[:, rows], means[:, rows], thin[rows]
@@ -321,13 +327,13 @@ class StandardizedGrads:
     def right(self, left_basis: Tensor, columns: Tensor | None = None) -> MaterializedGrads:
         """Return L^T dW_i, [n, r, m], or the columns of some channels [d'] alone."""
         used, unit = self._times_factor(), self.projection.unit.to(left_basis.dtype)
-        along = self.projection.along(used)
+        along, means = self._removed
         if columns is not None:
             unit = unit.unflatten(1, (-1, len(used.at.shifts())))[:, columns].flatten(1)
         each = used.right(left_basis, columns).materialize()
-        means = self.projection.means(used) @ left_basis
+        mixed = means @ left_basis
         return MaterializedGrads(
-            each - means[:, :, None] - (along[:, None, :] * left_basis.T) @ unit
+            each - mixed[:, :, None] - (along[:, None, :] * left_basis.T) @ unit
         )
 
     def scaled(self, factor: float) -> StandardizedGrads:
