@@ -306,7 +306,7 @@ class StandardizedGrads:
 
     @cached_property
     def _removed(self) -> tuple[Tensor, Tensor]:
-        """Both for G times the factor, found once for both carriers: P's along and means, [n, p]."""
+        """Return P's along and means of G times the factor, [n, p]: both carriers need them."""
         used = self._times_factor()
         return self.projection.along(used), self.projection.means(used)
 
