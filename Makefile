@@ -136,7 +136,7 @@ help:
 	@echo 'make test-long          what repeats a test at length: every planted break, more seeds, more kills'
 	@echo 'make lint               check style, format and types'
 	@echo 'make docs               build the site into build/docs, and check its links'
-	@echo 'make bench              measure step time and memory into results/bench/'
+	@echo 'make bench              measure step time and memory into results/bench/; ARGS="--only run" for whole runs'
 	@echo 'make verify             recompute every run'"'"'s certificate by another accountant'
 	@echo 'make audit              bound every private method'"'"'s epsilon from below, by canaries'
 	@echo 'make attack             search for an example that moves a clipped sum by more than its clip norm'

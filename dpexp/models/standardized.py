@@ -17,7 +17,7 @@ gradient of W, so that its carriers are exact. The first is a projection P of G_
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -114,15 +114,75 @@ def weighed(used: Conv2dGrads, kernels: Tensor) -> Tensor:
     return (dh * made[:, :, None]).sum((3, 4)).flatten(1)
 
 
+class Shared:
+    """What gradients of weight and gain have in common, for dh as it came: found once, when asked.
+
+    Both need <U_p, G_ip>. Where G is formed it is a product with U; elsewhere it is a convolution
+    as dear as the layer's forward pass.
+    """
+
+    def __init__(self, used: Conv2dGrads, unit: Tensor) -> None:
+        """Set x and dh, which are let go of as soon as nothing more is to be found, and U."""
+        self._used: Conv2dGrads | None = used
+        self._unit = unit
+        self._formed: Tensor | None = None
+        self._along: Tensor | None = None
+
+    def formed(self) -> Tensor | None:
+        """Return G, [n, p, d, k, k]; None if x and dh take less memory."""
+        if self._formed is None and self._used is not None:
+            self._formed = Conv2dWeight(self._used.at).formed(self._used.x, self._used.dh)
+        return self._formed
+
+    def along(self) -> Tensor:
+        """Return <U_p, G_ip>, [n, p]."""
+        if self._along is None:
+            formed = self.formed()
+            if formed is not None:
+                self._along = (formed.flatten(2) * self._unit.to(formed.dtype)).sum(2)
+            elif self._used is not None:
+                self._along = weighed(self._used, self._unit)
+            self._used = None
+        assert self._along is not None
+        return self._along
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of the gradients of one x and dh.
+
+    Attributes:
+        x: that they are of.
+        dh: likewise, times the factor.
+        shared: of dh as it came.
+        factor: g_p / s_p, [p].
+    """
+
+    x: Tensor
+    dh: Tensor
+    shared: Shared
+    factor: Tensor
+
+    def is_of(self, x: Tensor, dh: Tensor) -> bool:
+        """Return whether these tensors are meant, and no part or copy of them."""
+        return x is self.x and dh is self.dh
+
+
 @dataclass(frozen=True)
 class StandardizedWeight:
     """dW_i = P G_i for x and dh, whose channels are times g_p / s_p, as `Conv2dWeight` has them.
 
     P is linear: the clipped sum of P G_i is P of that of G_i, which is one batch gradient.
+
+    Attributes:
+        used: gives G_i.
+        projection: P.
+        known: what a gain's gradient has found of some x and dh; None: nothing.
     """
 
     used: Conv2dWeight
     projection: Projection
+    known: Known | None = None
     is_padded: ClassVar[bool] = False
 
     def numbers(self, x: Tensor, dh: Tensor) -> int:
@@ -131,7 +191,12 @@ class StandardizedWeight:
 
     def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
         """Return the gradients; None if x and dh take less memory."""
-        formed = self.used.formed(x, dh)
+        if self.known is not None and self.known.is_of(x, dh):
+            formed = self.known.shared.formed()
+            if formed is not None:
+                formed = formed * self.known.factor[:, None, None, None]
+        else:
+            formed = self.used.formed(x, dh)
         return None if formed is None else self._own(formed)
 
     def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
@@ -141,7 +206,10 @@ class StandardizedWeight:
     def size(self, x: Tensor, dh: Tensor) -> Size:
         """Return the gradients' sizes, by the Gram form or the direct one, whichever is faster."""
         if self.prefers_gram(x, dh):
-            return over_chunks(self.size_by_gram, (x, dh), self.numbers_of_gram(x, dh))
+            along: tuple[Tensor, ...] = ()
+            if self.known is not None and self.known.is_of(x, dh):
+                along = (self.known.shared.along() * self.known.factor,)
+            return over_chunks(self.size_by_gram, (x, dh, *along), self.numbers_of_gram(x, dh))
         return over_chunks(partial(size_by_forming, self), (x, dh), 2 * self.numbers(x, dh))
 
     def prefers_gram(self, x: Tensor, dh: Tensor) -> bool:
@@ -155,16 +223,21 @@ class StandardizedWeight:
         """Return how many numbers the Gram form has at once for an example."""
         return self.used.numbers_of_gram(x, dh)
 
-    def size_by_gram(self, x: Tensor, dh: Tensor) -> Size:
+    def size_by_gram(self, x: Tensor, dh: Tensor, along: Tensor | None = None) -> Size:
         """Return the gradients' sizes by the Gram form, of one view or more.
 
         |P G|^2 = |G|^2 - sum_p m mean(G_p)^2 - sum_p <U_p, G_p>^2, the last where s_p is scaled.
         What is subtracted is off by at most gamma times the energy each.
+
+        Args:
+            x: of examples of one view, or more: [n, d, h, w] or [n, v, d, h, w].
+            dh: likewise.
+            along: <U_p, G_ip>, [n, p], where it is known, of one view.
         """
         size, m = self.used.size_by_gram(x, dh), self.projection.unit.shape[1]
         means, along = (
             each if x.ndim == 4 else each.unflatten(0, x.shape[:2]).sum(1)
-            for each in self._removed(*as_images(x, dh))
+            for each in self._removed(*as_images(x, dh), along)
         )
         removed = m * means.double().square().sum(1) + along.double().square().sum(1)
         roundings = 2 * m + extent(dh).numel() + 32
@@ -172,9 +245,11 @@ class StandardizedWeight:
         squares = squares + 2 * raised(roundings, dh.dtype) * size.energy
         return size._replace(squares=squares + 2 * size.floor.square())
 
-    def _removed(self, x: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
+    def _removed(self, x: Tensor, dh: Tensor, along: Tensor | None) -> tuple[Tensor, Tensor]:
         grads = Conv2dGrads(x, dh, self.used.at, ())
-        return self.projection.means(grads), self.projection.along(grads)
+        if along is None:
+            return self.projection.means(grads), self.projection.along(grads)
+        return self.projection.means(grads), along * self.projection.is_scaled
 
     def size_of_formed(self, formed: Tensor, x: Tensor, dh: Tensor) -> Size:
         """Return the sizes of the formed gradients; these are added, not their terms."""
@@ -221,15 +296,28 @@ class StandardizedGrads:
         if name == "bias":
             return self.used.gradient("bias")
         if name == "gain":
-            return MaterializedGrads(weighed(self.used, self.projection.unit))
+            return MaterializedGrads(self._shared.along())
         used = self._times_factor()
-        rule = StandardizedWeight(Conv2dWeight(used.at), self.projection)
+        known = None
+        if "gain" in self.parameters:
+            known = Known(used.x, used.dh, self._shared, self.factor)
+        rule = StandardizedWeight(Conv2dWeight(used.at), self.projection, known)
         return FactoredGrads(rule, used.x, used.dh)
+
+    @cached_property
+    def _removed(self) -> tuple[Tensor, Tensor]:
+        """Return P's along and means of G times the factor, [n, p]: both carriers need them."""
+        used = self._times_factor()
+        return self.projection.along(used), self.projection.means(used)
+
+    @cached_property
+    def _shared(self) -> Shared:
+        return Shared(self.used, self.projection.unit)
 
     def left(self, right_basis: Tensor, rows: Tensor | None = None) -> MaterializedGrads:
         """Return dW_i R^T, [n, p, r], or its rows [p'] alone; nothing is formed for it."""
         used, unit = self._times_factor(), self.projection.unit.to(right_basis.dtype)
-        along, means = self.projection.along(used), self.projection.means(used)
+        along, means = self._removed
         thin, ones = unit @ right_basis.T, right_basis.sum(1)
         if rows is not None:
             along, means, thin = along[:, rows], means[:, rows], thin[rows]
@@ -239,13 +327,13 @@ class StandardizedGrads:
     def right(self, left_basis: Tensor, columns: Tensor | None = None) -> MaterializedGrads:
         """Return L^T dW_i, [n, r, m], or the columns of some channels [d'] alone."""
         used, unit = self._times_factor(), self.projection.unit.to(left_basis.dtype)
-        along = self.projection.along(used)
+        along, means = self._removed
         if columns is not None:
             unit = unit.unflatten(1, (-1, len(used.at.shifts())))[:, columns].flatten(1)
         each = used.right(left_basis, columns).materialize()
-        means = self.projection.means(used) @ left_basis
+        mixed = means @ left_basis
         return MaterializedGrads(
-            each - means[:, :, None] - (along[:, None, :] * left_basis.T) @ unit
+            each - mixed[:, :, None] - (along[:, None, :] * left_basis.T) @ unit
         )
 
     def scaled(self, factor: float) -> StandardizedGrads:

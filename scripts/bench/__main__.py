@@ -1,6 +1,7 @@
-"""Time and weigh one step of every method beside the non-private step and the peers.
+"""Time and weigh one step of every method beside the non-private step and the peers; or whole runs.
 
 python -m scripts.bench [--only vision] [--batch 32] [--rounds 12] [--device auto]
+python -m scripts.bench --only run [--examples 4096] [--test 1000] [--batch 512] [--rounds 5]
 
 The unit is plain autograd's forward, backward and gradient. A private step is everything but the
 optimizer: carriers, forward, backward, clipping, noise, reconstruction. What of it is paid once a
@@ -15,11 +16,13 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import NoReturn
 
 import pandas as pd
 import torch
@@ -29,8 +32,9 @@ from dpexp.distributed import memory
 from dpexp.distributed.ranks import choose_device
 from dpexp.kernels import compiled
 from dpexp.records import describe_device, git_commit, versions, write_atomically
+from dpexp.reporting.schema.artifact import unknown
 from dpexp.types import ConfigError
-from scripts.bench import gep, language, recipes, vision
+from scripts.bench import gep, language, recipes, runs, vision
 from scripts.bench.steps import UNIT, Case, Run
 
 WEIGHINGS = 3
@@ -41,6 +45,9 @@ CASES = {
     "recipes-vision": recipes.IMAGES,
     "recipes-language": recipes.TEXTS,
 }
+
+ONLY = [*CASES, "gep", "run", *runs.CASES]
+"""What --only takes."""
 
 
 def seconds(run: Run, device: torch.device) -> float:
@@ -176,19 +183,77 @@ def _number(value: float | None, sign: str = "") -> str:
     return "" if value is None or pd.isna(value) else f"{sign}{value:.2f}"
 
 
-def main() -> None:
-    """Measure, print and write results/bench/<device>-<case>.md and .csv."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=[*CASES, "gep"])
+def whole_runs(
+    chosen: Sequence[str], arguments: argparse.Namespace, rounds: int, where: str
+) -> Iterator[tuple[str, pd.DataFrame, str]]:
+    """Measure whole runs; what every case reads is written first, so that none fails late."""
+    with tempfile.TemporaryDirectory() as folder:
+        root, prepared = Path(folder), []
+        for kind in chosen:
+            case, default = runs.CASES[kind], runs.Sizes()
+            sizes = runs.Sizes(
+                train=arguments.examples or default.train,
+                test=arguments.test or min(default.test, case.most_tested),
+                batch=arguments.batch or default.batch,
+            )
+            prepared.append((kind, case, sizes, case.write(root / "data", sizes.train, sizes.test)))
+        for kind, case, sizes, data in prepared:
+            contenders = case.contenders(sizes, root / "data")
+            table = runs.measure(contenders, sizes, rounds, root)
+            yield kind, table, runs.page(table, case, sizes, data, rounds, where)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError."""
+        raise ConfigError(f"Expected words of --help; {message}.")
+
+
+def read(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line.
+
+    Raises:
+        ConfigError: for a word that is none, or a number out of range.
+    """
+    parser = Parser(prog="python -m scripts.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help=f"one of {', '.join(ONLY)}")
     parser.add_argument("--batch", type=int, help="examples a step; each case has its own")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, help="12; of whole runs 5")
+    parser.add_argument("--examples", type=int, help="training examples of a whole run, 4096")
+    parser.add_argument("--test", type=int, help="test examples of a whole run, 1000 if there")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--weigh", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.rounds < 1 or (arguments.batch is not None and arguments.batch < 1):
-        parser.error("expected --rounds and --batch to be at least 1")
-    device, only = choose_device(arguments.device), arguments.only
+    arguments = parser.parse_args(words)
+    if arguments.only is not None and arguments.only not in ONLY:
+        raise unknown("case", arguments.only, ONLY)
+    for number in ("rounds", "batch", "examples", "test"):
+        if (given := getattr(arguments, number)) is not None and given < 1:
+            raise ConfigError(f"Expected --{number} to be at least 1; got {given}.")
+    of_runs = whole(arguments.only)
+    if not of_runs and (arguments.examples or arguments.test):
+        raise ConfigError(
+            f"Expected --examples and --test beside --only run or {' or '.join(runs.CASES)}; got "
+            f"--only {arguments.only}."
+        )
+    if of_runs and arguments.device not in ("auto", "cpu"):
+        raise ConfigError(f"Expected --device=cpu of whole runs; got {arguments.device}.")
+    return arguments
+
+
+def whole(only: str | None) -> list[str]:
+    """Return the cases of whole runs that a choice stands for: none unless it names them."""
+    return [case for case in runs.CASES if only in ("run", case)]
+
+
+def main() -> None:
+    """Measure, print and write results/bench/<device>-<case>.md and .csv."""
+    arguments = read()
+    only, of_runs = arguments.only, whole(arguments.only)
+    device = torch.device("cpu") if of_runs else choose_device(arguments.device)
+    rounds = arguments.rounds or (5 if of_runs else 12)
     memory.keep_pages()
     if arguments.weigh:
         print(weigh(CASES[only], arguments.weigh, arguments.batch, device))
@@ -206,11 +271,13 @@ def main() -> None:
         write_atomically(f"{stem}-{kind}.md", text)
         print(text, flush=True)
 
+    for kind, table, text in whole_runs(of_runs, arguments, rounds, place(device)):
+        write(kind, table, text)
     for kind, case in CASES.items():
         if only in (None, kind):
             batch = arguments.batch or case.batch
-            table = measure(kind, batch, arguments.rounds, device)
-            text = f"{preface(arguments.rounds, device)}\n{markdown(table, case, batch)}"
+            table = measure(kind, batch, rounds, device)
+            text = f"{preface(rounds, device)}\n{markdown(table, case, batch)}"
             write(kind, table, text)
     if only in (None, "gep"):
         table = gep.measure(device, rounds=3)

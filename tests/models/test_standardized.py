@@ -6,15 +6,18 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dpexp
 from dpexp import cli
+from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.grad_sample.rules import layer_grads_of
 from dpexp.methods.dp_lora import DPLoRA
 from dpexp.models.adapters import adapter_parameters, merged
 from dpexp.models.standardized import (
     GainedConv2d,
     StandardizedConv2d,
+    of_standardized,
     standardize,
     standardized,
 )
@@ -154,6 +157,59 @@ def test_a_run_is_trained_verified_and_named_for_it(tmp_path):
     said = CONFIGS.compose_anew([*words, "model.weight_standardization=false"])
     assert said == CONFIGS.compose_anew(words) and "weight_standardization" not in said["model"]
     assert any(type(each) is StandardizedConv2d for each in run.model.modules())
+
+
+class Convolutions(TorchDispatchMode):
+    """Counts convolutions that are as dear as the layer's own, and gradients of kernels."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.outputs, self.forward, self.kernels = outputs, 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.convolution.default and len(args[1]) == self.outputs:
+            self.forward += 1
+        self.kernels += func is torch.ops.aten.convolution_backward.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "shape, is_formed",
+    [((3, 8, 9), True), ((3, 8, 2), False)],  # by a size of images; the second takes the Gram form
+)
+@pytest.mark.parametrize("size", [1.0, 1e-4])
+@pytest.mark.parametrize("order", [("weight", "gain"), ("gain", "weight")])
+def test_weight_and_gain_share_what_both_need(shape, is_formed, size, order):
+    inputs, outputs, side = shape
+    torch.manual_seed(0)
+    layer = GainedConv2d(inputs, outputs, 3, padding=1)
+    with torch.no_grad():
+        layer.weight.normal_(1.0).mul_(size)
+        layer.gain.normal_()
+        layer.gain[0] = 0.0
+    x = random_like(torch.empty(4, inputs, side, side), 1).float()
+    dh = random_like(layer(x), 2).float()
+    each = per_example_by_torch_func(layer, x, dh)
+    grads = of_standardized(layer, x, dh)
+    with Convolutions(outputs) as counted:
+        blocks = {name: grads.gradient(name) for name in order}
+        found, held = blocks["weight"].measured()
+    assert isinstance(held, MaterializedGrads) == is_formed
+    assert counted.forward == (0 if is_formed else 1) and counted.kernels == is_formed
+    torch.testing.assert_close(blocks["gain"].materialize(), each["gain"])
+    most = 1e-6 * float(each["weight"].abs().max())
+    torch.testing.assert_close(held.materialize(), each["weight"], rtol=1e-5, atol=most)
+    squares = each["weight"].double().flatten(1).square().sum(1)
+    assert (found.squares >= squares * (1 - 1e-6)).all()
+    torch.testing.assert_close(found.squares, squares, rtol=1e-2, atol=1e-9)
+    # What is picked out, or made double, is of other tensors, and found anew.
+    some = blocks["weight"].select(torch.tensor([True, False, True, True]))
+    torch.testing.assert_close(
+        some.measured()[1].materialize(), each["weight"][[0, 2, 3]], rtol=1e-5, atol=most
+    )
+    torch.testing.assert_close(some.norms_squared(), squares[[0, 2, 3]], rtol=1e-2, atol=1e-9)
+    exact = blocks["weight"].double().norms_squared()
+    torch.testing.assert_close(exact, squares, rtol=1e-4, atol=1e-9)
 
 
 def test_views_of_an_example_add_up():
