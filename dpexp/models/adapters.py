@@ -83,10 +83,7 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs as the layer does, and add the adapter's output."""
-        beside = self.lora_B(self.lora_A(x))
-        if self.scale != 1:  # times one it would be a copy, here and backwards
-            beside = self.scale * beside
-        return self.base_layer(x) + beside
+        return self.base_layer(x) + self.scale * self.lora_B(self.lora_A(x))
 
     @torch.no_grad()
     def merged(self) -> nn.Module:
