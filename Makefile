@@ -28,7 +28,7 @@ READY := $(VENV)/.ready
 MAKEFLAGS += --no-builtin-rules
 
 # So would a target that is a folder's name, results for one: make finds it there, with nothing to do.
-TARGETS := all setup test test-long lint docs bench verify audit attack lira soak pin-configs clean help
+TARGETS := all setup test test-long lint docs bench gpu-report verify audit attack lira soak pin-configs clean help
 WITHOUT_DIGITS = $(subst 0,,$(subst 1,,$(subst 2,,$(subst 3,,$(subst 4,,$(subst 5,,$(subst 6,,$(subst 7,,$(subst \
   8,,$(subst 9,,$(1)))))))))))
 IS_NUMBERED = $(and $(filter table figure,$(call WITHOUT_DIGITS,$(1))),$(filter-out table figure,$(1)))
@@ -85,6 +85,9 @@ docs: $(READY)
 bench: $(READY)
 	$(PY) -m scripts.bench $(ARGS)
 
+gpu-report: $(READY)
+	$(PY) -m scripts.gpu_report $(ARGS)
+
 verify: $(READY)
 	@$(if $(ARGS)$(wildcard results/*/runs/*/result.json),$(PY) -m scripts.verify \
 	  $(or $(ARGS),$(patsubst %/result.json,%,$(wildcard results/*/runs/*/result.json))),\
@@ -137,6 +140,7 @@ help:
 	@echo 'make lint               check style, format and types'
 	@echo 'make docs               build the site into build/docs, and check its links'
 	@echo 'make bench              measure step time and memory into results/bench/; ARGS="--only run" for whole runs'
+	@echo 'make gpu-report         on a GPU: its tests and every bench, in 25 minutes; run again to go on; ARGS=--dry'
 	@echo 'make verify             recompute every run'"'"'s certificate by another accountant'
 	@echo 'make audit              bound every private method'"'"'s epsilon from below, by canaries'
 	@echo 'make attack             search for an example that moves a clipped sum by more than its clip norm'

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import resource
 import sys
 import textwrap
 import weakref
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dpexp.distributed import memory
+from dpexp.distributed.memory import STATUS, _kilobytes, room_mb
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.judging import evaluate
 from dpexp.types import ConfigError
@@ -180,3 +183,35 @@ def test_a_process_whose_memory_is_limited_halves_and_goes_on(programs):
     done = programs.run(["-c", textwrap.dedent(REAL)])
     assert done.stdout == "same\n", done.stderr
     assert "can't allocate memory" in done.stderr
+
+
+def test_room_ends_at_a_limit_on_addresses():
+    """As `ulimit -v` sets it, which MemAvailable does not know."""
+    free, left = room_mb(CPU, sharing=1), 300 * 2**20
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit = _kilobytes(STATUS, "VmSize:") * 1024 + left
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+        limited, shared = room_mb(CPU, sharing=1), room_mb(CPU, sharing=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    held = _kilobytes(STATUS, "VmRSS:") * 1024 / 1e6
+    assert limited == pytest.approx(held + left / 1e6, abs=50)
+    assert shared == pytest.approx(limited, abs=50) and free > limited  # a limit of each process
+
+
+@pytest.mark.parametrize("limited", ["", "system", "system/run.scope"])
+def test_room_ends_at_the_limit_of_any_group_around(limited, tmp_path, monkeypatch):
+    for name in ("", "system", "system/run.scope"):
+        group = tmp_path / "fs" / name
+        group.mkdir(exist_ok=True, parents=True)
+        most = str(500 * 10**6) if name == limited else "max"
+        (group / "memory.max").write_text(f"{most}\n")
+        (group / "memory.current").write_text(f"{300 * 10**6}\n")
+    (tmp_path / "own").write_text("0::/system/run.scope\n")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path / "fs")
+    monkeypatch.setattr(memory, "OWN_GROUP", tmp_path / "own")
+    held = _kilobytes(STATUS, "VmRSS:") * 1024 / 1e6
+    assert room_mb(CPU, sharing=1) == pytest.approx(held + 200, abs=50)
+    (tmp_path / "own").unlink()  # as where /proc does not have it: the root's limit alone
+    assert (room_mb(CPU, sharing=1) < held + 250) == (limited == "")

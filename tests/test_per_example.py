@@ -18,6 +18,11 @@ from dpexp.privacy.privatize import ClippedSum
 from dpexp.types import Key, Release
 
 
+def chosen(entries, size):
+    """Return a mask of a gradient's entries."""
+    return torch.zeros(size, dtype=torch.bool).index_fill_(0, entries, True)
+
+
 def test_float32_norms_of_long_vectors_are_bounded_to_four_digits():
     gen = torch.Generator().manual_seed(0)
     x, dh = torch.randn(2, 3, 1024, generator=gen), torch.randn(2, 3, 2048, generator=gen)
@@ -25,7 +30,7 @@ def test_float32_norms_of_long_vectors_are_bounded_to_four_digits():
     entries = torch.arange(0, 2**21, 2)
     expected = whole.materialize().double().flatten(1)[:, entries].square().sum(1)
     explicit = MaterializedGrads(whole.materialize().flatten(1)[:, ::2]).norms_squared()
-    masked = MaskedGrads(whole, entries, (2048, 1024)).norms_squared()
+    masked = MaskedGrads(whole, chosen(entries, 2**21), (2048, 1024)).norms_squared()
     for bound, most in ((explicit, 2e-4), (masked, 2e-3)):
         assert ((bound >= expected) & (bound <= expected * (1 + most))).all()
 
@@ -42,7 +47,7 @@ def convolved(memory_format):
 
 def masked():
     whole = FactoredGrads(LinearWeight(), torch.randn(16, 30, 64), torch.randn(16, 30, 64))
-    return MaskedGrads(whole, torch.arange(4000), (64, 64)), (4000,)
+    return MaskedGrads(whole, chosen(torch.arange(4000), 64 * 64), (64, 64)), (4000,)
 
 
 def at_position(dh, who, position):
@@ -127,7 +132,8 @@ def test_kept_entries_of_images_that_are_held_bring_no_terms_into_the_sum(every)
     gen = torch.Generator().manual_seed(0)
     x, dh = torch.randn(4, 16, 16, 16, generator=gen), torch.randn(4, 8, 16, 16, generator=gen)
     whole = FactoredGrads(Conv2dMatrix(Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)), x, dh)
-    size, held = MaskedGrads(whole, torch.arange(0, 8 * 144, every), (8, 144)).measured()
+    is_kept = chosen(torch.arange(0, 8 * 144, every), 8 * 144)
+    size, held = MaskedGrads(whole, is_kept, (8, 144)).measured()
     assert type(held) is MaterializedGrads
     assert (size.energy == size.squares).all()
     assert (size.squares >= held.values.double().square().sum(1)).all()
@@ -153,7 +159,7 @@ def test_padding_moves_no_weight(kind, lengths):
             layer_grads = LinearGrads.read(nn.Linear(96, 96), x[:, :t], dh[:, :t])
             grads = layer_grads.gradient("weight")
         if kind == "masked":
-            grads = MaskedGrads(grads, torch.arange(0, 96 * 96, 2), (96, 96))
+            grads = MaskedGrads(grads, chosen(torch.arange(0, 96 * 96, 2), 96 * 96), (96, 96))
         size, held = grads.measured()
         return upper_bound(size, slack_of(torch.float32)), type(held)
 

@@ -146,12 +146,12 @@ def _image_carriers(d: int, p: int, size: int, rank: int, side: str, last: bool 
 
 
 def _masked(whole: Form, every: int = 2) -> Form:
-    kept = torch.arange(0, math.prod(whole.block), every)
+    is_kept = torch.arange(math.prod(whole.block)) % every == 0
 
     def grads(x: Tensor, h: Tensor) -> PerExampleGrads:
-        return MaskedGrads(whole.grads(x, h), kept, whole.block)
+        return MaskedGrads(whole.grads(x, h), is_kept, whole.block)
 
-    return Form(whole.x, whole.h, grads, (len(kept),))
+    return Form(whole.x, whole.h, grads, (int(is_kept.sum()),))
 
 
 def _embedding(rows: int, d: int, t: int) -> Form:

@@ -24,6 +24,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of mallopt(3)
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+OWN_GROUP = Path("/proc/self/cgroup")
 
 SIGNS = (
     "can't allocate memory",  # torch's allocator on a CPU
@@ -87,18 +88,42 @@ def room_mb(device: torch.device, sharing: int) -> float | None:
         return (held + left / sharing) / 1e6
     if not MEMINFO.exists():
         return None
-    free = min(_kilobytes(MEMINFO, "MemAvailable:") * 1024, _left_to_group())
+    free = min(
+        _kilobytes(MEMINFO, "MemAvailable:") * 1024, _left_to_group(), sharing * _left_to_process()
+    )
     return (_kilobytes(STATUS, "VmRSS:") * 1024 + free / sharing) / 1e6
 
 
 def _left_to_group() -> float:
-    """Return the bytes left under a container's limit (cgroup v2); infinity without a limit."""
+    """Return the bytes left under limits of a container or a service (cgroup v2), or infinity.
+
+    A process's group is within others, each of which may have a limit.
+    """
     try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-        used = (CGROUP / "memory.current").read_text()
+        lines = OWN_GROUP.read_text().splitlines()
+    except OSError:
+        lines = []
+    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    names = Path(own).parts
+    folders = [CGROUP.joinpath(*names[:depth]) for depth in range(len(names) + 1)]
+    return min(_left_under(folder) for folder in folders)
+
+
+def _left_under(group: Path) -> float:
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = (group / "memory.current").read_text()
     except OSError:
         return float("inf")
     return float("inf") if limit == "max" else float(limit) - float(used)
+
+
+def _left_to_process() -> float:
+    """Return the bytes left under `ulimit -v`, which counts addresses; infinity without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return float("inf")
+    return float(limit - _kilobytes(STATUS, "VmSize:") * 1024)
 
 
 def _kilobytes(path: Path, field: str) -> int:

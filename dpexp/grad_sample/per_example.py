@@ -180,26 +180,28 @@ class MaskedGrads:
 
     Attributes:
         whole: the gradients.
-        entries: [kept], indices into one example's flattened gradient.
+        is_kept: [numbers], booleans, of one example's flattened gradient. Indices of a half of them
+            would take four times the memory.
         shape: shape of one example's gradient.
     """
 
     whole: FactoredGrads
-    entries: Tensor
+    is_kept: Tensor
     shape: tuple[int, ...]
 
     def measured(self) -> tuple[Size, MaterializedGrads | MaskedGrads]:
         """Return every example's size, and what to keep until the clip weights are known."""
         rule, x, dh = self.whole.rule, self.whole.x, self.whole.dh
         held: MaterializedGrads | MaskedGrads = self
-        if len(self.entries) < self._held():
+        num_kept = int(self.is_kept.sum())
+        if num_kept < self._held():
             held = MaterializedGrads(self.materialize())
             if not rule.is_padded:  # the formed values themselves are added, not their terms
                 return rule.size_of_formed(held.values, x, dh), held
-            formed = over_chunks(size_of_held, (held.values,), max(1, len(self.entries)))
+            formed = over_chunks(size_of_held, (held.values,), max(1, num_kept))
         else:  # zeroing the other entries is faster than selecting (ours, on CPUs)
-            is_kept = self.whole.dh.new_zeros(prod(self.shape)).index_fill_(0, self.entries, 1)
-            sizes = [size_of_held(piece.mul_(is_kept)) for piece in self._pieces()]
+            factors = self.is_kept.to(dh.dtype)
+            sizes = [size_of_held(piece.mul_(factors)) for piece in self._pieces()]
             formed = Size(*map(torch.cat, zip(*sizes, strict=True)))
         # Texts get the same bound in both branches, for the choice depends on padding, and so on
         # the other examples in the batch.
@@ -213,11 +215,12 @@ class MaskedGrads:
         """Add the kept entries, times their weights [n] (None: all ones), to `total` [kept]."""
         whole = total.new_zeros(self.shape)
         self.whole.add_to(whole, weights)
-        total += whole.flatten().index_select(0, self.entries)
+        total += whole.flatten().masked_select(self.is_kept)
 
     def materialize(self) -> Tensor:
         """Return every example's kept entries, [n, kept]."""
-        return torch.cat([piece.index_select(1, self.entries) for piece in self._pieces()])
+        entries = self.is_kept.nonzero().flatten()
+        return torch.cat([piece.index_select(1, entries) for piece in self._pieces()])
 
     def select(self, mask: Tensor) -> MaskedGrads:
         """Drop the examples where mask [n] is False."""

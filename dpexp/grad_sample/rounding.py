@@ -10,6 +10,8 @@ normal number.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -30,6 +32,49 @@ LONG = 2**10
 """Longer vectors' norms are computed in pieces of this length; the squares are added in float64."""
 
 
+FACTORS = 2.0**-9 + 2.0**-20
+"""What a product of two numbers may lose, as a share of it, where TF32 keeps ten bits of either
+(docs/privacy/rounding.md): (1 + 2^-10)^2 - 1, since a unit may cut the other bits off."""
+
+SUMS = 4.0
+"""Units u that a tensor core's addition may lose where one rounding loses u: it cuts off, too, and
+aligns several terms with the largest before it adds them (Fasi et al. 2021)."""
+
+
+@contextmanager
+def products_in_tf32(is_on: bool) -> Iterator[None]:
+    """Let a GPU take TF32 for products of float32 within the context, or not; then as before.
+
+    Bounds on norms, and the clip weights' margin, follow what is set here.
+    """
+    matrices, convolutions = (
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+    )
+    torch.set_float32_matmul_precision("high" if is_on else "highest")
+    torch.backends.cudnn.allow_tf32 = is_on
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matrices)
+        torch.backends.cudnn.allow_tf32 = convolutions
+
+
+def is_coarse(dtype: torch.dtype) -> bool:
+    """Return whether products in a precision may be taken in TF32."""
+    return dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+
+
+def of_factors(dtype: torch.dtype) -> float:
+    """Return what one product may lose before it is added to others, as a share of it."""
+    return FACTORS if is_coarse(dtype) else 0.0
+
+
+def of_sums(dtype: torch.dtype) -> float:
+    """Return what an addition within a product of matrices may lose: u, or more in TF32."""
+    return unit(dtype) * (SUMS if is_coarse(dtype) else 1.0)
+
+
 def unit(dtype: torch.dtype) -> float:
     """Return u, the unit roundoff."""
     return torch.finfo(dtype).eps / 2
@@ -41,16 +86,20 @@ def eta(dtype: torch.dtype) -> float:
 
 
 def raised(terms: int, dtype: torch.dtype) -> float:
-    """Return 2 gamma_k, a bound on an inner product's error relative to its computed value.
+    """Return 2 gamma_k, a bound on the error of products of matrices, relative to what is computed.
 
     Args:
-        terms: k, the number of terms.
+        terms: k, the number of terms of an inner product, or of two that are multiplied.
         dtype: of the arithmetic.
 
     Returns:
         Infinity if k is too large for the bound to hold in this precision; float64 is used then.
     """
-    share = (terms + 8) * unit(dtype)  # eight more for the operations around it
+    # Eight more for the operations around it. Two products may be multiplied, or one squared.
+    return _twice((terms + 8) * of_sums(dtype) + 2 * of_factors(dtype))
+
+
+def _twice(share: float) -> float:
     return 2 * share / (1 - share) if share < 1 / 4 else math.inf
 
 
@@ -58,7 +107,8 @@ def size_of_held(values: Tensor) -> Size:
     """Return the size of vectors [n, ...] that are added themselves, not as sums of terms."""
     values = values.flatten(1)
     numbers, least = values.shape[1], eta(values.dtype)
-    squares = squares_of(values) * (1 + raised(min(numbers, LONG), values.dtype))
+    lost = _twice((min(numbers, LONG) + 8) * unit(values.dtype))  # of a norm, which is no product
+    squares = squares_of(values) * (1 + lost)
     squares = squares + 2 * least * numbers
     return Size(squares, squares, torch.full_like(squares, least * math.sqrt(numbers)))
 

@@ -43,7 +43,13 @@ from dpexp.methods.selection import (
     require_rank,
     shapes_of,
 )
-from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
+from dpexp.methods.sparsity import (
+    is_most_important,
+    most_important,
+    num_kept,
+    require_fraction,
+    scattered,
+)
 from dpexp.models.matrices import matrix_parameters, require_embeddings, why_no_matrix
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
@@ -157,7 +163,7 @@ class LSG(Method):
             left[name], right[name] = bases
             matrix, shape = weights[name], state["shapes"][name]
             if self._mask == "direct":
-                entries[name] = most_important(matrix.abs().flatten(), p)
+                entries[name] = is_most_important(matrix.abs().flatten(), p)
                 rows[name] = columns[name] = None
                 continue
             of_rows, of_columns = self._importance(matrix, left[name], right[name], shape[1], gen)
@@ -223,7 +229,6 @@ class LSG(Method):
             d_right = scattered(d_right, state["columns"][name], shape[1], dim=1).flatten(1)
             update = reparametrized_update(left, right, d_left, d_right).flatten()
             if state["entries"].get(name) is not None:
-                kept = state["entries"][name]
-                update = scattered(update[kept], kept, len(update))
+                update = update.masked_fill(~state["entries"][name], 0)
             gradients[name] = update.view(shape)
         return gradients, state

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads, MaterializedGrads
 from dpexp.methods.dpsgd import DPSGD
-from dpexp.methods.sparsity import most_important, num_kept, require_fraction, scattered
+from dpexp.methods.sparsity import is_most_important, num_kept, require_fraction, spread
 from dpexp.models.matrices import matrix_parameters
 from dpexp.privacy.stated import Stated
 from dpexp.types import Key, LayerGrads, PerExampleGrads, PublicGradients, State, require_word
@@ -71,13 +71,13 @@ class SparseDPSGD(DPSGD):
     def prepare(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> State:
-        """Return the state with the entries to keep, chosen from weights already released."""
+        """Return the state with the entries to keep, as masks, from weights already released."""
         entries = {}
         for name in state["entries"]:
             importance = model.get_parameter(name).detach().abs().flatten()
             if self._mask == "random":
                 importance = torch.rand(len(importance), generator=gen, device=importance.device)
-            entries[name] = most_important(importance, self._p)
+            entries[name] = is_most_important(importance, self._p)
         return {**state, "entries": entries}
 
     def per_example_grads(
@@ -90,7 +90,9 @@ class SparseDPSGD(DPSGD):
             if kept is None:
                 continue
             if isinstance(grads, MaterializedGrads):
-                per_example[key] = MaterializedGrads(grads.values.flatten(1).index_select(1, kept))
+                entries = kept.nonzero().flatten()
+                values = grads.values.flatten(1).index_select(1, entries)
+                per_example[key] = MaterializedGrads(values)
             else:
                 per_example[key] = MaskedGrads(
                     cast(FactoredGrads, grads), kept, state["shapes"][key.parameter]
@@ -113,5 +115,5 @@ class SparseDPSGD(DPSGD):
         gradients, state = super().reconstruct(state, noisy)
         for name, kept in state["entries"].items():
             shape = state["shapes"][name]
-            gradients[name] = scattered(gradients[name], kept, prod(shape)).view(shape)
+            gradients[name] = spread(gradients[name].flatten(), kept).view(shape)
         return gradients, state

@@ -40,6 +40,19 @@ def most_important(importance: Tensor, p: float) -> Tensor | None:
     return importance.topk(count, sorted=False).indices.sort().values
 
 
+def is_most_important(importance: Tensor, p: float) -> Tensor | None:
+    """Return whether each entry is among the largest (1 - p) of an importance [size].
+
+    Returns:
+        Booleans, [size], of which num_kept(size, p) are True; None if all are.
+    """
+    count = num_kept(len(importance), p)
+    if count == len(importance):
+        return None
+    chosen = importance.topk(count, sorted=False).indices
+    return torch.zeros_like(importance, dtype=torch.bool).index_fill_(0, chosen, True)
+
+
 def scattered(kept: Tensor, indices: Tensor | None, size: int, dim: int = 0) -> Tensor:
     """Return kept values at their indices along one axis, zeros elsewhere (None: all were kept)."""
     if indices is None:
@@ -47,3 +60,10 @@ def scattered(kept: Tensor, indices: Tensor | None, size: int, dim: int = 0) -> 
     shape = list(kept.shape)
     shape[dim] = size
     return torch.zeros(shape, dtype=kept.dtype, device=kept.device).index_copy_(dim, indices, kept)
+
+
+def spread(kept: Tensor, is_kept: Tensor | None) -> Tensor:
+    """Return kept values where a mask [size] is True, in order, zeros elsewhere (None: all)."""
+    if is_kept is None:
+        return kept
+    return kept.new_zeros(len(is_kept)).masked_scatter_(is_kept, kept)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpexp.grad_sample.rounding import eta, unit
+from dpexp.grad_sample.rounding import eta, of_factors, of_sums, unit
 from dpexp.types import Size
 
 ROUNDINGS = 2**14
@@ -35,7 +35,10 @@ def slack_of(dtype: torch.dtype, *, is_widened: bool = False) -> float:
             then leaves u of float32 of its energy, so that its terms are too small to cost others a
             digit.
     """
-    return unit(dtype) if is_widened and dtype != torch.float64 else ROUNDINGS * unit(dtype)
+    if is_widened and dtype != torch.float64:
+        return unit(dtype)
+    # The bits that TF32 cuts off an example's own factors are the same whoever stands beside it.
+    return ROUNDINGS * of_sums(dtype) + of_factors(dtype)
 
 
 def upper_bound(size: Size, slack: float, *, is_widened: bool = False) -> Tensor:
@@ -48,7 +51,7 @@ def upper_bound(size: Size, slack: float, *, is_widened: bool = False) -> Tensor
             the rounding of their sum, and the bound includes that.
     """
     room = (
-        1 + ROUNDINGS * unit(torch.float32) if is_widened else 1.0
+        1 + ROUNDINGS * of_sums(torch.float32) if is_widened else 1.0
     )  # others may not be in float64
     return room * size.squares.sqrt() + slack * size.energy.sqrt()
 

@@ -8,7 +8,8 @@ optimizer: carriers, forward, backward, clipping, noise, reconstruction. What of
 logical batch, however many micro-batches that has, is timed as a step on an empty draw. All steps
 are timed side by side in one process, in turns, each round beginning with another one: what ran
 just before leaves caches and memory as it likes. Each one's memory is the median of three processes
-of its own, since what a CPU's peak counts differs by a tenth from one to the next.
+of its own, since what a CPU's peak counts differs by a tenth from one to the next. A GPU's peak is
+what torch's allocator counted, the same every time, and is taken once, in this process.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def in_turns(steps: Mapping[str, Run], rounds: int, device: torch.device) -> pd.
 def weigh(case: Case, name: str, batch: int, device: torch.device) -> float:
     """Return what taking steps adds to the memory in use before the first, in MB."""
     step = case.build(batch, device)[name]()
+    memory.collect()
     memory.reset_peak(device)
     before = memory.peak_mb(device)
     for _ in range(3):
@@ -108,10 +110,17 @@ def measure(name: str, batch: int, rounds: int, device: torch.device) -> pd.Data
     }
     ratios = times.div(times[UNIT], axis=0)
     low, middle, high = (ratios.quantile(share) for share in (0.25, 0.5, 0.75))
-    weighed = pd.DataFrame(
-        [{step: weigh_apart(name, step, batch, device) for step in steps} for _ in range(WEIGHINGS)]
-    )
-    megabytes = weighed.median()
+    known = [*steps]
+    if device.type == "cuda":
+        steps.clear()  # their models need not lie beside the one that is weighed
+        megabytes = pd.Series({step: weigh(case, step, batch, device) for step in known})
+    else:
+        weighed = [
+            {step: weigh_apart(name, step, batch, device) for step in known}
+            for _ in range(WEIGHINGS)
+        ]
+        megabytes = pd.DataFrame(weighed).median()
+    goals = case.goals if device.type == "cpu" else {}
     rows = [
         {
             "step": step,
@@ -119,9 +128,9 @@ def measure(name: str, batch: int, rounds: int, device: torch.device) -> pd.Data
             "low": low.get(step),
             "high": high.get(step),
             "of which once a batch": once[step] / times[UNIT].median() if step in once else None,
-            "time goal": case.goals.get(step, (None, None))[0],
+            "time goal": goals.get(step, (None, None))[0],
             "memory": megabytes[step] / megabytes[UNIT] if step in megabytes else None,
-            "memory goal": case.goals.get(step, (None, None))[1],
+            "memory goal": goals.get(step, (None, None))[1],
             "seconds": times[step].median() if step in times else None,
             "megabytes": megabytes.get(step),
             "note": notes[step],
@@ -144,9 +153,12 @@ def place(device: torch.device) -> str:
 
 def preface(rounds: int, device: torch.device) -> str:
     """Say what was measured, on what and how."""
+    weighed = f"for memory, of {WEIGHINGS} processes a step"
+    if device.type == "cuda":
+        weighed = "memory is what torch's allocator counts"
     return (
         f"{place(device)} Medians of {rounds} rounds side by side, with the range of the "
-        f"middle half of them; for memory, of {WEIGHINGS} processes a step. The unit is the "
+        f"middle half of them; {weighed}. The unit is the "
         "non-private step: forward, backward, gradient. A private step is everything but the "
         "optimizer; what of it is paid once a logical batch, however many micro-batches that has, "
         "stands beside it.\n"
@@ -181,6 +193,21 @@ def _range(low: float | None, high: float | None) -> str:
 
 def _number(value: float | None, sign: str = "") -> str:
     return "" if value is None or pd.isna(value) else f"{sign}{value:.2f}"
+
+
+def stem_of(device: torch.device, results: Path) -> Path:
+    """Return how the paths of a device's pages begin, and make their folder.
+
+    Raises:
+        ConfigError: if that cannot be made.
+    """
+    name = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    stem = results / "bench" / name.lower().replace(" ", "-")
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"Expected a folder for --results; got {error}.") from None
+    return stem
 
 
 def whole_runs(
@@ -259,12 +286,7 @@ def main() -> None:
         print(weigh(CASES[only], arguments.weigh, arguments.batch, device))
         return
     warnings.filterwarnings("ignore", message="Full backward hook")  # Opacus, on image inputs
-    name = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
-    stem = arguments.results / "bench" / name.lower().replace(" ", "-")
-    try:
-        stem.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"Expected a folder for --results; got {error}.") from None
+    stem = stem_of(device, arguments.results)
 
     def write(kind: str, table: pd.DataFrame, text: str) -> None:
         write_atomically(f"{stem}-{kind}.csv", table.to_csv(index=False))

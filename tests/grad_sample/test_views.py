@@ -54,7 +54,8 @@ def test_an_examples_kernel_gradient_is_the_sum_of_its_views(
     chosen = torch.arange(n) % 2 == 0
     torch.testing.assert_close(grads.select(chosen).materialize(), each[chosen], **CLOSE)
     entries = torch.arange(0, each[0].numel(), 2)
-    masked = MaskedGrads(grads, entries, shape)
+    is_kept = torch.zeros(each[0].numel(), dtype=torch.bool).index_fill_(0, entries, True)
+    masked = MaskedGrads(grads, is_kept, shape)
     torch.testing.assert_close(masked.materialize(), each.flatten(1)[:, entries], **CLOSE)
     size, held = masked.measured()
     norms = each.flatten(1)[:, entries].norm(dim=1)
