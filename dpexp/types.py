@@ -75,13 +75,17 @@ class Batch:
         return Batch(self.inputs.to(device), self.targets.to(device), self.views)
 
 
+GROUP = "group"
+"""The part of a block that is of a group of parameters."""
+
+
 class Key(NamedTuple):
     """Names one block of the released vector.
 
     Attributes:
         release: the release it belongs to; blocks of one release are clipped jointly.
         parameter: a parameter's name, as in `named_parameters`, or a group's.
-        part: which of the parameter's blocks.
+        part: which of the parameter's blocks; `GROUP` where the name is a group's.
     """
 
     release: str

@@ -50,6 +50,24 @@ def views_not_divided(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrivateGradient, "_backward", broken)
 
 
+def views_by_place_in_the_draw(patch: pytest.MonkeyPatch) -> None:
+    """Draw an example's views by its place among those that are drawn, not in the data.
+
+    One example more then gives all those behind it other views.
+    """
+    from dpexp.training.gradient import PrivateGradient
+
+    draws = PrivateGradient._draws
+
+    def broken(self, examples, step):
+        rows, drawn = draws(self, examples, step), self._mechanism.sample(step)
+        if rows is not None:
+            rows[drawn] = rows[: len(drawn)].clone()
+        return rows
+
+    patch.setattr(PrivateGradient, "_draws", broken)
+
+
 def normalised_without_a_bound(patch: pytest.MonkeyPatch) -> None:
     """Divide gradients by their norms' tenth, and take a rule's weights as they come."""
     import torch

@@ -82,12 +82,12 @@ def examples():
     return Examples(inputs, torch.randint(CLASSES, (N,), generator=gen))
 
 
-def mechanism(method, model, clip_norm=0.5, clip=True, noise=False):
+def mechanism(method, model, clip_norm=0.5, clip=True, noise=False, batch_size=N):
     privacy = {"eps": 8.0, "delta": 1e-3, "noise": noise, "clip": clip, "sampling": "poisson"}
     return build(
         privacy,
         dataset_size=N,
-        batch_size=N,
+        batch_size=batch_size,
         num_steps=4,
         releases=method.releases(method.start(model), clip_norm),
         seed=0,
@@ -112,14 +112,17 @@ def views_of(augmentation, examples, mechanism_, step=2):
     return augmentation.views(Batch(examples.inputs, examples.targets), draws)
 
 
-def test_the_clipped_sum_is_that_of_every_examples_mean_over_views(model, examples):
+@pytest.mark.parametrize("batch_size", [N, 6])
+def test_the_clipped_sum_is_that_of_every_examples_mean_over_views(model, examples, batch_size):
+    """Of half of the examples too: a view is of its example, whoever else is drawn."""
     augmentation = CropFlip(multiplicity=3, padding=2)
     method = DPSGD(train="all", head="head")
-    outcome, mechanism_ = gradient_of(method, model, examples, augmentation)
-    seen = views_of(augmentation, examples, mechanism_)
+    outcome, mechanism_ = gradient_of(method, model, examples, augmentation, batch_size=batch_size)
+    seen, drawn = views_of(augmentation, examples, mechanism_), mechanism_.sample(2).tolist()
+    assert drawn == [*range(N)] if batch_size == N else drawn != [*range(len(drawn))]
     expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     clipped, loss = 0, 0.0
-    for example in range(N):
+    for example in drawn:
         rows = slice(3 * example, 3 * example + 3)
         mean = F.cross_entropy(model(seen.inputs[rows]), seen.targets[rows])
         grads = torch.autograd.grad(mean, [*model.parameters()])
@@ -127,9 +130,9 @@ def test_the_clipped_sum_is_that_of_every_examples_mean_over_views(model, exampl
         clipped += int(norm > 0.5)
         loss += float(mean)
         for name, g in zip(expected, grads, strict=True):
-            expected[name] += g * min(1.0, 0.5 / float(norm)) / N
-    assert 0 < clipped <= N and outcome.clipped == clipped and outcome.examples == N
+            expected[name] += g * min(1.0, 0.5 / float(norm)) / batch_size
     assert outcome.loss == pytest.approx(loss, rel=1e-9)
+    assert 0 < clipped == outcome.clipped and outcome.examples == len(drawn) > 0
     for name, value in expected.items():
         torch.testing.assert_close(outcome.gradients[name], value, rtol=1e-5, atol=1e-7)
 

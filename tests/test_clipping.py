@@ -8,9 +8,9 @@ import torch
 import dpexp
 from dpexp.cli.verify import verify
 from dpexp.grad_sample.per_example import MaterializedGrads
-from dpexp.privacy.clipping import Flat, Normalize, PerLayer
+from dpexp.privacy.clipping import Flat, Normalize, PerLayer, bounds_of, require_groups
 from dpexp.privacy.privatize import ClippedSum
-from dpexp.types import ConfigError, Key, Release
+from dpexp.types import GROUP, ConfigError, Key, Release
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
 C = 0.7
@@ -89,6 +89,18 @@ def test_a_search_finds_no_example_that_moves_the_sum_by_more_than_c(rule):
     assert 0.5 * C < worst <= C * (1 + 1e-7)
 
 
+def test_a_group_of_parameters_is_clipped_by_itself_whatever_its_name():
+    """GEP's embeddings are of groups, named after a stage or a layer."""
+    keys = [Key("embedding", name, GROUP) for name in ("stem:8", "stage.0:8", "stage.1:8")]
+    keys += [Key("residual", name) for name in ("stage.0.weight", "stage.0.bias", "head.weight")]
+    releases = {name: Release(name, 9, C) for name in ("embedding", "residual")}
+    bounds = bounds_of(PerLayer(), keys, releases)
+    assert sorted(bounds.values()) == [C / math.sqrt(3)] * 3 + [C / math.sqrt(2)] * 2
+    require_groups(PerLayer(), keys[:2], releases)
+    with pytest.raises(ConfigError, match="numbers of several layers"):
+        require_groups(PerLayer(), [keys[0], *keys[3:5]], releases)
+
+
 class Greedy(Flat):
     """A rule of a user's own that keeps no bound."""
 
@@ -148,6 +160,8 @@ def test_every_method_takes_it_and_its_record_holds(method, rule, tmp_path):
         ("clipping=normalize clip=false noise=false eps=null", "clip=true"),
         ("clipping=normalize method=pate", "has its own"),
         ("clipping=per_layer method=compressive task=regression", "coordinates"),
+        ("clipping=per_layer method=dp_zo", "numbers of several layers"),
+        ("clipping=per_layer model=linear", "numbers of several layers"),
     ],
 )
 def test_a_mistake_is_one_line(words, line, tmp_path):

@@ -39,6 +39,7 @@ from dpexp.methods import anchor, anchor_products
 from dpexp.methods.selection import all_parameters, classifier, shapes_of
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
+    GROUP,
     ConfigError,
     Key,
     LayerGrads,
@@ -216,7 +217,7 @@ class GEP(Method):
     ) -> dict[Key, PerExampleGrads]:
         embedding, residuals = self._projections(state, group, gradients)
         per_example: dict[Key, PerExampleGrads] = {
-            Key(EMBEDDING, group): MaterializedGrads(embedding)
+            Key(EMBEDDING, group, GROUP): MaterializedGrads(embedding)
         }
         if self._residual:
             per_example |= {Key(RESIDUAL, name): each for name, each in residuals.items()}
@@ -239,7 +240,9 @@ class GEP(Method):
 
     def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:
         """Return [k] for every group and, except for B-GEP, every parameter's shape."""
-        shapes = {Key(EMBEDDING, group): (share,) for group, share in state["shares"].items()}
+        shapes = {
+            Key(EMBEDDING, group, GROUP): (share,) for group, share in state["shares"].items()
+        }
         if self._residual:
             shapes |= {Key(RESIDUAL, name): shape for name, shape in state["shapes"].items()}
         return shapes
@@ -258,7 +261,7 @@ class GEP(Method):
         """Return w B + r (line 15), and a state without bases, unless they serve on."""
         gradients = {}
         for group, names in state["groups"].items():
-            embedding = noisy[Key(EMBEDDING, group)]
+            embedding = noisy[Key(EMBEDDING, group, GROUP)]
             for name in names:
                 if group in state["anchors"]:
                     back = anchor_products.lifted(state["anchors"][group], name, embedding)

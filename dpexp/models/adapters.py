@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import copy
-import json
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpexp.models import low_rank
 from dpexp.models.matrices import matrix_parameters
 from dpexp.models.transformers_layers import is_transposed
 from dpexp.types import ConfigError, full_name
-
-log = logging.getLogger("dpexp")
-
-FOLDER = "adapter"
-"""Where adapters are saved by themselves, in the form that the library peft loads."""
 
 
 class Adapted(nn.Module):
@@ -151,7 +142,7 @@ def _found(
 ) -> list[tuple[nn.Module, str]]:
     """Return the modules and their own matrices that get adapters, whatever their size."""
     owners = Counter(id(each) for m in model.modules() for each in m.parameters(recurse=False))
-    places, dropping = _places(model), _dropping(model)
+    places, dropping = places_of(model), _dropping(model)
     found = []
     for name in matrix_parameters(model, head, embeddings=embeddings):
         layer, own = model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
@@ -209,70 +200,7 @@ def adapter_parameters(model: nn.Module) -> tuple[str, ...]:
     return (*beside, *within)
 
 
-def save_adapters(model: nn.Module, folder: Path, base: str | None) -> None:
-    """Write a model's adapters as the library peft reads them, into a folder of their own.
-
-    A layer that stands in several places is written under each of its names. peft adapts the first
-    place alone, unless it is a module around the layer that stands in several; a warning says so.
-
-    Args:
-        model: any; one without adapters writes nothing.
-        folder: the run's.
-        base: the pretrained model's name on the hub; None: there is none.
-    """
-    found = {each: names for each, names in _places(model).items() if isinstance(each, Adapted)}
-    if within := [name.replace("parametrizations.", "") for name, *_ in low_rank.adapted(model)]:
-        log.warning(
-            "%s/ leaves out adapters of single parameters (%s ...), which peft has no place for in "
-            "such layers. Load the run's own weights instead, which have them all",
-            FOLDER,
-            within[0].removesuffix(".0"),
-        )
-    if not found:
-        return
-    for names in found.values():
-        paths = [name.rpartition(".") for name in names]
-        if len({(model.get_submodule(parent), own) for parent, _, own in paths}) > 1:
-            log.warning(
-                "%s/ has the adapter of %s, one layer, under each of these names; peft adapts the "
-                "first alone. Load the run's own weights instead, which have it in all",
-                FOLDER,
-                " and ".join(names),
-            )
-    prefix = _of_transformers(model)
-    layers = {name.removeprefix(prefix): each for each, names in found.items() for name in names}
-    rank = next(iter(found)).lora_B.weight.shape[1]
-    scale = next(iter(found)).scale
-    settings = {
-        "peft_type": "LORA",
-        "base_model_name_or_path": base,
-        "r": rank,
-        "lora_alpha": scale * rank,
-        "target_modules": sorted(layers),
-        "bias": "none",
-        "task_type": None,
-        "inference_mode": True,
-    }
-    if any(is_transposed(layer.base_layer) for layer in found):
-        settings["fan_in_fan_out"] = True
-    (folder / FOLDER).mkdir(exist_ok=True)
-    tensors = {
-        f"base_model.model.{name}.{part}.weight": getattr(layer, part).weight.detach().cpu().clone()
-        for name, layer in layers.items()
-        for part in ("lora_A", "lora_B")
-    }
-    save_file(tensors, folder / FOLDER / "adapter_model.safetensors")
-    path = folder / FOLDER / "adapter_config.json"
-    path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
-def _of_transformers(model: nn.Module) -> str:
-    """Return what the names within a model of transformers begin with in a classifier around it."""
-    is_around = hasattr(getattr(model, "encoder", None), "config") and not hasattr(model, "config")
-    return "encoder." if is_around else ""
-
-
-def _places(model: nn.Module) -> dict[nn.Module, list[str]]:
+def places_of(model: nn.Module) -> dict[nn.Module, list[str]]:
     """Return every module's names, several where it stands in several places."""
     found: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dpexp.privacy.stated import Stated
-from dpexp.types import ConfigError, Key, Release
+from dpexp.types import GROUP, ConfigError, Key, Release
 
 Group = tuple[str, ...]
 """Names blocks whose joint norm is bounded: the release, and a layer of it where they differ."""
@@ -72,11 +72,15 @@ class Normalize(Flat):
 
 @dataclass(frozen=True)
 class PerLayer(Flat):
-    """min(1, C_l / |g_l|) in every layer, C_l = C / sqrt(layers) (He et al. 2022, 2212.01539)."""
+    """min(1, C_l / |g_l|) in every layer, C_l = C / sqrt(layers) (He et al. 2022, 2212.01539).
+
+    Where a method releases numbers for a group of parameters, the group takes the layer's place.
+    """
 
     def group(self, key: Key) -> Group:
         """Return the release and the layer."""
-        return key.release, key.parameter.rpartition(".")[0]
+        name = key.parameter
+        return key.release, name if key.part == GROUP else name.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -145,3 +149,19 @@ def bounds_of(
     for release, *_ in groups:
         counts[release] = counts.get(release, 0) + 1
     return {g: releases[g[0]].clip_norm / math.sqrt(counts[g[0]]) for g in groups}
+
+
+def require_groups(
+    clipping: PerLayer, keys: Collection[Key], releases: Mapping[str, Release]
+) -> None:
+    """Refuse a rule that splits releases where each has one part: it would change nothing.
+
+    Raises:
+        ConfigError: if it would.
+    """
+    bounds = bounds_of(clipping, keys, releases)
+    if len(bounds) == len({name for name, *_ in bounds}):
+        raise ConfigError(
+            "Expected a method that releases numbers of several layers beside clipping=per_layer; "
+            "all that this one releases is of one. Leave clipping out, or set clipping=normalize."
+        )

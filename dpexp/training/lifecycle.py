@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import RankLost, Ranks
 from dpexp.distributed.stopping import Stopping
-from dpexp.models.adapters import save_adapters
+from dpexp.models.adapter_files import save_adapters
 from dpexp.models.precision import PRECISIONS, resolve
 from dpexp.records import Ledger, RecordError, Run, describe
 from dpexp.records.keeping import KEEP
@@ -381,7 +381,8 @@ class Lifecycle:
         right = {name: each.numpy() for name, each in state.right.items()}
         if self._config["weights"] == KEEP:
             keep(self._run.directory, model, task, self._config, result, certificate)
-            save_adapters(state.final_model, self._run.directory, self._config["model"].get("repo"))
+            repo, trained = self._config["model"].get("repo"), certificate["trainable"]
+            save_adapters(state.final_model, self._run.directory, repo, trained)
         self._run.finish(result, certificate, arrays, right)
         if self._logger is not None:
             self._logger.conclude(result, certificate)

@@ -22,6 +22,7 @@ from dpexp.privacy.certificate import (
     learnt_from_data,
     says_judged_on_training,
 )
+from dpexp.privacy.clipping import PerLayer, require_groups
 from dpexp.privacy.correlation import Banded
 from dpexp.privacy.privatize import require_norms
 from dpexp.records import ANALYSIS, SCORES, Run
@@ -76,6 +77,9 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         start = method.start(model)
     require_room(mechanism, next(model.parameters()).dtype, config)
     require_norms(parts.clipping, mechanism.releases)
+    if isinstance(parts.clipping, PerLayer):
+        by_name = {release.name: release for release in mechanism.releases}
+        require_groups(parts.clipping, method.release_shapes(start), by_name)
     trainable, frozen = named_parameters(model, method)
     weights = [parameter for name, parameter in model.named_parameters() if name in trainable]
     optimizer = parts.make_optimizer(weights)

@@ -2,16 +2,19 @@
 
 import copy
 import json
+import re
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.pytorch_utils import Conv1D
 
 import dpexp
 from dpexp.methods.dp_lora import DPLoRA
-from dpexp.models.adapters import Adapted, adapt, adapter_parameters, merged, save_adapters
+from dpexp.models.adapter_files import save_adapters
+from dpexp.models.adapters import Adapted, adapt, adapter_parameters, merged
 from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
@@ -135,16 +138,29 @@ class Around(nn.Module):
 
 
 def read_back(model, folder):
-    """Put saved adapters into a fresh model, place by place."""
+    """Put what was saved into a fresh model by peft's rules of which modules a name means."""
     settings = json.loads((folder / "adapter_config.json").read_text())
     tensors = load_file(folder / "adapter_model.safetensors")
-    layers = {name: model.get_submodule(name) for name in settings["target_modules"]}
-    for name, layer in layers.items():
-        a, b = (tensors.pop(f"base_model.model.{name}.lora_{part}.weight") for part in "AB")
-        adapted = Adapted(layer, settings["r"], settings["lora_alpha"])
-        adapted.load_state_dict({"lora_A.weight": a, "lora_B.weight": b}, strict=False)
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, adapted)
+    targets, names = settings["target_modules"], dict(model.named_modules(remove_duplicate=False))
+    is_pattern = isinstance(targets, str)
+    whole = settings.get("modules_to_save", [])
+    for name, layer in names.items():
+        if any(re.match(rf"(^|.*\.){each}($|\..*)", name) for each in whole):
+            continue
+        if (
+            re.fullmatch(targets, name)
+            if is_pattern
+            else any(f".{name}".endswith(f".{each}") for each in targets)
+        ):
+            a, b = (tensors.pop(f"base_model.model.{name}.lora_{part}.weight") for part in "AB")
+            adapted = Adapted(layer, settings["r"], settings["lora_alpha"])
+            adapted.load_state_dict({"lora_A.weight": a, "lora_B.weight": b}, strict=False)
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, adapted)
+    for name, module in names.items():
+        if any(map(name.endswith, whole)):
+            own = [key for key in tensors if key.startswith(f"base_model.model.{name}.")]
+            module.load_state_dict({key.rpartition(".")[2]: tensors.pop(key) for key in own})
     assert not tensors
     return model
 
@@ -169,6 +185,86 @@ def test_saved_adapters_read_back_give_the_same_model_whatever_stands_twice(
     torch.testing.assert_close(again(x), adapted(x))
     # peft, which reads them too, adapts the first of a layer's places alone.
     assert [said in each for each in caplog.messages] == [True] * (said is not None)
+
+
+SIZES = {"vocab_size": 30, "num_labels": 3, "pad_token_id": 0}
+BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+GPT2 = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
+DISTIL = {"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 12}
+BOUNDS = {"bos_token_id": 1, "eos_token_id": 1}
+
+
+def of_transformers(kind, **sizes):
+    config = AutoConfig.for_model(kind, **SIZES, **sizes)
+    return AutoModelForSequenceClassification.from_config(config)
+
+
+class InTurn(nn.Sequential):
+    """Layers whose numbers stand on two levels, one of a layer without an adapter."""
+
+    def __init__(self):
+        inner = nn.Sequential(nn.ReLU(), nn.Conv2d(6, 8, 3))
+        super().__init__(nn.Conv2d(1, 6, 3), inner, nn.Flatten(), nn.Linear(8, 5), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "head", "whole"),
+    [
+        (lambda: of_transformers("bert", **BERT), "classifier", ["classifier"]),
+        (
+            lambda: of_transformers("roberta", **BERT),
+            "classifier",
+            ["classifier.dense", "classifier.out_proj"],
+        ),
+        (lambda: of_transformers("gpt2", **GPT2, **BOUNDS), "score", ["score"]),
+        # Its other layer's name ends with the classifier's, which peft takes for a second one.
+        (
+            lambda: of_transformers("distilbert", **DISTIL),
+            "classifier",
+            ["classifier", "pre_classifier"],
+        ),
+        (InTurn, "4", ["4"]),
+    ],
+)
+def test_a_model_with_saved_adapters_predicts_as_the_one_that_was_trained(
+    make, head, whole, tmp_path, caplog
+):
+    """The classifier, which trains as a whole, is saved as well."""
+    torch.manual_seed(0)
+    model = make().eval()
+    fresh, method = copy.deepcopy(model), DPLoRA(2, 3.0, "*", head)
+    trained = method.trainable(method.adapt(model))
+    for name in trained:
+        nn.init.normal_(model.get_parameter(name), std=0.3)
+    save_adapters(model, tmp_path, None, trained)
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert settings["modules_to_save"] == whole and not caplog.messages
+    x = torch.randn(4, 1, 5, 5) if head == "4" else torch.randint(2, 30, (4, 7))
+    expected, found = (each(x) for each in (model, read_back(fresh, tmp_path / "adapter").eval()))
+    if head != "4":
+        expected, found = expected.logits, found.logits
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_name_that_peft_would_take_for_a_blocks_too_is_left_out_and_that_is_said(
+    tmp_path, caplog
+):
+    model = nn.ModuleDict({"out": nn.Linear(4, 4), "head": nn.Linear(4, 2)})
+    model["read_head"] = nn.Sequential(nn.Linear(4, 4))
+    save_adapters(adapt(model, 2, 2.0, "*", "head"), tmp_path, None, ["head.weight"])
+    assert "leaves out head, trained as a whole" in caplog.messages[0]
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert settings["target_modules"] == ["out", "read_head.0"]
+    assert "modules_to_save" not in settings
+
+
+def test_a_dilated_convolution_which_peft_cannot_adapt_is_left_out_and_that_is_said(
+    tmp_path, caplog
+):
+    save_adapters(adapt(network(), 2, 2.0, "*", "5"), tmp_path, None)
+    assert "convolutions with dilation (0 ...)" in caplog.messages[0]
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert settings["target_modules"] == ["2", "4"]
 
 
 def test_a_module_that_reads_its_layers_weights_reads_the_adapters_too():
@@ -207,17 +303,30 @@ def test_only_adapters_and_classifier_change(tmp_path):
     assert changed == adapted | {"head.weight"}
 
 
-def test_the_adapters_stand_beside_the_merged_model_as_peft_reads_them(tmp_path):
-    run = dpexp.run(f"{RUN} task=sentiment method.rank=8 epochs=0.1 results={tmp_path}")
+@pytest.mark.parametrize(
+    ("words", "begins", "whole"),
+    [
+        ("model.pooling=first model.head_layers=2", "bert.", ["bert.pooler.dense", "classifier"]),
+        ("", "", None),  # transformers has no classifier of the mean
+    ],
+)
+def test_the_adapters_stand_beside_the_merged_model_as_peft_reads_them(
+    words, begins, whole, tmp_path
+):
+    run = dpexp.run(f"{RUN} task=sentiment method.rank=8 epochs=0.01 {words} results={tmp_path}")
     folder = run.directory / "adapter"
     settings = json.loads((folder / "adapter_config.json").read_text())
     tensors = load_file(folder / "adapter_model.safetensors")
     assert settings["peft_type"] == "LORA" and settings["r"] == 8 and settings["lora_alpha"] == 16
-    query = "encoder.layer.0.attention.self.query"
-    assert query in settings["target_modules"]
+    query = f"{begins}encoder.layer.0.attention.self.query"
+    assert query in settings["target_modules"] and settings.get("modules_to_save") == whole
     assert tensors[f"base_model.model.{query}.lora_A.weight"].shape == (8, 64)
-    assert len(tensors) == 2 * len(settings["target_modules"])
+    assert len(tensors) == 2 * len(settings["target_modules"]) + 2 * len(whole or ())
     assert not any("lora" in name for name in run.model.state_dict())
+    kept = load_file(run.directory / "model.safetensors")
+    for name in whole or ():
+        for own in ("weight", "bias"):
+            assert torch.equal(tensors[f"base_model.model.{name}.{own}"], kept[f"{name}.{own}"])
 
 
 @pytest.mark.parametrize(
