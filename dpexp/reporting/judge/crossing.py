@@ -2,9 +2,9 @@
 
 A method's step is g, the projected and clipped gradient, whose cosine to the true one is κ, and
 independent noise of norm ρ |g|. Then the step's cosine to the true gradient is close to
-κ / sqrt(1 + ρ²). Noise grows with a power of the number of released numbers; κ is taken to be a power
-of it as well. So two straight lines in logarithms, fitted to small networks, predict the cosine of
-large ones.
+κ / sqrt(1 + ρ²). Noise grows with a power of the number of released numbers; κ is taken to be a
+power of it as well. So two straight lines in logarithms, fitted to small networks, predict the
+cosine of large ones.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Point:
     Attributes:
         x: of the figure's columns.
         predicted: cosines of the row above and the row below; None without enough points to fit.
-        measured: the same, as measured; None where a run is missing.
+        measured: the same, as measured; None for a row whose runs are missing.
         is_fitted: whether the prediction was made from this x.
     """
 
     x: float
     predicted: tuple[float, float] | None
-    measured: tuple[float, float] | None
+    measured: tuple[float | None, float | None]
     is_fitted: bool
 
 
@@ -68,7 +68,12 @@ class Prediction:
         0 in place of the lower one if it is ahead at all; infinity in place of the upper one if it
         is behind at the largest.
         """
-        ahead = [(p.x, p.measured[0] > p.measured[1]) for p in self.points if p.measured]
+        ahead = [
+            (point.x, above > below)
+            for point in self.points
+            for above, below in [point.measured]
+            if above is not None and below is not None
+        ]
         if not ahead:
             return None
         behind = [x for x, is_ahead in ahead if not is_ahead]
@@ -128,9 +133,8 @@ def predict(crossing: Crossing, artifact: Artifact, values: Mapping[Key, Value])
     for x in xs:
         above = _value(artifact, values, crossing.above, crossing.seen, x, None)
         below = _value(artifact, values, crossing.below, crossing.seen, x, None)
-        measured = None if above is None or below is None else (above, below)
         predicted = (laws[0](x), laws[1](x)) if laws else None
-        points.append(Point(x, predicted, measured, x in fitted))
+        points.append(Point(x, predicted, (above, below), x in fitted))
     return Prediction(crossing, at, tuple(by_seed) if len(by_seed) > 1 else (), tuple(points))
 
 

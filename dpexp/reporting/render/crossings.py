@@ -75,6 +75,7 @@ def _lines(prediction: Prediction, table: Table) -> list[list[str]]:
 def _line(point: Point) -> list[str]:
     line = [f"{point.x:g}" + (" (fitted)" if point.is_fitted else "")]
     for side in (0, 1):
-        for pair in (point.predicted, point.measured):
-            line.append("–" if pair is None else f"{pair[side]:.2f}")
+        predicted = point.predicted[side] if point.predicted else None
+        for number in (predicted, point.measured[side]):
+            line.append("–" if number is None else f"{number:.3f}")
     return line
