@@ -245,13 +245,13 @@ class Lifecycle:
             self._logger.show_part(part)
 
     def log_evaluation(
-        self, line: dict[str, Any], values: dict[str, float], right: dict[str, Tensor]
+        self, line: dict[str, Any], values: dict[str, float | None], right: dict[str, Tensor]
     ) -> None:
         """Write an evaluation; it counts once `after_evaluation` is called.
 
         Args:
             line: of metrics.jsonl.
-            values: metric to value.
+            values: metric to value; None where it is not judged yet.
             right: which test examples are predicted correctly, by metric.
         """
         self._state.after_evaluation(line, values, right)

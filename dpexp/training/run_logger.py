@@ -140,7 +140,7 @@ class _Sums(NamedTuple):
 
 
 def metrics_line(
-    state: TrainState, mechanism: Mechanism, values: Mapping[str, float]
+    state: TrainState, mechanism: Mechanism, values: Mapping[str, float | None]
 ) -> dict[str, Any]:
     """Return a line of metrics.jsonl: an evaluation, and the steps since the previous one."""
     loss = state.loss / state.drawn if state.drawn else math.nan

@@ -68,7 +68,7 @@ class TrainState:
     loss: float = 0.0
     micro_batch: int = 0
     judged_at: int = 0
-    last: dict[str, float] = field(default_factory=dict)
+    last: dict[str, float | None] = field(default_factory=dict)
     right: dict[str, Tensor] = field(default_factory=dict)
     traces: dict[str, list[Tensor]] = field(default_factory=dict)
     memories: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class TrainState:
         self.snapshot()
 
     def after_evaluation(
-        self, line: dict[str, Any], values: dict[str, float], right: dict[str, Tensor]
+        self, line: dict[str, Any], values: dict[str, float | None], right: dict[str, Tensor]
     ) -> None:
         """Record an evaluation and reset the sums; analyses may observe before `snapshot`.
 
