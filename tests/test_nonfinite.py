@@ -44,9 +44,10 @@ def test_a_skewed_set_gives_a_diverged_model_nothing():
         train=None,
         test=examples,
         also={"other": examples},
+        holdout=None,
         score=accuracy,
     )
-    values, right = judge(Diverged(), task, CPU)
+    values, right = judge(Diverged(), task, CPU, is_last=True)
     assert values == {
         "test_accuracy": 10.0,
         "other": 10.0,

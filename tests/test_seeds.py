@@ -123,7 +123,7 @@ for of_torch in ("torch.Generator", "manual_seed"):
 OTHER_SEEDS["torch.Generator"] |= {"dpexp.data.task", "dpexp.data.public"}
 # What is held out, stand-in examples that are timed, the moments at which a run is disturbed, and
 # draws that are simulated.
-OTHER_SEEDS["torch.Generator"] |= {"dpexp.cli.search", "dpexp.cli.stand_in"}
+OTHER_SEEDS["torch.Generator"] |= {"dpexp.cli.search", "dpexp.cli.stand_in", "dpexp.data.holdout"}
 OTHER_SEEDS["random.Random"] |= {"dpexp.cli.soak"}
 OTHER_SEEDS["default_rng"] |= {"dpexp.cli.transcripts", "dpexp.cli.verdicts"}
 OTHER_SEEDS["torch.Generator"] |= {"dpexp.cli.trainability"}  # small models with random weights

@@ -16,7 +16,7 @@ from dpexp.privacy import whole_batch
 from dpexp.privacy.seeds import generator
 from dpexp.training import checkpoint
 from dpexp.training.gradient import PrivateGradient
-from dpexp.types import Key
+from dpexp.types import GROUP, Key
 from tests.methods.test_gep import CLOSE, CPU, Spy, algorithm_1, rows
 
 NUM, PUBLIC, CLASSES, WIDTH, K = 7, 6, 4, 40, 4
@@ -225,4 +225,4 @@ def test_a_checkpoint_of_every_step_holds_no_anchor_and_one_of_some_steps_goes_o
         state = checkpoint.load(tmp_path / "state.pt")
     assert torch.equal(seen[0], seen[2]) and torch.equal(seen[3], seen[4])
     assert not torch.allclose(seen[2], seen[3])
-    assert Key("embedding", "all") in method.release_shapes(state)
+    assert Key("embedding", "all", GROUP) in method.release_shapes(state)
