@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -149,7 +150,6 @@ def test_everyone_who_is_there_does_all_of_the_work(root, tmp_path):
 def test_who_skips_work_or_fails_is_no_row():
     whole = {"steps": 2, "tested": 8, "epsilon": 7.9, "delta": 1e-5, "sampling": "poisson"}
     children.require_work("Opacus hooks", whole, SMALL, is_private=True)
-    children.require_work("fastDP", whole | {"sampling": "shuffle"}, SMALL, is_private=True)
     for wrong in ({"steps": 1}, {"tested": 7}, {"delta": 1e-4}, {"sampling": "shuffle"}):
         with pytest.raises(ConfigError, match=f"Expected {next(iter(wrong))} = "):
             children.require_work("Opacus hooks", whole | wrong, SMALL, is_private=True)
@@ -237,14 +237,15 @@ def recorded():
 
 def test_the_page_has_ratios_within_rounds_and_says_who_is_missing(root):
     everyone = cases.language(SMALL, root)
-    names = (UNIT, DP_SGD, "Opacus hooks", "fastDP")
+    names = (UNIT, DP_SGD, "Opacus hooks", "absent")
+    everyone["absent"] = replace(everyone["Opacus ghost"], needs="no_such_library")
     table = summary({name: everyone[name] for name in names}, recorded())
     text = runs.page(table, runs.CASES["run-language"], Sizes(), "made-up ones", 2, "Here.")
     rows = [line for line in text.splitlines() if line.startswith("|")][2:]
     assert rows[0] == (f"| {UNIT} | 1.00 |  | 0.40 | 0.60 |  | 1.00 | 8 | 2,753,818 | 20.5 |  |")
     assert rows[1].startswith(f"| {DP_SGD} | 1.10 |  | 0.45 | 0.65 | ≤ 1.15 | 1.50 | 8 |")
     assert rows[1].endswith("| 20.5 | 7.99 |")
-    assert rows[3].startswith("| fastDP | not installed |")
+    assert rows[3].startswith("| absent | not installed |")
     assert len({row.count("|") for row in rows}) == 1
     assert "DP-SGD takes 0.37 of Opacus hooks" in text and ": 15.0 s" in text
     assert "8 steps of 512 examples" in text and "Made-up ones." in text

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 
 class Clock:
@@ -41,7 +43,6 @@ def words(about: str) -> argparse.Namespace:
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--clip-norm", type=float, default=1.0)
     parser.add_argument("--mode", choices=["hooks", "ghost"], default="hooks")
-    parser.add_argument("--library", choices=["fastDP", "private_transformers"])
     parser.add_argument("--depth", type=int, default=16, help="of the wide ResNet")
     parser.add_argument("--width", type=int, default=4, help="of the wide ResNet")
     parser.add_argument("--seed", type=int, default=0)
@@ -56,3 +57,33 @@ def report(clock: Clock, model: nn.Module, **numbers: Any) -> None:
     line |= {"trained_parameters": sum(size for size, trains in sizes if trains)}
     line |= {"threads": torch.get_num_threads()}
     print(json.dumps(line | numbers), flush=True)
+
+
+def keep(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Save a checkpoint."""
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(state, folder / "checkpoint.pt")
+
+
+def finish(
+    clock: Clock,
+    model: nn.Module,
+    test: Dataset,
+    evaluate: Callable[[nn.Module, Dataset], float],
+    privacy: Callable[[], dict[str, Any]] = dict,
+    **numbers: Any,
+) -> None:
+    """End the training, evaluate once, and print the line.
+
+    Args:
+        clock: whose phase "train" ends now.
+        model: the trained one.
+        test: examples.
+        evaluate: returns the percentage of right ones.
+        privacy: returns what is said of a private run; asked for after the phases.
+        numbers: of the training.
+    """
+    clock.end("train")
+    accuracy = evaluate(model, test)
+    clock.end("evaluate")
+    report(clock, model, accuracy=accuracy, tested=len(test), **numbers, **privacy())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModel
+from transformers import AutoModel, AutoTokenizer, logging
+
+from scripts.bench.peers.sentences import Sentences
 
 
 class Classifier(nn.Module):
@@ -32,3 +35,15 @@ class Classifier(nn.Module):
         weights = mask[..., None].to(states.dtype)
         mean = (states * weights).sum(1) / weights.sum(1)
         return self.head(F.normalize(mean, dim=1))
+
+
+def prepared(
+    given: argparse.Namespace,
+) -> tuple[Classifier, list[nn.Parameter], Sentences, Sentences]:
+    """Return the model in training mode, what of it trains, and the two splits, tokenised."""
+    logging.set_verbosity_error()
+    torch.manual_seed(given.seed)
+    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    train, test = (Sentences(given.data, split, tokenizer) for split in ("train", "validation"))
+    model = Classifier(given.model).train()
+    return model, [each for each in model.parameters() if each.requires_grad], train, test

@@ -2,11 +2,60 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
 from opacus import PrivacyEngine
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from scripts.bench.peers.clock import Clock, finish, keep
+
+
+def train(
+    given: argparse.Namespace,
+    clock: Clock,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader,
+    test: Dataset,
+    evaluate: Callable[[nn.Module, Dataset], float],
+) -> None:
+    """Make a model private, train it, evaluate and report.
+
+    Args:
+        given: the script's words.
+        clock: whose phase "setup" has not ended.
+        model: in training mode.
+        optimizer: of its parameters.
+        loader: of batches that are not yet drawn by Poisson sampling.
+        test: examples.
+        evaluate: see `finish`.
+    """
+    engine = PrivacyEngine()
+    private = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=optimizer,
+        criterion=nn.CrossEntropyLoss(),
+        data_loader=loader,
+        epochs=given.epochs,
+        target_epsilon=given.eps,
+        target_delta=given.delta,
+        max_grad_norm=given.clip_norm,
+        grad_sample_mode=given.mode,
+    )
+    clock.end("setup")
+    steps = seen = 0
+    for _ in range(given.epochs):
+        more, examples = epoch(engine, private, given.physical)
+        steps, seen = steps + more, seen + examples
+        keep(model, private[1], given.out)
+    privacy = partial(privacy_of, engine, private, given.delta)
+    finish(clock, model, test, evaluate, privacy, steps=steps, seen=seen)
 
 
 def epoch(engine: PrivacyEngine, private: tuple, physical: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from scripts.bench.peers.clock import Clock, report, words  # noqa: E402
+from scripts.bench.peers.clock import Clock, finish, keep, words  # noqa: E402
 from scripts.bench.peers.images import Images, evaluate  # noqa: E402
 from scripts.bench.peers.wrn import WideResNet  # noqa: E402
 
@@ -35,14 +35,8 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             steps, seen = steps + 1, seen + len(images)
-        torch.save(
-            {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
-            given.out / "checkpoint.pt",
-        )
-    clock.end("train")
-    accuracy = evaluate(model, test)
-    clock.end("evaluate")
-    report(clock, model, steps=steps, seen=seen, accuracy=accuracy, tested=len(test))
+        keep(model, optimizer, given.out)
+    finish(clock, model, test, evaluate, steps=steps, seen=seen)
 
 
 if __name__ == "__main__":

@@ -10,27 +10,21 @@ if __name__ == "__main__":  # texts need no torchvision, which transformers woul
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
-from transformers import AutoTokenizer, logging  # noqa: E402
 
-from scripts.bench.peers.clock import Clock, report, words  # noqa: E402
-from scripts.bench.peers.minilm import Classifier  # noqa: E402
-from scripts.bench.peers.sentences import Sentences, collate, evaluate  # noqa: E402
+from scripts.bench.peers.clock import Clock, finish, keep, words  # noqa: E402
+from scripts.bench.peers.minilm import prepared  # noqa: E402
+from scripts.bench.peers.sentences import collate, evaluate  # noqa: E402
 
 
 def main() -> None:
     """Train, evaluate and report."""
     given, clock = words(__doc__), Clock(BEGAN)
-    logging.set_verbosity_error()
-    torch.manual_seed(given.seed)
-    tokenizer = AutoTokenizer.from_pretrained(given.model)
-    train, test = (Sentences(given.data, split, tokenizer) for split in ("train", "validation"))
+    model, trained, train, test = prepared(given)
     # Parts of a batch are its loader's, so that each is padded to its own longest sentence.
     loader = DataLoader(
         train, batch_size=min(given.physical, given.batch), shuffle=True, collate_fn=collate
     )
     parts = -(-given.batch // given.physical)
-    model = Classifier(given.model).train()
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=given.lr)
     clock.end("setup")
     steps = seen = 0
@@ -43,14 +37,8 @@ def main() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
                 steps += 1
-        torch.save(
-            {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
-            given.out / "checkpoint.pt",
-        )
-    clock.end("train")
-    accuracy = evaluate(model, test)
-    clock.end("evaluate")
-    report(clock, model, steps=steps, seen=seen, accuracy=accuracy, tested=len(test))
+        keep(model, optimizer, given.out)
+    finish(clock, model, test, evaluate, steps=steps, seen=seen)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 UNIT = "plain PyTorch, without privacy"
 DP_SGD, RGP, NONPRIVATE = "dpexp DP-SGD", "dpexp RGP", "dpexp without privacy"
-PEERS = "Opacus hooks", "Opacus ghost", "fastDP", "private-transformers"
+PEERS = "Opacus hooks", "Opacus ghost"
 """Private peers: DP-SGD's goal is half the fastest one's time."""
 
 EPS, DELTA = 8.0, 1e-5
@@ -166,10 +166,6 @@ def language(sizes: Sizes, root: Path) -> dict[str, Contender]:
         RGP: Contender(own("rgp", "method.warm_up_steps=1"), is_ours=True, goal=0.9),
         "Opacus hooks": Contender(theirs("opacus_texts", "--mode", "hooks"), "opacus"),
         "Opacus ghost": Contender(theirs("opacus_texts", "--mode", "ghost"), "opacus"),
-        "fastDP": Contender(theirs("attached_texts", "--library", "fastDP"), "fastDP"),
-        "private-transformers": Contender(
-            theirs("attached_texts", "--library", "private_transformers"), "private_transformers"
-        ),
     }
 
 
@@ -193,6 +189,6 @@ CASES = {
         most_tested=872,
         notes="All-MiniLM-L6-v2 with frozen embeddings and a linear classifier, AdamW (RGP: plain "
         "SGD), at most 128 tokens, parts of 32 sentences padded to their longest. fastDP and "
-        "private-transformers have no Poisson sampler: their batches are shuffled.",
+        "private-transformers are not on the package index, and so no peers here.",
     ),
 }

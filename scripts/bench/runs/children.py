@@ -131,11 +131,9 @@ def require_work(name: str, found: dict[str, Any], sizes: Sizes, is_private: boo
     """Raise ConfigError if a contender took other steps, tests or privacy than it was to."""
     wanted: dict[str, Any] = {"steps": sizes.steps, "tested": sizes.test}
     if is_private:
-        wanted |= {"delta": DELTA}
-        if not found["sampling"] or not 0.9 * EPS < found["epsilon"] <= 1.01 * EPS:
+        wanted |= {"delta": DELTA, "sampling": "poisson"}
+        if not 0.9 * EPS < found["epsilon"] <= 1.01 * EPS:
             raise ConfigError(f"Expected {name} to spend eps = {EPS}; got {found['epsilon']}.")
-        if "Opacus" in name or "dpexp" in name:
-            wanted |= {"sampling": "poisson"}
     for key, value in wanted.items():
         if found[key] != value:
             raise ConfigError(f"Expected {key} = {value} of {name}; got {found[key]}.")
