@@ -8,16 +8,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 
 import dpexp
 from dpexp.models.language import TextClassifier
-from dpexp.models.wrn_standardized import StandardizedWRN
+from dpexp.models.wrn import WideResNet
 from dpexp.types import ConfigError
 from scripts.bench import __main__ as bench
 from scripts.bench import runs
-from scripts.bench.peers import minilm, opacus_rule, sentences, wrn
+from scripts.bench.peers import minilm, sentences, wrn
 from scripts.bench.runs import cases, children, examples
 from scripts.bench.runs.cases import DP_SGD, NONPRIVATE, UNIT, Sizes
 from scripts.bench.runs.measure import summary
@@ -78,7 +77,7 @@ def test_peers_of_images_take_the_same_steps_in_the_same_network(
     name, root, tmp_path, monkeypatch, capsys
 ):
     contender = cases.vision(SMALL, root, depth=10, width=1)[name]
-    model = StandardizedWRN(depth=10, width=1, groups=16, in_channels=3, num_classes=10)
+    model = WideResNet(10, 1, 1, "auto", in_channels=3, num_classes=10)
     size = sum(weight.numel() for weight in model.parameters())
     line = line_of(contender.command, tmp_path, monkeypatch, capsys)
     require_alike(line, tmp_path, size, size)
@@ -167,18 +166,14 @@ def test_what_fails_is_told_in_one_line(tmp_path):
 
 def test_the_peers_network_is_the_suites():
     torch.manual_seed(0)
-    ours = StandardizedWRN(depth=16, width=1, groups=16, in_channels=3, num_classes=10)
-    theirs = wrn.WideResNet(depth=16, width=1)
+    ours = WideResNet(16, 2, 1, "auto", in_channels=3, num_classes=10)
+    theirs = wrn.WideResNet(depth=16, width=2)
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(theirs(x), ours(x))
-    deviations = [
-        (theirs.blocks[1].branch1[1].weight.std(), ours.blocks[1].branch1[1].weight.std()),
-        (wrn.WideResNet().stem.weight.std(), StandardizedWRN(16, 4, 16, 3, 10).stem.weight.std()),
-    ]
-    assert all(
-        float((mine / other).detach()) == pytest.approx(1, rel=0.2) for mine, other in deviations
-    )
+    for name, weight in wrn.WideResNet(depth=16, width=2).named_parameters():
+        deviations = weight.std().item(), ours.state_dict()[name].std().item()
+        assert deviations[0] == pytest.approx(deviations[1], rel=0.2), name
 
 
 def test_the_peers_sentence_classifier_is_the_suites(tiny_models):
@@ -192,24 +187,6 @@ def test_the_peers_sentence_classifier_is_the_suites(tiny_models):
     assert labels.tolist() == [0, 1] and inputs[1].tolist() == [[2, 6, 3, 0], [1, 1, 1, 0]]
     with_segments = torch.cat([inputs, torch.zeros_like(inputs[:, :1])], 1)
     torch.testing.assert_close(theirs(inputs), ours(with_segments))
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-def test_opacus_rule_gives_each_examples_own_gradient(stride):
-    torch.manual_seed(1)
-    layer = wrn.WSConv2d(3, 4, 3, stride).double()
-    with torch.no_grad():
-        layer.gain.uniform_(0.5, 2)
-        layer.weight[1].mul_(1e-4)  # below the least scale, which is a constant there
-    x, target = torch.randn(3, 3, 6, 6).double(), torch.randn(3, 4, 6 // stride, 6 // stride)
-    out = layer(x)
-    dh = torch.autograd.grad(F.mse_loss(out, target.double(), reduction="sum"), out)[0]
-    found = opacus_rule.of_ws_conv(layer, [x], dh)
-    for index in range(3):
-        loss = F.mse_loss(layer(x[index : index + 1]), target[index : index + 1].double())
-        one = torch.autograd.grad(loss * target[0].numel(), list(layer.parameters()))
-        for parameter, gradient in zip(layer.parameters(), one, strict=True):
-            torch.testing.assert_close(found[parameter][index], gradient)
 
 
 def recorded():

@@ -144,10 +144,15 @@ class FactoredGrads:
         return self.rule.size(self.x, self.dh).squares
 
     def add_to(self, total: Tensor, weights: Tensor | None) -> None:
-        """Add the gradients, times their weights [n] (None: all ones), to `total`."""
-        size = pieces_of(len(self.x), self.rule.num_positions(self.dh))
+        """Add the gradients, times their weights [n] (None: all ones), to `total`.
+
+        Weighted, a few examples at a time: so many terms that the rounding is within its bound. A
+        sum without weights is not clipped, and takes one product.
+        """
         if weights is None:
-            weights = self.dh.new_ones(len(self.dh))
+            self.rule.add_to(total, self.x, self.dh)
+            return
+        size = pieces_of(len(self.x), self.rule.num_positions(self.dh))
         weights = weights.to(self.dh.dtype).view(-1, *[1] * (self.dh.dim() - 1))
         slices = (each.split(size) for each in (self.x, self.dh, weights))
         for x, dh, some in zip(*slices, strict=True):

@@ -43,6 +43,7 @@ def words(about: str) -> argparse.Namespace:
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--clip-norm", type=float, default=1.0)
     parser.add_argument("--mode", choices=["hooks", "ghost"], default="hooks")
+    parser.add_argument("--channels-last", action="store_true", help="the layout of images")
     parser.add_argument("--depth", type=int, default=16, help="of the wide ResNet")
     parser.add_argument("--width", type=int, default=4, help="of the wide ResNet")
     parser.add_argument("--seed", type=int, default=0)

@@ -9,7 +9,7 @@ import warnings  # noqa: E402
 import torch  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from scripts.bench.peers import opacus_rule, opacus_training  # noqa: E402, F401
+from scripts.bench.peers import opacus_training  # noqa: E402
 from scripts.bench.peers.clock import Clock, words  # noqa: E402
 from scripts.bench.peers.images import Images, evaluate  # noqa: E402
 from scripts.bench.peers.wrn import WideResNet  # noqa: E402

@@ -20,6 +20,8 @@ def main() -> None:
     train, test = Images(given.data, "train"), Images(given.data, "test")
     loader = DataLoader(train, batch_size=given.batch, shuffle=True)
     model = WideResNet(given.depth, given.width)
+    if given.channels_last:
+        model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=given.lr, momentum=0.9)
     clock.end("setup")
     steps = seen = 0

@@ -1,4 +1,4 @@
-"""WRN-16-4 with standardised weights and GroupNorm (De et al. 2022, arXiv 2204.13650)."""
+"""WRN-16-4 with GroupNorm as the rgp authors have it: pre-activation, plain shortcuts."""
 
 from __future__ import annotations
 
@@ -6,50 +6,33 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class WSConv2d(nn.Conv2d):
-    """A convolution of standardised weights, with a gain that trains."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
-        """Set channels, kernel and stride."""
-        super().__init__(inputs, outputs, kernel, stride, padding=kernel // 2)
-        nn.init.trunc_normal_(self.weight, std=1.0, a=-2.0, b=2.0)
-        self.weight.data.div_(0.87962566 * self.weight[0].numel() ** 0.5)
-        nn.init.zeros_(self.bias)
-        self.gain = nn.Parameter(self.weight.new_ones(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [n, inputs, h, w] to [n, outputs, h', w']."""
-        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
-        scale = weight.square().sum((1, 2, 3), keepdim=True).clamp(min=1e-4).sqrt()
-        weight = weight / scale * self.gain[:, None, None, None]
-        return F.conv2d(x, weight, self.bias, self.stride, self.padding)
+def conv(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    """Return a 3 x 3 convolution."""
+    layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return layer
 
 
-class Branch(nn.Sequential):
-    """ReLU, GroupNorm, convolution."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
-        """Set channels, kernel and stride."""
-        super().__init__(nn.GroupNorm(16, inputs), WSConv2d(inputs, outputs, kernel, stride))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [n, inputs, h, w] to [n, outputs, h', w']."""
-        return super().forward(F.relu(x))
+def norm(channels: int) -> nn.GroupNorm:
+    """Return a GroupNorm without parameters."""
+    return nn.GroupNorm(min(32, channels), channels, affine=False)
 
 
 class Block(nn.Module):
-    """Two branches beside a shortcut."""
+    """Two convolutions, each behind a norm and a ReLU, beside a shortcut without parameters."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, first: bool) -> None:
-        """Set channels and stride; a stage's first block has a convolution for its shortcut."""
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        """Set channels and stride."""
         super().__init__()
-        self.shortcut = Branch(inputs, outputs, 1, stride) if first else nn.Identity()
-        self.branch1 = Branch(inputs, outputs, 3, stride)
-        self.branch2 = Branch(outputs, outputs, 3, 1)
+        self.norm1, self.conv1 = norm(inputs), conv(inputs, outputs, stride)
+        self.norm2, self.conv2 = norm(outputs), conv(outputs, outputs)
+        self.stride, self.more = stride, outputs - inputs
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [n, inputs, h, w] to [n, outputs, h', w']."""
-        return self.branch2(self.branch1(x)) + self.shortcut(x)
+        h = self.conv1(F.relu(self.norm1(x)))
+        h = self.conv2(F.relu(self.norm2(h)))
+        return h + F.pad(F.avg_pool2d(x, 1, self.stride), (0, 0, 0, 0, 0, self.more))
 
 
 class WideResNet(nn.Module):
@@ -58,18 +41,18 @@ class WideResNet(nn.Module):
     def __init__(self, depth: int = 16, width: int = 4, num_classes: int = 10) -> None:
         """Build the network."""
         super().__init__()
-        self.stem = WSConv2d(3, 16, 3)
-        blocks, inputs = [], 16
+        inputs = 16 * width
+        self.stem, blocks = conv(3, inputs), []
         for stage, outputs in enumerate((16 * width, 32 * width, 64 * width)):
             for block in range((depth - 4) // 6):
                 stride = 2 if stage > 0 and block == 0 else 1
-                blocks.append(Block(inputs, outputs, stride, first=block == 0))
+                blocks.append(Block(inputs, outputs, stride))
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
-        self.norm = nn.GroupNorm(16, inputs)
-        self.head = nn.Linear(inputs, num_classes)
+        self.norm = norm(inputs)
+        self.head = nn.Linear(inputs, num_classes, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images [n, 3, h, w] to logits [n, num_classes]."""
-        h = self.norm(F.relu(self.blocks(self.stem(x))))
+        h = F.relu(self.norm(self.blocks(self.stem(x))))
         return self.head(h.mean((2, 3)))
