@@ -40,7 +40,7 @@ def root(tmp_path_factory, tiny_models):
 def texts(root):
     import pandas as pd
 
-    folder = examples.folder_of(root, "run-language")
+    folder = root / examples.SENTENCES
     folder.mkdir(parents=True)
     for split, count in (("train", SMALL.train), ("validation", SMALL.test)):
         some = ["a good film", "bad", "a film and a bad film"] * 8
@@ -101,7 +101,7 @@ def test_a_record_says_what_a_peers_line_says(root, tmp_path):
     directory = dpexp.run(*words, f"results={tmp_path}").directory
     found = children.of_record(directory, SMALL)
     children.require_work(DP_SGD, found, SMALL, is_private=True)
-    size = sum(weight.numel() for weight in wrn.WideResNet(depth=10, width=1).parameters())
+    size = sum(weight.numel() for weight in wrn.WideResNet(10, 1, 1).parameters())
     assert found["trained_parameters"] == found["parameters"] == size
     assert found["loop_seconds"] > 0 and 0 <= found["accuracy"] <= 100
     (directory / "released.jsonl").unlink()
@@ -166,12 +166,12 @@ def test_what_fails_is_told_in_one_line(tmp_path):
 
 def test_the_peers_network_is_the_suites():
     torch.manual_seed(0)
-    ours = WideResNet(16, 2, 1, "auto", in_channels=3, num_classes=10)
-    theirs = wrn.WideResNet(depth=16, width=2)
+    ours = WideResNet(16, 2, 2, "auto", in_channels=3, num_classes=10)
+    theirs = wrn.WideResNet(16, 2, 2)
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(theirs(x), ours(x))
-    for name, weight in wrn.WideResNet(depth=16, width=2).named_parameters():
+    for name, weight in wrn.WideResNet(16, 2, 2).named_parameters():
         deviations = weight.std().item(), ours.state_dict()[name].std().item()
         assert deviations[0] == pytest.approx(deviations[1], rel=0.2), name
 
@@ -230,7 +230,7 @@ def test_the_page_has_ratios_within_rounds_and_says_who_is_missing(root):
 
 @pytest.mark.parametrize(
     "only, chosen",
-    [("run", ["run-vision", "run-language"]), ("run-vision", ["run-vision"]), (None, [])],
+    [("run", ["run-vision", "run-small", "run-language"]), ("run-vision", ["run-vision"]), (None, [])],
 )
 def test_only_run_is_both_cases_and_nothing_else_is(only, chosen):
     words = [] if only is None else ["--only", only]
@@ -244,7 +244,7 @@ def test_only_run_is_both_cases_and_nothing_else_is(only, chosen):
         (["--only", "runs"], "'runs': did you mean 'run'"),
         (["--only=run", "--examples=0"], "--examples to be at least 1; got 0"),
         (["--only=run", "--rounds=few"], "--rounds.*few"),
-        (["--only=vision", "--test=10"], "beside --only run or run-vision or run-language"),
+        (["--only=vision", "--test=10"], "beside --only run or run-vision or run-small or run-language"),
         (["--examples", "10"], "beside --only run"),
         (["--only=run", "--device=cuda"], "--device=cpu.*got cuda"),
         (["--onyl=run"], "--onyl=run"),

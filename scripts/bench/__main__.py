@@ -217,15 +217,17 @@ def whole_runs(
     with tempfile.TemporaryDirectory() as folder:
         root, prepared = Path(folder), []
         for kind in chosen:
-            case, default = runs.CASES[kind], runs.Sizes()
+            case = runs.CASES[kind]
+            default = case.sizes
             sizes = runs.Sizes(
                 train=arguments.examples or default.train,
                 test=arguments.test or min(default.test, case.most_tested),
                 batch=arguments.batch or default.batch,
             )
-            prepared.append((kind, case, sizes, case.write(root / "data", sizes.train, sizes.test)))
+            told = case.write(root / kind, sizes.train, sizes.test)
+            prepared.append((kind, case, sizes, told))
         for kind, case, sizes, data in prepared:
-            contenders = case.contenders(sizes, root / "data")
+            contenders = case.contenders(sizes, root / kind)
             table = runs.measure(contenders, sizes, rounds, root)
             yield kind, table, runs.page(table, case, sizes, data, rounds, where)
 
@@ -248,7 +250,7 @@ def read(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", help=f"one of {', '.join(ONLY)}")
     parser.add_argument("--batch", type=int, help="examples a step; each case has its own")
     parser.add_argument("--rounds", type=int, help="12; of whole runs 5")
-    parser.add_argument("--examples", type=int, help="training examples of a whole run, 4096")
+    parser.add_argument("--examples", type=int, help="training examples of a whole run")
     parser.add_argument("--test", type=int, help="test examples of a whole run, 1000 if there")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--results", type=Path, default=Path("results"))

@@ -1,4 +1,4 @@
-"""Train WRN-16-4 on CIFAR10 by DP-SGD with Opacus, by its hooks or by ghost clipping."""
+"""Train a wide ResNet on CIFAR10 by DP-SGD with Opacus, by its hooks or by ghost clipping."""
 
 import time
 
@@ -21,7 +21,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(given.seed)
     train, test = Images(given.data, "train"), Images(given.data, "test")
-    model = WideResNet(given.depth, given.width).train()
+    model = WideResNet(given.depth, given.width, given.stem_stride).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=given.lr, momentum=0.9)
     loader = DataLoader(train, batch_size=given.batch)
     opacus_training.train(given, clock, model, optimizer, loader, test, evaluate)

@@ -1,4 +1,4 @@
-"""Train WRN-16-4 on CIFAR10 in plain PyTorch, without privacy."""
+"""Train a wide ResNet on CIFAR10 in plain PyTorch, without privacy."""
 
 import time
 
@@ -19,7 +19,7 @@ def main() -> None:
     torch.manual_seed(given.seed)
     train, test = Images(given.data, "train"), Images(given.data, "test")
     loader = DataLoader(train, batch_size=given.batch, shuffle=True)
-    model = WideResNet(given.depth, given.width)
+    model = WideResNet(given.depth, given.width, given.stem_stride)
     if given.channels_last:
         model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=given.lr, momentum=0.9)

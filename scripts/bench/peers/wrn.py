@@ -1,4 +1,4 @@
-"""WRN-16-4 with GroupNorm as the rgp authors have it: pre-activation, plain shortcuts."""
+"""Wide ResNets with GroupNorm as the rgp authors have it: pre-activation, plain shortcuts."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Block(nn.Module):
 class WideResNet(nn.Module):
     """Three stages of 16, 32 and 64 channels times `width`."""
 
-    def __init__(self, depth: int = 16, width: int = 4, num_classes: int = 10) -> None:
+    def __init__(self, depth: int, width: int, stem_stride: int, num_classes: int = 10) -> None:
         """Build the network."""
         super().__init__()
         inputs = 16 * width
-        self.stem, blocks = conv(3, inputs), []
+        self.stem, blocks = conv(3, inputs, stem_stride), []
         for stage, outputs in enumerate((16 * width, 32 * width, 64 * width)):
             for block in range((depth - 4) // 6):
                 stride = 2 if stage > 0 and block == 0 else 1

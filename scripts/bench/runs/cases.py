@@ -1,4 +1,4 @@
-"""The two cases: who runs in each, and with which words.
+"""The cases: who runs in each, and with which words.
 
 All contenders of a case read the same files and train the same model for the same number of steps.
 RGP trains the matrices alone, as its paper has it; all others every parameter that is not frozen.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from scripts.bench.runs import examples
@@ -78,6 +79,7 @@ class Case:
         contenders: by name, the unit among them, for given sizes and the folder of the data.
         most_tested: test examples that there are at most.
         notes: what a reader should know besides.
+        sizes: where the command line names none.
     """
 
     title: str
@@ -85,6 +87,7 @@ class Case:
     contenders: Callable[[Sizes, Path], Mapping[str, Contender]]
     most_tested: int
     notes: str
+    sizes: Sizes = Sizes()
 
 
 def ours(method: str, sizes: Sizes, root: Path, *words: str) -> list[str]:
@@ -120,12 +123,14 @@ def private(clip_norm: float) -> list[str]:
     return ["--eps", str(EPS), "--delta", str(DELTA), "--clip-norm", str(clip_norm)]
 
 
-def vision(sizes: Sizes, root: Path, depth: int = 16, width: int = 4) -> dict[str, Contender]:
+def vision(
+    sizes: Sizes, root: Path, depth: int = 16, width: int = 4, stem_stride: int = 1
+) -> dict[str, Contender]:
     """Return who trains a wide ResNet on images."""
-    data = examples.folder_of(root, "run-vision")
-    shape = ["--depth", str(depth), "--width", str(width)]
+    data = root / examples.IMAGES
+    shape = ["--depth", str(depth), "--width", str(width), "--stem-stride", str(stem_stride)]
     words = ["task=cifar10", "model=wrn28_4", f"model.depth={depth}", f"model.width={width}"]
-    words += ["optimizer=sgd", "optimizer.weight_decay=0"]
+    words += [f"model.stem_stride={stem_stride}", "optimizer=sgd", "optimizer.weight_decay=0"]
 
     def own(method: str, lr: float, *more: str) -> list[str]:
         return ours(method, sizes, root, *words, f"optimizer.lr={lr}", *more)
@@ -150,7 +155,7 @@ def vision(sizes: Sizes, root: Path, depth: int = 16, width: int = 4) -> dict[st
 
 def language(sizes: Sizes, root: Path) -> dict[str, Contender]:
     """Return who fine-tunes MiniLM on sentences."""
-    data = examples.folder_of(root, "run-language")
+    data = root / examples.SENTENCES
     folder = ["--model", str(examples.model_root() / examples.MINILM)]
     words = ["task=sst2", "model=minilm", "model.precision=float32", "model.attention=sdpa"]
     every = ["method.train=all", "method.freeze=[encoder.embeddings]", "optimizer=adamw"]
@@ -180,6 +185,14 @@ CASES = {
         notes="GroupNorm without parameters; SGD with momentum 0.9, no augmentation. Plain PyTorch "
         "takes a batch in parts of 32 images, channels last in parts of 64, the fastest of four "
         "sizes tried; Opacus in parts of 16, dpexp in its own of 125.",
+    ),
+    "run-small": Case(
+        title="WRN10-2, its first convolution of stride 2, on CIFAR10",
+        write=examples.write_images,
+        contenders=partial(vision, depth=10, width=2, stem_stride=2),
+        most_tested=10_000,
+        notes="The quick profile's network; otherwise as WRN16-4's runs.",
+        sizes=Sizes(train=10_000, batch=1000),
     ),
     "run-language": Case(
         title="MiniLM on SST-2",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +17,8 @@ from dpexp.data.hub import parquet_files
 from dpexp.types import ConfigError, MissingData
 
 MINILM = Path("sentence-transformers/all-MiniLM-L6-v2")
+IMAGES, SENTENCES = "uoft-cs/cifar10/plain_text", "nyu-mll/glue/sst2"
+"""Folders as they lie on the hub."""
 
 
 def data_root() -> Path:
@@ -36,9 +37,9 @@ def write_images(root: Path, train: int, test: int) -> str:
     Raises:
         ConfigError: the real set is there, and has fewer.
     """
-    if (data_root() / "uoft-cs/cifar10/plain_text").is_dir():
+    if (data_root() / IMAGES).is_dir():
         return _write_part(root, "uoft-cs/cifar10", "plain_text", {"train": train, "test": test})
-    folder = root / "uoft-cs/cifar10/plain_text"
+    folder = root / IMAGES
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (10, 4, 4, 3))
@@ -70,7 +71,7 @@ def write_sentences(root: Path, train: int, test: int) -> str:
             f"Expected {MINILM} in {model_root()} for run-language; found none. Put it there, or "
             "set DPEXP_MODEL_ROOT to the folder that holds it."
         )
-    if not (data_root() / "nyu-mll/glue/sst2").is_dir():
+    if not (data_root() / SENTENCES).is_dir():
         raise ConfigError(
             f"Expected nyu-mll/glue/sst2 in {data_root()} for run-language; found none. Put it "
             "there, or set DPEXP_DATA_ROOT to the folder that holds it."
@@ -97,12 +98,3 @@ def _write_part(root: Path, repo: str, config: str, counts: dict[str, int]) -> s
         part.to_parquet(folder / f"{split}-00000-of-00001.parquet", index=False)
         told.append(f"{count:,} of {split}'s {len(rows):,}")
     return f"{' and '.join(told)} examples of {repo}, {config}, at random"
-
-
-def folder_of(root: Path, case: str) -> Path:
-    """Return the folder of a case's files."""
-    parts: dict[str, Any] = {
-        "run-vision": "uoft-cs/cifar10/plain_text",
-        "run-language": "nyu-mll/glue/sst2",
-    }
-    return root / parts[case]
