@@ -51,6 +51,13 @@ HOLDOUT = "holdout_"
 """The prefix of metrics on training examples that were left out."""
 
 
+ENTRIES_OF_HELD_OUT = {"examples", "of", "fingerprint", "note"}
+NOTES_ON_HELD_OUT = (
+    words.HELD_OUT,
+    "left out of training and of N: as of a test set, nothing is claimed of them",
+)
+"""What a certificate says of them, and what older ones do."""
+
 NAMES = "privacy.json trainable and frozen: that they are the model's names"
 """Not checked here, as no model is built; `scripts/verify.py` builds it if it can."""
 
@@ -358,6 +365,10 @@ class _Check:
         self._same("examples", size, stated, "holdout ")
         self._same("of", self._config["task"]["dataset_size"] + size, stated, "holdout ")
         self._same("holdout_fingerprint", stated["fingerprint"], self._result, "result.json ")
+        if stated["note"] not in NOTES_ON_HELD_OUT:
+            self.say(f"holdout note: '{stated['note']}' is nothing that a certificate says")
+        if unknown := sorted(stated.keys() - ENTRIES_OF_HELD_OUT):
+            self.say(f"holdout: {', '.join(unknown)} is nothing that a certificate has")
         counted = [n for name, n in self._tests.items() if name.startswith(HOLDOUT)]
         if any(count != size for count in counted):
             self.say(f"holdout: {size} examples are held out; predictions.npz has {counted[0]}")
