@@ -1,7 +1,8 @@
 """Entries of a run's files that are computed on private examples without noise.
 
 They are not covered by the guarantee, and of examples that were held out nothing is. All other
-entries follow from the releases, public data and the config: two runs with equal releases write equal files (tests/test_twins.py).
+entries follow from the releases, public data and the config: two runs with equal releases write
+equal files (tests/test_twins.py).
 docs/privacy/unprotected.md lists the same entries.
 """
 
