@@ -177,12 +177,24 @@ def test_the_last_of_several_crossings_counts():
         ({"above": "all"}, "two rows"),
         ({"kept": "kpet"}, "did you mean 'kept'"),
         ({"until": 0.5}, "at least two points"),
+        ({"until": math.nan}, "at least two points"),
+        ({"noise": "kept"}, "three panels"),
     ],
 )
 def test_a_crossing_of_what_is_not_there_is_refused(change, said):
     artifact, _ = figure_of()
     with pytest.raises(ConfigError, match=said):
         validate(replace(artifact, crossings=(replace(CROSSING, **change),)))
+
+
+def test_points_that_not_all_panels_have_are_none_to_predict_from():
+    artifact, _ = figure_of()
+    columns = [
+        replace(column, x=0.2) if (column.panel, column.x) == ("noise", 0.1) else column
+        for column in artifact.columns
+    ]
+    with pytest.raises(ConfigError, match="at least two points .* that all panels"):
+        validate(replace(artifact, columns=tuple(columns)))
 
 
 def test_a_page_says_what_was_predicted_from_what_and_what_was_measured():
