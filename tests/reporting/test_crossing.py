@@ -5,7 +5,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from dpexp.linalg import reparametrized_update
 from dpexp.reporting.collect.values import DONE, Value
 from dpexp.reporting.judge.crossing import aligned, passes, power_law, predict
 from dpexp.reporting.render import crossings as rendered
@@ -163,6 +165,32 @@ def test_a_power_law_is_recovered_and_a_cosine_is_that_of_right_angles():
     assert law(50.0) == pytest.approx(3 * 50**0.4)
     assert aligned(0.6, 0.0) == 0.6
     assert aligned(1.0, 1.0) == pytest.approx(math.cos(math.pi / 4))
+
+
+@pytest.mark.parametrize(("share", "factor"), [(1.0, math.sqrt(2)), (0.0, 1.0)])
+def test_of_two_carriers_the_prediction_is_too_high_by_root_two_at_most(share, factor):
+    """Where all of the gradient is in the part that both hold, and where none is."""
+    gen = torch.Generator().manual_seed(0)
+    p, d, r = 60, 80, 4
+    left, right = (
+        torch.linalg.qr(torch.randn(size, r, generator=gen, dtype=torch.float64))[0]
+        for size in (p, d)
+    )
+    right, core = right.T, torch.randn(r, r, generator=gen, dtype=torch.float64)
+    outside = torch.randn(p, r, generator=gen, dtype=torch.float64)
+    outside -= left @ (left.T @ outside)
+    g = share * left @ core @ right + (1 - share) * outside @ right
+    noise = 20 * float(g.norm())
+    released = g @ right.T, left.T @ g
+    signal = math.hypot(*(float(each.norm()) for each in released))
+    std = noise / math.sqrt(r * (p + d))
+    cosines = []
+    for _ in range(400):
+        noisy = (x + std * torch.randn(x.shape, generator=gen, dtype=x.dtype) for x in released)
+        step = reparametrized_update(left, right, *noisy)
+        cosines.append(float((step * g).sum() / step.norm() / g.norm()))
+    predicted = aligned(1.0, noise / signal)
+    assert predicted / (sum(cosines) / len(cosines)) == pytest.approx(factor, rel=0.15)
 
 
 def test_the_last_of_several_crossings_counts():

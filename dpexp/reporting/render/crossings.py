@@ -12,8 +12,10 @@ from dpexp.reporting.render.table import Table
 EXPLAINED = (
     "Predicted: a step's cosine to the true gradient as kept / sqrt(1 + noise²). What is kept "
     "before noise, and the noise's norm over the signal's, are each taken as a power of {x}, "
-    "fitted to the named sizes and extrapolated to all others; no accuracy is used. Measured: the "
-    "cosine of noisy steps, compared by its means, without an interval."
+    "fitted to the named sizes and extrapolated to all others; no accuracy is used. Noise and "
+    "signal are of the released numbers: two carriers hold a part of the gradient twice, so that "
+    "what is predicted of both may be too high by a factor of up to √2. Measured: the cosine of "
+    "noisy steps, compared by its means, without an interval."
 )
 
 
