@@ -179,11 +179,12 @@ CASES = {
         contenders=vision,
         most_tested=10_000,
         notes="Weights are standardised, norms are GroupNorm of 16 groups; SGD with momentum 0.9, "
-        "no augmentation. Plain PyTorch takes a batch in parts of 32 images, Opacus in parts of "
-        "16, the fastest of three sizes tried in its images' usual layout, dpexp in its own of "
-        "125. Plain PyTorch would gain from a channels-last layout. Opacus has a rule for the "
-        "standardised convolution, written after its guide, which is faster than its own way for "
-        "unknown layers.",
+        "no augmentation. RGP trains the matrices alone, with a warm-up of one step. Plain "
+        "PyTorch takes a batch in parts of 32 images, Opacus in parts of 16, the fastest of "
+        "three sizes tried in its images' usual layout, dpexp in its own of 125. Plain "
+        "PyTorch would gain from a channels-last layout. Opacus has a rule for the "
+        "standardised convolution, written after its guide, which is faster than its own way "
+        "for unknown layers.",
     ),
     "run-language": Case(
         title="MiniLM on SST-2",
@@ -191,9 +192,10 @@ CASES = {
         contenders=language,
         most_tested=872,
         notes="All-MiniLM-L6-v2 with frozen embeddings and a linear classifier, AdamW (RGP: plain "
-        "SGD), at most 128 tokens, parts of 32 sentences padded to their longest. dpexp sorts the "
-        "sentences of a batch by length first, and cuts parts of at most 32 times 128 tokens; one "
-        "of the plain scripts sorts as well. Opacus's loader cuts before it reads any. fastDP and "
+        "SGD, the matrices alone, with a warm-up of one step), at most 128 tokens, parts of "
+        "32 sentences padded to their longest. dpexp sorts the sentences of a batch by length "
+        "first, and cuts parts of at most 32 times 128 tokens; one of the plain scripts "
+        "sorts as well. Opacus's loader cuts before it reads any. fastDP and "
         "private-transformers are not on the package index, and so no peers here.",
     ),
 }
