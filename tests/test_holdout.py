@@ -189,6 +189,14 @@ def test_a_metric_of_the_training_set_is_of_what_is_left():
     assert float(task.score(outputs, task.train.targets).mean()) == pytest.approx(0, abs=1e-5)
 
 
+def test_a_shadow_model_which_takes_a_half_of_what_is_left_verifies(tmp_path):
+    directory = execute(tmp_path, *HELD, "attack=shadow", "epochs=1", "batch_size=100")
+    privacy = of(directory)[2]
+    assert privacy["dataset_size"] == (N - 300) // 2 and privacy["holdout"]["of"] == N
+    code, said = verify(directory)
+    assert code == 0, said
+
+
 def test_pate_holds_out_too(tmp_path):
     words = ["method=pate", "task=digits", "profile=embedded", "device=cpu", "holdout=train"]
     words += ["holdout.size=100", "method.teachers=10", "method.teacher_steps=2"]

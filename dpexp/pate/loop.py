@@ -99,7 +99,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             ],
         )
         if task.holdout is not None:
-            certificate["holdout"] = held_out(task)
+            certificate["holdout"] = held_out(task, config)
         verify(certificate)
         numbers = {
             "epochs": state.metrics[-1]["epoch"],

@@ -85,11 +85,16 @@ def says_judged_on_training(config: Mapping[str, Any]) -> bool:
     return bool(config["task"].get("judged_on_training"))
 
 
-def held_out(task: Any) -> dict[str, Any]:
-    """Return what a certificate says of the examples that a task (`dpexp.data.Task`) holds out."""
+def held_out(task: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a certificate says of the examples that a run holds out.
+
+    Args:
+        task: a `dpexp.data.Task`; of a shadow model it has half of the examples that are left.
+        config: of the run.
+    """
     return {
         "examples": len(task.holdout),
-        "of": len(task.holdout) + task.dataset_size,
+        "of": len(task.holdout) + config["task"]["dataset_size"],
         "fingerprint": task.holdout_fingerprint,
         "note": HELD_OUT,
     }

@@ -250,7 +250,7 @@ def certify(
     if parts.task.public is not None:
         certificate["public"] = describe_public(config, parts.task.public)
     if parts.task.holdout is not None:
-        certificate["holdout"] = held_out(parts.task)
+        certificate["holdout"] = held_out(parts.task, config)
     verify(certificate)
     return certificate
 
