@@ -229,6 +229,20 @@ def left_to_group(folder, monkeypatch, own, files):
     return memory._left_to_group()
 
 
+def test_a_system_without_peaks_or_without_what_is_free_is_asked_otherwise(tmp_path, monkeypatch):
+    """As sandboxes have it, whose /proc has some of the fields alone."""
+    (tmp_path / "status").write_text(
+        "Name:\tpython\nVmSize:\t  9000 kB\nVmRSS:\t  4000 kB\nVmHWM:\n"
+    )
+    monkeypatch.setattr(memory, "STATUS", tmp_path / "status")
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    assert memory.peak_mb(CPU) == pytest.approx(used, rel=0.1)
+    for text in ("MemTotal:  9 kB\n", "MemAvailable: some\n", ""):
+        (tmp_path / "meminfo").write_text(text)
+        monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+        assert room_mb(CPU, sharing=1) is None
+
+
 V1 = "12:cpu,cpuacct:/a\n9:memory:/slurm/job:1\n1:name=systemd:/b\n0::/c\n"
 
 

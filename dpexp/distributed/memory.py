@@ -70,8 +70,8 @@ def peak_mb(device: torch.device) -> float:
     """Return the peak since the last reset, in MB (10^6 bytes): GPU tensors, or resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
-    if STATUS.exists():
-        return _kilobytes(STATUS, "VmHWM:") * 1024 / 1e6
+    if (peak := _kilobytes(STATUS, "VmHWM:")) > 0:
+        return peak * 1024 / 1e6
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
@@ -87,11 +87,9 @@ def room_mb(device: torch.device, sharing: int) -> float | None:
         left, _ = torch.cuda.mem_get_info(device)
         held = torch.cuda.memory_reserved(device)
         return (held + left / sharing) / 1e6
-    if not MEMINFO.exists():
+    if (available := _kilobytes(MEMINFO, "MemAvailable:")) == 0:
         return None
-    free = min(
-        _kilobytes(MEMINFO, "MemAvailable:") * 1024, _left_to_group(), sharing * _left_to_process()
-    )
+    free = min(available * 1024, _left_to_group(), sharing * _left_to_process())
     return (_kilobytes(STATUS, "VmRSS:") * 1024 + free / sharing) / 1e6
 
 
@@ -157,8 +155,9 @@ def _left_to_process() -> float:
 
 
 def _kilobytes(path: Path, field: str) -> int:
-    lines = path.read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+    """Return a field of a file of /proc; 0 where a system has no such file or field."""
+    lines = (line.split() for line in _read(path).splitlines() if line.startswith(field))
+    return next((int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()), 0)
 
 
 def ran_out(error: BaseException) -> bool:
