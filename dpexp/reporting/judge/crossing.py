@@ -9,8 +9,8 @@ cosine of large ones.
 ρ is measured in the numbers that are released. The step has the same ρ where reconstruction keeps
 lengths, as DP-SGD's and that of one carrier do. Of RGP's two carriers, dL = g R^T and dR = L^T g,
 both hold L^T g R^T, which the step has once: |dL|² + |dR|² is up to twice the step's |P g|², while
-the noise loses r² of r (p + d) numbers. So the step's ρ is larger, and κ / sqrt(1 + ρ²) too high,
-by a factor of at most sqrt 2.
+the noise loses r² of r (p + d) numbers. So the step's ρ is up to sqrt 2 times as large, and what is
+predicted as much too high.
 """
 
 from __future__ import annotations
