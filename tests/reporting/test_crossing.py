@@ -100,6 +100,8 @@ def test_seeds_are_told_apart_by_their_number_not_by_their_place():
     values["low", "noise-1.0"] = cell(("low", "noise-1.0"), [noise, 1.2 * noise], seeds=[1, 2])
     found = predict(CROSSING, artifact, values)
     assert found.by_seed == pytest.approx([literal_crossing(each) for each in spread[1:]], rel=1e-6)
+    few = predict(CROSSING, *figure_of(spread=spread, measured=(1.0, 4.0)))
+    assert math.isnan(few.at) and few.by_seed == () and few.fitted == ()
 
 
 def test_all_four_numbers_are_fitted_at_the_same_sizes_and_what_is_left_out_is_said():
@@ -128,7 +130,7 @@ def test_a_sentence_claims_no_more_than_was_looked_at():
     ahead = said(*figure_of({"low": first, "all": second}))
     assert "size = 0.1 and 1: from the smallest on. Measured, single seeds: from" in ahead
     behind = said(*figure_of({"low": second, "all": first}))
-    assert "from no size on, looked for up to 100 times the largest, 16. Meas" in behind
+    assert "size = 0.1 and 1: from no size on. Measured, single seeds: not up to" in behind
     # Ahead between two sizes alone, which is not from any size on.
     humped = {"low": (lambda x: 0.5, lambda x: x), "all": (lambda x: 0.36, lambda x: 0.6 * x**0.9)}
     assert predict(CROSSING, *figure_of(humped)).at == math.inf

@@ -149,7 +149,7 @@ def predict(crossing: Crossing, artifact: Artifact, values: Mapping[Key, Value])
     largest = REACH * xs[-1]
     laws = _laws(known)
     by_seed = []
-    for seed in _common_seeds([cell for x in known for cell in cells[x]]):
+    for seed in _common_seeds([cell for x in known for cell in cells[x]]) if laws else ():
         own = {x: [_of_seeds(cell)[seed] for cell in cells[x]] for x in known}
         if all(_all_above_0(numbers) for numbers in own.values()):
             by_seed.append(_passes(_laws(own), own, largest))

@@ -12,10 +12,11 @@ from dpexp.reporting.render.table import Table
 EXPLAINED = (
     "Predicted: a step's cosine to the true gradient as kept / sqrt(1 + noise²). What is kept "
     "before noise, and the noise's norm over the signal's, are each taken as a power of {x}, "
-    "fitted to the named sizes and extrapolated to all others; no accuracy is used. Noise and "
-    "signal are of the released numbers: two carriers hold a part of the gradient twice, so that "
-    "what is predicted of both may be too high by a factor of up to √2. Measured: the cosine of "
-    "noisy steps, compared by its means, without an interval."
+    "fitted to the named sizes and extrapolated to all others, up to {reach:.0f} times the "
+    "largest; no accuracy is used. Noise and signal are of the released numbers: two carriers "
+    "hold a part of the gradient twice, so that what is predicted of both may be too high by a "
+    "factor of up to √2. Measured: the cosine of noisy steps, compared by its means, without an "
+    "interval."
 )
 
 
@@ -30,7 +31,7 @@ def crossings(table: Table) -> list[tuple[str, list[list[str]]]]:
 
 def explained(table: Table) -> str:
     """Return how a prediction was made."""
-    return EXPLAINED.format(x=table.artifact.figure.x_name)
+    return EXPLAINED.format(x=table.artifact.figure.x_name, reach=REACH)
 
 
 def sentence(prediction: Prediction, table: Table) -> str:
@@ -75,7 +76,7 @@ def _from(prediction: Prediction, x: str) -> str:
     if at == 0:
         return "from the smallest on"
     if math.isinf(at):
-        return f"from no size on, looked for up to {REACH:.0f} times the largest, {largest:g}"
+        return "from no size on"
     beyond = f", beyond the largest, {largest:g}" if at > largest else ""
     return f"from {x} = {at:.2g} on{beyond}"
 
