@@ -18,7 +18,7 @@ from scripts.bench import __main__ as bench
 from scripts.bench import runs
 from scripts.bench.peers import minilm, sentences, wrn
 from scripts.bench.runs import cases, children, examples
-from scripts.bench.runs.cases import DP_SGD, NONPRIVATE, UNIT, Sizes
+from scripts.bench.runs.cases import BY_LENGTH, DP_SGD, NONPRIVATE, UNIT, Sizes
 from scripts.bench.runs.measure import summary
 
 SMALL = Sizes(train=24, test=8, batch=12)
@@ -83,7 +83,7 @@ def test_peers_of_images_take_the_same_steps_in_the_same_network(
     require_alike(line, tmp_path, size, size)
 
 
-@pytest.mark.parametrize("name", [UNIT, "Opacus ghost"])
+@pytest.mark.parametrize("name", [UNIT, BY_LENGTH, "Opacus ghost"])
 def test_peers_of_texts_take_the_same_steps_with_embeddings_frozen(
     name, root, texts, tiny_models, tmp_path, monkeypatch, capsys
 ):
@@ -96,20 +96,32 @@ def test_peers_of_texts_take_the_same_steps_with_embeddings_frozen(
     require_alike(line, tmp_path, total - frozen, total)
 
 
+def test_parts_by_length_are_the_batch_with_less_padding():
+    items = [(torch.arange(1, size + 1), size % 2) for size in (5, 1, 4, 2, 3)]
+    for is_sorted, widths in ((False, [5, 4, 3]), (True, [2, 4, 5])):
+        parts = sentences.in_parts(items, 2, is_sorted=is_sorted)
+        assert [inputs.shape[2] for inputs, _ in parts] == widths
+        lengths = torch.cat([inputs[:, 1].sum(1) for inputs, _ in parts])
+        assert sorted(lengths.tolist()) == [1, 2, 3, 4, 5]
+        assert torch.equal(torch.cat([labels for _, labels in parts]), lengths % 2)
+
+
 def test_a_record_says_what_a_peers_line_says(root, tmp_path):
     _, *words = cases.vision(SMALL, root, depth=10, width=1)[DP_SGD].command
     directory = dpexp.run(*words, f"results={tmp_path}").directory
-    found = children.of_record(directory, SMALL)
+    found = children.of_record(directory)
     children.require_work(DP_SGD, found, SMALL, is_private=True)
+    with pytest.raises(ConfigError, match=f"Expected tested = 9 of {DP_SGD}; got {SMALL.test}"):
+        children.require_work(DP_SGD, found, replace(SMALL, test=9), is_private=True)
     size = sum(weight.numel() for weight in wrn.WideResNet(10, 1, 1).parameters())
     assert found["trained_parameters"] == found["parameters"] == size
     assert found["loop_seconds"] > 0 and 0 <= found["accuracy"] <= 100
     (directory / "released.jsonl").unlink()
     with pytest.raises(ConfigError, match=r"Expected released.jsonl in"):
-        children.of_record(directory, SMALL)
+        children.of_record(directory)
     (directory / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"Expected model.safetensors in"):
-        children.of_record(directory, SMALL)
+        children.of_record(directory)
 
 
 SCRIPT = """

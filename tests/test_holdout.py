@@ -11,11 +11,13 @@ import dpexp
 from dpexp import cli, records
 from dpexp.cli.errors import mistake
 from dpexp.cli.holdout import left_out
+from dpexp.cli.lookup import outcome
 from dpexp.cli.search import prepared
 from dpexp.cli.verify import verify
 from dpexp.data.holdout import hold_out
 from dpexp.data.task import Examples, Task, fingerprint
 from dpexp.records.predictions import unpacked
+from dpexp.training import model_card
 from dpexp.training.train import train
 from dpexp.types import ConfigError
 from tests.runs import ALONE, CONFIGS, SHORT, assert_same_run, execute, killed, of, one_thread  # noqa: F401
@@ -78,8 +80,38 @@ def test_the_certificate_is_of_what_is_left_and_says_what_was_left_out(run):
     ]
 
 
+def test_where_a_claim_is_read_it_says_for_whom_it_is(run):
+    """The certificate, the line at the end and a kept model's card."""
+    record = records.read(run)
+    note = record.privacy["holdout"]["note"]
+    assert "neighbouring sets differ in an example that is left" in note
+    assert "nothing is claimed of these" in note
+    assert f" at delta 0.0001 for N = {N - 300}, without 300 held out, " in outcome(run)
+    card = model_card.text("id", record.config, record.result, record.privacy, ())
+    assert f"300 of {N} training examples were held out: the claim is for the {N - 300}" in card
+    assert "settings chosen by how they score are not counted" in card
+    plain = {key: value for key, value in record.privacy.items() if key != "holdout"}
+    assert "held out" not in model_card.text("id", record.config, record.result, plain, ())
+
+
+def test_what_is_told_of_them_is_among_what_must_not_be_published(run):
+    record = records.read(run)
+    for file, content in (("result.json", record.result), ("metrics.jsonl", record.metrics)):
+        assert "holdout_accuracy" in str(content)
+        assert "holdout" not in str(records.without_diagnostics(file, content))
+    kept = records.without_diagnostics("privacy.json", record.privacy)["holdout"]
+    assert kept.keys() == {"examples", "of", "note"}
+
+
 @pytest.mark.parametrize(
-    "key, value", [("examples", 299), ("of", N - 1), ("fingerprint", "0" * 64)]
+    "key, value",
+    [
+        ("examples", 299),
+        ("of", N - 1),
+        ("fingerprint", "0" * 64),
+        ("note", "they are as private as the others"),
+        ("epsilon", 8),
+    ],
 )
 def test_a_certificate_that_says_otherwise_differs(run, key, value):
     from dpexp.privacy.verification.record import verify_record
@@ -155,6 +187,14 @@ def test_a_metric_of_the_training_set_is_of_what_is_left():
     best = np.linalg.lstsq(x, y)[0]
     outputs = torch.from_numpy(x @ best)[:, None]
     assert float(task.score(outputs, task.train.targets).mean()) == pytest.approx(0, abs=1e-5)
+
+
+def test_a_shadow_model_which_takes_a_half_of_what_is_left_verifies(tmp_path):
+    directory = execute(tmp_path, *HELD, "attack=shadow", "epochs=1", "batch_size=100")
+    privacy = of(directory)[2]
+    assert privacy["dataset_size"] == (N - 300) // 2 and privacy["holdout"]["of"] == N
+    code, said = verify(directory)
+    assert code == 0, said
 
 
 def test_pate_holds_out_too(tmp_path):

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import resource
 import sys
 import textwrap
@@ -215,3 +216,67 @@ def test_room_ends_at_the_limit_of_any_group_around(limited, tmp_path, monkeypat
     assert room_mb(CPU, sharing=1) == pytest.approx(held + 200, abs=50)
     (tmp_path / "own").unlink()  # as where /proc does not have it: the root's limit alone
     assert (room_mb(CPU, sharing=1) < held + 250) == (limited == "")
+
+
+def left_to_group(folder, monkeypatch, own, files):
+    """Return the bytes left under cgroups' files, by path below their root."""
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    (folder / "own").write_text(own)
+    monkeypatch.setattr(memory, "CGROUP", folder)
+    monkeypatch.setattr(memory, "OWN_GROUP", folder / "own")
+    return memory._left_to_group()
+
+
+def test_a_system_without_peaks_or_without_what_is_free_is_asked_otherwise(tmp_path, monkeypatch):
+    """As sandboxes have it, whose /proc has some of the fields alone."""
+    (tmp_path / "status").write_text(
+        "Name:\tpython\nVmSize:\t  9000 kB\nVmRSS:\t  4000 kB\nVmHWM:\n"
+    )
+    monkeypatch.setattr(memory, "STATUS", tmp_path / "status")
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    assert memory.peak_mb(CPU) == pytest.approx(used, rel=0.1)
+    for text in ("MemTotal:  9 kB\n", "MemAvailable: some\n", ""):
+        (tmp_path / "meminfo").write_text(text)
+        monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+        assert room_mb(CPU, sharing=1) is None
+
+
+V1 = "12:cpu,cpuacct:/a\n9:memory:/slurm/job:1\n1:name=systemd:/b\n0::/c\n"
+
+
+def test_room_ends_at_limits_of_cgroups_version_1(tmp_path, monkeypatch):
+    """As clusters still have them: a tree for memory alone, and a huge number for no limit."""
+    files = {}
+    for name, limit in (("", 2**63 - 4096), ("/slurm", 900), ("/slurm/job:1", 700)):
+        files[f"memory{name}/memory.limit_in_bytes"] = f"{limit}\n"
+        files[f"memory{name}/memory.usage_in_bytes"] = "400\n"
+    assert left_to_group(tmp_path, monkeypatch, V1, files) == 300
+    files["memory/slurm/job:1/memory.limit_in_bytes"] = f"{2**63 - 4096}\n"
+    assert left_to_group(tmp_path, monkeypatch, V1, files) == 500
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_pages_of_files_that_the_system_takes_back_are_room(version, tmp_path, monkeypatch):
+    """Data that were read fill a container's limit and would leave micro_batch=auto nothing."""
+    limit, used, stat, own = (
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", V1)
+        if version == "v1"
+        else ("memory.max", "memory.current", "memory.stat", "0::/\n")
+    )
+    told = "anon 10\ninactive_file 600\nactive_file 50\n"
+    told += "total_inactive_file 600\n" if version == "v1" else ""
+    files = {limit: "1000\n", used: "990\n", stat: told}
+    assert left_to_group(tmp_path, monkeypatch, own, files) == 610
+
+
+@pytest.mark.parametrize("odd", ["max", "", "unlimited", "-1", "1e9", "\x00", "nan"])
+@pytest.mark.parametrize("own", ["", "0::\n", "0::/../../x (deleted)\n", "garbage\n::\n:"])
+def test_a_limit_that_is_no_number_is_none(odd, own, tmp_path, monkeypatch):
+    files = {"memory.max": odd, "memory.current": "5", "memory.stat": "odd"}
+    assert left_to_group(tmp_path, monkeypatch, own, files) == math.inf
+    files |= {"memory.max": "9\n", "memory.current": odd}
+    assert left_to_group(tmp_path, monkeypatch, own, files) == math.inf
+    files["memory.current"] = "5\n"
+    assert left_to_group(tmp_path, monkeypatch, own, files) == 4

@@ -228,6 +228,8 @@ def test_a_recipes_batch_is_made_to_fit_and_ones_own_is_not_touched(alone):
     words += ["task.test_size=40", "dataset_size=160"]
     assert cli.compose(words)["batch_size"] == 40  # the recipe has 256
     assert cli.compose([*words, "batch_size=300"])["batch_size"] == 300
+    kept = [*words, "holdout=train", "holdout.size=80"]
+    assert cli.compose(kept)["batch_size"] == 20  # a fourth of what is left, not of the whole
     assert cli.compose([*words[:-1], "dataset_size=1600"])["batch_size"] == 256
 
 

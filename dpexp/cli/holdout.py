@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from dpexp.cli import own_data
 from dpexp.cli.instantiate import make
 
 
-def settle(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+def settle(cfg: DictConfig) -> DictConfig:
     """Return a config whose N, task.dataset_size, leaves out what is held out.
 
     All that a config derives from N follows: batch sizes, delta, a method's epochs.
@@ -29,7 +28,6 @@ def settle(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     cfg = cfg.copy()
     with open_dict(cfg):
         cfg.task.dataset_size = total - size
-    own_data.fit_batch(cfg, overrides)
     return cfg
 
 

@@ -58,6 +58,7 @@ def done_before(config: dict[str, Any]) -> str:
 def outcome(directory: Path) -> str:
     """Return a line about a run that has just been finished: score, epsilon, time and folder."""
     from dpexp import records
+    from dpexp.privacy.certificate import without_held_out
 
     record = records.read(directory)
     assert record is not None
@@ -68,7 +69,8 @@ def outcome(directory: Path) -> str:
         parts.append("no epsilon")
     else:
         target = "" if result["eps"] is None else f" of {result['eps']:g}"
-        parts.append(f"eps {spent:.4g}{target} at delta {result['delta']:g}")
+        of = without_held_out(record.privacy)
+        parts.append(f"eps {spent:.4g}{target} at delta {result['delta']:g}{of}")
     parts.append(duration(result["wall_s"]))
     deviations = record.privacy.get("deviations")
     but = f" ({'; '.join(deviations)})" if deviations else ""

@@ -46,14 +46,11 @@ OmegaConf.register_new_resolver("below_one_in", below_one_in, replace=True)
 OmegaConf.register_new_resolver("share_of", share_of, replace=True)
 
 
-def settle(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+def settle(cfg: DictConfig) -> DictConfig:
     """Return a config whose task is named after its data and declares its N.
-
-    A batch that a recipe chose for larger data is made to fit.
 
     Args:
         cfg: as composed; returned as it is where the task is no door for one's own data.
-        overrides: that it was composed from.
 
     Raises:
         ConfigError: data or N are not said, or the data cannot be found.
@@ -102,7 +99,6 @@ def settle(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
         cfg.task.dataset_size = size
         if size == COUNT:
             cfg.task.dataset_size, cfg.dataset_size = held, COUNT
-    fit_batch(cfg, overrides)
     return cfg
 
 

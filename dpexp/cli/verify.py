@@ -24,6 +24,7 @@ from pathlib import Path
 
 from dpexp import records
 from dpexp.cli import folders, own_methods, parameter_names
+from dpexp.privacy.certificate import without_held_out
 from dpexp.privacy.stated import class_of, statement_of
 from dpexp.privacy.verification.files import NAMES
 from dpexp.privacy.verification.record import verify_record
@@ -110,9 +111,7 @@ def _passed(record: records.Record, epsilon: float | None, is_trusting: bool) ->
     if epsilon is None:
         return f"pass: no privacy is claimed ({deviations})"
     target = record.privacy["target_epsilon"]
-    word, of = "holds on trust" if is_trusting else "pass", ""
-    if held := record.privacy.get("holdout"):
-        of = f" for N = {record.privacy['dataset_size']}, without {held['examples']} held out"
+    word, of = "holds on trust" if is_trusting else "pass", without_held_out(record.privacy)
     return f"{word}: epsilon {epsilon:.4g} of {target:g} by PLD{of}" + (
         f" ({deviations})" if deviations else ""
     )

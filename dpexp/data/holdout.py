@@ -72,14 +72,3 @@ def hold_out(task: Task, *, size: int, split_seed: int) -> Task:
     left = replace(left, holdout=held)
     both = f"{task.fingerprint} {left.holdout_fingerprint}"
     return replace(left, fingerprint=hashlib.sha256(both.encode()).hexdigest())
-
-
-def held_out(task: Task) -> dict[str, Any]:
-    """Return what a certificate says of the examples that were held out."""
-    assert task.holdout is not None
-    return {
-        "examples": len(task.holdout),
-        "of": len(task.holdout) + task.dataset_size,
-        "fingerprint": task.holdout_fingerprint,
-        "note": "left out of training and of N: as of a test set, nothing is claimed of them",
-    }

@@ -16,10 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpexp.records.predictions import HELD_OUT
 from dpexp.types import Batch, ConfigError
-
-HOLDOUT = "holdout_"
-"""The prefix of metrics on held-out training examples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +197,7 @@ class Task:
     @property
     def holdout_metric(self) -> str:
         """The name of the metric on the held-out examples: holdout_accuracy for test_accuracy."""
-        return f"{HOLDOUT}{self.metric.removeprefix('test_')}"
+        return f"{HELD_OUT}{self.metric.removeprefix('test_')}"
 
     @property
     def holdout_fingerprint(self) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+import math
 import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -69,8 +70,8 @@ def peak_mb(device: torch.device) -> float:
     """Return the peak since the last reset, in MB (10^6 bytes): GPU tensors, or resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
-    if STATUS.exists():
-        return _kilobytes(STATUS, "VmHWM:") * 1024 / 1e6
+    if (peak := _kilobytes(STATUS, "VmHWM:")) > 0:
+        return peak * 1024 / 1e6
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
@@ -86,49 +87,77 @@ def room_mb(device: torch.device, sharing: int) -> float | None:
         left, _ = torch.cuda.mem_get_info(device)
         held = torch.cuda.memory_reserved(device)
         return (held + left / sharing) / 1e6
-    if not MEMINFO.exists():
+    if (available := _kilobytes(MEMINFO, "MemAvailable:")) == 0:
         return None
-    free = min(
-        _kilobytes(MEMINFO, "MemAvailable:") * 1024, _left_to_group(), sharing * _left_to_process()
-    )
+    free = min(available * 1024, _left_to_group(), sharing * _left_to_process())
     return (_kilobytes(STATUS, "VmRSS:") * 1024 + free / sharing) / 1e6
 
 
+class _Files(NamedTuple):
+    """What a version of cgroups calls its files on memory, and file pages that it can take back."""
+
+    limit: str
+    used: str
+    reclaimable: str
+
+
+V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+V2 = _Files("memory.max", "memory.current", "inactive_file")
+
+
 def _left_to_group() -> float:
-    """Return the bytes left under limits of a container or a service (cgroup v2), or infinity.
+    """Return the bytes left under limits of a container or a service (cgroups), or infinity.
 
-    A process's group is within others, each of which may have a limit.
+    A process's group is within others, each of which may have a limit. Version 1 has a tree of
+    groups for each controller, version 2 one for all.
     """
-    try:
-        lines = OWN_GROUP.read_text().splitlines()
-    except OSError:
-        lines = []
-    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    names = Path(own).parts
-    folders = [CGROUP.joinpath(*names[:depth]) for depth in range(len(names) + 1)]
-    return min(_left_under(folder) for folder in folders)
+    own = _own_groups()
+    roots = (("", CGROUP, V2), ("memory", CGROUP / "memory", V1))
+    left = math.inf
+    for controller, root, files in roots:
+        names = Path(own.get(controller, "").strip("/")).parts
+        for depth in range(len(names) + 1):
+            left = min(left, _left_under(root.joinpath(*names[:depth]), files))
+    return left
 
 
-def _left_under(group: Path) -> float:
+def _own_groups() -> dict[str, str]:
+    """Return this process's group by controller, "" for version 2's, as in cgroups(7)."""
+    lines = (line.split(":", 2) for line in _read(OWN_GROUP).splitlines())
+    split = [parts for parts in lines if len(parts) == 3]
+    return {name: path for _, controllers, path in split for name in controllers.split(",")}
+
+
+def _left_under(group: Path, files: _Files) -> float:
+    """Return the bytes left under a group's limit; infinity without one that can be read."""
+    limit, used = (_read(group / name).strip() for name in (files.limit, files.used))
+    if not (limit.isdecimal() and used.isdecimal()):  # "max", or not there
+        return math.inf
+    told = (line.partition(" ") for line in _read(group / "memory.stat").splitlines())
+    pages = next((size for name, _, size in told if name == files.reclaimable), "")
+    return float(limit) - float(used) + (float(pages) if pages.isdecimal() else 0.0)
+
+
+def _read(path: Path) -> str:
+    """Return a small file's text; "" if it cannot be read."""
     try:
-        limit = (group / "memory.max").read_text().strip()
-        used = (group / "memory.current").read_text()
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return float("inf")
-    return float("inf") if limit == "max" else float(limit) - float(used)
+        return ""
 
 
 def _left_to_process() -> float:
     """Return the bytes left under `ulimit -v`, which counts addresses; infinity without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
-        return float("inf")
+        return math.inf
     return float(limit - _kilobytes(STATUS, "VmSize:") * 1024)
 
 
 def _kilobytes(path: Path, field: str) -> int:
-    lines = path.read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+    """Return a field of a file of /proc; 0 where a system has no such file or field."""
+    lines = (line.split() for line in _read(path).splitlines() if line.startswith(field))
+    return next((int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()), 0)
 
 
 def ran_out(error: BaseException) -> bool:

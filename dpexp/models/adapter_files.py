@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,11 @@ INSTEAD = "Load the run's own weights instead, which have"
 
 
 def save_adapters(
-    model: nn.Module, folder: Path, base: str | None, trained: Iterable[str] = ()
+    model: nn.Module,
+    folder: Path,
+    base: str | None,
+    trained: Iterable[str] = (),
+    changed: str = "",
 ) -> None:
     """Write a model's adapters and what else it has trained, its classifier, for peft.
 
@@ -40,14 +45,27 @@ def save_adapters(
         folder: the run's.
         base: the pretrained model's name on the hub; None: there is none.
         trained: names of the parameters that were trained.
+        changed: why the model beneath the adapters is not the one that peft would put them onto;
+            nothing is written then. "": it is.
     """
     found = {each: names for each, names in places_of(model).items() if isinstance(each, Adapted)}
+    if changed and found:
+        log.warning(
+            "%s/ is not written: %s, and peft on the model as it was would compute something "
+            "else. %s all",
+            FOLDER,
+            changed,
+            INSTEAD,
+        )
+        return
     found = _without_odd(model, found)
     if not found:
         return
     _say_shared(model, found.values())
-    whole = _modules(set(trained) - set(adapter_parameters(model)))
+    whole = _of_one_place(model, _modules(set(trained) - set(adapter_parameters(model))))
     rename = _names(model, whole)
+    if without := [name for name in whole if rename(name) is None]:
+        _leave_out(without, "which the encoder alone has no place for")
     layers = {name: each for each, names in found.items() for name in map(rename, names) if name}
     plain = {rename(name) or "": each for name, each in _plain(model)}
     modules = _whole([name for name in map(rename, whole) if name], plain, layers)
@@ -133,13 +151,35 @@ def _modules(parameters: Iterable[str]) -> list[str]:
     return sorted({name.rpartition(".")[0] for name in parameters} - {""})
 
 
+def _of_one_place(model: nn.Module, whole: list[str]) -> list[str]:
+    """Return those of the modules whose parameters stand nowhere else; of others say so."""
+    places = Counter(
+        id(parameter)
+        for _, module in model.named_modules(remove_duplicate=False)
+        for parameter in module.parameters(recurse=False)
+    )
+    elsewhere = [
+        name
+        for name in whole
+        if any(places[id(each)] > 1 for each in model.get_submodule(name).parameters(recurse=False))
+    ]
+    if elsewhere:
+        _leave_out(elsewhere, "whose numbers stand in other places too, where peft changes none")
+    return [name for name in whole if name not in elsewhere]
+
+
+def _leave_out(names: Iterable[str], why: str) -> None:
+    """Say that modules which were trained as a whole are not in the folder."""
+    said = " and ".join(sorted(names))
+    log.warning("%s/ leaves out %s, trained as a whole, %s. %s it", FOLDER, said, why, INSTEAD)
+
+
 def _names(model: nn.Module, whole: list[str]) -> Callable[[str], str | None]:
     """Return what renames a module as the model without adapters has it; None: it has none."""
-    is_around = hasattr(getattr(model, "encoder", None), "config") and not hasattr(model, "config")
-    if not is_around:
-        return str
     library = getattr(model, "name_in_library", None)
-    if library and whole and all(library(f"{name}.") != f"{name}." for name in whole):
+    if library is None:  # no classifier of dpexp around an encoder
+        return str
+    if whole and all(library(f"{name}.") != f"{name}." for name in whole):
         return lambda name: library(f"{name}.").removesuffix(".")
     prefix = "encoder."
     return lambda name: name.removeprefix(prefix) if name.startswith(prefix) else None
@@ -161,13 +201,7 @@ def _whole(
         for layer in set(layers) - set(taken)
     ):
         return taken
-    log.warning(
-        "%s/ leaves out %s, trained as a whole, whose name peft would take for other modules' "
-        "too. %s it",
-        FOLDER,
-        " and ".join(sorted(trained)),
-        INSTEAD,
-    )
+    _leave_out(trained, "whose name peft would take for other modules' too")
     return {}
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpexp.data.holdout import held_out
 from dpexp.data.task import fingerprint
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
@@ -22,7 +21,13 @@ from dpexp.pate.settings import PATE, settings_of
 from dpexp.pate.stages import Answers, learn
 from dpexp.pate.votes import NoisyVotes, build_votes
 from dpexp.privacy import verify
-from dpexp.privacy.certificate import TEST_HALF, UNRELEASED, UNSAID, learnt_from_data
+from dpexp.privacy.certificate import (
+    TEST_HALF,
+    UNRELEASED,
+    UNSAID,
+    held_out,
+    learnt_from_data,
+)
 from dpexp.privacy.seeds import generator
 from dpexp.training.judging import judge
 from dpexp.training.lifecycle import Lifecycle
@@ -94,7 +99,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             ],
         )
         if task.holdout is not None:
-            certificate["holdout"] = held_out(task)
+            certificate["holdout"] = held_out(task, config)
         verify(certificate)
         numbers = {
             "epochs": state.metrics[-1]["epoch"],

@@ -56,6 +56,12 @@ CLASSES_READ = "classes were read off the training labels, without noise: they a
 ANALYSED = "analysis run: not private"
 """Deviation of runs whose analyses use private gradients (`dpexp.training.observation`)."""
 
+HELD_OUT = (
+    "left out of training and of N by their places alone: neighbouring sets differ in an example "
+    "that is left; nothing is claimed of these, and how they score is told exactly"
+)
+"""What a certificate says of training examples that were held out."""
+
 NO_GUARANTEE = (NO_NOISE, NO_CLIPPING)
 
 CONFIDENT_GNMAX = "Confident-GNMax on teachers' votes"
@@ -77,6 +83,28 @@ def learnt_from_data(config: Mapping[str, Any]) -> dict[str, bool]:
 def says_judged_on_training(config: Mapping[str, Any]) -> bool:
     """Return whether a config says that its test examples are training ones."""
     return bool(config["task"].get("judged_on_training"))
+
+
+def held_out(task: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a certificate says of the examples that a run holds out.
+
+    Args:
+        task: a `dpexp.data.Task`; of a shadow model it has half of the examples that are left.
+        config: of the run.
+    """
+    return {
+        "examples": len(task.holdout),
+        "of": len(task.holdout) + config["task"]["dataset_size"],
+        "fingerprint": task.holdout_fingerprint,
+        "note": HELD_OUT,
+    }
+
+
+def without_held_out(certificate: Mapping[str, Any]) -> str:
+    """Return for which examples a claim is, as the end of a sentence; "" where it is for all."""
+    if not (held := certificate.get("holdout")):
+        return ""
+    return f" for N = {certificate['dataset_size']}, without {held['examples']} held out"
 
 
 def verify(certificate: Mapping[str, Any]) -> None:

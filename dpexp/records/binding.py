@@ -11,7 +11,7 @@ import numpy as np
 
 from dpexp.records.keeping import WEIGHTS
 from dpexp.records.kinds import wrong_kinds
-from dpexp.records.predictions import PREDICTIONS, unpacked
+from dpexp.records.predictions import HELD_OUT, PREDICTIONS, unpacked
 from dpexp.records.record import METRICS, NONFINITE, Record, contents, run_id
 from dpexp.records.run import SCORES
 from dpexp.records.safely import Damaged
@@ -31,9 +31,6 @@ OF_A_LINE = ("step", "epoch", "epsilon", "train_loss", "clip_fraction", "nonfini
 
 CLOSE = 1e-9
 """Relative tolerance; both sides were written from one number."""
-
-HELD_OUT = "holdout_"
-"""Prefix of metrics on training examples that were held out, which no mean over test sets has."""
 
 MEAN = "_mean"
 """Suffix of a metric's mean over test sets."""

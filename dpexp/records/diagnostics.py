@@ -1,7 +1,8 @@
 """Entries of a run's files that are computed on private examples without noise.
 
-They are not covered by the guarantee. All other entries follow from the releases, public data and
-the config: two runs with equal releases write equal files (tests/test_twins.py).
+They are not covered by the guarantee, and of examples that were held out nothing is. All other
+entries follow from the releases, public data and the config: two runs with equal releases write
+equal files (tests/test_twins.py).
 docs/privacy/unprotected.md lists the same entries.
 """
 
@@ -17,7 +18,7 @@ DIAGNOSTICS: dict[str, tuple[str, ...]] = {
         "clip_fraction",
         "nonfinite",
         "relative_loss",
-        "holdout_relative_loss",
+        "holdout_*",
         "nonfinite_outputs",
     ),
     "result.json": (
@@ -28,7 +29,7 @@ DIAGNOSTICS: dict[str, tuple[str, ...]] = {
         "data_fingerprint",
         "test_fingerprint",
         "relative_loss",
-        "holdout_relative_loss",
+        "holdout_*",
         "nonfinite_outputs",
         "teacher_accuracy",
         "label_accuracy",
@@ -42,7 +43,7 @@ DIAGNOSTICS: dict[str, tuple[str, ...]] = {
         "files.analysis.npz",
         "files.privacy.json",
     ),
-    "privacy.json": ("data_dependent_epsilon",),
+    "privacy.json": ("data_dependent_epsilon", "holdout.fingerprint"),
     "released.jsonl": ("data", "surroundings.data", "surroundings.micro_batch"),
     "checkpoint.pt": (
         "position.data",
@@ -51,14 +52,14 @@ DIAGNOSTICS: dict[str, tuple[str, ...]] = {
         "position.nonfinite",
         "position.loss",
         "position.last.relative_loss",
-        "position.last.holdout_relative_loss",
+        "position.last.holdout_*",
         "position.last.nonfinite_outputs",
         "position.micro_batch",
         "metrics.train_loss",
         "metrics.clip_fraction",
         "metrics.nonfinite",
         "metrics.relative_loss",
-        "metrics.holdout_relative_loss",
+        "metrics.holdout_*",
         "metrics.nonfinite_outputs",
     ),
 }

@@ -17,6 +17,9 @@ NAME:count is the number of examples."""
 
 COUNT, RUN = ":count", "run"
 
+HELD_OUT = "holdout_"
+"""Prefix of metrics on training examples that were held out, which no mean over test sets has."""
+
 
 def packed(run: str, right: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays of predictions.npz; none if nothing was counted.

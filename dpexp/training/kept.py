@@ -10,6 +10,7 @@ from torch import nn
 
 from dpexp.data import preprocessing
 from dpexp.models import libraries
+from dpexp.models.adapter_files import save_adapters
 from dpexp.records import write_atomically
 from dpexp.records.keeping import WEIGHTS
 from dpexp.records.weights import write
@@ -72,3 +73,26 @@ def keep(
     write(directory / WEIGHTS, model.state_dict(), rename)
     card = model_card.text(directory.name, config, result, certificate, classes, loads)
     write_atomically(directory / model_card.FILE, card)
+
+
+def keep_adapters(
+    directory: Path,
+    model: nn.Module,
+    config: Mapping[str, Any],
+    result: Mapping[str, Any],
+    certificate: Mapping[str, Any],
+) -> None:
+    """Write a model's adapters and classifier by themselves, where the model has adapters.
+
+    Args:
+        directory: the run's.
+        model: after the last step, with its adapters.
+        config: the run's.
+        result: contents of result.json.
+        certificate: contents of privacy.json.
+    """
+    node = config["model"]
+    changed = libraries.why_other(node, result.get("model_as_run", {}))
+    if config.get("warm_start"):
+        changed = "the warm start trained the weights beneath the adapters, too"
+    save_adapters(model, directory, node.get("repo"), certificate["trainable"], changed)

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import RankLost, Ranks
 from dpexp.distributed.stopping import Stopping
-from dpexp.models.adapter_files import save_adapters
 from dpexp.models.precision import PRECISIONS, resolve
 from dpexp.records import Ledger, RecordError, Run, describe
 from dpexp.records.keeping import KEEP
 from dpexp.records.own_code import own_loaded_code, require_same
 from dpexp.records.weights import digest
 from dpexp.training import checkpoint
-from dpexp.training.kept import keep
+from dpexp.training.kept import keep, keep_adapters
 from dpexp.training.ledger import surroundings_of
 from dpexp.training.outcome import StepOutcome
 from dpexp.training.run_logger import RunLogger
@@ -381,8 +380,7 @@ class Lifecycle:
         right = {name: each.numpy() for name, each in state.right.items()}
         if self._config["weights"] == KEEP:
             keep(self._run.directory, model, task, self._config, result, certificate)
-            repo, trained = self._config["model"].get("repo"), certificate["trainable"]
-            save_adapters(state.final_model, self._run.directory, repo, trained)
+            keep_adapters(self._run.directory, state.final_model, self._config, result, certificate)
         self._run.finish(result, certificate, arrays, right)
         if self._logger is not None:
             self._logger.conclude(result, certificate)

@@ -110,6 +110,12 @@ def _privacy(certificate: Mapping[str, Any], result: Mapping[str, Any]) -> str:
         )
     lines = [claim, ""]
     lines += [f"- deviation: {words}" for words in deviations]
+    if spent and (held := certificate.get("holdout")):
+        lines.append(
+            f"- {held['examples']} of {held['of']} training examples were held out: the claim is "
+            f"for the {certificate['dataset_size']} that are left, and nothing is claimed of the "
+            "others; settings chosen by how they score are not counted"
+        )
     if spent and certificate["replayable"]:
         lines.append(
             "- **the claim does not hold against someone who has the seed, and `config.yaml` "

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpexp.data.holdout import held_out
 from dpexp.data.task import fingerprint
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
@@ -19,6 +18,7 @@ from dpexp.grad_sample.hooking import hooked_layers, mark_untried
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
 from dpexp.privacy.certificate import (
     JUDGED_ON_TRAINING,
+    held_out,
     learnt_from_data,
     says_judged_on_training,
 )
@@ -250,7 +250,7 @@ def certify(
     if parts.task.public is not None:
         certificate["public"] = describe_public(config, parts.task.public)
     if parts.task.holdout is not None:
-        certificate["holdout"] = held_out(parts.task)
+        certificate["holdout"] = held_out(parts.task, config)
     verify(certificate)
     return certificate
 

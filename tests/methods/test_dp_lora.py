@@ -8,13 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 from transformers.pytorch_utils import Conv1D
 
 import dpexp
 from dpexp.methods.dp_lora import DPLoRA
 from dpexp.models.adapter_files import save_adapters
 from dpexp.models.adapters import Adapted, adapt, adapter_parameters, merged
+from dpexp.training.kept import keep_adapters
 from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
@@ -258,6 +259,77 @@ def test_a_name_that_peft_would_take_for_a_blocks_too_is_left_out_and_that_is_sa
     assert "modules_to_save" not in settings
 
 
+class AroundBert(nn.Module):
+    """One's own model around an encoder of transformers, whose attribute has dpexp's name."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = AutoModel.from_config(AutoConfig.for_model("bert", **SIZES, **BERT))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.encoder(x).last_hidden_state[:, 0])
+
+
+def test_a_model_of_ones_own_around_an_encoder_keeps_its_names_and_its_classifier(tmp_path):
+    torch.manual_seed(0)
+    model = AroundBert().eval()
+    fresh, method = copy.deepcopy(model), DPLoRA(2, 3.0, "*", "head")
+    trained = method.trainable(method.adapt(model))
+    for name in trained:
+        nn.init.normal_(model.get_parameter(name), std=0.3)
+    save_adapters(model, tmp_path, None, trained)
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert settings["modules_to_save"] == ["head"]
+    x = torch.randint(2, 30, (4, 7))
+    again = read_back(fresh, tmp_path / "adapter").eval()
+    torch.testing.assert_close(again(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+class Tied(nn.Module):
+    """A classifier whose weight is a table's, too; or that stands in two places."""
+
+    def __init__(self, is_table):
+        super().__init__()
+        self.head, self.body, self.table = nn.Linear(8, 30), nn.Linear(8, 8), nn.Embedding(30, 8)
+        if is_table:
+            self.table.weight = self.head.weight
+        else:
+            self.again = self.head
+
+
+@pytest.mark.parametrize("is_table", [True, False])
+def test_a_classifier_that_stands_elsewhere_too_is_left_out_and_that_is_said(
+    is_table, tmp_path, caplog
+):
+    """peft would give one place a copy, and leave the other as it was."""
+    save_adapters(adapt(Tied(is_table), 2, 2.0, "*", "head"), tmp_path, None, ["head.weight"])
+    (said,) = caplog.messages
+    assert "leaves out head" in said and "in other places too" in said
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert settings["target_modules"] == ["body"] and "modules_to_save" not in settings
+
+
+@pytest.mark.parametrize(
+    ("node", "notes", "warm", "why"),
+    [
+        ({}, {}, {"name": "public"}, "the warm start trained the weights beneath"),
+        ({"fix": True}, {"model_as_run": {"fixed": ["1"]}}, None, "model.fix=true put other norms"),
+        ({"fix": True}, {}, None, None),  # it had nothing to fix
+    ],
+)
+def test_adapters_of_another_model_than_the_plain_one_are_not_written_and_that_is_said(
+    node, notes, warm, why, tmp_path, caplog
+):
+    model = adapt(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2)), 2, 2.0, "*", "1")
+    config = {"model": {"repo": "me/plain", **node}, **({"warm_start": warm} if warm else {})}
+    keep_adapters(tmp_path, model, config, notes, {"trainable": {"1.weight": 12}})
+    assert (tmp_path / "adapter").exists() == (why is None)
+    assert [why in said and "adapter/ is not written" in said for said in caplog.messages] == (
+        [] if why is None else [True]
+    )
+
+
 def test_a_dilated_convolution_which_peft_cannot_adapt_is_left_out_and_that_is_said(
     tmp_path, caplog
 ):
@@ -311,9 +383,11 @@ def test_only_adapters_and_classifier_change(tmp_path):
     ],
 )
 def test_the_adapters_stand_beside_the_merged_model_as_peft_reads_them(
-    words, begins, whole, tmp_path
+    words, begins, whole, tmp_path, caplog
 ):
     run = dpexp.run(f"{RUN} task=sentiment method.rank=8 epochs=0.01 {words} results={tmp_path}")
+    without = [each for each in caplog.messages if "which the encoder alone has no place" in each]
+    assert len(without) == (whole is None) and all("out head.out, trained" in w for w in without)
     folder = run.directory / "adapter"
     settings = json.loads((folder / "adapter_config.json").read_text())
     tensors = load_file(folder / "adapter_model.safetensors")

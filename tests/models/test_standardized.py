@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
+from hypothesis.strategies import booleans
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -63,12 +64,15 @@ def test_every_examples_gradient_is_torch_funcs(kind, size):
     assert_rule_holds(layer, x, 2, references=(per_example_by_torch_func,))
 
 
-@settings(max_examples=25, deadline=None)
-@given(convolutions(), small, seeds)
-def test_any_convolution_may_standardise_its_weights(drawn, n, seed):
+@settings(max_examples=50, deadline=None)
+@given(convolutions(), small, seeds, booleans())
+def test_any_convolution_may_standardise_its_weights(drawn, n, seed, has_gain):
     layer, image = drawn
     assume(layer.weight[0].numel() > 2)  # else nothing is left of a gradient but its rounding
     layer.__class__ = StandardizedConv2d
+    if has_gain:  # whose gradient shares what it needs with the weight's
+        layer.__class__ = GainedConv2d
+        layer.gain = nn.Parameter(random_like(layer.weight[:, 0, 0, 0], 9))
     x = random_like(torch.empty(n, layer.in_channels, *image), seed)
     assert_rule_holds(layer, x, seed, references=(per_example_by_torch_func,))
 

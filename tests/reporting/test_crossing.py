@@ -5,7 +5,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from dpexp.linalg import reparametrized_update
 from dpexp.reporting.collect.values import DONE, Value
 from dpexp.reporting.judge.crossing import aligned, passes, power_law, predict
 from dpexp.reporting.render import crossings as rendered
@@ -23,9 +25,12 @@ LAWS = {
 }
 
 
-def cell(key, readings):
-    mean = sum(readings) / len(readings)
-    return Value(key, DONE, mean=mean, num_seeds=len(readings), readings=tuple(readings))
+def cell(key, readings, seeds=None):
+    mean, configs = sum(readings) / len(readings), [{"seed": each} for each in seeds or range(9)]
+    return Value(
+        key, DONE, mean=mean, num_seeds=len(readings), readings=tuple(readings),
+        configs=tuple(configs[: len(readings)]),
+    )  # fmt: skip
 
 
 def figure_of(laws=LAWS, spread=(1.0,), sizes=SIZES, measured=SIZES):
@@ -87,6 +92,57 @@ def test_each_seed_has_its_own_crossing():
     assert predict(CROSSING, *figure_of()).by_seed == ()
 
 
+def test_seeds_are_told_apart_by_their_number_not_by_their_place():
+    """One run failed: the cell's first reading is of the second seed."""
+    spread = (0.8, 1.0, 1.2)
+    artifact, values = figure_of(spread=spread)
+    noise = LAWS["low"][1](1.0)
+    values["low", "noise-1.0"] = cell(("low", "noise-1.0"), [noise, 1.2 * noise], seeds=[1, 2])
+    found = predict(CROSSING, artifact, values)
+    assert found.by_seed == pytest.approx([literal_crossing(each) for each in spread[1:]], rel=1e-6)
+    few = predict(CROSSING, *figure_of(spread=spread, measured=(1.0, 4.0)))
+    assert math.isnan(few.at) and few.by_seed == () and few.fitted == ()
+
+
+def test_all_four_numbers_are_fitted_at_the_same_sizes_and_what_is_left_out_is_said():
+    sizes = (0.1, 0.5, 1.0, 4.0)
+    for broken in (0.0, -0.1, math.nan, None):
+        artifact, values = figure_of(sizes=sizes, measured=sizes)
+        if broken is None:
+            del values["low", "kept-0.5"]
+        else:
+            values["low", "kept-0.5"] = cell(("low", "kept-0.5"), [broken])
+        # A number that would bend the other row's law, if it were fitted there.
+        values["all", "noise-0.5"] = cell(("all", "noise-0.5"), [30.0])
+        found = predict(CROSSING, artifact, values)
+        assert found.at == pytest.approx(literal_crossing(), rel=1e-6)
+        assert found.fitted == (0.1, 1.0) and found.left_out == (0.5,)
+        assert "size = 0.1 and 1 (not 0.5, where" in said(artifact, values)
+
+
+def said(artifact, values):
+    shown = SimpleNamespace(artifact=artifact, values=values, changes=artifact.profiles["paper"])
+    return rendered.crossings(shown)[0][0]
+
+
+def test_a_sentence_claims_no_more_than_was_looked_at():
+    first, second = LAWS["low"], (lambda x: 0.1, lambda x: x**0.1)
+    ahead = said(*figure_of({"low": first, "all": second}))
+    assert "size = 0.1 and 1: from the smallest on. Measured, single seeds: from" in ahead
+    behind = said(*figure_of({"low": second, "all": first}))
+    assert "size = 0.1 and 1: from no size on. Measured, single seeds: not up to" in behind
+    # Ahead between two sizes alone, which is not from any size on.
+    humped = {"low": (lambda x: 0.5, lambda x: x), "all": (lambda x: 0.36, lambda x: 0.6 * x**0.9)}
+    assert predict(CROSSING, *figure_of(humped)).at == math.inf
+    assert predict(CROSSING, *figure_of(humped)).points[0].predicted[0] > 0.36
+    artifact, values = figure_of(sizes=(0.1, 1.0, 2.0), measured=(0.1, 1.0, 2.0))
+    assert "on, beyond the largest, 2. Measured" in said(artifact, values)
+    # Another panel's sizes are not the cosines'.
+    wide = Column("other", ("other", "size = 500"), panel="other", x=500.0)
+    artifact = replace(artifact, columns=(*artifact.columns, wide))
+    assert "on, beyond the largest, 2. Measured" in said(artifact, values)
+
+
 def test_a_line_that_is_always_or_never_ahead_and_too_few_points():
     first, second = LAWS["low"], (lambda x: 0.1, lambda x: x**0.1)
     assert predict(CROSSING, *figure_of({"low": first, "all": second})).at == 0
@@ -113,6 +169,32 @@ def test_a_power_law_is_recovered_and_a_cosine_is_that_of_right_angles():
     assert aligned(1.0, 1.0) == pytest.approx(math.cos(math.pi / 4))
 
 
+@pytest.mark.parametrize(("share", "factor"), [(1.0, math.sqrt(2)), (0.0, 1.0)])
+def test_of_two_carriers_the_prediction_is_too_high_by_root_two_at_most(share, factor):
+    """Where all of the gradient is in the part that both hold, and where none is."""
+    gen = torch.Generator().manual_seed(0)
+    p, d, r = 60, 80, 4
+    left, right = (
+        torch.linalg.qr(torch.randn(size, r, generator=gen, dtype=torch.float64))[0]
+        for size in (p, d)
+    )
+    right, core = right.T, torch.randn(r, r, generator=gen, dtype=torch.float64)
+    outside = torch.randn(p, r, generator=gen, dtype=torch.float64)
+    outside -= left @ (left.T @ outside)
+    g = share * left @ core @ right + (1 - share) * outside @ right
+    noise = 20 * float(g.norm())
+    released = g @ right.T, left.T @ g
+    signal = math.hypot(*(float(each.norm()) for each in released))
+    std = noise / math.sqrt(r * (p + d))
+    cosines = []
+    for _ in range(400):
+        noisy = (x + std * torch.randn(x.shape, generator=gen, dtype=x.dtype) for x in released)
+        step = reparametrized_update(left, right, *noisy)
+        cosines.append(float((step * g).sum() / step.norm() / g.norm()))
+    predicted = aligned(1.0, noise / signal)
+    assert predicted / (sum(cosines) / len(cosines)) == pytest.approx(factor, rel=0.15)
+
+
 def test_the_last_of_several_crossings_counts():
     wave = passes(lambda x: math.sin(2 * math.log(x)), lambda _: 0.0, 1.0, math.exp(3.5))
     assert wave == pytest.approx(math.exp(math.pi), rel=1e-6)
@@ -125,6 +207,8 @@ def test_the_last_of_several_crossings_counts():
         ({"above": "all"}, "two rows"),
         ({"kept": "kpet"}, "did you mean 'kept'"),
         ({"until": 0.5}, "at least two points"),
+        ({"until": math.nan}, "at least two points"),
+        ({"noise": "kept"}, "three panels"),
     ],
 )
 def test_a_crossing_of_what_is_not_there_is_refused(change, said):
@@ -133,14 +217,24 @@ def test_a_crossing_of_what_is_not_there_is_refused(change, said):
         validate(replace(artifact, crossings=(replace(CROSSING, **change),)))
 
 
+def test_points_that_not_all_panels_have_are_none_to_predict_from():
+    artifact, _ = figure_of()
+    columns = [
+        replace(column, x=0.2) if (column.panel, column.x) == ("noise", 0.1) else column
+        for column in artifact.columns
+    ]
+    with pytest.raises(ConfigError, match="at least two points .* that all panels"):
+        validate(replace(artifact, columns=tuple(columns)))
+
+
 def test_a_page_says_what_was_predicted_from_what_and_what_was_measured():
     artifact, values = figure_of(spread=(0.8, 1.2))
     shown = SimpleNamespace(artifact=artifact, values=values, changes=artifact.profiles["paper"])
     (sentence, (head, *lines)), *_ = rendered.crossings(shown)
     at = predict(CROSSING, artifact, values).at
     assert sentence.startswith(
-        f"Low rank passes: predicted from size up to 1: from size = {at:.2g}"
+        f"Low rank passes: predicted from size = 0.1 and 1: from size = {at:.2g} on (by seed: "
     )
-    assert sentence.endswith("Measured: between 4 and 16.")
+    assert sentence.endswith("Measured, means of 2 seeds: between 4 and 16.")
     assert head == ["size", "low, predicted", "low, measured", "all, predicted", "all, measured"]
     assert [line[0] for line in lines] == ["0.1 (fitted)", "1 (fitted)", "4", "16"]

@@ -34,6 +34,7 @@ from dpexp.privacy.verification.statements import (
     trusted,
 )
 from dpexp.records import profile_of
+from dpexp.records.predictions import HELD_OUT
 from dpexp.types import one_line
 
 MOST_COMPOSED = 10**8
@@ -47,9 +48,12 @@ CORRELATION = {
 """Entries of a certificate on correlated noise."""
 
 
-HOLDOUT = "holdout_"
-"""The prefix of metrics on training examples that were left out."""
-
+ENTRIES_OF_HELD_OUT = {"examples", "of", "fingerprint", "note"}
+NOTES_ON_HELD_OUT = (
+    words.HELD_OUT,
+    "left out of training and of N: as of a test set, nothing is claimed of them",
+)
+"""What a certificate says of them, and what older ones do."""
 
 NAMES = "privacy.json trainable and frozen: that they are the model's names"
 """Not checked here, as no model is built; `scripts/verify.py` builds it if it can."""
@@ -358,7 +362,11 @@ class _Check:
         self._same("examples", size, stated, "holdout ")
         self._same("of", self._config["task"]["dataset_size"] + size, stated, "holdout ")
         self._same("holdout_fingerprint", stated["fingerprint"], self._result, "result.json ")
-        counted = [n for name, n in self._tests.items() if name.startswith(HOLDOUT)]
+        if stated["note"] not in NOTES_ON_HELD_OUT:
+            self.say(f"holdout note: '{stated['note']}' is nothing that a certificate says")
+        if unknown := sorted(stated.keys() - ENTRIES_OF_HELD_OUT):
+            self.say(f"holdout: {', '.join(unknown)} is nothing that a certificate has")
+        counted = [n for name, n in self._tests.items() if name.startswith(HELD_OUT)]
         if any(count != size for count in counted):
             self.say(f"holdout: {size} examples are held out; predictions.npz has {counted[0]}")
         self.unchecked.append("privacy.json holdout fingerprint: of which examples")
@@ -367,7 +375,7 @@ class _Check:
         """Compare the public half of a test set with the other half, or with its declared size."""
         tests, left = (
             test_examples(self._config),
-            {count for name, count in self._tests.items() if not name.startswith(HOLDOUT)},
+            {count for name, count in self._tests.items() if not name.startswith(HELD_OUT)},
         )
         if tests is not None:
             self._same("examples", tests // 2, self._privacy["public"], "public ")

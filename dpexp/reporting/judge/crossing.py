@@ -5,6 +5,12 @@ independent noise of norm ρ |g|. Then the step's cosine to the true gradient is
 κ / sqrt(1 + ρ²). Noise grows with a power of the number of released numbers; κ is taken to be a
 power of it as well. So two straight lines in logarithms, fitted to small networks, predict the
 cosine of large ones.
+
+ρ is measured in the numbers that are released. The step has the same ρ where reconstruction keeps
+lengths, as DP-SGD's and that of one carrier do. Of RGP's two carriers, dL = g R^T and dR = L^T g,
+both hold L^T g R^T, which the step has once: |dL|² + |dR|² is up to twice the step's |P g|², while
+the noise loses r² of r (p + d) numbers. So the step's ρ is up to sqrt 2 times as large, and what is
+predicted as much too high.
 """
 
 from __future__ import annotations
@@ -50,16 +56,27 @@ class Prediction:
 
     Attributes:
         crossing: as in the YAML.
-        at: predicted x from which `above` is ahead; 0 if it is so everywhere, infinity if nowhere
-            up to `REACH` times the largest x, NaN if there are too few points.
-        by_seed: the same from each seed alone, where every point has that seed.
+        at: predicted x from which on `above` is ahead; 0 if from the smallest fitted one on,
+            infinity if it is behind at `REACH` times the largest x, NaN with too few points.
+        by_seed: the same from each seed alone, of seeds that every fitted point has; empty unless
+            there are two.
         points: in the order of x.
+        left_out: those x up to `until` at which one of the four numbers that are fitted is missing,
+            not finite or not above 0; none of the four is fitted there.
+        num_seeds: the fewest and the most seeds of a measured cosine; 0 if nothing is measured.
     """
 
     crossing: Crossing
     at: float
     by_seed: tuple[float, ...]
     points: tuple[Point, ...]
+    left_out: tuple[float, ...] = ()
+    num_seeds: tuple[int, int] = (0, 0)
+
+    @property
+    def fitted(self) -> tuple[float, ...]:
+        """The x that the prediction is made from."""
+        return tuple(point.x for point in self.points if point.is_fitted)
 
     @property
     def seen(self) -> tuple[float, float] | None:
@@ -125,43 +142,69 @@ def passes(above: Law, below: Law, low: float, high: float) -> float:
 def predict(crossing: Crossing, artifact: Artifact, values: Mapping[Key, Value]) -> Prediction:
     """Return a crossing's prediction from the figure's values."""
     xs = sorted({c.x for c in artifact.columns if c.panel == crossing.seen and c.x is not None})
-    fitted = [x for x in xs if x <= crossing.until]
-    at, laws = _crossing(crossing, artifact, values, fitted, xs[-1], None)
-    seeds = range(min((_num_seeds(crossing, artifact, values, x) for x in fitted), default=0))
-    by_seed = [_crossing(crossing, artifact, values, fitted, xs[-1], seed)[0] for seed in seeds]
-    points = []
+    meant = [x for x in xs if x <= crossing.until]
+    cells = {x: _fitted_cells(crossing, artifact, values, x) for x in meant}
+    means = {x: _all_above_0([_mean(cell) for cell in of_x]) for x, of_x in cells.items()}
+    known = {x: numbers for x, numbers in means.items() if numbers is not None}
+    largest = REACH * xs[-1]
+    laws = _laws(known)
+    by_seed = []
+    for seed in _common_seeds([cell for x in known for cell in cells[x]]) if laws else ():
+        own = {x: [_of_seeds(cell)[seed] for cell in cells[x]] for x in known}
+        if all(_all_above_0(numbers) for numbers in own.values()):
+            by_seed.append(_passes(_laws(own), own, largest))
+    points: list[Point] = []
+    counts: list[int] = []
     for x in xs:
-        above = _value(artifact, values, crossing.above, crossing.seen, x, None)
-        below = _value(artifact, values, crossing.below, crossing.seen, x, None)
-        predicted = (laws[0](x), laws[1](x)) if laws else None
-        points.append(Point(x, predicted, (above, below), x in fitted))
-    return Prediction(crossing, at, tuple(by_seed) if len(by_seed) > 1 else (), tuple(points))
+        seen = [_cell(artifact, values, row, crossing.seen, x) for row in _rows(crossing)]
+        above, below = map(_mean, seen)
+        counts += [cell.num_seeds for cell in seen if cell is not None and _mean(cell) is not None]
+        predicted = None if laws is None else (laws[0](x), laws[1](x))
+        is_fitted = laws is not None and x in known
+        points.append(Point(x, predicted, (above, below), is_fitted))
+    return Prediction(
+        crossing,
+        _passes(laws, known, largest),
+        tuple(by_seed) if len(by_seed) > 1 else (),
+        tuple(points),
+        tuple(x for x in meant if x not in known),
+        (min(counts, default=0), max(counts, default=0)),
+    )
 
 
-def _crossing(
-    crossing: Crossing,
-    artifact: Artifact,
-    values: Mapping[Key, Value],
-    fitted: Sequence[float],
-    largest: float,
-    seed: int | None,
-) -> tuple[float, tuple[Law, Law] | None]:
-    """Return the predicted x and both rows' cosines; NaN and None with too few points."""
-    laws = []
-    for key in (crossing.above, crossing.below):
-        parts = []
-        for panel in (crossing.kept, crossing.noise):
-            found = [(x, _value(artifact, values, key, panel, x, seed)) for x in fitted]
-            found = [(x, y) for x, y in found if y is not None and y > 0]
-            if len(found) < 2:
-                return math.nan, None
-            parts.append(power_law(*zip(*found, strict=True)))
-        laws.append(_cosine(*parts))
-    return passes(laws[0], laws[1], fitted[0], largest * REACH), (laws[0], laws[1])
+def _laws(known: Mapping[float, Sequence[float]]) -> tuple[Law, Law] | None:
+    """Return both rows' cosines from the four numbers at every x; None with fewer than two x."""
+    if len(known) < 2:
+        return None
+    above_kept, above_noise, below_kept, below_noise = (
+        power_law(list(known), ys) for ys in zip(*known.values(), strict=True)
+    )
+    return _cosine(above_kept, above_noise), _cosine(below_kept, below_noise)
+
+
+def _passes(
+    laws: tuple[Law, Law] | None, known: Mapping[float, Sequence[float]], largest: float
+) -> float:
+    return math.nan if laws is None else passes(*laws, min(known), largest)
 
 
 def _cosine(kept: Law, noise: Law) -> Law:
     return lambda x: aligned(min(1.0, kept(x)), noise(x))
+
+
+def _rows(crossing: Crossing) -> tuple[str, str]:
+    return crossing.above, crossing.below
+
+
+def _fitted_cells(
+    crossing: Crossing, artifact: Artifact, values: Mapping[Key, Value], x: float
+) -> list[Value | None]:
+    """Return the cells of the four numbers: kept and noise of the row above, then of the other."""
+    return [
+        _cell(artifact, values, row, panel, x)
+        for row in _rows(crossing)
+        for panel in (crossing.kept, crossing.noise)
+    ]
 
 
 def _cell(
@@ -171,29 +214,28 @@ def _cell(
     return values.get((row, keys[0])) if keys else None
 
 
-def _value(
-    artifact: Artifact,
-    values: Mapping[Key, Value],
-    row: str,
-    panel: str,
-    x: float,
-    seed: int | None,
-) -> float | None:
-    """Return a cell's mean, or one seed's reading; None if it is missing or not finite."""
-    cell = _cell(artifact, values, row, panel, x)
-    if cell is None or cell.mean is None:
+def _mean(cell: Value | None) -> float | None:
+    """Return a cell's mean over its seeds; None if it is missing or not finite."""
+    if cell is None or cell.mean is None or not math.isfinite(cell.mean):
         return None
-    number = cell.mean if seed is None else float(np.mean(cell.readings[seed]))
-    return number if math.isfinite(number) else None
+    return cell.mean
 
 
-def _num_seeds(
-    crossing: Crossing, artifact: Artifact, values: Mapping[Key, Value], x: float
-) -> int:
-    """Return how many seeds all four cells at an x have."""
-    cells = [
-        _cell(artifact, values, row, panel, x)
-        for row in (crossing.above, crossing.below)
-        for panel in (crossing.kept, crossing.noise)
-    ]
-    return min((0 if cell is None else cell.num_seeds for cell in cells), default=0)
+def _all_above_0(numbers: Sequence[float | None]) -> list[float] | None:
+    """Return numbers that can all be fitted by a power law; None if one cannot."""
+    known = [number for number in numbers if number is not None and 0 < number < math.inf]
+    return known if len(known) == len(numbers) else None
+
+
+def _of_seeds(cell: Value | None) -> dict[int, float]:
+    """Return a cell's readings by their runs' seeds."""
+    if cell is None:
+        return {}
+    runs = zip(cell.configs, cell.readings, strict=False)
+    return {config["seed"]: float(np.mean(reading)) for config, reading in runs if config}
+
+
+def _common_seeds(cells: Sequence[Value | None]) -> list[int]:
+    """Return the seeds that all cells have; none without cells."""
+    seeds = [set(_of_seeds(cell)) for cell in cells]
+    return sorted(set.intersection(*seeds)) if seeds else []

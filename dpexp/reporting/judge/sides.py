@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from dpexp import records
-from dpexp.records.predictions import PREDICTIONS, unpacked
+from dpexp.records.predictions import HELD_OUT, PREDICTIONS, unpacked
 from dpexp.records.safely import Damaged
 from dpexp.reporting.collect.readings import numbers, reduced
 from dpexp.reporting.collect.values import Value
 from dpexp.reporting.judge.errors import Side
 from dpexp.reporting.schema.artifact import Claim
 
-ACCURACY, HELD_OUT = "test_accuracy", "holdout_accuracy"
+ACCURACY, OF_HELD_OUT = "test_accuracy", f"{HELD_OUT}accuracy"
 """The prefixes of the names of accuracies in percent."""
 
 TEST_SIZES: Mapping[str, Mapping[str, int]] = {
@@ -88,7 +88,7 @@ def _sets(part: Side) -> set[tuple[str, str]]:
         (data, word)
         for data, *words in names
         for word in words
-        if word.startswith((ACCURACY, HELD_OUT))
+        if word.startswith((ACCURACY, OF_HELD_OUT))
     }
 
 
@@ -126,7 +126,7 @@ def _fingerprints(metrics: Sequence[str]) -> tuple[str, ...]:
 
     Data that are equal as a whole hold equal examples; so do equal ones of the sets in question.
     """
-    held_out = [name.startswith(HELD_OUT) for name in metrics]
+    held_out = [name.startswith(OF_HELD_OUT) for name in metrics]
     if all(held_out):
         return "data_fingerprint", "holdout_fingerprint"
     return ("data_fingerprint",) if any(held_out) else ("data_fingerprint", "test_fingerprint")
@@ -152,7 +152,7 @@ def _sized(value: Value, values: np.ndarray, names: Sequence[str]) -> Side | Non
 
 def _metrics(value: Value, names: Sequence[str]) -> list[str]:
     """Return those of the names that the results have; [] if some are no accuracies."""
-    if not value.results or not all(name.startswith((ACCURACY, HELD_OUT)) for name in names):
+    if not value.results or not all(name.startswith((ACCURACY, OF_HELD_OUT)) for name in names):
         return []
     present = [[name for name in names if name in result] for result in value.results]
     return present[0] if all(names == present[0] for names in present) else []
@@ -170,7 +170,7 @@ def _size(config: Mapping[str, Any], metric: str) -> int:
 
     PATE's student may use half of a test set, and public images may be removed from it.
     """
-    if metric.startswith(HELD_OUT):
+    if metric.startswith(OF_HELD_OUT):
         return int(config.get("holdout", {}).get("size") or 0)
     task, public = config.get("task", {}), config.get("public", {})
     name = task.get("name")

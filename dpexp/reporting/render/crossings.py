@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from dpexp.reporting.collect.cells import relabel
 from dpexp.reporting.judge.crossing import REACH, Point, Prediction, predict
@@ -11,7 +12,11 @@ from dpexp.reporting.render.table import Table
 EXPLAINED = (
     "Predicted: a step's cosine to the true gradient as kept / sqrt(1 + noise²). What is kept "
     "before noise, and the noise's norm over the signal's, are each taken as a power of {x}, "
-    "fitted up to the named size; no accuracy is used. Measured: the cosine of noisy steps."
+    "fitted to the named sizes and extrapolated to all others, up to {reach:.0f} times the "
+    "largest; no accuracy is used. Noise and signal are of the released numbers: two carriers "
+    "hold a part of the gradient twice, so that what is predicted of both may be too high by a "
+    "factor of up to √2. Measured: the cosine of noisy steps, compared by its means, without an "
+    "interval."
 )
 
 
@@ -26,19 +31,22 @@ def crossings(table: Table) -> list[tuple[str, list[list[str]]]]:
 
 def explained(table: Table) -> str:
     """Return how a prediction was made."""
-    return EXPLAINED.format(x=table.artifact.figure.x_name)
+    return EXPLAINED.format(x=table.artifact.figure.x_name, reach=REACH)
 
 
 def sentence(prediction: Prediction, table: Table) -> str:
     """Return what was predicted, from what, and what was measured."""
-    x = table.artifact.figure.x_name
-    crossing = prediction.crossing
-    text = f"{crossing.says}: predicted from {x} up to {crossing.until:g}: "
+    x, crossing = table.artifact.figure.x_name, prediction.crossing
+    text = f"{crossing.says}: predicted from "
     if math.isnan(prediction.at):
-        return f"{text}not yet, two sizes of both are needed."
-    text += _from(prediction.at, x, table)
+        return f"{text}{x} up to {crossing.until:g}: not yet, two sizes of both are needed."
+    text += f"{x} = {_listed(prediction.fitted)}"
+    if prediction.left_out:
+        left_out = _listed(prediction.left_out)
+        text += f" (not {left_out}, where a number is missing or not above 0)"
+    text += f": {_from(prediction, x)}"
     if prediction.by_seed:
-        text += f" (by seed: {', '.join(_short(at) for at in prediction.by_seed)})"
+        text += f" (by seed: {', '.join(map(_short, prediction.by_seed))})"
     if prediction.seen is None:
         return f"{text}. Nothing is measured."
     low, high = prediction.seen
@@ -48,20 +56,33 @@ def sentence(prediction: Prediction, table: Table) -> str:
         measured = f"from the smallest, {high:g}, on"
     else:
         measured = f"between {low:g} and {high:g}"
-    return f"{text}. Measured: {measured}."
+    return f"{text}. Measured, {_seeds(prediction)}: {measured}."
 
 
-def _from(at: float, x: str, table: Table) -> str:
+def _listed(numbers: Sequence[float]) -> str:
+    *first, last = (f"{number:g}" for number in numbers)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _seeds(prediction: Prediction) -> str:
+    fewest, most = prediction.num_seeds
+    if most == 1:
+        return "single seeds"
+    return f"means of {most} seeds" if fewest == most else f"means of {fewest} to {most} seeds"
+
+
+def _from(prediction: Prediction, x: str) -> str:
+    at, largest = prediction.at, prediction.points[-1].x
     if at == 0:
-        return "at every size"
+        return "from the smallest on"
     if math.isinf(at):
-        largest = max(column.x for column in table.artifact.columns)
-        return f"at no size up to {REACH:.0f} times the largest, {largest:g}"
-    return f"from {x} = {_short(at)} on"
+        return "from no size on"
+    beyond = f", beyond the largest, {largest:g}" if at > largest else ""
+    return f"from {x} = {at:.2g} on{beyond}"
 
 
 def _short(at: float) -> str:
-    return {0.0: "everywhere", math.inf: "nowhere"}.get(at, f"{at:.2g}")
+    return {0.0: "the smallest", math.inf: "none"}.get(at, f"{at:.2g}")
 
 
 def _lines(prediction: Prediction, table: Table) -> list[list[str]]:

@@ -203,12 +203,16 @@ def _validate_crossings(artifact: Artifact, rows: list[str]) -> None:
         places = [(c.panel, c.x) for c in artifact.columns if c.x is not None]
         if any(x <= 0 for panel, x in places if panel in crossing.panels):
             raise ConfigError(f"Expected x > 0 in {where}, for power laws.")
-        for panel in crossing.panels:
-            if sum(each == panel and x <= crossing.until for each, x in places) < 2:
-                raise ConfigError(
-                    f"Expected at least two points of panel '{panel}' with x <= {crossing.until:g} "
-                    f"in {where}. Set a larger 'until'."
-                )
+        if len(set(crossing.panels)) < len(crossing.panels):
+            raise ConfigError(f"Expected three panels in {where}; got {crossing.panels}.")
+        common = set.intersection(
+            *({x for each, x in places if each == panel} for panel in crossing.panels)
+        )
+        if sum(x <= crossing.until for x in common) < 2:
+            raise ConfigError(
+                f"Expected at least two points with x <= {crossing.until:g} that all panels of "
+                f"{where} have. Set a larger 'until'."
+            )
 
 
 def _validate_figure(artifact: Artifact) -> None:

@@ -47,6 +47,7 @@ def words(about: str) -> argparse.Namespace:
     parser.add_argument("--depth", type=int, default=16, help="of the wide ResNet")
     parser.add_argument("--width", type=int, default=4, help="of the wide ResNet")
     parser.add_argument("--stem-stride", type=int, default=1, help="of its first convolution")
+    parser.add_argument("--by-length", action="store_true", help="parts of like sentences")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

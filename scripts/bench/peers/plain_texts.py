@@ -2,6 +2,7 @@
 
 import sys
 import time
+from functools import partial
 
 BEGAN = time.perf_counter()
 if __name__ == "__main__":  # texts need no torchvision, which transformers would import
@@ -13,30 +14,28 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from scripts.bench.peers.clock import Clock, finish, keep, words  # noqa: E402
 from scripts.bench.peers.minilm import prepared  # noqa: E402
-from scripts.bench.peers.sentences import collate, evaluate  # noqa: E402
+from scripts.bench.peers.sentences import evaluate, in_parts  # noqa: E402
 
 
 def main() -> None:
     """Train, evaluate and report."""
     given, clock = words(__doc__), Clock(BEGAN)
     model, trained, train, test = prepared(given)
-    # Parts of a batch are its loader's, so that each is padded to its own longest sentence.
-    loader = DataLoader(
-        train, batch_size=min(given.physical, given.batch), shuffle=True, collate_fn=collate
-    )
-    parts = -(-given.batch // given.physical)
+    # A batch comes in parts, so that each is padded to its own longest sentence.
+    cut = partial(in_parts, size=given.physical, is_sorted=given.by_length)
+    loader = DataLoader(train, batch_size=given.batch, shuffle=True, collate_fn=cut)
     optimizer = torch.optim.AdamW(trained, lr=given.lr)
     clock.end("setup")
     steps = seen = 0
     for _ in range(given.epochs):
-        for part, (inputs, labels) in enumerate(loader, 1):
-            loss = F.cross_entropy(model(inputs), labels, reduction="sum") / given.batch
-            loss.backward()
-            seen += len(labels)
-            if part % parts == 0 or part == len(loader):
-                optimizer.step()
-                optimizer.zero_grad()
-                steps += 1
+        for parts in loader:
+            for inputs, labels in parts:
+                loss = F.cross_entropy(model(inputs), labels, reduction="sum") / given.batch
+                loss.backward()
+                seen += len(labels)
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
         keep(model, optimizer, given.out)
     finish(clock, model, test, evaluate, steps=steps, seen=seen)
 

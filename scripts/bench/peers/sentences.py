@@ -41,6 +41,15 @@ def collate(items: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
     return torch.stack(padded, 1), torch.tensor([label for _, label in items])
 
 
+def in_parts(
+    items: list[tuple[Tensor, int]], size: int, *, is_sorted: bool
+) -> list[tuple[Tensor, Tensor]]:
+    """Return a batch in parts of `size` sentences, which may be sorted by length before."""
+    if is_sorted:
+        items = sorted(items, key=lambda item: len(item[0]))
+    return [collate(items[at : at + size]) for at in range(0, len(items), size)]
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, test: Dataset) -> float:
     """Return the percentage of sentences whose class the model tells."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.records.ledger import LEDGER
+from dpexp.records.predictions import unpacked
 from dpexp.types import ConfigError
 from scripts.bench.runs.cases import DELTA, EPS, ROOT, Contender, Sizes
 
@@ -57,7 +58,7 @@ def run(name: str, contender: Contender, sizes: Sizes, folder: Path) -> dict[str
             f"Expected {name} to run; got exit code {child.returncode}, and {complaint!r}."
         )
     *_, last = filter(None, child.stdout.split("\n"))
-    found = of_record(Path(last), sizes) if contender.is_ours else of_line(last)
+    found = of_record(Path(last)) if contender.is_ours else of_line(last)
     if not checkpoints.seen:
         raise ConfigError(f"Expected {name} to write a checkpoint in {out}; found none.")
     require_work(name, found, sizes, is_private="without privacy" not in name)
@@ -97,7 +98,7 @@ def of_line(line: str) -> dict[str, Any]:
     return told | {"loop_seconds": told["train_seconds"] + told["evaluate_seconds"]}
 
 
-def of_record(record: Path, sizes: Sizes) -> dict[str, Any]:
+def of_record(record: Path) -> dict[str, Any]:
     """Return what a run's record says, in a peer's words.
 
     Raises:
@@ -116,7 +117,7 @@ def of_record(record: Path, sizes: Sizes) -> dict[str, Any]:
         "parameters": trained + frozen,
         "trained_parameters": trained,
         "accuracy": result[result["metric"]],
-        "tested": sizes.test,
+        "tested": len(unpacked(record)[1][result["metric"]]),
     }
     if certificate["target_epsilon"] is not None:
         if not (record / LEDGER).is_file():
