@@ -242,7 +242,11 @@ def test_the_page_has_ratios_within_rounds_and_says_who_is_missing(root):
 
 @pytest.mark.parametrize(
     "only, chosen",
-    [("run", ["run-vision", "run-small", "run-language"]), ("run-vision", ["run-vision"]), (None, [])],
+    [
+        ("run", ["run-vision", "run-small", "run-language"]),
+        ("run-vision", ["run-vision"]),
+        (None, []),
+    ],
 )
 def test_only_run_is_both_cases_and_nothing_else_is(only, chosen):
     words = [] if only is None else ["--only", only]
@@ -256,7 +260,10 @@ def test_only_run_is_both_cases_and_nothing_else_is(only, chosen):
         (["--only", "runs"], "'runs': did you mean 'run'"),
         (["--only=run", "--examples=0"], "--examples to be at least 1; got 0"),
         (["--only=run", "--rounds=few"], "--rounds.*few"),
-        (["--only=vision", "--test=10"], "beside --only run or run-vision or run-small or run-language"),
+        (
+            ["--only=vision", "--test=10"],
+            "beside --only run or run-vision or run-small or run-language",
+        ),
         (["--examples", "10"], "beside --only run"),
         (["--only=run", "--device=cuda"], "--device=cpu.*got cuda"),
         (["--onyl=run"], "--onyl=run"),
