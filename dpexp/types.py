@@ -43,6 +43,17 @@ def setting_at(config: Mapping[str, Any], place: str) -> Any:
     return value
 
 
+def counted(number: float, noun: str, form: str = "") -> str:
+    """Return a number with its noun: "1 step", "80 steps".
+
+    Args:
+        number: how many.
+        noun: of one, with a plural in -s.
+        form: of the number, as in an f-string: "," or "g".
+    """
+    return f"{number:{form}} {noun}{'' if number == 1 else 's'}"
+
+
 def one_line(error: BaseException) -> str:
     """Return an error's message on one line."""
     return " ".join(str(error).split())

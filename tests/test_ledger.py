@@ -133,7 +133,7 @@ def test_a_step_taken_in_halves_is_not_repeated_if_killed_right_after_its_releas
     cramp(parts.model, 100)
     with pytest.raises(Killed):
         interrupted(config, parts, 1, die)
-    with pytest.warns(UserWarning, match="1 steps after step 0 may have been released"):
+    with pytest.warns(UserWarning, match="1 step after step 0 may have been released"):
         execute(tmp_path, *SHORT)
     assert_lost(records.locate(tmp_path, config), 1)
 

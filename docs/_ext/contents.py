@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1]
 
 CONTENTS = {
-    "Begin": {
-        "Start": "start",
-        "Reproduce": "reproduce",
-        "What commands print": "transcripts",
-        "What a run shows": "tracking",
-    },
-    "Your own": {
-        "Your data": "data",
-        "Your model": "models",
-        "Your method": "extend",
-        "Python": "python",
-    },
-    "Reference": {
-        "Configuration": "configuration",
-        "Options worth knowing": "options",
-        "Methods": "methods",
-        "Methods after the papers": "later",
-    },
-    "Results": {"Tables and figures": "artifacts", "What the results say": "results"},
-    "Privacy": {
-        "What the claim covers": "claim",
-        "Privacy": "privacy",
-        "Noise, ours and the papers'": "noise",
-    },
-    "Cost": {"Speed": "speed", "Memory and many GPUs": "scale"},
-    "About": {"Decisions": "decisions", "API reference": "api", "Changelog": "changelog"},
+    "Begin": ("start", "reproduce", "transcripts", "tracking"),
+    "Your own": ("data", "models", "extend", "python"),
+    "Reference": ("configuration", "options", "methods", "later"),
+    "Results": ("artifacts", "results"),
+    "Privacy": ("claim", "privacy", "noise"),
+    "Cost": ("speed", "scale"),
+    "About": ("decisions", "api", "changelog"),
 }
-"""Pages below docs by title, by caption."""
+"""Pages below docs by caption. The menu shows each page's own title."""
 
 
 def page() -> str:
@@ -42,8 +24,7 @@ def page() -> str:
     return "\n".join(_tree(caption, pages) for caption, pages in CONTENTS.items())
 
 
-def _tree(caption: str, pages: dict[str, str]) -> str:
-    there = [f"{title} <{_place(name)}>" for title, name in pages.items()]
+def _tree(caption: str, pages: Iterable[str]) -> str:
     lines = [
         f"## {caption}",
         "",
@@ -51,7 +32,7 @@ def _tree(caption: str, pages: dict[str, str]) -> str:
         f":caption: {caption}",
         ":maxdepth: 1",
         "",
-        *there,
+        *map(_place, pages),
     ]
     return "\n".join([*lines, "```", ""])
 

@@ -13,6 +13,7 @@ from docs._ext.configuration import defined, said
 from docs._ext.markdown import code, docstring, escaped, table
 from docs._ext.options import Choice, choice, choices_of
 from dpexp.cli.groups import CONF
+from dpexp.types import counted
 
 UP = "../../"
 """From docs/methods to the checkout."""
@@ -117,27 +118,27 @@ def releases(method: str) -> Iterator[str]:
     yield "\n".join(f"- {_release(release, certificate)}" for release in certificate["releases"])
     trained = certificate["trainable"]
     frozen = len(certificate["frozen"])
+    numbers = counted(sum(trained.values()), "number", ",")
     yield (
-        f"{len(trained)} weights and biases with {sum(trained.values()):,} numbers train there; "
+        f"{counted(len(trained), 'parameter tensor')} with {numbers} "
+        f"{'trains' if len(trained) == 1 else 'train'} there; "
         f"{frozen or 'none'} {'are' if frozen > 1 else 'is'} frozen."
     )
 
 
 def _release(release: dict[str, Any], certificate: dict[str, Any]) -> str:
-    words = [f"{code(release['name'])}: {_count(release['dimension'])}"]
+    words = [f"{code(release['name'])}: {counted(release['dimension'], 'number', ',')}"]
     if "drawn" in release:
-        words.append(f"{release['drawn']} times, at most {release['at_most']} times")
+        words.append(counted(release["drawn"], "time"))
+        words.append(f"at most {counted(release['at_most'], 'time')}")
         words.append(f"noise of standard deviation {release['noise_std']:.4g}")
     else:
         what = {"norm": "an l2 norm of", "coordinates": "entries of"}.get(release["clip"], "")
-        words.append(f"at each of {certificate['steps']:,} steps")
+        steps = certificate["steps"]
+        words.append("at its one step" if steps == 1 else f"at each of {steps:,} steps")
         words.append(f"examples clipped to {what} {release['clip_norm']:g}")
         words.append(f"{release['noise'].capitalize()} noise")
     return ", ".join([*words, f"sensitivity {release['sensitivity']:.4g}"]) + "."
-
-
-def _count(number: int) -> str:
-    return "1 number" if number == 1 else f"{number:,} numbers"
 
 
 def costs(method: str, names: Sequence[str]) -> Iterator[str]:

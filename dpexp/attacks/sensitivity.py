@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpexp.types import Key, Release
+from dpexp.types import Key, Release, counted
 
 Blocks = Mapping[Key, Tensor]
 Compress = Callable[[Blocks], Blocks]
@@ -77,7 +77,9 @@ def movement(one: Blocks, other: Blocks, releases: Sequence[Release], words: str
         sizes[key.release] += block.numel()
     for name, size in sizes.items():  # a declared dimension is the largest of all steps'
         if not 0 < size <= declared[name]:
-            raise Differs(f"release {name} has {size} numbers where {declared[name]} are declared")
+            raise Differs(
+                f"release {name} has {counted(size, 'number')} where {declared[name]} are declared"
+            )
     worst = Movement(0.0, releases[0].name, words)
     for release in releases:
         keys = [key for key in one if key.release == release.name]

@@ -54,6 +54,7 @@ from dpexp.reporting import collect
 from dpexp.reporting.collect import build, cells, workers
 from dpexp.reporting.render import exports, page
 from dpexp.reporting.schema import spec
+from dpexp.types import counted
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,8 @@ def _opening(suite: Suite, artifacts: Sequence[spec.Artifact], to_do: int) -> st
     without = [f"{a.paper}/{a.name}" for a in artifacts if a not in suite.artifacts]
     more = f"; without this profile: {', '.join(without)}" if without else ""
     return (
-        f"{len(suite.artifacts)} artifacts, profile {suite.profile}: {done} of {len(ids)} "
-        f"runs done, {to_do} to do{more}"
+        f"{counted(len(suite.artifacts), 'artifact')}, profile {suite.profile}: {done} of "
+        f"{counted(len(ids), 'run')} done, {to_do} to do{more}"
     )
 
 

@@ -62,7 +62,7 @@ from dpexp.reporting.collect import build, cells, costs
 from dpexp.reporting.render import exports, table
 from dpexp.reporting.render.terminal import terminal
 from dpexp.reporting.schema import spec, tuned
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, counted
 
 CALLED = "python -m scripts.artifact"
 
@@ -255,7 +255,7 @@ def _opening(
     to_do: Sequence[cells.Job],
 ) -> str:
     done, not_built = (sum(o.status == s for o in picked) for s in ("done", collect.NOT_BUILT))
-    parts = [f"{done} of {len(picked)} runs done"]
+    parts = [f"{done} of {counted(len(picked), 'run')} done"]
     parts += [f"{not_built} not built"] if not_built else []
     return f"{artifact.place}, profile {request.profile}: {', '.join(parts)}, {len(to_do)} to do"
 

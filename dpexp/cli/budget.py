@@ -24,7 +24,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from dpexp.cli.arguments import exit_code_of, only, positive, whole
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, counted
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Times the batch size, and times the epochs, that the answer is shown for."""
@@ -77,8 +77,8 @@ def epsilon(noise: float, delta: float, sampling_prob: float, num_steps: int) ->
         return rdp_epsilon(sampling_prob, noise, num_steps, delta)
     except ArithmeticError:
         raise ConfigError(
-            f"No accountant can tell the epsilon of noise={noise:g} over {num_steps} steps. Set a "
-            "larger noise."
+            f"No accountant can tell the epsilon of noise={noise:g} over "
+            f"{counted(num_steps, 'step')}. Set a larger noise."
         ) from None
 
 
@@ -135,7 +135,7 @@ def _main(words: Sequence[str]) -> int:
 
     size, batch, epochs = (given[name] for name in RUN)
     steps = num_steps(epochs, size, batch)
-    print(f"q = {batch:g} / {size:g} = {batch / size:.6g}, {steps} steps")
+    print(f"q = {batch:g} / {size:g} = {batch / size:.6g}, {counted(steps, 'step')}")
     print(*_answer(given, batch / size, steps), sep="\n")
     for name, runs in (
         ("batch size", [(round(f * batch), epochs) for f in FACTORS if 1 <= f * batch <= size]),

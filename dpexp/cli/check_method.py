@@ -36,6 +36,7 @@ from dpexp.distributed import ranks
 from dpexp.privacy.stated import statement_of
 from dpexp.training.parts import Parts
 from dpexp.training.progress import folded
+from dpexp.types import counted
 
 
 def _trials(word: str) -> int:
@@ -95,7 +96,8 @@ def _of_statement(config: Mapping[str, Any], parts: Parts) -> Iterator[str]:
     state = parts.method.start(parts.model)
     declared = parts.method.releases(state, config["privacy"]["clip_norm"])
     if len(due) != len(declared):
-        yield f"{len(due)} releases are stated and {len(declared)} declared"
+        are = "is" if len(due) == 1 else "are"
+        yield f"{counted(len(due), 'release')} {are} stated and {len(declared)} declared"
     for stated, release in zip(due, declared, strict=False):
         for field, value in vars(stated).items():
             actual = getattr(release, field)

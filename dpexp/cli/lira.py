@@ -42,7 +42,7 @@ from dpexp.cli.arguments import changing, exit_code_of, listed, split, text, who
 from dpexp.cli.execution import execute
 from dpexp.privacy.calibration import check_privacy
 from dpexp.reporting.render.style import COLOURS, DASHED, DPI, GREY, STYLE
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, counted
 
 RATES = (0.001, 0.01)
 """False-positive rates at which the TPR is reported (Carlini et al. 2022, Section III)."""
@@ -174,7 +174,7 @@ def summary(title: str, request: Request, configs: list[dict], attacked: list[At
     for config, some in zip(configs, attacked, strict=True):
         lines.append(
             f"- {some.label}: {config['model']['name']}, batch {config['batch_size']:,}, "
-            f"{config['epochs']:g} epochs."
+            f"{counted(config['epochs'], 'epoch', 'g')}."
         )
     changed = changing(request.overrides)
     if changed:

@@ -15,7 +15,7 @@ import pandas as pd
 from dpexp.cli import groups
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, counted
 
 ROOT = groups.CONF.parent
 
@@ -155,9 +155,11 @@ def _claims(profile: str) -> str:
         for line in judged
     )
     return (
-        f"Of {len(judged)} claims judged in the {profile} profile {held} hold in every comparison "
-        f"that was run, {failed} do not and {unclear} are unclear. Of the {held + failed} decided "
-        f"ones {single} rest on a single seed a side."
+        f"Of {counted(len(judged), 'claim')} judged in the {profile} profile {held} "
+        f"{'holds' if held == 1 else 'hold'} in every comparison that was run, {failed} "
+        f"{'does' if failed == 1 else 'do'} not and {unclear} {'is' if unclear == 1 else 'are'} "
+        f"unclear. Of the {held + failed} decided ones {single} "
+        f"{'rests' if single == 1 else 'rest'} on a single seed a side."
     )
 
 

@@ -14,6 +14,7 @@ from dpexp.cli.cost_model import Cost, CostModel, total
 from dpexp.reporting.collect.build import duration
 from dpexp.reporting.collect.outcomes import DONE, NOT_BUILT, Outcome
 from dpexp.reporting.schema.artifact import Key
+from dpexp.types import counted
 
 SUSTAINED = 5e12
 """FLOP/s of a GPU under private training in float32: about a quarter of an A100's 19.5e12."""
@@ -119,7 +120,7 @@ def _totals(outcomes: Sequence[Outcome], to_do: Sequence[Cost]) -> list[str]:
     known = [cost for cost in to_do if cost.seconds is not None]
     rest = len(outcomes) - done - len(to_do)
     other = f", {rest} not built or shared with another cell" if rest else ""
-    lines = [f"{len(outcomes)} runs: {done} done, {len(to_do)} to do{other}."]
+    lines = [f"{counted(len(outcomes), 'run')}: {done} done, {len(to_do)} to do{other}."]
     if known:
         total = duration(sum(cost.seconds or 0.0 for cost in known))
         most = max(cost.megabytes or 0.0 for cost in known)

@@ -27,7 +27,7 @@ from dpexp.cli.composition import plain
 from dpexp.cli.named_folders import require_named
 from dpexp.cli.quoting import quoted
 from dpexp.cli.verbosity import beside
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, counted
 
 OPTIONS = {"-m", "--multirun"}
 FOLDER = Path("multirun")
@@ -39,8 +39,8 @@ WIDEST = 50
 
 
 COST = (
-    "note: {trials} trials were trained and judged on the private training set. The epsilon of a "
-    "run with settings that were chosen by them does not count that choice "
+    "note: {trials} trained and judged on the private training set. The epsilon of a "
+    "run with settings that were chosen so does not count that choice "
     "(docs/privacy/index.md)."
 )
 
@@ -105,7 +105,8 @@ def show(folder: Path) -> None:
         path.unlink()
     print("", *aligned([_on_screen(row) for row in rows]), written, sep="\n", file=sys.stderr)
     if trials := sum(isinstance(note.get("value"), float) for note in notes):
-        print(COST.format(trials=trials), file=sys.stderr)
+        were = "was" if trials == 1 else "were"
+        print(COST.format(trials=f"{counted(trials, 'trial')} {were}"), file=sys.stderr)
 
 
 def table(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

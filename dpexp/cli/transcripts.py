@@ -42,9 +42,9 @@ COLUMNS = 80
 HEAD = """\
 # Transcripts
 
-What a few commands print, on small data that were made for them, so that the numbers mean little. \
-Each ran in a fresh folder, on a terminal of 80 columns; the bar that moves meanwhile is left out. \
-`python -m scripts.transcripts` makes this page.
+What some commands print, from the first run to a method of your own. The data are small and made \
+for this page, so the numbers mean little. Each command ran in a fresh folder, on a terminal of 80 \
+columns. The progress bar is left out. `python -m scripts.transcripts` makes this page.
 """
 
 
@@ -144,7 +144,8 @@ OWN = "--config-dir examples/extension/conf method=filtered"
 TRANSCRIPTS: Mapping[str, Transcript] = {
     "first": Transcript(
         "The first run",
-        "RGP on scikit-learn's handwritten digits, and its certificate recomputed.",
+        "RGP (reparametrized gradient perturbation) on scikit-learn's handwritten digits, and its "
+        "certificate recomputed.",
         _nothing,
         (FIRST, "python -m scripts.verify RUN"),
     ),
@@ -160,7 +161,8 @@ TRANSCRIPTS: Mapping[str, Transcript] = {
     ),
     "texts": Transcript(
         "Your own texts",
-        "`reviews.csv` has the columns `text` and `label`. The model is MiniLM.",
+        "`reviews.csv` has the columns `text` and `label`. The model is MiniLM, a small language "
+        "model.",
         _reviews,
         (
             "head -n 3 reviews.csv",

@@ -25,7 +25,7 @@ from dpexp.training import tracking
 from dpexp.training.numbers import check_checkpoint, check_numbers
 from dpexp.training.schedules import LARGEST
 from dpexp.training.tracking import MODES
-from dpexp.types import ConfigError, require_word, setting_at
+from dpexp.types import ConfigError, counted, require_word, setting_at
 
 GROUPS = {
     "profile": "profile=embedded",
@@ -169,8 +169,8 @@ def unscaled(config: Mapping[str, Any]) -> str:
     scaled = {name for name, _ in blocks.of(CONF / "scale" / f"{profile}.yaml")}
     tasks = sorted(scaled & {path.stem for path in (CONF / "task").glob("*.yaml")})
     return (
-        f"profile={profile} leaves task={task['name']} at {epochs:g} epochs, a total of "
-        f"{examples:,.0f} examples. It shrinks only {', '.join(tasks)}. Set "
+        f"profile={profile} leaves task={task['name']} at {counted(epochs, 'epoch', 'g')}, a total "
+        f"of {examples:,.0f} examples. It shrinks only {', '.join(tasks)}. Set "
         "epochs for a shorter run."
     )
 

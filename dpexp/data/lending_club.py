@@ -29,7 +29,7 @@ from dpexp.data.numerals import (
 )
 from dpexp.data.regression import regress
 from dpexp.data.task import Examples, Task, subset
-from dpexp.types import ConfigError, MissingData, one_line, require_word
+from dpexp.types import ConfigError, MissingData, counted, one_line, require_word
 
 EXTRACT = ("lending-club", "loan_data.csv")
 """Path of the extract under data_root."""
@@ -147,7 +147,7 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
                 line = rows.line_num
                 width = width or len(cells)
                 if len(cells) != width and not _is_remark(cells):
-                    raise ValueError(f"it has {len(cells)} cells, the header {width}")
+                    raise ValueError(f"it has {counted(len(cells), 'cell')}, the header {width}")
                 if cells:
                     yield line, cells + [""] * (width - len(cells))
     except (ValueError, OSError, CsvError) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpexp.data import parquet
-from dpexp.types import ConfigError, one_line
+from dpexp.types import ConfigError, counted, one_line
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 LINES = ".jsonl"
@@ -140,7 +140,8 @@ def _cells(path: Path, delimiter: str | None) -> Iterator[tuple[int, list[str]]]
                     continue
                 width = width or len(cells)
                 if len(cells) != width:
-                    raise ValueError(f"line {line} has {len(cells)} cells, the header {width}")
+                    found = counted(len(cells), "cell")
+                    raise ValueError(f"line {line} has {found}, the header {width}")
                 if between == "\t" and any("\t" in cell or "\n" in cell for cell in cells):
                     raise ValueError(f"a quote before line {line} is not closed in its cell")
                 yield line, cells

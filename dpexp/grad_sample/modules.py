@@ -22,7 +22,7 @@ from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 
 from dpexp.grad_sample.shared_inputs import axis_of, by_example, example_inputs
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, counted
 
 WHOLE = (nn.MultiheadAttention, nn.RNNBase)
 """Modules that read their children's parameters without calling the children."""
@@ -96,8 +96,9 @@ def gradients_of(
         axis = axis_of(module, place)
         if dh.ndim <= axis or dh.shape[axis] % max(num_examples, 1):
             raise ConfigError(
-                f"Expected a {type(module).__name__} to give {num_examples} examples; it gave "
-                f"shape {list(dh.shape)}. The first axis must be the example (batch_first=True)."
+                f"Expected a {type(module).__name__} to give {counted(num_examples, 'example')}; "
+                f"it gave shape {list(dh.shape)}. The first axis must be the example "
+                "(batch_first=True)."
             )
         cotangents.append(by_example(dh, axis, num_examples))
 

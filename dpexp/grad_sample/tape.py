@@ -19,7 +19,7 @@ from dpexp.grad_sample.hooking import hooked_layers, is_untried, taken_apart
 from dpexp.grad_sample.modules import SAME, flattened, gradients_of, sums_of
 from dpexp.grad_sample.rules import FormedGrads, GroupedGrads, SummedGrads, alone, layer_grads_of
 from dpexp.grad_sample.shared_inputs import axis_of, example_inputs, require_tried_with_rows
-from dpexp.types import ConfigError, LayerGrads, full_name
+from dpexp.types import ConfigError, LayerGrads, counted, full_name
 
 
 class Use(NamedTuple):
@@ -339,8 +339,9 @@ class Tape:
             require_tried_with_rows(name, hooked.module)
         if len(x) != rows * self._num_examples or len(dh) != len(x):
             raise ConfigError(
-                f"Expected layer {name!r} to see {self._num_examples} examples; it saw "
-                f"{len(x)} rows in and {len(dh)} out. The first axis must be the example."
+                f"Expected layer {name!r} to see {counted(self._num_examples, 'example')}; it "
+                f"saw {counted(len(x), 'row')} in and {len(dh)} out. The first axis must be the "
+                "example."
             )
         self._awaited.discard(name)
         layer_grads = layer_grads_of(name, hooked.module, x, _single(dh), rows * self._views)

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from dpexp.models.notes import note
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, counted
 
 AUTO = "auto"
 """The value of model.head by which the layer is found."""
@@ -83,7 +83,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
             named[name].requires_grad_(False)
     names = list(frozen.values())
     total = sum(named[name].numel() for name in names)
-    note(model, "frozen_by_pattern", names, f"frozen by method.freeze, {total:,} numbers")
+    numbers = counted(total, "number", ",")
+    note(model, "frozen_by_pattern", names, f"frozen by method.freeze, {numbers}")
 
 
 def say_head(model: nn.Module, head: str) -> None:

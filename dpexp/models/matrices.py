@@ -20,8 +20,8 @@ VECTOR = "no matrix: a bias, a scale, or of a single row or column"
 def matrix_parameters(model: nn.Module, head: str, *, embeddings: bool = False) -> tuple[str, ...]:
     """Name the weight matrices outside the classifier, frozen ones not.
 
-    They are the parameters of any module with at least two axes, flattened to [p, d] as kernels
-    are, of which neither is one: a linear layer's, a convolution's, a recurrent layer's, one's own.
+    They are the weights of linear layers and convolutions, and all other parameters of at least two
+    axes, flattened to [p, d] as kernels are, of which neither is one: a recurrent layer's, one's own.
 
     Args:
         model: any module.

@@ -29,7 +29,7 @@ from dpexp.privacy import prv
 from dpexp.privacy.narrow import opacus_rdp
 from dpexp.privacy.start import limit_multiplier
 from dpexp.records.caches import Kept
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, counted
 
 RELATIVE_ERROR = 2e-3
 """Error allowed in PRV's epsilon, as a fraction of RDP's epsilon (ours)."""
@@ -193,7 +193,7 @@ def _loss(q: float, sigma: float, max_steps: int, delta: float) -> _Loss:
 
 def _require_exact(steps: int, delta: float) -> None:
     if ROUNDING * steps > MAX_MISSING_MASS * delta:
-        raise PRVFailed(f"rounding in {steps} steps is too much for delta={delta:g}")
+        raise PRVFailed(f"rounding in {counted(steps, 'step')} is too much for delta={delta:g}")
 
 
 def _coarse_epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
@@ -338,8 +338,9 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
             by_rdp_sigma = _least(by_rdp, target, limit)
         except ArithmeticError:
             raise ConfigError(
-                f"No noise gives epsilon {target:g} at delta {delta:g} over {steps} steps of "
-                f"sampling probability {q:.3g}; ask for a larger eps or fewer epochs."
+                f"No noise gives epsilon {target:g} at delta {delta:g} over "
+                f"{counted(steps, 'step')} of sampling probability {q:.3g}; ask for a larger "
+                "eps or fewer epochs."
             ) from None
         try:  # the limit may be far off, where PRV fails and a search from it goes astray
             sigma = _least(by_prv, target, lambda _: by_rdp_sigma)

@@ -9,6 +9,7 @@ from typing import Any
 from dpexp.privacy.accounting import PRVFailed, prv_epsilon, rdp_epsilon
 from dpexp.privacy.gnmax import effective_multiplier, votes_epsilon
 from dpexp.privacy.laplace import pld_epsilon, pure_epsilon
+from dpexp.types import counted
 
 NO_NOISE = "no noise: no privacy"
 NO_CLIPPING = "no clipping: no privacy"
@@ -164,7 +165,7 @@ def _check_steps(certificate: Mapping[str, Any]) -> None:
     expected = 0 if NO_NOISE in certificate["deviations"] else steps
     if draws != expected:
         raise PrivacyError(
-            f"Noise was drawn at {draws} steps where {expected} are accounted for; "
+            f"Noise was drawn at {counted(draws, 'step')} where {expected} are accounted for; "
             "one draw per step is what the accountant assumes."
         )
 

@@ -27,7 +27,7 @@ from dpexp.records import (
 )
 from dpexp.records.own_code import require_same
 from dpexp.records.weights import digest
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, counted
 
 _LIBRARIES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_", "OPENBLAS_CORETYPE", "NVIDIA_TF32_OVERRIDE")
 _HARMLESS = ("_VERBOSE", "_NUM_THREADS")
@@ -83,16 +83,16 @@ def open_ledger(
             f"been released and cannot be repeated exactly ({why}), and no checkpoint is left. Set "
             "seed to begin another run, with another budget."
         )
+    behind = f"{counted(next_step - begun, 'step')} after step {begun}"
     if next_step > begun and mechanism.correlation is not None:
         raise PrivacyError(
-            f"{next_step - begun} steps after step {begun} may have been released and cannot be "
-            f"repeated exactly ({why}), and later noise needs theirs. Set seed to begin another "
-            "run."
+            f"{behind} may have been released and cannot be repeated exactly ({why}), and later "
+            "noise needs theirs. Set seed to begin another run."
         )
     if next_step > begun:
         warnings.warn(
-            f"{next_step - begun} steps after step {begun} may have been released and cannot be "
-            f"repeated exactly ({why}): they count as spent, and the run goes on without them.",
+            f"{behind} may have been released and cannot be repeated exactly ({why}). Such steps "
+            "count as spent, and the run goes on without them.",
             stacklevel=2,
         )
     return Ledger(run.directory, now, is_durable=is_secret), next_step

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from dpexp.privacy.privatize import FULL
-from dpexp.types import ConfigError, Key, Method, Release, State
+from dpexp.types import ConfigError, Key, Method, Release, State, counted
 
 STEPS = ("trainable", "start", "per_example_grads", "release_shapes", "releases", "reconstruct")
 """What every method defines itself; `Method` has defaults for the rest. A method without a backward
@@ -75,7 +75,7 @@ def checked_releases(
         held[key.release] += block.numel()
     for name, dimension in due.items():
         if not min(dimension, given[name]) <= held[name] <= dimension:
-            expected = f"release {name} of {dimension} numbers, as `releases` declares"
+            expected = f"release {name} of {counted(dimension, 'number')}, as `releases` declares"
             raise _of("compress", expected, str(held[name]))
     return dict(found)
 

@@ -13,6 +13,7 @@ from dpexp.training.outcome import StepOutcome
 from dpexp.training.progress import Progress
 from dpexp.training.tracking import Tracker
 from dpexp.training.train_state import TrainState
+from dpexp.types import counted
 
 log = logging.getLogger("dpexp")
 
@@ -174,8 +175,8 @@ def announce(
     for reason, names in why.items():
         log.info("  %s frozen: %s", f"{sum(frozen[name] for name in names):,}", reason)
     log.info(
-        "%d steps, %s sampling with q = %.4g, noise multiplier %.4g (%s)",
-        mechanism.num_steps,
+        "%s, %s sampling with q = %.4g, noise multiplier %.4g (%s)",
+        counted(mechanism.num_steps, "step"),
         mechanism.sampling,
         mechanism.sampling_prob,
         mechanism.noise_multiplier,

@@ -136,7 +136,7 @@ def test_a_launcher_does_the_same_runs_as_this_process(tmp_path, capsys, program
     command = ["-m", "scripts.artifact", *words, "rows=svhn-rgp", "launcher=basic"]
     launched = programs.run(command)
     assert launched.returncode == 0, launched.stderr
-    assert "0 of 1 runs done, 1 to do" in launched.stdout
+    assert "0 of 1 run done, 1 to do" in launched.stdout
     assert artifact.main(words) == 0
     out = capsys.readouterr().out
     assert "1 of 2 runs done, 1 to do" in out

@@ -1,5 +1,7 @@
 """A link that leads nowhere is found on the finished site, and what a page would fetch."""
 
+import re
+
 import pytest
 
 from docs._ext import blocks, contents, gallery, links, records
@@ -41,6 +43,18 @@ def test_what_leads_somewhere_is_not(tmp_path):
 def test_a_block_that_means_nothing_is_refused():
     with pytest.raises(Exception, match="got generated: galery"):
         blocks.generated("<!-- generated: galery -->")
+
+
+def test_the_menu_has_every_page_once_by_the_pages_own_title():
+    page = contents.page()
+    names = re.findall(r"^[\w/]+$", page, re.M)
+    docs = contents.DOCS
+    paths = [*docs.glob("*.md"), *docs.glob("*/index.md")]
+    there = [path.relative_to(docs).with_suffix("").as_posix() for path in paths]
+    assert sorted([*names, "index"]) == sorted(there)
+    # Sphinx shows NAME by its page's heading, and TITLE <NAME> by another title.
+    assert not re.findall(r"^.+<.+>$", page, re.M)
+    assert all(path.read_text(encoding="utf-8").startswith("# ") for path in paths)
 
 
 def test_a_folders_first_page_brings_the_others():

@@ -101,6 +101,16 @@ def test_what_is_released_is_what_a_certificate_says():
         assert "without noise, it has no privacy" in page_of(name)
 
 
+def test_what_is_one_is_told_in_the_singular():
+    told = [page_of(name).partition("## What it releases")[2] for name in PRIVATE]
+    told = [part.partition("\n## ")[0] for part in told]
+    nouns = "numbers|times|steps|parameter tensors"
+    assert not re.findall(rf"(?<![\d.,])1 (?:{nouns})\b", "\n".join(told))
+    # Not for want of one: compressive SGD trains one tensor, and DP-ZO releases one number.
+    assert any("\n1 parameter tensor with " in part for part in told)
+    assert any(": 1 number, " in part for part in told)
+
+
 def test_a_cell_is_the_mean_of_its_records_beside_the_published_value():
     """By another way than the page's: from result.json."""
     with (ROOT / "results/quick/rgp/table3.csv").open(encoding="utf-8", newline="") as file:

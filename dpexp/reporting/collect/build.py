@@ -20,7 +20,7 @@ from dpexp.reporting.collect.outcomes import (
     outcome,
 )
 from dpexp.reporting.collect.readings import metric
-from dpexp.types import ConfigError, MissingData, one_line
+from dpexp.types import ConfigError, MissingData, counted, one_line
 
 Execute = Callable[[dict[str, Any]], Path]
 """Executes one run and returns its directory; raises ConfigError for user errors."""
@@ -195,7 +195,7 @@ def launch_missing(
 
     Wait for runs that another launcher is executing.
     """
-    say(f"submitting {len(jobs)} runs to the launcher")
+    say(f"submitting {counted(len(jobs), 'run')} to the launcher")
     launch([list(job.overrides) for job in jobs])
     while any(records.is_held(results, job.config or {}) for job in jobs):
         time.sleep(PAUSE)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dpexp.reporting.collect.values import SKIPPED, Value
 from dpexp.reporting.judge import claims
 from dpexp.reporting.schema.artifact import Artifact, Key
+from dpexp.types import counted
 
 WITHIN_1, WITHIN_3, BEYOND, NOT_RUN = "within 1", "within 3", "beyond", "not run"
 BOUNDS = ((1.0, WITHIN_1), (3.0, WITHIN_3))
@@ -59,13 +60,13 @@ class Judgement:
         if self.is_comparable and self.sizes:
             near, middle, far, absent = self.cells.values()
             parts.append(
-                f"of {_count(len(self.sizes), 'published cell')}, {near} within 1 point, "
+                f"of {counted(len(self.sizes), 'published cell')}, {near} within 1 point, "
                 f"{middle} more within 3, {far} beyond, {absent} not run"
             )
         if self.judged:
             counts = ", ".join(f"{n} {_plural(word, n)}" for word, n in self.claims.items() if n)
             single = " (where there is one seed, of its model)" if self.has_single_seeds else ""
-            parts.append(f"of {_count(len(self.judged), 'claim')}, {counts}{single}")
+            parts.append(f"of {counted(len(self.judged), 'claim')}, {counts}{single}")
         sentence = "; ".join(parts)
         return f"{sentence[0].upper()}{sentence[1:]}." if parts else ""
 
@@ -83,10 +84,6 @@ def size(difference: float | None) -> str:
         return NOT_RUN
     near = (word for bound, word in BOUNDS if abs(difference) <= bound + ROUNDING)
     return next(near, BEYOND)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _plural(word: str, number: int) -> str:
