@@ -24,36 +24,40 @@ from dpexp.reporting.schema.artifact import Artifact
 
 HEAD = """# How much noise, by our accountant and by the papers'
 
-Printed by `python -m scripts.noise`. A noise multiplier is the standard deviation of a \
-release's noise over its sensitivity. The last table compares two of them at every private \
-published setting, where q is the probability with which a step draws an example:
+This page compares the noise that our runs add with the noise that the papers' accountants ask \
+for. It is printed by `python -m scripts.noise`. A noise multiplier is the standard deviation of a \
+release's noise over its sensitivity. The last table compares two multipliers at every private \
+published setting of rgp and gep (RGP's and GEP's papers), where q is the probability with which a \
+step draws an example:
 
 - **Ours** is the least multiplier that fits ε by PRV, privacy random variables ([how it is \
 computed](privacy/index.md#how-epsilon-is-computed)).
 - **The paper's** is by an accountant like its own (`dpexp/privacy/papers.py`): RDP, Rényi \
-differential privacy, at whole orders up to 512, converted by ε = RDP + log(1/δ) / (order − 1).
+differential privacy, at whole orders up to 512, converted by ε = RDP + log(1/δ) / (order − \
+1).
 
-gep's released code takes orders from 2 to 31.9. In its Table 3 that gives a multiplier of 6.42 \
-at ε = 0.5, and ε = 0.1 is out of reach. Elsewhere it differs by 1.3 % at most.
+gep's released code takes orders from 2 to 31.9. In its Table 3 that gives a multiplier of 6.42 at \
+ε = 0.5, and ε = 0.1 is out of reach. Elsewhere it differs by 1.3 % at most.
 
 ## One release
 
-Our noise is the smaller one throughout. This part of a lead over the published numbers is owed \
-to the accountant, not to the method.
+For methods with one release a step, our noise is the smaller one throughout. This part of a lead \
+over the published numbers is due to the accountant, not to the method.
 
 ## GEP's pair
 
-GEP releases an embedding and a residual (2 releases). gep's released code doubles the RDP of \
-one. That understates the cost, since the two share a subsample. Its old conversion overstates \
-it. On MNIST, CIFAR-10 and in Table 3 the conversion weighs more, and our noise is the smaller \
-one. On SVHN, where q is a tenth of theirs, the doubling weighs more. There the released code \
-takes less noise than ε needs, and ours takes more. gep's text names one vector of sensitivity \
-√2, as we account for it. Which of the two the published runs had is not said.
+GEP releases an embedding and a residual (2 releases). gep's text treats them as one vector of \
+sensitivity √2, and so does our accounting. gep's released code doubles the RDP of one release \
+instead. That understates the cost, since both releases share a subsample. Its old conversion from \
+RDP to ε overstates the cost. On MNIST, on CIFAR-10 and in Table 3 the conversion weighs more, \
+and our noise is the smaller one. On SVHN, where q is a tenth of theirs, the doubling weighs more. \
+There the released code takes less noise than ε needs, and ours takes more. The paper does not \
+say which of the two the published runs had.
 
 ## Papers without a line
 
-lsg names a numerical accountant (its Section 2), as ours is. PATE and compressive have \
-accountants of other kinds.
+lsg (LSG's paper) uses a numerical accountant (its Section 2), as we do. PATE (private aggregation \
+of teacher ensembles) and compressive (compressive SGD's paper) have accountants of other kinds.
 
 ## Every setting
 
