@@ -269,6 +269,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "claims": partial(_claims, "embedded"),
     },
     "docs/speed.md": {
+        "bench/cpu-run-vision": partial(_bench, "cpu-run-vision"),
         "bench/cpu-vision": partial(_bench, "cpu-vision"),
         "bench/cpu-language": partial(_bench, "cpu-language"),
     },
