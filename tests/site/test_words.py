@@ -12,6 +12,7 @@ import dpexp
 from docs._ext import options
 from dpexp import cli
 from dpexp.cli.config_cache import Configs
+from dpexp.records.diagnostics import DIAGNOSTICS
 
 ROOT = cli.CONF.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -28,6 +29,9 @@ OF_NO_FILE = {
 
 FREE = ("model.args.", "model._target_", "hydra.")
 """What begins so is a library's, or a class of the user's."""
+
+ENTRIES = {entry for entries in DIAGNOSTICS.values() for entry in entries}
+"""What files of a record have, `holdout.fingerprint` for one."""
 
 CONFIGS = Configs()
 SHORT = {"repo", "name", "target"}  # of model.repo and so on
@@ -80,7 +84,7 @@ def wrong(word):
         return ""
     if "." in key:
         is_one = key.partition(".")[0] in CHOICES and not re.search(FILES, key)
-        is_known = key in SETTINGS | EVERY_RUN | {*OF_NO_FILE} or key.startswith(FREE)
+        is_known = key in SETTINGS | EVERY_RUN | {*OF_NO_FILE} | ENTRIES or key.startswith(FREE)
         return f"no setting {key}" if (is_one or equals) and not is_known else ""
     if not equals:
         return ""
