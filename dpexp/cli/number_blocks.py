@@ -163,43 +163,54 @@ def _claims(profile: str) -> str:
     )
 
 
-BESIDE: Sequence[tuple[Row, str, str, Mapping[str, str]]] = (
-    (("CIFAR10", "8", "without privacy"), "rgp/table2", "full-np", {"column": "cifar10"}),
-    (("CIFAR10", "8", "DP-SGD"), "rgp/table2", "dpsgd", {"column": "cifar10"}),
-    (("CIFAR10", "8", "RGP"), "rgp/table2", "rgp", {"column": "cifar10"}),
-    (("SST-2", "8", "without privacy"), "rgp/table4", "full-np", {"column": "sst2"}),
-    (("SST-2", "8", "DP-SGD"), "rgp/table4", "dpsgd", {"column": "sst2"}),
-    (("SST-2", "8", "RGP"), "rgp/table4", "rgp", {"column": "sst2"}),
-    (("SST-2", "3.3", "DP-SGD"), "lsg/figure4", "dpsgd", {"panel": "SST-2", "x": "3.3"}),
-    (("SST-2", "3.3", "LSG"), "lsg/figure4", "lsg", {"panel": "SST-2", "x": "3.3"}),
-)
-"""The README's rows: how it names them, and the cell of the quick profile that each is."""
+COMPARED = ("without privacy", "DP-SGD, ε = 8", "RGP, ε = 8", "DP-SGD, ε = 3.3", "LSG, ε = 3.3")
+"""The README's columns."""
+
+BESIDE: Mapping[str, Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
+    "CIFAR10": {
+        "without privacy": ("rgp/table2", "full-np", {"column": "cifar10"}),
+        "DP-SGD, ε = 8": ("rgp/table2", "dpsgd", {"column": "cifar10"}),
+        "RGP, ε = 8": ("rgp/table2", "rgp", {"column": "cifar10"}),
+    },
+    "SST-2": {
+        "without privacy": ("rgp/table4", "full-np", {"column": "sst2"}),
+        "DP-SGD, ε = 8": ("rgp/table4", "dpsgd", {"column": "sst2"}),
+        "RGP, ε = 8": ("rgp/table4", "rgp", {"column": "sst2"}),
+        "DP-SGD, ε = 3.3": ("lsg/figure4", "dpsgd", {"panel": "SST-2", "x": "3.3"}),
+        "LSG, ε = 3.3": ("lsg/figure4", "lsg", {"panel": "SST-2", "x": "3.3"}),
+    },
+}
+"""The README's rows, and the cell of the quick profile that each of their columns is."""
 
 
 def _beside_published() -> str:
-    """Return accuracy on real data beside the papers', one row a method and ε."""
-    body = []
-    for names, table, row, place in BESIDE:
-        found = _values("quick", table)
-        for key, value in {"row": row, **place}.items():
-            found = found[found[key] == value]
-        if len(found) != 1:
-            raise ConfigError(f"Expected one cell {row}, {place} in quick {table}.")
-        cell = found.iloc[0]
-        data, eps, method = names
-        eps = "–" if pd.isna(cell["epsilon"]) else eps
-        body.append((data, method, eps, _shown(cell), _published(cell)))
-    head = ("data", "method", "ε", "here", "published")
-    return _lines(head, body, 2)
+    """Return accuracy on real data with the papers' in brackets: a row for each data set."""
+    body = [
+        (data, *(_with_published(*cells[name]) if name in cells else "–" for name in COMPARED))
+        for data, cells in BESIDE.items()
+    ]
+    return _lines(("data", *COMPARED), body)
+
+
+def _with_published(table: str, row: str, place: Mapping[str, str]) -> str:
+    found = _values("quick", table)
+    for key, value in {"row": row, **place}.items():
+        found = found[found[key] == value]
+    if len(found) != 1:
+        raise ConfigError(f"Expected one cell {row}, {place} in quick {table}.")
+    return f"{_shown(found.iloc[0])} ({_published(found.iloc[0])})"
 
 
 def _first_run() -> str:
-    """Return what the first command prints, and that its certificate passes."""
+    """Return how the first run ends, and that its certificate passes, each on one line."""
     page = (ROOT / "docs" / "transcripts.md").read_text("utf-8")
-    found = re.search(r"^## The first run$.*?^```console\n(.*?: pass:[^\n]*)\n", page, re.M | re.S)
-    if not found:
+    part = re.search(r"^## The first run$.*?^```console\n(.*?)^```", page, re.M | re.S)
+    lines = re.sub(r"\n  +", " ", part[1]).splitlines() if part else []
+    wanted = (r"done: .*", r"\$ python -m scripts\.verify .*", r"[^ ]*: pass: .*")
+    shown = [line for line in lines if any(re.fullmatch(one, line) for one in wanted)]
+    if len(shown) != len(wanted):
         raise ConfigError("Expected docs/transcripts.md to have the first run, and that it passes.")
-    return f"```console\n{found[1]}\n```"
+    return "\n".join(["```console", *shown, "```"]).replace("$ python", "$ .venv/bin/python")
 
 
 def _bench(case: str) -> str:

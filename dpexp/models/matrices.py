@@ -21,8 +21,7 @@ def matrix_parameters(model: nn.Module, head: str, *, embeddings: bool = False) 
     """Name the weight matrices outside the classifier, frozen ones not.
 
     They are the weights of linear layers and convolutions, and all other parameters of at least two
-    axes, flattened to [p, d] as kernels are, of which neither is one: a recurrent layer's, or one's
-    own.
+    axes, flattened to [p, d] as kernels are, of which neither is one, as a recurrent layer's.
 
     Args:
         model: any module.
