@@ -296,6 +296,11 @@ def test_more_examples_than_there_are_are_refused(root, tmp_path, monkeypatch):
         runs.CASES["run-vision"].write(tmp_path / "more", 25, 4)
 
 
+def test_images_need_no_folder_of_models(root):
+    everyone = cases.vision(SMALL, root).values()
+    assert not any("model_root" in word for each in everyone for word in each.command)
+
+
 def test_every_run_of_dpexp_takes_the_peers_batch_steps_and_budget(root):
     for contenders in (cases.vision(SMALL, root), cases.language(SMALL, root)):
         own = {name: each.command for name, each in contenders.items() if each.is_ours}

@@ -108,7 +108,6 @@ def ours(method: str, sizes: Sizes, root: Path, *words: str) -> list[str]:
         f"checkpoint.steps={max(1, sizes.steps // 2)}",
         "device=cpu",
         f"data_root={root}",
-        f"model_root={examples.model_root()}",
     ]
 
 
@@ -159,6 +158,7 @@ def language(sizes: Sizes, root: Path) -> dict[str, Contender]:
     data = root / examples.SENTENCES
     folder = ["--model", str(examples.model_root() / examples.MINILM)]
     words = ["task=sst2", "model=minilm", "model.precision=float32", "model.attention=sdpa"]
+    words += [f"model_root={examples.model_root()}"]  # images need no folder of models
     every = ["method.train=all", "method.freeze=[encoder.embeddings]", "optimizer=adamw"]
 
     def own(method: str, *more: str) -> list[str]:
