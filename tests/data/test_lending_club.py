@@ -274,7 +274,7 @@ def test_one_table_is_written_in_many_ways(content, written):
         ("int.rate\tfico\n0.1\t700\n", "with commas between them"),
         ("int.rate,fico\n0,1189,700\n", "after line 2 .it has 3 cells, the header 2"),
         (HEADER + "0.1,700\n" + ROWS, "after line 2 .it has 2 cells, the header 3"),
-        (HEADER + ROWS + "0.1", "after line 4 .it has 1 cells, the header 3"),
+        (HEADER + ROWS + "0.1", "after line 4 .it has 1 cell, the header 3"),
         (HEADER + ROWS + '0.1,"700,5\n', "after line 3 .unexpected end of data"),
         ((HEADER + ROWS).encode("utf-16"), "table in UTF-8"),
         ((HEADER + "0.1,700,5 \u20ac\n").encode("cp1252"), "table in UTF-8"),
