@@ -12,7 +12,7 @@ import dpexp
 from docs._ext import options
 from dpexp import cli
 from dpexp.cli.config_cache import Configs
-from dpexp.records.diagnostics import DIAGNOSTICS
+from dpexp.records import DIAGNOSTICS
 
 ROOT = cli.CONF.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -27,11 +27,11 @@ OF_NO_FILE = {
 }
 """Words that no file of conf has, each with a command whose config it changes."""
 
+OF_RECORDS = {name for names in DIAGNOSTICS.values() for name in names}
+"""Entries of a run's files, which are no settings though they may begin as one."""
+
 FREE = ("model.args.", "model._target_", "hydra.")
 """What begins so is a library's, or a class of the user's."""
-
-ENTRIES = {entry for entries in DIAGNOSTICS.values() for entry in entries}
-"""What files of a record have, `holdout.fingerprint` for one."""
 
 CONFIGS = Configs()
 SHORT = {"repo", "name", "target"}  # of model.repo and so on
@@ -84,7 +84,8 @@ def wrong(word):
         return ""
     if "." in key:
         is_one = key.partition(".")[0] in CHOICES and not re.search(FILES, key)
-        is_known = key in SETTINGS | EVERY_RUN | {*OF_NO_FILE} | ENTRIES or key.startswith(FREE)
+        known = SETTINGS | EVERY_RUN | OF_RECORDS | {*OF_NO_FILE}
+        is_known = key in known or key.startswith(FREE)
         return f"no setting {key}" if (is_one or equals) and not is_known else ""
     if not equals:
         return ""
