@@ -252,11 +252,11 @@ def fitted_at_evaluations(patch: pytest.MonkeyPatch) -> None:
 
     judge = dpexp.training.train.judge
 
-    def broken(model, task, device):
+    def broken(model, task, device, **settings):
         with torch.no_grad():
             some = task.train.batch(torch.arange(100))
             model.head.bias.sub_(model(some.inputs).mean(0))
-        return judge(model, task, device)
+        return judge(model, task, device, **settings)
 
     patch.setattr(dpexp.training.train, "judge", broken)
 
