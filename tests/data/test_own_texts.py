@@ -109,7 +109,7 @@ def test_other_delimiters_are_asked_for_and_taken(tmp_path, words):
     [
         (b"", "it is empty"),
         (b"\n\n", "it is empty"),
-        (b"text,label\ngood\n", "line 2 has 1 cells"),
+        (b"text,label\ngood\n", "line 2 has 1 cell"),
         (b"text,label\ngood,bad,good\n", "line 2 has 3 cells"),
         (b'text,label\n"good,bad\n', "cannot be read after line 1"),
         (b'text,label\n"good"x,bad\n', "cannot be read after line 1"),
