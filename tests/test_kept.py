@@ -191,6 +191,15 @@ def test_a_card_of_a_run_without_noise_claims_nothing(tmp_path):
     assert run.epsilon is None
 
 
+@pytest.mark.parametrize(("noise", "is_told"), [("true", True), ("secret", False)])
+def test_a_card_of_private_data_names_no_fingerprint(noise, is_told, tmp_path):
+    words = f"method=dpsgd task=digits {SHORT} results={tmp_path} noise={noise}"
+    run = dpexp.run(words)
+    card = (run.directory / "README.md").read_text(encoding="utf-8")
+    result = json.loads((run.directory / "result.json").read_text())
+    assert (result["data_fingerprint"] in card) == ("fingerprint" in card) == is_told
+
+
 @pytest.mark.parametrize("task", ["sentiment", "entailment"])
 def test_texts_go_through_the_kept_vocabulary(task, tmp_path, capsys):
     run = dpexp.run(f"method=dpsgd task={task} {SHORT.replace('0.1', '0.02')} results={tmp_path}")

@@ -36,7 +36,7 @@ def text(
     parts = [
         _front(config, method),
         f"# {model} on {task}, trained by {method}",
-        _what(result, classes),
+        _what(result, classes, is_secret=not certificate["replayable"]),
         "## Privacy",
         _privacy(certificate, result),
         "## Use",
@@ -80,7 +80,7 @@ def _is_hub_id(name: Any) -> bool:
     return True
 
 
-def _what(result: Mapping[str, Any], classes: Sequence[str]) -> str:
+def _what(result: Mapping[str, Any], classes: Sequence[str], *, is_secret: bool) -> str:
     value = result.get(result["metric"])
     number = "not a number" if value is None else f"{value:.4g}"
     lines = [
@@ -88,8 +88,9 @@ def _what(result: Mapping[str, Any], classes: Sequence[str]) -> str:
         f" (seed {result['seed']}; one run, without a spread over seeds)",
         f"- input: {result['input_shape']}; outputs: {result['num_classes']}",
         f"- weights: SHA-256 of all tensors `{result['weights_sha256']}`",
-        f"- training and test data: fingerprint `{result['data_fingerprint']}`",
     ]
+    if not is_secret:  # a fingerprint confirms a guess at an example
+        lines.append(f"- training and test data: fingerprint `{result['data_fingerprint']}`")
     if classes:
         lines.insert(1, f"- classes: {', '.join(classes)}")
     if pretrained := result.get("pretrained_sha256"):
