@@ -108,6 +108,22 @@ def covering(pairs, seed=0):
     return rows
 
 
+def as_many(task, method, row, results, *more):
+    """Do a run with the most of some recipes that a method takes together.
+
+    Returns:
+        These recipes, the run's directory, and the lines that refused others; if all do, the last.
+    """
+    lines = {}
+    for size in range(len(row), -1, -1):
+        for some in combinations(row, size):
+            outcome = tried([*words_of(task, method, some), *more], results)
+            if not isinstance(outcome, str):
+                return some, outcome, lines
+            lines[some] = outcome
+    return None, None, lines
+
+
 def everything(task, method, results):
     """Try a method by itself, beside each recipe, and beside all pairs of those that it takes.
 

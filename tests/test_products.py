@@ -15,6 +15,7 @@ from tests.products import (
     METHODS,
     PAIRS,
     TASKS,
+    as_many,
     covering,
     everything,
     tried,
@@ -35,15 +36,11 @@ def test_a_covering_holds_every_pair_and_no_other():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_few_of_them(seed, tmp_path):
-    """By themselves and beside as many recipes as there are groups, where they take them."""
+    """Beside as many recipes as there are groups, or the most of these that a method takes."""
     rng = random.Random(seed)
     task, method = rng.choice([*TASKS]), rng.choice([*METHODS])
-    row = rng.choice(covering(PAIRS, seed))
-    outcome = tried(words_of(task, method, row), tmp_path)
-    while isinstance(outcome, str) and row:  # without what it does not take
-        row = row[:-1]
-        outcome = tried(words_of(task, method, row), tmp_path)
-    assert isinstance(outcome, str) or weights_of(outcome, row)
+    row, directory, refused = as_many(task, method, rng.choice(covering(PAIRS, seed)), tmp_path)
+    assert weights_of(directory, row) if directory else () in refused
 
 
 @pytest.mark.long
@@ -74,30 +71,35 @@ def on_ranks(ranks, config):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_on_two_ranks_they_train_the_weights_that_one_process_does(tmp_path):
-    """Each method beside three sets of recipes, among which is every pair for some method."""
+    """Each method beside the most that it takes of four sets of recipes; refusals are alike."""
     rows = [row for row in covering(PAIRS) if "secret" not in row]
-    chosen = [
-        (task, method, rows[(3 * at + k) % len(rows)])
-        for at, method in enumerate(METHODS)
-        for k, task in enumerate(("images", "images", "texts"))
-        if method != "pate"  # takes one rank
-    ]
-    words = [[*words_of(*each), "weights=keep"] for each in chosen]
-    launch(on_ranks, {"device": "cpu", "ranks": 2, "folder": str(tmp_path), "jobs": words})
+    jobs, expected = [], []
+    for at, method in enumerate(METHODS):
+        for k, task in enumerate(["images", "texts"] * 2):
+            if method == "pate":  # takes one rank
+                continue
+            row, alone, refused = as_many(
+                task, method, rows[(4 * at + k) % len(rows)], tmp_path / "alone", "weights=keep"
+            )
+            found = {recipes: line for recipes, line in [*refused.items()][:1]}
+            found |= {row: alone} if alone else {}
+            for recipes, outcome in found.items():
+                jobs.append([*words_of(task, method, recipes), "weights=keep"])
+                expected.append((task, method, recipes, outcome))
+    launch(on_ranks, {"device": "cpu", "ranks": 2, "folder": str(tmp_path), "jobs": jobs})
     far = {}
-    for number, (each, said) in enumerate(zip(chosen, words, strict=True)):
-        alone = tried(said, tmp_path / "alone")
-        refused = (tmp_path / f"{number}.txt").read_text()
-        if isinstance(alone, str) or refused:
-            assert refused == alone, each
+    for number, (words, (*which, alone)) in enumerate(zip(jobs, expected, strict=True)):
+        said = (tmp_path / f"{number}.txt").read_text()
+        assert said == (alone if isinstance(alone, str) else ""), which
+        if said:
             continue
-        config = CONFIGS.compose_anew([*said, f"results={tmp_path / str(number)}"])
+        config = CONFIGS.compose_anew([*words, f"results={tmp_path / str(number)}"])
         shared = locate(config["results"], config)
-        weights_of(shared, each[2])
+        weights_of(shared, which[2])
         one, other = (load_file(each / "model.safetensors") for each in (alone, shared))
         size = sum(float(w.double().square().sum()) for w in one.values())
         moved = sum(float((one[k].double() - other[k].double()).square().sum()) for k in one)
-        far[each] = (moved / size) ** 0.5
-    print(*(f"{f:.1e} {each}" for each, f in far.items()), sep="\n")
-    assert len(far) > len(chosen) / 2
-    assert max(far.values()) < 1e-4, {each: f for each, f in far.items() if f >= 1e-4}
+        far[(moved / size) ** 0.5, *which] = number
+    print(*(f"{each[0]:.1e} {each[1:]}" for each in sorted(far)), sep="\n")
+    assert len(far) > len(jobs) / 3
+    assert max(far)[0] < 1e-4
