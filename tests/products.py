@@ -128,17 +128,16 @@ def everything(task, method, results):
     """Try a method by itself, beside each recipe, and beside all pairs of those that it takes.
 
     Returns:
-        Which sets of recipes ran, and the lines that refused the others.
+        The directories of what ran, and the lines that refused the rest, by sets of recipes.
     """
-    ran, refused, hashes = [], {}, {}
+    ran, refused, hashes = {}, {}, {}
 
     def run(recipes):
         outcome = tried(words_of(task, method, recipes), results)
         if isinstance(outcome, str):
             refused[recipes] = outcome
             return False
-        hashes[recipes] = weights_of(outcome, recipes)
-        ran.append(recipes)
+        ran[recipes], hashes[recipes] = outcome, weights_of(outcome, recipes)
         return True
 
     run(())
