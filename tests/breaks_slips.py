@@ -68,6 +68,16 @@ def views_of_several_examples(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CropFlip, "views", broken)
 
 
+def rule_looks_at_the_batch(patch: pytest.MonkeyPatch) -> None:
+    """Take gamma of `clipping=normalize` as a share of the micro-batch's mean norm."""
+    from dpexp.privacy.clipping import Normalize
+
+    def broken(self, norms, bound):
+        return bound / (norms + self.gamma * norms[norms.isfinite()].mean())
+
+    patch.setattr(Normalize, "weights", broken)
+
+
 def draws_cut_to_fit(patch: pytest.MonkeyPatch) -> None:
     """Leave examples out of a draw that is half as large again as expected, as memory has no room."""
     from dpexp.privacy import sampling

@@ -119,6 +119,12 @@ SLIPS = {
         r"Expected an augmentation that keeps examples apart",
         10,
     ),
+    "rule-looks-at-the-batch": Break(
+        breaks_slips.rule_looks_at_the_batch,
+        "tests/test_clipping.py::test_every_rule_of_conf_keeps_examples_apart[normalize]",
+        r"Expected a clipping rule that keeps examples apart",
+        10,
+    ),
     "draws-cut-to-fit": Break(
         breaks_slips.draws_cut_to_fit,
         "tests/privacy/test_sampling.py::test_sizes_of_draws_have_the_law_of_coins",

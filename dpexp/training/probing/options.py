@@ -1,7 +1,8 @@
-"""Check, before the first step, that an augmentation makes an example's views of it alone.
+"""Check, before the first step, that an augmentation and a clipping rule keep examples apart.
 
-What mixes examples, as mixup and CutMix do, lets one example move its neighbours' gradients too:
-each of them is clipped, but together they move by more than one clip norm.
+What mixes examples, as mixup and CutMix do, or a clip norm taken from the batch, lets one example
+move its neighbours' gradients, too. Each of them is clipped, but together they move by more than
+one clip norm.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.data.augmentation import Augmentation
+from dpexp.privacy.clipping import Clipping
 from dpexp.privacy.seeds import generator
 from dpexp.training.probing.check import CLEAR, MADE
 from dpexp.training.probing.made_up import make_up
 from dpexp.training.probing.recorder import gap
 from dpexp.training.probing.stage import chance_kept, staged
 from dpexp.types import Batch, ConfigError
+
+FINE = 1e-6
+"""Relative tolerance of weights: a number by itself may be rounded otherwise than among others."""
 
 
 @torch.no_grad()
@@ -47,7 +52,7 @@ def check_views(
     draws = augmentation.draws(count, generator(0, "augmentation", 0))
     with chance_kept([device] if device.type == "cuda" else []):
         whole = _views(augmentation, crowd, draws)
-        if (whole.views, len(whole), len(whole.inputs)) != (views, *2 * [count * views]):
+        if (whole.views, len(whole.inputs), len(whole)) != (views, count * views, count * views):
             raise ConfigError(
                 f"Expected {views} views of each of {count} examples, one after another, of "
                 f"{name}; got {len(whole.inputs)} inputs and {len(whole)} targets, with "
@@ -77,3 +82,38 @@ def _are_alike(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one, other) or (one.is_floating_point() and gap(one, other) <= CLEAR)
+
+
+@torch.no_grad()
+def check_rule(clipping: Clipping) -> None:
+    """Compare a rule's weights of made-up norms with those of each norm by itself.
+
+    Raises:
+        ConfigError: if the weight of an example depends on another one, or on what the rule saw
+            before, or if they are not one weight an example.
+    """
+    gen, name = generator(0, "made-up", 1), type(clipping).__name__
+    drawn = 10.0 ** (12 * torch.rand(24, generator=gen, dtype=torch.float64) - 6)
+    norms = torch.cat([drawn, drawn[:3], drawn.new_tensor([0.0, 1.0, torch.inf])])
+    norms = norms[torch.randperm(len(norms), generator=gen)]
+    for bound in (1.0, 1e-3):
+        whole = clipping.weights(norms.clone(), bound)
+        for some in (*norms[:, None], norms[:2], norms.flip(0)):
+            if whole.shape != norms.shape:
+                raise ConfigError(
+                    f"Expected a clipping rule that gives each of {len(norms)} examples a weight; "
+                    f"{name} gives numbers of shape {[*whole.shape]}. Correct its `weights`."
+                )
+            own = clipping.weights(some.clone(), bound)
+            due = whole.flip(0) if len(some) == len(norms) else whole[_places(norms, some)]
+            if not torch.allclose(own, due, rtol=FINE, atol=0.0, equal_nan=True):
+                raise ConfigError(
+                    f"Expected a clipping rule that keeps examples apart; of {name} an example's "
+                    "weight changes with the others in its batch, or with those before. Make each "
+                    "weight of its own norm and the bound."
+                )
+
+
+def _places(norms: Tensor, some: Tensor) -> Tensor:
+    """Return where norms stand among all, [m]; equal ones have equal weights."""
+    return (norms == some[:, None]).int().argmax(1)
