@@ -141,9 +141,25 @@ class Counting(Flat):
         return super().weights(norms, bound) / len(norms)
 
 
+def along(norms):
+    """Blocks of examples that all point one way."""
+    first = torch.zeros(len(norms), *SHAPES[0])
+    first[:, 0, 0] = torch.tensor(norms)
+    return [first, *(torch.zeros(len(norms), *shape) for shape in SHAPES[1:])]
+
+
+def test_with_the_batchs_median_one_example_would_move_the_sum_by_more_than_four_c():
+    """Of four short and four long ones, all cut to the short ones' norm; with one more to C."""
+    norms = [0.1] * 4 + [1.0] * 4
+    less, more = (
+        float(sums_of(Median(), along(some), micro_batch=9).sums[KEYS[0]][0, 0])
+        for some in (norms, [*norms, 1.0])
+    )
+    assert 4 * C < more - less < 9 * C
+
+
 @pytest.mark.parametrize("rule", [Median, ScaleFree, Remembering, Ranked, Counting])
 def test_a_rule_that_looks_at_other_examples_is_refused(rule):
-    """One example more would turn the weights of others: with the median by 2.4 C among eight."""
     with pytest.raises(ConfigError, match=f"keeps examples apart; of {rule.__name__}") as refused:
         check_rule(rule())
     assert "\n" not in str(refused.value)
