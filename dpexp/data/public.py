@@ -168,8 +168,11 @@ def _from_test(task: Task, name: str, size: int, seed: int) -> Task:
 
 def _refuse_private(task: Task, images: Tensor, name: str) -> None:
     """Refuse a public set that holds training images: public data get no noise."""
-    private = {image.numpy().tobytes() for image in task.train.inputs.cpu()}
-    shared = sum(image.numpy().tobytes() in private for image in images)
+    public = [image.tobytes() for image in images.numpy()]
+    wanted = {*public}  # the smaller of the two sets
+    private = (image.tobytes() for image in task.train.inputs.cpu().numpy())
+    found = {image for image in private if image in wanted}
+    shared = sum(image in found for image in public)
     if shared:
         raise ConfigError(
             f"Expected public images that are not private; {shared} of {len(images)} images of "
