@@ -54,7 +54,9 @@ def moments_without_noise(patch: pytest.MonkeyPatch) -> None:
         return sums
 
     def broken(self, releases, state):
-        return adam(self, {name: self.seen[name].to(each) for name, each in releases.items()}, state)
+        return adam(
+            self, {name: self.seen[name].to(each) for name, each in releases.items()}, state
+        )
 
     patch.setattr(DPGRAPE, "compress", watching, raising=False)
     patch.setattr(DPGRAPE, "_adam", broken)
@@ -212,7 +214,7 @@ def last_iterates_without_noise(patch: pytest.MonkeyPatch) -> None:
 
 
 def low_pass_without_noise(patch: pytest.MonkeyPatch) -> None:
-    """Feed the low-pass filter the sums before their noise, and add the noise of this step alone."""
+    """Feed the low-pass filter the sums before their noise, which is added behind it."""
     from dpexp.methods.denoising import LowPass
     from dpexp.methods.wrapped import Wrapped
     from dpexp.training.gradient import PrivateGradient

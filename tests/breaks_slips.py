@@ -79,7 +79,7 @@ def rule_looks_at_the_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def draws_cut_to_fit(patch: pytest.MonkeyPatch) -> None:
-    """Leave examples out of a draw that is half as large again as expected, as memory has no room."""
+    """Leave examples out of a draw that is half as large again as expected: memory is short."""
     from dpexp.privacy import sampling
 
     poisson = sampling.poisson

@@ -18,7 +18,6 @@ from tests import breaks, breaks_noise, breaks_options
 from tests.mutations_recipes import RECIPES, SLIPS
 from tests.planted import Break
 
-
 CONTRACT = "tests/contract/test_methods.py"
 GRADIENT, PRIVATIZE = "tests/test_gradient.py", "tests/test_privatize.py"
 INFLUENCE, NOISE, SEEDS = "tests/test_influence.py", "tests/test_noise.py", "tests/test_seeds.py"

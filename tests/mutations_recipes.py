@@ -15,16 +15,12 @@ ADAPTIVE = (
     "tests/test_adaptive.py::test_no_example_moves_a_release_by_more_than_is_declared"
     "_and_nothing_else_is_known"
 )
-EQUAL = (
-    "tests/test_twins.py::test_after_equal_releases_all_is_equal_but_the_declared_diagnostics"
-)
+EQUAL = "tests/test_twins.py::test_after_equal_releases_all_is_equal_but_the_declared_diagnostics"
 LAST = (
     f"{EQUAL}[rgp model=cnn model.channels=[4,8] model.kernel=3 method.rank=2 clipping=per_layer "
     "averaging=last denoise=doppler]"
 )
-LOSS = (
-    "tests/contract/test_tasks.py::test_examples_decide_a_fingerprint_and_nothing_that_trains"
-)
+LOSS = "tests/contract/test_tasks.py::test_examples_decide_a_fingerprint_and_nothing_that_trains"
 
 RECIPES = {
     "laplace-ignores-directions": Break(

@@ -42,9 +42,7 @@ RECIPES = {
     "noise": {"correlated": "noise=correlated noise.bands=2", "secret": "noise=secret"},
 }
 CHOICES = {name: words for group in RECIPES.values() for name, words in group.items()}
-PAIRS = [
-    pair for one, other in combinations(RECIPES.values(), 2) for pair in product(one, other)
-]
+PAIRS = [pair for one, other in combinations(RECIPES.values(), 2) for pair in product(one, other)]
 METHODS = {name: (name, "") for name in ALL_METHODS}
 METHODS |= {f"{name} {words}": (name, words) for name, words in VARIANTS.items()}
 

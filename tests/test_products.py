@@ -88,7 +88,7 @@ def test_on_two_ranks_they_train_the_weights_that_one_process_does(tmp_path):
             row, alone, refused = as_many(
                 task, method, rows[(4 * at + k) % len(rows)], tmp_path / "alone", "weights=keep"
             )
-            found = {recipes: line for recipes, line in [*refused.items()][:1]}
+            found = dict([*refused.items()][:1])
             found |= {row: alone} if alone else {}
             for recipes, outcome in found.items():
                 jobs.append([*words_of(task, method, recipes), "weights=keep"])

@@ -121,7 +121,9 @@ def test_examples_decide_a_fingerprint_and_nothing_that_trains(name, make):
     total = sum(float(task.loss(*one)) for one in one_by_one)
     for each in (task, other):
         assert float(each.loss(outputs, targets)) == pytest.approx(total, rel=1e-9)
-    constants = [(getattr(t.train, "mean", None), getattr(t.train, "std", None)) for t in (task, other)]
+    constants = [
+        (getattr(t.train, "mean", None), getattr(t.train, "std", None)) for t in (task, other)
+    ]
     assert constants[0] == constants[1]
 
 

@@ -7,6 +7,7 @@ one clip norm.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import torch
@@ -23,6 +24,12 @@ from dpexp.types import Batch, ConfigError
 
 FINE = 1e-6
 """Relative tolerance of weights: a number by itself may be rounded otherwise than among others."""
+
+BOUNDS = (1.0, 1e-3)
+CROWDS = (*((centre, 1.0) for centre in (0.01, 0.1, 1.0, 10.0, 100.0)), (1.0, 6.0))
+"""Bounds that norms are made up for; where these lie, in bounds, and how many decades either way
+they reach (ours): what follows the batch may show only where most norms are small, or most large.
+"""
 
 
 @torch.no_grad()
@@ -93,17 +100,15 @@ def check_rule(clipping: Clipping) -> None:
             before, or if they are not one weight an example.
     """
     gen, name = generator(0, "made-up", 1), type(clipping).__name__
-    drawn = 10.0 ** (12 * torch.rand(24, generator=gen, dtype=torch.float64) - 6)
-    norms = torch.cat([drawn, drawn[:3], drawn.new_tensor([0.0, 1.0, torch.inf])])
-    norms = norms[torch.randperm(len(norms), generator=gen)]
-    for bound in (1.0, 1e-3):
+    for bound, (centre, decades) in product(BOUNDS, CROWDS):
+        norms = bound * centre * _spread(decades, gen)
         whole = clipping.weights(norms.clone(), bound)
+        if whole.shape != norms.shape:
+            raise ConfigError(
+                f"Expected a clipping rule that gives each of {len(norms)} examples a weight; "
+                f"{name} gives numbers of shape {[*whole.shape]}. Correct its `weights`."
+            )
         for some in (*norms[:, None], norms[:2], norms.flip(0)):
-            if whole.shape != norms.shape:
-                raise ConfigError(
-                    f"Expected a clipping rule that gives each of {len(norms)} examples a weight; "
-                    f"{name} gives numbers of shape {[*whole.shape]}. Correct its `weights`."
-                )
             own = clipping.weights(some.clone(), bound)
             due = whole.flip(0) if len(some) == len(norms) else whole[_places(norms, some)]
             if not torch.allclose(own, due, rtol=FINE, atol=0.0, equal_nan=True):
@@ -112,6 +117,14 @@ def check_rule(clipping: Clipping) -> None:
                     "weight changes with the others in its batch, or with those before. Make each "
                     "weight of its own norm and the bound."
                 )
+
+
+def _spread(decades: float, gen: torch.Generator) -> Tensor:
+    """Return positive numbers about 1, some of them equal, one 0 and one infinite, in any order."""
+    drawn = torch.rand(24, generator=gen, dtype=torch.float64)
+    drawn = 10.0 ** (decades * (2 * drawn - 1))
+    numbers = torch.cat([drawn, drawn[:3], drawn.new_tensor([0.0, 1.0, torch.inf])])
+    return numbers[torch.randperm(len(numbers), generator=gen)]
 
 
 def _places(norms: Tensor, some: Tensor) -> Tensor:
