@@ -120,7 +120,7 @@ def check_rule(clipping: Clipping) -> None:
 
 
 def _spread(decades: float, gen: torch.Generator) -> Tensor:
-    """Return positive numbers about 1 and a 0 in any order, some of them equal; infinity is last."""
+    """Return positive numbers about 1 and a 0 in any order, some of them equal, and infinity."""
     drawn = torch.rand(24, generator=gen, dtype=torch.float64)
     drawn = 10.0 ** (decades * (2 * drawn - 1))
     numbers = torch.cat([drawn, drawn[:3], drawn.new_tensor([0.0, 1.0])])
