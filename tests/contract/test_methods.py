@@ -148,8 +148,6 @@ OTHERS = [  # other ways through methods of ours
     ("gep", "model=linear", "method.m=20", "method.k=10"),
     ("bgep", "model=linear", "method.m=20", "method.k=10", "method.every=2"),
     ("dp_zo", "method.noise=laplace"),
-    ("rgp", "clipping=per_layer"),
-    ("dp_lora", "clipping=normalize"),
     ("dpsgd", "task=regression", "model=linear"),
     ("dpsgd", "task=sentiment", "model.dropout=0.3"),
 ]
