@@ -52,13 +52,13 @@ RECIPES = {
         breaks_recipes.head_out_of_the_norm,
         f"{SOUND}[dp_lora]",
         r"one example moves release gradient by \d",
-        10,
+        1.107,
     ),
     "biases-out-of-the-norm": Break(
         breaks_recipes.biases_out_of_the_norm,
         f"{SOUND}[dp_lora]",
-        r"one example moves release gradient by \d",
-        10,
+        r"one example moves release gradient by 1\.\d+ .*0\.001 of the clip norm",
+        1.155,
     ),
     "clip-moves-alone": Break(
         breaks_recipes.clip_moves_alone,

@@ -32,7 +32,7 @@ def test_sizes_of_draws_have_the_law_of_coins():
     low, high = 8, 34  # each, with all beyond, is due six times
     law = stats.binom(size, q)
     due = [law.cdf(low), *law.pmf(range(low + 1, high)), law.sf(high - 1)]
-    found = np.bincount(np.clip(sizes, low, high))[low:]
+    found = np.bincount(np.clip(sizes, low, high), minlength=high + 1)[low:]
     assert stats.chisquare(found, steps * np.array(due)).pvalue > 1e-4
 
 
