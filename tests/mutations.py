@@ -10,33 +10,13 @@ each does to epsilon.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import Phase, settings
 
 from tests import breaks, breaks_noise, breaks_options
-
-
-@dataclass(frozen=True)
-class Break:
-    """One way to break the mechanism.
-
-    Attributes:
-        apply: changes dpexp, given pytest's MonkeyPatch.
-        test: the one that must fail.
-        says: what its failing assertion shows, as a regular expression.
-        excess: how many times larger, beside the noise, a step's sensitivity can be than what is
-            accounted for; infinite where something leaves without noise; None where what leaves is
-            no Gaussian mechanism that an accountant knows.
-    """
-
-    apply: Callable[[pytest.MonkeyPatch], None]
-    test: str
-    says: str
-    excess: float | None
-
+from tests.mutations_recipes import RECIPES, SLIPS
+from tests.planted import Break
 
 CONTRACT = "tests/contract/test_methods.py"
 GRADIENT, PRIVATIZE = "tests/test_gradient.py", "tests/test_privatize.py"
@@ -321,6 +301,8 @@ BREAKS = {
         r"assert 8 == 10",
         math.inf,
     ),
+    **RECIPES,
+    **SLIPS,
 }
 
 

@@ -1,5 +1,7 @@
 """Augmented views: an example's gradient is their mean, clipped once."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.rgp import RGP
 from dpexp.privacy import build
 from dpexp.training.gradient import PrivateGradient
+from dpexp.training.train import first_look
 from dpexp.types import Batch, ConfigError
 
 N, SIDE, CLASSES = 12, 6, 3
@@ -185,6 +188,119 @@ def test_a_step_draws_views_of_its_own_and_repeats_them(model, examples):
         return gradient_of(METHODS["dpsgd"](), model, examples, augmentation, step=step)[0].loss
 
     assert at(0) == at(0) != at(1)
+
+
+# Examples apart
+
+AUGMENTATIONS = sorted(path.stem for path in (cli.CONF / "augmentation").glob("*.yaml"))
+
+
+def built(*words):
+    config = ["method=dpsgd", "profile=embedded", "eps=8", *words]
+    return cli.build_parts(cli.compose(config), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return built("task=digits", "model=linear")
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_every_augmentation_keeps_examples_apart(name):
+    first_look(built("task=digits", "model=linear", f"augmentation={name}"), torch.device("cpu"))
+
+
+class Odd(CropFlip):
+    """Crops and flips, and then something else."""
+
+    def views(self, batch, draws):
+        seen = super().views(batch, draws)
+        return self.change(seen, self.multiplicity)
+
+
+def largest_seen(seen, _):
+    return replace(seen, inputs=seen.inputs / seen.inputs.abs().max())
+
+
+MIXING = {
+    "the next example": lambda s, k: replace(s, inputs=0.9 * s.inputs + 0.1 * s.inputs.roll(k, 0)),
+    "a thousandth of the mean": lambda s, _: replace(s, inputs=s.inputs + 1e-3 * s.inputs.mean(0)),
+    "the largest pixel of the batch": largest_seen,
+    "the size of the batch": lambda s, _: replace(s, inputs=s.inputs / len(s)),
+    "the next one's target": lambda s, k: replace(s, targets=s.targets.roll(k)),
+    "another order": lambda s, _: replace(s, inputs=s.inputs.flip(0), targets=s.targets.flip(0)),
+    "numbers of torch's own": lambda s, _: replace(s, inputs=s.inputs + torch.rand(())),
+    "numbers of numpy's own": lambda s, _: replace(s, inputs=s.inputs * np.random.rand()),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_an_augmentation_that_mixes_examples_is_refused_before_the_first_step(name, digits):
+    odd = Odd(multiplicity=2, padding=1)
+    vars(odd)["change"] = MIXING[name]
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    with pytest.raises(ConfigError, match="keeps examples apart; of Odd") as refused:
+        first_look(replace(digits, augmentation=odd), torch.device("cpu"))
+    assert "\n" not in str(refused.value)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == np.random.get_state()[1].tolist()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s, k: replace(s, views=1),
+        lambda s, k: replace(s, inputs=s.inputs[::k], targets=s.targets[::k]),
+        lambda s, k: replace(s, inputs=s.inputs[:-1]),
+    ],
+)
+def test_an_augmentation_that_makes_other_views_than_it_says_is_refused(change, digits):
+    odd = Odd(multiplicity=2, padding=1)
+    vars(odd)["change"] = change
+    with pytest.raises(ConfigError, match="Expected 2 views of each of 9 examples"):
+        first_look(replace(digits, augmentation=odd), torch.device("cpu"))
+
+
+class Turned:
+    """Images turned by a random angle, in place: rounding may differ with the batch."""
+
+    multiplicity = 2
+
+    def draws(self, num_examples, gen):
+        return torch.rand((num_examples, 2), generator=gen)
+
+    def views(self, batch, draws):
+        angles, rows = draws.flatten().to(batch.inputs), batch.inputs.repeat_interleave(2, 0)
+        zero = torch.zeros_like(angles)
+        turn = torch.stack([angles.cos(), -angles.sin(), zero, angles.sin(), angles.cos(), zero], 1)
+        grid = F.affine_grid(turn.view(-1, 2, 3), list(rows.shape), align_corners=False)
+        batch.inputs.zero_()
+        seen = F.grid_sample(rows, grid, align_corners=False)
+        return Batch(seen, batch.targets.repeat_interleave(2), 2)
+
+
+class Masked:
+    """Texts of which a random token is another one."""
+
+    multiplicity = 1
+
+    def draws(self, num_examples, gen):
+        return torch.rand((num_examples, 1), generator=gen)
+
+    def views(self, batch, draws):
+        seen = batch.inputs.clone()
+        lengths = seen[:, 1].sum(1, keepdim=True)
+        seen[:, 0] = seen[:, 0].scatter(1, (draws * lengths).long(), 1)
+        return replace(batch, inputs=seen)
+
+
+def test_one_that_keeps_them_apart_passes_whatever_it_works_on(digits):
+    first_look(replace(digits, augmentation=Turned()), torch.device("cpu"))
+    texts = built("task=sentiment", "task.dataset_size=50", "task.test_size=20", "batch_size=10")
+    first_look(replace(texts, augmentation=Masked()), torch.device("cpu"))
+
+
+# Mistakes
 
 
 @pytest.mark.parametrize(

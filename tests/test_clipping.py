@@ -6,10 +6,12 @@ import pytest
 import torch
 
 import dpexp
+from dpexp import cli
 from dpexp.cli.verify import verify
 from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.privacy.clipping import Flat, Normalize, PerLayer, bounds_of, require_groups
 from dpexp.privacy.privatize import ClippedSum
+from dpexp.training.probing import check_rule
 from dpexp.types import GROUP, ConfigError, Key, Release
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
@@ -99,6 +101,88 @@ def test_a_group_of_parameters_is_clipped_by_itself_whatever_its_name():
     require_groups(PerLayer(), keys[:2], releases)
     with pytest.raises(ConfigError, match="numbers of several layers"):
         require_groups(PerLayer(), [keys[0], *keys[3:5]], releases)
+
+
+class Median(Flat):
+    """Clips at the median norm of the micro-batch."""
+
+    def weights(self, norms, bound):
+        return super().weights(norms, min(bound, float(norms.median())))
+
+
+class ScaleFree(Flat):
+    """Normalises with a gamma that is a share of the mean norm, as if that were a constant."""
+
+    def weights(self, norms, bound):
+        return bound / (norms + 0.01 * norms[norms.isfinite()].mean())
+
+
+class Remembering(Flat):
+    """Follows the norms that it has seen."""
+
+    seen = 1.0
+
+    def weights(self, norms, bound):
+        vars(self)["seen"] = 0.9 * self.seen + 0.1 * float(norms[norms.isfinite()].mean())
+        return super().weights(norms, min(bound, self.seen))
+
+
+class Ranked(Flat):
+    """Gives the first half of a batch more than the second, or all the same number."""
+
+    def weights(self, norms, bound):
+        return super().weights(norms, bound) / torch.arange(1.0, 1 + len(norms))
+
+
+class Counting(Flat):
+    """Divides by how many there are."""
+
+    def weights(self, norms, bound):
+        return super().weights(norms, bound) / len(norms)
+
+
+def along(norms):
+    """Blocks of examples that all point one way."""
+    first = torch.zeros(len(norms), *SHAPES[0])
+    first[:, 0, 0] = torch.tensor(norms)
+    return [first, *(torch.zeros(len(norms), *shape) for shape in SHAPES[1:])]
+
+
+def test_with_the_batchs_median_one_example_would_move_the_sum_by_more_than_four_c():
+    """Of four short and four long ones, all cut to the short ones' norm; with one more to C."""
+    norms = [0.1] * 4 + [1.0] * 4
+    less, more = (
+        float(sums_of(Median(), along(some), micro_batch=9).sums[KEYS[0]][0, 0])
+        for some in (norms, [*norms, 1.0])
+    )
+    assert 4 * C < more - less < 9 * C
+
+
+@pytest.mark.parametrize("rule", [Median, ScaleFree, Remembering, Ranked, Counting])
+def test_a_rule_that_looks_at_other_examples_is_refused(rule):
+    with pytest.raises(ConfigError, match=f"keeps examples apart; of {rule.__name__}") as refused:
+        check_rule(rule())
+    assert "\n" not in str(refused.value)
+
+
+class Summing(Flat):
+    """Gives all one weight."""
+
+    def weights(self, norms, bound):
+        return super().weights(norms, bound).min()
+
+
+def test_a_rule_that_gives_one_weight_for_all_is_refused():
+    with pytest.raises(ConfigError, match="each of 30 examples a weight; Summing"):
+        check_rule(Summing())
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (cli.CONF / "clipping").glob("*")))
+def test_every_rule_of_conf_keeps_examples_apart(name):
+    words = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "eps=8"]
+    parts = cli.build_parts(cli.compose([*words, f"clipping={name}"]), torch.device("cpu"))
+    assert parts.clipping != Flat()
+    check_rule(parts.clipping)
 
 
 class Greedy(Flat):

@@ -229,10 +229,12 @@ def step_of_each_rank(size, config, asked=None):
 def test_ranks_share_one_draw_of_noise_and_take_the_same_step():
     config = composed("dpsgd", "model=linear")
     (alone,) = step_of_each_rank(1, config)
-    for outcome in (shared := step_of_each_rank(2, config)):
-        assert outcome.examples == alone.examples and outcome.noise_draws == 1
-        assert distance(outcome.gradients, alone.gradients) < 1e-12
-    assert torch.equal(flat(shared[0].gradients), flat(shared[1].gradients))
+    assert alone.examples % 6  # so that shares are of unequal sizes, of two ranks or of three
+    for size in (2, 3):
+        for outcome in (shared := step_of_each_rank(size, config)):
+            assert outcome.examples == alone.examples and outcome.noise_draws == 1
+            assert distance(outcome.gradients, alone.gradients) < 1e-12
+            assert torch.equal(flat(shared[0].gradients), flat(outcome.gradients))
 
 
 MASKED = [(method, "method.mask=random") for method in ("lsg", "sparse_dpsgd")]

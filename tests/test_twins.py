@@ -38,8 +38,9 @@ OTHERS = [  # other ways through the same loop
     ["dpsgd", *SMALL, "sampling=shuffle"],
     ["dpsgd", "model=linear", "task=regression"],
     ["dpsgd", *SMALL, "averaging=ema", "averaging.decay=0.9", "clipping=normalize"],
-    ["rgp", *SMALL, "method.rank=2", "clipping=per_layer", "averaging=last"],
-    ["dpsgd", *SMALL, "augmentation=crop_flip", "augmentation.multiplicity=2"],
+    [*("rgp", *SMALL, "method.rank=2", "clipping=per_layer", "averaging=last"), "denoise=doppler"],
+    ["dpsgd", *SMALL, "augmentation=crop_flip", "augmentation.multiplicity=2"]
+    + ["noise=correlated", "noise.bands=2"],
     ["rgp", *SMALL, "method.rank=2", "clipping=adaptive", "denoise=disk"],
 ]
 

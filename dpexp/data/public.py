@@ -86,7 +86,7 @@ def generated(task: Task, *, name: str, size: int, noise: float, data_seed: int)
         data_seed: seed of all draws.
 
     Raises:
-        ConfigError: the task is not of images, or size is below 1.
+        ConfigError: the task is not of images, size is below 1, or an image is a training one.
     """
     _, height, width = _shape(task, name)
     if size < 1:
@@ -96,7 +96,9 @@ def generated(task: Task, *, name: str, size: int, noise: float, data_seed: int)
     pictures = [Image.fromarray(image) for image in images.permute(0, 2, 3, 1).numpy()]
     if task.name != "shapes":
         labels = torch.full_like(labels, UNKNOWN)
-    return _with_public(task, _fitted(pictures, task, name), labels)
+    fitted = _fitted(pictures, task, name)
+    _refuse_private(task, fitted, name)
+    return _with_public(task, fitted, labels)
 
 
 def scanned(task: Task, *, name: str, size: int, subset_seed: int) -> Task:
@@ -109,8 +111,8 @@ def scanned(task: Task, *, name: str, size: int, subset_seed: int) -> Task:
         subset_seed: seed of that draw, separate from a run's seed: all runs see the same ones.
 
     Raises:
-        ConfigError: the task is digits, which has the same images, or not of images; or size is
-            out of range.
+        ConfigError: the task is digits, which has the same images, or not of images; size is out
+            of range, or an image is a training one, as of digits in files of one's own.
     """
     if task.name == name:
         raise ConfigError(
@@ -120,7 +122,9 @@ def scanned(task: Task, *, name: str, size: int, subset_seed: int) -> Task:
     images = load_digits().images
     chosen = images[_chosen(len(images), size, subset_seed, name).numpy()]
     pictures = [Image.fromarray(np.uint8(255 * image / DARKEST)) for image in chosen]
-    return _with_public(task, _fitted(pictures, task, name), torch.full((size,), UNKNOWN))
+    fitted = _fitted(pictures, task, name)
+    _refuse_private(task, fitted, name)
+    return _with_public(task, fitted, torch.full((size,), UNKNOWN))
 
 
 def none(task: Task, *, name: str) -> Task:
@@ -164,8 +168,11 @@ def _from_test(task: Task, name: str, size: int, seed: int) -> Task:
 
 def _refuse_private(task: Task, images: Tensor, name: str) -> None:
     """Refuse a public set that holds training images: public data get no noise."""
-    private = {image.numpy().tobytes() for image in task.train.inputs.cpu()}
-    shared = sum(image.numpy().tobytes() in private for image in images)
+    public = [image.tobytes() for image in images.numpy()]
+    wanted = {*public}  # the smaller of the two sets
+    private = (image.tobytes() for image in task.train.inputs.cpu().numpy())
+    found = {image for image in private if image in wanted}
+    shared = sum(image in found for image in public)
     if shared:
         raise ConfigError(
             f"Expected public images that are not private; {shared} of {len(images)} images of "

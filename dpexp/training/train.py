@@ -36,7 +36,7 @@ from dpexp.training.numbers import check_checkpoint, check_numbers
 from dpexp.training.observation import Observers
 from dpexp.training.optimizers import check_optimizer, check_size, set_rates
 from dpexp.training.parts import Findings, Parts
-from dpexp.training.probing import check_model
+from dpexp.training.probing import check_model, check_rule, check_views
 from dpexp.training.run_logger import announce, metrics_line
 from dpexp.training.schedules import require_rates
 from dpexp.training.train_state import TrainState
@@ -195,13 +195,13 @@ def evaluations(config: dict, mechanism: Mechanism) -> set[int]:
 
 
 def first_look(parts: Parts, device: torch.device) -> str | None:
-    """Check a model before its first step, on synthetic examples alone.
+    """Check a model, augmentation and clipping rule before the first step, on made-up examples.
 
     Returns:
         A deviation for the certificate if the model cannot be checked; otherwise None.
 
     Raises:
-        ConfigError: naming a layer that cannot be trained, or a module that mixes examples.
+        ConfigError: naming a layer that cannot be trained, or what mixes examples.
     """
     trained = parts.method.trainable(parts.model)
     for name, hooked in hooked_layers(parts.model, trained).items():
@@ -215,6 +215,9 @@ def first_look(parts: Parts, device: torch.device) -> str | None:
     unchecked = check_model(parts.model, trained, parts.task, device)
     if unchecked is not None:
         mark_untried(parts.model)
+    check_rule(parts.clipping)
+    if parts.augmentation is not None:
+        check_views(parts.augmentation, parts.task, parts.model, device)
     memory.reset_peak(device)  # the check does not count
     return unchecked
 

@@ -147,6 +147,7 @@ OTHERS = [  # other ways through methods of ours
     ("bgep", "method.basis=random"),
     ("gep", "model=linear", "method.m=20", "method.k=10"),
     ("bgep", "model=linear", "method.m=20", "method.k=10", "method.every=2"),
+    ("dp_zo", "method.noise=laplace"),
     ("dpsgd", "task=regression", "model=linear"),
     ("dpsgd", "task=sentiment", "model.dropout=0.3"),
 ]

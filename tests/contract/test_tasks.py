@@ -108,10 +108,23 @@ def test_a_task_holds_what_it_declares(name, make):
 
 
 @pytest.mark.parametrize("name", [*TASKS, *OWN])
-def test_a_fingerprint_is_of_the_examples_alone(name, make):
-    task = make(name)
+def test_examples_decide_a_fingerprint_and_nothing_that_trains(name, make):
+    """A loss is a sum over examples, and as inputs' mean the config's: no training label's part."""
+    task, other = make(name), make(name, seed=1)
     assert make(name).fingerprint == task.fingerprint  # from what was decoded, too
-    assert make(name, seed=1).fingerprint != task.fingerprint
+    assert other.fingerprint != task.fingerprint
+    gen = torch.Generator().manual_seed(0)
+    outputs = torch.randn(7, task.num_classes, generator=gen, dtype=torch.float64)
+    is_class = task.num_classes > 1
+    targets = torch.arange(7) % task.num_classes if is_class else outputs[:, 0].flip(0)
+    one_by_one = zip(outputs.split(1), targets.split(1), strict=True)
+    total = sum(float(task.loss(*one)) for one in one_by_one)
+    for each in (task, other):
+        assert float(each.loss(outputs, targets)) == pytest.approx(total, rel=1e-9)
+    constants = [
+        (getattr(t.train, "mean", None), getattr(t.train, "std", None)) for t in (task, other)
+    ]
+    assert constants[0] == constants[1]
 
 
 @pytest.mark.parametrize("name", READ)

@@ -69,13 +69,19 @@ def test_a_set_of_the_hub_is_used_pixel_for_pixel_and_without_labels(hub, name):
     assert not torch.equal(other.public.inputs, got.public.inputs)
 
 
-def test_images_that_are_private_too_are_refused(hub):
+@pytest.mark.parametrize("name", ["imagenet32", "cifar100", "digits", "shapes"])
+def test_images_that_are_private_too_are_refused(hub, name):
+    """Also where the private ones came in files, under another name."""
+
+    def with_public(task):
+        made = {"digits": scanned, "shapes": generated}.get(name)
+        return made(task, **settings(name, size=25)) if made else hub(task, name, size=25)[0]
+
     task = task_of((3, 32, 32))
-    public, _ = hub(task, "cifar100", size=25)
-    train = Examples(public.public.inputs[:20], task.train.targets)
+    train = Examples(with_public(task).public.inputs[:20], task.train.targets)
     private = assemble("own", train, train, num_classes=10, delta=1e-5, dataset_size=20)
-    with pytest.raises(ConfigError, match="20 of 25 images of public=cifar100 are training"):
-        hub(private, "cifar100", size=25)
+    with pytest.raises(ConfigError, match=f"20 of 25 images of public={name} are training"):
+        with_public(private)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 16, 16), (3, 48, 40)])

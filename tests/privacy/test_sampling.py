@@ -25,6 +25,17 @@ def test_every_example_takes_part_with_the_stated_probability():
     assert 0.85 < sizes.var() / (size * q * (1 - q)) < 1.15
 
 
+def test_sizes_of_draws_have_the_law_of_coins():
+    """Up to the largest and down to the least: none is cut to fit, filled up or drawn anew."""
+    steps, size, q = 4000, 400, 0.05
+    sizes = [len(poisson(2, step, size, q)) for step in range(steps)]
+    low, high = 8, 34  # each, with all beyond, is due six times
+    law = stats.binom(size, q)
+    due = [law.cdf(low), *law.pmf(range(low + 1, high)), law.sf(high - 1)]
+    found = np.bincount(np.clip(sizes, low, high), minlength=high + 1)[low:]
+    assert stats.chisquare(found, steps * np.array(due)).pvalue > 1e-4
+
+
 def test_steps_are_drawn_independently():
     steps, size, q = 1000, 400, 0.2
     table = inclusions(1, steps, size, q)
