@@ -78,28 +78,26 @@ def on_ranks(ranks, config):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_on_two_ranks_they_train_the_weights_that_one_process_does(tmp_path):
-    """Each method beside the most that it takes of four sets of recipes; refusals are alike."""
+    """Each method beside the most that it takes of four sets of recipes.
+
+    What is refused is left out: the first rank may refuse by itself, which ends a run's others.
+    """
     rows = [row for row in covering(PAIRS) if "secret" not in row]
     jobs, expected = [], []
     for at, method in enumerate(METHODS):
         for k, task in enumerate(["images", "texts"] * 2):
             if method == "pate":  # takes one rank
                 continue
-            row, alone, refused = as_many(
+            row, alone, _ = as_many(
                 task, method, rows[(4 * at + k) % len(rows)], tmp_path / "alone", "weights=keep"
             )
-            found = dict([*refused.items()][:1])
-            found |= {row: alone} if alone else {}
-            for recipes, outcome in found.items():
-                jobs.append([*words_of(task, method, recipes), "weights=keep"])
-                expected.append((task, method, recipes, outcome))
+            if alone:
+                jobs.append([*words_of(task, method, row), "weights=keep"])
+                expected.append((task, method, row, alone))
     launch(on_ranks, {"device": "cpu", "ranks": 2, "folder": str(tmp_path), "jobs": jobs})
     far = {}
     for number, (words, (*which, alone)) in enumerate(zip(jobs, expected, strict=True)):
-        said = (tmp_path / f"{number}.txt").read_text()
-        assert said == (alone if isinstance(alone, str) else ""), which
-        if said:
-            continue
+        assert (tmp_path / f"{number}.txt").read_text() == "", which
         config = CONFIGS.compose_anew([*words, f"results={tmp_path / str(number)}"])
         shared = locate(config["results"], config)
         weights_of(shared, which[2])
@@ -108,5 +106,5 @@ def test_on_two_ranks_they_train_the_weights_that_one_process_does(tmp_path):
         moved = sum(float((one[k].double() - other[k].double()).square().sum()) for k in one)
         far[(moved / size) ** 0.5, *which] = number
     print(*(f"{each[0]:.1e} {each[1:]}" for each in sorted(far)), sep="\n")
-    assert len(far) > len(jobs) / 3
-    assert max(far)[0] < 1e-4
+    assert len(far) > len(METHODS)
+    assert max(far)[0] < 1e-5
