@@ -74,7 +74,12 @@ class CropFlip:
             ConfigError: if the inputs are no images, or smaller than the padding.
         """
         images = batch.inputs
-        if images.ndim != 4 or min(images.shape[2:]) < self.padding:
+        if images.ndim != 4:
+            raise ConfigError(
+                "Expected images, [channels, height, width] each, for augmentation=crop_flip; got "
+                f"inputs of shape {list(images.shape[1:])}. Leave augmentation out."
+            )
+        if min(images.shape[2:]) < self.padding:
             raise ConfigError(
                 f"Expected images of at least {self.padding} pixels for augmentation=crop_flip; "
                 f"got inputs of shape {list(images.shape[1:])}. Leave augmentation out, or set "
