@@ -43,6 +43,8 @@ AXES = {
     "injected": "dpexp.attacks.soundness",
     "influence": "dpexp.attacks.influence",
     "made-up": "dpexp.training.probing.made_up",
+    "made-up/views": "dpexp.training.probing.options",
+    "made-up/norms": "dpexp.training.probing.options",
     "probe": "dpexp.training.probing.stage",
     "shaken": "dpexp.training.probing.stage",
 }

@@ -26,10 +26,10 @@ FINE = 1e-6
 """Relative tolerance of weights: a number by itself may be rounded otherwise than among others."""
 
 BOUNDS = (1.0, 1e-3)
-CROWDS = (*((centre, 1.0) for centre in (0.01, 0.1, 1.0, 10.0, 100.0)), (1.0, 6.0))
+CROWDS = (*((centre, 1.0) for centre in (1.0, 0.1, 10.0, 0.01, 100.0)), (1.0, 6.0))
 """Bounds that norms are made up for; where these lie, in bounds, and how many decades either way
 they reach (ours): what follows the batch may show only where most norms are small, or most large.
-"""
+First those about the bound, where what a rule remembers shows at once."""
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def check_views(
     except Exception:  # a model may reject synthetic inputs in any way; `check_model` says so
         return
     count, name, views = len(crowd), type(augmentation).__name__, augmentation.multiplicity
-    draws = augmentation.draws(count, generator(0, "augmentation", 0))
+    draws = augmentation.draws(count, generator(0, "made-up/views", 0))
     with chance_kept([device] if device.type == "cuda" else []):
         whole = _views(augmentation, crowd, draws)
         if (whole.views, len(whole.inputs), len(whole)) != (views, count * views, count * views):
@@ -99,7 +99,7 @@ def check_rule(clipping: Clipping) -> None:
         ConfigError: if the weight of an example depends on another one, or on what the rule saw
             before, or if they are not one weight an example.
     """
-    gen, name = generator(0, "made-up", 1), type(clipping).__name__
+    gen, name = generator(0, "made-up/norms", 0), type(clipping).__name__
     for bound, (centre, decades) in product(BOUNDS, CROWDS):
         norms = bound * centre * _spread(decades, gen)
         whole = clipping.weights(norms.clone(), bound)
