@@ -26,10 +26,10 @@ FINE = 1e-6
 """Relative tolerance of weights: a number by itself may be rounded otherwise than among others."""
 
 BOUNDS = (1.0, 1e-3)
-CROWDS = (*((centre, 1.0) for centre in (1.0, 0.1, 10.0, 0.01, 100.0)), (1.0, 6.0))
+CROWDS = (*((centre, 1.0) for centre in (0.01, 0.1, 1.0, 10.0, 100.0)), (1.0, 6.0))
 """Bounds that norms are made up for; where these lie, in bounds, and how many decades either way
 they reach (ours): what follows the batch may show only where most norms are small, or most large.
-First those about the bound, where what a rule remembers shows at once."""
+Infinity by itself comes last: a rule that remembers may see nothing after it."""
 
 
 @torch.no_grad()
@@ -100,6 +100,7 @@ def check_rule(clipping: Clipping) -> None:
             before, or if they are not one weight an example.
     """
     gen, name = generator(0, "made-up/norms", 0), type(clipping).__name__
+    others: list[tuple[Tensor, float, Tensor]] = []
     for bound, (centre, decades) in product(BOUNDS, CROWDS):
         norms = bound * centre * _spread(decades, gen)
         whole = clipping.weights(norms.clone(), bound)
@@ -108,15 +109,23 @@ def check_rule(clipping: Clipping) -> None:
                 f"Expected a clipping rule that gives each of {len(norms)} examples a weight; "
                 f"{name} gives numbers of shape {[*whole.shape]}. Correct its `weights`."
             )
-        for some in (norms[:2], norms.flip(0), *norms[:, None]):
-            own = clipping.weights(some.clone(), bound)
+        for some in (norms[:2], norms.flip(0), *norms[:-1, None]):
             due = whole.flip(0) if len(some) == len(norms) else whole[_places(norms, some)]
-            if not torch.allclose(own, due, rtol=FINE, atol=0.0, equal_nan=True):
-                raise ConfigError(
-                    f"Expected a clipping rule that keeps examples apart; of {name} an example's "
-                    "weight changes with the others in its batch, or with those before. Make each "
-                    "weight of its own norm and the bound."
-                )
+            _require_same(clipping, some, bound, due)
+        others.append((norms[-1:], bound, whole[-1:]))
+    for infinite, bound, due in others:
+        _require_same(clipping, infinite, bound, due)
+
+
+def _require_same(clipping: Clipping, some: Tensor, bound: float, due: Tensor) -> None:
+    """Raise ConfigError if these norms' weights are others than they were in a crowd."""
+    own = clipping.weights(some.clone(), bound)
+    if not torch.allclose(own, due, rtol=FINE, atol=0.0, equal_nan=True):
+        raise ConfigError(
+            f"Expected a clipping rule that keeps examples apart; of {type(clipping).__name__} an "
+            "example's weight changes with the others in its batch, or with those before. Make "
+            "each weight of its own norm and the bound."
+        )
 
 
 def _spread(decades: float, gen: torch.Generator) -> Tensor:
