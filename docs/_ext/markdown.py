@@ -43,17 +43,16 @@ def docstring(text: str) -> tuple[str, str, str]:
 
 
 def _blocks(text: str) -> str:
-    """Return paragraphs as they are, and what is indented as a block without highlighting."""
+    """Return paragraphs and lists as they are, and what is indented without highlighting."""
     done = []
     for block in re.split(r"\n\s*\n", text.strip("\n")):
         lines = block.splitlines()
         if all(line.startswith("    ") for line in lines):
             done.append(f"```text\n{textwrap.dedent(block)}\n```")
         else:
-            # A line that is indented within a paragraph begins a point of its own.
-            points = re.split(r"\n  (?=\S)", block)
-            done.append(escaped(" ".join(points[0].split())))
-            done += ["- " + escaped(" ".join(point.split())) for point in points[1:]]
+            text, *points = re.split(r"^- ", block, flags=re.M)
+            done.append(escaped(" ".join(text.split())))
+            done.append("\n".join("- " + escaped(" ".join(point.split())) for point in points))
     joined = "\n\n".join(block for block in done if block)
     return re.sub(r"\n```\n\n```text\n", "\n\n", joined)
 

@@ -14,11 +14,13 @@ and as c goes to 0 the step is the gradient's in the mean.
 
 Sensitivity. z_j come from the run's public seed and the step's number, not from any example. For
 given z and theta the vector s_i depends on example i alone.
-  Gaussian noise: s_i is clipped to l2 norm C, so that one example more or less moves the sum by at
+
+- Gaussian noise: s_i is clipped to l2 norm C, so that one example more or less moves the sum by at
   most C in l2. With k = 1 that clips |s_i| at C.
-  Laplace noise: each |s_ij| is clipped at C, so that the sum moves by at most k C in l1. The run is
+- Laplace noise: each |s_ij| is clipped at C, so that the sum moves by at most k C in l1. The run is
   then (eps, 0)-private: a step on a subsample costs ln(1 + q (e^(1/b) - 1)), b the scale over k C,
   and steps add up.
+
 The step along z sees the noisy release and public numbers alone.
 
 Differences from the paper:
