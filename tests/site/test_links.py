@@ -85,8 +85,10 @@ def test_text_is_shown_as_it_stands():
 
 
 def test_a_docstring_is_split_at_its_differences():
-    text = "Head.\n\nFor each W:\n\n    L <- W\n    R\n\nPoints.\n\n- One: a\n  b - c.\n- Two.\n\nEnd.\n\n"
+    text = "Head.\n\nFor each W:\n\n    L <- W\n    R\n\n"
+    text += "Points.\n\n- One: a\n  b - c.\n- Two.\n\nEnd.\n\n"
     text += "Differences from the paper:\n 1. This\n    one.\n 2. That.\n"
     head, body, differences = docstring(text)
     assert head == "Head." and differences == "1. This one.\n2. That."
-    assert "```text\nL <- W\nR\n```" in body and "Points.\n\n- One: a b - c.\n- Two.\n\nEnd." in body
+    assert "```text\nL <- W\nR\n```" in body
+    assert "Points.\n\n- One: a b - c.\n- Two.\n\nEnd." in body
