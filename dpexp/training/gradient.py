@@ -17,6 +17,7 @@ from dpexp.grad_sample import Tape
 from dpexp.grad_sample.modules import replaced
 from dpexp.grad_sample.passes import Passes
 from dpexp.grad_sample.rounding import products_in_tf32
+from dpexp.kernels import by_onednn
 from dpexp.privacy import Mechanism
 from dpexp.privacy.clipping import Clipping
 from dpexp.privacy.correlation import Past, add_correlated_noise_
@@ -150,6 +151,7 @@ class PrivateGradient:
         finally:
             self._tape.attach()
 
+    @by_onednn()
     def __call__(
         self,
         state: State,
@@ -222,6 +224,7 @@ class PrivateGradient:
             past_noise=past_noise,
         )
 
+    @by_onednn()
     def rehearsal(self, state: State, examples: Any) -> Callable[[Tensor], None]:
         """Return a function that computes and discards a clipped sum; it releases nothing.
 
@@ -235,6 +238,7 @@ class PrivateGradient:
         self._prepare(state, 0)
         prepared = self._state
 
+        @by_onednn()
         def rehearse(indices: Tensor) -> None:
             with self._attempt(prepared, len(indices)):
                 self._micro_batches(examples, indices, 0, len(indices))
@@ -243,6 +247,7 @@ class PrivateGradient:
         return rehearse
 
     @torch.no_grad()
+    @by_onednn()
     def without_noise(
         self, state: State, examples: Any, indices: Tensor, step: int, *, is_clipping: bool
     ) -> tuple[State, dict[Key, Tensor]]:

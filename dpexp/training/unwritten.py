@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ class Seen(NamedTuple):
 
     names: tuple[str, ...]
     marks: list[tuple[int, int]]
-    content: list[tuple[int, bytes]]
+    content: list[tuple[int, int]]
 
 
 @torch.no_grad()
@@ -40,12 +39,23 @@ def look_at(model: nn.Module, without: Collection[str] = ()) -> Seen:
     return Seen(tuple(held), marks(tensors), _content(tensors))
 
 
-def _content(tensors: Sequence[Tensor]) -> list[tuple[int, bytes]]:
+def _content(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
     if not tensors:
         return []
     hashes = torch.stack([torch.hash_tensor(each) for each in tensors]).tolist()
-    sums = torch.stack([each.sum(dtype=torch.float64) for each in tensors]).tolist()
-    return [(one, struct.pack("d", other)) for one, other in zip(hashes, sums, strict=True)]
+    sums = torch.stack([_sum(each) for each in tensors]).tolist()
+    return list(zip(hashes, sums, strict=True))
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    """Return a sum in int64 of a tensor's bytes, eight at a time; or the bits of its float64 sum.
+
+    The second converts all numbers first, and takes 25 to 40 times as long.
+    """
+    start = tensor.storage_offset() * tensor.element_size()
+    if tensor.is_contiguous() and tensor.nbytes % 8 == 0 == start % 8:
+        return tensor.view(-1).view(torch.int64).sum()
+    return tensor.sum(dtype=torch.float64).view(torch.int64)
 
 
 def require_unwritten(before: Seen, model: nn.Module, without: Collection[str] = ()) -> None:

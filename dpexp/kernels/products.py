@@ -1,0 +1,175 @@
+"""Products of large float32 matrices by oneDNN, where torch's own take twice the time.
+
+On x86 torch multiplies matrices by MKL, which uses AVX2 alone on AMD's processors. oneDNN, which
+torch has as well and takes for convolutions, uses AVX-512 there. `by_onednn` puts it in the place
+of torch's kernels for matrix products on a CPU, within a context and for the whole process. So
+layers of any model, autograd's backward passes and the suite's own sums all go through it. The
+bounds of `dpexp.grad_sample.rounding` hold for any order of addition.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LEAST = 2**22
+"""Multiplications from which on oneDNN takes less time (ours, measured on Zen 5): 0.3 to 0.7 of
+MKL's at shapes up to 2,000 x 200,000 x 300, and up to nine times MKL's below."""
+
+VENDOR = "AuthenticAMD"
+NAMES = ("mm", "addmm", "addmm_", "bmm")
+"""Operators whose CPU kernels are replaced, in torch's namespace aten."""
+
+_lock = Lock()
+_uses = 0
+_library: torch.library.Library | None = None
+
+
+@contextmanager
+def by_onednn() -> Iterator[None]:
+    """Multiply large float32 matrices on a CPU by oneDNN within the context, if that is faster.
+
+    Contexts may lie within each other, and in several threads. The context is also a decorator.
+    """
+    if not is_faster():
+        yield
+        return
+    _enter()
+    try:
+        yield
+    finally:
+        _leave()
+
+
+@cache
+def is_faster() -> bool:
+    """Return whether oneDNN beats torch's own products: on AMD's processors with AVX-512."""
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()):
+        return False
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or _vendor() != VENDOR:
+        return False
+    return hasattr(torch.library, "get_kernel") and _is_right()
+
+
+def _vendor() -> str:
+    """Return the processor's maker; "" where it is not told."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "")
+
+
+def _is_right() -> bool:
+    """Return whether torch still has the operator, and it multiplies."""
+    one, other = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(3, 4)
+    try:
+        return torch.equal(_product(one, other), one @ other)
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+
+
+def _product(one: Tensor, other: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return one @ other + bias, by oneDNN."""
+    return torch.ops.mkldnn._linear_pointwise(one, other.T, bias, "none", [], "")
+
+
+def is_taken(one: Tensor, other: Tensor) -> bool:
+    """Return whether a product of [m, k] by [k, n] goes to oneDNN within the context.
+
+    What cannot be multiplied does not, and so meets torch's own errors.
+    """
+    return (
+        one.dtype == other.dtype == torch.float32
+        and one.ndim == other.ndim == 2
+        and one.shape[1] == other.shape[0]
+        and one.shape[0] * other.shape[0] * other.shape[1] >= LEAST
+        and _is_laid_out(one)
+        and _is_laid_out(other)
+        and bool(torch.backends.mkldnn.enabled)
+    )
+
+
+def _is_laid_out(matrix: Tensor) -> bool:
+    """Return whether rows or columns lie in one piece each, and apart."""
+    (rows, columns), (down, across) = matrix.shape, matrix.stride()
+    return (across == 1 and down >= columns) or (down == 1 and across >= rows)
+
+
+def _can_be_added(to: Tensor, one: Tensor, other: Tensor) -> bool:
+    """Return whether a tensor can be expanded to the product's shape and has its precision."""
+    if to.dtype != one.dtype or to.ndim > 2:
+        return False
+    sizes = (one.shape[0], other.shape[1])[2 - to.ndim :]
+    return all(have in (1, wanted) for have, wanted in zip(to.shape, sizes, strict=True))
+
+
+def _enter() -> None:
+    global _uses, _library
+    with _lock:
+        _uses += 1
+        if _library is not None:
+            return
+        kernels = {name: torch.library.get_kernel(f"aten::{name}", "CPU") for name in NAMES}
+        _library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*other operators may also be overridden")
+            for name, function in _replacements(kernels).items():
+                _library.impl(name, function, "CPU", with_keyset=True)
+
+
+def _leave() -> None:
+    global _uses, _library
+    with _lock:
+        _uses -= 1
+        if _uses == 0 and _library is not None:
+            _library._destroy()
+            _library = None
+
+
+def _replacements(kernels: dict[str, Any]) -> dict[str, Any]:
+    """Return what takes each kernel's place; torch's own does what is not taken."""
+
+    def mm(keys: Any, one: Tensor, other: Tensor) -> Tensor:
+        if is_taken(one, other):
+            return _product(one, other)
+        return kernels["mm"].call_boxed(keys, one, other)
+
+    def addmm(
+        keys: Any, to: Tensor, one: Tensor, other: Tensor, *, beta: float = 1, alpha: float = 1
+    ) -> Tensor:
+        if not (is_taken(one, other) and _can_be_added(to, one, other)):
+            return kernels["addmm"].call_boxed(keys, to, one, other, beta=beta, alpha=alpha)
+        if beta == alpha == 1 and to.shape == other.shape[1:]:
+            return _product(one, other, to)
+        product = _product(one, other)
+        if alpha != 1:
+            product *= alpha
+        return product if beta == 0 else product.add_(to, alpha=beta)
+
+    def addmm_(
+        keys: Any, to: Tensor, one: Tensor, other: Tensor, *, beta: float = 1, alpha: float = 1
+    ) -> Tensor:
+        is_plain = beta == 1 and to.dtype == one.dtype
+        if not (is_plain and is_taken(one, other) and to.shape == (len(one), other.shape[1])):
+            return kernels["addmm_"].call_boxed(keys, to, one, other, beta=beta, alpha=alpha)
+        return to.add_(_product(one, other), alpha=alpha)
+
+    def bmm(keys: Any, ones: Tensor, others: Tensor) -> Tensor:
+        is_stack = ones.ndim == others.ndim == 3 and len(ones) == len(others) > 0
+        if is_stack and is_taken(ones[0], others[0]):
+            products = ones.new_empty(len(ones), ones.shape[1], others.shape[2])
+            for product, one, other in zip(products, ones, others, strict=True):
+                product.copy_(_product(one, other))
+            return products
+        return kernels["bmm"].call_boxed(keys, ones, others)
+
+    return {"mm": mm, "addmm": addmm, "addmm_": addmm_, "bmm": bmm}
