@@ -1,6 +1,7 @@
 """Products by oneDNN: right for any operands, and within the context alone."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ LAYOUTS = {
     "a part": lambda matrix: nn.functional.pad(matrix, (1, 2, 3, 1))[..., 3:-1, 1:-2],
     "negated lazily": lambda matrix: torch._neg_view(matrix.contiguous()),
 }
+LIMITS = ("LEAST", "FEW", "FEW_IF_COPIED")
 OPERATIONS = ("mm", "addmm", "addmm_", "bmm")
 
 
@@ -41,7 +43,8 @@ def taken(monkeypatch):
     counted = []
     product = products._product
     monkeypatch.setattr(products, "is_faster", lambda: True)
-    monkeypatch.setattr(products, "LEAST", 1)
+    for limit in LIMITS:
+        monkeypatch.setattr(products, limit, 1)
     monkeypatch.setattr(products, "_product", lambda *each: counted.append(each) or product(*each))
     return counted
 
@@ -50,7 +53,8 @@ def everywhere():
     """Return what `taken` does, for tests that hypothesis calls many times."""
     patch = pytest.MonkeyPatch()
     patch.setattr(products, "is_faster", lambda: True)
-    patch.setattr(products, "LEAST", 1)
+    for limit in LIMITS:
+        patch.setattr(products, limit, 1)
     return patch
 
 
@@ -102,6 +106,24 @@ def test_products_are_right_to_the_bound_on_rounding(name, sizes, layouts, beta,
     assert (
         (got - expected).abs() <= (k + 4) * unit(torch.float32) * most + eta(torch.float32)
     ).all()
+
+
+@pytest.mark.parametrize("first", LAYOUTS)
+@pytest.mark.parametrize("second", LAYOUTS)
+def test_no_layout_takes_a_hundred_times_as_long(taken, first, second):
+    one, other = LAYOUTS[first](torch.randn(200, 400)), LAYOUTS[second](torch.randn(400, 300))
+
+    def least():
+        laps = []
+        for _ in range(3):
+            start = time.perf_counter()
+            one @ other
+            laps.append(time.perf_counter() - start)
+        return min(laps)
+
+    with by_onednn():
+        here = least()
+    assert here < 100 * least() + 0.01
 
 
 def test_layers_of_any_model_and_their_gradients_go_through_it(taken):

@@ -21,8 +21,12 @@ import torch
 from torch import Tensor
 
 LEAST = 2**22
-"""Multiplications from which on oneDNN takes less time (ours, measured on Zen 5): 0.3 to 0.7 of
-MKL's at shapes up to 2,000 x 200,000 x 300, and up to nine times MKL's below."""
+"""Multiplications from which on oneDNN takes less time (ours, measured on Zen 5): half of MKL's at
+the median of 2,000 random shapes above, and up to nine times MKL's below."""
+
+FEW, FEW_IF_COPIED = 8, 64
+"""Columns of a product from which on it does: where the first operand's rows follow each other, and
+where oneDNN first copies it (ours, measured; up to 20 times MKL's time below)."""
 
 VENDOR = "AuthenticAMD"
 NAMES = ("mm", "addmm", "addmm_", "bmm")
@@ -78,22 +82,24 @@ def _is_right() -> bool:
 
 
 def _product(one: Tensor, other: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return one @ other + bias, by oneDNN."""
+    """Return one @ other + bias, by oneDNN, for operands that `is_taken`."""
     return torch.ops.mkldnn._linear_pointwise(one, other.T, bias, "none", [], "")
 
 
 def is_taken(one: Tensor, other: Tensor) -> bool:
     """Return whether a product of [m, k] by [k, n] goes to oneDNN within the context.
 
-    What cannot be multiplied does not, and so meets torch's own errors.
+    What cannot be multiplied does not, and so meets torch's own errors. Where rows and columns of
+    the second have gaps, oneDNN takes a thousand times as long.
     """
     return (
         one.dtype == other.dtype == torch.float32
         and one.ndim == other.ndim == 2
         and one.shape[1] == other.shape[0]
         and one.shape[0] * other.shape[0] * other.shape[1] >= LEAST
+        and other.shape[1] >= (FEW if one.is_contiguous() else FEW_IF_COPIED)
         and _is_laid_out(one)
-        and _is_laid_out(other)
+        and _is_dense(other)
         and bool(torch.backends.mkldnn.enabled)
     )
 
@@ -102,6 +108,11 @@ def _is_laid_out(matrix: Tensor) -> bool:
     """Return whether rows or columns lie in one piece each, and apart."""
     (rows, columns), (down, across) = matrix.shape, matrix.stride()
     return (across == 1 and down >= columns) or (down == 1 and across >= rows)
+
+
+def _is_dense(matrix: Tensor) -> bool:
+    """Return whether rows follow each other without gaps, or columns do."""
+    return matrix.is_contiguous() or matrix.T.is_contiguous()
 
 
 def _can_be_added(to: Tensor, one: Tensor, other: Tensor) -> bool:
