@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from dpexp.data import Examples
+from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample.rounding import eta, unit
 from dpexp.kernels import by_onednn, products
 from dpexp.methods.dpsgd import DPSGD
+from dpexp.privacy import whole_batch
+from dpexp.training.gradient import PrivateGradient
+from dpexp.training.judging import evaluate
 from tests.methods.test_against_the_papers import step
 from tests.steps import flat, sums_of
 
@@ -33,7 +38,7 @@ LAYOUTS = {
     "a part": lambda matrix: nn.functional.pad(matrix, (1, 2, 3, 1))[..., 3:-1, 1:-2],
     "negated lazily": lambda matrix: torch._neg_view(matrix.contiguous()),
 }
-LIMITS = ("LEAST", "FEW", "FEW_IF_COPIED")
+LIMITS = ("LEAST", "FEW", "FEW_IF_COPIED", "FEW_TERMS")
 OPERATIONS = ("mm", "addmm", "addmm_", "bmm")
 
 
@@ -45,6 +50,16 @@ def taken(monkeypatch):
     monkeypatch.setattr(products, "is_faster", lambda: True)
     for limit in LIMITS:
         monkeypatch.setattr(products, limit, 1)
+    monkeypatch.setattr(products, "_product", lambda *each: counted.append(each) or product(*each))
+    return counted
+
+
+@pytest.fixture
+def as_it_is(monkeypatch):
+    """Have large products go to oneDNN, as on a processor where that is faster; count them."""
+    counted = []
+    product = products._product
+    monkeypatch.setattr(products, "is_faster", lambda: True)
     monkeypatch.setattr(products, "_product", lambda *each: counted.append(each) or product(*each))
     return counted
 
@@ -80,7 +95,7 @@ def operated(name, to, one, other, beta, alpha):
     st.tuples(*[st.sampled_from(sorted(LAYOUTS))] * 2),
     st.sampled_from([0, 1, -2.5]),
     st.sampled_from([1, 0.5, 0]),
-    st.sampled_from(["[n]", "[m, n]", "[1, n]", "[m, 1]", "[1]"]),
+    st.sampled_from(["[n]", "[n], every other", "[n], one", "[m, n]", "[1, n]", "[m, 1]", "[1]"]),
     st.integers(0, 2**31),
 )
 def test_products_are_right_to_the_bound_on_rounding(name, sizes, layouts, beta, alpha, kind, seed):
@@ -91,15 +106,25 @@ def test_products_are_right_to_the_bound_on_rounding(name, sizes, layouts, beta,
         LAYOUTS[layout](torch.randn(*batch, *shape, generator=gen))
         for layout, shape in zip(layouts, ((m, k), (k, n)), strict=True)
     )
-    shapes = {"[n]": (n,), "[m, n]": (m, n), "[1, n]": (1, n), "[m, 1]": (m, 1), "[1]": (1,)}
-    to = torch.randn(shapes[kind], generator=gen)
+    to = {
+        "[n]": torch.randn(n, generator=gen),
+        "[n], every other": torch.randn(2 * n, generator=gen)[::2],
+        "[n], one": torch.randn(1, generator=gen).expand(n),
+        "[m, n]": torch.randn(n, m, generator=gen).T,
+        "[1, n]": torch.randn(1, n, generator=gen),
+        "[m, 1]": torch.randn(m, 1, generator=gen),
+        "[1]": torch.randn(1, generator=gen),
+    }[kind]
+    if beta == 0:
+        to[..., :1] = torch.nan  # which is then not read
     patch = everywhere()
     try:
         with by_onednn():
             got = operated(name, to, one, other, beta, alpha)
     finally:
         patch.undo()
-    wide, one, other = to.double(), one.double(), other.double()
+    wide = torch.nan_to_num(to.double()) if beta == 0 else to.double()
+    one, other = one.double(), other.double()
     expected = operated(name, wide, one, other, beta, alpha)
     most = operated(name, wide.abs(), one.abs(), other.abs(), abs(beta), abs(alpha))
     assert got.dtype == torch.float32 and got.shape == expected.shape
@@ -240,6 +265,46 @@ def test_torchs_own_products_return_with_the_end_of_the_last_context(taken):
     assert not takes()
 
 
+def test_another_thread_may_multiply_while_contexts_end(taken):
+    is_over, wrong = threading.Event(), []
+    square = torch.randn(8, 8)
+    expected = square.double() @ square.double()
+
+    def multiply():
+        try:
+            while not is_over.is_set():
+                torch.testing.assert_close((square @ square).double(), expected, rtol=0, atol=1e-4)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=multiply) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3000):
+        with by_onednn():
+            square @ square
+    is_over.set()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong
+
+
+def test_a_total_is_added_to_a_few_numbers_at_a_time(taken, monkeypatch):
+    total, one, other = torch.randn(50, 9), torch.randn(20, 50).T, torch.randn(20, 9)
+    expected = total.double() + 0.5 * one.double() @ other.double()
+    monkeypatch.setattr(products, "AT_ONCE", 90)
+    with by_onednn():
+        total.addmm_(one, other, alpha=0.5)
+    assert len(taken) == 5 and all(len(rows) * 9 <= 90 for rows, *_ in taken)
+    torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_alpha_of_nought_reads_no_product(taken):
+    to, one, other = torch.randn(5), torch.full((4, 3), torch.inf), torch.randn(3, 5)
+    with by_onednn():
+        assert torch.equal(torch.addmm(to, one, other, alpha=0), to.expand(4, 5))
+
+
 def test_contexts_of_several_threads_do_not_end_each_other(taken):
     entered, left = threading.Event(), threading.Event()
     found = []
@@ -262,18 +327,47 @@ def test_contexts_of_several_threads_do_not_end_each_other(taken):
     assert len(taken) == 1
 
 
-def test_small_products_and_other_processors_keep_torchs_bits(monkeypatch):
-    monkeypatch.setattr(products, "is_faster", lambda: True)
-    one, other = torch.randn(64, 64), torch.randn(64, 64)
+SIZES = {
+    "large": ((256, 128), (128, 128), True),
+    "a little smaller": ((255, 128), (128, 128), False),
+    "few columns": ((4096, 512), (512, 7), False),
+    "few columns, copied": ((512, 4096), (512, 60), False),
+    "columns, copied": ((512, 4096), (512, 64), True),
+    "few terms": ((4096, 31), (31, 4096), False),
+}
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_products_that_gain_are_taken_and_no_others(as_it_is, case):
+    first, second, is_gain = SIZES[case]
+    one, other = torch.randn(first), torch.randn(second)
+    one = one.T if "copied" in case else one
     expected = one @ other
     with by_onednn():
-        assert torch.equal(one @ other, expected)
-    monkeypatch.undo()
-    products.is_faster.cache_clear()
-    monkeypatch.setattr(products, "_vendor", lambda: "GenuineIntel")
-    assert not products.is_faster()
-    monkeypatch.undo()
-    products.is_faster.cache_clear()
+        got = one @ other
+    assert bool(as_it_is) == is_gain
+    assert is_gain or torch.equal(got, expected)
+
+
+PROCESSORS = {
+    "Zen 5": ("AVX512", {"vendor_id": "AuthenticAMD", "cpu family": "26"}, True),
+    "a later one": ("AVX512", {"vendor_id": "AuthenticAMD", "cpu family": "27"}, True),
+    "Zen 4": ("AVX512", {"vendor_id": "AuthenticAMD", "cpu family": "25"}, False),
+    "Zen 5 without AVX-512": ("AVX2", {"vendor_id": "AuthenticAMD", "cpu family": "26"}, False),
+    "Intel's": ("AVX512", {"vendor_id": "GenuineIntel", "cpu family": "26"}, False),
+    "one of which nothing is told": ("AVX512", {}, False),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_processors_that_gain(monkeypatch, name):
+    capability, told, is_faster = PROCESSORS[name]
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(products, "_processor", lambda: told)
+    assert products.is_faster.__wrapped__() == is_faster
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    assert not products.is_faster.__wrapped__()
 
 
 def test_onednn_switched_off_is_off(taken):
@@ -318,3 +412,30 @@ def test_an_example_moves_the_sums_by_at_most_the_clip_norm(log_scale, log_clip,
     finally:
         patch.undo()
     assert float(torch.linalg.vector_norm(flat(sums).double())) <= clip_norm * (1 + 1e-7)
+
+
+def test_all_that_takes_a_private_step_goes_through_it(taken):
+    torch.manual_seed(0)
+    x, y, model = torch.randn(6, 5, 12), torch.arange(6) % 3, Texts()
+    examples = Examples(x, y)
+    method = DPSGD("all", "layers.2")
+    state = method.start(model)
+    mechanism = whole_batch(6, method.releases(state, 1.0), noise_multiplier=1.0)
+    ranks = Ranks(0, 1, torch.device("cpu"))
+    with PrivateGradient(model, method, mechanism, ranks, 6) as gradient:
+        rehearse = gradient.rehearsal(state, examples)
+        calls = {
+            "a step": lambda: gradient(state, examples, 0),
+            "a rehearsal": lambda: rehearse(torch.arange(6)),
+            "a step without noise": lambda: gradient.without_noise(
+                state, examples, torch.arange(6), 0, is_clipping=True
+            ),
+            "an evaluation": lambda: evaluate(model, examples, ranks.device),
+        }
+        for name, call in calls.items():
+            del taken[:]
+            call()
+            assert taken, name
+    del taken[:]
+    model(x)
+    assert not taken

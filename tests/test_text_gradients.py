@@ -355,16 +355,18 @@ def test_bfloat16_holds_the_clip_bound_in_float32(kind, method):
 
 
 class Largest(TorchDispatchMode):
-    """Watches for the largest tensor that anything makes, in numbers."""
+    """Watches for the largest tensor that anything makes, in numbers; views make none."""
 
     def __init__(self):
         super().__init__()
         self.numbers = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = tree_flatten((args, kwargs or {}))[0]
+        held = {each.untyped_storage().data_ptr() for each in given if torch.is_tensor(each)}
         out = func(*args, **(kwargs or {}))
         for leaf in tree_flatten(out)[0]:
-            if isinstance(leaf, torch.Tensor):
+            if torch.is_tensor(leaf) and leaf.untyped_storage().data_ptr() not in held:
                 self.numbers = max(self.numbers, leaf.untyped_storage().nbytes() // leaf.itemsize)
         return out
 

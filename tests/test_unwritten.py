@@ -15,6 +15,9 @@ KINDS = {
     "bfloat16": lambda size: torch.randn(size, 1).bfloat16(),
     "columns": lambda size: torch.randn(size, 4)[:, ::2],
     "within another": lambda size: torch.randn(size + 1)[1:],
+    "channels": lambda size: torch.randn(size, 3, 3, 3).contiguous(
+        memory_format=torch.channels_last
+    ),
     "a number": lambda size: torch.randn(()),
 }
 
@@ -43,11 +46,29 @@ def test_one_number_that_changes_in_its_last_bit_is_noticed(kind, size, seed):
     require_unwritten(before, model)
 
 
-@pytest.mark.parametrize("kind", ["float32", "columns", "within another"])
-def test_bits_that_change_in_pairs_are_noticed(kind):
-    torch.manual_seed(0)
-    model = model_of(kind, 10)
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from(["float32", "float64", "bfloat16", "columns", "within another", "channels"]),
+    st.integers(2, 400),
+    st.integers(0, 2**31),
+)
+def test_signs_that_change_in_pairs_are_noticed(kind, size, seed):
+    torch.manual_seed(seed)  # an even number of signs, which exclusive or cannot see
+    model = model_of(kind, size)
     before = look_at(model)
-    model.weight.data.neg_()  # an even number of signs, which a hash by exclusive or cannot see
+    held = model.weight.data
+    places = torch.randperm(held.numel())[:2]
+    numbers = held.flatten()
+    numbers[places] *= -1
+    held.copy_(numbers.view(held.shape))
+    if numbers[places].sum() != 0:
+        with pytest.raises(ConfigError, match="'weight' is written to"):
+            require_unwritten(before, model)
+
+
+def test_every_sign_that_changes_at_once_is_noticed():
+    model = nn.Linear(8, 6, bias=False).double()
+    before = look_at(model)
+    model.weight.data.neg_()
     with pytest.raises(ConfigError, match="'weight' is written to"):
         require_unwritten(before, model)

@@ -1,10 +1,10 @@
 """Products of large float32 matrices by oneDNN, where torch's own take twice the time.
 
 On x86 torch multiplies matrices by MKL, which uses AVX2 alone on AMD's processors. oneDNN, which
-torch has as well and takes for convolutions, uses AVX-512 there. `by_onednn` puts it in the place
-of torch's kernels for matrix products on a CPU, within a context and for the whole process. So
-layers of any model, autograd's backward passes and the suite's own sums all go through it. The
-bounds of `dpexp.grad_sample.rounding` hold for any order of addition.
+torch has as well and takes for convolutions, uses AVX-512 there. `by_onednn` has torch's kernels
+for matrix products on a CPU take oneDNN within a context, in the whole process. So layers of any
+model, autograd's backward passes and the suite's own sums all go through it. The bounds of
+`dpexp.grad_sample.rounding` hold for any order of addition.
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ LEAST = 2**22
 """Multiplications from which on oneDNN takes less time (ours, measured on Zen 5): half of MKL's at
 the median of 2,000 random shapes above, and up to nine times MKL's below."""
 
-FEW, FEW_IF_COPIED = 8, 64
-"""Columns of a product from which on it does: where the first operand's rows follow each other, and
-where oneDNN first copies it (ours, measured; up to 20 times MKL's time below)."""
+FEW, FEW_IF_COPIED, FEW_TERMS = 8, 64, 32
+"""Columns of a product from which on it does, where the first operand's rows follow each other and
+where oneDNN first copies it, and terms of its sums (ours, measured; up to 20 times MKL's time
+below)."""
 
-VENDOR = "AuthenticAMD"
+AT_ONCE = 2**20
+"""Numbers of a product that are held before they are added to a total (ours), 4 MB."""
+
+VENDOR, FAMILY = "AuthenticAMD", 26
+"""Of Zen 5. Zen 4 has AVX-512 as well, and was not measured."""
 NAMES = ("mm", "addmm", "addmm_", "bmm")
 """Operators whose CPU kernels are replaced, in torch's namespace aten."""
 
@@ -55,21 +60,26 @@ def by_onednn() -> Iterator[None]:
 
 @cache
 def is_faster() -> bool:
-    """Return whether oneDNN beats torch's own products: on AMD's processors with AVX-512."""
+    """Return whether oneDNN beats torch's own products: on AMD's processors from Zen 5 on."""
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()):
         return False
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or _vendor() != VENDOR:
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    told = _processor()
+    family = told.get("cpu family", "")
+    if told.get("vendor_id") != VENDOR or not family.isdigit() or int(family) < FAMILY:
         return False
     return hasattr(torch.library, "get_kernel") and _is_right()
 
 
-def _vendor() -> str:
-    """Return the processor's maker; "" where it is not told."""
+def _processor() -> dict[str, str]:
+    """Return what Linux tells of the first processor; {} elsewhere."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return ""
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "")
+        return {}
+    pairs = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _is_right() -> bool:
@@ -93,10 +103,12 @@ def is_taken(one: Tensor, other: Tensor) -> bool:
     the second have gaps, oneDNN takes a thousand times as long.
     """
     return (
-        one.dtype == other.dtype == torch.float32
+        _uses > 0
+        and one.dtype == other.dtype == torch.float32
         and one.ndim == other.ndim == 2
         and one.shape[1] == other.shape[0]
         and one.shape[0] * other.shape[0] * other.shape[1] >= LEAST
+        and other.shape[0] >= FEW_TERMS
         and other.shape[1] >= (FEW if one.is_contiguous() else FEW_IF_COPIED)
         and _is_laid_out(one)
         and _is_dense(other)
@@ -124,26 +136,27 @@ def _can_be_added(to: Tensor, one: Tensor, other: Tensor) -> bool:
 
 
 def _enter() -> None:
+    """Count a context; before the first one of the process, put the kernels in place.
+
+    They stay, for a thread that has looked one up may be about to call it.
+    """
     global _uses, _library
     with _lock:
+        if _library is None:
+            kernels = {name: torch.library.get_kernel(f"aten::{name}", "CPU") for name in NAMES}
+            library = torch.library.Library("aten", "IMPL")
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*other operators may also be overr")
+                for name, function in _replacements(kernels).items():
+                    library.impl(name, function, "CPU", with_keyset=True)
+            _library = library
         _uses += 1
-        if _library is not None:
-            return
-        kernels = {name: torch.library.get_kernel(f"aten::{name}", "CPU") for name in NAMES}
-        _library = torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*other operators may also be overridden")
-            for name, function in _replacements(kernels).items():
-                _library.impl(name, function, "CPU", with_keyset=True)
 
 
 def _leave() -> None:
-    global _uses, _library
+    global _uses
     with _lock:
         _uses -= 1
-        if _uses == 0 and _library is not None:
-            _library._destroy()
-            _library = None
 
 
 def _replacements(kernels: dict[str, Any]) -> dict[str, Any]:
@@ -157,9 +170,9 @@ def _replacements(kernels: dict[str, Any]) -> dict[str, Any]:
     def addmm(
         keys: Any, to: Tensor, one: Tensor, other: Tensor, *, beta: float = 1, alpha: float = 1
     ) -> Tensor:
-        if not (is_taken(one, other) and _can_be_added(to, one, other)):
+        if alpha == 0 or not (is_taken(one, other) and _can_be_added(to, one, other)):
             return kernels["addmm"].call_boxed(keys, to, one, other, beta=beta, alpha=alpha)
-        if beta == alpha == 1 and to.shape == other.shape[1:]:
+        if beta == alpha == 1 and to.shape == other.shape[1:] and to.is_contiguous():
             return _product(one, other, to)
         product = _product(one, other)
         if alpha != 1:
@@ -169,10 +182,13 @@ def _replacements(kernels: dict[str, Any]) -> dict[str, Any]:
     def addmm_(
         keys: Any, to: Tensor, one: Tensor, other: Tensor, *, beta: float = 1, alpha: float = 1
     ) -> Tensor:
-        is_plain = beta == 1 and to.dtype == one.dtype
+        is_plain = beta == 1 and alpha != 0 and to.dtype == one.dtype
         if not (is_plain and is_taken(one, other) and to.shape == (len(one), other.shape[1])):
             return kernels["addmm_"].call_boxed(keys, to, one, other, beta=beta, alpha=alpha)
-        return to.add_(_product(one, other), alpha=alpha)
+        rows = max(1, AT_ONCE // other.shape[1])
+        for total, some in zip(to.split(rows), one.split(rows), strict=True):
+            total.add_(_product(some, other), alpha=alpha)
+        return to
 
     def bmm(keys: Any, ones: Tensor, others: Tensor) -> Tensor:
         is_stack = ones.ndim == others.ndim == 3 and len(ones) == len(others) > 0
