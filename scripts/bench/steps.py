@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, vmap
 from dpexp.data.augmentation import Augmentation
 from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample import Tape
+from dpexp.kernels import by_onednn
 from dpexp.methods.dp_grape import DPGRAPE
 from dpexp.methods.dp_zo import DPZO
 from dpexp.methods.lsg import LSG
@@ -105,6 +106,11 @@ def private_step(
         state = gradient(state, examples, 0).state
 
     return Step(step, lambda: empty(state, examples, 0))
+
+
+def by_onednn_step(step: Step) -> Step:
+    """Return a step with the products that the suite's own have on some processors."""
+    return Step(by_onednn()(step.run))
 
 
 def rgp(carriers: str, rank: int = 16, head_factor: float = 0.01) -> RGP:
