@@ -299,6 +299,26 @@ def test_a_total_is_added_to_a_few_numbers_at_a_time(taken, monkeypatch):
     torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+OVERLAPS = {
+    "itself first": lambda a, b: a.addmm_(a, b),
+    "itself second": lambda a, b: a.addmm_(b, a),
+    "itself twice": lambda a, b: a.addmm_(a, a),
+    "itself transposed": lambda a, b: a.addmm_(b, a.T),
+    "a part of itself": lambda a, b: a[:8].addmm_(b[:8, :8], a[4:12]),
+}
+
+
+@pytest.mark.parametrize("case", OVERLAPS)
+def test_a_total_may_be_one_of_its_factors(taken, monkeypatch, case):
+    monkeypatch.setattr(products, "AT_ONCE", 40)
+    one, other = torch.randn(20, 20), torch.randn(20, 20)
+    expected, got = one.clone(), one.clone()
+    OVERLAPS[case](expected, other)
+    with by_onednn():
+        OVERLAPS[case](got, other)
+    torch.testing.assert_close(got, expected)
+
+
 def test_an_alpha_of_nought_reads_no_product(taken):
     to, one, other = torch.randn(5), torch.full((4, 3), torch.inf), torch.randn(3, 5)
     with by_onednn():
