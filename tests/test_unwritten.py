@@ -72,3 +72,28 @@ def test_every_sign_that_changes_at_once_is_noticed():
     model.weight.data.neg_()
     with pytest.raises(ConfigError, match="'weight' is written to"):
         require_unwritten(before, model)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from(["float32", "float64", "bfloat16", "within another", "channels"]),
+    st.integers(2, 400),
+    st.sampled_from(["two", "rolled", "sorted"]),
+    st.integers(0, 2**31),
+)
+def test_numbers_that_change_places_are_noticed(kind, size, how, seed):
+    torch.manual_seed(seed)
+    model = model_of(kind, 8 * size)  # whole words of eight bytes, even where numbers are of two
+    before = look_at(model)
+    held = model.weight.data
+    numbers = held.flatten()
+    if how == "two":
+        places = torch.randperm(len(numbers))[:2]
+        numbers[places] = numbers[places.flip(0)]
+    else:
+        numbers = numbers.roll(1) if how == "rolled" else numbers.sort().values
+    if torch.equal(numbers, held.flatten()):
+        return
+    held.copy_(numbers.view(held.shape))
+    with pytest.raises(ConfigError, match="'weight' is written to"):
+        require_unwritten(before, model)
