@@ -1,10 +1,15 @@
 """Products by oneDNN: right for any operands, and within the context alone."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -15,9 +20,12 @@ from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample.rounding import eta, unit
 from dpexp.kernels import by_onednn, products
 from dpexp.methods.dpsgd import DPSGD
+from dpexp.pate.stages import descend, predict
 from dpexp.privacy import whole_batch
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.judging import evaluate
+from dpexp.training.warm_start import fit
+from dpexp.types import Batch
 from tests.methods.test_against_the_papers import step
 from tests.steps import flat, sums_of
 
@@ -459,3 +467,43 @@ def test_all_that_takes_a_private_step_goes_through_it(taken):
     del taken[:]
     model(x)
     assert not taken
+
+
+def test_teachers_and_warm_starts_go_through_it(taken):
+    torch.manual_seed(0)
+    model = Texts()
+    batch = Batch(torch.randn(6, 5, 12), torch.arange(6) % 3)
+    descend(model, torch.optim.SGD(model.parameters(), lr=0.1), F.cross_entropy, batch)
+    assert taken
+    del taken[:]
+    predict(model, batch.inputs)
+    assert taken
+    del taken[:]
+    task = SimpleNamespace(
+        public=Examples(batch.inputs, batch.targets), loss=F.cross_entropy, name="texts"
+    )
+    sizes = {"examples": 6, "batch_size": 3, "lr": 0.1, "head_lr": 0.1}
+    fit(model, task, name="public", **sizes, head="layers.2")
+    assert taken
+
+
+ROUNDED = """
+import torch
+from dpexp.kernels import by_onednn, products
+
+products.is_faster = lambda: True
+torch.manual_seed(0)
+one, other = torch.randn(256, 256), torch.randn(256, 256)
+with by_onednn():
+    assert products.is_taken(one, other)
+    lost = (one @ other).double() - one.double() @ other.double()
+print(float(lost.abs().max()))
+"""
+
+
+@pytest.mark.parametrize("mode", ["BF16", "ANY"])
+def test_onednns_own_switch_for_coarse_products_does_not_reach_it(mode):
+    environment = {**os.environ, "ONEDNN_DEFAULT_FPMATH_MODE": mode}
+    run = [sys.executable, "-c", ROUNDED]
+    told = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
+    assert float(told.stdout) < 1e-3  # bfloat16 keeps eight bits
