@@ -234,7 +234,7 @@ def model_of(is_channels_last):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_network_has_the_gradients_of_channels_first(method, monkeypatch):
-    gen = torch.Generator().manual_seed(0)  # of 60 draws one puts a ReLU's input at its kink
+    gen = torch.Generator().manual_seed(1)  # of 30 draws two put a ReLU's input at its kink
     x, y = torch.randn(4, 3, 16, 16, generator=gen), torch.arange(4)
     taken = []
     run = kernels.kernel_gradients

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpexp.grad_sample.freezing import trains
 from dpexp.grad_sample.passes import PUBLIC_BATCH
-from dpexp.kernels import by_onednn
+from dpexp.kernels import fast_kernels
 from dpexp.privacy.privatize import add_noise_
 from dpexp.training.observation import Analysis, View, is_finite
 from dpexp.types import ConfigError, Key, State
@@ -91,7 +91,7 @@ class Alignment(Analysis):
         return {name: float(traces[name].mean()) for name in names if name in traces}
 
 
-@by_onednn()
+@fast_kernels()
 def true_gradient(view: View, some: Tensor) -> dict[str, Tensor]:
     """Return examples' mean gradient by every parameter that the model's author left trainable.
 

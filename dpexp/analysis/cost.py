@@ -13,7 +13,7 @@ import torch
 
 from dpexp.distributed import memory as machine
 from dpexp.distributed.ranks import Ranks
-from dpexp.kernels import by_onednn
+from dpexp.kernels import fast_kernels
 from dpexp.privacy import whole_batch
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.observation import Analysis, View
@@ -85,7 +85,7 @@ class Cost(Analysis):
             clip=view.mechanism.clip,
         )
 
-        @by_onednn()
+        @fast_kernels()
         def plain_step() -> None:
             for indices in examples.micro_batches(torch.arange(len(examples)), self._micro_batch):
                 batch = examples.batch(indices).to(device)

@@ -1,7 +1,7 @@
-"""Faster products on a CPU: of large matrices, and of float32 images in channels-last layout.
+"""Faster float32 arithmetic on a CPU, for large matrices and for channels-last images.
 
-`by_onednn` has large matrices multiplied by another of torch's libraries where its own is slow. The
-rest are C kernels for images.
+Within `fast_kernels` large matrices are multiplied by another of torch's libraries where its own is
+slow, and 3 x 3 convolutions take fewer multiplications. That and the rest are C kernels for images.
 
 For per-example kernel gradients and GroupNorm, torch's libraries use only a small part of a
 processor's speed (docs/decisions/speed.md, "Kernels of our own for channels-last images"). The
@@ -9,17 +9,30 @@ machine's C compiler compiles the sources when they are first needed, and the li
 Without a compiler or AVX, torch's operations give the same numbers up to rounding.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from dpexp.kernels.compiled import compiled, would_take
 from dpexp.kernels.kernel_gradients import SLOWNESS, are_taken, kernel_gradients
 from dpexp.kernels.norm_relu import norm_relu
 from dpexp.kernels.products import by_onednn
+from dpexp.kernels.winograd import by_winograd
 
 __all__ = [
     "SLOWNESS",
     "are_taken",
     "by_onednn",
+    "by_winograd",
     "compiled",
+    "fast_kernels",
     "kernel_gradients",
     "norm_relu",
     "would_take",
 ]
+
+
+@contextmanager
+def fast_kernels() -> Iterator[None]:
+    """Take `by_onednn` and `by_winograd` within the context, which is also a decorator."""
+    with by_onednn(), by_winograd():
+        yield

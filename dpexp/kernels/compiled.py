@@ -32,7 +32,8 @@ class Compiled:
 
     Attributes:
         functions: by their names in C.
-        lanes: numbers in a vector; `kernel_gradients` needs a multiple of this many channels.
+        lanes: numbers in a vector; `kernel_gradients` needs a multiple of this many channels, and
+            `winograd` of channels and outputs.
         most_taps: most kernel positions that `kernel_gradients` supports.
         most_channels: most channels that `norm_relu` supports.
         sha256: of the library; its rounding depends on compiler and processor.
@@ -85,6 +86,7 @@ def _loaded(path: Path) -> Compiled:
     library = ctypes.CDLL(str(path))
     names = ("lanes", "most_taps", "most_channels")
     lanes, most_taps, most_channels = (ctypes.c_int.in_dll(library, name).value for name in names)
+    library.winograd_scratch.restype = ctypes.c_int64
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     return Compiled(library, lanes, most_taps, most_channels, sha256)
 

@@ -9,16 +9,16 @@ model, autograd's backward passes and the suite's own sums all go through it. Th
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from dpexp.kernels.replaced import Kernels, Replaced
 
 LEAST = 2**22
 """Multiplications from which on oneDNN takes less time (ours, measured on Zen 5): 0.55 of
@@ -37,10 +37,6 @@ VENDOR, FAMILY = "AuthenticAMD", 26
 NAMES = ("mm", "addmm", "addmm_", "bmm")
 """Operators whose CPU kernels are replaced, in torch's namespace aten."""
 
-_lock = Lock()
-_uses = 0
-_library: torch.library.Library | None = None
-
 
 @contextmanager
 def by_onednn() -> Iterator[None]:
@@ -51,11 +47,11 @@ def by_onednn() -> Iterator[None]:
     if not is_faster():
         yield
         return
-    _enter()
+    _replaced.enter()
     try:
         yield
     finally:
-        _leave()
+        _replaced.leave()
 
 
 @cache
@@ -103,7 +99,7 @@ def is_taken(one: Tensor, other: Tensor) -> bool:
     the second have gaps, oneDNN takes a thousand times as long.
     """
     return (
-        _uses > 0
+        _replaced.uses > 0
         and one.dtype == other.dtype == torch.float32
         and one.ndim == other.ndim == 2
         and one.shape[1] == other.shape[0]
@@ -140,31 +136,7 @@ def _can_be_added(to: Tensor, one: Tensor, other: Tensor) -> bool:
     return all(have in (1, wanted) for have, wanted in zip(to.shape, sizes, strict=True))
 
 
-def _enter() -> None:
-    """Count a context; before the first one of the process, put the kernels in place.
-
-    They stay, for a thread that has looked one up may be about to call it.
-    """
-    global _uses, _library
-    with _lock:
-        if _library is None:
-            kernels = {name: torch.library.get_kernel(f"aten::{name}", "CPU") for name in NAMES}
-            library = torch.library.Library("aten", "IMPL")
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*other operators may also be overr")
-                for name, function in _replacements(kernels).items():
-                    library.impl(name, function, "CPU", with_keyset=True)
-            _library = library
-        _uses += 1
-
-
-def _leave() -> None:
-    global _uses
-    with _lock:
-        _uses -= 1
-
-
-def _replacements(kernels: dict[str, Any]) -> dict[str, Any]:
+def _replacements(kernels: Kernels) -> Kernels:
     """Return what takes each kernel's place; torch's own does what is not taken."""
 
     def mm(keys: Any, one: Tensor, other: Tensor) -> Tensor:
@@ -206,3 +178,6 @@ def _replacements(kernels: dict[str, Any]) -> dict[str, Any]:
         return kernels["bmm"].call_boxed(keys, ones, others)
 
     return {"mm": mm, "addmm": addmm, "addmm_": addmm_, "bmm": bmm}
+
+
+_replaced = Replaced(NAMES, _replacements)

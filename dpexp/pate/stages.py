@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpexp.data import are_finite
 from dpexp.distributed import memory
-from dpexp.kernels import by_onednn
+from dpexp.kernels import fast_kernels
 from dpexp.pate.settings import PATE, settings_of
 from dpexp.pate.votes import CHECK, VOTES, NoisyVotes
 from dpexp.privacy.privatize import add_noise_
@@ -119,7 +119,7 @@ def _made(setting: str, maker: Any, kind: type, **given: Any) -> Any:
     return made
 
 
-@by_onednn()
+@fast_kernels()
 def descend(
     model: nn.Module,
     optimizer: Any,
@@ -137,7 +137,7 @@ def descend(
 
 
 @torch.no_grad()
-@by_onednn()
+@fast_kernels()
 def predict(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return each input's predicted class, [n], in eval mode; -1 if the output is not finite."""
     model.eval()

@@ -17,7 +17,7 @@ from dpexp.grad_sample import Tape
 from dpexp.grad_sample.modules import replaced
 from dpexp.grad_sample.passes import Passes
 from dpexp.grad_sample.rounding import products_in_tf32
-from dpexp.kernels import by_onednn
+from dpexp.kernels import fast_kernels
 from dpexp.privacy import Mechanism
 from dpexp.privacy.clipping import Clipping
 from dpexp.privacy.correlation import Past, add_correlated_noise_
@@ -151,7 +151,7 @@ class PrivateGradient:
         finally:
             self._tape.attach()
 
-    @by_onednn()
+    @fast_kernels()
     def __call__(
         self,
         state: State,
@@ -224,7 +224,7 @@ class PrivateGradient:
             past_noise=past_noise,
         )
 
-    @by_onednn()
+    @fast_kernels()
     def rehearsal(self, state: State, examples: Any) -> Callable[[Tensor], None]:
         """Return a function that computes and discards a clipped sum; it releases nothing.
 
@@ -238,7 +238,7 @@ class PrivateGradient:
         self._prepare(state, 0)
         prepared = self._state
 
-        @by_onednn()
+        @fast_kernels()
         def rehearse(indices: Tensor) -> None:
             with self._attempt(prepared, len(indices)):
                 self._micro_batches(examples, indices, 0, len(indices))
@@ -247,7 +247,7 @@ class PrivateGradient:
         return rehearse
 
     @torch.no_grad()
-    @by_onednn()
+    @fast_kernels()
     def without_noise(
         self, state: State, examples: Any, indices: Tensor, step: int, *, is_clipping: bool
     ) -> tuple[State, dict[Key, Tensor]]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dpexp.data import LossFn, accuracy, are_finite
 from dpexp.distributed import memory
-from dpexp.kernels import by_onednn
+from dpexp.kernels import fast_kernels
 from dpexp.models.mode import in_mode
 from dpexp.records import NONFINITE
 
@@ -77,7 +77,7 @@ def evaluate(
 
 
 @torch.no_grad()
-@by_onednn()
+@fast_kernels()
 def scores(model: nn.Module, examples: Any, device: torch.device, score: LossFn) -> Scores:
     """Return the scores of examples in eval mode."""
 

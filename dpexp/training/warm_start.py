@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpexp.kernels import by_onednn
+from dpexp.kernels import fast_kernels
 from dpexp.models.mode import in_mode
 from dpexp.types import ConfigError
 
 
-@by_onednn()
+@fast_kernels()
 def fit(
     model: nn.Module,
     task: Any,

@@ -17,8 +17,8 @@ from scripts.bench.steps import (
     UNIT,
     Case,
     Step,
-    by_onednn_step,
     core,
+    fast,
     floor_step,
     grape,
     lsg,
@@ -96,7 +96,7 @@ def steps(num: int, device: torch.device) -> dict[str, Callable[[], Step]]:
     return {
         UNIT: lambda: nonprivate_step(texts, plain),
         "non-private, last layer at the first token": lambda: nonprivate_step(texts, ours),
-        "the same, products by oneDNN": lambda: by_onednn_step(nonprivate_step(texts, ours)),
+        "the same, products by oneDNN": lambda: fast(nonprivate_step(texts, ours)),
         FLOOR: lambda: floor_step(texts, ours),
         "RGP, r = 8": lambda: private_step(rgp("both", **low_rank), texts, ours, device),
         "RGP core, r = 8": lambda: private_step(core(8), texts, ours, device, public=texts),

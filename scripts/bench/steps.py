@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 from dpexp.data.augmentation import Augmentation
 from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample import Tape
-from dpexp.kernels import by_onednn
+from dpexp.kernels import fast_kernels
 from dpexp.methods.dp_grape import DPGRAPE
 from dpexp.methods.dp_zo import DPZO
 from dpexp.methods.lsg import LSG
@@ -108,9 +108,9 @@ def private_step(
     return Step(step, lambda: empty(state, examples, 0))
 
 
-def by_onednn_step(step: Step) -> Step:
-    """Return a step with the products that the suite's own have on some processors."""
-    return Step(by_onednn()(step.run))
+def fast(step: Step) -> Step:
+    """Return a step with the products and convolutions that the suite's own have on some CPUs."""
+    return Step(fast_kernels()(step.run))
 
 
 def rgp(carriers: str, rank: int = 16, head_factor: float = 0.01) -> RGP:

@@ -1,0 +1,176 @@
+"""3 x 3 convolutions of channels-last images in 16 products where the direct form takes 36.
+
+On a CPU torch always takes oneDNN's direct form, which runs at the processor's peak. Fewer
+multiplications are then all that is left (docs/decisions/speed.md, "Convolutions by Winograd's
+algorithm"). Within `by_winograd` torch's convolutions on a CPU, and their input gradients, take it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpexp.kernels.compiled import address, compiled, functions, is_channels_last, struct
+from dpexp.kernels.replaced import Kernels, Replaced
+
+NAMES = ("convolution", "convolution_backward")
+SAME = ([1, 1], [1, 1], [1, 1])
+"""Stride, padding and dilation of the convolutions that are taken."""
+
+LEAST_TILES, WEIGHTS_A_TILE = 256, 512
+"""Tiles of 2 x 2 outputs in a call from which on it takes less time, and most channels times
+outputs for each of them (ours, measured). Beyond, the kernel takes a large part: it is transformed
+at every call, and read once a block of tiles."""
+
+MOST_PRODUCTS = 6
+"""Products of a channel and an output at which it does not, of the direct form's 9 (ours). An even
+side has 4, and 3 x 3 images, whose tiles are cut off, have 7.1."""
+
+
+@contextmanager
+def by_winograd() -> Iterator[None]:
+    """Take Winograd's algorithm within the context for what `is_taken`.
+
+    Contexts may lie within each other, and in several threads. Kernels are compiled when the first
+    such convolution comes.
+    """
+    if not hasattr(torch.library, "get_kernel"):
+        yield
+        return
+    _replaced.enter()
+    try:
+        yield
+    finally:
+        _replaced.leave()
+
+
+def is_taken(
+    images: Tensor,
+    weight: Tensor,
+    outputs: int,
+    settings: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    groups: int,
+) -> bool:
+    """Return whether a convolution, or its input gradient, is computed here within the context.
+
+    Args:
+        images: [n, c, h, w], the input; or the output gradient.
+        weight: [p, d, k, k].
+        outputs: channels of the result.
+        settings: stride, padding and dilation.
+        groups: of the convolution.
+    """
+    return (
+        _replaced.uses > 0
+        and groups == 1
+        and weight.shape[2:] == (3, 3)
+        and all(list(one) == wanted for one, wanted in zip(settings, SAME, strict=True))
+        and weight.dtype == torch.float32
+        and weight.device.type == "cpu"
+        and bool(torch.backends.mkldnn.enabled)
+        and is_channels_last(images)
+        and _is_worth_it(images, outputs)
+    )
+
+
+def _is_worth_it(images: Tensor, outputs: int) -> bool:
+    """Return whether channels fill vectors, and images many tiles, with few of them cut off."""
+    n, channels, height, width = images.shape
+    tiles = n * -(-height // 2) * -(-width // 2)
+    if tiles < max(LEAST_TILES, channels * outputs / WEIGHTS_A_TILE) or outputs == 0:
+        return False
+    if 16 * tiles > MOST_PRODUCTS * n * height * width:
+        return False
+    library = compiled()
+    return library is not None and channels % library.lanes == outputs % library.lanes == 0
+
+
+def convolved(images: Tensor, kernel: Tensor) -> Tensor:
+    """Return the convolution of images [n, c, h, w] by a kernel [3, 3, c, p]: [n, p, h, w].
+
+    One zero is around the images. Channels and outputs are multiples of `compiled().lanes`.
+    """
+    library, threads = functions(), torch.get_num_threads()
+    (n, channels, *sides), outputs = images.shape, kernel.shape[3]
+    shape = struct(n, *sides, channels, outputs)
+    entries = kernel.new_empty(16 * channels * outputs)
+    library.winograd_kernel(shape, address(kernel), address(entries), threads)
+    scratch = kernel.new_empty(threads, library.winograd_scratch(shape))
+    result = images.new_empty(n, *sides, outputs).permute(0, 3, 1, 2)
+    tensors = map(address, (images, entries, result, scratch))
+    library.winograd(shape, *tensors, threads)
+    return result
+
+
+def _forwards(weight: Tensor) -> Tensor:
+    """Return the kernel [3, 3, c, p] of a weight [p, c, 3, 3]."""
+    return weight.resolve_neg().permute(2, 3, 1, 0).contiguous()
+
+
+def _backwards(weight: Tensor) -> Tensor:
+    """Return the kernel [3, 3, p, c] of the input gradient, which is a convolution as well."""
+    return weight.flip(2, 3).permute(2, 3, 0, 1).contiguous()
+
+
+def _replacements(kernels: Kernels) -> Kernels:
+    """Return what takes each kernel's place; torch's own does what is not taken."""
+
+    def convolution(
+        keys: Any,
+        images: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        transposed: bool,
+        output_padding: Sequence[int],
+        groups: int,
+    ) -> Tensor:
+        settings = stride, padding, dilation
+        is_one = not transposed and images.ndim == weight.ndim == 4
+        is_one = is_one and images.shape[1] == weight.shape[1]
+        is_one = is_one and (bias is None or bias.shape == weight.shape[:1])
+        if is_one and is_taken(images, weight, len(weight), settings, groups):
+            made = convolved(images, _forwards(weight))
+            return made if bias is None else made.add_(bias[:, None, None])
+        rest = (transposed, output_padding, groups)
+        return kernels["convolution"].call_boxed(keys, images, weight, bias, *settings, *rest)
+
+    def convolution_backward(
+        keys: Any,
+        dh: Tensor,
+        images: Tensor,
+        weight: Tensor,
+        bias_sizes: Sequence[int] | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        transposed: bool,
+        output_padding: Sequence[int],
+        groups: int,
+        wanted: Sequence[bool],
+    ) -> tuple[Tensor | None, ...]:
+        settings = stride, padding, dilation
+        rest = (bias_sizes, *settings, transposed, output_padding, groups)
+        of_images, *of_parameters = wanted
+        is_one = of_images and not transposed and dh.ndim == weight.ndim == 4
+        is_one = is_one and dh.shape[1] == len(weight)
+        if not (is_one and is_taken(dh, weight, weight.shape[1], settings, groups)):
+            backward = kernels["convolution_backward"]
+            return backward.call_boxed(keys, dh, images, weight, *rest, list(wanted))
+        found: tuple[Tensor | None, ...] = (None, None, None)
+        if any(of_parameters):
+            backward = kernels["convolution_backward"]
+            others = [False, *of_parameters]
+            found = backward.call_boxed(keys, dh, images, weight, *rest, others)
+        return convolved(dh, _backwards(weight)), *found[1:]
+
+    return {"convolution": convolution, "convolution_backward": convolution_backward}
+
+
+_replaced = Replaced(NAMES, _replacements)
