@@ -13,7 +13,9 @@ from torch import nn
 from dpexp import kernels
 from dpexp.grad_sample.conv2d import Conv2dWeight
 from dpexp.grad_sample.geometry import Geometry
-from dpexp.kernels.kernel_gradients import are_taken, kernel_gradients
+from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads
+from dpexp.grad_sample.rounding import size_of_squares
+from dpexp.kernels.kernel_gradients import are_taken, kept_squares, kernel_gradients
 from dpexp.kernels.norm_relu import norm_relu
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.lsg import LSG
@@ -21,6 +23,7 @@ from dpexp.methods.rgp import RGP
 from dpexp.models.wrn import WideResNet
 from tests.methods.test_against_the_papers import step
 from tests.steps import distance, flat, sums_of
+from tests.test_per_example import Largest
 
 pytestmark = pytest.mark.skipif(
     kernels.compiled() is None, reason="no C compiler with OpenMP here, or no AVX"
@@ -70,6 +73,55 @@ def test_kernel_gradients_are_those_of_the_patches(
     dh = channels_last(m, p, *outputs, seed=seed + 1)
     assume(are_taken(x, dh, kernel))
     assert_near(kernel_gradients(x, dh, *at), by_patches(x, dh, *at))
+
+
+@MANY
+@given(
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 3, 4, 5]),
+    st.integers(1, 19),
+    st.tuples(st.integers(2, 9), st.integers(2, 9)),
+    *[pairs] * 3,
+    st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    st.sampled_from([1e-15, 1.0, 1e6]),
+    st.integers(0, 2**31),
+)
+def test_the_norms_of_kept_entries_are_those_of_the_patches(
+    m, vectors, p, image, kernel, stride, dilation, padding, share, scale, seed
+):
+    x = channels_last(m, vectors * kernels.compiled().lanes, *image, seed=seed)
+    for axis in (0, 1):
+        assume(image[axis] + 2 * padding[axis] > dilation[axis] * (kernel[axis] - 1))
+    at = (kernel, stride, padding, dilation)
+    outputs = F.conv2d(x[:, :1], torch.zeros(1, 1, *kernel), None, *at[1:]).shape[2:]
+    dh = scale * channels_last(m, p, *outputs, seed=seed + 1)
+    assume(are_taken(x, dh, kernel))
+    each = by_patches(x, dh, *at).flatten(1)
+    is_kept = torch.rand(each.shape[1], generator=torch.Generator().manual_seed(seed)) < share
+    is_kept[seed % len(is_kept)] = True
+    expected = (each * is_kept).square().sum(1)
+    got = kept_squares(x, dh, is_kept, *at)
+    assert got.dtype == torch.float64
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-40 * each.shape[1])
+    formed = size_of_squares(got, each.shape[1], torch.float32).squares
+    bound = MaskedGrads(
+        FactoredGrads(Conv2dWeight(Geometry(*at, 1)), x, dh), is_kept, each.shape[1:]
+    )
+    assert (formed >= expected).all() and (bound.norms_squared() >= expected).all()
+
+
+def test_norms_of_kept_entries_take_no_memory_of_gradients():
+    """Of 256 x 256 channels every example's gradient is 2.4 MB; only one would be written."""
+    x, dh = channels_last(6, 256, 4, 4), channels_last(6, 256, 4, 4, seed=1)
+    rule = Conv2dWeight(Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1))
+    is_kept = torch.arange(256 * 256 * 9) % 2 == 0
+    with Largest() as largest:
+        size, held = MaskedGrads(FactoredGrads(rule, x, dh), is_kept, (256, 256, 3, 3)).measured()
+    assert isinstance(held, MaskedGrads) and largest.numbers <= 256 * 256 * 9
+    entries = rule.materialize(x, dh).flatten(1)[:, is_kept].double()
+    assert (size.squares >= entries.square().sum(1)).all()
+    torch.testing.assert_close(size.squares, entries.square().sum(1), rtol=1e-2, atol=0)
 
 
 def test_kernel_gradients_of_images_of_several_blocks():

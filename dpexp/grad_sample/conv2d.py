@@ -185,6 +185,20 @@ class Conv2dWeight:
         formed = kernel_gradients(self.at.fold(x), self.at.fold(dh), self.at)
         return formed.view(len(x), dh.shape[1], -1, *self.at.kernel)
 
+    def kept_squares(self, x: Tensor, dh: Tensor, is_kept: Tensor) -> Tensor | None:
+        """Return the squared norms of entries that are kept, [n]; None where they must be formed.
+
+        Args:
+            x: [n, d, h, w].
+            dh: [n, p, h', w'].
+            is_kept: [p d k k], booleans.
+        """
+        at = self.at
+        if at.groups > 1 or x.ndim != 4 or not kernels.are_taken(x, dh, at.kernel):
+            return None
+        geometry = at.kernel, at.stride, at.padding, at.dilation
+        return kernels.kept_squares(x, dh, is_kept, *geometry)
+
     def size(self, x: Tensor, dh: Tensor) -> Size:
         """Return the gradients' sizes, by the Gram form or the direct one, whichever is faster."""
         folded = self.at.fold(x), self.at.fold(dh)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,7 +22,9 @@ from dpexp.grad_sample.rounding import (
     pieces_of,
     size_of_formed,
     size_of_held,
+    size_of_squares,
 )
+from dpexp.linalg import places
 from dpexp.types import Size
 
 
@@ -104,6 +106,18 @@ class FactoredRule(Protocol):
 
     def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
         """Return every example's gradient, [n, ...] in the parameter's shape, safe to edit."""
+
+
+@runtime_checkable
+class SelectiveRule(Protocol):
+    """A rule that may know some entries' norms without forming a gradient."""
+
+    def kept_squares(self, x: Tensor, dh: Tensor, is_kept: Tensor) -> Tensor | None:
+        """Return the squared norms of the entries where is_kept [numbers] is True, [n].
+
+        None where the gradients must be formed. At most `rounding.LONG` squares were added up in
+        dh's precision.
+        """
 
 
 def size_by_forming(rule: FactoredRule, x: Tensor, dh: Tensor) -> Size:
@@ -204,10 +218,8 @@ class MaskedGrads:
             if not rule.is_padded:  # the formed values themselves are added, not their terms
                 return rule.size_of_formed(held.values, x, dh), held
             formed = over_chunks(size_of_held, (held.values,), max(1, num_kept))
-        else:  # zeroing the other entries is faster than selecting (ours, on CPUs)
-            factors = self.is_kept.to(dh.dtype)
-            sizes = [size_of_held(piece.mul_(factors)) for piece in self._pieces()]
-            formed = Size(*map(torch.cat, zip(*sizes, strict=True)))
+        else:
+            formed = self._size()
         # Texts get the same bound in both branches, for the choice depends on padding, and so on
         # the other examples in the batch.
         return size_of_formed(formed, rule.terms(x, dh), rule.num_positions(dh), dh.dtype), held
@@ -220,11 +232,11 @@ class MaskedGrads:
         """Add the kept entries, times their weights [n] (None: all ones), to `total` [kept]."""
         whole = total.new_zeros(self.shape)
         self.whole.add_to(whole, weights)
-        total += whole.flatten().masked_select(self.is_kept)
+        total += whole.flatten().index_select(0, places(self.is_kept))
 
     def materialize(self) -> Tensor:
         """Return every example's kept entries, [n, kept]."""
-        entries = self.is_kept.nonzero().flatten()
+        entries = places(self.is_kept)
         return torch.cat([piece.index_select(1, entries) for piece in self._pieces()])
 
     def select(self, mask: Tensor) -> MaskedGrads:
@@ -234,6 +246,17 @@ class MaskedGrads:
     def double(self) -> MaskedGrads:
         """Return the same entries in float64."""
         return replace(self, whole=self.whole.double())
+
+    def _size(self) -> Size:
+        """Return every example's size without keeping the entries."""
+        x, dh = self.whole.x, self.whole.dh
+        if isinstance(self.whole.rule, SelectiveRule):
+            squares = self.whole.rule.kept_squares(x, dh, self.is_kept)
+            if squares is not None:
+                return size_of_squares(squares, len(self.is_kept), dh.dtype)
+        factors = self.is_kept.to(dh.dtype)  # zeroing others is faster than selecting (ours)
+        sizes = [size_of_held(piece.mul_(factors)) for piece in self._pieces()]
+        return Size(*map(torch.cat, zip(*sizes, strict=True)))
 
     def _held(self) -> int:
         return self.whole.x[0].numel() + self.whole.dh[0].numel()

@@ -106,10 +106,20 @@ def _twice(share: float) -> float:
 def size_of_held(values: Tensor) -> Size:
     """Return the size of vectors [n, ...] that are added themselves, not as sums of terms."""
     values = values.flatten(1)
-    numbers, least = values.shape[1], eta(values.dtype)
-    lost = _twice((min(numbers, LONG) + 8) * unit(values.dtype))  # of a norm, which is no product
-    squares = squares_of(values) * (1 + lost)
-    squares = squares + 2 * least * numbers
+    return size_of_squares(squares_of(values), values.shape[1], values.dtype)
+
+
+def size_of_squares(squares: Tensor, numbers: int, dtype: torch.dtype) -> Size:
+    """Return the size of vectors that are added themselves, from their computed squared norms.
+
+    Args:
+        squares: [n], of which `LONG` or all of the numbers at most were added up in `dtype`.
+        numbers: of a vector.
+        dtype: of the vectors.
+    """
+    least = eta(dtype)
+    lost = _twice((min(numbers, LONG) + 8) * unit(dtype))  # of a norm, which is no product
+    squares = squares * (1 + lost) + 2 * least * numbers
     return Size(squares, squares, torch.full_like(squares, least * math.sqrt(numbers)))
 
 

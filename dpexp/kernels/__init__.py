@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dpexp.kernels.compiled import compiled, would_take
-from dpexp.kernels.kernel_gradients import SLOWNESS, are_taken, kernel_gradients
+from dpexp.kernels.kernel_gradients import SLOWNESS, are_taken, kept_squares, kernel_gradients
 from dpexp.kernels.norm_relu import norm_relu
 from dpexp.kernels.products import by_onednn
 from dpexp.kernels.winograd import by_winograd
@@ -25,6 +25,7 @@ __all__ = [
     "by_winograd",
     "compiled",
     "fast_kernels",
+    "kept_squares",
     "kernel_gradients",
     "norm_relu",
     "would_take",

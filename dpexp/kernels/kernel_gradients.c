@@ -29,6 +29,8 @@
 /* Aligned like float, and may alias floats. */
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
+typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+
 typedef struct {
   int64_t examples, channels, outputs;
   int64_t in[2], out[2], kernel[2], stride[2], padding[2], dilation[2]; /* rows, columns */
@@ -72,16 +74,23 @@ INLINED void add(const Layer *at, const float *in, const float *dh, vector tile[
     for (int v = 0; v < vectors; v++) tile[p][v] += sums[p][v];
 }
 
-/* Write `rows` outputs' gradients of `vectors` vectors of channels. */
-INLINED void write(const Layer *at, const float *in, const float *dh, float *grads, const int rows,
-                   const int vectors) {
+/* Sum `rows` outputs' gradients of `vectors` vectors of channels. */
+INLINED void fill(const Layer *at, const float *in, const float *dh, vector tiles[TAPS][ROWS][2],
+                  const int rows, const int vectors) {
   int64_t taps = at->kernel[0] * at->kernel[1];
   int64_t height = at->out[1] < BLOCK ? BLOCK / at->out[1] : 1;
-  vector tiles[TAPS][ROWS][2];
   memset(tiles, 0, taps * sizeof *tiles);
   for (int64_t top = 0; top < at->out[0]; top += height)
     for (int64_t shift = 0; shift < taps; shift++)
       add(at, in, dh, tiles[shift], shift, top, least(top + height, at->out[0]), rows, vectors);
+}
+
+/* Write them. */
+INLINED void write(const Layer *at, const float *in, const float *dh, float *grads, const int rows,
+                   const int vectors) {
+  int64_t taps = at->kernel[0] * at->kernel[1];
+  vector tiles[TAPS][ROWS][2];
+  fill(at, in, dh, tiles, rows, vectors);
   for (int p = 0; p < rows; p++)
     for (int64_t shift = 0; shift < taps; shift++) {
       const float *from = (const float *)tiles[shift][p];
@@ -90,29 +99,63 @@ INLINED void write(const Layer *at, const float *in, const float *dh, float *gra
     }
 }
 
+/* Return the sum of the squares of those that are kept. */
+INLINED double square(const Layer *at, const float *in, const float *dh, const uint8_t *is_kept,
+                      const int rows, const int vectors) {
+  int64_t taps = at->kernel[0] * at->kernel[1];
+  vector tiles[TAPS][ROWS][2], squares;
+  fill(at, in, dh, tiles, rows, vectors);
+  memset(&squares, 0, sizeof squares);
+  for (int p = 0; p < rows; p++)
+    for (int64_t shift = 0; shift < taps; shift++)
+      for (int v = 0; v < vectors; v++) {
+        const uint8_t *some = is_kept + (p * taps + shift) * at->channels + v * LANES;
+        vector kept = tiles[shift][p][v] * __builtin_convertvector(*(const bytes *)some, vector);
+        squares += kept * kept;
+      }
+  double total = 0;
+  for (int lane = 0; lane < LANES; lane++) total += squares[lane];
+  return total;
+}
+
 /* Channels must be a multiple of `lanes`; a kernel may have at most `most_taps` positions. */
 const int lanes = LANES, most_taps = TAPS;
 
+/* Do `of(rows, vectors)` with each tile of outputs p and channels c of an example. */
+#define ROWS_AT_ONCE(rows, of)                       \
+  for (; p + rows <= at->outputs; p += rows) {       \
+    if (is_wide) of(rows, 2);                        \
+    else of(rows, 1);                                \
+  }
+#define FOR_EACH_TILE(of)                                                              \
+  for (int64_t i = 0; i < at->examples * pieces; i++) {                                \
+    int64_t example = i / pieces, c = i % pieces * WIDE, p = 0;                        \
+    int is_wide = at->channels - c >= WIDE;                                            \
+    const float *x = in + example * at->in[0] * at->in[1] * at->channels + c;          \
+    const float *d = dh + example * at->out[0] * at->out[1] * at->outputs;             \
+    ROWS_AT_ONCE(ROWS, of)                                                             \
+    ROWS_AT_ONCE(4, of)                                                                \
+    ROWS_AT_ONCE(1, of)                                                                \
+  }
 /* in [examples, in.., channels], dh [examples, out.., outputs], grads [examples, outputs, channels,
    kernel..]. */
 void kernel_gradients(const Layer *at, const float *in, const float *dh, float *grads,
                       int threads) {
   int64_t pieces = (at->channels + WIDE - 1) / WIDE, taps = at->kernel[0] * at->kernel[1];
+#define WRITE(rows, vectors)                                                            \
+  write(at, x, d + p, grads + ((example * at->outputs + p) * at->channels + c) * taps, \
+        rows, vectors)
 #pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t i = 0; i < at->examples * pieces; i++) {
-    int64_t example = i / pieces, c = i % pieces * WIDE, p = 0;
-    int is_wide = at->channels - c >= WIDE;
-    const float *x = in + example * at->in[0] * at->in[1] * at->channels + c;
-    const float *d = dh + example * at->out[0] * at->out[1] * at->outputs;
-    float *g = grads + (example * at->outputs * at->channels + c) * taps;
-#define ROWS_AT_ONCE(rows)                                                            \
-  for (; p + rows <= at->outputs; p += rows) {                                        \
-    float *to = g + p * at->channels * taps;                                          \
-    is_wide ? write(at, x, d + p, to, rows, 2) : write(at, x, d + p, to, rows, 1);    \
-  }
-    ROWS_AT_ONCE(ROWS)
-    ROWS_AT_ONCE(4)
-    ROWS_AT_ONCE(1)
-#undef ROWS_AT_ONCE
-  }
+  FOR_EACH_TILE(WRITE)
+}
+
+/* squares [examples, pieces of two vectors of channels]: of the gradients' entries that is_kept
+   [outputs, kernel.., channels] says, which is 0 or 1. */
+void kept_squares(const Layer *at, const float *in, const float *dh, const uint8_t *is_kept,
+                  double *squares, int threads) {
+  int64_t pieces = (at->channels + WIDE - 1) / WIDE, taps = at->kernel[0] * at->kernel[1];
+#define SQUARE(rows, vectors) \
+  squares[i] += square(at, x, d + p, is_kept + p * taps * at->channels + c, rows, vectors)
+#pragma omp parallel for schedule(static) num_threads(threads)
+  FOR_EACH_TILE(SQUARE)
 }

@@ -7,11 +7,16 @@ inputs; a matrix library needs one product per shift. Either takes about twice t
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dpexp.kernels.compiled import address, compiled, functions, is_channels_last, struct
+
+SUMMED = 512
+"""Most squares that `kept_squares` adds in float32, a lane of a vector: eight outputs times two
+vectors times the largest kernel's 32 positions."""
 
 SLOWNESS = 3  # ours, measured: time of a Gram form's multiplication over that of the kernel's
 
@@ -52,8 +57,51 @@ def kernel_gradients(
     """
     (m, d), p = x.shape[:2], dh.shape[1]
     grads = x.new_empty(m, p, d, *kernel)
-    sizes = (*x.shape[2:], *dh.shape[2:])
-    layer = struct(m, d, p, *sizes, *kernel, *stride, *padding, *dilation)
+    layer = _layer(x, dh, kernel, stride, padding, dilation)
     tensors = map(address, (x, dh, grads))
     functions().kernel_gradients(layer, *tensors, torch.get_num_threads())
     return grads
+
+
+def kept_squares(
+    x: Tensor,
+    dh: Tensor,
+    is_kept: Tensor,
+    kernel: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+) -> Tensor:
+    """Return the squared norms of some entries of every example's kernel gradient, [m] in float64.
+
+    The gradients are not written to memory. At most `SUMMED` squares are added in float32.
+
+    Args:
+        x: [m, d, h, w], the input.
+        dh: [m, p, h', w'], the output gradient.
+        is_kept: [p * d * k * k], booleans.
+        kernel: rows and columns; so are the following pairs.
+        stride: of the convolution, which has no groups.
+        padding: zeros around x.
+        dilation: distance between the kernel's positions.
+    """
+    (m, d), p = x.shape[:2], dh.shape[1]
+    last = is_kept.view(p, d, -1).mT.contiguous()  # [p, k k, d]
+    pieces = -(-d // (2 * _lanes()))
+    squares = torch.zeros(m, pieces, dtype=torch.float64)
+    layer = _layer(x, dh, kernel, stride, padding, dilation)
+    tensors = map(address, (x, dh, last, squares))
+    functions().kept_squares(layer, *tensors, torch.get_num_threads())
+    return squares.sum(1)
+
+
+def _lanes() -> int:
+    library = compiled()
+    assert library is not None, "no kernels are compiled: ask `are_taken` first"
+    return library.lanes
+
+
+def _layer(x: Tensor, dh: Tensor, *pairs: tuple[int, int]) -> Any:
+    """Return the sizes of a layer as C reads them; pairs are of rows and columns."""
+    sizes = (*x.shape[2:], *dh.shape[2:])
+    return struct(*x.shape[:2], dh.shape[1], *sizes, *(side for pair in pairs for side in pair))

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads, MaterializedGrads
+from dpexp.linalg import places
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.sparsity import is_most_important, num_kept, require_fraction, spread
 from dpexp.models.matrices import matrix_parameters
@@ -90,8 +91,7 @@ class SparseDPSGD(DPSGD):
             if kept is None:
                 continue
             if isinstance(grads, MaterializedGrads):
-                entries = kept.nonzero().flatten()
-                values = grads.values.flatten(1).index_select(1, entries)
+                values = grads.values.flatten(1).index_select(1, places(kept))
                 per_example[key] = MaterializedGrads(values)
             else:
                 per_example[key] = MaskedGrads(

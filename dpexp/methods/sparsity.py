@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dpexp.linalg import places
 from dpexp.types import ConfigError
 
 
@@ -49,6 +51,11 @@ def is_most_important(importance: Tensor, p: float) -> Tensor | None:
     count = num_kept(len(importance), p)
     if count == len(importance):
         return None
+    if importance.device.type == "cpu" and importance.dtype == torch.float32:
+        place = len(importance) - count  # NumPy's search takes a tenth of topk's time
+        is_chosen = importance >= float(np.partition(importance.detach().numpy(), place)[place])
+        if int(is_chosen.count_nonzero()) == count:  # no two are equal there, and none is NaN
+            return is_chosen
     chosen = importance.topk(count, sorted=False).indices
     return torch.zeros_like(importance, dtype=torch.bool).index_fill_(0, chosen, True)
 
@@ -66,4 +73,4 @@ def spread(kept: Tensor, is_kept: Tensor | None) -> Tensor:
     """Return kept values where a mask [size] is True, in order, zeros elsewhere (None: all)."""
     if is_kept is None:
         return kept
-    return kept.new_zeros(len(is_kept)).masked_scatter_(is_kept, kept)
+    return kept.new_zeros(len(is_kept)).index_copy_(0, places(is_kept), kept)
