@@ -1,4 +1,4 @@
-"""Which entries a sparse method keeps: as many as it says, and none that is smaller than another."""
+"""Which entries a sparse method keeps: as many as it says, and none smaller than another."""
 
 import math
 
