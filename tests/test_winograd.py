@@ -72,7 +72,9 @@ def everywhere(counted=None):
     patch.setattr(winograd, "MOST_PRODUCTS", math.inf)
     convolved = winograd.convolved
     if counted is not None:
-        patch.setattr(winograd, "convolved", lambda *a: counted.append(a) or convolved(*a))
+        patch.setattr(
+            winograd, "convolved", lambda *a, **k: counted.append(a) or convolved(*a, **k)
+        )
     return patch
 
 
@@ -250,7 +252,7 @@ def test_small_ones_are_torchs():
     lanes, x = kernels.compiled().lanes, channels_last(4, 16, 8, 8)
     counted, convolved = [], winograd.convolved
     patch = pytest.MonkeyPatch()
-    patch.setattr(winograd, "convolved", lambda *a: counted.append(a) or convolved(*a))
+    patch.setattr(winograd, "convolved", lambda *a, **k: counted.append(a) or convolved(*a, **k))
     try:
         with by_winograd():
             F.conv2d(x, torch.randn(lanes, 16, 3, 3), padding=1)  # 64 tiles

@@ -45,20 +45,34 @@ static inline int64_t panel_width(const Shape *of, int64_t output) {
   return at_most(WIDE, of->outputs - output);
 }
 
-/* kernel [3, 3, channels, outputs] to the entries of G g G', panel by panel of outputs: [entry,
-   channels, the panel's outputs]. */
-void winograd_kernel(const Shape *of, const float *kernel, float *to, int threads) {
-  int64_t numbers = of->channels * of->outputs;
-#pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t c = 0; c < of->channels; c++)
-    for (int64_t p = 0; p < of->outputs; p += LANES) {
+/* Distances between numbers of a kernel, which may be negative. */
+typedef struct {
+  int64_t row, column, channel, output;
+} Strides;
+
+/* LANES outputs' numbers. */
+INLINED vector gather(const float *from, int64_t apart) {
+  if (apart == 1) return *at(from);
+  vector some;
+  for (int lane = 0; lane < LANES; lane++) some[lane] = from[lane * apart];
+  return some;
+}
+
+/* A kernel g to the entries of G g G', panel by panel of outputs: [entry, channels, the panel's
+   outputs]. */
+void winograd_kernel(const Shape *of, const Strides *by, const float *kernel, float *to,
+                     int threads) {
+#pragma omp parallel for collapse(2) schedule(static) num_threads(threads)
+  for (int64_t p = 0; p < of->outputs; p += LANES)
+    for (int64_t c = 0; c < of->channels; c++) {
       int64_t first = p / WIDE * WIDE, width = panel_width(of, first);
+      const float *from = kernel + c * by->channel + p * by->output;
       float *entries = to + first * of->channels * ENTRIES + c * width + p - first;
       vector rows[4][3];
       for (int j = 0; j < 3; j++) {
         vector g[3];
         for (int i = 0; i < 3; i++)
-          g[i] = *at(kernel + (3 * i + j) * numbers + c * of->outputs + p);
+          g[i] = gather(from + i * by->row + j * by->column, by->output);
         rows[0][j] = g[0];
         rows[1][j] = (g[0] + g[1] + g[2]) * 0.5f;
         rows[2][j] = (g[0] - g[1] + g[2]) * 0.5f;

@@ -7,6 +7,7 @@ algorithm"). Within `by_winograd` torch's convolutions on a CPU, and their input
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -89,31 +90,40 @@ def _is_worth_it(images: Tensor, outputs: int) -> bool:
     return library is not None and channels % library.lanes == outputs % library.lanes == 0
 
 
-def convolved(images: Tensor, kernel: Tensor) -> Tensor:
-    """Return the convolution of images [n, c, h, w] by a kernel [3, 3, c, p]: [n, p, h, w].
+def convolved(images: Tensor, weight: Tensor, *, is_backwards: bool = False) -> Tensor:
+    """Return a convolution, or its input gradient, of channels-last images.
 
-    One zero is around the images. Channels and outputs are multiples of `compiled().lanes`.
+    Channels and outputs are multiples of `compiled().lanes`; one zero is around the images.
+
+    Args:
+        images: [n, c, h, w], the input; or the output gradient, [n, p, h, w].
+        weight: [p, c, 3, 3], in any layout.
+        is_backwards: whether to return the input gradient. It is the convolution whose kernel is
+            turned around, and has inputs and outputs exchanged.
+
+    Returns:
+        [n, p, h, w], or [n, c, h, w], channels last.
     """
     library, threads = functions(), torch.get_num_threads()
-    (n, channels, *sides), outputs = images.shape, kernel.shape[3]
-    shape = struct(n, *sides, channels, outputs)
-    entries = kernel.new_empty(16 * channels * outputs)
-    library.winograd_kernel(shape, address(kernel), address(entries), threads)
-    scratch = kernel.new_empty(threads, library.winograd_scratch(shape))
+    weight = weight.resolve_neg()
+    start, (of_output, of_channel, down, along) = address(weight), weight.stride()
+    outputs = len(weight)
+    if is_backwards:
+        start = ctypes.c_void_p(weight.data_ptr() + 4 * 2 * (down + along))  # the last, in bytes
+        outputs, of_output, of_channel = weight.shape[1], of_channel, of_output
+        down, along = -down, -along
+    n, channels, *sides = images.shape
+    shape, strides = (
+        struct(n, *sides, channels, outputs),
+        struct(down, along, of_channel, of_output),
+    )
+    entries = images.new_empty(16 * channels * outputs)
+    library.winograd_kernel(shape, strides, start, address(entries), threads)
+    scratch = images.new_empty(threads, library.winograd_scratch(shape))
     result = images.new_empty(n, *sides, outputs).permute(0, 3, 1, 2)
     tensors = map(address, (images, entries, result, scratch))
     library.winograd(shape, *tensors, threads)
     return result
-
-
-def _forwards(weight: Tensor) -> Tensor:
-    """Return the kernel [3, 3, c, p] of a weight [p, c, 3, 3]."""
-    return weight.resolve_neg().permute(2, 3, 1, 0).contiguous()
-
-
-def _backwards(weight: Tensor) -> Tensor:
-    """Return the kernel [3, 3, p, c] of the input gradient, which is a convolution as well."""
-    return weight.flip(2, 3).permute(2, 3, 0, 1).contiguous()
 
 
 def _replacements(kernels: Kernels) -> Kernels:
@@ -136,7 +146,7 @@ def _replacements(kernels: Kernels) -> Kernels:
         is_one = is_one and images.shape[1] == weight.shape[1]
         is_one = is_one and (bias is None or bias.shape == weight.shape[:1])
         if is_one and is_taken(images, weight, len(weight), settings, groups):
-            made = convolved(images, _forwards(weight))
+            made = convolved(images, weight)
             return made if bias is None else made.add_(bias[:, None, None])
         rest = (transposed, output_padding, groups)
         return kernels["convolution"].call_boxed(keys, images, weight, bias, *settings, *rest)
@@ -168,7 +178,7 @@ def _replacements(kernels: Kernels) -> Kernels:
             backward = kernels["convolution_backward"]
             others = [False, *of_parameters]
             found = backward.call_boxed(keys, dh, images, weight, *rest, others)
-        return convolved(dh, _backwards(weight)), *found[1:]
+        return convolved(dh, weight, is_backwards=True), *found[1:]
 
     return {"convolution": convolution, "convolution_backward": convolution_backward}
 

@@ -96,7 +96,9 @@ def steps(num: int, device: torch.device) -> dict[str, Callable[[], Step]]:
     return {
         UNIT: lambda: nonprivate_step(texts, plain),
         "non-private, last layer at the first token": lambda: nonprivate_step(texts, ours),
-        "the same, products by oneDNN": lambda: fast(nonprivate_step(texts, ours)),
+        "non-private, last layer at the first token, by oneDNN": lambda: fast(
+            nonprivate_step(texts, ours)
+        ),
         FLOOR: lambda: floor_step(texts, ours),
         "RGP, r = 8": lambda: private_step(rgp("both", **low_rank), texts, ours, device),
         "RGP core, r = 8": lambda: private_step(core(8), texts, ours, device, public=texts),
