@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import local
 from typing import Any
 
 import torch
@@ -117,13 +118,25 @@ def convolved(images: Tensor, weight: Tensor, *, is_backwards: bool = False) -> 
         struct(n, *sides, channels, outputs),
         struct(down, along, of_channel, of_output),
     )
-    entries = images.new_empty(16 * channels * outputs)
-    library.winograd_kernel(shape, strides, start, address(entries), threads)
-    scratch = images.new_empty(threads, library.winograd_scratch(shape))
     result = images.new_empty(n, *sides, outputs).permute(0, 3, 1, 2)
+    numbers = 16 * channels * outputs
+    room = _room(numbers + threads * library.winograd_scratch(shape))
+    entries, scratch = room[:numbers], room[numbers:]
+    library.winograd_kernel(shape, strides, start, address(entries), threads)
     tensors = map(address, (images, entries, result, scratch))
     library.winograd(shape, *tensors, threads)
     return result
+
+
+_rooms = local()
+
+
+def _room(numbers: int) -> Tensor:
+    """Return numbers to write to, the thread's own, which are kept between calls."""
+    room = getattr(_rooms, "room", None)
+    if room is None or len(room) < numbers:
+        room = _rooms.room = torch.empty(numbers, dtype=torch.float32, device="cpu")
+    return room
 
 
 def _replacements(kernels: Kernels) -> Kernels:
