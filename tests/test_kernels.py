@@ -2,6 +2,8 @@
 
 import logging
 import os
+import sys
+import threading
 
 import pytest
 import torch
@@ -338,6 +340,30 @@ def recompiled(monkeypatch):
 
     yield anew
     kernels.compiled.cache_clear()
+
+
+def test_kernels_that_are_prepared_are_compiled_once(monkeypatch):
+    begun, may_end = threading.Event(), threading.Event()
+    made = []
+
+    def slowly():
+        begun.set()
+        assert may_end.wait(30)
+        made.append(threading.current_thread())
+        return "the kernels"
+
+    monkeypatch.setattr(sys.modules["dpexp.kernels.compiled"], "_compiled", slowly)
+    kernels.compiled.cache_clear()
+    try:
+        kernels.prepare()
+        kernels.prepare()
+        assert begun.wait(30) and not made  # the caller went on
+        may_end.set()
+        assert kernels.compiled() == kernels.compiled() == "the kernels"
+        kernels.prepare()
+        assert len(made) == 1 and made[0] is not threading.current_thread()
+    finally:
+        kernels.compiled.cache_clear()
 
 
 def test_processors_without_avx512_have_vectors_of_eight(recompiled):

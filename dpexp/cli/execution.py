@@ -99,10 +99,13 @@ def _work_as_first_says(ranks: Any, config: dict[str, Any]) -> None:
 
 
 def _work(ranks: Any, config: dict[str, Any]) -> None:
+    from dpexp import kernels
     from dpexp.cli import validate
     from dpexp.distributed import memory
 
     memory.keep_pages()
+    if ranks.device.type == "cpu" and config["model"].get("channels_last"):
+        kernels.prepare()
     remedy = "Set micro_batch=auto, a smaller model, or another device."
     with memory.in_one_line("the run", remedy):
         parts = build_parts(config, ranks.device)

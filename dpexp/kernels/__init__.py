@@ -12,7 +12,7 @@ Without a compiler or AVX, torch's operations give the same numbers up to roundi
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dpexp.kernels.compiled import compiled, would_take
+from dpexp.kernels.compiled import compiled, prepare, would_take
 from dpexp.kernels.kernel_gradients import SLOWNESS, are_taken, kept_squares, kernel_gradients
 from dpexp.kernels.norm_relu import norm_relu
 from dpexp.kernels.products import by_onednn
@@ -28,6 +28,7 @@ __all__ = [
     "kept_squares",
     "kernel_gradients",
     "norm_relu",
+    "prepare",
     "would_take",
 ]
 

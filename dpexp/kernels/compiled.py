@@ -8,6 +8,7 @@ import logging
 import os
 import shlex
 import subprocess
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -46,9 +47,25 @@ class Compiled:
     sha256: str
 
 
+_ahead: Future[Compiled | None] | None = None
+
+
+def prepare() -> None:
+    """Begin to compile, while what comes before the first kernel goes on."""
+    global _ahead
+    if _ahead is None and not compiled.cache_info().currsize:
+        _ahead = ThreadPoolExecutor(1, "kernels").submit(_compiled)
+
+
 @cache
 def compiled() -> Compiled | None:
     """Return the kernels, compiled once per machine; None, with a warning, if that fails."""
+    global _ahead
+    ahead, _ahead = _ahead, None
+    return _compiled() if ahead is None else ahead.result()
+
+
+def _compiled() -> Compiled | None:
     try:
         command = [*shlex.split(os.environ.get("CC", "cc")), *FLAGS]
         key = keeping.key_of(command, SOURCES)
