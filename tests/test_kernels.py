@@ -16,8 +16,8 @@ from dpexp import kernels
 from dpexp.grad_sample.conv2d import Conv2dWeight
 from dpexp.grad_sample.geometry import Geometry
 from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads
-from dpexp.grad_sample.rounding import size_of_squares
-from dpexp.kernels.kernel_gradients import are_taken, kept_squares, kernel_gradients
+from dpexp.grad_sample.rounding import LONG, size_of_squares
+from dpexp.kernels.kernel_gradients import SUMMED, are_taken, kept_squares, kernel_gradients
 from dpexp.kernels.norm_relu import norm_relu
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.lsg import LSG
@@ -111,6 +111,13 @@ def test_the_norms_of_kept_entries_are_those_of_the_patches(
         FactoredGrads(Conv2dWeight(Geometry(*at, 1)), x, dh), is_kept, each.shape[1:]
     )
     assert (formed >= expected).all() and (bound.norms_squared() >= expected).all()
+
+
+def test_norms_of_kept_entries_are_of_sums_that_their_bound_allows():
+    assert SUMMED <= LONG
+    x, dh = channels_last(1, 16, 2, 2), channels_last(1, 8, 2, 2, seed=1)
+    with torch.device("meta"):  # which a caller may have set for tensors of its own
+        assert kept_squares(x, dh, torch.ones(128, dtype=torch.bool, device="cpu"), (1, 1)) > 0
 
 
 def test_norms_of_kept_entries_take_no_memory_of_gradients():
@@ -363,6 +370,24 @@ def test_kernels_that_are_prepared_are_compiled_once(monkeypatch):
         kernels.prepare()
         assert len(made) == 1 and made[0] is not threading.current_thread()
     finally:
+        kernels.compiled.cache_clear()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_does_not_wait_for_a_thread_that_it_lacks(monkeypatch):
+    may_end = threading.Event()
+    module = sys.modules["dpexp.kernels.compiled"]
+    monkeypatch.setattr(module, "_compiled", lambda: may_end.wait(30) and None)
+    kernels.compiled.cache_clear()
+    try:
+        kernels.prepare()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if module._ahead is None else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        may_end.set()
+        kernels.compiled()
         kernels.compiled.cache_clear()
 
 

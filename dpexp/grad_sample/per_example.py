@@ -115,8 +115,8 @@ class SelectiveRule(Protocol):
     def kept_squares(self, x: Tensor, dh: Tensor, is_kept: Tensor) -> Tensor | None:
         """Return the squared norms of the entries where is_kept [numbers] is True, [n].
 
-        None where the gradients must be formed. At most `rounding.LONG` squares were added up in
-        dh's precision.
+        None where the gradients must be formed. A sum in dh's precision has at most
+        `rounding.LONG` squares; such sums are then added in float64.
         """
 
 

@@ -113,7 +113,8 @@ def size_of_squares(squares: Tensor, numbers: int, dtype: torch.dtype) -> Size:
     """Return the size of vectors that are added themselves, from their computed squared norms.
 
     Args:
-        squares: [n], of which `LONG` or all of the numbers at most were added up in `dtype`.
+        squares: [n]. A float32 sum had at most `LONG` of the squares; such sums were then added in
+            float64.
         numbers: of a vector.
         dtype: of the vectors.
     """

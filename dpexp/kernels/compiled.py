@@ -22,7 +22,7 @@ from dpexp.kernels import keeping
 
 SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
-PATIENCE = 60  # seconds, ours; compiling takes half a second
+PATIENCE = 60  # seconds, ours; compiling takes one
 
 log = logging.getLogger("dpexp")
 
@@ -55,6 +55,16 @@ def prepare() -> None:
     global _ahead
     if _ahead is None and not compiled.cache_info().currsize:
         _ahead = ThreadPoolExecutor(1, "kernels").submit(_compiled)
+
+
+def _forget() -> None:
+    """Forget what is under way: a forked process has no thread that would end it."""
+    global _ahead
+    _ahead = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 @cache

@@ -88,7 +88,7 @@ def kept_squares(
     (m, d), p = x.shape[:2], dh.shape[1]
     last = is_kept.view(p, d, -1).mT.contiguous()  # [p, k k, d]
     pieces = -(-d // (2 * _lanes()))
-    squares = torch.zeros(m, pieces, dtype=torch.float64)
+    squares = torch.zeros(m, pieces, dtype=torch.float64, device=x.device)
     layer = _layer(x, dh, kernel, stride, padding, dilation)
     tensors = map(address, (x, dh, last, squares))
     functions().kept_squares(layer, *tensors, torch.get_num_threads())

@@ -53,9 +53,10 @@ def is_most_important(importance: Tensor, p: float) -> Tensor | None:
         return None
     if importance.device.type == "cpu" and importance.dtype == torch.float32:
         place = len(importance) - count  # NumPy's search takes a tenth of topk's time
-        is_chosen = importance >= float(np.partition(importance.detach().numpy(), place)[place])
-        if int(is_chosen.count_nonzero()) == count:  # no two are equal there, and none is NaN
-            return is_chosen
+        largest = np.partition(importance.detach().numpy(), place)[place:]  # NaN is sorted last
+        is_chosen = importance >= float(largest[0])
+        if int(is_chosen.count_nonzero()) == count and not np.isnan(largest).any():
+            return is_chosen  # else some are equal at the boundary, or one is NaN
     chosen = importance.topk(count, sorted=False).indices
     return torch.zeros_like(importance, dtype=torch.bool).index_fill_(0, chosen, True)
 

@@ -51,6 +51,12 @@ def test_weights_that_are_lost_count_as_the_most_important(lost):
     assert is_kept[:lost].all() or lost == 100
 
 
+def test_a_lost_weight_beside_equal_ones():
+    """Two fours make up for one that is lost, by number alone."""
+    is_kept = is_most_important(torch.tensor([math.nan, 5, 4, 4, 1]), 0.4)
+    assert int(is_kept.sum()) == 3 and is_kept[:2].all()
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 300), st.floats(0, 1), st.integers(0, 2**31))
 def test_kept_values_return_to_their_places(size, share, seed):
