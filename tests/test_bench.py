@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from dpexp import kernels
 from dpexp.data import Examples
 from dpexp.methods.rgp import RGP
+from dpexp.types import ConfigError
 from scripts.bench import __main__ as bench
-from scripts.bench import language, recipes, steps
+from scripts.bench import convolutions, language, recipes, steps
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -119,3 +121,27 @@ def test_every_row_of_table4_has_a_step_and_views_are_in_it(monkeypatch):
         recipes.step_of(configs[row], 2, torch.device("cpu")).run()
         of_views[row] = max(seen)
     assert of_views == {"dpsgd": 2, "dpsgd-modern": 8}
+
+
+@pytest.mark.skipif(kernels.compiled() is None, reason="no C compiler with OpenMP here, or no AVX")
+def test_convolutions_are_timed_where_they_are_taken_and_the_page_has_them(monkeypatch):
+    shapes = list(convolutions.drawn())
+    assert len(set(shapes)) > 0.9 * convolutions.DRAWN and shapes == list(convolutions.drawn())
+    small = {"a name": convolutions.Shape(2, 6, 32, 48)}
+    monkeypatch.setattr(convolutions, "NAMED", small)
+    monkeypatch.setattr(convolutions, "drawn", lambda: [convolutions.Shape(1, 4, 16, 32)] * 3)
+    table = convolutions.measure(2)
+    assert len(table) == 4 and (table[["direct", "winograd"]] > 0).all(axis=None)
+    assert (table[["direct error", "winograd error"]] < 1e-6).all(axis=None)
+    page = convolutions.markdown(table, 2)
+    row = table.iloc[0]
+    assert f"| {row['direct']:.2f} | {row['winograd']:.2f} |" in page
+    assert "Of 3 random shapes" in page
+
+
+def test_convolutions_are_a_cpus(monkeypatch):
+    with pytest.raises(ConfigError, match="--device=cpu of convolutions"):
+        bench.read(["--only", "convolutions", "--device", "cuda"])
+    monkeypatch.setattr(bench, "compiled", lambda: None)
+    with pytest.raises(ConfigError, match="did not compile"):
+        bench.read(["--only", "convolutions"])

@@ -1,7 +1,9 @@
 """Convolutions by Winograd's algorithm: right for any operands, and within the context alone."""
 
 import math
+import warnings
 from contextlib import ExitStack
+from threading import Thread
 
 import pytest
 import torch
@@ -12,11 +14,14 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from dpexp import kernels
+from dpexp.grad_sample.conv2d import Conv2dGrads
+from dpexp.grad_sample.geometry import Geometry
 from dpexp.grad_sample.rounding import unit
-from dpexp.kernels import by_winograd, fast_kernels, winograd
+from dpexp.kernels import by_winograd, directly, fast_kernels, winograd
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.lsg import LSG
 from dpexp.methods.rgp import RGP
+from dpexp.models.standardized import weighed
 from dpexp.models.wrn import WideResNet
 from tests.methods.test_against_the_papers import step
 from tests.steps import distance, flat, sums_of
@@ -67,8 +72,7 @@ def channels_last(*shape, seed=0):
 def everywhere(counted=None):
     """Have every convolution that the kernels support be taken within the context."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(winograd, "LEAST_TILES", 1)
-    patch.setattr(winograd, "WEIGHTS_A_TILE", math.inf)
+    patch.setattr(winograd, "LEAST_CHANNELS", 1)
     patch.setattr(winograd, "MOST_PRODUCTS", math.inf)
     convolved = winograd.convolved
     if counted is not None:
@@ -248,21 +252,116 @@ def test_what_cannot_be_convolved_meets_torchs_own_error(taken, name):
     assert str(got.value) == str(expected.value) and not taken
 
 
-def test_small_ones_are_torchs():
-    lanes, x = kernels.compiled().lanes, channels_last(4, 16, 8, 8)
-    counted, convolved = [], winograd.convolved
-    patch = pytest.MonkeyPatch()
+BY_SHAPE = {  # images [n, c, h, w] and outputs, in vectors' numbers: is taken
+    "few channels": ((16, 1, 8, 8), 1, lambda lanes: lanes > 16),
+    "a few more": ((16, 1, 8, 8), 2, lambda lanes: lanes > 8),
+    "enough": ((16, 4, 8, 8), 4, lambda lanes: True),
+    "a carrier's": ((16, 8, 8, 8), 1, lambda lanes: lanes > 8),
+    "tiles cut off": ((200, 4, 3, 3), 4, lambda lanes: False),
+    "large kernels of small images": ((16, 32, 4, 4), 32, lambda lanes: True),
+}
+
+
+@pytest.mark.parametrize("name", BY_SHAPE)
+def test_the_shape_of_an_image_decides_and_not_their_number(name):
+    (n, c, h, w), outputs, expected = BY_SHAPE[name]
+    lanes, counted = kernels.compiled().lanes, []
+    weight = torch.randn(outputs * lanes, c * lanes, 3, 3)
+    convolved, patch = winograd.convolved, pytest.MonkeyPatch()
     patch.setattr(winograd, "convolved", lambda *a, **k: counted.append(a) or convolved(*a, **k))
     try:
         with by_winograd():
-            F.conv2d(x, torch.randn(lanes, 16, 3, 3), padding=1)  # 64 tiles
-            F.conv2d(channels_last(200, 16, 3, 3), torch.randn(lanes, 16, 3, 3), padding=1)
-            F.conv2d(channels_last(16, 512, 8, 8), torch.randn(512, 512, 3, 3), padding=1)
-            assert not counted
-            F.conv2d(channels_last(16, 16, 8, 8), torch.randn(lanes, 16, 3, 3), padding=1)
-        assert len(counted) == 1
+            for number in (1, 2, n):
+                F.conv2d(channels_last(number, c * lanes, h, w), weight, padding=1)
     finally:
         patch.undo()
+    assert len(counted) == 3 * expected(lanes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 9), *[st.integers(1, 5)] * 2, *[st.integers(2, 9)] * 2, st.integers(0, 2**31))
+def test_an_images_result_has_the_same_bits_alone(n, channels, outputs, h, w, seed):
+    """Of every image that is taken; oneDNN's own may differ by the number of images."""
+    lanes = kernels.compiled().lanes
+    x = channels_last(n, channels * lanes, h, w, seed=seed)
+    gen = torch.Generator().manual_seed(seed)
+    weight = torch.randn(outputs * lanes, channels * lanes, 3, 3, generator=gen)
+    with by_winograd():
+        assume(winograd.is_taken(x, weight, len(weight), winograd.SAME, 1))
+        together = F.conv2d(x, weight, padding=1)
+        assert torch.equal(
+            torch.cat([F.conv2d(one, weight, padding=1) for one in x.split(1)]), together
+        )
+
+
+def test_within_directly_this_threads_are_torchs(taken):
+    x, weight = channels_last(3, 32, 6, 6), torch.randn(32, 32, 3, 3)
+    plain = F.conv2d(x, weight, padding=1)
+    with by_winograd():
+        with pytest.raises(ZeroDivisionError), directly():
+            with directly():
+                assert torch.equal(F.conv2d(x, weight, padding=1), plain)
+            assert torch.equal(F.conv2d(x, weight, padding=1), plain)
+            others = Thread(target=F.conv2d, args=(x, weight), kwargs={"padding": 1})
+            others.start()
+            others.join()
+            assert len(taken) == 1
+            raise ZeroDivisionError
+        F.conv2d(x, weight, padding=1)
+    assert len(taken) == 2
+
+
+def test_norms_of_standardised_weights_are_of_sums_of_products(taken):
+    """Their bound on rounding holds for any order of addition, and for nothing else."""
+    at = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)
+    x, dh = channels_last(3, 32, 6, 6), channels_last(3, 32, 6, 6, seed=1)
+    unit = torch.randn(32, 288, dtype=torch.float64)
+    plain = weighed(Conv2dGrads(x, dh, at, ()), unit)
+    with by_winograd():
+        assert torch.equal(weighed(Conv2dGrads(x, dh, at, ()), unit), plain)
+    assert not taken
+
+
+def test_a_traced_graph_holds_torchs_operations(taken):
+    layer, x = nn.Conv2d(16, 16, 3, padding=1), channels_last(2, 16, 6, 6)
+    plain = layer(x)
+    with by_winograd(), warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        traced = torch.jit.trace(layer, (x,), check_trace=False)
+    assert not taken
+    assert torch.equal(traced(x), plain)
+    assert "aten::_convolution" in str(traced.inlined_graph)
+
+
+MISFITS = {
+    "sides": ((3, 16, 5, 6), torch.float32, [0, 0]),
+    "channels": ((3, 32, 6, 6), torch.float32, [0, 0]),
+    "a number of images": ((2, 16, 6, 6), torch.float32, [0, 0]),
+    "a precision": ((3, 16, 6, 6), torch.float64, [0, 0]),
+    "output padding": ((3, 16, 6, 6), torch.float32, [1, 0]),
+    "channels first": ((3, 16, 6, 6), torch.float32, [0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_backward_pass_of_other_images_is_torchs(taken, name):
+    of_x, dtype, padding = MISFITS[name]
+    x = torch.randn(of_x, dtype=dtype)
+    if name != "channels first":
+        x = x.contiguous(memory_format=torch.channels_last)
+    dh, weight = channels_last(3, 16, 6, 6), torch.randn(16, 16, 3, 3)
+
+    def outcome():
+        rest = (None, [1, 1], [1, 1], [1, 1], False, padding, 1, [True, False, False])
+        try:
+            found = torch.ops.aten.convolution_backward(dh, x, weight, *rest)[0]
+        except RuntimeError as error:
+            return str(error)
+        return found.stride(), found.tolist()
+
+    with by_winograd():
+        here = outcome()
+    assert not taken and here == outcome()
 
 
 def test_an_images_bits_depend_on_no_other_and_not_on_threads(taken, threads):

@@ -193,9 +193,9 @@ AT_LEAST = 2**20  # ours: numbers formed at once even if a layer has fewer; 4 MB
 class MaskedGrads:
     """Selected entries of a `FactoredGrads`.
 
-    Gram matrices do not give the norm of selected entries, so the gradients must be formed. That is
-    done a few examples at a time, with not many more numbers at once than the layer's input and
-    output gradient have.
+    Gram matrices do not give the norm of selected entries. Unless the rule knows it otherwise
+    (`SelectiveRule`), the gradients are formed for it, a few examples at a time, with not many more
+    numbers at once than the layer's input and output gradient have.
 
     Attributes:
         whole: the gradients.

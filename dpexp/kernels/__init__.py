@@ -1,12 +1,13 @@
 """Faster float32 arithmetic on a CPU, for large matrices and for channels-last images.
 
 Within `fast_kernels` large matrices are multiplied by another of torch's libraries where its own is
-slow, and 3 x 3 convolutions take fewer multiplications. That and the rest are C kernels for images.
+slow, and 3 x 3 convolutions of images take fewer multiplications.
 
-For per-example kernel gradients and GroupNorm, torch's libraries use only a small part of a
-processor's speed (docs/decisions/speed.md, "Kernels of our own for channels-last images"). The
-machine's C compiler compiles the sources when they are first needed, and the library is kept.
-Without a compiler or AVX, torch's operations give the same numbers up to rounding.
+Convolutions, per-example kernel gradients and GroupNorm are C kernels, since torch's libraries use
+only a small part of a processor's speed for the latter two (docs/decisions/speed.md, "Kernels of
+our own for channels-last images"). The machine's C compiler compiles the sources when they are
+first needed, and the library is kept. Without a compiler or AVX, torch's operations give the same
+numbers up to rounding.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from dpexp.kernels.compiled import compiled, prepare, would_take
 from dpexp.kernels.kernel_gradients import SLOWNESS, are_taken, kept_squares, kernel_gradients
 from dpexp.kernels.norm_relu import norm_relu
 from dpexp.kernels.products import by_onednn
-from dpexp.kernels.winograd import by_winograd
+from dpexp.kernels.winograd import by_winograd, directly
 
 __all__ = [
     "SLOWNESS",
@@ -24,6 +25,7 @@ __all__ = [
     "by_onednn",
     "by_winograd",
     "compiled",
+    "directly",
     "fast_kernels",
     "kept_squares",
     "kernel_gradients",

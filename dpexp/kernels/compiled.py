@@ -36,6 +36,7 @@ class Compiled:
         lanes: numbers in a vector; `kernel_gradients` needs a multiple of this many channels, and
             `winograd` of channels and outputs.
         most_taps: most kernel positions that `kernel_gradients` supports.
+        most_squares: that `kept_squares` adds in float32, one after the other.
         most_channels: most channels that `norm_relu` supports.
         sha256: of the library; its rounding depends on compiler and processor.
     """
@@ -43,6 +44,7 @@ class Compiled:
     functions: ctypes.CDLL
     lanes: int
     most_taps: int
+    most_squares: int
     most_channels: int
     sha256: str
 
@@ -111,11 +113,12 @@ def _loaded(path: Path) -> Compiled:
         ValueError: if it is another.
     """
     library = ctypes.CDLL(str(path))
-    names = ("lanes", "most_taps", "most_channels")
-    lanes, most_taps, most_channels = (ctypes.c_int.in_dll(library, name).value for name in names)
+    names = ("lanes", "most_taps", "most_squares", "most_channels")
+    numbers = [ctypes.c_int.in_dll(library, name).value for name in names]
+    lanes, most_taps, most_squares, most_channels = numbers
     library.winograd_scratch.restype = ctypes.c_int64
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Compiled(library, lanes, most_taps, most_channels, sha256)
+    return Compiled(library, lanes, most_taps, most_squares, most_channels, sha256)
 
 
 def functions() -> ctypes.CDLL:

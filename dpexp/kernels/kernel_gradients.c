@@ -118,8 +118,9 @@ INLINED double square(const Layer *at, const float *in, const float *dh, const u
   return total;
 }
 
-/* Channels must be a multiple of `lanes`; a kernel may have at most `most_taps` positions. */
-const int lanes = LANES, most_taps = TAPS;
+/* Channels must be a multiple of `lanes`; a kernel may have at most `most_taps` positions. A lane
+   of `squares` adds `most_squares` numbers at most. */
+const int lanes = LANES, most_taps = TAPS, most_squares = TAPS * ROWS * 2;
 
 /* Do `of(rows, vectors)` with each tile of outputs p and channels c of an example. */
 #define ROWS_AT_ONCE(rows, of)                       \

@@ -14,10 +14,6 @@ from torch import Tensor
 
 from dpexp.kernels.compiled import address, compiled, functions, is_channels_last, struct
 
-SUMMED = 512
-"""Most squares that `kept_squares` adds in float32, a lane of a vector: eight outputs times two
-vectors times the largest kernel's 32 positions."""
-
 SLOWNESS = 3  # ours, measured: time of a Gram form's multiplication over that of the kernel's
 
 
@@ -74,7 +70,8 @@ def kept_squares(
 ) -> Tensor:
     """Return the squared norms of some entries of every example's kernel gradient, [m] in float64.
 
-    The gradients are not written to memory. At most `SUMMED` squares are added in float32.
+    The gradients are not written to memory. At most `compiled().most_squares`
+    squares are added in float32, one after the other.
 
     Args:
         x: [m, d, h, w], the input.

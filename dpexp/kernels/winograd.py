@@ -23,14 +23,16 @@ NAMES = ("convolution", "convolution_backward")
 SAME = ([1, 1], [1, 1], [1, 1])
 """Stride, padding and dilation of the convolutions that are taken."""
 
-LEAST_TILES, WEIGHTS_A_TILE = 256, 512
-"""Tiles of 2 x 2 outputs in a call from which on it takes less time, and most channels times
-outputs for each of them (ours, measured). Beyond, the kernel takes a large part: it is transformed
-at every call, and read once a block of tiles."""
+LEAST_CHANNELS = 18
+"""Least harmonic mean of channels and outputs for which it takes less time (ours, measured).
+Entries are computed for each of both, and products are saved for each pair."""
 
 MOST_PRODUCTS = 6
 """Products of a channel and an output at which it does not, of the direct form's 9 (ours). An even
 side has 4, and 3 x 3 images, whose tiles are cut off, have 7.1."""
+
+_own = local()
+"""`room`, which a thread keeps between calls, and `is_direct`, whether it is within `directly`."""
 
 
 @contextmanager
@@ -50,6 +52,19 @@ def by_winograd() -> Iterator[None]:
         _replaced.leave()
 
 
+@contextmanager
+def directly() -> Iterator[None]:
+    """Leave convolutions of this thread to torch within the context, `by_winograd` or not.
+
+    It is for those whose bound on rounding is of sums of products (docs/privacy/rounding.md).
+    """
+    before, _own.is_direct = getattr(_own, "is_direct", False), True
+    try:
+        yield
+    finally:
+        _own.is_direct = before
+
+
 def is_taken(
     images: Tensor,
     weight: Tensor,
@@ -57,7 +72,9 @@ def is_taken(
     settings: tuple[Sequence[int], Sequence[int], Sequence[int]],
     groups: int,
 ) -> bool:
-    """Return whether a convolution, or its input gradient, is computed here within the context.
+    """Return whether `convolved` has a convolution, or its input gradient, and takes less time.
+
+    It does not depend on the number of images, and so no image's result on the others.
 
     Args:
         images: [n, c, h, w], the input; or the output gradient.
@@ -67,8 +84,7 @@ def is_taken(
         groups: of the convolution.
     """
     return (
-        _replaced.uses > 0
-        and groups == 1
+        groups == 1
         and weight.shape[2:] == (3, 3)
         and all(list(one) == wanted for one, wanted in zip(settings, SAME, strict=True))
         and weight.dtype == torch.float32
@@ -79,13 +95,18 @@ def is_taken(
     )
 
 
+def _is_on() -> bool:
+    """Return whether any are taken. A traced graph (torch.jit.trace) is to hold torch's."""
+    is_direct = getattr(_own, "is_direct", False)
+    return _replaced.uses > 0 and not is_direct and not torch.jit.is_tracing()
+
+
 def _is_worth_it(images: Tensor, outputs: int) -> bool:
-    """Return whether channels fill vectors, and images many tiles, with few of them cut off."""
-    n, channels, height, width = images.shape
-    tiles = n * -(-height // 2) * -(-width // 2)
-    if tiles < max(LEAST_TILES, channels * outputs / WEIGHTS_A_TILE) or outputs == 0:
+    """Return whether there are enough channels, which fill vectors, and few tiles are cut off."""
+    channels, height, width = images.shape[1:]
+    if 2 * channels * outputs < LEAST_CHANNELS * (channels + outputs):
         return False
-    if 16 * tiles > MOST_PRODUCTS * n * height * width:
+    if 16 * -(-height // 2) * -(-width // 2) > MOST_PRODUCTS * height * width:
         return False
     library = compiled()
     return library is not None and channels % library.lanes == outputs % library.lanes == 0
@@ -128,14 +149,11 @@ def convolved(images: Tensor, weight: Tensor, *, is_backwards: bool = False) -> 
     return result
 
 
-_rooms = local()
-
-
 def _room(numbers: int) -> Tensor:
     """Return numbers to write to, the thread's own, which are kept between calls."""
-    room = getattr(_rooms, "room", None)
+    room = getattr(_own, "room", None)
     if room is None or len(room) < numbers:
-        room = _rooms.room = torch.empty(numbers, dtype=torch.float32, device="cpu")
+        room = _own.room = torch.empty(numbers, dtype=torch.float32, device="cpu")
     return room
 
 
@@ -155,7 +173,7 @@ def _replacements(kernels: Kernels) -> Kernels:
         groups: int,
     ) -> Tensor:
         settings = stride, padding, dilation
-        is_one = not transposed and images.ndim == weight.ndim == 4
+        is_one = _is_on() and not transposed and images.ndim == weight.ndim == 4
         is_one = is_one and images.shape[1] == weight.shape[1]
         is_one = is_one and (bias is None or bias.shape == weight.shape[:1])
         if is_one and is_taken(images, weight, len(weight), settings, groups):
@@ -181,8 +199,10 @@ def _replacements(kernels: Kernels) -> Kernels:
         settings = stride, padding, dilation
         rest = (bias_sizes, *settings, transposed, output_padding, groups)
         of_images, *of_parameters = wanted
-        is_one = of_images and not transposed and dh.ndim == weight.ndim == 4
-        is_one = is_one and dh.shape[1] == len(weight)
+        is_one = _is_on() and of_images and not transposed and dh.ndim == weight.ndim == 4
+        is_one = is_one and dh.shape[1] == len(weight) and not any(output_padding)
+        is_one = is_one and images.shape == (len(dh), weight.shape[1], *dh.shape[2:])
+        is_one = is_one and is_channels_last(images)
         if not (is_one and is_taken(dh, weight, weight.shape[1], settings, groups)):
             backward = kernels["convolution_backward"]
             return backward.call_boxed(keys, dh, images, weight, *rest, list(wanted))

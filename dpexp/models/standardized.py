@@ -35,6 +35,7 @@ from dpexp.grad_sample.conv2d import (
 )
 from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads, size_by_forming
 from dpexp.grad_sample.rounding import TERMS, Terms, raised
+from dpexp.kernels import directly
 from dpexp.types import ConfigError, Size
 
 LEAST = 1e-4
@@ -103,13 +104,16 @@ class Projection:
 def weighed(used: Conv2dGrads, kernels: Tensor) -> Tensor:
     """Return <K_p, G_ip>, [n, p]: a convolution by K, times dh, summed over positions.
 
+    It is part of a norm, and so the sum of products that the norm's bound is of.
+
     Args:
         used: gives G.
         kernels: K, [p, m]; or one for all outputs of a group, [groups, m].
     """
     at = used.at
     kernel = kernels.to(used.x.dtype).view(len(kernels), -1, *at.kernel)
-    made = F.conv2d(used.x, kernel, None, at.stride, at.padding, at.dilation, at.groups)
+    with directly():
+        made = F.conv2d(used.x, kernel, None, at.stride, at.padding, at.dilation, at.groups)
     dh = used.dh.unflatten(1, (len(kernels), -1))
     return (dh * made[:, :, None]).sum((3, 4)).flatten(1)
 

@@ -35,7 +35,7 @@ from dpexp.kernels import compiled
 from dpexp.records import describe_device, git_commit, versions, write_atomically
 from dpexp.reporting.schema.artifact import unknown
 from dpexp.types import ConfigError
-from scripts.bench import gep, language, recipes, runs, vision
+from scripts.bench import convolutions, gep, language, recipes, runs, vision
 from scripts.bench.steps import UNIT, Case, Run
 
 WEIGHINGS = 3
@@ -47,7 +47,7 @@ CASES = {
     "recipes-language": recipes.TEXTS,
 }
 
-ONLY = [*CASES, "gep", "run", *runs.CASES]
+ONLY = [*CASES, "gep", "convolutions", "run", *runs.CASES]
 """What --only takes."""
 
 
@@ -267,8 +267,13 @@ def read(words: Sequence[str] | None = None) -> argparse.Namespace:
             f"Expected --examples and --test beside --only run or {' or '.join(runs.CASES)}; got "
             f"--only {arguments.only}."
         )
-    if of_runs and arguments.device not in ("auto", "cpu"):
-        raise ConfigError(f"Expected --device=cpu of whole runs; got {arguments.device}.")
+    is_of_cpus = bool(of_runs) or arguments.only == "convolutions"
+    if is_of_cpus and arguments.device not in ("auto", "cpu"):
+        raise ConfigError(f"Expected --device=cpu of {arguments.only}; got {arguments.device}.")
+    if arguments.only == "convolutions" and compiled() is None:
+        raise ConfigError(
+            "Expected kernels of our own for --only convolutions; they did not compile."
+        )
     return arguments
 
 
@@ -281,7 +286,8 @@ def main() -> None:
     """Measure, print and write results/bench/<device>-<case>.md and .csv."""
     arguments = read()
     only, of_runs = arguments.only, whole(arguments.only)
-    device = torch.device("cpu") if of_runs else choose_device(arguments.device)
+    is_of_cpus = of_runs or only == "convolutions"
+    device = torch.device("cpu") if is_of_cpus else choose_device(arguments.device)
     rounds = arguments.rounds or (5 if of_runs else 12)
     memory.keep_pages()
     if arguments.weigh:
@@ -306,6 +312,9 @@ def main() -> None:
     if only in (None, "gep"):
         table = gep.measure(device, rounds=3)
         write("gep", table, f"{place(device)}\n{gep.markdown(table)}")
+    if only == "convolutions" or (only is None and device.type == "cpu" and compiled()):
+        table = convolutions.measure(rounds)
+        write("convolutions", table, f"{place(device)}\n\n{convolutions.markdown(table, rounds)}")
 
 
 if __name__ == "__main__":
