@@ -123,6 +123,21 @@ def test_every_row_of_table4_has_a_step_and_views_are_in_it(monkeypatch):
     assert of_views == {"dpsgd": 2, "dpsgd-modern": 8}
 
 
+def test_rows_of_table4_have_the_layout_that_their_runs_have_and_the_unit_has_torchs(monkeypatch):
+    built = []
+    build = recipes.build_parts
+    monkeypatch.setattr(
+        recipes, "build_parts", lambda config, device: built.append(config) or build(config, device)
+    )
+    steps_of = recipes.steps("scratch-eps8", 2, torch.device("cpu"))
+    layouts = {}
+    for row in (bench.UNIT, "np", "rgp"):
+        built.clear()
+        steps_of[row]()
+        layouts[row] = {config["model"]["channels_last"] for config in built}
+    assert layouts == {bench.UNIT: {False}, "np": {"auto"}, "rgp": {"auto"}}
+
+
 @pytest.mark.skipif(kernels.compiled() is None, reason="no C compiler with OpenMP here, or no AVX")
 def test_convolutions_are_timed_where_they_are_taken_and_the_page_has_them(monkeypatch):
     shapes = list(convolutions.drawn())

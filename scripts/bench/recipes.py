@@ -18,7 +18,7 @@ from dpexp.cli.stand_in import LENGTH, stand_in
 from dpexp.data import Examples
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec
-from scripts.bench.steps import UNIT, Case, Step, nonprivate_step, private_step
+from scripts.bench.steps import UNIT, Case, Step, fast, nonprivate_step, private_step
 
 UNIT_ROW = "np"
 
@@ -38,9 +38,20 @@ def configs(column: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def step_of(config: dict[str, Any], num: int, device: torch.device) -> Step:
-    """Make a row's step: its method, model, views and clipping rule, on `num` examples at once."""
-    small = stand_in(config, 1)
+def step_of(
+    config: dict[str, Any], num: int, device: torch.device, *, is_plain: bool = False
+) -> Step:
+    """Make a row's step: its method, model, views and clipping rule, on `num` examples at once.
+
+    Args:
+        config: of the row, without privacy if `is_plain`.
+        num: of examples.
+        device: that computes.
+        is_plain: whether to leave out the suite's own layout of images, and its kernels.
+    """
+    small, layout = stand_in(config, 1), config["model"].get("channels_last")
+    if layout is not None and not is_plain:
+        small["model"]["channels_last"] = layout
     if "vocabulary" in small["model"]:
         small["model"]["vocabulary"] = VOCABULARY
     parts = build_parts(small, device)
@@ -51,7 +62,8 @@ def step_of(config: dict[str, Any], num: int, device: torch.device) -> Step:
     batch = parts.task.train.batch(torch.arange(num))
     some = Examples(batch.inputs, batch.targets).to(device)
     if config["method"]["name"] == "nonprivate":
-        return nonprivate_step(some, new_model)
+        step = nonprivate_step(some, new_model)
+        return step if is_plain else fast(step)
     return private_step(
         parts.method,
         some,
@@ -63,17 +75,17 @@ def step_of(config: dict[str, Any], num: int, device: torch.device) -> Step:
 
 
 def steps(column: str, num: int, device: torch.device) -> Mapping[str, Callable[[], Step]]:
-    """Name every row's step by the row's key; the one without privacy is the unit, too."""
-    return {
-        name: partial(step_of, config, num, device)
-        for row, config in configs(column).items()
-        for name in ((UNIT, row) if row == UNIT_ROW else (row,))
-    }
+    """Name every row's step by the row's key; the unit is plain PyTorch's without privacy."""
+    rows = configs(column)
+    named = {row: partial(step_of, config, num, device) for row, config in rows.items()}
+    return {UNIT: partial(step_of, rows[UNIT_ROW], num, device, is_plain=True), **named}
 
 
 NOTES = (
     "Rows are those of [table4](../quick/dpexp/table4.md), by their keys, as its quick profile "
-    "runs them. An average of the weights, which is no part of a gradient's step, is not counted."
+    "runs them, in its layout of images and with the suite's kernels. The unit is plain PyTorch's "
+    "step without privacy. An average of the weights, which is no part of a gradient's step, is "
+    "not counted."
 )
 
 IMAGES = Case(
