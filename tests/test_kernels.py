@@ -494,3 +494,17 @@ def test_a_kept_library_that_is_not_ours_alone_or_not_whole_is_not_loaded(counte
     again, times = compiled()
     assert times == 1 and again.sha256 == first.sha256
     assert compiled()[1] == 0, "it is kept anew"
+
+
+@pytest.mark.parametrize("cut", [slice(1, -2), slice(0, 3)])
+def test_images_apart_in_memory_have_the_bits_that_one_alone_has(cut):
+    """The batch stride decides nothing: torch ignores it where there is one image."""
+    x, dh = (channels_last(3, 32, 9, 6, seed=seed)[:, :, cut] for seed in (0, 1))
+    norm = nn.GroupNorm(8, 32, affine=False)
+    assert are_taken(x, dh, (3, 3)) and are_taken(x[:1], dh[:1], (3, 3))
+    together = kernel_gradients(x, dh, (3, 3), padding=(1, 1)), norm_relu(norm, x)
+    for number in range(3):
+        one = x[number : number + 1], dh[number : number + 1]
+        alone = kernel_gradients(*one, (3, 3), padding=(1, 1)), norm_relu(norm, one[0])
+        assert all(torch.equal(a[number], b[0]) for a, b in zip(together, alone, strict=True))
+    torch.testing.assert_close(together[1], torch.relu(norm(x)))

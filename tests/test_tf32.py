@@ -8,9 +8,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpexp.attacks.influence import climb
 from dpexp.attacks.influence_forms import FORMS
-from dpexp.grad_sample.rounding import is_coarse, products_in_tf32, raised, unit
+from dpexp.grad_sample.conv2d import Conv2dGrads
+from dpexp.grad_sample.geometry import Geometry
+from dpexp.grad_sample.rounding import (
+    is_coarse,
+    products_in_tf32,
+    raised,
+    take_sums_of_products,
+    unit,
+)
+from dpexp.models.standardized import weighed
 from dpexp.privacy.bound import slack_of
 from dpexp.training.gradient import PrivateGradient
+from dpexp.types import ConfigError
 from tests.attacks.test_influence import ALLOWED, CANCELLING, cancelling, is_large
 from tests.runs import one_thread  # noqa: F401
 from tests.steps import ALONE, Setting, composed, distance
@@ -146,3 +156,86 @@ def test_a_step_takes_tf32_in_its_micro_batches_alone(is_on):
     assert not is_coarse(torch.float32) and not torch.backends.cudnn.allow_tf32
     again = setting.step(noise=False)
     assert distance(again.gradients, exact.gradients) == 0
+
+
+@pytest.fixture
+def precisions():
+    """Set torch back to what it was asked for before."""
+    backends = torch.backends
+    operations = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
+    operations += [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
+    before = [each.fp32_precision for each in operations]
+    yield operations
+    backends.fp32_precision = "none"
+    for each, value in zip(operations, before, strict=True):
+        each.fp32_precision = value
+    take_sums_of_products()
+
+
+def legacy():
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.cudnn.allow_tf32 = True
+
+
+def everywhere(word):
+    torch.backends.fp32_precision = word
+
+
+def of_one(operation, word):
+    operation.fp32_precision = word
+
+
+ASKED = {
+    "by the old words": legacy,
+    "of all, TF32": lambda: everywhere("tf32"),
+    "of all, bfloat16": lambda: everywhere("bf16"),
+    "of a GPU's matrices": lambda: of_one(torch.backends.cuda.matmul, "tf32"),
+    "of a CPU's convolutions": lambda: of_one(torch.backends.mkldnn.conv, "bf16"),
+    "of a CPU's matrices": lambda: of_one(torch.backends.mkldnn.matmul, "bf16"),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_step_takes_no_coarser_products_however_a_process_asked_for_them(
+    precisions, name, is_later
+):
+    setting, seen = Setting(composed("dpsgd", "model=cnn")), []
+    setting.model.register_forward_hook(
+        lambda *_: seen.append([each.fp32_precision for each in precisions])
+    )
+    if not is_later:
+        ASKED[name]()
+    with PrivateGradient(setting.model, setting.method, setting.mechanism, ALONE, 40) as gradient:
+        if is_later:
+            ASKED[name]()
+        seen.clear()
+        gradient(setting.state, setting.examples, 0)
+    assert seen and all(each == ["ieee"] * len(precisions) for each in seen)
+
+
+@pytest.mark.parametrize("variable", ["ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"])
+def test_a_variable_that_makes_onednn_round_factors_is_refused(monkeypatch, variable):
+    monkeypatch.setenv(variable, "strict")
+    Setting(composed("dpsgd", "model=cnn")).step()
+    monkeypatch.setenv(variable, "BF16")
+    with pytest.raises(ConfigError, match=f"{variable}=BF16.*Unset"):
+        Setting(composed("dpsgd", "model=cnn")).step()
+
+
+def test_without_onednn_a_norms_convolution_is_a_sum_of_products():
+    """NNPACK's, which torch then takes for 16 images or more, was off by 1,620 times its bound."""
+    gen, at = torch.Generator().manual_seed(0), Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)
+    unit_of = torch.nn.functional.normalize(torch.randn(32, 288, generator=gen).double())
+    torch.backends.nnpack.set_flags(True)
+    take_sums_of_products()
+    for seed in range(6):
+        x, dh = torch.randn(2, 16, 32, 8, 8, generator=gen.manual_seed(seed))
+        x[:, :, 0, 0] *= 1e6  # whose tile the sum at [4, 4] shares, where tiles are large
+        dh[:, :, torch.arange(8) != 4] = dh[:, :, :, torch.arange(8) != 4] = 0
+        with torch.backends.mkldnn.flags(enabled=False):
+            found = weighed(Conv2dGrads(x, dh, at, ()), unit_of)
+        each = (x.double(), dh.double(), unit_of.float().double())
+        exact = weighed(Conv2dGrads(*each[:2], at, ()), each[2])
+        sizes = weighed(Conv2dGrads(each[0].abs(), each[1].abs(), at, ()), each[2].abs())
+        assert ((found - exact).abs() <= raised(288 + 64, torch.float32) / 2 * sizes).all()

@@ -18,6 +18,7 @@ from dpexp.grad_sample.geometry import Geometry
 from dpexp.grad_sample.linear import LinearGrads, LinearWeight
 from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads, MaterializedGrads
 from dpexp.grad_sample.repeated import repeated
+from dpexp.kernels import fast_kernels
 from dpexp.models.standardized import Projection, StandardizedWeight
 from dpexp.privacy.bound import is_exact_enough
 from dpexp.privacy.privatize import ClippedSum
@@ -45,6 +46,7 @@ class Form:
     grads: Callable[[Tensor, Tensor], PerExampleGrads]
     block: tuple[int, ...]
 
+    @fast_kernels()
     def moved(self, knobs: Knobs, seed: int) -> Moved:
         """Return how far an example changes the clipped sum of its micro-batch."""
         gen = drawing(seed, 1)
@@ -113,9 +115,9 @@ def _views(d: int, p: int, size: int, views: int) -> Form:
     return Form((d, views * size, size), (p, views * size, size), grads, of_image.block)
 
 
-def _standardized(d: int, p: int, size: int) -> Form:
+def _standardized(d: int, p: int, size: int, last: bool = False) -> Form:
     """Return a form of 3 x 3 kernels of which P is released, not they themselves."""
-    of_image = _images(d, p, size, 3)
+    of_image = _images(d, p, size, 3, last=last)
     unit = F.normalize(torch.randn(p, 9 * d, generator=drawing(0, 3), dtype=torch.float64))
     unit = F.normalize(unit - unit.mean(1, keepdim=True))
     projection = Projection(unit, torch.arange(p) % 4 > 0)
@@ -189,6 +191,7 @@ FORMS: Mapping[str, Form] = {
     "convolution 64 to 64, 4 groups": _images(64, 64, 4, 3, groups=4),
     "left carrier, convolution 64 to 64": _image_carriers(64, 64, 6, 4, "left"),
     "right carrier, convolution 640": _image_carriers(640, 640, 4, 4, "right"),
+    "left carrier, channels last": _image_carriers(64, 64, 6, 16, "left", last=True),
     "right carrier, channels last": _image_carriers(64, 64, 6, 16, "right", last=True),
     "convolution 16 to 24, stride 2": _images(16, 24, 9, 3, stride=2),
     "convolution 2 to 3, 96 x 96": _images(2, 3, 96, 3),
@@ -197,6 +200,7 @@ FORMS: Mapping[str, Form] = {
     "views, convolution 64 to 64": _views(64, 64, 6, 3),
     "views, convolution 24 to 16, formed": _views(24, 16, 12, 2),
     "standardised, convolution 64 to 64": _standardized(64, 64, 6),
+    "standardised, channels last": _standardized(64, 64, 6, last=True),
     "standardised, convolution 24 to 16, formed": _standardized(24, 16, 16),
     "embedding 20 x 768": _embedding(20, 768, 16),
     "held, 300,000 numbers": _held(2, 300_000),

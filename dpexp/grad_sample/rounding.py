@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,28 +41,48 @@ SUMS = 4.0
 aligns several terms with the largest before it adds them (Fasi et al. 2021)."""
 
 
+BACKENDS: Any = torch.backends
+"""Whose type lacks what sets the precision of each operation."""
+
+
 @contextmanager
 def products_in_tf32(is_on: bool) -> Iterator[None]:
     """Let a GPU take TF32 for products of float32 within the context, or not; then as before.
 
     Bounds on norms, and the clip weights' margin, follow what is set here.
     """
-    matrices, convolutions = (
-        torch.get_float32_matmul_precision(),
-        torch.backends.cudnn.allow_tf32,
-    )
-    torch.set_float32_matmul_precision("high" if is_on else "highest")
-    torch.backends.cudnn.allow_tf32 = is_on
+    matrices = is_coarse(torch.float32)
+    convolutions = BACKENDS.cudnn.conv.fp32_precision == "tf32"
+    take_sums_of_products(matrices=is_on, convolutions=is_on)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(matrices)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        take_sums_of_products(matrices=matrices, convolutions=convolutions)
+
+
+def take_sums_of_products(*, matrices: bool = False, convolutions: bool = False) -> None:
+    """Let float32 be multiplied in sums of products without loss, in the whole process.
+
+    Torch has two ways to ask for less, and a process may have taken either; both are set. NNPACK,
+    which torch takes on a CPU without oneDNN, convolves by other algorithms.
+
+    Args:
+        matrices: whether a GPU may take TF32 for products of matrices.
+        convolutions: whether it may for convolutions.
+    """
+    gpu, cpu = BACKENDS.cudnn, BACKENDS.mkldnn
+    torch.set_float32_matmul_precision("high" if matrices else "highest")
+    gpu.allow_tf32 = convolutions
+    for operation in (gpu.conv, gpu.rnn):
+        operation.fp32_precision = "tf32" if convolutions else "ieee"
+    for operation in (cpu.matmul, cpu.conv, cpu.rnn):
+        operation.fp32_precision = "ieee"
+    BACKENDS.nnpack.set_flags(False)
 
 
 def is_coarse(dtype: torch.dtype) -> bool:
     """Return whether products in a precision may be taken in TF32."""
-    return dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    return dtype == torch.float32 and BACKENDS.cuda.matmul.fp32_precision == "tf32"
 
 
 def of_factors(dtype: torch.dtype) -> float:

@@ -129,18 +129,24 @@ def functions() -> ctypes.CDLL:
 
 
 def is_channels_last(images: Tensor) -> bool:
-    """Return whether images [m, c, h, w] are float32, on a CPU and laid out [m, h, w, c].
+    """Return whether images [m, c, h, w] are float32, on a CPU and each laid out [h, w, c].
 
-    False for images of one position or channel, which have both layouts at once.
+    How far apart they are does not count, so that no image's kernel depends on the others;
+    `side_by_side` makes them dense. False for images of one position or channel, which have both
+    layouts at once.
     """
-    return (
-        images.device.type == "cpu"
-        and images.dtype == torch.float32
-        and images.numel() > 0
-        and not images.is_neg()  # torch may negate a view lazily, without changing its memory
-        and images.is_contiguous(memory_format=torch.channels_last)
-        and not images.is_contiguous()
-    )
+    if images.device.type != "cpu" or images.dtype != torch.float32 or images.numel() == 0:
+        return False
+    if images.is_neg():  # torch may negate a view lazily, without changing its memory
+        return False
+    (channels, height, width), strides = images.shape[1:], images.stride()[1:]
+    wanted = zip(images.shape[1:], strides, (1, width * channels, channels), strict=True)
+    return channels > 1 and height * width > 1 and all(n == 1 or has == at for n, has, at in wanted)
+
+
+def side_by_side(images: Tensor) -> Tensor:
+    """Return images [m, c, h, w] that are `is_channels_last`, one after the other in memory."""
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 def would_take(images: Tensor) -> bool:

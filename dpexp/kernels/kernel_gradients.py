@@ -12,7 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpexp.kernels.compiled import address, compiled, functions, is_channels_last, struct
+from dpexp.kernels.compiled import (
+    address,
+    compiled,
+    functions,
+    is_channels_last,
+    side_by_side,
+    struct,
+)
 
 SLOWNESS = 3  # ours, measured: time of a Gram form's multiplication over that of the kernel's
 
@@ -51,6 +58,7 @@ def kernel_gradients(
         padding: zeros around x.
         dilation: distance between the kernel's positions.
     """
+    x, dh = side_by_side(x), side_by_side(dh)
     (m, d), p = x.shape[:2], dh.shape[1]
     grads = x.new_empty(m, p, d, *kernel)
     layer = _layer(x, dh, kernel, stride, padding, dilation)
@@ -82,6 +90,7 @@ def kept_squares(
         padding: zeros around x.
         dilation: distance between the kernel's positions.
     """
+    x, dh = side_by_side(x), side_by_side(dh)
     (m, d), p = x.shape[:2], dh.shape[1]
     last = is_kept.view(p, d, -1).mT.contiguous()  # [p, k k, d]
     pieces = -(-d // (2 * _lanes()))

@@ -13,7 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpexp.kernels.compiled import address, compiled, functions, is_channels_last, struct
+from dpexp.kernels.compiled import (
+    address,
+    compiled,
+    functions,
+    is_channels_last,
+    side_by_side,
+    struct,
+)
 
 
 def norm_relu(norm: nn.GroupNorm, x: Tensor) -> Tensor:
@@ -28,7 +35,7 @@ def norm_relu(norm: nn.GroupNorm, x: Tensor) -> Tensor:
     library = compiled()
     if library is None or x.shape[1] > library.most_channels:
         return F.relu(norm(x), inplace=True)
-    return _NormReLU.apply(x, norm.num_groups, norm.eps)[0]
+    return _NormReLU.apply(side_by_side(x), norm.num_groups, norm.eps)[0]
 
 
 class _NormReLU(torch.autograd.Function):
@@ -57,7 +64,7 @@ class _NormReLU(torch.autograd.Function):
         if torch.is_grad_enabled():  # second derivatives may be needed
             again = F.relu(F.group_norm(x, ctx.groups, eps=ctx.eps))
             return *torch.autograd.grad(again, x, dy, create_graph=True), None, None
-        dy, dx = dy.contiguous(memory_format=torch.channels_last), torch.empty_like(x)
+        dy, dx = side_by_side(dy), torch.empty_like(x)
         tensors = map(address, (x, *saved, dy, dx))
         images, threads = _images(x, ctx.groups), torch.get_num_threads()
         functions().norm_relu_backward(images, *tensors, threads)

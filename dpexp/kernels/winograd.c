@@ -26,7 +26,7 @@
 #define TILES (4 * ROWS)     /* in a block; ours, measured */
 #define WIDE (VECTORS * LANES)
 #define ENTRIES 16
-#define GAP 16 /* numbers between entries, which would else be a power of two apart */
+#define GAP 16 /* numbers between entries, which would else share few places of the cache */
 
 #define INLINED static inline __attribute__((always_inline))
 

@@ -1,7 +1,7 @@
 """3 x 3 convolutions of channels-last images in 16 products where the direct form takes 36.
 
-On a CPU torch always takes oneDNN's direct form, which runs at the processor's peak. Fewer
-multiplications are then all that is left (docs/decisions/speed.md, "Convolutions by Winograd's
+On a CPU torch takes oneDNN's direct form of all but the smallest. It runs at the processor's peak,
+and fewer multiplications are all that is left (docs/decisions/speed.md, "Convolutions by Winograd's
 algorithm"). Within `by_winograd` torch's convolutions on a CPU, and their input gradients, take it.
 """
 
@@ -16,7 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpexp.kernels.compiled import address, compiled, functions, is_channels_last, struct
+from dpexp.kernels.compiled import (
+    address,
+    compiled,
+    functions,
+    is_channels_last,
+    side_by_side,
+    struct,
+)
 from dpexp.kernels.replaced import Kernels, Replaced
 
 NAMES = ("convolution", "convolution_backward")
@@ -28,8 +35,8 @@ LEAST_CHANNELS = 18
 Entries are computed for each of both, and products are saved for each pair."""
 
 MOST_PRODUCTS = 6
-"""Products of a channel and an output at which it does not, of the direct form's 9 (ours). An even
-side has 4, and 3 x 3 images, whose tiles are cut off, have 7.1."""
+"""Most products of a channel and an output that are worth it, of the direct form's 9 (ours). An
+even side has 4, and 3 x 3 images, whose tiles are cut off, have 7.1."""
 
 _own = local()
 """`room`, which a thread keeps between calls, and `is_direct`, whether it is within `directly`."""
@@ -72,7 +79,7 @@ def is_taken(
     settings: tuple[Sequence[int], Sequence[int], Sequence[int]],
     groups: int,
 ) -> bool:
-    """Return whether `convolved` has a convolution, or its input gradient, and takes less time.
+    """Return whether `convolved` supports a convolution, or its input gradient, and is faster.
 
     It does not depend on the number of images, and so no image's result on the others.
 
@@ -127,7 +134,7 @@ def convolved(images: Tensor, weight: Tensor, *, is_backwards: bool = False) -> 
         [n, p, h, w], or [n, c, h, w], channels last.
     """
     library, threads = functions(), torch.get_num_threads()
-    weight = weight.resolve_neg()
+    images, weight = side_by_side(images), weight.resolve_neg()
     start, (of_output, of_channel, down, along) = address(weight), weight.stride()
     outputs = len(weight)
     if is_backwards:

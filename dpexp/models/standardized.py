@@ -104,7 +104,7 @@ class Projection:
 def weighed(used: Conv2dGrads, kernels: Tensor) -> Tensor:
     """Return <K_p, G_ip>, [n, p]: a convolution by K, times dh, summed over positions.
 
-    It is part of a norm, and so the sum of products that the norm's bound is of.
+    It may be part of a norm, and so is the sum of products that the norm's bound is of.
 
     Args:
         used: gives G.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -245,15 +246,26 @@ def require_norms(clipping: Clipping, releases: Sequence[Release]) -> None:
         )
 
 
+ONEDNN_MODES, STRICT = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"), "STRICT"
+
+
 def require_full_precision(model: nn.Module) -> None:
     """Check that all weights have one precision, float32 or float64; releases have it too.
 
     Noise on the coarse grid of half precision would not hide the low bits of the sums. The bounds
-    on rounding hold for a single precision.
+    on rounding hold for a single precision, and for products that lose nothing: oneDNN is not to
+    multiply float32 in bfloat16, which only its environment variable asks of it.
 
     Raises:
-        ConfigError: naming the first weight that fails.
+        ConfigError: naming the first weight that fails, or the variable.
     """
+    for variable in ONEDNN_MODES:
+        if os.environ.get(variable, STRICT).upper() != STRICT:
+            raise ConfigError(
+                f"Expected oneDNN to multiply float32 without loss; got "
+                f"{variable}={os.environ[variable]}, by which a norm may come out too small. Unset "
+                f"it, or set {variable}={STRICT}."
+            )
     floating = [each for each in model.named_parameters() if each[1].is_floating_point()]
     for name, weight in floating:
         if weight.dtype not in FULL:

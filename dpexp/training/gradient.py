@@ -16,7 +16,7 @@ from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample import Tape
 from dpexp.grad_sample.modules import replaced
 from dpexp.grad_sample.passes import Passes
-from dpexp.grad_sample.rounding import products_in_tf32
+from dpexp.grad_sample.rounding import products_in_tf32, take_sums_of_products
 from dpexp.kernels import fast_kernels
 from dpexp.privacy import Mechanism
 from dpexp.privacy.clipping import Clipping
@@ -105,8 +105,7 @@ class PrivateGradient:
         """
         # Norms and sums come from different kernels. In bfloat16 a computed norm would not bound
         # the sum; in TF32 it does with a larger margin, taken where it was asked for.
-        torch.backends.cudnn.allow_tf32 = False
-        torch.set_float32_matmul_precision("highest")
+        take_sums_of_products()
         self._dtype = next(model.parameters()).dtype
         self._model, self._method, self._mechanism = model, method, mechanism
         self._ranks, self.micro_batch = ranks, micro_batch

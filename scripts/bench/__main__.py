@@ -15,6 +15,7 @@ what torch's allocator counted, the same every time, and is taken once, in this 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,9 @@ from scripts.bench import convolutions, gep, language, recipes, runs, vision
 from scripts.bench.steps import UNIT, Case, Run
 
 WEIGHINGS = 3
+
+RESTRICTING = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "CC")
+"""Variables that keep libraries from a CPU's newer instructions: a page says which are set."""
 
 CASES = {
     "vision": vision.CASE,
@@ -144,7 +148,9 @@ def place(device: torch.device) -> str:
     """Say on what and with what it was measured."""
     known, own = versions(), ""
     if device.type == "cpu":
-        own = f"; {'with' if compiled() else 'without'} kernels of our own"
+        told = [f"{key}={os.environ[key]}" for key in RESTRICTING if key in os.environ]
+        own = f"; {', '.join([torch.backends.cpu.get_cpu_capability(), *told])}"
+        own += f"; {'with' if compiled() else 'without'} kernels of our own"
     return (
         f"{describe_device(device)}; torch {known['torch']}, Opacus {known['opacus']}{own}; "
         f"commit {git_commit()}."
