@@ -104,6 +104,11 @@ class Key(NamedTuple):
     part: str = "full"
 
 
+def first_weight(model: nn.Module) -> Tensor:
+    """Return a model's first parameter of real numbers; whole numbers may stand before it."""
+    return next(each for each in model.parameters() if each.is_floating_point())
+
+
 def full_name(layer: str, parameter: str) -> str:
     """Return a parameter's name in the model; the model itself is the layer named ""."""
     return f"{layer}.{parameter}" if layer else parameter

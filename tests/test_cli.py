@@ -197,6 +197,12 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
         (["task.mean=[0.1,0.2]"], "Expected task.mean to be numbers, one a channel or one for all"),
         (["seed=null"], "Expected seed to be a whole number >= 0; got seed=null. Set seed"),
         (["seed=-1"], "Expected seed to be a whole number >= 0; got seed=-1"),
+        ([f"seed={2**63}"], r"Expected seed to be .* below 2\^63; got one of 64 bits. Set seed"),
+        ([f"method.rank={10**400}"], r"Expected method.rank to be a whole number below 2\^63"),
+        (
+            ["augmentation=crop_flip", "augmentation.padding=2000000000"],
+            "Expected augmentation.padding to be at most the images' size; got 2000000000",
+        ),
         (["wandb.mode=offlin"], "Did you mean offline?"),
         (["device=mps"], "Expected device auto, cpu, cuda or cuda:N; got device=mps"),
         (["ranks=true"], "Expected ranks to be auto or a number from 1; got ranks=True"),

@@ -72,6 +72,88 @@ def test_it_trains_a_copy_within_the_budget_and_the_record_holds(method, trained
     assert not multiprocessing.active_children()
 
 
+class Scaled(nn.Module):
+    """A network whose output one number scales, behind whole numbers that stand first."""
+
+    def __init__(self, classes=3):
+        super().__init__()
+        torch.manual_seed(0)
+        self.order = nn.Parameter(torch.arange(15, -1, -1), requires_grad=False)
+        self.inner, self.scale = nn.Linear(16, 8), nn.Parameter(torch.tensor(2.0))
+        self.mask = nn.Parameter(torch.ones(8, dtype=torch.bool), requires_grad=False)
+        self.out = nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.out(
+            self.scale * torch.tanh(self.inner(x.flatten(1)[:, self.order])) * self.mask
+        )
+
+
+NUMBERED = {
+    "dpsgd": {},
+    "dpsgd, masked": {"clipping": "normalize"},
+    "dpsgd, by layer": {"clipping": "per_layer"},
+    "dpsgd, averaged": {"averaging": "ema"},
+    "dpsgd, the last averaged": {"averaging": "last"},
+    "sparse_dpsgd": {},
+    "dp_powersgd": {"method.rank": 2},
+    "dp_grape": {"method.rank": 2},
+    "dp_zo": {"method.directions": 2, "optimizer.lr": 1e-3},
+    "rgp": {"method.rank": 2},
+    "lsg": {"method.rank": 2},
+    "gep": {"method.basis": "random", "method.k": 6, "method.groups": "all"},
+    "bitfit": {},
+}
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_a_model_may_hold_single_numbers_and_whole_ones(name, trained):
+    settings = dict(NUMBERED[name])
+    lr = settings.pop("optimizer.lr", 0.5)
+    run = trained(Scaled(), method=name.partition(",")[0], settings=settings, lr=lr)
+    before = Scaled()
+    for kept in ("order", "mask"):
+        assert torch.equal(getattr(run.model, kept), getattr(before, kept))
+    assert not torch.equal(run.model.out.weight, before.out.weight)
+    assert (run.model.scale.item() != 2.0) == ("scale" in run.certificate["trainable"])
+    assert verify(run.directory)[0] == 0
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_complex_weights_are_refused_in_a_line(is_trained, trained):
+    model = Scaled()
+    model.turn = nn.Parameter(torch.ones(3, dtype=torch.complex64), requires_grad=is_trained)
+    for method in ("dpsgd", "dp_zo"):
+        with pytest.raises(ConfigError, match="real numbers; turn is in torch.complex64"):
+            trained(model, method=method, settings={})
+
+
+def test_numbers_of_numpy_and_torch_and_paths_are_numbers_and_words(trained, tmp_path):
+    words = {
+        "eps": np.float32(8),
+        "lr": torch.tensor(0.5),
+        "batch_size": np.int64(50),
+        "epochs": np.int32(2),
+        "seed": np.uint8(0),
+        "clip_norm": np.float64(1),
+        "dataset_size": np.int64(200),
+        "delta": np.float64(1e-3),
+        "device": torch.device("cpu"),
+        "settings": {"micro_batch": np.int16(50), "checkpoint": np.str_("none")},
+    }
+    del words["settings"]["checkpoint"]
+    run = trained(**words)
+    plain = trained(eps=8, clip_norm=1.0, seed=0, dataset_size=200, settings={"micro_batch": 50})
+    assert run.directory == plain.directory
+
+
+def test_a_setting_that_is_no_number_or_word_is_named(trained):
+    with pytest.raises(
+        ConfigError, match="Expected .*micro_batch.* to be a number, a word.*object"
+    ):
+        trained(settings={"micro_batch": object()})
+
+
 def test_noise_may_be_correlated_across_steps(trained):
     run = trained(settings={"noise": "correlated", "noise.bands": 2})
     assert run.certificate["correlation"]["bands"] == 2 and run.certificate["sampling"] == "cyclic"

@@ -15,7 +15,7 @@ from dpexp.grad_sample.passes import PUBLIC_BATCH
 from dpexp.kernels import fast_kernels
 from dpexp.privacy.privatize import add_noise_
 from dpexp.training.observation import Analysis, View, is_finite
-from dpexp.types import ConfigError, Key, State
+from dpexp.types import ConfigError, Key, State, first_weight
 
 
 class Alignment(Analysis):
@@ -135,7 +135,7 @@ def _means(view: View, some: Tensor, *, is_clipping: bool) -> tuple[State, dict[
     state, sums = view.gradient.without_noise(
         view.state, view.examples, some, view.step, is_clipping=is_clipping
     )
-    dtype = next(view.model.parameters()).dtype
+    dtype = first_weight(view.model).dtype
     return state, {key: (total / len(some)).to(dtype) for key, total in sums.items()}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpexp.linalg import as_rows
 from dpexp.privacy import num_steps
 from dpexp.privacy.accounting import calibrate
 from dpexp.privacy.clipping import Group, bounds_of
@@ -79,7 +80,7 @@ class NoiseNorm(Analysis):
             squares: dict[Group, torch.Tensor] = {}
             for name, g in gradients.items():
                 group = rule.group(keys[name])
-                squares[group] = squares.get(group, 0) + g.flatten(1).square().sum(1)
+                squares[group] = squares.get(group, 0) + as_rows(g).square().sum(1)
             weights = {of: rule.weights(each.sqrt(), bounds[of]) for of, each in squares.items()}
             for name, g in gradients.items():
                 own = weights[rule.group(keys[name])]

@@ -47,6 +47,7 @@ from dpexp.types import (
     Release,
     Size,
     State,
+    first_weight,
 )
 
 TOO_LONG = 100.0
@@ -179,7 +180,7 @@ class Canaried(Wrapped):
                     "Expected a method that clips examples' norms with crafted gradients; this "
                     "one clips coordinates. Set audit.canaries=mislabelled."
                 )
-        device = next(model.parameters()).device
+        device = first_weight(model).device
         scores = torch.zeros(len(self._included), dtype=torch.float64, device=device)
         kinds = SCORES if any(each.clip == "count" for each in releases) else SCORES[:1]
         bands = self._correlation.bands
@@ -214,7 +215,7 @@ class Canaried(Wrapped):
             "sampled": sampled.to(device),
             "half": (is_within.double() - 0.5).to(device),
             "sums": {},
-            "like": next(model.parameters()).new_empty(0),
+            "like": first_weight(model).new_empty(0),
         }
 
     def per_example_grads(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dpexp.attacks.canaries import TOO_LONG
 from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.methods.wrapped import Wrapped
-from dpexp.types import Key, Method, PerExampleGrads, PublicGradients, State
+from dpexp.types import Key, Method, PerExampleGrads, PublicGradients, State, first_weight
 
 
 class Tipped(Wrapped):
@@ -49,7 +49,7 @@ class Tipped(Wrapped):
         """Prepare the method's step, and craft the examples, one row each, the canary last."""
         state = super().prepare(model, state, public, gen)
         dimension = sum(math.prod(shape) for shape in self.release_shapes(state).values())
-        canary = next(model.parameters()).new_ones(dimension)
+        canary = first_weight(model).new_ones(dimension)
         canary[: dimension // 2] = -1
         others = torch.where(canary < 0, 1.0, 1 - 1 / (2 * self._batch_size))
         rows = torch.stack([*[others] * self._batch_size, TOO_LONG * canary])

@@ -24,7 +24,7 @@ from dpexp.pate.votes import NoisyVotes
 from dpexp.privacy import Mechanism
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.parts import Parts
-from dpexp.types import Method
+from dpexp.types import Method, first_weight
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def of_steps(parts: Parts, mechanism: Mechanism, num_trials: int) -> tuple[np.nd
 def _scores(parts: Parts, method: Method, mechanism: Mechanism, trials: range) -> np.ndarray:
     """Return every trial's scores by kind, [trials, kinds]."""
     task, model, steps = parts.task, parts.model, mechanism.num_steps
-    ranks = Ranks(0, 1, next(model.parameters()).device)
+    ranks = Ranks(0, 1, first_weight(model).device)
     absent = Thinned(task.train, torch.zeros(len(task.train), dtype=torch.bool))
     scores = []
     with PrivateGradient(

@@ -32,7 +32,7 @@ from dpexp.privacy.seeds import generator
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.outcome import StepOutcome
 from dpexp.training.returned import NotAsDeclared
-from dpexp.types import Batch, ConfigError, Key, Method, State
+from dpexp.types import Batch, ConfigError, Key, Method, State, first_weight
 
 TOLERANCE = 1e-6
 """Relative tolerance of a change: the rounding that docs/privacy/rounding.md states."""
@@ -173,7 +173,7 @@ class _Bench:
         self._method, self._loss, self._clipping = parts.method, parts.task.loss, parts.clipping
         self._public = None if parts.task.public is None else _Public(parts.task.public)
         self._clip_norm = clip_norm
-        self._ranks = Ranks(0, 1, next(self.model.parameters()).device)
+        self._ranks = Ranks(0, 1, first_weight(self.model).device)
 
     def start(self) -> State:
         """Return the state before the first step."""

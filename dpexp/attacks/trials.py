@@ -12,6 +12,7 @@ from dpexp.pate.votes import build_votes
 from dpexp.privacy import build, require_room
 from dpexp.privacy.correlation import AUTO, Banded
 from dpexp.training.parts import Parts
+from dpexp.types import first_weight
 
 SMALL_BATCH = 8
 """Nominal batch size, without real examples (ours); it cancels in a canary's score."""
@@ -73,7 +74,7 @@ def of_steps(config: Mapping[str, Any], parts: Parts, num_trials: int, num_steps
         seed=config["seed"],
         correlation=correlation,
     )
-    require_room(mechanism, next(parts.model.parameters()).dtype, config)
+    require_room(mechanism, first_weight(parts.model).dtype, config)
     scores = distinguishing.of_steps(parts, mechanism, num_trials)
     return Trials(*scores, mechanism.epsilon(num_steps), mechanism.delta, not mechanism.is_laplace)
 

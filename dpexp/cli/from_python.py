@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import OmegaConf
 from torch import nn
@@ -157,6 +159,7 @@ def train(
                 f"Expected {HANDED[key]} as an argument of dpexp.train; got settings['{key}'], a "
                 f"choice of run.py. Leave it out, or use dpexp.run."
             )
+    delta, dataset_size, settings = (_plain(each) for each in (delta, dataset_size, settings))
     if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
         raise ConfigError(
             f"Expected callbacks to be a list of functions; got {reprlib.repr(callbacks)}. Set "
@@ -179,7 +182,7 @@ def train(
         "privacy.clip_norm": clip_norm,
         "seed": seed,
         "results": str(results),
-        "device": device,
+        "device": str(device),
         "++task._target_": GIVEN,
         "++task.name": task.name,
         "++task.dataset_size": task.dataset_size,
@@ -201,7 +204,7 @@ def train(
         words.append("public=none")  # else the task's own, which is none of conf/task
     if eps is None:
         words += ["noise=false", "clip=false"]
-    config = with_weights(_composed([*words, *_words(values)]))
+    config = with_weights(_composed([*words, *_words(_plain(values))]))
     if "loop" in config:
         raise ConfigError(
             f"Expected a method of the common training loop; method={method} has its own. Use "
@@ -280,9 +283,32 @@ def _composed(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _words(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield settings as Hydra's words, whatever characters they hold."""
+    """Yield settings as Hydra's words, whatever characters they hold.
+
+    Raises:
+        ConfigError: for a value that is no number, word, list or mapping.
+    """
     for key, value in values.items():
-        yield f"{key}={quoted(value) if isinstance(value, str) else json.dumps(value)}"
+        try:
+            yield f"{key}={quoted(value) if isinstance(value, str) else json.dumps(value)}"
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"Expected {key} to be a number, a word, or a list or mapping of them; got "
+                f"{reprlib.repr(value)}. Set {key}."
+            ) from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting without NumPy's and torch's numbers, and without paths."""
+    if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.ndim == 0):
+        return value.item()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
 
 
 def _task(

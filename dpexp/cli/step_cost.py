@@ -20,6 +20,7 @@ from dpexp.training.averaging import Averaged
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.micro_batch import MicroBatch
 from dpexp.training.train import make_mechanism, on_device, update
+from dpexp.types import first_weight
 
 EMPTY = 1e-12
 """A batch size at which draws are empty."""
@@ -109,7 +110,7 @@ def measure(config: dict[str, Any], device: torch.device, shrink: int | None) ->
     model, method, task = parts.model, parts.method, parts.task
     state = method.start(model)
     mechanism = make_mechanism(small, config["task"]["dataset_size"], method, state, rank)
-    require_room(mechanism, next(model.parameters()).dtype, config)
+    require_room(mechanism, first_weight(model).dtype, config)
     held = on_device(task.train, device)
     micro_batch = MicroBatch(small, parts, state, mechanism, rank).settle(0, held)
     is_few = shrink is not None and device.type == "cpu"

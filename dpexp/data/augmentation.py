@@ -10,6 +10,9 @@ from torch import Tensor
 
 from dpexp.types import Batch, ConfigError
 
+WIDEST = 2**24
+"""Largest padding (ours), far above any image's size."""
+
 
 class Augmentation(Protocol):
     """Makes views of examples.
@@ -40,7 +43,7 @@ class CropFlip:
 
     Attributes:
         multiplicity: views of an example (their K), >= 1.
-        padding: pixels at each side, >= 0 and at most the image's size.
+        padding: pixels at each side, >= 0 and at most the image's size, and 2^24.
     """
 
     multiplicity: int
@@ -58,6 +61,11 @@ class CropFlip:
                     f"Expected augmentation.{name} >= {least}; got {getattr(self, name)}. Set "
                     f"augmentation.{name}."
                 )
+        if self.padding > WIDEST:
+            raise ConfigError(
+                "Expected augmentation.padding to be at most the images' size; got "
+                f"{self.padding}. Set augmentation.padding."
+            )
 
     def draws(self, num_examples: int, gen: torch.Generator) -> Tensor:
         """Return each view's first row, first column and flip, [num_examples, K, 3]."""

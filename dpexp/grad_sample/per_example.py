@@ -24,7 +24,7 @@ from dpexp.grad_sample.rounding import (
     size_of_held,
     size_of_squares,
 )
-from dpexp.linalg import places
+from dpexp.linalg import as_rows, places
 from dpexp.types import Size
 
 
@@ -266,4 +266,4 @@ class MaskedGrads:
         numbers = max(len(whole.x) * self._held(), AT_LEAST)
         size = max(1, numbers // prod(self.shape))
         for x, dh in zip(whole.x.split(size), whole.dh.split(size), strict=True):
-            yield whole.rule.materialize(x, dh).flatten(1)
+            yield as_rows(whole.rule.materialize(x, dh))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dpexp.linalg import as_rows
 from dpexp.types import Size
 
 TERMS = 2048
@@ -125,7 +126,7 @@ def _twice(share: float) -> float:
 
 def size_of_held(values: Tensor) -> Size:
     """Return the size of vectors [n, ...] that are added themselves, not as sums of terms."""
-    values = values.flatten(1)
+    values = as_rows(values)
     return size_of_squares(squares_of(values), values.shape[1], values.dtype)
 
 
@@ -255,5 +256,6 @@ def add_(total: Tensor, part: Tensor) -> None:
 
 
 def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
-    rows = max(1, AT_ONCE // max(1, tensor[0].numel())) if len(tensor) else 1
-    return tensor.split(rows)
+    if tensor.ndim == 0 or len(tensor) == 0:
+        return (tensor,)
+    return tensor.split(max(1, AT_ONCE // max(1, tensor[0].numel())))

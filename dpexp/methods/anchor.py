@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dpexp.linalg import orthonormal_columns
+from dpexp.linalg import as_rows, orthonormal_columns
 from dpexp.types import ConfigError, PublicGradients, require_word
 
 GROUPINGS = ("stages", "layers", "all")
@@ -120,7 +120,7 @@ def anchor_gradients(
     done = 0
     for gradients in public.micro_batches(torch.arange(m), labels):
         for group, names in groups.items():
-            some = [gradients[name].flatten(1) for name in names]
+            some = [as_rows(gradients[name]) for name in names]
             sizes = [each.shape[1] for each in some]
             if done == 0:
                 anchors[group] = some[0].new_empty(m, sum(sizes))

@@ -53,6 +53,7 @@ from dpexp.types import (
     PublicGradients,
     Release,
     State,
+    first_weight,
     full_name,
     require_word,
 )
@@ -151,7 +152,7 @@ class Compressive(Method):
         """Return the state with a new Psi, [p, n]."""
         if self._psi == "none":
             return state
-        like = next(model.parameters())
+        like = first_weight(model)
         psi = torch.randn(
             (self._p, state["size"]), generator=gen, device=like.device, dtype=like.dtype
         ) / math.sqrt(self._p)

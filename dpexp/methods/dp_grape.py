@@ -51,6 +51,7 @@ from dpexp.types import (
     PublicGradients,
     Release,
     State,
+    first_weight,
     full_name,
     require_word,
 )
@@ -145,7 +146,7 @@ class DPGRAPE(Method):
         """Return the state with every matrix's P^T [r, d], drawn anew every F steps."""
         step, projections = state["step"], state["projections"]
         if step % self._every == 0:
-            like = next(model.parameters())
+            like = first_weight(model)
             projections = {
                 name: torch.randn(
                     (self._rank, prod(shape[1:])),

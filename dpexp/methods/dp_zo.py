@@ -41,6 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.grad_sample.per_example import MaterializedGrads
+from dpexp.grad_sample.rounding import unit
 from dpexp.methods.selection import TRAINED, shapes_of, trained_parameters
 from dpexp.privacy.stated import Stated
 from dpexp.types import (
@@ -52,6 +53,7 @@ from dpexp.types import (
     PublicGradients,
     Release,
     State,
+    first_weight,
     require_word,
 )
 
@@ -115,8 +117,15 @@ class DPZO(Method):
         """Return the parameters' shapes.
 
         Raises:
-            ConfigError: for more directions than the trained parameters have.
+            ConfigError: for more directions than the trained parameters have, or a perturbation
+                that is lost where it is added to a weight.
         """
+        dtype = first_weight(model).dtype
+        if self._perturbation < unit(dtype):
+            raise ConfigError(
+                f"Expected method.perturbation of at least {unit(dtype):.1g}, the rounding of a "
+                f"weight in {dtype}; got {self._perturbation:g}. Set method.perturbation."
+            )
         shapes = shapes_of(model, self.trainable(model))
         size = sum(map(prod, shapes.values()))
         if self._count > size:
@@ -130,7 +139,7 @@ class DPZO(Method):
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator
     ) -> State:
         """Return the state with this step's directions, [k, ...] for every parameter."""
-        like = next(model.parameters())
+        like = first_weight(model)
         directions = {
             name: torch.randn(
                 (self._count, *shape), generator=gen, device=like.device, dtype=like.dtype

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.grad_sample.per_example import MaterializedGrads
-from dpexp.linalg import power_iteration
+from dpexp.linalg import as_rows, power_iteration
 from dpexp.methods import anchor, anchor_products
 from dpexp.methods.selection import all_parameters, classifier, shapes_of
 from dpexp.privacy.stated import Stated
@@ -48,6 +48,7 @@ from dpexp.types import (
     PublicGradients,
     Release,
     State,
+    first_weight,
     full_name,
     require_word,
 )
@@ -160,7 +161,7 @@ class GEP(Method):
         bases: dict[str, Tensor] = {}
         for group, names in state["groups"].items():
             sizes, share = _sizes(state["shapes"], names), state["shares"][group]
-            basis = anchor.random_basis(share, sum(sizes), gen, next(model.parameters()))
+            basis = anchor.random_basis(share, sum(sizes), gen, first_weight(model))
             bases |= dict(zip(names, basis.split(sizes, dim=1), strict=True))
         return bases
 
@@ -207,7 +208,7 @@ class GEP(Method):
             held = state["held"].setdefault(group, {})
             is_product = group in state["anchors"]
             pair = anchor_products.factors(layer_grads, name) if is_product else None
-            held[full] = pair or layer_grads.gradient(name).materialize().flatten(1)
+            held[full] = pair or as_rows(layer_grads.gradient(name).materialize())
             if len(held) == len(state["groups"][group]):
                 per_example |= self._project(state, group, state["held"].pop(group))
         return per_example

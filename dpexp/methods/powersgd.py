@@ -38,7 +38,7 @@ from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.selection import require_rank
 from dpexp.models.matrices import matrix_parameters
 from dpexp.privacy.stated import Stated
-from dpexp.types import ConfigError, Key, PublicGradients, State
+from dpexp.types import ConfigError, Key, PublicGradients, State, first_weight
 
 
 class PowerSGD(DPSGD):
@@ -92,7 +92,7 @@ class PowerSGD(DPSGD):
         """Return the state with Q [d, r]: drawn Gaussian, or the last step's."""
         if self._warm_start and state["right"]:
             return state
-        like = next(model.parameters())
+        like = first_weight(model)
         right = {
             name: torch.randn(d, self._rank, generator=gen, device=like.device, dtype=like.dtype)
             for name, d in state["widths"].items()

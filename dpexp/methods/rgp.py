@@ -53,6 +53,7 @@ from dpexp.types import (
     PublicGradients,
     Release,
     State,
+    first_weight,
     require_word,
 )
 
@@ -156,7 +157,7 @@ class RGP(Method):
         if self._carriers == "random":
             sides = [(shape[0], prod(shape[1:])) for shape in state["shapes"].values()]
             sizes = [(p, d, min(self._rank, p, d)) for p, d in sides]
-            like = next(model.parameters())
+            like = first_weight(model)
             drawn = random_bases(sizes, gen, like)
             for name, (of_outputs, of_inputs) in zip(state["shapes"], drawn, strict=True):
                 left[name], right[name] = of_outputs, of_inputs

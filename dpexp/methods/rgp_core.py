@@ -56,6 +56,7 @@ from dpexp.types import (
     PublicGradients,
     Release,
     State,
+    first_weight,
 )
 
 CORE = "core"
@@ -151,7 +152,7 @@ class CoreRGP(Method):
         def visit(callback: LayerCallback) -> None:
             public.visit_layers(indices, labels, callback)
 
-        like = next(model.parameters())
+        like = first_weight(model)
         left, right = self._bases(state["matrices"], visit, gen, like)
         state = {**state, "left": left, "right": right}
         return {**state, "scale": self._scales(state, visit, like)}

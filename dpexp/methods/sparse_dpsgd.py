@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads, MaterializedGrads
-from dpexp.linalg import places
+from dpexp.linalg import as_rows, places
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.sparsity import is_most_important, num_kept, require_fraction, spread
 from dpexp.models.matrices import matrix_parameters
@@ -91,7 +91,7 @@ class SparseDPSGD(DPSGD):
             if kept is None:
                 continue
             if isinstance(grads, MaterializedGrads):
-                values = grads.values.flatten(1).index_select(1, places(kept))
+                values = as_rows(grads.values).index_select(1, places(kept))
                 per_example[key] = MaterializedGrads(values)
             else:
                 per_example[key] = MaskedGrads(

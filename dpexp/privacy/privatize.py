@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.grad_sample.rounding import add_
+from dpexp.linalg import as_rows
 from dpexp.privacy.bound import is_exact_enough, slack_of, upper_bound
 from dpexp.privacy.clipping import Clipping, Flat, Group, bounds_of, centred_bits
 from dpexp.privacy.seeds import spawned
@@ -226,7 +227,7 @@ def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, Materialized
         clamped gradients.
     """
     clamped = values.double().clamp(-bound, bound)  # float64, to add without rounding
-    return values.flatten(1).abs().amax(1), MaterializedGrads(clamped)
+    return as_rows(values).abs().amax(1), MaterializedGrads(clamped)
 
 
 FULL = (torch.float32, torch.float64)
@@ -265,6 +266,12 @@ def require_full_precision(model: nn.Module) -> None:
                 f"Expected oneDNN to multiply float32 without loss; got "
                 f"{variable}={os.environ[variable]}, by which a norm may come out too small. Unset "
                 f"it, or set {variable}={STRICT}."
+            )
+    for name, weight in model.named_parameters():
+        if weight.is_complex():
+            raise ConfigError(
+                f"Expected weights of real numbers; {name} is in {weight.dtype}. Hold its real and "
+                "imaginary parts as two parameters."
             )
     floating = [each for each in model.named_parameters() if each[1].is_floating_point()]
     for name, weight in floating:

@@ -107,7 +107,10 @@ class Averaged:
         """
         weight = 1.0 - self._averaging.keeps(step, self._num_steps)
         for average, parameter in zip(self.model.parameters(), model.parameters(), strict=True):
-            average.lerp_(parameter, weight)
+            if average.is_floating_point():
+                average.lerp_(parameter, weight)
+            else:  # whole numbers, which stay what they are
+                average.copy_(parameter)
         for kept, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
             kept.copy_(buffer)
 

@@ -43,6 +43,7 @@ from dpexp.types import (
     Method,
     PerExampleGrads,
     State,
+    first_weight,
 )
 
 PREPARED_LESS = (
@@ -106,7 +107,8 @@ class PrivateGradient:
         # Norms and sums come from different kernels. In bfloat16 a computed norm would not bound
         # the sum; in TF32 it does with a larger margin, taken where it was asked for.
         take_sums_of_products()
-        self._dtype = next(model.parameters()).dtype
+        require_full_precision(model)
+        self._dtype = first_weight(model).dtype
         self._model, self._method, self._mechanism = model, method, mechanism
         self._ranks, self.micro_batch = ranks, micro_batch
         self.augmentation, self.clipping = augmentation, clipping
@@ -117,7 +119,6 @@ class PrivateGradient:
         self.trained = method.trainable(model)
         named = model.named_parameters()
         self._trained = {name: weight for name, weight in named if name in self.trained}
-        require_full_precision(model)
         self._callback: LayerCallback = self._take
         self._blocks: Collection[Key] = ()
         self._awaited: set[Key] = set()  # blocks still missing in a micro-batch
@@ -298,7 +299,7 @@ class PrivateGradient:
         self._state = mapped(
             lambda leaf: leaf, prepared
         )  # `per_example_grads` adds to it, for one attempt
-        like = next(self._model.parameters())
+        like = first_weight(self._model)
         blocks = self._method.release_shapes(self._state)
         mechanism = self._mechanism
         made = {release.name for release in mechanism.releases if release.clip == "count"}

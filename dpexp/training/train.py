@@ -41,7 +41,7 @@ from dpexp.training.run_logger import announce, metrics_line
 from dpexp.training.schedules import require_rates
 from dpexp.training.train_state import TrainState
 from dpexp.training.uncompiled import spare_tracer, take_step
-from dpexp.types import ConfigError, Method, State
+from dpexp.types import ConfigError, Method, State, first_weight
 
 log = logging.getLogger("dpexp")
 
@@ -75,7 +75,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     if mechanism.correlation is not None and begin is not None:
         begin(parts, mechanism)
         start = method.start(model)
-    require_room(mechanism, next(model.parameters()).dtype, config)
+    require_room(mechanism, first_weight(model).dtype, config)
     require_norms(parts.clipping, mechanism.releases)
     if isinstance(parts.clipping, PerLayer):
         by_name = {release.name: release for release in mechanism.releases}
@@ -84,7 +84,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     weights = [parameter for name, parameter in model.named_parameters() if name in trainable]
     optimizer = parts.make_optimizer(weights)
     check_optimizer(optimizer)
-    check_size(optimizer, size_of_release(mechanism), next(model.parameters()).dtype)
+    check_size(optimizer, size_of_release(mechanism), first_weight(model).dtype)
     rates = [group["lr"] for group in optimizer.param_groups]
     steps = mechanism.num_steps
     require_rates(rates, parts.schedule, steps)

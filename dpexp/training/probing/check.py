@@ -45,7 +45,7 @@ from dpexp.training.probing.stage import (
 )
 from dpexp.training.probing.trial import Subject, Trial
 from dpexp.training.probing.verdict import size_of
-from dpexp.types import Batch, ConfigError, one_line
+from dpexp.types import Batch, ConfigError, first_weight, one_line
 
 CLEAR = 1e-5
 """Tolerance in the model's own precision; larger differences are checked in float64 (ours)."""
@@ -90,7 +90,7 @@ def check_model(
             examples.
     """
     try:
-        own = next(model.parameters()).dtype
+        own = first_weight(model).dtype
         with staged(model, own, device, draw=MADE):
             examples = make_up(task, model, device, own)
         subject = Subject(model, parameters, task.loss)

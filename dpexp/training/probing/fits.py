@@ -27,7 +27,8 @@ def require_fit(model: nn.Module, task: Any, name: str, head: str) -> None:
         ConfigError: saying what it does instead.
     """
     refuse_mixing(model)
-    dtype = next((each.dtype for each in model.parameters()), torch.float32)
+    real = (each.dtype for each in model.parameters() if each.is_floating_point())
+    dtype = next(real, torch.float32)
     inputs = make_up(task, model, torch.device("cpu"), dtype).one.inputs
     seen: list[Tensor] = []
     at_head = dict(model.named_modules()).get(head)

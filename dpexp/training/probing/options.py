@@ -20,7 +20,7 @@ from dpexp.training.probing.check import CLEAR, MADE
 from dpexp.training.probing.made_up import make_up
 from dpexp.training.probing.recorder import gap
 from dpexp.training.probing.stage import chance_kept, staged
-from dpexp.types import Batch, ConfigError
+from dpexp.types import Batch, ConfigError, first_weight
 
 FINE = 1e-6
 """Relative tolerance of weights: a number by itself may be rounded otherwise than among others."""
@@ -49,7 +49,7 @@ def check_views(
             those that they are given, or if they are not so many as declared, an example's one
             after another.
     """
-    dtype = next(model.parameters()).dtype
+    dtype = first_weight(model).dtype
     try:
         with staged(model, dtype, device, draw=MADE):
             crowd = make_up(task, model, device, dtype).crowd
