@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
@@ -32,6 +33,7 @@ from dpexp.cli.streams import safe_output
 
 INTERRUPTED = 128 + signal.SIGINT
 SWEEP = {"-m", "--multirun"}
+"""Which may stand anywhere among the settings: Hydra wants them before or behind all."""
 HELP, GROUPS = CONF / "hydra/help/dpexp.yaml", re.compile(r"\$\{options:(\w+)\}")
 NAMELESS = "Config group override must be"
 """Start of Hydra's message for a group option that is not a name; it has no error type for that."""
@@ -121,6 +123,8 @@ def explain(error: Exception) -> str:
             return f"No {place} is chosen, so it has no settings. Add {choices}."
         return unknown_key(place, cause.parent_node)
     line = str(error).partition("\n")[0]
+    if line.startswith("Config group override must be"):
+        return unnamed(sys.argv[1:]) or line
     if line.startswith("Could not override"):
         place = line.split("'")[1]
         if options := options_of(place):
@@ -170,7 +174,10 @@ def unnamed(words: Sequence[str]) -> str:
         if not equals or not options:
             continue
         (override,) = OverridesParser.create().parse_overrides([word])
-        if not override.is_sweep_override() and not isinstance(override.value(), str):
+        values = [] if override.is_sweep_override() else [override.value()]
+        if override.is_choice_sweep():
+            values = override.value().list
+        if not all(isinstance(value, str | QuotedString) for value in values):
             group = override.key_or_group
             choice = "" if group in ("method", "task") else ", or leave it out for its default"
             return (
@@ -204,6 +211,7 @@ def guarded(program: Any) -> None:
             sys.argv[1:] = for_help(sys.argv[1:])
             _list_no_groups(sys.argv[1:])
         sys.argv[1:] = readable(sys.argv[1:], is_sweep=bool(SWEEP & set(sys.argv)))
+        sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in SWEEP)
         program()
     except KeyboardInterrupt:
         line = "Interrupted. The same command goes on from the last checkpoint, where there is one."
