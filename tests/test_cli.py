@@ -200,7 +200,7 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
         (["seed=null"], "Expected seed to be a whole number >= 0; got seed=null. Set seed"),
         (["seed=-1"], "Expected seed to be a whole number >= 0; got seed=-1"),
         ([f"seed={2**63}"], r"Expected seed to be .* below 2\^63; got one of 64 bits. Set seed"),
-        ([f"method.rank={10**400}"], r"Expected method.rank to be a whole number below 2\^63"),
+        ([f"method.rank={10**20}"], r"Expected method.rank to be a whole number below 2\^63"),
         (
             ["augmentation=crop_flip", "augmentation.padding=2000000000"],
             "Expected augmentation.padding to be at most the images' size; got 2000000000",

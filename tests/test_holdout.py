@@ -245,8 +245,8 @@ def test_wrong_settings_are_told(word, says):
 
 @pytest.mark.parametrize("seed", [-1, 2**63, True])
 def test_a_seed_of_no_permutation_is_told(seed):
-    config = CONFIGS.compose_anew([*HELD, f"holdout.split_seed={seed}"])
     with pytest.raises(ConfigError, match="split_seed"):
+        config = CONFIGS.compose_anew([*HELD, f"holdout.split_seed={seed}"])
         cli.build_task(config, ALONE.device)
 
 

@@ -356,13 +356,14 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
             f"Expected seed to be a whole number >= 0; {_found(config, 'seed')}. Set seed."
         )
     for place, value in _numbers("", config):
+        if not abs(value) <= sys.float_info.max:  # true of too large a whole number as well
+            shown = value if isinstance(value, float) else "a whole number too large for a float"
+            raise ConfigError(f"Expected {place} to be finite; got {shown}. Set {place}.")
         if isinstance(value, int) and abs(value) >= 2**63:  # which no record may hold
             raise ConfigError(
                 f"Expected {place} to be a whole number below 2^63; got one of "
                 f"{value.bit_length()} bits. Set {place}."
             )
-        if not abs(value) <= sys.float_info.max:
-            raise ConfigError(f"Expected {place} to be finite; got {value}. Set {place}.")
     for group in OPTIMIZERS:
         node = setting_at(config, group)
         if isinstance(node, Mapping):
