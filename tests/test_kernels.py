@@ -506,9 +506,15 @@ def test_images_apart_in_memory_have_the_bits_that_one_alone_has(cut):
     x, dh = (channels_last(3, 32, 9, 6, seed=seed)[:, :, cut] for seed in (0, 1))
     norm = nn.GroupNorm(8, 32, affine=False)
     assert are_taken(x, dh, (3, 3)) and are_taken(x[:1], dh[:1], (3, 3))
-    together = kernel_gradients(x, dh, (3, 3), padding=(1, 1)), norm_relu(norm, x)
+    kept = torch.arange(32 * 32 * 9) % 3 == 0
+
+    def of(x, dh):
+        at = {"kernel": (3, 3), "padding": (1, 1)}
+        return kernel_gradients(x, dh, **at), kept_squares(x, dh, kept, **at), norm_relu(norm, x)
+
+    together = of(x, dh)
     for number in range(3):
         one = x[number : number + 1], dh[number : number + 1]
-        alone = kernel_gradients(*one, (3, 3), padding=(1, 1)), norm_relu(norm, one[0])
+        alone = of(*one)
         assert all(torch.equal(a[number], b[0]) for a, b in zip(together, alone, strict=True))
-    torch.testing.assert_close(together[1], torch.relu(norm(x)))
+    torch.testing.assert_close(together[2], torch.relu(norm(x)))

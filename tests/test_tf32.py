@@ -201,8 +201,11 @@ def test_a_step_takes_no_coarser_products_however_a_process_asked_for_them(
     precisions, name, is_later
 ):
     setting, seen = Setting(composed("dpsgd", "model=cnn")), []
+    torch.backends.nnpack.set_flags(True)
     setting.model.register_forward_hook(
-        lambda *_: seen.append([each.fp32_precision for each in precisions])
+        lambda *_: seen.append(
+            [*(each.fp32_precision for each in precisions), torch._C._get_nnpack_enabled()]
+        )
     )
     if not is_later:
         ASKED[name]()
@@ -211,7 +214,7 @@ def test_a_step_takes_no_coarser_products_however_a_process_asked_for_them(
             ASKED[name]()
         seen.clear()
         gradient(setting.state, setting.examples, 0)
-    assert seen and all(each == ["ieee"] * len(precisions) for each in seen)
+    assert seen and all(each == [*["ieee"] * len(precisions), False] for each in seen)
 
 
 @pytest.mark.parametrize("variable", ["ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"])

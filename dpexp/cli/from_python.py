@@ -293,14 +293,14 @@ def _words(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key}={quoted(value) if isinstance(value, str) else json.dumps(value)}"
         except (TypeError, ValueError):
             raise ConfigError(
-                f"Expected {key} to be a number, a word, or a list or mapping of them; got "
-                f"{reprlib.repr(value)}. Set {key}."
+                f"Expected {key.lstrip('+')} to be a number, a word, or a list or mapping of them; "
+                f"got {reprlib.repr(value)}. Set {key.lstrip('+')}."
             ) from None
 
 
 def _plain(value: Any) -> Any:
     """Return a setting without NumPy's and torch's numbers, and without paths."""
-    if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.ndim == 0):
+    if isinstance(value, np.generic | np.ndarray | torch.Tensor) and value.ndim == 0:
         return value.item()
     if isinstance(value, Path):
         return str(value)

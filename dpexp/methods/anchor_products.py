@@ -218,7 +218,7 @@ def projected(
             residuals[name] = Residuals(x, h, inner[name], back, anchors, name)
         else:
             left = torch.addmm(each, embedding, bases[name], alpha=-1)
-            residuals[name] = MaterializedGrads(left.view(-1, *shapes[name]))
+            residuals[name] = MaterializedGrads(left.view(len(left), *shapes[name]))
     return embedding, residuals
 
 

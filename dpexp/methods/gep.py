@@ -236,7 +236,9 @@ class GEP(Method):
         )
         for name, g in gradients.items() if self._residual else ():
             residual = torch.addmm(g, embedding, bases[name], alpha=-1)
-            residuals[name] = MaterializedGrads(residual.view(-1, *state["shapes"][name]))
+            residuals[name] = MaterializedGrads(
+                residual.view(len(residual), *state["shapes"][name])
+            )
         return embedding, residuals
 
     def release_shapes(self, state: State) -> Mapping[Key, tuple[int, ...]]:

@@ -47,6 +47,7 @@ def look_at(model: nn.Module, without: Collection[str] = ()) -> Seen:
 
 
 def _content(tensors: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    tensors = [each for each in tensors if each.numel()]  # the others hold nothing
     if not tensors:
         return []
     hashes = torch.stack([torch.hash_tensor(each) for each in tensors]).tolist()
