@@ -78,5 +78,5 @@ def test_python_refuses_the_same():
         for bad in ("8", None, True):
             with pytest.raises(ConfigError, match=f"Expected {name} to be a number; got {bad!r}"):
                 dpexp.noise_multiplier(**{**good, name: bad})
-    with pytest.raises(ConfigError, match="No noise gives epsilon"):
+    with pytest.raises(ConfigError, match="No noise is shown to give epsilon"):
         dpexp.noise_multiplier(eps=1e-9, delta=1e-12, sampling_prob=1.0, num_steps=10**6)

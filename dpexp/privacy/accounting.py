@@ -59,6 +59,13 @@ SLACK = 1e-9
 MOST_NOISE = 1e6
 """Largest multiplier that calibration tries (ours)."""
 
+LEAST_EPSILON = 1e-9
+"""Least epsilon that is looked for: below, accountants tell it from 0 by their rounding alone
+(ours)."""
+
+CLOSED = 1e-12
+"""A search whose bracket is as narrow, as a fraction, has no multiplier left to try (ours)."""
+
 MAX_MISSING_MASS = 0.1
 """PRV fails if rounding takes more than this fraction of delta (ours)."""
 
@@ -298,7 +305,7 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
         sigma, and the accountant that gave it: "prv", or "rdp" if PRV fails.
 
     Raises:
-        ConfigError: if no noise is enough.
+        ConfigError: if the accountants show of no noise that it is enough.
 
     Guarantees:
         (1 - TOLERANCE) * target <= epsilon(sigma) <= target under the named accountant.
@@ -338,7 +345,7 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
             by_rdp_sigma = _least(by_rdp, target, limit)
         except ArithmeticError:
             raise ConfigError(
-                f"No noise gives epsilon {target:g} at delta {delta:g} over "
+                f"No noise is shown to give epsilon {target:g} at delta {delta:g} over "
                 f"{counted(steps, 'step')} of sampling probability {q:.3g}; ask for a larger "
                 "eps or fewer epochs."
             ) from None
@@ -376,6 +383,8 @@ def _least(
     Raises:
         ArithmeticError: if no sigma up to a million fits.
     """
+    if target < LEAST_EPSILON:
+        raise ArithmeticError(f"epsilon {target:g} is within rounding of 0")
     aim = math.log(target * (1 - TOLERANCE / 2))
     sigma = min(guess(math.exp(aim)), MOST_NOISE)
     too_little, enough = 0.0, math.inf  # bracket: epsilon above and below the target
@@ -404,7 +413,7 @@ def _least(
                 if 0 < too_little and enough < math.inf
                 else too_little * 2 or enough / 2
             )
-        if sigma > MOST_NOISE:
+        if sigma > MOST_NOISE or enough <= too_little * (1 + CLOSED):
             break
     if fits:
         return min(fits)[1]

@@ -73,7 +73,7 @@ def calibrate_votes(target: float, delta: float) -> float:
         delta: in (0, 1).
 
     Raises:
-        ConfigError: if no noise is enough.
+        ConfigError: if no order of RDP shows that noise is enough.
 
     Guarantees:
         rdp_epsilon(1, sigma, 1, delta) <= target.
@@ -82,7 +82,7 @@ def calibrate_votes(target: float, delta: float) -> float:
     left = target + np.log(delta * orders) / (orders - 1) - np.log1p(-1 / orders)
     if not (left > 0).any():
         raise ConfigError(
-            f"No noise gives epsilon {target:g} at delta {delta:g}; ask for a larger eps."
+            f"No noise is shown to give epsilon {target:g} at delta {delta:g}; ask for a larger eps."
         )
     with np.errstate(invalid="ignore", divide="ignore"):
         squares = np.where(left > 0, orders / (2 * left), np.inf)

@@ -209,8 +209,15 @@ def test_where_prv_fails_rdp_calibrates_and_says_so():
 
 
 def test_a_budget_that_no_noise_fits_is_the_users_error():
-    with pytest.raises(ConfigError, match="No noise gives epsilon 1e-07"):
+    with pytest.raises(ConfigError, match="No noise is shown to give epsilon 1e-07"):
         calibrate(0.02, 10_000, 1e-5, 1e-7)
+
+
+@pytest.mark.parametrize("target", [1e-300, 1e-12])
+def test_an_epsilon_within_rounding_of_0_is_not_searched_for(target, evaluations):
+    with pytest.raises(ConfigError, match="No noise is shown to give"):
+        calibrate(1.0, 1, 1e-5, target)
+    assert not evaluations
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_calibrated_noise_is_the_least_that_fits(target, delta):
 
 
 def test_a_budget_that_no_noise_reaches_is_refused():
-    with pytest.raises(ConfigError, match="No noise gives epsilon 0.001"):
+    with pytest.raises(ConfigError, match="No noise is shown to give epsilon 0.001"):
         calibrate_votes(1e-3, 1e-300)
 
 
