@@ -11,6 +11,7 @@ from dpexp import cli, records
 from dpexp.cli.verify import main as verify
 from dpexp.distributed.ranks import Ranks
 from dpexp.kernels import compiled
+from dpexp.models.cnn import CNN
 from dpexp.privacy import PrivacyError
 from dpexp.records import Ledger, Mark, RecordError, read_mark
 from dpexp.training import checkpoint
@@ -148,8 +149,14 @@ def test_other_instructions_are_other_surroundings(name, monkeypatch):
     assert [key for key in now if now[key] != before[key]] == ["instructions"]
 
 
-def test_other_kernels_are_other_surroundings_where_they_run(monkeypatch):
-    settings = {"model": {"channels_last": True}}, "data", torch.nn.Linear(1, 1), ALONE, {}
+OF_IMAGES = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "model"), [({"channels_last": True}, torch.nn.Linear(1, 1)), ({}, OF_IMAGES)]
+)
+def test_other_kernels_are_other_surroundings_where_they_may_run(settings, model, monkeypatch):
+    settings = {"model": settings}, "data", model, ALONE, {}
     before = surroundings_of(*settings)
     monkeypatch.setenv("CC", "no-such-compiler")
     compiled.cache_clear()
@@ -160,6 +167,19 @@ def test_other_kernels_are_other_surroundings_where_they_run(monkeypatch):
     if before["kernels"] is None:
         pytest.skip("no C compiler with OpenMP here, or no AVX")
     assert [key for key in now if now[key] != before[key]] == ["kernels"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "model"),
+    [
+        ({}, torch.nn.Linear(1, 1)),
+        ({}, CNN([2, 2], 3, 1, 10, [8, 8])),
+        ({"channels_last": False}, OF_IMAGES),
+    ],
+)
+def test_kernels_that_cannot_run_are_not_compiled(settings, model, monkeypatch):
+    monkeypatch.setattr("dpexp.training.ledger.compiled", None)
+    assert "kernels" not in surroundings_of({"model": settings}, "data", model, ALONE, {})
 
 
 def test_a_checkpoint_whose_state_is_of_former_code_is_refused_before_anything_counts(tmp_path):

@@ -1,5 +1,7 @@
 """gep's MNIST network: its sizes, where it is the default, and its private gradient."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -8,7 +10,9 @@ from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.rgp import RGP
 from dpexp.methods.sparse_dpsgd import SparseDPSGD
 from dpexp.models.cnn import CNN
+from dpexp.models.resnet import ResNet
 from dpexp.models.wrn import NormedShortcutWRN, WideResNet, group_norm
+from dpexp.models.wrn_standardized import StandardizedWRN
 from dpexp.types import ConfigError
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, step
@@ -73,6 +77,13 @@ def test_sizes_that_make_no_network_are_refused(options, said):
         CNN(in_channels=1, num_classes=10, **given)
 
 
+NETS = {
+    "wrn": partial(WideResNet, 10, 1, 1, in_channels=3, num_classes=10),
+    "standardised": partial(StandardizedWRN, 10, 1, 4, in_channels=3, num_classes=10),
+    "resnet": partial(ResNet, 8, in_channels=3, num_classes=10),
+}
+
+
 @pytest.mark.parametrize(
     "method",
     [
@@ -83,7 +94,8 @@ def test_sizes_that_make_no_network_are_refused(options, said):
     ],
     ids=["dpsgd", "rgp", "rgp-left", "sparse"],
 )
-def test_a_memory_format_changes_no_gradient_and_no_runs_name(method):
+@pytest.mark.parametrize("net", NETS)
+def test_a_memory_format_changes_no_gradient_and_no_runs_name(net, method):
     words = ["method=rgp", "task=shapes", "profile=embedded"]
     config = cli.compose(words)
     other = cli.compose([*words, "model.channels_last=true"])
@@ -92,7 +104,7 @@ def test_a_memory_format_changes_no_gradient_and_no_runs_name(method):
     made = []
     for channels_last in (False, True):
         torch.manual_seed(0)
-        model = WideResNet(10, 1, 1, channels_last, in_channels=3, num_classes=10).double()
+        model = NETS[net](channels_last=channels_last).double()
         layouts = []
         model.blocks.register_forward_hook(lambda _, args, out, seen=layouts: seen.append(out))
         made.append(step(model, method, x, y).gradients)
@@ -101,8 +113,9 @@ def test_a_memory_format_changes_no_gradient_and_no_runs_name(method):
         torch.testing.assert_close(made[1][name], gradient, **CLOSE)
 
 
-def test_auto_lays_channels_last_where_kernels_want_it():
-    model, seen = WideResNet(10, 1, 1, "auto", in_channels=3, num_classes=10), []
+@pytest.mark.parametrize("net", NETS)
+def test_auto_lays_channels_last_where_kernels_want_it(net):
+    model, seen = NETS[net](channels_last="auto"), []
     model.blocks.register_forward_hook(lambda _, args, out: seen.append(out))
     with torch.no_grad():
         model(torch.randn(2, 3, 8, 8))
@@ -111,9 +124,10 @@ def test_auto_lays_channels_last_where_kernels_want_it():
     assert is_last == [kernels.compiled() is not None, False]
 
 
-def test_another_word_for_a_memory_format_is_refused():
+@pytest.mark.parametrize("net", NETS)
+def test_another_word_for_a_memory_format_is_refused(net):
     with pytest.raises(ConfigError, match="true, false or auto; got first"):
-        WideResNet(10, 1, 1, "first", in_channels=3, num_classes=10)
+        NETS[net](channels_last="first")
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

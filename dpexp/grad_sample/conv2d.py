@@ -217,8 +217,9 @@ class Conv2dWeight:
 
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
         """Return the size of the terms: an input patch times the gradient at its output."""
-        bounds = self._terms(self.at.fold(x), self.at.fold(dh))
-        return Terms(*(self.at.unfold(bound).sum(1) for bound in bounds))
+        *bounds, roundings = self._terms(self.at.fold(x), self.at.fold(dh))
+        energy, floor, unseen = (self.at.unfold(bound).sum(1) for bound in bounds)
+        return Terms(energy, floor, unseen, roundings)
 
     def num_positions(self, dh: Tensor) -> int:
         """Return the number of output positions."""

@@ -77,12 +77,12 @@ class RepeatedRule:
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
         """Return the size of the terms of all of an example's rows."""
         rows, positions = x.shape[1], self.num_positions(dh)
-        energy, floor, unseen = (
-            bound.view(len(x), rows) for bound in self.of_row.terms(*self._flat(x, dh))
-        )
+        *bounds, roundings = self.of_row.terms(*self._flat(x, dh))
+        energy, floor, unseen = (bound.view(len(x), rows) for bound in bounds)
         # As for one large image: the library may add up all rows' positions one after another.
         share = max(1.0, positions / (4 * TERMS)) / max(1.0, positions / rows / (4 * TERMS))
-        return Terms(energy.sqrt().sum(1).square() * share**2, floor.sum(1), unseen.sum(1))
+        energy = energy.sqrt().sum(1).square() * share**2
+        return Terms(energy, floor.sum(1), unseen.sum(1), roundings)
 
     def num_positions(self, dh: Tensor) -> int:
         """Return the number of positions of all rows of an example."""

@@ -171,11 +171,13 @@ class Terms(NamedTuple):
         floor: as in `Size`.
         unseen: bound on what underflow takes from the sum of the products of two Gram matrices, or
             from the squares of a formed gradient.
+        roundings: of each number of a formed gradient, after its positions are added up.
     """
 
     energy: Tensor
     floor: Tensor
     unseen: Tensor
+    roundings: int = 0
 
 
 def terms_of(
@@ -233,7 +235,7 @@ def size_of_formed(formed: Size, terms: Terms, positions: int, dtype: torch.dtyp
             which depends on the other examples in the batch, changes no clip weight.
         dtype: in which they were formed.
     """
-    lost = raised(max(positions, TERMS), dtype) * terms.energy.sqrt()
+    lost = raised(max(positions, TERMS) + terms.roundings, dtype) * terms.energy.sqrt()
     squares = (formed.squares.sqrt() + lost + 2 * terms.floor).square()
     return Size(squares, terms.energy, terms.floor)
 

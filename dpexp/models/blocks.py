@@ -1,9 +1,37 @@
-"""Shared parts of the two residual networks."""
+"""Shared parts of the residual networks."""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from dpexp import kernels
+from dpexp.types import ConfigError
+
+
+def require_layout(channels_last: bool | str) -> None:
+    """Refuse what `in_layout` does not know.
+
+    Raises:
+        ConfigError: unless it is True, False or "auto".
+    """
+    if channels_last not in (True, False, "auto"):
+        raise ConfigError(
+            f"Expected model.channels_last to be true, false or auto; got {channels_last}."
+        )
+
+
+def in_layout(images: Tensor, channels_last: bool | str) -> Tensor:
+    """Return images [n, c, h, w] in a memory format, which what follows keeps.
+
+    Args:
+        images: to convert.
+        channels_last: True: as [n, h, w, c]; False: contiguous; "auto": the first where our kernels
+            make it faster.
+    """
+    last = kernels.would_take(images) if channels_last == "auto" else channels_last
+    return images.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:

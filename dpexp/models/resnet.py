@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpexp.models.blocks import conv3x3, shortcut
+from dpexp.kernels import norm_relu
+from dpexp.models.blocks import conv3x3, in_layout, require_layout, shortcut
 from dpexp.types import ConfigError
 
 
@@ -26,7 +27,7 @@ class PostActivationBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [n, inputs, h, w] to [n, outputs, h / stride, w / stride]."""
-        h = F.relu(self.norm1(self.conv1(x)))
+        h = norm_relu(self.norm1, self.conv1(x))
         h = self.norm2(self.conv2(h))
         return F.relu(h + shortcut(x, self.channels, self.stride))
 
@@ -34,22 +35,28 @@ class PostActivationBlock(nn.Module):
 class ResNet(nn.Module):
     """ResNet-depth: three stages of widths 16, 32, 64."""
 
-    def __init__(self, depth: int, in_channels: int, num_classes: int) -> None:
+    def __init__(
+        self, depth: int, channels_last: bool | str, in_channels: int, num_classes: int
+    ) -> None:
         """Build the network.
 
         Args:
             depth: 6 b + 2 for b blocks a stage; 20 in gep.
+            channels_last: whether to store features as [n, h, w, c]: True, False, or "auto", if our
+                kernels make that faster; the same numbers up to rounding.
             in_channels: channels of the images.
             num_classes: outputs.
 
         Raises:
-            ConfigError: if the depth is not 6 b + 2.
+            ConfigError: if the depth is not 6 b + 2, or channels_last is invalid.
         """
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
             raise ConfigError(
                 f"Expected a depth of 6 b + 2 (8, 14, 20, ...); got {depth}. Set model.depth."
             )
+        require_layout(channels_last)
+        self._channels_last = channels_last
         self.stem, self.norm = conv3x3(in_channels, 16), group_norm(16)
         stages, inputs = [], 16
         for stage, outputs in enumerate((16, 32, 64)):
@@ -62,5 +69,6 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images [n, c, h, w] to logits [n, num_classes]."""
-        h = self.blocks(F.relu(self.norm(self.stem(x))))
+        x = in_layout(x, self._channels_last)
+        h = self.blocks(norm_relu(self.norm, self.stem(x)))
         return self.head(h.mean((2, 3)))

@@ -34,7 +34,7 @@ from dpexp.grad_sample.conv2d import (
     pads_zeros,
 )
 from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads, size_by_forming
-from dpexp.grad_sample.rounding import TERMS, Terms, raised
+from dpexp.grad_sample.rounding import Terms, raised
 from dpexp.kernels import directly
 from dpexp.types import ConfigError, Size
 
@@ -260,18 +260,20 @@ class StandardizedWeight:
         return self.used.size_of_formed(formed, x, dh)
 
     def terms(self, x: Tensor, dh: Tensor) -> Terms:
-        """Return the size of the terms, raised for the roundings of P: two inner products of m."""
+        """Return the size of the terms, and the roundings of P: two inner products of m."""
         m = self.projection.unit.shape[1]
-        terms = self.used.terms(x, dh)
-        return terms._replace(energy=terms.energy * (1 + (2 * m + 32) / TERMS) ** 2)
+        return self.used.terms(x, dh)._replace(roundings=2 * m + 32)
 
     def num_positions(self, dh: Tensor) -> int:
         """Return the number of output positions."""
         return self.used.num_positions(dh)
 
     def add_to(self, total: Tensor, x: Tensor, dh: Tensor) -> None:
-        """Add the batch gradient to total, [p, d, k, k]."""
-        part = torch.zeros_like(total)
+        """Add the batch gradient to total, [p, d, k, k].
+
+        P of the sum is taken in float64, so that its roundings are none of what examples may lose.
+        """
+        part = torch.zeros_like(total, dtype=torch.float64)
         self.used.add_to(part, x, dh)
         total += self._own(part)
 

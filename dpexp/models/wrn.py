@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
-from dpexp import kernels
 from dpexp.kernels import norm_relu
-from dpexp.models.blocks import conv3x3, shortcut
+from dpexp.models.blocks import conv3x3, in_layout, require_layout, shortcut
 from dpexp.types import ConfigError
 
 
@@ -108,10 +106,7 @@ class WideResNet(nn.Module):
                 f"Expected model.width >= 1 and model.stem_stride >= 1; got {width} and "
                 f"{stem_stride}."
             )
-        if channels_last not in (True, False, "auto"):
-            raise ConfigError(
-                f"Expected model.channels_last to be true, false or auto; got {channels_last}."
-            )
+        require_layout(channels_last)
         self._channels_last = channels_last
         blocks = (depth - 4) // 6
         channels = [16 * width, 32 * width, 64 * width]
@@ -129,8 +124,7 @@ class WideResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images [n, c, h, w] to logits [n, num_classes]."""
-        last = kernels.would_take(x) if self._channels_last == "auto" else self._channels_last
-        x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+        x = in_layout(x, self._channels_last)
         h = norm_relu(self.norm, self.blocks(self.stem(x)))
         return self.head(h.mean((2, 3)))
 

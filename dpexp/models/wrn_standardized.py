@@ -15,6 +15,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpexp.models.blocks import in_layout, require_layout
 from dpexp.models.standardized import GainedConv2d
 from dpexp.types import ConfigError
 
@@ -65,7 +66,13 @@ class StandardizedWRN(nn.Module):
     """WRN-depth-width: three stages of widths 16, 32, 64 times `width`."""
 
     def __init__(
-        self, depth: int, width: int, groups: int, in_channels: int, num_classes: int
+        self,
+        depth: int,
+        width: int,
+        groups: int,
+        channels_last: bool | str,
+        in_channels: int,
+        num_classes: int,
     ) -> None:
         """Build the network.
 
@@ -73,6 +80,7 @@ class StandardizedWRN(nn.Module):
             depth: 6 b + 4 for b blocks a stage; 16 and 40 in the paper.
             width: widening factor, >= 1.
             groups: of every GroupNorm, a divisor of 16.
+            channels_last: as of `WideResNet`.
             in_channels: channels of the images.
             num_classes: outputs.
 
@@ -90,6 +98,8 @@ class StandardizedWRN(nn.Module):
             raise ConfigError(
                 f"Expected model.groups of 1, 2, 4, 8 or 16; got {groups}. Set model.groups."
             )
+        require_layout(channels_last)
+        self._channels_last = channels_last
         self.stem = convolution(in_channels, 16, 3)
         blocks, inputs = [], 16
         for stage, outputs in enumerate((16 * width, 32 * width, 64 * width)):
@@ -105,5 +115,6 @@ class StandardizedWRN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images [n, c, h, w] to logits [n, num_classes]."""
+        x = in_layout(x, self._channels_last)
         h = self.norm(F.relu(self.blocks(self.stem(x))))
         return self.head(h.mean((2, 3)))

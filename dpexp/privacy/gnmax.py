@@ -82,7 +82,8 @@ def calibrate_votes(target: float, delta: float) -> float:
     left = target + np.log(delta * orders) / (orders - 1) - np.log1p(-1 / orders)
     if not (left > 0).any():
         raise ConfigError(
-            f"No noise is shown to give epsilon {target:g} at delta {delta:g}; ask for a larger eps."
+            f"No noise is shown to give epsilon {target:g} at delta {delta:g}; ask for a larger "
+            "eps."
         )
     with np.errstate(invalid="ignore", divide="ignore"):
         squares = np.where(left > 0, orders / (2 * left), np.inf)

@@ -165,7 +165,7 @@ def surroundings_of(
     }
     if own_code:
         own["own_code"] = own_code
-    layout = config["model"].get("channels_last")
+    layout = config["model"].get("channels_last", _may_lay_channels_last(model))
     if layout and ranks.device.type == "cpu":
         kernels = compiled()
         own["kernels"] = kernels.sha256 if kernels else None
@@ -180,6 +180,16 @@ def surroundings_of(
         "channels_last": layout,
         **own,
     }
+
+
+def _may_lay_channels_last(model: nn.Module) -> bool:
+    """Return whether a model without the option may give our kernels images that they take.
+
+    Its code decides how it lays out images; what takes no images has no such layers.
+    """
+    is_ours = type(model).__module__.startswith("dpexp.models.")
+    taken = (nn.Conv2d, nn.GroupNorm)
+    return not is_ours and any(isinstance(module, taken) for module in model.modules())
 
 
 def _instructions() -> dict[str, str]:

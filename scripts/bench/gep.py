@@ -88,7 +88,7 @@ class _Heard:
 def measure(device: torch.device, rounds: int) -> pd.DataFrame:
     """Take some steps; give the medians of their parts, in seconds, and what they multiply."""
     torch.manual_seed(0)
-    model = ResNet(depth=20, in_channels=3, num_classes=10).to(device)
+    model = ResNet(depth=20, channels_last="auto", in_channels=3, num_classes=10).to(device)
     method, private = Timed(device), random_images(BATCH, device, 0)
     state = method.start(model)
     mechanism = whole_batch(BATCH, method.releases(state, 10.0), noise_multiplier=1.0)

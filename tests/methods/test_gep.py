@@ -254,7 +254,7 @@ def test_one_power_iteration_finds_a_low_rank_subspace():
 
 def test_the_papers_five_groups_and_their_shares():
     """gep, Section 4: first layer, three stages, last layer; by the square root of their sizes."""
-    model = ResNet(depth=20, in_channels=3, num_classes=10)
+    model = ResNet(depth=20, channels_last=False, in_channels=3, num_classes=10)
     shapes = {name: weight.shape for name, weight in model.named_parameters()}
     groups = parameter_groups(shapes, "stages")
     assert list(groups) == ["stem:16", "blocks:16", "blocks:32", "blocks:64", "head:10"]

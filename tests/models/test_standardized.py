@@ -1,5 +1,7 @@
 """Standardised weights: what they are, and every example's gradient through them."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dpexp
 from dpexp import cli
-from dpexp.grad_sample.per_example import MaterializedGrads
+from dpexp.grad_sample.per_example import MaterializedGrads, size_by_forming
 from dpexp.grad_sample.rules import layer_grads_of
 from dpexp.methods.dp_lora import DPLoRA
 from dpexp.models.adapters import adapter_parameters, merged
@@ -77,6 +79,42 @@ def test_any_convolution_may_standardise_its_weights(drawn, n, seed, has_gain):
     assert_rule_holds(layer, x, seed, references=(per_example_by_torch_func,))
 
 
+def wide_layer():
+    """Each kernel has 576 numbers, over which a projection's two inner products run."""
+    torch.manual_seed(0)
+    return StandardizedConv2d(64, 8, 3, padding=1, bias=False)
+
+
+def seen_by_it():
+    """Three examples' inputs and output gradients."""
+    return torch.randn(3, 64, 8, 8), torch.randn(3, 8, 8, 8)
+
+
+def test_a_wide_kernel_is_no_reason_to_sum_an_example_apart():
+    """An example whose terms cancel is summed in float64. Long inner products are no such terms."""
+    layer = wide_layer()
+    grads = of_standardized(layer, *seen_by_it()).gradient("weight")
+    formed, gram = (
+        size(grads.x, grads.dh)
+        for size in (partial(size_by_forming, grads.rule), grads.rule.size_by_gram)
+    )
+    torch.testing.assert_close(formed.energy, gram.energy, rtol=1e-3, atol=0)
+    exact = grads.double().materialize().flatten(1).square().sum(1)
+    for size in (formed, gram):
+        assert (size.squares >= exact).all()
+
+
+def test_a_sum_is_projected_in_float64_and_rounded_once():
+    layer = wide_layer()
+    x, dh = seen_by_it()
+    rule = of_standardized(layer, x, dh).gradient("weight").rule
+    added, total = torch.zeros(8, 64, 3, 3), torch.zeros(8, 64, 3, 3)
+    rule.add_to(total, x, dh)
+    rule.used.add_to(added, x, dh)
+    exact = rule.projection.of(added.double().flatten(1)).view_as(added)
+    assert torch.equal(total, exact.float())
+
+
 def test_a_rows_weights_have_mean_zero_and_norm_one_or_less():
     layer = layer_of("plain").double()
     unit = standardized(layer.weight)[0].flatten(1)
@@ -91,7 +129,7 @@ def test_a_rows_weights_have_mean_zero_and_norm_one_or_less():
 def net(name):
     torch.manual_seed(0)
     if name == "wrn16_4":
-        return StandardizedWRN(10, 1, 4, 1, 10).double()
+        return StandardizedWRN(10, 1, 4, False, 1, 10).double()
     words = ["method=dpsgd", "task=digits", f"model={name}", "model.weight_standardization=true"]
     words += ["model.depth=8"] if name == "resnet20" else []
     return cli.build_parts(cli.compose(words), CPU).model.double()
