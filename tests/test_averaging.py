@@ -47,6 +47,28 @@ def test_the_mean_of_the_last_is_their_mean(share):
     assert found[40 - count - 1] == pytest.approx(values[40 - count - 1]) or count == 40
 
 
+@pytest.mark.parametrize("lost", [(8, 13), (12, 13), (5, 9), (0, 4)], ids=str)
+@pytest.mark.parametrize("averaging", [Last(0.5), Last(1.0), EMA(0.8, False), EMA(0.8, True)])
+def test_iterates_that_were_lost_have_no_part_and_the_others_keep_their_shares(averaging, lost):
+    """By hand: the weights of all iterates, less those of the lost, divided by what is left."""
+    values = np.random.default_rng(2).normal(size=20)
+    shares, without = [averaging.keeps(step, 20) for step in range(20)], range(*lost)
+    weights = [(1 - shares[t]) * np.prod(shares[t + 1 :]) for t in range(20)]
+    weights = np.array([0.0 if t in without else weight for t, weight in enumerate(weights)])
+    left = weights.sum() + np.prod(shares)  # of the first weights, which are 0
+    model = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(0.0)
+        averaged = Averaged(model, averaging, 20)
+        for step, value in enumerate(values):
+            if step in without:
+                averaged.lose([step])
+                continue
+            model.weight.fill_(value)
+            averaged.add(model, step)
+    assert float(averaged.model.weight) == pytest.approx(float(weights @ values) / left, abs=1e-6)
+
+
 def blobs(count, seed):
     gen = torch.Generator().manual_seed(seed)
     targets = torch.randint(3, (count,), generator=gen)

@@ -13,6 +13,7 @@ from dpexp import cli, records
 from dpexp.attacks.differences import first_difference
 from dpexp.pate import loop
 from dpexp.pate.stages import assign
+from dpexp.privacy.mechanism import Mechanism
 from dpexp.records import DIAGNOSTICS, without_diagnostics
 from dpexp.training import micro_batch
 from tests.contract.cases import METHODS, USUAL, case
@@ -68,6 +69,25 @@ def test_after_equal_releases_all_is_equal_but_the_declared_diagnostics(words, t
     method, *more = words
     narrow = () if more else case(method).narrow
     assert_equal(*triplets(composed(method, *narrow, *EIGHT, *more), tmp_path))
+
+
+@pytest.mark.parametrize("words", [["dpsgd"], ["rgp", "method.rank=2"]], ids=" ".join)
+def test_whether_an_example_was_there_shows_in_the_declared_diagnostics_alone(
+    words, tmp_path, monkeypatch
+):
+    """The neighbour lacks one example: it is missing from every draw that had it."""
+    config = composed(words[0], *SMALL, *EIGHT, *words[1:])
+    first, drawn = trained(config, tmp_path / "first", False), Mechanism.sample
+    monkeypatch.setattr(Mechanism, "sample", lambda *args: without(7, drawn(*args)))
+    other = trained(config, tmp_path / "other", False)
+    assert first.pop("private") != other.pop("private")
+    for one in (first, other):
+        one.pop("model")
+    assert_equal(first, other)
+
+
+def without(example, indices):
+    return indices[indices != example]
 
 
 def test_a_micro_batch_found_by_trials_changes_nothing_else(tmp_path, monkeypatch):

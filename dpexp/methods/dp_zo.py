@@ -34,7 +34,7 @@ Differences from the paper:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
+from math import prod, sqrt
 from typing import Any
 
 import torch
@@ -117,14 +117,16 @@ class DPZO(Method):
         """Return the parameters' shapes.
 
         Raises:
-            ConfigError: for more directions than the trained parameters have, or a perturbation
-                that is lost where it is added to a weight.
+            ConfigError: for more directions than the trained parameters have, or a perturbation so
+                small that the rounding of losses shows in their difference.
         """
         dtype = first_weight(model).dtype
-        if self._perturbation < unit(dtype):
+        least = sqrt(unit(dtype))  # where a loss's rounding over c is as large as c (ours)
+        if self._perturbation < least:
             raise ConfigError(
-                f"Expected method.perturbation of at least {unit(dtype):.1g}, the rounding of a "
-                f"weight in {dtype}; got {self._perturbation:g}. Set method.perturbation."
+                f"Expected method.perturbation of at least {least:.1g}: a loss's rounding in "
+                f"{dtype}, which depends on who shares its micro-batch, is divided by it; got "
+                f"{self._perturbation:g}. Set method.perturbation."
             )
         shapes = shapes_of(model, self.trainable(model))
         size = sum(map(prod, shapes.values()))

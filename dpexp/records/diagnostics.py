@@ -48,6 +48,8 @@ DIAGNOSTICS: dict[str, tuple[str, ...]] = {
     "checkpoint.pt": (
         "position.data",
         "position.wall_s",
+        "position.examples",
+        "position.drawn",
         "position.clipped",
         "position.nonfinite",
         "position.loss",

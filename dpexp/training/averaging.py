@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -82,8 +83,12 @@ class Last:
 class Averaged:
     """A copy of a model whose parameters are averages.
 
+    Iterates that were lost, since a killed process had released their steps, have no part in it:
+    the weights of the others are as they would be, up to a common factor.
+
     Attributes:
         model: the copy; buffers are the model's latest.
+        mass: what the others' weights add up to, in [0, 1]; 1 as long as none was lost.
     """
 
     def __init__(self, model: nn.Module, averaging: Averaging, num_steps: int) -> None:
@@ -95,7 +100,13 @@ class Averaged:
             num_steps: of the whole run.
         """
         self.model = copy.deepcopy(model)
+        self.mass = 1.0
         self._averaging, self._num_steps = averaging, num_steps
+
+    def lose(self, steps: Iterable[int]) -> None:
+        """Leave out the iterates of steps that are not in the weights, in their order."""
+        for step in steps:
+            self.mass *= self._averaging.keeps(step, self._num_steps)
 
     @torch.no_grad()
     def add(self, model: nn.Module, step: int) -> None:
@@ -105,7 +116,11 @@ class Averaged:
             model: after the step.
             step: just taken, from 0.
         """
-        weight = 1.0 - self._averaging.keeps(step, self._num_steps)
+        keeps = self._averaging.keeps(step, self._num_steps)
+        weight = 1.0 - keeps
+        if self.mass < 1:
+            self.mass = keeps * self.mass + weight
+            weight = weight / self.mass if self.mass else 0.0
         for average, parameter in zip(self.model.parameters(), model.parameters(), strict=True):
             if average.is_floating_point():
                 average.lerp_(parameter, weight)

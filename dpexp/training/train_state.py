@@ -98,13 +98,16 @@ class TrainState:
         """Return the checkpoint of the run."""
         position = self._progress()
         metrics = position.pop("metrics")
-        return {
+        saved = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            **({} if self.averaged is None else {"averaged": self.averaged.model.state_dict()}),
             "position": {"state": position.pop("method_state"), **position},
             "metrics": metrics,
         }
+        if self.averaged is not None:
+            saved["averaged"] = self.averaged.model.state_dict()
+            saved["averaged_mass"] = self.averaged.mass
+        return saved
 
     def require_complete(self, saved: Mapping[str, Any], path: Path) -> None:
         """Check that a checkpoint has every entry of this state.
@@ -139,6 +142,7 @@ class TrainState:
         self.model.load_state_dict(saved["model"])
         if self.averaged is not None:
             self.averaged.model.load_state_dict(saved["averaged"])
+            self.averaged.mass = saved["averaged_mass"]
         self.optimizer.load_state_dict(saved["optimizer"])
         self.method_state = _moved(position.pop("state"), device)
         self.memories = _moved(position.pop("memories"), device)
@@ -150,6 +154,8 @@ class TrainState:
     def skip_to(self, next_step: int) -> None:
         """Count the steps before `next_step` as spent and lost: they may have been released."""
         lost = next_step - self.step
+        if self.averaged is not None:
+            self.averaged.lose(range(self.step, next_step))
         self.step = next_step
         self.lost_steps += lost
         self.noise_draws += lost

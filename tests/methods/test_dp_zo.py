@@ -230,8 +230,8 @@ def test_a_budget_per_step_is_refused_under_gaussian_noise():
         ({"directions": 1000, "train": "head"}, r"at most 24 directions.*got 1000"),
         ({"perturbation": 0}, r"method\.perturbation above 0 and at most 1000; got 0"),
         (
-            {"perturbation": 1e-17},
-            r"method\.perturbation of at least 1e-16, the rounding.*got 1e-17",
+            {"perturbation": 1e-9},
+            r"method\.perturbation of at least 1e-08: a loss's rounding.*got 1e-09",
         ),
         ({"perturbation": 1e300}, r"method\.perturbation.*got 1e\+300"),
         ({"perturbation": math.nan}, r"method\.perturbation.*got nan"),

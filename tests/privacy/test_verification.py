@@ -80,6 +80,8 @@ DEPARTURES = {
     "one example's bound": [
         *("method=compressive", "method.psi=none", "method.kappa=null", "method.bound=example"),
     ],
+    "where PRV is loose": ["method=dpsgd", "model=linear", "eps=0.12", "batch_size=2"]
+    + ["epochs=0.01"],
     "shuffled": ["method=dpsgd", "sampling=shuffle"],
     "secret": ["method=dpsgd", "noise=secret"],
     "no clipping": ["method=dpsgd", "clip=false"],
