@@ -99,6 +99,22 @@ def test_what_a_sweep_adds_stands_among_the_other_words(words, expected):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        (["a=1", "-m", "b=2,3"], ["a=1", "b=2,3", "-m"]),
+        (["--cfg", "job", "a=1"], ["a=1", "--cfg", "job"]),
+        (["a=1", "-c", "hydra", "~b", "--resolve", "c=2"], ["a=1", "~b", "c=2", "-c", "hydra"]),
+        (["a=1", "--info", "b=2"], ["a=1", "b=2", "--info"]),
+        (["a=1", "--config-dir=x=y", "b=2"], ["a=1", "b=2", "--config-dir=x=y"]),
+        (["a=1", "wrod", "b=2"], ["a=1", "wrod", "b=2"]),
+    ],
+)
+def test_options_stand_behind_the_settings_wherever_they_stood(words, expected):
+    found = verbosity.in_one_piece(words)
+    assert [word for word in found if word != "--resolve"] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
         (["-v", "a=1"], ["a=1", verbosity.LOGGERS]),
         (["a=1", "--help", "-v"], ["a=1", verbosity.LOGGERS, "--help"]),
         (["-v", "verbose=false", "a=1"], ["a=1"]),

@@ -10,7 +10,10 @@ from sphinx.errors import ExtensionError
 
 from docs._ext import configuration, contents, gallery, methods
 
-BLOCK = re.compile(r"^<!-- generated: (?P<word>\w+)(?: (?P<rest>[^>]*?))? -->$", re.M)
+BLOCK = re.compile(
+    r"^<!-- generated: (?P<word>\w+)(?: (?P<rest>[^>]*?))? -->$(?:\n\*`make docs` .*\*$)?", re.M
+)
+"""A block's place, and the line that stands there for whoever reads the file itself."""
 
 
 def generated(text: str) -> str:

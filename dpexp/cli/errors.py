@@ -30,10 +30,10 @@ from dpexp.cli.groups import CONF, options_of
 from dpexp.cli.quoting import readable
 from dpexp.cli.signals import restore_signals
 from dpexp.cli.streams import safe_output
+from dpexp.cli.verbosity import in_one_piece
 
 INTERRUPTED = 128 + signal.SIGINT
 SWEEP = {"-m", "--multirun"}
-"""Which may stand anywhere among the settings: Hydra wants them before or behind all."""
 HELP, GROUPS = CONF / "hydra/help/dpexp.yaml", re.compile(r"\$\{options:(\w+)\}")
 NAMELESS = "Config group override must be"
 """Start of Hydra's message for a group option that is not a name; it has no error type for that."""
@@ -211,7 +211,7 @@ def guarded(program: Any) -> None:
             sys.argv[1:] = for_help(sys.argv[1:])
             _list_no_groups(sys.argv[1:])
         sys.argv[1:] = readable(sys.argv[1:], is_sweep=bool(SWEEP & set(sys.argv)))
-        sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in SWEEP)
+        sys.argv[1:] = in_one_piece(sys.argv[1:])
         program()
     except KeyboardInterrupt:
         line = "Interrupted. The same command goes on from the last checkpoint, where there is one."

@@ -144,23 +144,38 @@ def _step_times(case: str) -> Mapping[str, str]:
 
 
 def _claims(profile: str) -> str:
-    """Count a profile's claims, and the decided ones that compare single seeds."""
-    pages = (ROOT / "results" / profile).glob("*/*.md")
-    lines = [line for page in sorted(pages) for line in page.read_text("utf-8").splitlines()]
-    judged = [line for line in lines if re.match(r"- .*: \*\*(holds|does not hold|unclear)", line)]
-    words = ("holds", "does not hold", "unclear")
-    held, failed, unclear = (sum(f": **{word}" in line for line in judged) for word in words)
+    """Count a profile's claims, the papers' and the suite's own, and what they rest on."""
+    root = ROOT / "results" / profile
+    own, papers = (
+        [
+            line
+            for page in sorted(root.glob("*/*.md"))
+            if (page.parent.name == "dpexp") is is_own
+            for line in page.read_text("utf-8").splitlines()
+            if re.match(r"- .*: \*\*(holds|does not hold|unclear)", line)
+        ]
+        for is_own in (True, False)
+    )
+    held, failed, unclear = _verdicts(papers)
     single = sum(
         ": **unclear" not in line and line.endswith("the spread of seeds is unknown")
-        for line in judged
+        for line in papers
     )
+    counts = "{} hold, {} do not and {} are unclear".format(*_verdicts(own))
     return (
-        f"Of {counted(len(judged), 'claim')} judged in the {profile} profile {held} "
+        f"Of {counted(len(papers), 'claim')} of the papers judged in the {profile} profile {held} "
         f"{'holds' if held == 1 else 'hold'} in every comparison that was run, {failed} "
         f"{'does' if failed == 1 else 'do'} not and {unclear} {'is' if unclear == 1 else 'are'} "
         f"unclear. Of the {held + failed} decided ones {single} "
-        f"{'rests' if single == 1 else 'rest'} on a single seed a side."
+        f"{'rests' if single == 1 else 'rest'} on a single seed a side. Of "
+        f"{counted(len(own), 'claim')} of the suite's own {counts}."
     )
+
+
+def _verdicts(lines: Sequence[str]) -> tuple[int, ...]:
+    """Count claims that hold, do not hold and are unclear."""
+    words = ("holds", "does not hold", "unclear")
+    return tuple(sum(f": **{word}" in line for line in lines) for word in words)
 
 
 COMPARED = ("without privacy", "DP-SGD, ε = 8", "RGP, ε = 8", "DP-SGD, ε = 3.3", "LSG, ε = 3.3")

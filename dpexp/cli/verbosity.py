@@ -37,6 +37,21 @@ def translated(words: Sequence[str]) -> list[str]:
     return beside(others, [LOGGERS]) if asked else others
 
 
+VALUED = {"--cfg", "--package", "--config-path", "--config-name", "--config-dir", "--info"}
+VALUED |= {"-c", "-p", "-cp", "-cn", "-cd", "-i", "--experimental-rerun"}
+"""Options of Hydra's with a value, which is the next word."""
+
+
+def in_one_piece(words: Sequence[str]) -> list[str]:
+    """Return a command line with its options behind the settings; Hydra takes no others."""
+    settings, options, before = [], [], ""
+    for word in words:
+        is_value = before in VALUED and "=" not in word
+        (options if word.startswith("-") or is_value else settings).append(word)
+        before = word
+    return [*settings, *options]
+
+
 def beside(words: Sequence[str], more: Sequence[str]) -> list[str]:
     """Insert overrides beside those of a command line; Hydra takes them in one piece alone."""
     at = [n for n, word in enumerate(words) if "=" in word and not word.startswith("-")]

@@ -194,7 +194,7 @@ def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> li
             for column in shown
             if (choice := choices.get((row.key, column.key)))
         ]
-        rest = "; in the other columns one of them was run" if len(chosen) < len(shown) else ""
+        rest = "; in the other columns one of them is run" if len(chosen) < len(shown) else ""
         name = ", ".join(changes.labels_of(row))
         if chosen:
             tried.setdefault(count, []).append(f"{name}: {'; '.join(chosen)}{rest}.")
@@ -205,6 +205,5 @@ def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> li
         how = HOW.format(count=count)
         lines += [f"{len(rows)} row{'s' * (len(rows) > 1)}: {how}.", *rows]
     for count, names in untried.items():
-        of = f"the paper chose from {count} settings, of which one was run"
-        lines.append(f"{'; '.join(names)}: {of}.")
+        lines.append(f"{'; '.join(names)}: of the grid's {count} settings one is run.")
     return lines
