@@ -261,10 +261,11 @@ def fingerprint_here(config: Mapping[str, Any]) -> tuple[str, str]:
     import torch
 
     from dpexp.cli.parts import build_task
+    from dpexp.data import features
     from dpexp.types import ConfigError, one_line
 
     try:
-        with _offline(), warnings.catch_warnings():
+        with _offline(), features.unwanted(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return build_task(dict(config), torch.device("cpu")).fingerprint, ""
     except (ConfigError, OSError) as error:

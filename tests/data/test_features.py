@@ -15,6 +15,7 @@ from torch import nn
 from transformers import BertConfig, BertModel, ViTConfig, ViTModel
 
 from dpexp import cli
+from dpexp.cli import lookup
 from dpexp.cli.cost_model import CostModel
 from dpexp.data import features, kept, preprocessing
 from dpexp.data.digits import digits
@@ -309,6 +310,20 @@ def test_a_run_trains_a_linear_model_on_features(models, tmp_path, resnet):
         assert result["model"] == "linear" and privacy["trainable"] == {"head.weight": 5120}
         accuracy[method] = result["test_accuracy"]
     assert 40 < accuracy["dpsgd"] and 60 < accuracy["nonprivate"]  # chance is 10
+
+
+def test_a_look_up_compares_the_data_without_encoding_them(models, tmp_path, monkeypatch):
+    """On another machine features of all images are not kept, and take up to hours."""
+    words = ["method=dpsgd", "task=digits", "profile=embedded", "features=hub", "epochs=1"]
+    words += ["features.encoder=someone/vit", f"features.image_size={SIZE}", f"model_root={models}"]
+    config = cli.compose([*words, f"results={tmp_path}"])
+    result = json.loads((cli.execute(config) / "result.json").read_text())
+    monkeypatch.setenv("DPEXP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(features, "_encoded", None)
+    lookup._of_data.cache_clear()
+    assert lookup.compare(config, result) == ("", "")
+    other = result | {"data_fingerprint": "0" * 64}
+    assert "the data of digits were 000000000000… and are" in lookup.compare(config, other).other
 
 
 def test_a_plan_encodes_a_few_images_that_stand_for_all(models, tmp_path, caplog):
