@@ -15,6 +15,7 @@ import pandas as pd
 from dpexp.cli import groups
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec
+from dpexp.reporting.schema.artifact import SUITES_OWN
 from dpexp.types import ConfigError, counted
 
 ROOT = groups.CONF.parent
@@ -150,7 +151,7 @@ def _claims(profile: str) -> str:
         [
             line
             for page in sorted(root.glob("*/*.md"))
-            if (page.parent.name == "dpexp") is is_own
+            if (page.parent.name == SUITES_OWN) is is_own
             for line in page.read_text("utf-8").splitlines()
             if re.match(r"- .*: \*\*(holds|does not hold|unclear)", line)
         ]

@@ -295,8 +295,8 @@ def test_choices_that_are_not_the_grid_s_are_refused(conf, before, after, said):
 def test_a_page_says_what_was_chosen_from_how_many(conf):
     table = spec.load(conf, "made", "table1")
     assert tuned.notes(table, "embedded", {}) == [
-        "plain: of the grid's 2 settings one is run.",
-        "private: of the grid's 4 settings one is run.",
+        "plain: of 2 settings that the paper chose from, one is run.",
+        "private: of 4 settings that the paper chose from, one is run.",
     ]
     assert tune.main(["table1", "paper=made", "rows=private", "columns=eps8"], seventy) == 0
     how, private, _ = tuned.notes(table, "embedded", tuned.load(conf, table, "embedded"))

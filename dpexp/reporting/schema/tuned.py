@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from dpexp.reporting.schema.artifact import Artifact, Column, Key, Profile, Row
+from dpexp.reporting.schema.artifact import SUITES_OWN, Artifact, Column, Key, Profile, Row
 from dpexp.types import ConfigError, one_line
 
 TUNE = "python -m scripts.tune"
@@ -205,5 +205,6 @@ def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> li
         how = HOW.format(count=count)
         lines += [f"{len(rows)} row{'s' * (len(rows) > 1)}: {how}.", *rows]
     for count, names in untried.items():
-        lines.append(f"{'; '.join(names)}: of the grid's {count} settings one is run.")
+        whose = "of its grid" if artifact.paper == SUITES_OWN else "that the paper chose from"
+        lines.append(f"{'; '.join(names)}: of {count} settings {whose}, one is run.")
     return lines
