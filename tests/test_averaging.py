@@ -8,6 +8,7 @@ from torch import nn
 import dpexp
 from dpexp.cli.verify import verify
 from dpexp.training.averaging import EMA, Averaged, Last
+from dpexp.training.train_state import TrainState
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
 
@@ -66,7 +67,35 @@ def test_iterates_that_were_lost_have_no_part_and_the_others_keep_their_shares(a
                 continue
             model.weight.fill_(value)
             averaged.add(model, step)
-    assert float(averaged.model.weight) == pytest.approx(float(weights @ values) / left, abs=1e-6)
+    found = float(averaged.model.weight.detach())
+    assert found == pytest.approx(float(weights @ values) / left, abs=1e-6)
+
+
+def test_a_run_that_goes_on_after_lost_steps_leaves_their_iterates_out():
+    """Of 8 steps the last four are averaged; the fourth and fifth are lost, and 7 was saved."""
+
+    def fresh():
+        model = nn.Linear(1, 1, bias=False)
+        averaged = Averaged(model, Last(0.5), 8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        return TrainState(model, optimizer, {}, "data", averaged)
+
+    def take(state, steps):
+        for step in steps:
+            with torch.no_grad():
+                state.model.weight.fill_(10.0**step)
+            state.averaged.add(state.model, step)
+            state.step += 1
+
+    state = fresh()
+    take(state, range(4))
+    state.skip_to(6)
+    take(state, [6])
+    saved = state.to_checkpoint()
+    state = fresh()
+    state.restore(saved, torch.device("cpu"))
+    take(state, [7])
+    assert float(state.final_model.weight.detach()) == pytest.approx((10.0**6 + 10.0**7) / 2)
 
 
 def blobs(count, seed):

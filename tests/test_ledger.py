@@ -149,11 +149,20 @@ def test_other_instructions_are_other_surroundings(name, monkeypatch):
     assert [key for key in now if now[key] != before[key]] == ["instructions"]
 
 
+class Functional(torch.nn.Module):
+    """Has no layer of torch's, but its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1, 1, 1, 1))
+
+
 OF_IMAGES = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1))
 
 
 @pytest.mark.parametrize(
-    ("settings", "model"), [({"channels_last": True}, torch.nn.Linear(1, 1)), ({}, OF_IMAGES)]
+    ("settings", "model"),
+    [({"channels_last": True}, torch.nn.Linear(1, 1)), ({}, OF_IMAGES), ({}, Functional())],
 )
 def test_other_kernels_are_other_surroundings_where_they_may_run(settings, model, monkeypatch):
     settings = {"model": settings}, "data", model, ALONE, {}

@@ -37,6 +37,15 @@ def test_only_names_of_what_is_made_are_renamed():
     assert run_id(present) == run_id(FIRST)
 
 
+def test_a_model_that_lacked_a_setting_is_built_as_it_was():
+    config = {"model": {"_target_": "dpexp.models.resnet.ResNet", "depth": 8}, "seed": 0}
+    read = present_names(config)
+    assert read["model"] == {**config["model"], "channels_last": False}
+    assert present_names(read) == read and run_id(read) == run_id(config)
+    chosen = {"model": {**config["model"], "channels_last": "auto"}}
+    assert present_names(chosen) == chosen
+
+
 def test_every_moved_name_is_another_ones_and_is_there():
     assert len({*MOVED.values()}) == len(MOVED)
     for name in MOVED.values():

@@ -42,11 +42,21 @@ VALUED |= {"-c", "-p", "-cp", "-cn", "-cd", "-i", "--experimental-rerun"}
 """Options of Hydra's with a value, which is the next word."""
 
 
+OPTIONAL = {"--info", "-i"}
+"""Those that may do without."""
+
+
+def _takes_value(word: str) -> bool:
+    """Return whether a word is an option with a value, or the start of such an option's name."""
+    starts = word.startswith("--") and word != "--"
+    return word in VALUED or (starts and any(each.startswith(word) for each in VALUED))
+
+
 def in_one_piece(words: Sequence[str]) -> list[str]:
     """Return a command line with its options behind the settings; Hydra takes no others."""
     settings, options, before = [], [], ""
     for word in words:
-        is_value = before in VALUED and "=" not in word
+        is_value = _takes_value(before) and not (before in OPTIONAL and "=" in word)
         (options if word.startswith("-") or is_value else settings).append(word)
         before = word
     return [*settings, *options]

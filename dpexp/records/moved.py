@@ -30,6 +30,12 @@ List each first name once: when a module moves again, change its present name he
 CHANGED = re.compile(r"(?P<with>\w+) with \w+=.*|.* in place of (?P<in_place>\w+)", re.DOTALL)
 """Names of models that differ from a choice of conf/model; ids use the choice's own."""
 
+ADDED = {
+    "dpexp.models.resnet.ResNet": {"channels_last": False},
+    "dpexp.models.wrn_standardized.StandardizedWRN": {"channels_last": False},
+}
+"""What a model was built with before it was a setting."""
+
 NAMING = ("_target_", "loop")
 """Settings that hold such a name, at any depth."""
 
@@ -73,8 +79,11 @@ def _had_adam(config: Mapping[str, Any]) -> bool:
 
 
 def present_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with every moved name replaced by its present one."""
-    return _renamed(config, MOVED)
+    """Return a config with every moved name replaced by its present one, and what was added."""
+    present = _renamed(config, MOVED)
+    if isinstance(model := present.get("model"), dict):
+        present["model"] = ADDED.get(str(model.get("_target_")), {}) | model
+    return present
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:

@@ -185,11 +185,10 @@ def surroundings_of(
 def _may_lay_channels_last(model: nn.Module) -> bool:
     """Return whether a model without the option may give our kernels images that they take.
 
-    Its code decides how it lays out images; what takes no images has no such layers.
+    Its code decides how it lays out images. What convolves them has weights with four axes.
     """
     is_ours = type(model).__module__.startswith("dpexp.models.")
-    taken = (nn.Conv2d, nn.GroupNorm)
-    return not is_ours and any(isinstance(module, taken) for module in model.modules())
+    return not is_ours and any(weight.ndim == 4 for weight in model.parameters())
 
 
 def _instructions() -> dict[str, str]:

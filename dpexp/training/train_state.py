@@ -142,7 +142,7 @@ class TrainState:
         self.model.load_state_dict(saved["model"])
         if self.averaged is not None:
             self.averaged.model.load_state_dict(saved["averaged"])
-            self.averaged.mass = saved["averaged_mass"]
+            self.averaged.mass = saved.get("averaged_mass", 1.0)  # former code took none for lost
         self.optimizer.load_state_dict(saved["optimizer"])
         self.method_state = _moved(position.pop("state"), device)
         self.memories = _moved(position.pop("memories"), device)

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dpexp
 from dpexp import cli
 from dpexp.grad_sample.per_example import MaterializedGrads, size_by_forming
+from dpexp.grad_sample.repeated import repeated
+from dpexp.grad_sample.rounding import TERMS, size_of_held
 from dpexp.grad_sample.rules import layer_grads_of
 from dpexp.methods.dp_lora import DPLoRA
 from dpexp.models.adapters import adapter_parameters, merged
@@ -102,6 +104,18 @@ def test_a_wide_kernel_is_no_reason_to_sum_an_example_apart():
     exact = grads.double().materialize().flatten(1).square().sum(1)
     for size in (formed, gram):
         assert (size.squares >= exact).all()
+
+
+@pytest.mark.parametrize("form", [lambda grads: grads, lambda grads: repeated(grads, 3)])
+def test_the_roundings_of_what_is_formed_are_in_its_bound(form):
+    """The bound is above |G| by twice the roundings of its sums and of the projection's."""
+    grads = form(of_standardized(wide_layer(), *seen_by_it()).gradient("weight"))
+    terms = grads.rule.terms(grads.x, grads.dh)
+    assert terms.roundings == 2 * 576 + 32
+    norm = size_of_held(grads.materialize()).squares.sqrt()
+    least = 2 * (TERMS + 2 * 576 + 32) * 2**-24 * terms.energy.sqrt()
+    bound = size_by_forming(grads.rule, grads.x, grads.dh).squares.sqrt()
+    assert (bound - norm >= 0.999 * least).all()
 
 
 def test_a_sum_is_projected_in_float64_and_rounded_once():

@@ -138,6 +138,13 @@ def lower_noise(privacy):
     privacy["effective_noise_multiplier"] /= 2
 
 
+def more_noise(privacy):
+    """Claim ten times the noise that the run had, at the same epsilon."""
+    privacy["noise_multiplier"] *= 10
+    privacy["effective_noise_multiplier"] *= 10
+    privacy["epsilon"].pop("rdp", None)
+
+
 def a_little_less_noise(privacy):
     privacy["noise_multiplier"] *= 0.995
     privacy["effective_noise_multiplier"] *= 0.995
@@ -159,6 +166,7 @@ FORGERIES = {
         *("dpsgd", "privacy", a_little_less_noise),
         "epsilon: recomputed",
     ),
+    "ten times the noise": ("dpsgd", "privacy", more_noise, "the stated noise gives"),
     "an epsilon too low": ("dpsgd", "privacy", cheaper, "prv states"),
     "a looser delta": ("dpsgd", "privacy", {"delta": 1e-2}, "delta: expected 0.0001"),
     "another budget": ("dpsgd", "privacy", {"target_epsilon": 8.0}, "target_epsilon: expected 3.0"),

@@ -13,6 +13,9 @@ be above: PRV's error is a share of RDP's epsilon, which is loose where epsilon 
 UNDER_TARGET = 2e-3
 """Fraction by which a calibrated epsilon may be below its target; calibration guarantees half."""
 
+OF_A_VERSION = 1e-3
+"""Fraction by which an accountant's epsilon may differ between versions of it."""
+
 ROUNDING = 1e-6
 """Relative tolerance for numbers that both sides compute by the same formula."""
 
@@ -20,7 +23,9 @@ ACCOUNTANTS = ("prv", "rdp", "pure", "pld")
 """Accountants whose epsilon a certificate may state."""
 
 
-def differences(stated: Mapping[str, Any], by: str, target: float, ours: float) -> Iterator[str]:
+def differences(
+    stated: Mapping[str, Any], by: str, target: float, ours: float, due: float | None
+) -> Iterator[str]:
     """Yield the differences, one sentence each.
 
     Args:
@@ -28,6 +33,7 @@ def differences(stated: Mapping[str, Any], by: str, target: float, ours: float) 
         by: the accountant that the noise was calibrated with.
         target: the epsilon that it was calibrated to.
         ours: the recomputed epsilon.
+        due: what that accountant gives for the stated noise; None where it fails.
     """
     if not ours <= target * (1 + ROUNDING):
         yield f"epsilon: recomputed {ours:.6g}, above the target {target:g}"
@@ -37,11 +43,14 @@ def differences(stated: Mapping[str, Any], by: str, target: float, ours: float) 
             f"epsilon: {by} states {stated[by]:.6g}; calibration would give {least:.6g} to "
             f"{target:g}"
         )
+    if due is not None and not math.isclose(stated[by], due, rel_tol=OF_A_VERSION):
+        yield f"epsilon: {by} states {stated[by]:.6g}; the stated noise gives {due:.6g} by it"
     for accountant, value in stated.items():
         if isinstance(value, bool) or accountant not in ACCOUNTANTS:
             yield f"epsilon: {accountant} states {value}, which nothing here computes"
             continue
         # Upper bounds are looser by design; the others should agree with ours.
-        share = math.inf if accountant in ("rdp", "prv") else ROUNDING
-        if not ours * (1 - min(share, TOLERANCE)) <= value <= ours * (1 + share):
+        is_bound = accountant in ("rdp", "prv")
+        least = ours * (1 - (TOLERANCE if is_bound else ROUNDING))
+        if not least <= value <= (math.inf if is_bound else ours * (1 + ROUNDING)):
             yield f"epsilon: {accountant} states {value:.6g}; recomputed {ours:.6g}"

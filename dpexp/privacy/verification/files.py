@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpexp.privacy import certificate as words
+from dpexp.privacy.accounting import PRVFailed
 from dpexp.privacy.calibration import num_steps
 from dpexp.privacy.pld import Part, gaussian_epsilon, laplace_epsilon, points
 from dpexp.privacy.stated import Stated, public_examples, statement_of
 from dpexp.privacy.verification.epsilons import ROUNDING, differences
+from dpexp.privacy.verification.lines import epsilon_after
 from dpexp.privacy.verification.statements import (
     OF_BOTH,
     OF_STEPS,
@@ -437,7 +439,11 @@ class _Check:
             else gaussian_epsilon(parts, delta, target)
         )
         self.epsilon = ours
-        for finding in differences(stated, by, target, ours):
+        try:
+            due = epsilon_after(privacy, privacy["steps"], stated[by])
+        except PRVFailed:
+            due = None
+        for finding in differences(stated, by, target, ours, due):
             self.say(finding)
 
     def _accountants(self, wanted: Mapping[str, Any], is_vote: bool) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from dpexp.privacy.accounting import PRVFailed, prv_epsilon, rdp_epsilon
 from dpexp.privacy.certificate import bands_of
 from dpexp.privacy.laplace import pure_epsilon
-from dpexp.privacy.verification.epsilons import ROUNDING
+from dpexp.privacy.verification.epsilons import OF_A_VERSION, ROUNDING
 from dpexp.privacy.verification.statements import TRAINING, VOTING
 from dpexp.records import OF_A_LINE, Record
 
@@ -32,9 +32,6 @@ MOST_LINES, MOST_DUE = 1000, 10**6
 
 MOST_SAID = 8
 """Largest number of findings of one kind that are reported (ours)."""
-
-OF_A_VERSION = 1e-3
-"""Relative tolerance between versions of one accountant (ours)."""
 
 
 def verify_lines(record: Record, is_certified: bool) -> tuple[list[str], list[str]]:
@@ -138,7 +135,7 @@ def _compare_epsilons(record: Record, findings: list[str], unchecked: list[str])
         return
     for place, (line, said) in enumerate(zip(record.metrics, stated, strict=True), 1):
         try:
-            due = _epsilon(record.privacy, line["step"], stated[-1])
+            due = epsilon_after(record.privacy, line["step"], stated[-1])
         except PRVFailed:
             unchecked.append(f"{BEFORE_THE_LAST}epsilon, where its accountant fails")
             return
@@ -150,8 +147,17 @@ def _compare_epsilons(record: Record, findings: list[str], unchecked: list[str])
             findings.append(f"{FILE} line {place}, epsilon: expected {due}; got {said}")
 
 
-def _epsilon(privacy: Mapping[str, Any], step: int, last: float | None) -> float | None:
-    """Return the epsilon spent after some steps; PATE spends all before its student's first."""
+def epsilon_after(privacy: Mapping[str, Any], step: int, last: float | None) -> float | None:
+    """Return the epsilon spent after some steps; PATE spends all before its student's first.
+
+    Args:
+        privacy: the certificate.
+        step: how many steps.
+        last: a student's.
+
+    Raises:
+        PRVFailed: if the certificate's accountant fails.
+    """
     by, sigma = privacy["calibrated_by"], privacy["effective_noise_multiplier"]
     if privacy["target_epsilon"] is None:
         return None
