@@ -80,10 +80,11 @@ def test_each_finding_is_a_line_and_the_exit_code_is_1(run_dir, tmp_path, capsys
     edit(forged / "privacy.json", q=0.5, noise_draws=0)
     assert main([str(run_dir), str(forged)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(": ")[0] for line in lines] == 2 * [str(run_dir)] + 3 * [str(forged)]
+    assert [line.partition(": ")[0] for line in lines] == 2 * [str(run_dir)] + 4 * [str(forged)]
     assert lines[2].startswith(f"{forged}: differs: q: expected ")
     assert "noise_draws: expected" in lines[3]
-    assert "privacy.json does not match its hash in result.json" in lines[4]
+    assert "the stated noise gives" in lines[4]  # at the q that is stated
+    assert "privacy.json does not match its hash in result.json" in lines[5]
 
 
 def test_a_config_that_was_edited_is_not_that_of_its_directory(run_dir, tmp_path, capsys):
