@@ -121,10 +121,11 @@ class DPZO(Method):
                 small that the rounding of losses shows in their difference.
         """
         dtype = first_weight(model).dtype
-        least = sqrt(unit(dtype))  # where a loss's rounding over c is as large as c (ours)
+        # Where a loss's rounding over c is as large as c (ours), in the digits that are told.
+        least = float(f"{1.01 * sqrt(unit(dtype)):.3g}")
         if self._perturbation < least:
             raise ConfigError(
-                f"Expected method.perturbation of at least {least:.1g}: a loss's rounding in "
+                f"Expected method.perturbation of at least {least:g}: a loss's rounding in "
                 f"{dtype}, which depends on who shares its micro-batch, is divided by it; got "
                 f"{self._perturbation:g}. Set method.perturbation."
             )

@@ -1,6 +1,7 @@
 """DP-ZO: its steps are the literal transcription's, by forward passes alone."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -231,7 +232,7 @@ def test_a_budget_per_step_is_refused_under_gaussian_noise():
         ({"perturbation": 0}, r"method\.perturbation above 0 and at most 1000; got 0"),
         (
             {"perturbation": 1e-9},
-            r"method\.perturbation of at least 1e-08: a loss's rounding.*got 1e-09",
+            r"method\.perturbation of at least 1\.06e-08: a loss's rounding.*got 1e-09",
         ),
         ({"perturbation": 1e300}, r"method\.perturbation.*got 1e\+300"),
         ({"perturbation": math.nan}, r"method\.perturbation.*got nan"),
@@ -243,3 +244,12 @@ def test_a_budget_per_step_is_refused_under_gaussian_noise():
 def test_a_setting_that_is_wrong_is_named(options, said):
     with pytest.raises(ConfigError, match=said):
         make(**options).start(TinyNet())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_least_perturbation_that_is_told_is_taken(dtype):
+    model = TinyNet().to(dtype)
+    with pytest.raises(ConfigError) as refused:
+        make(perturbation=1e-12).start(model)
+    (least,) = re.findall(r"of at least ([\d.e-]+):", str(refused.value))
+    make(perturbation=float(least)).start(model)
