@@ -87,6 +87,17 @@ def test_each_finding_is_a_line_and_the_exit_code_is_1(run_dir, tmp_path, capsys
     assert "privacy.json does not match its hash in result.json" in lines[5]
 
 
+def test_the_last_lines_epsilon_is_that_of_the_accountant_of_the_noise(run_dir, tmp_path, capsys):
+    forged = copied(run_dir, tmp_path)
+    by_others = json.loads((forged / "privacy.json").read_text())["epsilon"]["rdp"]
+    path = forged / "metrics.jsonl"
+    *before, last = path.read_text().splitlines()
+    last = json.dumps(json.loads(last) | {"epsilon": by_others})
+    path.write_text("\n".join([*before, last, ""]))
+    assert main([str(forged)]) == 1
+    assert f"ends with epsilon {by_others}; privacy.json states" in capsys.readouterr().out
+
+
 def test_a_config_that_was_edited_is_not_that_of_its_directory(run_dir, tmp_path, capsys):
     forged = copied(run_dir, tmp_path)
     config = forged / "config.yaml"
