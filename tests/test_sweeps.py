@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from dpexp.cli import sweeps, verbosity
+from dpexp.cli import command_line, sweeps, verbosity
 from dpexp.types import ConfigError
 from tests.runs import execute
 
@@ -93,7 +93,7 @@ def test_a_table_of_jobs_of_several_metrics_names_each(tmp_path):
     ],
 )
 def test_what_a_sweep_adds_stands_among_the_other_words(words, expected):
-    assert verbosity.beside(words, ["HERE"]) == expected
+    assert command_line.beside(words, ["HERE"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_what_a_sweep_adds_stands_among_the_other_words(words, expected):
     ],
 )
 def test_options_stand_behind_the_settings_wherever_they_stood(words, expected):
-    assert verbosity.in_one_piece(words) == expected
+    assert command_line.in_one_piece(words) == expected
 
 
 @pytest.mark.parametrize(

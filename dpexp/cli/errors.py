@@ -26,11 +26,11 @@ from omegaconf.errors import (
 )
 
 from dpexp.cli import folders, own_data
+from dpexp.cli.command_line import in_one_piece
 from dpexp.cli.groups import CONF, options_of
 from dpexp.cli.quoting import readable
 from dpexp.cli.signals import restore_signals
 from dpexp.cli.streams import safe_output
-from dpexp.cli.verbosity import in_one_piece
 
 INTERRUPTED = 128 + signal.SIGINT
 SWEEP = {"-m", "--multirun"}

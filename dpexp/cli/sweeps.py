@@ -23,10 +23,10 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from dpexp.cli.command_line import beside
 from dpexp.cli.composition import plain
 from dpexp.cli.named_folders import require_named
 from dpexp.cli.quoting import quoted
-from dpexp.cli.verbosity import beside
 from dpexp.types import ConfigError, counted
 
 OPTIONS = {"-m", "--multirun"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dpexp.cli.command_line import beside
 from dpexp.types import ConfigError
 
 OPTIONS = ("-v", "--verbose")
@@ -35,35 +36,3 @@ def translated(words: Sequence[str]) -> list[str]:
                 f"Expected verbose to be true or false; got {word}. Set verbose=true."
             )
     return beside(others, [LOGGERS]) if asked else others
-
-
-VALUED = {"--cfg", "--package", "--config-path", "--config-name", "--config-dir", "--info"}
-VALUED |= {"-c", "-p", "-cp", "-cn", "-cd", "-i", "--experimental-rerun"}
-"""Options of Hydra's with a value, which is the next word."""
-
-
-OPTIONAL = {"--info", "-i"}
-"""Those that may do without."""
-
-
-def _takes_value(word: str) -> bool:
-    """Return whether a word is an option with a value, or the start of such an option's name."""
-    starts = word.startswith("--") and word != "--"
-    return word in VALUED or (starts and any(each.startswith(word) for each in VALUED))
-
-
-def in_one_piece(words: Sequence[str]) -> list[str]:
-    """Return a command line with its options behind the settings; Hydra takes no others."""
-    settings, options, before = [], [], ""
-    for word in words:
-        is_value = _takes_value(before) and not (before in OPTIONAL and "=" in word)
-        (options if word.startswith("-") or is_value else settings).append(word)
-        before = word
-    return [*settings, *options]
-
-
-def beside(words: Sequence[str], more: Sequence[str]) -> list[str]:
-    """Insert overrides beside those of a command line; Hydra takes them in one piece alone."""
-    at = [n for n, word in enumerate(words) if "=" in word and not word.startswith("-")]
-    end = at[-1] + 1 if at else len(words)
-    return [*words[:end], *more, *words[end:]]
