@@ -176,6 +176,17 @@ def short_secret(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(seeds, "new_secret", lambda: secrets.randbits(16))
 
 
+def secret_by_twister(patch: pytest.MonkeyPatch) -> None:
+    """Draw secret noise from torch's generator, seeded with the secret."""
+    from dpexp.privacy import Mechanism, seeds
+
+    patch.setattr(
+        Mechanism,
+        "noise_generator",
+        lambda self, step, device="cpu": seeds.generator(self.root, "noise", step, device),
+    )
+
+
 def noise_in_the_sums_precision(patch: pytest.MonkeyPatch) -> None:
     """Add the same noise in whichever precision the sums happen to be held."""
     import torch

@@ -100,6 +100,12 @@ BREAKS = {
         r"assert \(?(1\d\d == 200|65535 == )",
         math.inf,
     ),
+    "secret-by-twister": Break(
+        breaks_noise.secret_by_twister,
+        f"{SEEDS}::test_secret_noise_and_coins_come_from_no_generator_of_torchs[dpsgd]",
+        r"assert not \['dpexp/privacy/privatize\.py:_gaussian'",
+        math.inf,
+    ),
     "sampler-draws-noise": Break(
         breaks_noise.sampler_draws_noise,
         ONCE,

@@ -13,6 +13,7 @@ import torch
 from scipy.stats import kstest
 
 from dpexp.pate.votes import CHECK, VOTES
+from dpexp.privacy import seeds
 from dpexp.privacy.privatize import _DRAWS, FAR, GRAIN, NOISE_AT_ONCE, add_noise_, with_tails_
 from dpexp.privacy.seeds import generator
 from dpexp.types import ConfigError, Key, Release
@@ -36,12 +37,13 @@ def release(noise, size):
     return Release(KEY.release, size, 1.0, 1.0, noise)
 
 
-def drawn(size, noise, dtype, device="cpu", multiplier=1.0):
+def drawn(size, noise, dtype, device="cpu", multiplier=1.0, *, is_secret=False):
     """Return the noise on blocks of a size, twice `ENOUGH` numbers or one block, flat."""
     parts = []
     for step in range(math.ceil(2 * ENOUGH / size)):
         sums = {KEY: torch.zeros(size, dtype=dtype, device=device)}
-        add_noise_(sums, (release(noise, size),), multiplier, generator(0, "noise", step, device))
+        gen = None if is_secret else generator(0, "noise", step, device)
+        add_noise_(sums, (release(noise, size),), multiplier, gen)
         parts.append(sums[KEY].cpu())
     return torch.cat(parts)
 
@@ -80,6 +82,34 @@ def test_noise_has_its_law_and_all_its_bits_in_a_block_of_any_size(size, dtype, 
     numbers = drawn(size, noise, dtype)
     assert_law(numbers, noise)
     assert_full_resolution(numbers)
+
+
+@pytest.mark.parametrize("noise", LAWS)
+@pytest.mark.parametrize("dtype", LOW_BITS, ids=str)
+@pytest.mark.parametrize("size", [1, 2, 15, 1000, GRAIN + 1, AT_ONCE + 1, 2 * AT_ONCE + 7])
+def test_so_has_secret_noise(size, dtype, noise):
+    numbers = drawn(size, noise, dtype, is_secret=True)
+    assert_law(numbers, noise)
+    assert_full_resolution(numbers)
+
+
+def test_secret_noise_reaches_where_normal_noise_does():
+    """The largest of two million normal numbers is beyond 4.2 but once in 10^22 times."""
+    noise = drawn(2_000_000, "gaussian", torch.float64, is_secret=True)
+    for tail in (noise.max(), -noise.min()):
+        assert 4.2 < tail < 8.58
+
+
+def of_bits(monkeypatch, word):
+    """Let the operating system give one word over and over."""
+    monkeypatch.setattr(seeds.os, "urandom", lambda size: word * (size // len(word)))
+
+
+@pytest.mark.parametrize("noise", LAWS)
+@pytest.mark.parametrize("word", [b"\x00" * 8, b"\xff" * 8, b"\x00" * 7 + b"\x80"])
+def test_secret_noise_is_finite_for_any_bits(word, noise, monkeypatch):
+    of_bits(monkeypatch, word)
+    assert drawn(4, noise, torch.float64, is_secret=True).isfinite().all()
 
 
 @pytest.mark.parametrize("noise", LAWS)

@@ -2,10 +2,12 @@
 
 import ast
 import hashlib
+import json
 import operator
 from functools import reduce
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,7 +17,15 @@ from scipy import stats
 from dpexp import cli
 from dpexp.cli.instantiate import loop_of
 from dpexp.privacy import seeds, whole_batch
-from dpexp.privacy.seeds import AXES, generator, new_secret, seed_default, spawned
+from dpexp.privacy.sampling import poisson
+from dpexp.privacy.seeds import (
+    AXES,
+    generator,
+    named_unguessable,
+    new_secret,
+    seed_default,
+    spawned,
+)
 from dpexp.types import Release
 from tests.draws import Draws, place
 from tests.runs import ALONE
@@ -57,7 +67,7 @@ def test_steps_and_pieces_share_no_noise_however_far_apart():
 def test_a_secret_has_all_its_bits():
     drawn = [new_secret() for _ in range(200)]
     assert len(set(drawn)) == 200
-    assert reduce(operator.or_, drawn) == 2**63 - 1 and reduce(operator.and_, drawn) == 0
+    assert reduce(operator.or_, drawn) == 2**256 - 1 and reduce(operator.and_, drawn) == 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -260,3 +270,43 @@ def test_no_state_of_any_generator_is_drawn_from_twice_in_a_run(name, tmp_path, 
     if name == "dpsgd":  # the test itself must hear
         assert {*DRAWN.values(), "dpexp/training/gradient.py:_backward"} <= draws.places.keys()
         assert draws.places[DRAWN["noise"]] >= draws.places[DRAWN["sampling"]] == 5
+
+
+SECRET_RUNS = {
+    "dpsgd": RUNS["dpsgd"],
+    "dp_zo": ["method=dp_zo", "method.noise=laplace", "method.directions=4", *SMALL],
+    "adaptive": ["method=rgp", "method.rank=2", "clipping=adaptive", *SMALL],
+    "pate": RUNS["pate"],
+}
+
+
+@pytest.mark.parametrize("name", SECRET_RUNS)
+def test_secret_noise_and_coins_come_from_no_generator_of_torchs(name, tmp_path, monkeypatch):
+    """Whoever knows most of a Mersenne twister's numbers can compute the others."""
+    words = ["task=digits", "profile=embedded", "device=cpu", *PRIVATE, *BRIEF, "noise=secret"]
+    config = cli.compose([*words, *SECRET_RUNS[name], f"results={tmp_path}"])
+    asked, urandom = [], seeds.os.urandom
+
+    def heard(size):
+        asked.append(size // 8)
+        return urandom(size)
+
+    monkeypatch.setattr(seeds.os, "urandom", heard)
+    with Draws() as draws:
+        loop_of(config).train(config, cli.build_parts(config, ALONE.device), ALONE)
+    rooms = ("dpexp/privacy/sampling.py", "dpexp/privacy/privatize.py", "dpexp/pate/votes.py")
+    assert not [place for place in draws.places if place.startswith(rooms)]
+    certificate = json.loads(next(tmp_path.rglob("privacy.json")).read_text())
+    assert len(asked) >= certificate["noise_draws"] > 0
+
+
+def test_secret_coins_are_the_same_on_all_ranks_and_fall_as_declared():
+    secret, total = new_secret(), 10**6
+    coins = named_unguessable(secret, "sampling", 3, total)
+    assert torch.equal(coins, named_unguessable(secret, "sampling", 3, total))
+    assert stats.kstest(coins.numpy(), "uniform").pvalue > 1e-4 and coins.min() > 0
+    drawn = [poisson(secret, step, total, 0.01, is_secret=True) for step in range(2)]
+    assert all(abs(len(each) - 10_000) < 600 for each in drawn)  # six standard deviations
+    together = np.intersect1d(*(each.numpy() for each in drawn))
+    assert abs(len(together) - 100) < 60
+    assert len(poisson(secret, 0, total, 1.0, is_secret=True)) == total

@@ -39,7 +39,7 @@ class NoisyVotes:
         max_answers: cap on queries answered.
         target_epsilon: None without a budget.
         delta: in (0, 1).
-        noise: True, False, or "secret" for randomness seeded by the operating system.
+        noise: True, False, or "secret" for randomness of the operating system.
         noise_multiplier: sigma_2, the standard deviation of an answer's noise, in votes; 0 without
             noise.
         seed: of an experiment that can be repeated.
@@ -77,8 +77,10 @@ class NoisyVotes:
             Release(VOTES, self.num_classes, 1.0, VOTE_SENSITIVITY),
         )
 
-    def noise_generator(self, release: str, query: int) -> torch.Generator:
-        """Return the generator of one query's noise, on the CPU."""
+    def noise_generator(self, release: str, query: int) -> torch.Generator | None:
+        """Return the generator of one query's noise, on the CPU; None: the operating system's."""
+        if self._secret is not None:
+            return None
         return generator(self.root, f"noise/{release}", query)
 
     def epsilon(self) -> dict[str, float | None]:

@@ -208,7 +208,7 @@ def add_correlated_noise_(
     sums: Mapping[Key, Tensor],
     releases: Sequence[Release],
     noise_multiplier: float,
-    gen: torch.Generator,
+    gen: torch.Generator | None,
     correlation: Correlation,
     past: Past,
     dtype: torch.dtype | None = None,

@@ -34,7 +34,7 @@ class Mechanism:
         sampling: "poisson", "cyclic" under correlated noise, or "shuffle" as the authors' code did.
         target_epsilon: None without a budget.
         delta: in (0, 1); 0 under Laplace noise.
-        noise: True, False, or "secret" for randomness seeded by the operating system.
+        noise: True, False, or "secret" for randomness of the operating system.
         clip: whether examples' contributions are bounded.
         noise_multiplier: 0 without noise.
         releases: of every step.
@@ -99,10 +99,18 @@ class Mechanism:
         """
         if self.sampling == "shuffle":
             return shuffled(self.root, step, self.dataset_size, self.batch_size)
-        return cyclic(self.root, step, self.dataset_size, self.participation_prob, self.bands)
+        of_group = (self.root, step, self.dataset_size, self.participation_prob, self.bands)
+        return cyclic(*of_group, is_secret=self._secret is not None)
 
-    def noise_generator(self, step: int, device: str | torch.device = "cpu") -> torch.Generator:
-        """Return the generator of the step's noise; only rank 0 draws from it."""
+    def noise_generator(
+        self, step: int, device: str | torch.device = "cpu"
+    ) -> torch.Generator | None:
+        """Return the generator of the step's noise, which rank 0 alone draws; None: the system's.
+
+        Secret noise comes from no generator of torch's, whose draws can be computed from others.
+        """
+        if self._secret is not None:
+            return None
         return generator(self.root, "noise", step, device)
 
     @property

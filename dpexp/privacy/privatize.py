@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from dpexp.grad_sample.rounding import add_
 from dpexp.linalg import as_rows
 from dpexp.privacy.bound import is_exact_enough, slack_of, upper_bound
 from dpexp.privacy.clipping import Clipping, Flat, Group, bounds_of, centred_bits
-from dpexp.privacy.seeds import spawned
+from dpexp.privacy.seeds import spawned, unguessable
 from dpexp.types import ConfigError, Key, PerExampleGrads, Release, Size
 
 Blocks = dict[Key, Tensor]
@@ -300,7 +301,7 @@ def add_noise_(
     sums: Mapping[Key, Tensor],
     releases: Iterable[Release],
     noise_multiplier: float,
-    gen: torch.Generator,
+    gen: torch.Generator | None,
     dtype: torch.dtype | None = None,
 ) -> None:
     """Add independent noise to every coordinate of every release, in place.
@@ -316,7 +317,8 @@ def add_noise_(
         noise_multiplier: of releases that have none of their own, >= 0.
         gen: on the sums' device; blocks draw from it in the order of `sums`. On a CPU the pieces of
             a large block are drawn in parallel, each from a generator spawned from it, so that the
-            noise is the same for any number of threads.
+            noise is the same for any number of threads. None: the operating system's randomness,
+            which cannot be computed from other noise, nor drawn again.
         dtype: of the drawn noise, so that it depends on the model's precision alone; None: the
             sums'.
 
@@ -325,7 +327,7 @@ def add_noise_(
     """
     by_name = {release.name: release for release in releases}
 
-    def add(piece: Tensor, release: Release, gen: torch.Generator) -> None:
+    def add(piece: Tensor, release: Release, gen: torch.Generator | None) -> None:
         noise = _DRAWS[release.noise](piece, gen, dtype or piece.dtype)
         wide = piece.double()  # the same tensor if it is in float64 already
         wide.add_(noise, alpha=release.multiplier(noise_multiplier) * release.clip_norm)
@@ -333,7 +335,7 @@ def add_noise_(
             piece.copy_(wide)
 
     @torch.no_grad()  # applies only to the current thread
-    def add_by_grains(piece: Tensor, release: Release, gen: torch.Generator) -> None:
+    def add_by_grains(piece: Tensor, release: Release, gen: torch.Generator | None) -> None:
         for grain in piece.split(GRAIN):
             add(grain, release, gen)
 
@@ -343,7 +345,9 @@ def add_noise_(
             release, device = by_name[key.release], "cpu" if total.device.type == "cpu" else "gpu"
             pieces = total.view(-1).split(NOISE_AT_ONCE[device])  # views, never copies
             if len(pieces) > 1 and device == "cpu":  # torch draws on a single thread there
-                gens = spawned(gen, len(pieces))
+                gens: Iterable[torch.Generator | None] = repeat(None)
+                if gen is not None:
+                    gens = spawned(gen, len(pieces))
                 waiting.append(pool.map(add_by_grains, pieces, repeat(release), gens))
             else:
                 for piece in pieces:
@@ -356,9 +360,21 @@ FAR = 5.0
 """Standard deviations beyond which normal noise is redrawn."""
 
 
-def _gaussian(like: Tensor, gen: torch.Generator, dtype: torch.dtype) -> Tensor:
+def _gaussian(like: Tensor, gen: torch.Generator | None, dtype: torch.dtype) -> Tensor:
+    if gen is None:
+        return _box_muller(like).to(dtype)
     noise = torch.randn(like.shape, generator=gen, device=like.device, dtype=dtype)
     return with_tails_(noise, gen)
+
+
+def _box_muller(like: Tensor) -> Tensor:
+    """Return standard normal noise of the system's randomness, in float64; it ends at 8.57."""
+    half = (like.numel() + 1) // 2
+    uniform = unguessable(2 * half).to(like.device)
+    radius = uniform[:half].log_().mul_(-2).sqrt_()
+    angle = uniform[half:].mul_(2 * math.pi)
+    both = torch.cat([radius * angle.cos(), radius * angle.sin()])
+    return both[: like.numel()].view(like.shape)
 
 
 def with_tails_(noise: Tensor, gen: torch.Generator, far: float = FAR) -> Tensor:
@@ -385,10 +401,14 @@ def with_tails_(noise: Tensor, gen: torch.Generator, far: float = FAR) -> Tensor
     return noise
 
 
-def _laplace(like: Tensor, gen: torch.Generator, dtype: torch.dtype) -> Tensor:
+def _laplace(like: Tensor, gen: torch.Generator | None, dtype: torch.dtype) -> Tensor:
     """Return the difference of two exponentials, in float64; float32 ends at 17 scales."""
     draws = torch.empty((2, *like.shape), device=like.device, dtype=torch.float64)
-    plus, minus = draws.exponential_(generator=gen)
+    if gen is None:
+        draws.copy_(unguessable(draws.numel()).view(draws.shape)).log_().neg_()
+    else:
+        draws.exponential_(generator=gen)
+    plus, minus = draws
     return (plus - minus).to(dtype)
 
 

@@ -8,28 +8,42 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from dpexp.privacy.seeds import generator
+from dpexp.privacy.seeds import generator, named_unguessable
 
 
-def poisson(seed: int, step: int, dataset_size: int, probability: float) -> Tensor:
+def poisson(
+    seed: int, step: int, dataset_size: int, probability: float, *, is_secret: bool = False
+) -> Tensor:
     """Return a Poisson sample: every example independently with the same probability.
 
     Args:
-        seed: the run's seed.
+        seed: the run's seed, or its secret.
         step: from 0.
         dataset_size: how many examples there are.
         probability: of each example, in (0, 1]; draws are float64, so that it is exact to 1e-16.
+        is_secret: whether no coin may be computed from the others.
 
     Returns:
         Indices in ascending order, [n]; n may be 0.
     """
+    if is_secret:
+        coins = named_unguessable(seed, "sampling", step, dataset_size)
+        return torch.nonzero(coins <= probability).flatten()
     coins = torch.rand(
         dataset_size, dtype=torch.float64, generator=generator(seed, "sampling", step)
     )
     return torch.nonzero(coins < probability).flatten()
 
 
-def cyclic(seed: int, step: int, dataset_size: int, probability: float, bands: int) -> Tensor:
+def cyclic(
+    seed: int,
+    step: int,
+    dataset_size: int,
+    probability: float,
+    bands: int,
+    *,
+    is_secret: bool = False,
+) -> Tensor:
     """Return a Poisson sample of one of `bands` groups: at step t of group t mod bands.
 
     Every example is of one group, drawn once and independently of all others. With one band it is
@@ -41,11 +55,12 @@ def cyclic(seed: int, step: int, dataset_size: int, probability: float, bands: i
         dataset_size: how many examples there are.
         probability: of each example of the group, in (0, 1].
         bands: >= 1.
+        is_secret: as in `poisson`.
 
     Returns:
         Indices in ascending order, [n]; n may be 0.
     """
-    drawn = poisson(seed, step, dataset_size, probability)
+    drawn = poisson(seed, step, dataset_size, probability, is_secret=is_secret)
     if bands == 1:
         return drawn
     return drawn[groups(seed, dataset_size, bands)[drawn] == step % bands]

@@ -1,12 +1,14 @@
-"""Seeds and generators, by named axes."""
+"""Seeds and generators, by named axes; and randomness that nobody can compute."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 
 import numpy as np
 import torch
+from torch import Tensor
 
 _WORDS = 624  # the Mersenne twister's state, in 32-bit words
 _STATE_OFFSET = 24  # bytes before those words in torch's saved state (each word takes eight bytes)
@@ -53,8 +55,41 @@ and choosing data has seeds of its own, `data_seed` and `subset_seed`."""
 
 
 def new_secret() -> int:
-    """Return 63 random bits from the operating system, for noise that cannot be replayed."""
-    return secrets.randbits(63)
+    """Return 256 random bits from the operating system, for a run that cannot be replayed."""
+    return secrets.randbits(256)
+
+
+def unguessable(size: int) -> Tensor:
+    """Return uniform numbers from the operating system's own cryptographic generator.
+
+    What a torch generator draws can be computed from earlier draws of it: the Mersenne twister is
+    linear. These cannot, also by someone who knows all but one of them.
+
+    Returns:
+        [size], float64 on the CPU, in (0, 1]; multiples of 2^-53.
+    """
+    return _of_bytes(os.urandom(8 * size))
+
+
+def named_unguessable(secret: int, axis: str, index: int, size: int) -> Tensor:
+    """Return uniform numbers by SHAKE-256 of a secret, so that all ranks draw the same.
+
+    Args:
+        secret: of `new_secret`.
+        axis: what the numbers are for, one of `AXES`.
+        index: which draw, e.g. the step.
+        size: how many.
+
+    Returns:
+        As `unguessable`.
+    """
+    return _of_bytes(hashlib.shake_256(f"{secret}/{axis}/{index}".encode()).digest(8 * size))
+
+
+def _of_bytes(drawn: bytes) -> Tensor:
+    """Return 53 of every 64 bits as a number in (0, 1]."""
+    words = np.frombuffer(drawn, dtype="<u8")
+    return torch.from_numpy(((words >> np.uint64(11)) + np.uint64(1)) * 2.0**-53)
 
 
 def generator(

@@ -110,8 +110,7 @@ def test_rdp_calibration_is_labelled():
 def test_secret_randomness_cannot_be_replayed_and_leaves_no_trace():
     one, other = make(noise="secret"), make(noise="secret")
     assert not torch.equal(one.sample(0), other.sample(0))
-    draws = [torch.randn(4, generator=mechanism.noise_generator(0)) for mechanism in (one, other)]
-    assert not torch.equal(*draws)
+    assert one.noise_generator(0) is None  # the operating system's
     secret = new_secret()
     told, again = (dataclasses.replace(each, _secret=secret) for each in (one, other))
     assert torch.equal(told.sample(3), again.sample(3))
