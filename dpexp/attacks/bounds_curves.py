@@ -52,7 +52,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def subsampled_gaussian(sampling_prob: float, sigma: float, num_steps: int) -> Curve:
     """Return the curve of a run: a Gaussian mechanism on Poisson samples, composed.
 
-    The privacy loss is composed numerically, by the arithmetic of the run's PRV accountant.
+    The privacy loss is composed numerically, by Opacus's PRV accountant.
 
     Args:
         sampling_prob: q in (0, 1].
