@@ -92,7 +92,7 @@ def train(
         epochs: > 0, passes over the private examples in expectation.
         batch_size: expected examples a step, drawn by Poisson sampling.
         lr: learning rate, constant.
-        delta: of the guarantee; None: the largest power of ten below 1 / N.
+        delta: of the guarantee; None: the largest power of ten up to 1 / (2 N).
         optimizer: "sgd" (momentum 0.9), "sgd_plain", "adam" or "adamw".
         clip_norm: bound on one example's gradient, l2.
         seed: of everything random.

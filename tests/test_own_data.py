@@ -9,7 +9,7 @@ import pytest
 
 from dpexp import cli, records
 from dpexp.cli import lookup, verify
-from dpexp.cli.own_data import below_one_in, share_of
+from dpexp.cli.own_data import delta_for, share_of
 from dpexp.privacy.certificate import CLASSES_READ, COUNTED, JUDGED_ON_TRAINING
 from dpexp.privacy.verification.files import verify_files
 from dpexp.types import ConfigError
@@ -89,7 +89,7 @@ def test_every_example_of_the_page_trains_is_looked_up_and_verifies(alone, examp
     assert lookup.done_before({**record.config, "results": str(alone)}).startswith("done before")
     said = record.privacy["deviations"]
     assert (COUNTED in said) == ("dataset_size=count" in words) and CLASSES_READ not in said
-    assert record.privacy["delta"] == below_one_in(record.privacy["dataset_size"])
+    assert record.privacy["delta"] == delta_for(record.privacy["dataset_size"])
 
 
 FLOWERS = ["task=images", "data=flowers", "dataset_size=120", "model=linear", "eps=8", "epochs=1"]
@@ -234,7 +234,9 @@ def test_a_recipes_batch_is_made_to_fit_and_ones_own_is_not_touched(alone):
 
 
 def test_delta_and_batches_follow_from_the_declared_number_alone():
-    for size, delta in ((1, 0.1), (9, 0.1), (10, 0.01), (999, 1e-3), (1000, 1e-4), (50_000, 1e-5)):
-        assert below_one_in(size) == pytest.approx(delta) and below_one_in(size) < 1 / size
+    for size, delta in ((1, 0.1), (5, 0.1), (6, 0.01), (500, 1e-3), (501, 1e-4), (50_000, 1e-5)):
+        assert delta_for(size) == pytest.approx(delta)
+    for size in range(1, 10**5):
+        assert 0.05 < delta_for(size) * size * (1 + 1e-9) and delta_for(size) * size < 0.5 + 1e-9
     assert [share_of(size, 4, 1000) for size in (1, 8, 3999, 10**6)] == [1, 2, 999, 1000]
-    assert below_one_in("count") is None and share_of(None, 4, 1000) is None
+    assert delta_for("count") is None and share_of(None, 4, 1000) is None

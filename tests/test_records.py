@@ -190,7 +190,7 @@ def test_going_on_drops_what_came_after_the_checkpoint(tmp_path):
     with run.metrics_path.open("a") as file:
         file.write('{"step": 40, "train_l')
     assert [line["step"] for line in run.metrics()] == [10, 20, 30]
-    run.truncate_metrics(20)
+    run.restore_metrics(line for line in run.metrics() if line["step"] <= 20)
     run.log({"step": 30, "train_loss": 0.5})
     lines = [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20, 30]

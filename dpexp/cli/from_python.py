@@ -27,7 +27,7 @@ from dpexp.cli.execution import execute, failing_model, with_weights
 from dpexp.cli.groups import CONF
 from dpexp.cli.instantiate import admit, loop_of
 from dpexp.cli.lookup import done_before
-from dpexp.cli.own_data import COUNT, below_one_in
+from dpexp.cli.own_data import COUNT, delta_for
 from dpexp.cli.own_methods import methods
 from dpexp.cli.parts import adapted, around
 from dpexp.cli.quoting import quoted, readable
@@ -322,7 +322,7 @@ def _task(
     """Return the task; the model's architecture, which is public, says how many classes it has."""
     outputs, size = _outputs(model, train), len(train) if size is None else size
     if delta is None and type(size) is int:
-        delta = below_one_in(size - held_out if held_out < size else size)
+        delta = delta_for(size - held_out if held_out < size else size)
     if delta is None:
         raise ConfigError(f"Expected dataset_size to be a whole number >= 1; got {size}.")
     return task_of(train, test, num_classes=outputs, delta=delta, dataset_size=size)

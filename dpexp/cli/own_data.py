@@ -32,9 +32,13 @@ SHARE = (4, 1000)
 """A step takes a fourth of the examples, at most a thousand (ours, as conf/task says)."""
 
 
-def below_one_in(size: Any) -> float | None:
-    """Return the largest power of ten below 1/size; None until the size is known."""
-    return 10.0 ** -len(str(size)) if type(size) is int and size > 0 else None
+def delta_for(size: Any) -> float | None:
+    """Return the delta for so many examples; None until their number is known.
+
+    It is the largest power of ten up to half of 1/size, as the papers' 1e-5 is for the 50,000
+    examples of CIFAR10: at 1/size one of them might be published.
+    """
+    return 10.0 ** -len(str(2 * size - 1)) if type(size) is int and size > 0 else None
 
 
 def share_of(size: Any, parts: int, most: int) -> int | None:
@@ -42,7 +46,7 @@ def share_of(size: Any, parts: int, most: int) -> int | None:
     return min(max(size // parts, 1), most) if type(size) is int else None
 
 
-OmegaConf.register_new_resolver("below_one_in", below_one_in, replace=True)
+OmegaConf.register_new_resolver("delta_for", delta_for, replace=True)
 OmegaConf.register_new_resolver("share_of", share_of, replace=True)
 
 

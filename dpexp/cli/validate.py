@@ -72,7 +72,7 @@ SCALES = {
     "model.head_std": (LEAST, LARGEST),
 }
 """Factors, each with its least and largest value. A head's scale spans the bits that the range
-of releases leaves on either side (`dpexp.privacy.room`)."""
+of releases leaves on either side (`dpexp.privacy.float_range`)."""
 
 MANY = 2e6
 """Examples times epochs that take more than minutes on two cores (ours)."""

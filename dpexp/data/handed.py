@@ -182,10 +182,6 @@ def _differs(data: Any, items: Sequence[tuple[Any, Any]]) -> bool:
     return False
 
 
-def _are_same(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one.double(), other.double(), rtol=0, atol=0, equal_nan=True)
-
-
 def _stacked(values: Sequence[Any], what: str) -> Tensor:
     """Return the values of all items as one tensor, none of which another one's type changes.
 

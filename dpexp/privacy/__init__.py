@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpexp.privacy.calibration import build, num_steps, whole_batch
     from dpexp.privacy.certificate import ANALYSED, PrivacyError, verify
+    from dpexp.privacy.float_range import require_room, size_of_release
     from dpexp.privacy.mechanism import Mechanism
-    from dpexp.privacy.room import require_room, size_of_release
 
 __all__ = [
     "ANALYSED",

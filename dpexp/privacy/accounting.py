@@ -26,8 +26,8 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from dpexp.privacy import prv
-from dpexp.privacy.narrow import opacus_rdp
-from dpexp.privacy.start import limit_multiplier
+from dpexp.privacy.gaussian_limit import limit_multiplier
+from dpexp.privacy.opacus_rdp import opacus_rdp
 from dpexp.records.caches import Kept
 from dpexp.types import ConfigError, counted
 

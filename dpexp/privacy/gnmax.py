@@ -24,7 +24,7 @@ import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
 from dpexp.privacy.accounting import ORDERS, PRVFailed, prv_epsilon, rdp_epsilon
-from dpexp.privacy.narrow import opacus_rdp
+from dpexp.privacy.opacus_rdp import opacus_rdp
 from dpexp.types import ConfigError
 
 CHECK_SENSITIVITY = 1.0

@@ -155,14 +155,6 @@ class Run:
         """Read the evaluations so far."""
         return [line for line in lines_of(self.metrics_path) if line is not None]
 
-    def truncate_metrics(self, step: int) -> None:
-        """Drop torn lines, and lines logged after the checkpoint that a run resumes from.
-
-        Args:
-            step: the checkpoint's; lines with a later "step" are dropped.
-        """
-        self.restore_metrics(line for line in self.metrics() if line.get("step", 0) <= step)
-
     def restore_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Replace the contents of metrics.jsonl."""
         text = "".join(json.dumps(line) + "\n" for line in lines)

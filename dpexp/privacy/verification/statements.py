@@ -86,6 +86,21 @@ def trusted(config: Mapping[str, Any]) -> list[str]:
     return assumptions
 
 
+def own_code(config: Mapping[str, Any]) -> list[str]:
+    """Return what is assumed of a method that states its releases and is not of dpexp.
+
+    Files cannot show that code keeps to a statement of its own; `scripts.check_method` can refute
+    it.
+    """
+    target = config["method"]["_target_"]
+    if is_ours(target) or not statement_of(config).is_known:
+        return []
+    return [
+        f"method {target} is not of dpexp: that its code keeps to its own statement, which "
+        "`python -m scripts.check_method` tries to refute"
+    ]
+
+
 def _targets(node: Any, place: str = "") -> Iterator[tuple[str, str]]:
     """Yield the place and the dotted path of every `_target_` of a config."""
     if isinstance(node, Mapping):
