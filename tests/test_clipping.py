@@ -221,17 +221,12 @@ def test_what_is_not_finite_adds_nothing_and_what_is_huge_stays_bounded(rule, ba
     ],
 )
 def test_every_method_takes_it_and_its_record_holds(method, rule, tmp_path):
-    task = "shapes" if method == "gep" else "digits"
-    run = dpexp.run(
-        f"method={method} task={task} profile=embedded eps=8 epochs=0.25 device=cpu "
-        f"clipping={rule} results={tmp_path}"
-    )
+    task = "shapes model=cnn method.m=20 method.k=8" if method == "gep" else "digits"
+    words = f"method={method} task={task} profile=embedded eps=8 epochs=0.25 device=cpu"
+    run = dpexp.run(f"{words} clipping={rule} results={tmp_path}")
     assert verify(run.directory)[0] == 0
     assert run.config["clipping"]["name"] == rule
-    plain = dpexp.run(
-        f"method={method} task={task} profile=embedded eps=8 epochs=0.25 device=cpu "
-        f"results={tmp_path}"
-    )
+    plain = dpexp.run(f"{words} results={tmp_path}")
     assert plain.directory != run.directory
     assert plain.result["weights_sha256"] != run.result["weights_sha256"]
 

@@ -92,6 +92,7 @@ def test_film_reviews_classify_before_anything_is_learnt(reviews):
     assert evaluate(model, task.test, torch.device("cpu")) > 65
 
 
+@pytest.mark.long
 def test_a_model_that_has_learnt_our_phrases_alone_tells_real_reviews_apart(reviews):
     model, task, where = reviews
     model = copy.deepcopy(model)

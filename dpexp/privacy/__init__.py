@@ -31,7 +31,7 @@ _MODULES = {
     "calibration": ("build", "num_steps", "whole_batch"),
     "certificate": ("ANALYSED", "PrivacyError", "verify"),
     "mechanism": ("Mechanism",),
-    "room": ("require_room", "size_of_release"),
+    "float_range": ("require_room", "size_of_release"),
 }
 
 
