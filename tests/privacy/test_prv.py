@@ -80,7 +80,7 @@ def test_what_a_grid_cannot_tell_is_refused():
 @given(
     q=st.floats(-2.5, 0).map(lambda power: 10**power),
     sigma=st.floats(0.45, 5),
-    steps=st.integers(1, 300),
+    steps=st.integers(1, 100),  # q = 1 reaches epsilon 600 with more, where grids end
 )
 def test_a_composed_law_is_opacus(q, sigma, steps):
     """Its mean is integrated to some 1e-8 a step."""

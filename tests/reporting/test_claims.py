@@ -354,3 +354,29 @@ def test_every_claim_can_hold_and_can_fail(paper, name, number, profile):
     assert verdict_of(artifact, number, holding).word == claims.HOLDS
     for each in failing:  # whichever of its comparisons it is that fails
         assert verdict_of(artifact, number, holding | each).word == claims.FAILS
+
+
+def test_a_look_on_the_way_is_corrected_for_the_comparisons_that_are_still_to_come():
+    """Else a claim could be refuted at the full level once for every cell that is added."""
+    artifact = spec.load(cli.CONF, "rgp", "table3")
+    claim = artifact.claims[0]
+    pairs = claim.pairs(column.key for column in artifact.measured_columns)
+    assert len(pairs) > 2
+    values, numbers = shown(artifact, claim, {}), dict(zip(pairs[0], (40.0, 45.0), strict=True))
+    for cell, number in numbers.items():
+        readings = tuple(number + seed for seed in range(3))
+        results = tuple({claim.metric: each} for each in readings)
+        done = {"status": "done", "num_seeds": 3, "readings": readings, "results": results}
+        values[cell] = replace(values[cell], **done)
+
+    def upper_bound(of):
+        (found,) = [c for c in claims.judge(artifact, of)[0].comparisons if c.estimate is not None]
+        return found.estimate, found.high
+
+    skipped = {
+        cell: value if cell in numbers else replace(value, status=collect.values.SKIPPED)
+        for cell, value in values.items()
+    }
+    for of, count in ((values, len(pairs)), (skipped, 1)):
+        found, high = upper_bound(of)
+        assert high == found.difference + found.half_width(claims.LEVEL / count)
