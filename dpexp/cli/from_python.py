@@ -145,7 +145,11 @@ def train(
     settings: Mapping[str, Any],
     callbacks: Sequence[Callable[[dict[str, Any]], Any]],
 ) -> TrainedRun:
-    """Train a model on examples in memory; see `dpexp.train`."""
+    """Train a model on examples in memory; see `dpexp.train`.
+
+    Raises:
+        ConfigError: as there.
+    """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"Expected model to be a torch.nn.Module; got {type(model).__name__}.")
     for key in settings:

@@ -163,7 +163,11 @@ class TrainedRun(records.Record):
 def load(
     directory: str | Path, model: nn.Module | None = None, *, trust: bool = False
 ) -> TrainedModel:
-    """Load the model of a finished run; see `dpexp.load`."""
+    """Load the model of a finished run; see `dpexp.load`.
+
+    Raises:
+        ConfigError: as there.
+    """
     directory = Path(directory)
     record = records.read(directory)
     if record is None:

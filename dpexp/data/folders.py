@@ -97,7 +97,11 @@ def _holds_classes(folder: Path) -> bool:
 
 
 def entries(folder: Path) -> list[Path]:
-    """List a folder, sorted, without hidden files and what desktops leave."""
+    """List a folder, sorted, without hidden files and what desktops leave.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
     try:
         held = sorted(folder.iterdir())
     except OSError as error:

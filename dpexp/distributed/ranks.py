@@ -122,7 +122,11 @@ def buckets(tensors: Iterable[Tensor], size: int = BUCKET) -> Iterator[list[Tens
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Turn the failure of a collective, a RuntimeError in torch, into RankLost."""
+    """Tell the failure of a collective, a RuntimeError in torch, as what it means.
+
+    Raises:
+        RankLost: in place of it.
+    """
     try:
         yield
     except RuntimeError as error:

@@ -139,6 +139,10 @@ class Mechanism:
 
         Returns:
             None if there is no guarantee.
+
+        Raises:
+            ValueError: for another accountant.
+            PRVFailed: if the numbers are beyond PRV.
         """
         if not self.is_private:
             return None

@@ -47,7 +47,11 @@ class Job:
 
 
 def profile_of(artifact: Artifact, name: str) -> Profile:
-    """Return an artifact's profile; raise ConfigError if it has none of that name."""
+    """Return an artifact's profile.
+
+    Raises:
+        ConfigError: if it has none of that name.
+    """
     if name not in artifact.profiles:
         raise unknown(f"profile of {artifact.name}", name, artifact.profiles)
     return artifact.profiles[name]
