@@ -62,7 +62,7 @@ def train(
     batch_size: int,
     lr: float,
     delta: float | None = None,
-    optimizer: str = "sgd",
+    optimizer: str | None = None,
     clip_norm: float = 1.0,
     seed: int = 0,
     dataset_size: int | None = None,
@@ -93,7 +93,8 @@ def train(
         batch_size: expected examples a step, drawn by Poisson sampling.
         lr: learning rate, constant.
         delta: of the guarantee; None: the largest power of ten up to 1 / (2 N).
-        optimizer: "sgd" (momentum 0.9), "sgd_plain", "adam" or "adamw".
+        optimizer: "sgd" (momentum 0.9), "sgd_plain", "adam" or "adamw"; None: sgd, or what the
+            method itself asks for: dp_grape and dp_zo take sgd_plain.
         clip_norm: bound on one example's gradient, l2.
         seed: of everything random.
         dataset_size: the declared N; None: the number of private examples, which the certificate

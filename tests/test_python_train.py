@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.data import TensorDataset
 
 import dpexp
@@ -70,6 +71,43 @@ def test_it_trains_a_copy_within_the_budget_and_the_record_holds(method, trained
     declared = trained(model, method=method, dataset_size=200, settings=settings)
     assert declared.certificate["deviations"] == [] and declared.directory != run.directory
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    ("method", "momentum"), [("dpsgd", 0.9), ("rgp", 0.9), ("dp_grape", 0.0), ("dp_zo", 0.0)]
+)
+def test_without_an_optimizer_a_method_has_its_own(method, momentum, trained):
+    settings = {"method.rank": 2} if method in ("rgp", "dp_grape") else {}
+    run = trained(method=method, lr=0.01, epochs=1, settings=settings)
+    assert run.config["optimizer"]["momentum"] == momentum
+    asked = trained(method=method, lr=0.01, epochs=1, optimizer="sgd", settings=settings)
+    assert asked.config["optimizer"]["momentum"] == 0.9
+
+
+COMPUTED = {
+    "weight norm": nn.utils.weight_norm,
+    "pruned": lambda layer: prune.random_unstructured(layer, "weight", 0.3),
+    "spectral norm": nn.utils.spectral_norm,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+@pytest.mark.parametrize("averaging", [None, "ema", "last"])
+@pytest.mark.parametrize("computed", COMPUTED)
+def test_a_model_may_keep_a_computed_weight_as_an_attribute(computed, averaging, trained):
+    """torch copies no such tensor."""
+    model = network()
+    COMPUTED[computed](model[3])
+    settings = {"averaging": averaging} if averaging else {}
+    if computed == "spectral norm":
+        with pytest.raises(ConfigError):
+            trained(model, settings=settings)  # its weights change in every forward pass
+        return
+    run = trained(model, settings=settings)
+    with torch.no_grad():
+        right = (run.model(TEST[0]).argmax(1) == TEST[1]).float().mean()
+    assert 100 * float(right) == pytest.approx(run.accuracy, abs=1e-4)
+    assert run.certificate["trainable"].keys() > {"0.weight"}
 
 
 class Scaled(nn.Module):

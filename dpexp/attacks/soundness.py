@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from dpexp.attacks.differences import first_difference
 from dpexp.attacks.sensitivity import Differs, Movement, Search, badness, movement
 from dpexp.distributed.ranks import Ranks
+from dpexp.models.copies import copied
 from dpexp.privacy import whole_batch
 from dpexp.privacy.seeds import generator
 from dpexp.training.gradient import PrivateGradient
@@ -166,7 +167,7 @@ class _Bench:
     """Runs noiseless steps of a method on given examples, in float64."""
 
     def __init__(self, parts: Any, clip_norm: float) -> None:
-        self.model: nn.Module = copy.deepcopy(parts.model).double()
+        self.model: nn.Module = copied(parts.model).double()
         for module in self.model.modules():  # one more example would change all dropout masks
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import reprlib
@@ -39,6 +38,7 @@ from dpexp.distributed.ranks import Ranks, choose_device
 from dpexp.models.adapting import logits_of
 from dpexp.models.architecture import code_digest
 from dpexp.models.classifier import AUTO
+from dpexp.models.copies import copied
 from dpexp.models.libraries import TEXTS, reads_texts
 from dpexp.models.notes import notes_of
 from dpexp.models.unwrapped import unwrapped
@@ -136,7 +136,7 @@ def train(
     epochs: float,
     batch_size: int,
     lr: float,
-    optimizer: str,
+    optimizer: str | None,
     clip_norm: float,
     seed: int,
     dataset_size: int | None,
@@ -169,7 +169,7 @@ def train(
             f"Expected callbacks to be a list of functions; got {reprlib.repr(callbacks)}. Set "
             "callbacks."
         )
-    model = unwrapped(copy.deepcopy(model))
+    model = unwrapped(copied(model))
     examples, tests = examples_of(train, "train"), examples_of(test, "test")
     code = None
     if isinstance(examples, Texts):
@@ -203,7 +203,8 @@ def train(
         **settings,
         **({"++task.judged_on_training": True} if is_of_training else {}),
     }
-    words = [f"method={method}", f"optimizer={optimizer}", "schedule=constant"]
+    words = [f"method={method}", "schedule=constant"]
+    words += [] if optimizer is None else [f"optimizer={optimizer}"]
     if "public" not in settings and _chooses_public(method):
         words.append("public=none")  # else the task's own, which is none of conf/task
     if eps is None:
@@ -267,7 +268,7 @@ def _trained(
                 at = choose_device(config["device"])
                 made = make_method(config, kind="method")
                 _require_no_public(config["method"], made.public_size)
-                trained = adapted(copy.deepcopy(model).to(at), made, config["seed"])
+                trained = adapted(copied(model).to(at), made, config["seed"])
                 parts = around(config, task, trained, made)
                 parts = replace(parts, callbacks=callbacks, notes=notes_of(model))
                 parts = replace(parts, takes_model=takes_model)

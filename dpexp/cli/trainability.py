@@ -7,7 +7,6 @@ own gradients by torch.autograd, in float64; of losses, where a method takes no 
 
 from __future__ import annotations
 
-import copy
 import io
 import logging
 import math
@@ -36,6 +35,7 @@ from dpexp.grad_sample import Tape, Try, settle
 from dpexp.grad_sample.rules import FormedGrads
 from dpexp.grad_sample.shared_inputs import trial
 from dpexp.models.classifier import find_head
+from dpexp.models.copies import copied
 from dpexp.privacy.verification.record import verify_record
 from dpexp.training.losses import BatchLosses
 from dpexp.training.train import train
@@ -100,7 +100,7 @@ def built(architecture: Architecture) -> Built:
     inputs = inputs.float() if inputs.is_floating_point() else inputs
     targets = torch.arange(NUM_EXAMPLES) % NUM_CLASSES
     some = _doubled(inputs[:NUM_COMPARED])
-    found = by_autograd(copy.deepcopy(model).double(), some, targets[:NUM_COMPARED])
+    found = by_autograd(copied(model).double(), some, targets[:NUM_COMPARED])
     is_padded = architecture.is_text and not architecture.one_length
     return Built(model, inputs, targets, find_head(model, NUM_CLASSES), is_padded, found)
 
@@ -183,7 +183,7 @@ def _train(subject: Built, config: dict[str, Any]) -> None:
     task = task_of(examples, tests, **sizes)
     named = {"_target_": GIVEN, "name": task.name, "fingerprint": task.fingerprint}
     made: Method = make_method(config)
-    model = adapted(copy.deepcopy(subject.model), made, config["seed"])
+    model = adapted(copied(subject.model), made, config["seed"])
     before = {name: each.detach().clone() for name, each in model.named_parameters()}
     with tempfile.TemporaryDirectory() as folder:
         config = {**config, "results": folder, "task": named | sizes}
@@ -203,7 +203,7 @@ def _train(subject: Built, config: dict[str, Any]) -> None:
 def _error(subject: Built, config: dict[str, Any]) -> float:
     """Return the largest error of what a method takes of each example, in float64."""
     made: Method = make_method(config)
-    model = adapted(copy.deepcopy(subject.model).double(), made, config["seed"])
+    model = adapted(copied(subject.model).double(), made, config["seed"])
     x, y = _doubled(subject.inputs[:NUM_COMPARED]), subject.targets[:NUM_COMPARED]
     is_adapted = any(name not in subject.gradients for name, _ in model.named_parameters())
     each = subject.gradients

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpexp.models import low_rank
+from dpexp.models.copies import copied
 from dpexp.models.matrices import matrix_parameters
 from dpexp.models.transformers_layers import is_transposed
 from dpexp.types import ConfigError, full_name
@@ -72,6 +73,13 @@ class Adapted(nn.Module):
         """Return the layer's bias."""
         return self.base_layer.bias
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what the module lacks of the layer, as its `out_features`, which models read."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("base_layer"), name)
+
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs as the layer does, and add the adapter's output."""
         return self.base_layer(x) + self.scale * self.lora_B(self.lora_A(x))
@@ -85,6 +93,8 @@ class Adapted(nn.Module):
 
 def is_adaptable(layer: nn.Module) -> bool:
     """Return whether a layer's adapter is two layers beside it; else it is in its parameter."""
+    if layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer):
+        return False  # it would not see what the adapter adds
     if type(layer) is nn.Conv2d:
         return layer.groups == 1 and layer.padding_mode == "zeros"
     # A subclass may compute something else.
@@ -184,7 +194,7 @@ def why_bare(model: nn.Module, parameter: str, targets: str) -> str:
 
 def merged(model: nn.Module) -> nn.Module:
     """Return a copy of a model with its adapters in the layers' weights, as it was built."""
-    model = copy.deepcopy(model)
+    model = copied(model)
     for _, layer in list(_adapted(model)):
         _replace(model, layer, layer.merged())
     for _, module, own in list(low_rank.adapted(model)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from dpexp.models.copies import copied
 from dpexp.types import ConfigError
 
 
@@ -99,7 +99,7 @@ class Averaged:
             averaging: how to average.
             num_steps: of the whole run.
         """
-        self.model = copy.deepcopy(model)
+        self.model = copied(model)
         self.mass = 1.0
         self._averaging, self._num_steps = averaging, num_steps
 

@@ -350,6 +350,63 @@ def test_a_module_that_reads_its_layers_weights_reads_the_adapters_too():
         torch.testing.assert_close(merged(body)(x), with_grad, atol=1e-5, rtol=1e-4)
 
 
+def doubled(layer):
+    """A layer that computes something else than its type does."""
+    layer.forward = lambda x: 2 * nn.functional.linear(x, layer.weight, layer.bias)
+
+
+ALTERED = {
+    "output": lambda layer: layer.register_forward_hook(lambda module, inputs, y: torch.relu(y)),
+    "input": lambda layer: layer.register_forward_pre_hook(lambda module, x: (2 * x[0],)),
+    "forward": doubled,
+}
+
+
+@pytest.mark.parametrize("altered", ALTERED)
+def test_what_alters_a_layer_alters_its_adapter_too(altered):
+    """Merged weights otherwise computed another model than the one that had been trained."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2)).double()
+    ALTERED[altered](model[0])
+    x = torch.randn(9, 6, dtype=torch.float64)
+    before = model(x)
+    model = adapt(model, 2, 6.0, "*", "1")
+    assert torch.equal(model(x), before)
+    model = shaken(model)
+    assert not torch.allclose(model(x), before)
+    torch.testing.assert_close(merged(model)(x), model(x))
+
+
+def test_a_run_with_an_altered_layer_keeps_the_model_that_it_evaluated(tmp_path):
+    """And trains it as one that alters the same numbers itself."""
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 8), torch.randint(3, (60,))
+    layers, weights = (nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), []
+    for is_hooked in (True, False):
+        first, relu, head = copy.deepcopy(layers)
+        hook = relu if is_hooked else nn.Identity()
+        first.register_forward_hook(lambda module, inputs, y, hook=hook: hook(y))
+        model = nn.Sequential(first, nn.Identity() if is_hooked else relu, head)
+        run = dpexp.train(
+            model, (x, y), (x, y), method="dp_lora", eps=8, epochs=3, batch_size=12, lr=0.5,
+            results=tmp_path / str(is_hooked), settings={"method.rank": 2},
+        )  # fmt: skip
+        right = (run.model(x).argmax(1) == y).double().mean()
+        assert 100 * float(right) == pytest.approx(run.accuracy, abs=1e-4)
+        weights.append(run.model[0].weight)
+    assert torch.equal(*weights)
+
+
+def test_a_model_may_read_what_its_layers_say_of_themselves():
+    adapted = adapt(network(), 2, 4.0, "*", "5")
+    convolution, linear = adapted[0], adapted[4]
+    assert isinstance(convolution, Adapted) and isinstance(linear, Adapted)
+    assert (linear.in_features, linear.out_features) == (72, 12)
+    assert (convolution.kernel_size, convolution.dilation) == ((3, 3), (2, 2))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = linear.nothing
+    assert copy.deepcopy(linear).out_features == 12
+
+
 def test_layers_at_or_below_the_rank_and_the_classifier_get_none():
     names = adapter_parameters(adapt(network(), 8, 8.0, "*", "5"))
     assert {name.split(".")[0] for name in names} == {"4"}
