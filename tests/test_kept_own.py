@@ -173,7 +173,10 @@ def test_a_classifier_of_transformers_is_loaded_by_transformers_too(hub, tmp_pat
 @pytest.mark.parametrize(
     "words",
     [
-        "model=torchvision name=resnet18 model.pretrained=false model.fix=true model.resize=32",
+        pytest.param(
+            "model=torchvision name=resnet18 model.pretrained=false model.fix=true model.resize=32",
+            marks=pytest.mark.long,
+        ),
         "model=timm name=test_efficientnet model.pretrained=false model.fix=true model.resize=32",
         "model=python target=tests.test_kept_own.Mine model.args.width=5",
     ],

@@ -4,6 +4,7 @@ import pytest
 
 import dpexp
 from dpexp.cli.verify import verify
+from tests.marks import some_long
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
 OPTIONS = {
@@ -16,7 +17,7 @@ OPTIONS = {
 RUN = "task=digits profile=embedded eps=8 epochs=0.5 device=cpu micro_batch=64"
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", some_long(OPTIONS, ["averaging", "all"]))
 @pytest.mark.parametrize("method", ["dpsgd", "dp_lora method.rank=4"])
 def test_an_audited_run_keeps_a_model_that_loads_and_a_bound_below_its_epsilon(
     option, method, tmp_path

@@ -6,6 +6,7 @@ from dpexp import records
 from dpexp.cli import folders
 from dpexp.privacy.verification.files import verify_files
 from tests.contract.cases import ALL_METHODS, FOLDERS, METHODS, case
+from tests.marks import some_long
 from tests.runs import (
     assert_same_run,
     execute,
@@ -23,8 +24,12 @@ def words_of(method):
     return [*own, f"method={method}", *WORDS, *case(method).few, *case(method).brief]
 
 
+# Of each kind of state one: none, bases, a filter or moments, anchors, votes, adapters, directions.
+SHORT = ("dpsgd", "rgp", "lsg", "dp_grape", "gep", "pate", "dp_lora", "dp_zo")
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("method", ALL_METHODS)
+@pytest.mark.parametrize("method", some_long(ALL_METHODS, SHORT))
 def test_a_run_verifies_and_one_that_was_killed_ends_as_it_did(method, tmp_path):
     """Weights included: a result holds their hash. So the seed alone decides them, too."""
     words = words_of(method)

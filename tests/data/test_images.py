@@ -210,6 +210,7 @@ def test_the_probe_honours_the_clients_own_offline_switch(conf, tmp_path, monkey
         hub_images(**conf("cifar100", data_root=str(tmp_path)))
 
 
+@pytest.mark.long
 def test_real_cifar10_is_whole_and_quick_to_load_again(conf, real_data_root):
     if not (real_data_root / "uoft-cs" / "cifar10").is_dir():
         pytest.skip(f"no uoft-cs/cifar10 in {real_data_root}")

@@ -10,6 +10,7 @@ from dpexp.privacy.verification.record import verify_record
 from dpexp.training.train import named_parameters, train
 from dpexp.types import ConfigError
 from tests.contract.cases import METHODS, case
+from tests.marks import some_long
 from tests.runs import of
 from tests.steps import ALONE, CPU, composed
 
@@ -23,7 +24,10 @@ def built(method, *words):
     return config, cli.build_parts(config, CPU)
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("linear", "compressive")])
+FREEZING = [method for method in METHODS if method not in ("linear", "compressive")]
+
+
+@pytest.mark.parametrize("method", some_long(FREEZING, ["dpsgd", "rgp", "gep", "dp_lora", "dp_zo"]))
 def test_every_method_leaves_frozen_what_a_pattern_names(method):
     rank = ["method.rank=4"] if "rank" in composed(method, *CNN)["method"] else []
     _, parts = built(method, *rank, "method.freeze=conv1")

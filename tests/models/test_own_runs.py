@@ -135,6 +135,7 @@ def test_resnet18_of_torchvision(tmp_path):
     assert len(record.result["model_as_run"]["fixed"]) == 20
 
 
+@pytest.mark.long
 def test_efficientnet_of_timm_with_real_weights(tmp_path):
     pytest.importorskip("timm")
     root = real_model("timm/tf_efficientnet_lite0.in1k")

@@ -128,6 +128,7 @@ for name in ("rgp/figure4", "compressive/figure1"):
 """
 
 
+@pytest.mark.long
 def test_two_processes_write_the_same_bytes(capsys, monkeypatch):
     other = subprocess.run(
         [sys.executable, "-c", BYTES], cwd=ROOT, text=True, capture_output=True, check=True,
