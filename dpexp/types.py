@@ -365,7 +365,11 @@ class Method(Protocol):
         """
 
     def per_example_scalars(self, state: State, losses: Losses) -> Mapping[Key, PerExampleGrads]:
-        """Return all blocks of a micro-batch's examples from their losses, if `is_forward_only`."""
+        """Return all blocks of a micro-batch's examples from their losses, if `is_forward_only`.
+
+        Other methods are not asked, and have none.
+        """
+        return {}
 
     def crafted(self, state: State) -> tuple[int, Mapping[Key, PerExampleGrads]]:
         """Return crafted examples that join this step's batch: how many, and all their blocks.

@@ -119,8 +119,8 @@ class OneRun:
         else:
             kinds = torch.stack([state[kind] for kind in SCORES if kind in state], 1)
             scores = kinds.cpu() @ torch.from_numpy(weights_of(kinds.cpu().numpy()))
-        scores = scores.double().cpu().numpy()
-        guesses = bounds.guess(scores, included, self._num_guesses)
+        numbers_of = scores.double().cpu().numpy()
+        guesses = bounds.guess(numbers_of, included, self._num_guesses)
         numbers = {
             "audit_canaries": guesses.canaries,
             "audit_guesses": guesses.made,
@@ -130,7 +130,7 @@ class OneRun:
             "audit_epsilon_lower_curve": curve_bound(guesses, mechanism, self._confidence),
             "audit_epsilon_accounted": mechanism.epsilon(mechanism.num_steps),
         }
-        return Findings(numbers, {"scores": scores, "included": included})
+        return Findings(numbers, {"scores": numbers_of, "included": included})
 
 
 def curve_bound(guesses: bounds.Guesses, mechanism: Mechanism, confidence: float) -> float | None:

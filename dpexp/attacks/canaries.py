@@ -265,7 +265,8 @@ class Canaried(Wrapped):
 
     def _release_directions(self, state: State) -> list[tuple[Release, Blocks, Directions]]:
         """Return each release with its blocks, in order, and the canaries' directions in it."""
-        shapes, result = self.release_shapes(state), []
+        shapes = self.release_shapes(state)
+        result: list[tuple[Release, Blocks, Directions]] = []
         for release in self.releases(state, self._clip_norm):
             if release.clip == "count":
                 continue

@@ -52,19 +52,20 @@ class Knobs:
     coarse: float
 
 
-LIMITS = Knobs(
-    log_x=(-37, 37),
-    log_h=(-37, 37),
-    log_gap=(-8, 0),
-    pairing=(0, 1),
-    constant=(0, 1),
-    log_active=(-4, 0),
-    log_clip=(-46, 1),
-    others=(-0.49, len(OTHERS) - 0.51),
-    log_num_others=(0, 2.1),
-    log_other_size=(-2, 2),
-    coarse=(0, 1),
-)
+LIMITS: dict[str, tuple[float, float]] = {
+    "log_x": (-37, 37),
+    "log_h": (-37, 37),
+    "log_gap": (-8, 0),
+    "pairing": (0, 1),
+    "constant": (0, 1),
+    "log_active": (-4, 0),
+    "log_clip": (-46, 1),
+    "others": (-0.49, len(OTHERS) - 0.51),
+    "log_num_others": (0, 2.1),
+    "log_other_size": (-2, 2),
+    "coarse": (0, 1),
+}
+"""The range of every knob, in their order."""
 
 
 class Moved(NamedTuple):
@@ -152,8 +153,8 @@ def drawing(seed: int, index: int = 0) -> torch.Generator:
 
 def _start(gen: torch.Generator) -> Knobs:
     """Draw from the allowed ranges; sizes and clip norms mostly from those of real networks."""
-    where = torch.rand(len(astuple(LIMITS)), generator=gen).tolist()
-    limits = zip(where, astuple(LIMITS), strict=True)
+    where = torch.rand(len(LIMITS), generator=gen).tolist()
+    limits = zip(where, LIMITS.values(), strict=True)
     knobs = Knobs(*(low + at * (high - low) for at, (low, high) in limits))
     if float(torch.rand((), generator=gen)) < 0.2:
         return knobs
@@ -166,7 +167,7 @@ def _step(knobs: Knobs, gen: torch.Generator) -> Knobs:
     """Change a few of the numbers by a random amount."""
     reach = 10.0 ** (-3 * float(torch.rand((), generator=gen)))
     values = []
-    for value, (low, high) in zip(astuple(knobs), astuple(LIMITS), strict=True):
+    for value, (low, high) in zip(astuple(knobs), LIMITS.values(), strict=True):
         if float(torch.rand((), generator=gen)) < 0.3:
             value += reach * (high - low) * float(torch.randn((), generator=gen))
         values.append(min(max(value, low), high))

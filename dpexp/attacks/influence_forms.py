@@ -61,7 +61,7 @@ class Form:
         if not 0 < clip_norm < LARGEST:
             clip_norm = 10.0**knobs.log_clip
         with_it = _summed(self, self.grads(xs, hs), clip_norm)
-        without = 0.0
+        without = torch.zeros(())
         if len(xs) > 1:
             without = _summed(self, self.grads(xs[:-1], hs[:-1]), clip_norm)
         distance = float(torch.linalg.vector_norm(with_it - without)) / clip_norm
@@ -151,7 +151,7 @@ def _masked(whole: Form, every: int = 2) -> Form:
     is_kept = torch.arange(math.prod(whole.block)) % every == 0
 
     def grads(x: Tensor, h: Tensor) -> PerExampleGrads:
-        return MaskedGrads(whole.grads(x, h), is_kept, whole.block)
+        return MaskedGrads(cast(FactoredGrads, whole.grads(x, h)), is_kept, whole.block)
 
     return Form(whole.x, whole.h, grads, (int(is_kept.sum()),))
 
@@ -226,8 +226,7 @@ def _example(form: Form, knobs: Knobs, gen: torch.Generator) -> tuple[Tensor, Te
         near = torch.randn(values[second].shape, generator=gen) * 10.0**knobs.log_gap
         values[second] = sign * values[first] * (1 + near)
     scaled = (x.double() * 10.0**knobs.log_x).float(), (h.double() * 10.0**knobs.log_h).float()
-    pairs = zip(scaled, (form.x, form.h), strict=True)
-    return tuple(_shaped(values, shape) for values, shape in pairs)
+    return _shaped(scaled[0], form.x), _shaped(scaled[1], form.h)
 
 
 def positions(shape: tuple[int, ...], knobs: Knobs, gen: torch.Generator) -> Tensor:

@@ -91,7 +91,7 @@ class Network:
             torch.default_generator.set_state(drawing(seed, 3).get_state())
             model = self.new_model()
         with torch.no_grad():
-            model.head.weight *= 10.0 ** max(-30.0, min(15.0, knobs.log_h))
+            model.get_parameter("head.weight").mul_(10.0 ** max(-30.0, min(15.0, knobs.log_h)))
         near = positions(self.shape, knobs, gen)
         apart = 1 + torch.randn(near.shape, generator=gen) * 10.0**knobs.log_gap
         paired = near[::2].repeat_interleave(2, 0)[: len(near)] * apart

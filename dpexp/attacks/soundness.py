@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -273,7 +274,7 @@ def _check_sensitivity(
                 _moved_by_examples(bench, parts, state, step, base, more, tight, 0, gen, TIGHT)
             )
         search = Search(
-            lambda sums, state=seen.state: copy.deepcopy(parts.method).compress(state, sums),
+            partial(_compressed, parts.method, seen.state),
             {key: tuple(total.shape) for key, total in seen.sums.items()},
             releases,
             next(iter(seen.sums.values())),
@@ -351,13 +352,19 @@ def _adversarial(
         yield f"an example with {bad}", spoilt, target
 
 
+def _compressed(method: Any, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
+    """Compress with a copy of a method, which may keep something."""
+    return copy.deepcopy(method).compress(state, sums)
+
+
 def _check_post_processing(parts: Any, clip_norm: float, findings: dict[str, None]) -> None:
     """Inject equal releases for two sets of examples of different sizes; compare the rest."""
     traces, sets = [], _two_sets(parts.task.test)
     if sets[1].inputs.is_floating_point():
         sets[1].inputs[1].view(-1)[0] = float("nan")
     for examples in sets:
-        bench, trace = _Bench(parts, clip_norm), []
+        bench = _Bench(parts, clip_norm)
+        trace: list[tuple[str, Any]] = []
         # The step divides releases by the number of examples.
         method = Injected(copy.deepcopy(parts.method), scale=len(examples))
         state = bench.start()

@@ -27,14 +27,14 @@ class Trials(NamedTuple):
     Attributes:
         without: scores of trials without the canary, [n].
         within: of trials with it, [n].
-        epsilon: accounted for one trial.
+        epsilon: accounted for one trial; None without noise or clipping.
         delta: in [0, 1).
         is_gaussian: whether the mechanism claims to be Gaussian.
     """
 
     without: np.ndarray
     within: np.ndarray
-    epsilon: float
+    epsilon: float | None
     delta: float
     is_gaussian: bool
 
