@@ -4,6 +4,8 @@ Full resolution: hardly two numbers are alike, and the lowest bits of each are a
 a coarser grid, such as half precision's, the sum's own low bits would show between its points.
 """
 
+import hashlib
+import itertools
 import math
 import re
 
@@ -87,17 +89,32 @@ def test_noise_has_its_law_and_all_its_bits_in_a_block_of_any_size(size, dtype, 
 @pytest.mark.parametrize("noise", LAWS)
 @pytest.mark.parametrize("dtype", LOW_BITS, ids=str)
 @pytest.mark.parametrize("size", [1, 2, 15, 1000, GRAIN + 1, AT_ONCE + 1, 2 * AT_ONCE + 7])
+@pytest.mark.usefixtures("known_bits")
 def test_so_has_secret_noise(size, dtype, noise):
     numbers = drawn(size, noise, dtype, is_secret=True)
     assert_law(numbers, noise)
     assert_full_resolution(numbers)
 
 
-def test_secret_noise_reaches_where_normal_noise_does():
-    """The largest of two million normal numbers is beyond 4.2 but once in 10^22 times."""
-    noise = drawn(2_000_000, "gaussian", torch.float64, is_secret=True)
-    for tail in (noise.max(), -noise.min()):
-        assert 4.2 < tail < 8.58
+def test_secret_noise_reaches_as_far_as_53_bits_do(monkeypatch):
+    of_bits(monkeypatch, b"\x00" * 8)  # the smallest uniform number, 2^-53
+    noise = drawn(2, "gaussian", torch.float64, is_secret=True)
+    assert float(noise.abs().max()) == pytest.approx(math.sqrt(106 * math.log(2)))
+    halves = b"\x00" * 16 + b"\xff" * 16  # of two numbers
+    monkeypatch.setattr(seeds.os, "urandom", lambda size: (halves * size)[:size])
+    noise = drawn(2, "laplace", torch.float64, is_secret=True)
+    assert noise[0].item() == pytest.approx(53 * math.log(2))
+
+
+@pytest.fixture
+def known_bits(monkeypatch):
+    """The operating system's randomness, the same in every run."""
+    asked = itertools.count()
+
+    def urandom(size):
+        return hashlib.shake_256(f"call {next(asked)}".encode()).digest(size)
+
+    monkeypatch.setattr(seeds.os, "urandom", urandom)
 
 
 def of_bits(monkeypatch, word):

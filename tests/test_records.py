@@ -183,7 +183,7 @@ def test_damaged_records_are_not_read(tmp_path):
     assert read(run.directory) is not None
 
 
-def test_going_on_drops_what_came_after_the_checkpoint(tmp_path):
+def test_metrics_are_replaced_by_those_that_are_given_and_torn_lines_are_none(tmp_path):
     run = Run.open(tmp_path, CONFIG)
     for step in (10, 20, 30):
         run.log({"step": step, "train_loss": math.nan})

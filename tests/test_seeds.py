@@ -301,7 +301,7 @@ def test_secret_noise_and_coins_come_from_no_generator_of_torchs(name, tmp_path,
 
 
 def test_secret_coins_are_the_same_on_all_ranks_and_fall_as_declared():
-    secret, total = new_secret(), 10**6
+    secret, total = 2**255 + 12345, 10**6
     coins = named_unguessable(secret, "sampling", 3, total)
     assert torch.equal(coins, named_unguessable(secret, "sampling", 3, total))
     assert stats.kstest(coins.numpy(), "uniform").pvalue > 1e-4 and coins.min() > 0

@@ -60,7 +60,7 @@ class NoisyVotes:
 
     @property
     def root(self) -> int:
-        """Root seed of all draws that affect private data: the seed, or the secret."""
+        """Root of teachers' shares, and of noise that can be repeated: the seed, or the secret."""
         return self.seed if self._secret is None else self._secret
 
     @property

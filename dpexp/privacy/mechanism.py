@@ -85,7 +85,7 @@ class Mechanism:
 
     @property
     def root(self) -> int:
-        """Root seed of all draws that affect private data: the seed, or the secret."""
+        """Root of sampling, and of noise that can be repeated: the seed, or the secret."""
         return self.seed if self._secret is None else self._secret
 
     def sample(self, step: int) -> Tensor:
@@ -107,7 +107,7 @@ class Mechanism:
     ) -> torch.Generator | None:
         """Return the generator of the step's noise, which rank 0 alone draws; None: the system's.
 
-        Secret noise comes from no generator of torch's, whose draws can be computed from others.
+        Secret noise comes from no generator of torch's: on a CPU it is linear in its state.
         """
         if self._secret is not None:
             return None

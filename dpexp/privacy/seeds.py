@@ -63,7 +63,7 @@ def unguessable(size: int) -> Tensor:
     """Return uniform numbers from the operating system's own cryptographic generator.
 
     What a torch generator draws can be computed from earlier draws of it: the Mersenne twister is
-    linear. These cannot, also by someone who knows all but one of them.
+    linear. These cannot, even by someone who knows all the others.
 
     Returns:
         [size], float64 on the CPU, in (0, 1]; multiples of 2^-53.

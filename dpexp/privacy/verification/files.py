@@ -32,7 +32,7 @@ from dpexp.privacy.verification.statements import (
     VOTING,
     WEIGHTS,
     due_words,
-    own_code,
+    foreign_code,
     test_examples,
     trusted,
 )
@@ -97,7 +97,7 @@ def verify_files(
     trust: list[str] = []
     try:
         check.run()
-        trust = [*trusted(config), *own_code(config)]
+        trust = [*trusted(config), *foreign_code(config)]
     except Exception as error:  # a damaged certificate may raise anything
         check.say(f"malformed or incomplete: {type(error).__name__}: {one_line(error)[:200]}")
     return Verification(tuple(check.findings), check.epsilon, tuple(trust), tuple(check.unchecked))

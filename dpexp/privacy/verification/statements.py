@@ -86,11 +86,11 @@ def trusted(config: Mapping[str, Any]) -> list[str]:
     return assumptions
 
 
-def own_code(config: Mapping[str, Any]) -> list[str]:
+def foreign_code(config: Mapping[str, Any]) -> list[str]:
     """Return what is assumed of a method that states its releases and is not of dpexp.
 
     Files cannot show that code keeps to a statement of its own; `scripts.check_method` can refute
-    it.
+    it. It stands apart from `trusted`, beside which a certificate's words are not compared.
     """
     target = config["method"]["_target_"]
     if is_ours(target) or not statement_of(config).is_known:

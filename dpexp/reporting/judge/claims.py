@@ -169,11 +169,8 @@ def _judge(claim: Claim, artifact: Artifact, values: Mapping[Key, Value]) -> Ver
     estimates = [
         None if one is None or other is None else errors.estimate(one, other) for one, other in both
     ]
-    # Those that are still to be run count as well, so that looks on the way cost nothing.
-    number = sum(
-        not is_skipped(pair) and (item is None or item.error is not None)
-        for pair, item in zip(pairs, estimates, strict=True)
-    )
+    # Those that are still to be run count as well, so that a cell that is added costs nothing.
+    number = sum(not is_skipped(pair) for pair in pairs)
     comparisons = tuple(
         replace(compare(*pair, item, claim.exceeds, number), is_skipped=is_skipped(pair))
         for pair, item in zip(pairs, estimates, strict=True)
