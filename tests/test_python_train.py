@@ -110,6 +110,37 @@ def test_a_model_may_keep_a_computed_weight_as_an_attribute(computed, averaging,
     assert run.certificate["trainable"].keys() > {"0.weight"}
 
 
+class Keeping(nn.Module):
+    """Keeps what it last computed, with its history."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.body, self.kept, self.last = network(), kept, None
+
+    def forward(self, x):
+        self.last = self.body(x)
+        if isinstance(self.kept, dict):
+            self.kept["last"] = self.last
+        else:
+            self.kept[:] = [(self.last,)]
+        return self.last
+
+
+@pytest.mark.parametrize("kept", [[], {}], ids=["in a list", "in a dict"])
+def test_a_model_that_was_run_and_keeps_what_it_put_out_is_copied(kept, trained):
+    model = Keeping(kept)
+    model(TRAIN[0])
+    run = trained(model, settings={"averaging": "ema"})
+    assert run.model is not model and run.accuracy > 0
+
+
+def test_a_method_has_its_own_schedule_too(trained):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    run = trained(model, method="compressive", epochs=1, batch_size=200, lr=0.1)
+    assert run.config["schedule"]["_target_"].endswith("InverseRoot")
+    assert trained().config["schedule"]["fractions"] == []
+
+
 class Scaled(nn.Module):
     """A network whose output one number scales, behind whole numbers that stand first."""
 

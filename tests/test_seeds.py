@@ -16,7 +16,7 @@ from scipy import stats
 
 from dpexp import cli
 from dpexp.cli.instantiate import loop_of
-from dpexp.privacy import seeds, whole_batch
+from dpexp.privacy import calibration, seeds, whole_batch
 from dpexp.privacy.sampling import poisson
 from dpexp.privacy.seeds import (
     AXES,
@@ -310,3 +310,25 @@ def test_secret_coins_are_the_same_on_all_ranks_and_fall_as_declared():
     together = np.intersect1d(*(each.numpy() for each in drawn))
     assert abs(len(together) - 100) < 60
     assert len(poisson(secret, 0, total, 1.0, is_secret=True)) == total
+
+
+def test_no_file_of_a_secret_run_holds_its_secret_its_checkpoints_neither(tmp_path, monkeypatch):
+    secret, seen = new_secret(), set()
+    monkeypatch.setattr(calibration, "new_secret", lambda: secret)
+    traces = [str(secret).encode(), f"{secret:x}".encode()]
+    traces += [secret.to_bytes(33, order).strip(b"\0") for order in ("little", "big")]
+
+    def look(*_):
+        for path in filter(Path.is_file, tmp_path.rglob("*")):
+            held = path.read_bytes()
+            seen.add(path.name)
+            assert not any(trace in held for trace in traces), path
+
+    words = ["task=digits", "profile=embedded", "device=cpu", *PRIVATE, *BRIEF, "noise=secret"]
+    words += [*RUNS["dpsgd"], "checkpoint.steps=1", f"results={tmp_path}"]
+    config = cli.compose(words)
+    parts = cli.build_parts(config, ALONE.device)
+    parts.model.register_forward_pre_hook(look)
+    loop_of(config).train(config, parts, ALONE)
+    look()
+    assert {"checkpoint.pt", "released.jsonl", "privacy.json"} <= seen

@@ -203,9 +203,10 @@ def train(
         **settings,
         **({"++task.judged_on_training": True} if is_of_training else {}),
     }
-    words = [f"method={method}", "schedule=constant"]
+    words = [f"method={method}"]
+    words += [] if _chooses("schedule", method) else ["schedule=constant"]
     words += [] if optimizer is None else [f"optimizer={optimizer}"]
-    if "public" not in settings and _chooses_public(method):
+    if "public" not in settings and _chooses("public", method):
         words.append("public=none")  # else the task's own, which is none of conf/task
     if eps is None:
         words += ["noise=false", "clip=false"]
@@ -231,13 +232,13 @@ def train(
     return TrainedRun.read(directory, made[0].cpu().eval() if made else None)
 
 
-def _chooses_public(method: str) -> bool:
-    """Return whether a method's file chooses a public set by the task."""
+def _chooses(part: str, method: str) -> bool:
+    """Return whether a method's file chooses a part, as compressive SGD does its schedule."""
     entries = methods().get(str(method), {}).get("defaults", ())
     return any(
-        any(str(group).endswith("/public") for group in entry)
+        any(str(group).endswith(f"/{part}") for group in entry)
         if isinstance(entry, dict)
-        else _chooses_public(entry)  # another method's file, which this one begins with
+        else _chooses(part, entry)  # another method's file, which this one begins with
         for entry in entries
     )
 
