@@ -7,7 +7,7 @@ Index legend, used throughout the suite: n examples, p outputs, d inputs, r rank
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -21,7 +21,7 @@ class ConfigError(ValueError):
     """A user's mistake; printed on one line without a traceback, exit code 2."""
 
 
-def require_word(setting: str, word: str, words: Sequence[str]) -> None:
+def require_word(setting: str, word: str, words: Collection[str]) -> None:
     """Check that a setting is one of a few words.
 
     Raises:

@@ -74,7 +74,11 @@ class Request:
     own: tuple[Path, ...] = ()
 
 
-READERS = {**SHARED, **dict.fromkeys(("paper", "papers", "only"), listed), "workers": whole(1)}
+READERS = {
+    **SHARED,
+    **dict.fromkeys(("paper", "papers", "only"), listed),
+    "workers": whole(1),
+}
 
 
 def parse(words: Sequence[str]) -> Request:

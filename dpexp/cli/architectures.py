@@ -108,7 +108,7 @@ ONE_LENGTH = {
 class Recurrent(nn.Module):
     """A recurrent classifier of tokens."""
 
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase]) -> None:
         """Build it of two layers."""
         super().__init__()
         self.embedding, self.out = nn.Embedding(40, 8), nn.Linear(8, NUM_CLASSES)

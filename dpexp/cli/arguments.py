@@ -159,9 +159,9 @@ def exit_code_of(
         line = "Interrupted. The same command goes on from what is done."
         return errors.fail(line, errors.INTERRUPTED)
     except Exception as error:
-        line = errors.mistake(error)
-        if line is None:
+        said = errors.mistake(error)
+        if said is None:
             raise
-        return errors.fail(line, of_records if isinstance(error, RecordError) else 2)
+        return errors.fail(said, of_records if isinstance(error, RecordError) else 2)
     finally:
         log.setLevel(level)

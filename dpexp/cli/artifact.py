@@ -42,6 +42,7 @@ from typing import Any
 
 from dpexp.cli import folders, groups, lookup, sent_tables
 from dpexp.cli.arguments import (
+    Reader,
     changing,
     exit_code_of,
     listed,
@@ -90,7 +91,7 @@ class Request:
     own: tuple[Path, ...] = ()
 
 
-SHARED = {
+SHARED: dict[str, Reader] = {
     **dict.fromkeys(("profile", "launcher"), text),
     **dict.fromkeys(("plan", "run"), truth),
     **dict.fromkeys(("seed", "seeds"), seeds),
@@ -99,7 +100,7 @@ SHARED = {
 """Words that `dpexp.cli.all` takes too."""
 
 NAMES = {"plan": "is_plan", "run": "runs", "seed": "seeds"}
-READERS = {**SHARED, "paper": text, "rows": listed, "columns": listed}
+READERS: dict[str, Reader] = {**SHARED, "paper": text, "rows": listed, "columns": listed}
 
 
 def parse(words: Sequence[str]) -> Request:
@@ -230,10 +231,11 @@ def _compare(outcomes: Sequence[collect.Outcome], to_do: Sequence[cells.Job]) ->
         if found.other:
             others[one.job.config["task"]["name"]] = found.other
     for job in to_do:
-        if (job.config or {}).get("task", {}).get("name") in others:
+        task = (job.config or {}).get("task", {}).get("name")
+        if task in others:
             raise ConfigError(
                 f"Expected all runs of a table to read the same bytes; of those that are done "
-                f"{others[job.config['task']['name']]}. Set results=FOLDER to run all of them "
+                f"{others[task]}. Set results=FOLDER to run all of them "
                 "anew, or run=false to show those that are done."
             )
     for word, runs in said.items():

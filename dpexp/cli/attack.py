@@ -25,12 +25,12 @@ from collections.abc import Mapping, Sequence
 from dpexp.attacks.influence import Target, climb
 from dpexp.attacks.influence_forms import FORMS
 from dpexp.attacks.influence_networks import NETWORKS
-from dpexp.cli.arguments import exit_code_of, listed, only, positive, whole
+from dpexp.cli.arguments import Reader, exit_code_of, listed, only, positive, whole
 from dpexp.types import ConfigError
 
 ALLOWED = 1 + 1e-6
 TARGETS: Mapping[str, Target] = {**FORMS, **NETWORKS}
-READERS = {"seconds": positive, "seed": whole(0), "only": listed}
+READERS: dict[str, Reader] = {"seconds": positive, "seed": whole(0), "only": listed}
 
 
 def main(words: Sequence[str]) -> int:

@@ -96,8 +96,10 @@ PARTICULAR: dict[str, dict[str, Any]] = {
 }
 """Extra settings of some methods' audits."""
 
-FIRST = ("dpsgd", "sparse_dpsgd", "dp_powersgd", "rgp_random", "rgp", "rgp_public", "rgp_core")
-FIRST += ("lsg", "bgep", "gep", "linear", "compressive", "compressive_unmeasured", "pate", "bitfit")
+FIRST = (
+    *("dpsgd", "sparse_dpsgd", "dp_powersgd", "rgp_random", "rgp", "rgp_public", "rgp_core", "lsg"),
+    *("bgep", "gep", "linear", "compressive", "compressive_unmeasured", "pate", "bitfit"),
+)
 """The committed table's order; a position is the run's seed, which its run id depends on."""
 
 
@@ -113,7 +115,8 @@ def subjects_of(words: Sequence[str]) -> list[Subject]:
     names = [*FIRST, *sorted({*private} - {*FIRST})]
     return [
         Subject(
-            name, **{"method": (f"method={name}",), "seed": _seed(name)} | PARTICULAR.get(name, {})
+            name,
+            **{"method": (f"method={name}",), "seed": _seed(name), **PARTICULAR.get(name, {})},
         )
         for name in names
     ]
@@ -205,6 +208,7 @@ def audit(
         result = verify.require(directory).result
     config = of_distinguishing_game(subject, user)
     played = _play(config, trials, steps)
+    assert played.epsilon is not None  # noise and clipping are on
     verdict = distinguishing.judge(
         played.without,
         played.within,
@@ -223,8 +227,8 @@ def audit(
         two_worlds=verdict.epsilon_lower,
         two_worlds_gaussian=verdict.epsilon_lower_gaussian,
         accounted_worlds=played.epsilon,
-        false_positives=verdict.errors.false_positives,
-        false_negatives=verdict.errors.false_negatives,
+        false_positives=int(verdict.errors.false_positives),
+        false_negatives=int(verdict.errors.false_negatives),
         judged=verdict.errors.without,
         run=directory.name if directory else None,
     )

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from dpexp.cli.arguments import exit_code_of, only, positive, whole
+from dpexp.cli.arguments import Reader, exit_code_of, only, positive, whole
 from dpexp.types import ConfigError, counted
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -105,7 +105,7 @@ def _require(holds: bool, message: str) -> None:
 
 RUN = ("dataset_size", "batch_size", "epochs")
 STEPS = ("sampling_prob", "num_steps")
-READERS = {
+READERS: dict[str, Reader] = {
     **dict.fromkeys(("eps", "noise", "delta", "epochs", "sampling_prob"), positive),
     **dict.fromkeys(("dataset_size", "batch_size", "num_steps"), whole(1)),
 }

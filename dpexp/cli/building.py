@@ -117,10 +117,10 @@ def _require_sizes(model: Any) -> None:
     Raises:
         ConfigError: naming the first.
     """
-    from torch.nn.parameter import UninitializedTensorMixin
+    from torch.nn.parameter import is_lazy
 
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, UninitializedTensorMixin):
+        if is_lazy(parameter):
             from dpexp.types import ConfigError
 
             layer = name.rpartition(".")[0]

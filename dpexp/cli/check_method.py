@@ -112,6 +112,7 @@ def _of_two_worlds(config: Mapping[str, Any], trials: int) -> list[str]:
     played = two_worlds.of_steps(
         few, build_parts(few, ranks.choose_device(few["device"])), trials, STEPS
     )
+    assert played.epsilon is not None  # a private run
     found = distinguishing.judge(
         played.without,
         played.within,

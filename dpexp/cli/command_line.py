@@ -20,7 +20,9 @@ def _takes_value(word: str) -> bool:
 
 def in_one_piece(words: Sequence[str]) -> list[str]:
     """Return a command line with its options behind the settings; Hydra takes no others."""
-    settings, options, before = [], [], ""
+    settings: list[str] = []
+    options: list[str] = []
+    before = ""
     for word in words:
         is_value = _takes_value(before) and not (before in OPTIONAL and "=" in word)
         (options if word.startswith("-") or is_value else settings).append(word)

@@ -103,7 +103,7 @@ def resolved(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     validate.check_rate(overrides)
     cfg = holdout.settle(own_data.settle(cfg))
     own_data.fit_batch(cfg, overrides)
-    config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    config = naming.named(validate.at_home(present_names(config)))
+    resolved: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    config = naming.named(validate.at_home(present_names(resolved)))
     validate.check(config)
     return config

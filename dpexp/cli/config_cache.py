@@ -189,8 +189,8 @@ def _recording(conf: Path, loaded: dict[str, Any]) -> Iterator[set[str]]:
             loaded[config_path] = load_config(self, config_path)
         return deepcopy(loaded[config_path])
 
-    source.is_config, source.load_config = recorded, read_once
+    source.is_config, source.load_config = recorded, read_once  # type: ignore[method-assign]
     try:
         yield names
     finally:
-        source.is_config, source.load_config = is_config, load_config
+        source.is_config, source.load_config = is_config, load_config  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -136,7 +136,7 @@ def explain(error: Exception) -> str:
             "Expected method, task, model and profile to be chosen: other settings depend on them. "
             "Leave out ~method, ~task, ~model and ~profile."
         )
-    if type(error).__name__ == "OverrideParseException":
+    if isinstance(error, OverrideParseException):
         key, equals, _ = error.override.partition("=")
         if equals:
             return (
@@ -148,7 +148,7 @@ def explain(error: Exception) -> str:
 
 def unknown_key(place: str, node: Mapping[Any, Any]) -> str:
     """Return the error for an unknown key, with valid keys and deeper ones of the same name."""
-    tree = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
+    tree: Any = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
     valid = [str(key) for key in tree if key != "hydra"]
     if "." not in place:  # groups without a choice are not in the config, but are valid
         valid += [group for group in GROUPS.findall(HELP.read_text()) if group not in valid]
@@ -174,9 +174,10 @@ def unnamed(words: Sequence[str]) -> str:
         if not equals or not options:
             continue
         (override,) = OverridesParser.create().parse_overrides([word])
-        values = [] if override.is_sweep_override() else [override.value()]
+        value: Any = override.value()
+        values = [] if override.is_sweep_override() else [value]
         if override.is_choice_sweep():
-            values = override.value().list
+            values = value.list
         if not all(isinstance(value, str | QuotedString) for value in values):
             group = override.key_or_group
             choice = "" if group in ("method", "task") else ", or leave it out for its default"
@@ -203,8 +204,8 @@ def guarded(program: Any) -> None:
     """Run a program; report a user error on one line and exit with code 2."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing
     restore_signals()
-    argparse.ArgumentParser.error = _unknown_option
-    warnings.showwarning = _show_warning
+    argparse.ArgumentParser.error = _unknown_option  # type: ignore[method-assign, assignment]
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
         sys.argv[1:] = folders.taken(sys.argv[1:])
         if {"--help", "-h"} & set(sys.argv):
@@ -222,10 +223,10 @@ def guarded(program: Any) -> None:
             fail(line)
         sys.exit(code)
     except Exception as error:
-        line = mistake(error)
-        if line is None:
+        said = mistake(error)
+        if said is None:
             raise
-        sys.exit(fail(line))
+        sys.exit(fail(said))
 
 
 def _show_warning(message: Warning | str, *_: Any) -> None:

@@ -319,7 +319,7 @@ def _check_kinds(target: Any, arguments: Mapping[str, Any]) -> None:
     accepted = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
     hints: dict[str, Any] = {}
     with suppress(Exception):  # names that a user's module imports for a type checker alone
-        hints = get_type_hints(target.__init__ if isinstance(target, type) else target)
+        hints = get_type_hints(vars(target)["__init__"] if isinstance(target, type) else target)
     for name, value in arguments.items():
         kind = hints.get(name)
         if kind in accepted and type(value) not in accepted[kind]:

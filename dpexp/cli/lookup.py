@@ -290,7 +290,7 @@ def _deciding(config: Mapping[str, Any]) -> str:
 
     Settings stay in their order, which may be that of a table's columns.
     """
-    keys = ("task", "features", "holdout")
+    keys: tuple[str, ...] = ("task", "features", "holdout")
     if "public" in config:
         keys += ("public", "method", "analysis", "warm_start")
     return json.dumps({key: config[key] for key in keys if key in config})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
@@ -96,6 +96,6 @@ def _option(name: str) -> dict[str, Any]:
     path = CONF / "model" / f"{name}.yaml"
     if not name.isidentifier() or name == "auto" or not path.is_file():
         return {}
-    said = OmegaConf.to_container(OmegaConf.load(path))["model"]
+    said = cast(Any, OmegaConf.to_container(OmegaConf.load(path)))["model"]
     keys = (*REPLACING, *SHAPING)
     return {key: said[key] for key in keys if key in said and "${" not in str(said[key])}

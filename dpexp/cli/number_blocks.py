@@ -48,7 +48,8 @@ def _lines(head: Row, rows: Sequence[Row], words: int = 1) -> str:
 
 
 def _labels(profile: str, table: str) -> Mapping[str, Row]:
-    artifact = spec.load(groups.CONF, *table.split("/"))
+    paper, name = table.split("/")
+    artifact = spec.load(groups.CONF, paper, name)
     changes = cells.profile_of(artifact, profile)
     return {row.key: cells.relabel(row, changes) for row in artifact.rows}
 

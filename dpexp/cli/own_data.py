@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -71,8 +71,7 @@ def settle(cfg: DictConfig) -> DictConfig:
                 f"Expected {word} or task.{word}; got {word}={value} and "
                 f"task.{word}={cfg.task[word]}. Leave one of them out."
             )
-    node = OmegaConf.to_container(cfg.task, resolve=True, throw_on_missing=False)
-    assert isinstance(node, dict)
+    node = cast(dict[str, Any], OmegaConf.to_container(cfg.task, resolve=True))
     if node.get("judged_on_training", ...) is None:  # unsaid: ids are older than the setting is
         with open_dict(cfg):
             del cfg.task.judged_on_training
@@ -215,7 +214,7 @@ def _count(node: Mapping[str, Any]) -> int:
 
     found = source.find(
         takes_images=str(node["_target_"]).endswith(".images"),
-        **{key: node.get(key) for key in FINDING},
+        **{key: node.get(key) for key in FINDING},  # type: ignore[arg-type]
     )
     held = source.count(found, node.get("delimiter"), node["test_size"])
     if not held:

@@ -84,7 +84,9 @@ def score(config: dict[str, Any], parts: Parts) -> float:
     with tempfile.TemporaryDirectory() as folder:
         config["results"] = folder
         train(config, parts, Ranks(0, 1, choose_device(config["device"])))
-        result: dict[str, Any] = records.find(folder, config).result
+        record = records.find(folder, config)
+    assert record is not None
+    result: dict[str, Any] = record.result
     value = result[result["metric"]]
     return math.nan if value is None else float(value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from typing import Any
 
 
 def restore_signals() -> None:
@@ -15,8 +16,11 @@ def restore_signals() -> None:
     """
     if threading.current_thread() is not threading.main_thread():
         return
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    handlers[signal.SIGCHLD] = signal.SIG_DFL  # if ignored, children's exit codes are lost
+    handlers: dict[signal.Signals, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGCHLD: signal.SIG_DFL,  # if ignored, children's exit codes are lost
+    }
     for number, handler in handlers.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)

@@ -136,6 +136,7 @@ def run_once(
     room = disturbance.room if disturbance else None
 
     def limit() -> None:
+        assert room is not None
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 
     process = subprocess.Popen(
@@ -150,7 +151,8 @@ def run_once(
     has_begun = threading.Event()
     reader = threading.Thread(target=_read, args=(process, output, has_begun))
     reader.start()
-    memory, ranks = [], []
+    memory: list[tuple[int, ...]] = []
+    ranks: list[int] = []
     if disturbance is None:
         while process.poll() is None:
             ranks = ranks_of(process.pid) or ranks
@@ -164,7 +166,7 @@ def run_once(
     process.wait(TIMEOUT if disturbance else None)
     left = _outliving(ranks)
     reader.join(TIMEOUT)
-    full = [sample for sample in memory if len(sample) == 2 and all(sample)]
+    full: list[tuple[int, ...]] = [sample for sample in memory if len(sample) == 2 and all(sample)]
     return Outcome(process.returncode, output[-20:], full, left)
 
 

@@ -13,7 +13,7 @@ from dpexp.cli.instantiate import make
 from dpexp.cli.parts import build_task
 from dpexp.data import Task
 from dpexp.data.regression import squared_error
-from dpexp.data.task import Examples
+from dpexp.data.task import Examples, cross_entropy
 from dpexp.training.micro_batch import AUTO
 from dpexp.types import Batch, ConfigError
 
@@ -189,13 +189,25 @@ def examples(
         inputs = torch.rand((HELD, *input_shape), generator=gen)
     is_regression = num_classes == 1
     targets = torch.randint(num_classes, (HELD,), generator=gen)
-    some = Endless(inputs, targets.float() if is_regression else targets, max_length, dataset_size)
-    loss = {"loss": squared_error} if is_regression else {}
-    return Task(name, some, some, None, num_classes, tuple(input_shape), delta, dataset_size, "",
-                **loss)  # fmt: skip
+    some: Any = Endless(
+        inputs, targets.float() if is_regression else targets, max_length, dataset_size
+    )
+    return Task(
+        name=name,
+        train=some,
+        test=some,
+        public=None,
+        num_classes=num_classes,
+        input_shape=tuple(input_shape),
+        delta=delta,
+        dataset_size=dataset_size,
+        fingerprint="",
+        loss=squared_error if is_regression else cross_entropy,
+    )
 
 
 def public(task: Task, *, size: int) -> Task:
     """Return a task public examples like its own; a method may take `size` of them."""
     batch = task.train.batch(torch.arange(size))
-    return replace(task, public=Endless(batch.inputs, batch.targets, None, size))
+    some: Any = Endless(batch.inputs, batch.targets, None, size)
+    return replace(task, public=some)

@@ -141,7 +141,8 @@ def measure(config: dict[str, Any], device: torch.device, shrink: int | None) ->
             return Work(min(seconds), counter.get_total_flops())
 
     with _one_thread() if is_few else nullcontext():
-        fixed = timed(replace(mechanism, batch_size=EMPTY, sampling="poisson"))
+        empty = replace(mechanism, batch_size=EMPTY, sampling="poisson")  # type: ignore[arg-type]
+        fixed = timed(empty)
         both = timed(replace(mechanism, batch_size=num, sampling="shuffle"))
     per_example = Work(max(0.0, both.seconds - fixed.seconds), both.flops - fixed.flops)
     m, k = (small["method"].get(key) or 0 for key in ("m", "k"))

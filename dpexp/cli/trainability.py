@@ -179,7 +179,11 @@ def _train(subject: Built, config: dict[str, Any]) -> None:
     """
     kind = Tokens if subject.is_padded else Examples
     examples, tests = (kind(subject.inputs, subject.targets) for _ in range(2))
-    sizes = {"num_classes": NUM_CLASSES, "delta": 1e-2, "dataset_size": NUM_EXAMPLES}
+    sizes: dict[str, Any] = {
+        "num_classes": NUM_CLASSES,
+        "delta": 1e-2,
+        "dataset_size": NUM_EXAMPLES,
+    }
     task = task_of(examples, tests, **sizes)
     named = {"_target_": GIVEN, "name": task.name, "fingerprint": task.fingerprint}
     made: Method = make_method(config)
@@ -190,6 +194,7 @@ def _train(subject: Built, config: dict[str, Any]) -> None:
         parts = around(config, task, model, made)
         train(config, parts, Ranks(0, 1, torch.device("cpu")))
         record = records.read(records.locate(folder, config))
+        assert record is not None
         findings = verify_record(record).findings
     still = [
         name

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +100,7 @@ class TrainedModel:
                     f"Expected a list of inputs; got a single {type(raw).__name__}. Put it into a "
                     "list."
                 )
-            examples = self.preprocessing.examples(raw)
+            examples = self.preprocessing.examples(cast(Sequence[Any], raw))
             rows = torch.arange(len(examples)).split(BATCH) if len(examples) else ()
             return [examples.batch(indices).inputs for indices in rows]
         if isinstance(raw, Mapping) and self.record.config["model"].get("reads") == libraries.TEXTS:

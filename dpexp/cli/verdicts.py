@@ -91,7 +91,8 @@ class Draws:
         of_examples = shared + draw.normal(0, setting.own, setting.examples)
         chance = _sigmoid(centre + of_seeds + of_examples)
         right = 100.0 * (draw.random(chance.shape) < chance)
-        kept, tests = ((right,), frozenset({"test"})) if setting.paired else ((), ())
+        kept = (right,) if setting.paired else ()
+        tests = frozenset({"test"} if setting.paired else ())
         return errors.Side(right.mean(axis=1), kept, (setting.examples,), tests)
 
 

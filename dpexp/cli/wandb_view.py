@@ -170,7 +170,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: for an unknown word or an invalid value.
     """
-    request = {
+    request: dict[str, Any] = {
         "paper": "rgp",
         "profile": "embedded",
         "project": "dpexp",

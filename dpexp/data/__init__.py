@@ -2,6 +2,7 @@
 
 from dpexp.data.task import (
     Examples,
+    ExampleSet,
     LossFn,
     Preprocessing,
     Task,
@@ -11,6 +12,7 @@ from dpexp.data.task import (
 )
 
 __all__ = [
+    "ExampleSet",
     "Examples",
     "LossFn",
     "Preprocessing",

@@ -65,8 +65,8 @@ def files(card: Card, root: Path, config: str | None) -> dict[str, list[Path]]:
     Raises:
         ConfigError: the card has several configurations, and none is chosen or the default.
     """
-    here = {str(entry.get("config_name", "default")): entry for entry in card.configs}
-    here = {name: found for name, entry in here.items() if (found := _files(entry, root))}
+    entries = {str(entry.get("config_name", "default")): entry for entry in card.configs}
+    here = {name: found for name, entry in entries.items() if (found := _files(entry, root))}
     if not here or (config is not None and config not in here):
         return {}
     if config is None and len(here) > 1:

@@ -53,7 +53,7 @@ def load(encoder: str, model_root: str, device: torch.device) -> Encoder:
     if device.type == "cpu":
         # Twice as fast or more, the same numbers to rounding (EfficientNet-Lite0 at 224 pixels, AMD
         # EPYC with AVX-512, one thread: 2.5 times).
-        loaded.network.to(memory_format=torch.channels_last)
+        loaded.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return loaded
 
 

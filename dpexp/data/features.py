@@ -19,7 +19,7 @@ from torch import Tensor
 from dpexp.data.cache import content_hashes, decoded
 from dpexp.data.encoders import beside, load, named
 from dpexp.data.preprocessing import Images
-from dpexp.data.task import Examples, Task, fingerprint
+from dpexp.data.task import Examples, ExampleSet, Task, fingerprint, in_tensors
 from dpexp.types import ConfigError
 
 log = logging.getLogger("dpexp")
@@ -106,8 +106,8 @@ def encode(
 
         return decoded((), recipe, compute)[0]
 
-    def features(examples: Examples) -> Examples:
-        plain = replace(examples, mean=None, std=None)
+    def features(examples: ExampleSet) -> Examples:
+        plain = replace(in_tensors(examples), mean=None, std=None)
         total = len(plain)
         pieces = [
             piece(plain.take(torch.arange(begin, min(begin + PIECE, total))), begin, total)

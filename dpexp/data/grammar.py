@@ -112,7 +112,7 @@ def generated(
             f"Expected task.test_size and task.dataset_size >= 1; got {test_size} and "
             f"{dataset_size}. Set both."
         )
-    words = WordLevel(grammar.words)
+    words: WordLevel | Tokenizer = WordLevel(grammar.words)
     if tokenizer is not None:
         words = Tokenizer.load(tokenizer, model_root, max_length, name)
     sets = []

@@ -41,9 +41,10 @@ def pair(data: Any, name: str) -> tuple[Tensor, Tensor]:
         return inputs, targets
     if isinstance(data, Tensor | dict | str) or not hasattr(type(data), "__getitem__"):
         raise ConfigError(f"Expected {name} to be {WHAT}; got {type(data).__name__}.")
-    inputs, targets = zip(*_items(data, name), strict=True) if _length(data, name) else ((), ())
+    pairs = _items(data, name) if _length(data, name) else []
+    firsts, seconds = [first for first, _ in pairs], [second for _, second in pairs]
     try:
-        return _stacked(inputs, "input"), _stacked(targets, "target").reshape(len(targets))
+        return _stacked(firsts, "input"), _stacked(seconds, "target").reshape(len(pairs))
     except Exception as error:  # anyone's items, which may raise anything
         raise ConfigError(
             f"Expected {name} to be {WHAT}, all inputs of one shape and type; its items cannot be "

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dpexp.data.regression import regress, squared_error
-from dpexp.data.task import Task
+from dpexp.data.task import Task, in_tensors
 from dpexp.types import ConfigError
 
 LARGEST_SEED = 2**63 - 1
@@ -67,7 +67,7 @@ def hold_out(task: Task, *, size: int, split_seed: int) -> Task:
     if task.test is task.train:
         left = replace(left, test=kept)
         if task.loss is squared_error:  # the metric's unit is the least loss on the training set
-            fitted = regress(task.name, kept, delta=task.delta, dataset_size=len(kept))
+            fitted = regress(task.name, in_tensors(kept), delta=task.delta, dataset_size=len(kept))
             left = replace(left, score=fitted.score)
     left = replace(left, holdout=held)
     both = f"{task.fingerprint} {left.holdout_fingerprint}"

@@ -49,7 +49,7 @@ FORMS = {
 OF_DATES = ("_d", "_date", "earliest_cr_line")
 """Endings of the names of date columns."""
 
-Range = Sequence[float] | Sequence[str]
+Range = Sequence[float | str]
 """Lowest and highest number, or a category's words in the order of their integers."""
 
 
@@ -252,6 +252,6 @@ def _unreadable(path: Path, column: str, cell: str, line: int, description: str)
 
 def _scaled(numbers: array, of: Range) -> np.ndarray:
     """Map a column to [0, 1], [n]; missing values become 0."""
-    low, high = (0, len(of) - 1) if isinstance(of[0], str) else of
+    low, high = (0.0, len(of) - 1.0) if isinstance(of[0], str) else map(float, of)
     share = (np.array(numbers, dtype=np.float64) - low) / (high - low)
     return np.nan_to_num(share.clip(0, 1), nan=0.0)

@@ -154,13 +154,14 @@ def _labels(
         names = lists[path]
         for row in rows.read(path, [column], delimiter):
             (label,) = row.cells
-            is_place = names and isinstance(label, int) and 0 <= label < len(names)
             if not isinstance(label, str | int | float | None):
                 raise ConfigError(
                     f"Expected a label in column {column}, {row.where}; it holds "
                     f"{type(label).__name__}. Set task.label_column."
                 )
-            found.add(names[label] if is_place else label)
+            if isinstance(label, int) and 0 <= label < len(names):
+                label = names[label]
+            found.add(label)
     return found
 
 

@@ -122,8 +122,10 @@ def images(
     def load(files: list[Path]) -> Examples:
         places = hashlib.sha256("\0".join(_place(path) for path in files).encode()).hexdigest()
         recipe = f"{reader.recipe} {known} {shape is not None} {places * found.are_images}"
-        kept = decoded(files, recipe, lambda: _decode(reader, files, known, shape is not None))
-        return Examples(*kept, tuple(mean), tuple(std))
+        inputs, targets = decoded(
+            files, recipe, lambda: _decode(reader, files, known, shape is not None)
+        )
+        return Examples(inputs, targets, tuple(mean), tuple(std))
 
     test = load(found.test) if found.test else None
     return assemble(

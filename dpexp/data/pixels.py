@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
 from dpexp.types import ConfigError, one_line
 
@@ -58,14 +60,15 @@ def picture(value: Any, where: str) -> Image.Image:
             if encoded.startswith(b"\x89PNG"):
                 # load skips some checksums
                 Image.open(io.BytesIO(encoded), formats=("PNG",)).verify()
-            image = Image.open(io.BytesIO(encoded), formats=FORMATS)
-            reason = _unfit(image)
+            opened = Image.open(io.BytesIO(encoded), formats=FORMATS)
+            reason = _unfit(opened)
             if reason is None:
-                colours = len(image.palette.palette) // 3 if image.mode == "P" else None
-                image.load()
-                reason = _made_up(encoded, image, colours)
+                palette = opened.palette if opened.mode == "P" else None
+                colours = None if palette is None else len(palette.palette) // 3
+                opened.load()
+                reason = _made_up(encoded, opened, colours)
             if reason is None:
-                image, reason = _opaque(image)
+                image, reason = _opaque(opened)
             if reason is None:
                 if image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT:
                     image = ImageOps.exif_transpose(image)
@@ -142,13 +145,13 @@ def _bytes(value: Any, where: str) -> bytes:
     raise ConfigError(f"Expected the bytes of an encoded image as {where}; it {reason}.")
 
 
-def _unfit(image: Image.Image) -> str | None:
+def _unfit(image: ImageFile) -> str | None:
     """Return why 8-bit grey or RGB cannot represent an opened image; None if it can."""
     if min(image.size) < 1:
         return "has no pixels"
     if _bits(image) > 8:
         return "has more than 8 bits a channel"
-    if image.format == "TIFF" and image.mode in ("P", "PA"):
+    if isinstance(image, TiffImageFile) and image.mode in ("P", "PA"):
         table = np.array(image.tag_v2[COLOURS])
         if (table % 257).any() and (table % 256).any():  # both ways to widen 8 bits are in use
             return "has a palette of more than 8 bits a channel"
@@ -156,14 +159,14 @@ def _unfit(image: Image.Image) -> str | None:
         return "has no palette"
     if image.mode not in (*PLAIN, *WITH_ALPHA):
         return f"has pixels of mode {image.mode}"
-    if getattr(image, "n_frames", 1) > 1:
-        return f"holds {image.n_frames} pictures"
+    if (pictures := getattr(image, "n_frames", 1)) > 1:
+        return f"holds {pictures} pictures"
     if image.format == "GIF" and any(t.extents != (0, 0, *image.size) for t in image.tile):
         return TRANSPARENT  # outside the frame
     return None
 
 
-def _made_up(encoded: bytes, loaded: Image.Image, colours: int | None) -> str | None:
+def _made_up(encoded: bytes, loaded: ImageFile, colours: int | None) -> str | None:
     """Return which pixels Pillow silently filled in because the file lacks them; None if none.
 
     A PNG or TIFF may be valid but short. Decoding it again onto white instead of black changes the
@@ -175,20 +178,20 @@ def _made_up(encoded: bytes, loaded: Image.Image, colours: int | None) -> str | 
         return None
     again = Image.open(io.BytesIO(encoded), formats=(loaded.format,))
     size, bands = again.size, len(again.getbands())
-    if again.format == "TIFF":  # as stored, before it is turned
+    if isinstance(again, TiffImageFile):  # as stored, before it is turned
         size = again.tag_v2[WIDTH], again.tag_v2[HEIGHT]
     again.im = Image.new(again.mode, size, 255 if bands == 1 else (255,) * bands).im
     again.load()
     return None if again.tobytes() == loaded.tobytes() else "lacks some of its pixels"
 
 
-def _bits(image: Image.Image) -> int:
+def _bits(image: ImageFile) -> int:
     """Return the bits a channel has in the file; Pillow's mode may have fewer."""
     if image.mode.startswith(("I", "F")):
         return 16
     if image.format == "PNG":
         return 16 if any(";16" in str(tile.args) for tile in image.tile) else 8
-    if image.format == "TIFF":
+    if isinstance(image, TiffImageFile):
         kinds = {*image.tag_v2.get(SAMPLE_FORMAT, (UNSIGNED,))}
         bits = max(image.tag_v2.get(BITS_PER_SAMPLE, (1,)))
         return bits if kinds == {UNSIGNED} else 16
@@ -200,6 +203,6 @@ def _opaque(image: Image.Image) -> tuple[Image.Image, str | None]:
     if not image.has_transparency_data:
         return image, None
     with_alpha = image.convert("RGBA")
-    if with_alpha.getchannel("A").getextrema()[0] < 255:
+    if np.asarray(with_alpha.getchannel("A")).min() < 255:
         return image, TRANSPARENT
     return with_alpha.convert("RGB"), None

@@ -21,7 +21,7 @@ from dpexp.data.digits import DARKEST
 from dpexp.data.hub import parquet_files
 from dpexp.data.pixels import picture
 from dpexp.data.shapes import draw
-from dpexp.data.task import Examples, Task, with_public
+from dpexp.data.task import Examples, Task, in_tensors, with_public
 from dpexp.types import ConfigError
 
 UNKNOWN = -1
@@ -138,13 +138,15 @@ def require(task: Task, size: int) -> None:
     Raises:
         ConfigError: it has fewer.
     """
-    if size and task.public is None:
+    if not size:
+        return
+    if task.public is None:
         raise ConfigError(
             f"Expected public data for {task.name}: this run uses {size} public examples, but "
             "public=none. Set public=imagenet32, cifar100, cifar10-test, digits or shapes; for "
             "texts film_reviews or texts; or, with GEP, method.basis=random, which needs none."
         )
-    if size and len(task.public) < size:
+    if len(task.public) < size:
         raise ConfigError(
             f"Expected at least {size} public examples; got {len(task.public)}. Set public.size, "
             "or fewer in the method or warm_start."
@@ -162,7 +164,7 @@ def _from_test(task: Task, name: str, size: int, seed: int) -> Task:
         f"included: accuracy is measured on the other {len(test) - size:,}.",
         stacklevel=3,
     )
-    public = test.take(chosen)
+    public = in_tensors(test.take(chosen))
     return _with_public(replace(task, test=test.take(kept)), public.inputs, public.targets)
 
 
@@ -170,7 +172,7 @@ def _refuse_private(task: Task, images: Tensor, name: str) -> None:
     """Refuse a public set that holds training images: public data get no noise."""
     public = [image.tobytes() for image in images.numpy()]
     wanted = {*public}  # the smaller of the two sets
-    private = (image.tobytes() for image in task.train.inputs.cpu().numpy())
+    private = (image.tobytes() for image in in_tensors(task.train).inputs.cpu().numpy())
     found = {image for image in private if image in wanted}
     shared = sum(image in found for image in public)
     if shared:
@@ -181,7 +183,8 @@ def _refuse_private(task: Task, images: Tensor, name: str) -> None:
 
 
 def _with_public(task: Task, inputs: Tensor, targets: Tensor) -> Task:
-    return with_public(task, Examples(inputs, targets, task.train.mean, task.train.std))
+    train = in_tensors(task.train)
+    return with_public(task, Examples(inputs, targets, train.mean, train.std))
 
 
 def _shape(task: Task, name: str) -> tuple[int, ...]:

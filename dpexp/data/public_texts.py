@@ -29,10 +29,10 @@ def film_reviews(
     Raises:
         ConfigError: for another task, size below 1, or a model without a tokenizer.
     """
-    _require(task, name, size, FILM_REVIEWS)
-    words = Tokenizer.load(tokenizer, model_root, task.train.longest, task.name)
+    longest = _longest(task, name, size, FILM_REVIEWS)
+    words = Tokenizer.load(tokenizer, model_root, longest, task.name)
     texts, labels = phrases(size, data_seed)
-    return _with_texts(task, words.encode(texts), labels)
+    return _with_texts(task, words.encode(texts), labels, longest)
 
 
 def generated(
@@ -53,16 +53,17 @@ def generated(
     Raises:
         ConfigError: for another task, or size below 1.
     """
-    _require(task, name, size, tuple(GRAMMARS))
+    longest = _longest(task, name, size, tuple(GRAMMARS))
     grammar = GRAMMARS[task.name]
-    words = WordLevel(grammar.words)
+    words: WordLevel | Tokenizer = WordLevel(grammar.words)
     if tokenizer is not None:
-        words = Tokenizer.load(tokenizer, model_root, task.train.longest, task.name)
+        words = Tokenizer.load(tokenizer, model_root, longest, task.name)
     ((texts, labels),) = draw(grammar, f"public {task.name} {data_seed}", size)
-    return _with_texts(task, words.encode(*zip(*texts, strict=True)), labels)
+    return _with_texts(task, words.encode(*zip(*texts, strict=True)), labels, longest)
 
 
-def _require(task: Task, name: str, size: int, tasks: tuple[str, ...]) -> None:
+def _longest(task: Task, name: str, size: int, tasks: tuple[str, ...]) -> int:
+    """Return the most tokens a text may have, after checking task and size."""
     if task.name not in tasks or not isinstance(task.train, Texts):
         raise ConfigError(
             f"Expected task to be one of {', '.join(tasks)} for public={name}; got {task.name}. "
@@ -70,7 +71,8 @@ def _require(task: Task, name: str, size: int, tasks: tuple[str, ...]) -> None:
         )
     if size < 1:
         raise ConfigError(f"Expected public.size >= 1; got {size}. Set public.size.")
+    return task.train.longest
 
 
-def _with_texts(task: Task, encoded: Encoded, labels: list[int]) -> Task:
-    return with_public(task, Texts(encoded, torch.tensor(labels), task.train.longest))
+def _with_texts(task: Task, encoded: Encoded, labels: list[int], longest: int) -> Task:
+    return with_public(task, Texts(encoded, torch.tensor(labels), longest))

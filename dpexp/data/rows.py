@@ -103,8 +103,8 @@ def read(path: Path, columns: Sequence[str], delimiter: str | None) -> Iterator[
             f"{REMEDY}"
         )
     places = [header.index(column) for column in columns]
-    for line, cells in lines:
-        yield Row(f"line {line} of {path}", [cells[place] for place in places])
+    for line, held in lines:
+        yield Row(f"line {line} of {path}", [held[place] for place in places])
 
 
 def _decoded(values: Any, column: str, path: Path, first: int) -> list[Any]:

@@ -200,10 +200,10 @@ def _config_of(root: Path, config: str | None, groups: Mapping[str, object]) -> 
             f"{'Set' if names else 'Leave out'} task.config."
         )
     if len(groups) > 1:
-        names = ", ".join(sorted(name or "files in no folder" for name in groups))
+        several = ", ".join(sorted(name or "files in no folder" for name in groups))
         raise ConfigError(
-            f"Expected one configuration in {root}; it has {names[:300]}. Set task.config, or data "
-            "to a folder below."
+            f"Expected one configuration in {root}; it has {several[:300]}. Set task.config, or "
+            "data to a folder below."
         )
     return next(iter(groups))
 

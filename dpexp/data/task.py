@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,43 @@ from torch import Tensor
 
 from dpexp.records.predictions import HELD_OUT
 from dpexp.types import Batch, ConfigError
+
+
+class ExampleSet(Protocol):
+    """What a run reads examples from: `Examples`, `dpexp.data.text.Texts`, or one's own.
+
+    Attributes:
+        targets: [n], class indices, or numbers in a regression.
+    """
+
+    @property
+    def targets(self) -> Tensor:
+        """Return what is to be predicted, [n]."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the examples, in bytes."""
+
+    def __len__(self) -> int:
+        """Return n."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return all tensors, to be hashed."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the same examples on a device."""
+
+    def take(self, indices: Tensor) -> Self:
+        """Return the examples of the indices [m]."""
+
+    def batch(self, indices: Tensor) -> Batch:
+        """Return the batch of the indices [m] (m may be 0)."""
+
+    def micro_batches(self, indices: Tensor, size: int) -> Iterable[Tensor]:
+        """Split indices [m] (m may be 0) into micro-batches of at most `size` examples' cost."""
+
+
+AnySet = TypeVar("AnySet", bound=ExampleSet)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +116,7 @@ class Examples:
         inputs = self.inputs.index_select(0, indices)
         inputs = inputs.to(torch.float32) if inputs.dtype == torch.uint8 else inputs
         scale, shift = self._affine
-        if scale is not None:
+        if scale is not None and shift is not None:
             inputs = inputs.mul_(scale).sub_(shift)
         return Batch(inputs, self.targets.index_select(0, indices))
 
@@ -153,6 +190,12 @@ class Preprocessing(Protocol):
         """Write the files that it needs beside its settings, such as a vocabulary."""
 
 
+def in_tensors(examples: ExampleSet) -> Examples:
+    """Return examples that are inputs and targets in tensors, and nothing else, as such."""
+    assert isinstance(examples, Examples), type(examples).__name__
+    return examples
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """Training and test examples, loss and metric of a run.
@@ -179,9 +222,9 @@ class Task:
     """
 
     name: str
-    train: Examples
-    test: Examples
-    public: Examples | None
+    train: ExampleSet
+    test: ExampleSet
+    public: ExampleSet | None
     num_classes: int
     input_shape: tuple[int, ...]
     delta: float
@@ -190,9 +233,9 @@ class Task:
     metric: str = "test_accuracy"
     loss: LossFn = cross_entropy
     score: LossFn = accuracy
-    also: Mapping[str, Examples] = field(default_factory=dict)
+    also: Mapping[str, ExampleSet] = field(default_factory=dict)
     preprocessing: Preprocessing | None = None
-    holdout: Examples | None = None
+    holdout: ExampleSet | None = None
 
     @property
     def holdout_metric(self) -> str:
@@ -213,15 +256,15 @@ class Task:
 
 def assemble(
     name: str,
-    train: Examples,
-    test: Examples,
+    train: ExampleSet,
+    test: ExampleSet,
     *,
     num_classes: int,
     delta: float,
     dataset_size: int,
     input_shape: Sequence[int] | None = None,
     metric: str = "test_accuracy",
-    also: Mapping[str, Examples] | None = None,
+    also: Mapping[str, ExampleSet] | None = None,
     preprocessing: Preprocessing | None = None,
     size_word: str = "task.dataset_size",
 ) -> Task:
@@ -229,12 +272,12 @@ def assemble(
 
     Args:
         name: as in conf/task.
-        train: the private examples; anything with the methods of `Examples`.
+        train: the private examples.
         test: examples the metric is computed on.
         num_classes: number of classes.
         delta: of the (eps, delta) guarantee.
         dataset_size: the declared N.
-        input_shape: of one example; None: the shape of the stored inputs.
+        input_shape: of one example; None: the shape of a batch's inputs.
         metric: its name.
         also: further test sets, by the name of their metric.
         preprocessing: makes inputs of raw examples; None: there are none.
@@ -262,7 +305,7 @@ def assemble(
         test=test,
         public=None,
         num_classes=num_classes,
-        input_shape=tuple(train.inputs.shape[1:] if input_shape is None else input_shape),
+        input_shape=tuple(_shape(train) if input_shape is None else input_shape),
         delta=delta,
         dataset_size=dataset_size,
         fingerprint=fingerprint(*(t for part in (train, *tests.values()) for t in part.tensors())),
@@ -270,6 +313,10 @@ def assemble(
         also=also or {},
         preprocessing=preprocessing,
     )
+
+
+def _shape(examples: ExampleSet) -> Sequence[int]:
+    return examples.batch(torch.empty(0, dtype=torch.long)).inputs.shape[1:]
 
 
 def _check_classes(name: str, part: str, targets: Tensor, num_classes: int) -> None:
@@ -301,12 +348,12 @@ def _check_test(name: str, metric: str, targets: Tensor) -> None:
         )
 
 
-def with_public(task: Task, public: Examples) -> Task:
+def with_public(task: Task, public: ExampleSet) -> Task:
     """Return a task with public examples and a fingerprint that includes them.
 
     Args:
         task: with or without public examples.
-        public: anything with the methods of `Examples`.
+        public: the examples, which get no noise.
     """
     both = hashlib.sha256((task.fingerprint + fingerprint(*public.tensors())).encode())
     return replace(task, public=public, fingerprint=both.hexdigest())
@@ -332,7 +379,7 @@ def check_splits(train: Sequence[str], tests: Sequence[str], *, may_share: bool 
         )
 
 
-def subset(examples: Examples, size: int | None, seed: int) -> Examples:
+def subset(examples: AnySet, size: int | None, seed: int) -> AnySet:
     """Return the first `size` examples of a permutation drawn from `seed`; all for None.
 
     Raises:

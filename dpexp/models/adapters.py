@@ -30,6 +30,10 @@ class Adapted(nn.Module):
         scale: s, alpha over the rank.
     """
 
+    base_layer: Any
+    lora_A: nn.Conv2d | nn.Linear
+    lora_B: nn.Conv2d | nn.Linear
+
     def __init__(self, base: nn.Module, rank: int, alpha: float) -> None:
         """Put an adapter beside a layer, on its device and in its precision.
 
@@ -41,19 +45,16 @@ class Adapted(nn.Module):
         super().__init__()
         self.base_layer, self.scale = base, alpha / rank
         weight = base.get_parameter("weight")
-        like = {"device": weight.device, "dtype": weight.dtype}
+        like: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
         if isinstance(base, nn.Conv2d):
-            self.lora_A: nn.Module = nn.Conv2d(
-                base.in_channels,
-                rank,
-                base.kernel_size,
-                base.stride,
-                base.padding,
-                base.dilation,
-                bias=False,
-                **like,
-            )
-            self.lora_B: nn.Module = nn.Conv2d(rank, base.out_channels, 1, bias=False, **like)
+            window: dict[str, Any] = {
+                "kernel_size": base.kernel_size,
+                "stride": base.stride,
+                "padding": base.padding,
+                "dilation": base.dilation,
+            }
+            self.lora_A = nn.Conv2d(base.in_channels, rank, **window, bias=False, **like)
+            self.lora_B = nn.Conv2d(rank, base.out_channels, 1, bias=False, **like)
         else:
             outputs, inputs = weight.T.shape if is_transposed(base) else weight.shape
             self.lora_A = nn.Linear(inputs, rank, bias=False, **like)

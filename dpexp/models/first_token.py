@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -13,13 +15,15 @@ class FirstTokenAttention(nn.Module):
     every token, queries and all later states to one. Parameters keep their names.
     """
 
-    def __init__(self, attention: nn.Module) -> None:
+    def __init__(self, attention: Any) -> None:
         """Reuse a self-attention's layers.
 
         Args:
             attention: of an encoder's layer, with its `self` and `output`.
         """
         super().__init__()
+        self.self: Any
+        self.output: Any
         inner = attention.self
         with torch.device("meta"):  # takes no memory and draws no random numbers
             cross = type(attention)(
@@ -31,7 +35,7 @@ class FirstTokenAttention(nn.Module):
         self.train(attention.training)
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: object
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Map states [n, t, d] and a mask [n, 1, t, t] to the first token's, [n, 1, d]."""
         first = hidden_states[:, :1]
@@ -42,7 +46,7 @@ class FirstTokenAttention(nn.Module):
         return self.output(attended, first), weights
 
 
-def keep_first_token(encoder: nn.Module) -> None:
+def keep_first_token(encoder: Any) -> None:
     """Make an encoder's last layer compute only the first token's state, [n, 1, d].
 
     If a classifier reads no other state, the last layer's queries, output and feed-forward layers

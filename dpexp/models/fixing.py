@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -102,7 +104,7 @@ def _described(norm: nn.Module) -> str:
     return f"{type(norm).__name__}{'' if isinstance(norm, FixedNorm) else ' without statistics'}"
 
 
-def _instead_of(name: str, module: nn.Module, how: bool | str) -> nn.Module:
+def _instead_of(name: str, module: Any, how: bool | str) -> nn.Module:
     """Return what replaces a norm; timm's, which go on with an activation, keep that."""
     then = [module.drop, module.act] if _goes_on(module) else []
     if not then and type(module) not in BATCH_NORMS + INSTANCE_NORMS:
@@ -127,7 +129,7 @@ def _instead_of(name: str, module: nn.Module, how: bool | str) -> nn.Module:
     norm.train(module.training)
     if not then:
         return norm
-    around = nn.Sequential(norm, *then)
+    around: Any = nn.Sequential(norm, *then)
     around.stands_for_norm = True  # for names in the library that it is of
     return around
 

@@ -125,7 +125,7 @@ def _config(folder: Path, args: Mapping[str, Any]) -> Any:
 
 def _kind(repo: str, config: Any, *, is_text: bool) -> Any:
     """Return transformers' class for the task's kind of examples."""
-    kinds = {
+    kinds: dict[str, Any] = {
         "texts": transformers.AutoModelForSequenceClassification,
         "images": transformers.AutoModelForImageClassification,
     }

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +57,7 @@ class TextClassifier(nn.Module):
 
     def __init__(
         self,
-        encoder: nn.Module,
+        encoder: Any,
         num_classes: int,
         pooling: str,
         feature_norm: float,
@@ -88,6 +89,7 @@ class TextClassifier(nn.Module):
             ConfigError: for a value outside its range.
         """
         super().__init__()
+        self.encoder: Any
         require_word("model.pooling", pooling, POOLINGS)
         require_word("model.precision", precision, PRECISIONS)
         for name, value in (("feature_norm", feature_norm), ("head_std", head_std)):
@@ -261,7 +263,7 @@ def pretrained(
 
 def _load(
     folder: Path, config: transformers.PretrainedConfig, attention: str, needs_pooler: bool
-) -> nn.Module:
+) -> Any:
     """Load an encoder in float32 and training mode; raise if any weight is missing or unused."""
     # Its report of unused weights and its progress bar would hide an error's one line.
     transformers.logging.set_verbosity_error()

@@ -37,7 +37,7 @@ class LowRank(nn.Module):
         """
         super().__init__()
         self.scale = alpha / rank
-        like = {"device": weight.device, "dtype": weight.dtype}
+        like: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
         width = math.prod(weight.shape[1:])
         self.lora_A = nn.Parameter(torch.empty(rank, width, **like))
         self.lora_B = nn.Parameter(torch.zeros(len(weight), rank, **like))

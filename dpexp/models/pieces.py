@@ -58,7 +58,7 @@ NEUTRAL = {
 }  # fmt: skip
 """Attributes of a class that say where it stands, follow from others, or differ by process."""
 
-OF_ATTRIBUTES = (copyreg.__newobj__, copyreg.__newobj_ex__)
+OF_ATTRIBUTES = (vars(copyreg)["__newobj__"], vars(copyreg)["__newobj_ex__"])
 """What makes an object that is no more than its attributes."""
 
 PARAMETRIZE = "torch.nn.utils.parametrize"
@@ -244,7 +244,7 @@ def _of_tensor(value: Tensor, state: State) -> Pieces | Opaque:
             where = value.untyped_storage()._cdata
             number = state.storages.setdefault(where, len(state.storages))
             found += [("storage", number), ("offset", value.storage_offset())]
-    if id(value) in state.tensors or isinstance(value, nn.parameter.UninitializedTensorMixin):
+    if id(value) in state.tensors or nn.parameter.is_lazy(value):
         return Pieces("tensor", found)
     found += [("dtype", str(value.dtype)), ("shape", (*value.shape,))]
     if value.device.type != "meta":
@@ -295,7 +295,8 @@ def _of_function(function: FunctionType) -> Pieces:
         return Pieces("compiled", [("of", compiled)])
     if place == functools.__name__ and "registry" in vars(function):
         # A function of functools.singledispatch, whose closure also holds what was called so far.
-        return Pieces("dispatch", [("code", function.__code__), *_items(function.registry)])
+        registry = vars(function)["registry"]
+        return Pieces("dispatch", [("code", function.__code__), *_items(registry)])
     found += [("closed over", cell) for cell in function.__closure__ or ()]
     found += _attributes(function)
     if not is_own(place):

@@ -22,7 +22,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         ConfigError: if a part is a program of torch.jit, or its weights are quantized.
     """
     while _is_compiled(model):
-        model = model._orig_mod
+        model = model.get_submodule("_orig_mod")
         vars(model).pop("_is_torch_compile", None)  # its mark, by which a look-up would differ
     for parent in [*model.modules()]:
         for name, child in [*parent.named_children()]:

@@ -24,7 +24,7 @@ def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> Gain
     """Return a standardised convolution with a gain and a bias."""
     layer = GainedConv2d(inputs, outputs, kernel, stride, padding=kernel // 2)
     _init_by_fan_in(layer.weight)
-    nn.init.zeros_(layer.bias)
+    nn.init.zeros_(layer.get_parameter("bias"))
     return layer
 
 

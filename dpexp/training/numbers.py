@@ -21,7 +21,7 @@ POSITIVE: dict[str, Any] = {
 """Settings that must be positive numbers, with their types."""
 
 
-def check_numbers(config: dict) -> None:
+def check_numbers(config: Mapping[str, Any]) -> None:
     """Check that settings are positive numbers, and whole ones for counts.
 
     Raises:

@@ -31,12 +31,12 @@ def crossings(table: Table) -> list[tuple[str, list[list[str]]]]:
 
 def explained(table: Table) -> str:
     """Return how a prediction was made."""
-    return EXPLAINED.format(x=table.artifact.figure.x_name, reach=REACH)
+    return EXPLAINED.format(x=table.artifact.axes.x_name, reach=REACH)
 
 
 def sentence(prediction: Prediction, table: Table) -> str:
     """Return what was predicted, from what, and what was measured."""
-    x, crossing = table.artifact.figure.x_name, prediction.crossing
+    x, crossing = table.artifact.axes.x_name, prediction.crossing
     text = f"{crossing.says}: predicted from "
     if math.isnan(prediction.at):
         return f"{text}{x} up to {crossing.until:g}: not yet, two sizes of both are needed."
@@ -88,7 +88,7 @@ def _short(at: float) -> str:
 def _lines(prediction: Prediction, table: Table) -> list[list[str]]:
     names = {row.key: " ".join(relabel(row, table.changes)) for row in table.artifact.rows}
     rows = [names[prediction.crossing.above], names[prediction.crossing.below]]
-    head = [table.artifact.figure.x_name]
+    head = [table.artifact.axes.x_name]
     head += [f"{row}, {what}" for row in rows for what in ("predicted", "measured")]
     return [head, *(_line(point) for point in prediction.points)]
 

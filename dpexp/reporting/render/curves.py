@@ -27,7 +27,7 @@ ASIDE = 7.0
 def panel(axes: Axes, table: Table, columns: Sequence[Column]) -> None:
     """Draw one panel, with bands below the lines."""
     (column,) = columns
-    figure = table.artifact.figure
+    figure = table.artifact.axes
     axes.set_xscale("log" if figure.log_x else "linear", **_masked(figure.log_x))
     axes.set_yscale("log" if figure.log_y else "linear", **_masked(figure.log_y))
     num_ends = 0
@@ -56,7 +56,7 @@ def _aside(axes: Axes, number: int) -> Transform:
     return axes.transData + ScaledTranslation(ASIDE * number / 72, 0, axes.figure.dpi_scale_trans)
 
 
-def _masked(is_log: bool) -> dict[str, str]:
+def _masked(is_log: bool) -> dict[str, Any]:
     return {"nonpositive": "mask"} if is_log else {}
 
 
@@ -77,7 +77,7 @@ def _looks(table: Table) -> list[tuple[Row, dict[str, Any]]]:
     """
     sizes = [value.curve.x.size for value in table.values.values() if value.curve is not None]
     is_marked = max(sizes, default=0) <= FEW
-    looks = {
+    looks: dict[str, dict[str, Any]] = {
         row.key: {
             "color": COLOURS[n % len(COLOURS)],
             "linestyle": STROKES[n // len(COLOURS) % len(STROKES)],
@@ -89,7 +89,7 @@ def _looks(table: Table) -> list[tuple[Row, dict[str, Any]]]:
 
 
 def _dress(axes: Axes, table: Table, column: Column, num_ends: int) -> None:
-    if axes.lines and not table.artifact.figure.log_x:
+    if axes.lines and not table.artifact.axes.log_x:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.margins(x=0.03 + 0.04 * num_ends, y=0.08)
     axes.grid(True)

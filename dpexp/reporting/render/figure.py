@@ -60,7 +60,7 @@ def draw(table: Table) -> Figure:
         is_new = number % num_columns == 0 or labels[number] != labels[number - 1]
         axes.set_ylabel(beside(labels[number]) if is_new else "")
         below = number + num_columns < len(panels)
-        axes.set_xlabel("" if below else table.artifact.figure.x_label)
+        axes.set_xlabel("" if below else table.artifact.axes.x_label)
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     layout.finish(figure, table, plot.entries(table))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.legend import Legend
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.textpath import text_to_path
@@ -53,7 +54,7 @@ def _legend(figure: Figure, entries: Sequence[Entry]) -> Legend:
 def _head(table: Table) -> list[Text]:
     artifact = table.artifact
     place = f"Beside {artifact.place}" if artifact.published else artifact.place
-    lines = [
+    lines: list[Text] = [
         (artifact.title, 12, INK, "bold"),
         (f"{place}. Profile {table.profile}.", 9, GREY, "normal"),
     ]
@@ -100,9 +101,10 @@ def _stack(
     bottom = MARGIN + foot_height + legend_height + GAP
     height = bottom + panels + GAP + head_height + MARGIN
     figure.set_size_inches(width, height)
-    figure.get_layout_engine().set(
-        rect=(MARGIN / width, bottom / height, 1 - 2 * MARGIN / width, panels / height)
-    )
+    rect = MARGIN / width, bottom / height, 1 - 2 * MARGIN / width, panels / height
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=rect)
     if legend:
         legend.set_bbox_to_anchor((0.5, (MARGIN + foot_height + GAP) / height), figure.transFigure)
     _write(figure, head, height - MARGIN)

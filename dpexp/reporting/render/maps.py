@@ -33,7 +33,7 @@ def fill(figure: Figure, table: Table) -> None:
     """Draw the pictures of the rows and columns that the profile runs."""
     rows, columns = table.shown_rows(), table.shown_columns()
     grid = figure.subplots(len(rows), len(columns), squeeze=False)
-    labels = table.artifact.figure
+    labels = table.artifact.axes
     for row, of_row in zip(rows, grid, strict=True):
         for column, axes in zip(columns, of_row, strict=True):
             _picture(figure, axes, table, row, column)

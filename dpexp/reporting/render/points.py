@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,14 +23,17 @@ STEP, FIRST, ASIDE, ROOM = 3.0, 8.5, 6.0, 9.0
 ones, and from the outermost mark to the axis."""
 MEASURED, PUBLISHED = 0, 1
 
+Look = dict[str, Any]
+"""Settings of matplotlib's lines."""
 
-def _looks(table: Table) -> list[tuple[Row, dict[str, str]]]:
+
+def _looks(table: Table) -> list[tuple[Row, Look]]:
     """Return the rows that the profile runs, each with its look; level lines are grey.
 
     Skipped rows keep theirs, so that a method looks the same under every profile.
     """
     curves = [row for row in table.artifact.rows if not row.regardless_of]
-    looks = {
+    looks: dict[str, Look] = {
         row.key: {"color": COLOURS[n % len(COLOURS)], "marker": MARKERS[n % len(MARKERS)]}
         for n, row in enumerate(curves)
     }
@@ -42,7 +46,7 @@ def _looks(table: Table) -> list[tuple[Row, dict[str, str]]]:
 
 def panel(axes: Axes, table: Table, columns: Sequence[Column]) -> None:
     """Draw one panel: each row's measured and published marks stand beside all others'."""
-    log_y = table.artifact.figure.log_y
+    log_y = table.artifact.axes.log_y
     looks = _looks(table)
     places = _places(axes, table)
     for row, look in looks:
@@ -51,7 +55,7 @@ def panel(axes: Axes, table: Table, columns: Sequence[Column]) -> None:
             continue
         beside = places[row.key]
         cells = sorted(
-            ((column.x, table.values[row.key, column.key]) for column in columns),
+            ((column.place, table.values[row.key, column.key]) for column in columns),
             key=lambda cell: cell[0],
         )
         published = [(x, v.published) for x, v in cells if v.published is not None]
@@ -59,11 +63,10 @@ def panel(axes: Axes, table: Table, columns: Sequence[Column]) -> None:
             axes.update_datalim(published)
             axes.plot(*zip(*published, strict=True), color=look["color"], marker=look["marker"],
                       **HOLLOW, transform=beside[PUBLISHED], zorder=2)  # fmt: skip
-        done = [(x, v) for x, v in cells if is_drawn(v.mean, log_y)]
+        done = [(x, v.mean, _bar(v, v.mean, log_y)) for x, v in cells if is_drawn(v.mean, log_y)]
         if done:
-            xs, values = zip(*done, strict=True)
-            bars = np.transpose([_bar(value, log_y) for value in values])
-            means = np.array([value.mean for value in values])
+            xs, means, bars = map(np.array, zip(*done, strict=True))
+            bars = bars.T
             for ends in (means - bars[0], means + bars[1]):
                 axes.update_datalim(list(zip(xs, ends, strict=True)))
             axes.errorbar(xs, means, yerr=bars if bars.any() else None,
@@ -74,14 +77,15 @@ def panel(axes: Axes, table: Table, columns: Sequence[Column]) -> None:
     _dress(axes, table, columns)
 
 
-def _bar(value: Value, log_y: bool) -> tuple[float, float]:
+def _bar(value: Value, mean: float, log_y: bool) -> tuple[float, float]:
     """Return how far a mark's bar reaches down and up.
 
     A standard deviation larger than the mean has no place on a log axis; there it is the range of
     the seeds.
     """
     if log_y and len(value.readings) > 1:
-        return value.mean - min(value.readings), max(value.readings) - value.mean
+        readings: list[Any] = [*value.readings]  # numbers, in a figure of points
+        return mean - min(readings), max(readings) - mean
     spread = value.std or 0.0
     return spread, spread
 
@@ -118,27 +122,27 @@ def _published(table: Table, row: Row) -> bool:
 def _measured(table: Table, row: Row) -> bool:
     """Return whether a measured value of the row is drawn."""
     values = (table.values[row.key, column.key] for column in table.shown_columns())
-    return any(is_drawn(value.mean, table.artifact.figure.log_y) for value in values)
+    return any(is_drawn(value.mean, table.artifact.axes.log_y) for value in values)
 
 
-def _level(axes: Axes, table: Table, row: Row, column: Column, look: dict[str, str]) -> None:
+def _level(axes: Axes, table: Table, row: Row, column: Column, look: Look) -> None:
     """Draw a value that does not depend on x, with its spread as a band."""
     value, color = table.values[row.key, column.key], look["color"]
-    log_y = table.artifact.figure.log_y
+    log_y = table.artifact.axes.log_y
     if value.published is not None:
         axes.axhline(value.published, color=color, **DASHED, zorder=1)
     if is_drawn(value.mean, log_y):
         axes.axhline(value.mean, **look, linewidth=1.4, zorder=1.5)
-        down, up = _bar(value, log_y)
+        down, up = _bar(value, value.mean, log_y)
         axes.axhspan(value.mean - down, value.mean + up, color=color, alpha=0.12, lw=0)
 
 
 def _dress(axes: Axes, table: Table, columns: Sequence[Column]) -> None:
     """Add ticks at the points, and the panel's name."""
-    xs = sorted(column.x for column in columns)
-    if table.artifact.figure.log_x:
+    xs = sorted(column.place for column in columns)
+    if table.artifact.axes.log_x:
         axes.set_xscale("log")
-    if table.artifact.figure.log_y:
+    if table.artifact.axes.log_y:
         axes.set_yscale("log")
     axes.set_xticks(xs, [f"{x:g}" for x in xs])
     axes.minorticks_off()
@@ -153,17 +157,19 @@ def _dress(axes: Axes, table: Table, columns: Sequence[Column]) -> None:
 
 def _limits(axes: Axes, table: Table, columns: Sequence[Column]) -> tuple[float, float]:
     """Return limits around all x, with room for the marks that stand beside the outermost."""
-    log = table.artifact.figure.log_x
-    xs = sorted(math.log(column.x) if log else column.x for column in columns)
+    log = table.artifact.axes.log_x
+    xs = sorted(math.log(column.place) if log else column.place for column in columns)
     rows = [row for row in table.shown_rows() if not row.regardless_of]
-    last = {column.key for column in columns if column.x == max(c.x for c in columns)}
+    last = {column.key for column in columns if column.x == max(c.place for c in columns)}
     aside = sum(_published(table, row) for row in rows)
     is_last = any(table.values[row.key, key].published is not None for row in rows for key in last)
     half = STEP * (len(rows) - 1) / 2
     left, right = half + ROOM, half + ROOM
     if is_last:
         right += FIRST + ASIDE * (aside - 1)
-    width = 72 * axes.get_position().width * axes.figure.get_figwidth()
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    width = 72 * axes.get_position().width * figure.get_figwidth()
     span = (xs[-1] - xs[0]) or 1.0
     point = span / max(width - left - right, width / 4)
     low, high = xs[0] - left * point, xs[-1] + right * point

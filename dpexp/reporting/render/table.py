@@ -122,11 +122,13 @@ class Table:
     def skipped(self) -> list[str]:
         """Return what the profile doesn't run, and why; a wholly skipped panel is named once."""
         names: dict[str, list[str]] = {}
-        for heading in (*self.artifact.rows, *self.artifact.columns):
+        headings: tuple[Row | Column, ...] = (*self.artifact.rows, *self.artifact.columns)
+        for heading in headings:
             if why := self.changes.why_skipped(heading):
                 words = relabel(heading, self.changes)
-                has_panel = isinstance(heading, Column) and heading.panel
-                panel = self.artifact.panel_of(heading) if has_panel else ()
+                panel: tuple[Column, ...] = ()
+                if isinstance(heading, Column) and heading.panel:
+                    panel = self.artifact.panel_of(heading)
                 whole = panel and all(map(self.changes.why_skipped, panel))
                 names.setdefault(why, []).append(words[0] if whole else ", ".join(words))
         for row in self.shown_rows():

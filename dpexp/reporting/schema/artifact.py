@@ -128,6 +128,12 @@ class Column:
     words: Mapping[str, str] = field(default_factory=dict)
     bench: str = ""
 
+    @property
+    def place(self) -> float:
+        """The x of what is a point of a figure."""
+        assert self.x is not None, self.key
+        return self.x
+
 
 @dataclass(frozen=True)
 class Axes:
@@ -295,6 +301,12 @@ class Artifact:
     def kind(self) -> str:
         """The kind of figure; "" for a table."""
         return self.figure.kind if self.figure else ""
+
+    @property
+    def axes(self) -> Axes:
+        """The axes of what is a figure."""
+        assert self.figure is not None, self.title
+        return self.figure
 
     @property
     def measured_columns(self) -> tuple[Column, ...]:
