@@ -14,8 +14,9 @@ from dpexp.cli.holdout import left_out
 from dpexp.cli.lookup import outcome
 from dpexp.cli.search import prepared
 from dpexp.cli.verify import verify
+from dpexp.data.examples import Examples
 from dpexp.data.holdout import hold_out
-from dpexp.data.task import Examples, Task, fingerprint
+from dpexp.data.task import Task, fingerprint
 from dpexp.records.predictions import unpacked
 from dpexp.training import model_card
 from dpexp.training.train import train

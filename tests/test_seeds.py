@@ -130,7 +130,7 @@ OTHER_SEEDS = {
 """Who else seeds what draws: from a generator's own number, or to make or choose data."""
 for of_torch in ("torch.Generator", "manual_seed"):
     OTHER_SEEDS[of_torch] |= {"dpexp.data.own"}
-OTHER_SEEDS["torch.Generator"] |= {"dpexp.data.task", "dpexp.data.public"}
+OTHER_SEEDS["torch.Generator"] |= {"dpexp.data.examples", "dpexp.data.public"}
 # What is held out, stand-in examples that are timed, the moments at which a run is disturbed, and
 # draws that are simulated.
 OTHER_SEEDS["torch.Generator"] |= {"dpexp.cli.search", "dpexp.cli.stand_in", "dpexp.data.holdout"}

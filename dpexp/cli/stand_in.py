@@ -12,8 +12,9 @@ from torch import Tensor
 from dpexp.cli.instantiate import make
 from dpexp.cli.parts import build_task
 from dpexp.data import Task
+from dpexp.data.examples import Examples
 from dpexp.data.regression import squared_error
-from dpexp.data.task import Examples, cross_entropy
+from dpexp.data.task import cross_entropy
 from dpexp.training.micro_batch import AUTO
 from dpexp.types import Batch, ConfigError
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from dpexp.data.cache import decoded
+from dpexp.data.examples import Examples
 from dpexp.data.labels import DIGITS
 from dpexp.data.preprocessing import Images
-from dpexp.data.task import Examples, Task, assemble
+from dpexp.data.task import Task, assemble
 
 DARKEST = 16.0
 """Largest pixel value of this set; pixels are counts from 0 to 16."""

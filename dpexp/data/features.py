@@ -18,8 +18,9 @@ from torch import Tensor
 
 from dpexp.data.cache import content_hashes, decoded
 from dpexp.data.encoders import beside, load, named
+from dpexp.data.examples import Examples, ExampleSet, in_tensors
 from dpexp.data.preprocessing import Images
-from dpexp.data.task import Examples, ExampleSet, Task, fingerprint, in_tensors
+from dpexp.data.task import Task, fingerprint
 from dpexp.types import ConfigError
 
 log = logging.getLogger("dpexp")

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpexp.data.examples import Examples
 from dpexp.data.handed import has_tokens, name_of, pair, tensor_of, tokenised
 from dpexp.data.regression import squared_error
-from dpexp.data.task import Examples, Task, assemble
+from dpexp.data.task import Task, assemble
 from dpexp.data.text import Encoded, Texts
 from dpexp.types import ConfigError, one_line
 

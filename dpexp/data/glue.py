@@ -13,10 +13,11 @@ from torch import Tensor
 
 from dpexp.data import parquet
 from dpexp.data.cache import decoded
+from dpexp.data.examples import subset
 from dpexp.data.hub import parquet_files
 from dpexp.data.labels import check_names, class_indices
 from dpexp.data.preprocessing import Sentences
-from dpexp.data.task import Task, assemble, check_splits, subset
+from dpexp.data.task import Task, assemble, check_splits
 from dpexp.data.text import Encoded, Texts, Tokenizer
 
 SET_COLUMNS = "Set task.text_columns and task.label_column."

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from dpexp.data.examples import in_tensors
 from dpexp.data.regression import regress, squared_error
-from dpexp.data.task import Task, in_tensors
+from dpexp.data.task import Task
 from dpexp.types import ConfigError
 
 LARGEST_SEED = 2**63 - 1

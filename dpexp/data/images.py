@@ -12,11 +12,12 @@ from torch import Tensor
 
 from dpexp.data import parquet
 from dpexp.data.cache import decoded
+from dpexp.data.examples import Examples, subset
 from dpexp.data.hub import parquet_files
 from dpexp.data.labels import check_names, class_indices
 from dpexp.data.pixels import pixels
 from dpexp.data.preprocessing import Images
-from dpexp.data.task import Examples, Task, assemble, check_splits, subset
+from dpexp.data.task import Task, assemble, check_splits
 from dpexp.types import ConfigError
 
 SET_COLUMNS = "Set task.image_column and task.label_column."

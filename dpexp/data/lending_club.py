@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dpexp.data.cache import decoded
+from dpexp.data.examples import Examples, subset
 from dpexp.data.numerals import (
     ANY,
     DATE,
@@ -28,7 +29,7 @@ from dpexp.data.numerals import (
     number,
 )
 from dpexp.data.regression import regress
-from dpexp.data.task import Examples, Task, subset
+from dpexp.data.task import Task
 from dpexp.types import ConfigError, MissingData, counted, one_line, require_word
 
 EXTRACT = ("lending-club", "loan_data.csv")

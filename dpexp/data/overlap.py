@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Subset
 
-from dpexp.data.task import Examples, as_bytes
+from dpexp.data.examples import Examples
+from dpexp.data.task import as_bytes
 from dpexp.data.text import Texts
 
 SURE = 5.0

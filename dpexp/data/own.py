@@ -15,8 +15,8 @@ from torch import Tensor
 from dpexp.data import classes as class_lists
 from dpexp.data import overlap, parquet, rows
 from dpexp.data.classes import Classes
+from dpexp.data.examples import Examples
 from dpexp.data.source import Found
-from dpexp.data.task import Examples
 from dpexp.data.text import Texts
 from dpexp.types import ConfigError
 

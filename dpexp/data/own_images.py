@@ -17,11 +17,12 @@ from dpexp.data import classes as class_lists
 from dpexp.data import own, parquet, rows
 from dpexp.data.cache import decoded
 from dpexp.data.classes import Classes
+from dpexp.data.examples import Examples
 from dpexp.data.images import require_shape
 from dpexp.data.pixels import picture, pixels
 from dpexp.data.preprocessing import Images
 from dpexp.data.source import Found, find
-from dpexp.data.task import Examples, Task, assemble
+from dpexp.data.task import Task, assemble
 from dpexp.types import ConfigError
 
 

@@ -21,9 +21,10 @@ from dpexp.data import columns as of_columns
 from dpexp.data import own, rows
 from dpexp.data.cache import decoded
 from dpexp.data.columns import FLAG, REFUSE, Numbers, Words
+from dpexp.data.examples import Examples
 from dpexp.data.regression import squared_error
 from dpexp.data.source import Found, find
-from dpexp.data.task import Examples, Task, assemble
+from dpexp.data.task import Task, assemble
 from dpexp.types import ConfigError, require_word
 
 log = logging.getLogger("dpexp")

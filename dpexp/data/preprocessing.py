@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpexp.data.examples import Examples
 from dpexp.data.pixels import pixels
-from dpexp.data.task import Examples, Preprocessing
+from dpexp.data.task import Preprocessing
 from dpexp.data.text import Texts, Tokenizer, WordLevel
 from dpexp.records.files import write_atomically
 from dpexp.types import ConfigError

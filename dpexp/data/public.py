@@ -18,10 +18,11 @@ from torch import Tensor
 
 from dpexp.data import parquet
 from dpexp.data.digits import DARKEST
+from dpexp.data.examples import Examples, in_tensors
 from dpexp.data.hub import parquet_files
 from dpexp.data.pixels import picture
 from dpexp.data.shapes import draw
-from dpexp.data.task import Examples, Task, in_tensors, with_public
+from dpexp.data.task import Task, with_public
 from dpexp.types import ConfigError
 
 UNKNOWN = -1

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpexp.data.task import Examples, Task, assemble
+from dpexp.data.examples import Examples
+from dpexp.data.task import Task, assemble
 from dpexp.types import ConfigError
 
 

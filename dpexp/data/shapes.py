@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from dpexp.data.examples import Examples
 from dpexp.data.preprocessing import Images
-from dpexp.data.task import Examples, Task, assemble
+from dpexp.data.task import Task, assemble
 from dpexp.types import ConfigError
 
 # An outline maps coordinates [n, h, w], rotated with the shape and in units of its radius, to a
