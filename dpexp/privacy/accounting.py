@@ -23,11 +23,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
 
 from dpexp.privacy import prv
 from dpexp.privacy.gaussian_limit import limit_multiplier
 from dpexp.privacy.opacus_rdp import opacus_rdp
+from dpexp.privacy.whole_orders import whole_orders_rdp
 from dpexp.records.caches import Kept
 from dpexp.types import ConfigError, counted
 
@@ -209,7 +209,7 @@ def _coarse_epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
     It bounds nothing.
     """
     _require_exact(steps, delta)
-    rough, _ = _spent(WHOLE, _whole_rdp(q, sigma) * steps, delta)
+    rough, _ = _spent(WHOLE, whole_orders_rdp(q, sigma, WHOLE) * steps, delta)
     mesh = COARSE * RELATIVE_ERROR * rough / math.sqrt(steps * math.log(12_000 / delta) / 2)
     width = _half_width(q, sigma, steps, 0.0, delta / 1000)
     return prv.loss(q, sigma, width, mesh).composed(steps).epsilon(delta) * (1 + RELATIVE_ERROR)
@@ -222,7 +222,7 @@ def _half_width(q: float, sigma: float, max_steps: int, error: float, delta_erro
     more, since fractional orders are then left out: they take longer than the rest of PRV.
     """
     parts = ((max_steps, delta_error / 4), (1, delta_error / (8 * max_steps)))
-    per_step = _whole_rdp(q, sigma)
+    per_step = whole_orders_rdp(q, sigma, WHOLE)
     whole = [_spent(WHOLE, per_step * steps, delta) for steps, delta in parts]
     if min(order for _, order in whole) == WHOLE[0]:
         rdp = opacus_rdp()
@@ -237,17 +237,6 @@ def _spent(orders: Sequence[float], rdp: np.ndarray, delta: float) -> tuple[floa
         warnings.simplefilter("ignore")  # the best order may be the last; the bound still holds
         epsilon, order = opacus_rdp().get_privacy_spent(orders=orders, rdp=rdp, delta=delta)
     return float(epsilon), float(order)
-
-
-def _whole_rdp(q: float, sigma: float) -> np.ndarray:
-    """Return a step's RDP at the orders `WHOLE` (Mironov et al. 2019, Section 3.3), [orders]."""
-    order = np.array(WHOLE, dtype=float)[:, None]
-    if q == 1:
-        return order[:, 0] / (2 * sigma**2)
-    i = np.arange(WHOLE[-1] + 1.0)
-    choices = gammaln(order + 1) - gammaln(i + 1) - gammaln(np.maximum(order - i, 0) + 1)
-    terms = choices + i * math.log(q) + (order - i) * math.log1p(-q) + (i * i - i) / (2 * sigma**2)
-    return logsumexp(np.where(i <= order, terms, -np.inf), axis=1) / (order[:, 0] - 1)
 
 
 @lru_cache(maxsize=256)
