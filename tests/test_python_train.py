@@ -4,6 +4,7 @@ import copy
 import functools
 import multiprocessing
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from torch.nn.utils import prune
 from torch.utils.data import TensorDataset
 
 import dpexp
+from dpexp import records
 from dpexp.cli.verify import verify
 from dpexp.privacy.certificate import COUNTED
+from dpexp.records.keyed import KEY
 from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
@@ -623,3 +626,106 @@ def test_a_model_of_transformers_that_reads_the_end_token_is_tried_and_kept(
     assert "not tried" not in str(run.certificate["deviations"])
     assert len(run.certificate["trainable"]) == len(dict(model.named_parameters()))
     assert (run.directory / "config.json").is_file()
+
+
+def test_an_id_confirms_no_guess_at_an_example(trained, tmp_path):
+    """Whoever knows all examples but one could otherwise compute the id of every guess."""
+    run = trained(epochs=0.25, settings={"noise": "secret"})
+    told = run.result["data_fingerprint"]
+    with_data = {*"result.json released.jsonl checkpoint.pt".split()}  # private, and listed
+    for path in run.directory.rglob("*"):
+        if path.is_file() and path.name not in with_data:
+            assert told[:12].encode() not in path.read_bytes(), path.name
+    config = copy.deepcopy(run.config)
+    config["task"]["fingerprint"] = told
+    assert records.run_id(config) != run.directory.name
+    key = tmp_path / KEY
+    assert key.stat().st_mode & 0o77 == 0
+    assert trained(epochs=0.25, settings={"noise": "secret"}).directory == run.directory
+    other = tmp_path / "other"
+    assert trained(epochs=0.25, results=other).directory.name != run.directory.name
+    key.write_text("no key")
+    with pytest.raises(ConfigError, match="results to be a folder of one's own"):
+        trained(epochs=0.5)
+
+
+def test_a_run_that_had_no_key_is_found_again(trained, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("dpexp.cli.from_python.keyed", lambda results, fingerprint: fingerprint)
+        before = trained(epochs=0.25)
+    assert trained(epochs=0.25).directory == before.directory
+
+
+@pytest.mark.parametrize("eps", [2, None])
+def test_training_on_is_told_and_takes_other_noise(eps, trained):
+    first = trained(epochs=0.25, eps=eps)
+    if eps is not None:
+        with pytest.raises(ConfigError, match="another seed than that of run .*seed=0"):
+            trained(first.model, epochs=0.25)
+    second = trained(first.model, epochs=0.25, seed=1)
+    told = f"began with the weights of run {first.directory.name}"
+    assert any(told in each for each in second.certificate["deviations"])
+    assert trained(first.model, epochs=0.25, seed=1).directory == second.directory
+    code, lines = verify(second.directory)
+    assert code == 0 and any("the weights it began with" in line for line in lines)
+    assert not any("began" in each for each in first.certificate["deviations"])
+
+
+class ByView(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.back = self.a.weight.T
+
+    def forward(self, x):
+        return self.out(nn.functional.linear(torch.tanh(self.a(x)), self.back))
+
+
+class BySharedMemory(ByView):
+    def __init__(self):
+        super().__init__()
+        self.b = nn.Linear(4, 4)
+        self.b.weight = nn.Parameter(self.a.weight.data.T)
+
+    def forward(self, x):
+        return self.out(self.b(torch.tanh(self.a(x))))
+
+
+class ByClosure(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.blocks = [lambda x: torch.tanh(self.a(x))]
+
+    def forward(self, x):
+        return self.out(self.blocks[0](self.a(x)))
+
+
+def by_hook():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    net[1].register_forward_hook(lambda module, inputs, y: y + net[0](inputs[0]))
+    return net
+
+
+def by_default():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    net.forward = functools.partial(lambda x, net=net: net[2](net[1](net[0](x))))
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (ByView, "used by nothing but its own forward pass"),
+        (BySharedMemory, "'b.weight' holds a part of 'a.weight'"),
+        (ByClosure, "'blocks' is, or has in it, a function that holds the model itself"),
+        (by_hook, "'1._forward_hooks' is, or has in it, a function"),
+        (by_default, "'forward' is, or has in it, a function"),
+    ],
+)
+@pytest.mark.parametrize("method", ["dpsgd", "nonprivate"])
+def test_what_a_copy_would_untie_is_refused(make, line, method, trained):
+    """A copy is trained: in it these would go on to use weights that do not move."""
+    eps = 8 if method == "dpsgd" else None
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        trained(make(), method=method, eps=eps, **FLAT)

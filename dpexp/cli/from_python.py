@@ -7,7 +7,7 @@ import re
 import reprlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -44,6 +44,7 @@ from dpexp.models.notes import notes_of
 from dpexp.models.unwrapped import unwrapped
 from dpexp.models.vocabulary import ended
 from dpexp.records.keeping import WEIGHTS
+from dpexp.records.keyed import keyed
 from dpexp.records.weights import digest
 from dpexp.types import ConfigError
 
@@ -152,6 +153,11 @@ def train(
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"Expected model to be a torch.nn.Module; got {type(model).__name__}.")
+    if not isinstance(settings, Mapping):
+        raise ConfigError(
+            f"Expected settings to be a dict, such as {{'micro_batch': 64}}; got "
+            f"{reprlib.repr(settings)}. Set settings."
+        )
     for key in settings:
         if argument := ARGUMENTS.get(key):
             raise ConfigError(
@@ -164,6 +170,7 @@ def train(
                 f"choice of run.py. Leave it out, or use dpexp.run."
             )
     delta, dataset_size, settings = (_plain(each) for each in (delta, dataset_size, settings))
+    results = str(results)
     if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
         raise ConfigError(
             f"Expected callbacks to be a list of functions; got {reprlib.repr(callbacks)}. Set "
@@ -177,7 +184,10 @@ def train(
         reads_texts(model)
     held = settings.get("holdout.size") if settings.get("holdout") else 0
     task = _task(model, examples, tests, delta, dataset_size, held if type(held) is int else 0)
+    plain = task.fingerprint
     is_of_training = overlap.is_of_training(train, test, examples, tests)
+    weights = digest(model.state_dict())
+    before = _trained_before(results, weights)
     values = {
         "eps": eps,
         "epochs": epochs,
@@ -185,19 +195,20 @@ def train(
         "optimizer.lr": lr,
         "privacy.clip_norm": clip_norm,
         "seed": seed,
-        "results": str(results),
+        "results": results,
         "device": str(device),
         "++task._target_": GIVEN,
         "++task.name": task.name,
         "++task.dataset_size": task.dataset_size,
         "++task.delta": task.delta,
         "++task.num_classes": task.num_classes,
-        "++task.fingerprint": task.fingerprint,
+        "++task.fingerprint": plain,
         "model._target_": _dotted(type(model)),
         "model.name": f"python:{type(model).__name__}",
         "++model.head": AUTO,
         **({"++model.reads": TEXTS} if isinstance(examples, Texts) else {}),
-        "++model.initial_weights": digest(model.state_dict()),
+        "++model.initial_weights": weights,
+        **({"++model.trained_in": before.directory.name} if before else {}),
         "++model.code": code or code_digest(model),
         **({"+dataset_size": COUNT} if dataset_size is None else {}),
         **settings,
@@ -221,11 +232,15 @@ def train(
             f"Expected no public set: {NO_PUBLIC}; got public={config['public']['name']} in "
             "settings. Leave it out."
         )
+    if before:
+        _require_other_noise(config, before)
     task = holdout.left_out(task, config)
     with _own_random_numbers():
         head = prepare(model, config, task.num_classes).head
-        made: list[nn.Module] = []
-        directory = _trained(with_head(config, head), model, task, callbacks, made.append)
+        config, made = with_head(config, head), list[nn.Module]()
+        if not records.locate(results, config).exists():  # else a run from before ids had a key
+            config = {**config, "task": {**config["task"], "fingerprint": keyed(results, plain)}}
+        directory = _trained(config, model, task, callbacks, made.append)
     if (directory / WEIGHTS).exists():
         return TrainedRun.read(directory, load(directory, model).module)
     # weights=discard: the model is in memory alone, and after a look-up nowhere
@@ -251,6 +266,34 @@ def _require_no_public(settings: Mapping[str, Any], size: int) -> None:
             f"takes {size}. Set {basis}another method, or use dpexp.run with a task and a public "
             "set."
         )
+
+
+def _trained_before(results: str, weights: str) -> records.Record | None:
+    """Return the run below a results folder that ended with these weights, if there is one."""
+    for path in sorted(Path(results).glob("*/runs/*/result.json")):
+        with suppress(OSError):
+            if weights in path.read_text(errors="replace"):
+                found = records.read(path.parent)
+                if found is None or found.result.get("weights_sha256") != weights:
+                    continue
+                if found.config["model"].get("initial_weights") != weights:  # else it moved none
+                    return found
+    return None
+
+
+def _require_other_noise(config: Mapping[str, Any], before: records.Record) -> None:
+    """Refuse noise that the run before drew, too: the difference of two steps would be without.
+
+    Raises:
+        ConfigError: for the same seed, unless either has none.
+    """
+    both = (config["privacy"]["noise"], before.config["privacy"]["noise"])
+    if all(each is True for each in both):
+        if config["seed"] == before.config["seed"]:
+            raise ConfigError(
+                f"Expected another seed than that of run {before.directory.name}, which trained "
+                f"the model before and drew the same noise from seed={config['seed']}. Set seed."
+            )
 
 
 def _trained(

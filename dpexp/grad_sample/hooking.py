@@ -87,7 +87,7 @@ def hooked_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, Ho
             is frozen by the model's author.
     """
     refuse_mixing(model)
-    _refuse_overlaps(model)
+    refuse_overlaps(model)
     modules = dict(model.named_modules(remove_duplicate=False))
     first: dict[int, str] = {}  # a module that stands in two places is hooked once
     for name, module in modules.items():
@@ -206,7 +206,12 @@ def refuse_mixing(model: nn.Module) -> None:
             )
 
 
-def _refuse_overlaps(model: nn.Module) -> None:
+def refuse_overlaps(model: nn.Module) -> None:
+    """Refuse a model of which two parameters share memory.
+
+    Raises:
+        ConfigError: naming both.
+    """
     places: list[tuple[int, int, int, str, nn.Parameter]] = []
     for order, (name, parameter) in enumerate(model.named_parameters(remove_duplicate=False)):
         start = parameter.data_ptr()  # by what they hold: an empty one lies nowhere, or on meta

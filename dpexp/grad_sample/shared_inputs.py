@@ -8,10 +8,10 @@ first step, and compares every gradient with autograd's, so that what is mistake
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -19,8 +19,10 @@ from dpexp.types import ConfigError
 
 _SHARED: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
 
-_TRIED_WITH_ROWS: WeakSet[nn.Module] = WeakSet()
-"""Modules that had several rows an example while their model was tried."""
+Shape = tuple[int, ...]
+
+_TRIED: WeakKeyDictionary[nn.Module, dict[Shape, dict[int, set[int]]]] = WeakKeyDictionary()
+"""By module, shape of an example, and number of the call: the rows an example had in a trial."""
 
 _trials = 0
 
@@ -39,19 +41,49 @@ def trial() -> Iterator[None]:
         _trials -= 1
 
 
-def require_tried_with_rows(name: str, module: nn.Module) -> None:
-    """Refuse a module that has several rows an example, and had one while its model was tried.
+def require_tried_with_rows(
+    name: str, module: nn.Module, rows: int, call: int, shape: Shape
+) -> None:
+    """Refuse a module that sees other rows an example than while its model was tried.
+
+    Where rows are chosen by what an example holds, or cut into pieces of one size, a number of rows
+    may be divided by that of examples and still not be each one's.
+
+    Args:
+        name: of the module.
+        module: as it is called.
+        rows: an example, in this call.
+        call: its number in this forward pass, from 1.
+        shape: of the example; rows may be others with others, as with longer texts.
 
     Raises:
         ConfigError: naming it.
     """
     if _trials:
-        _TRIED_WITH_ROWS.add(module)
-    elif module not in _TRIED_WITH_ROWS:
+        _TRIED.setdefault(module, {}).setdefault(shape, {}).setdefault(call, set()).add(rows)
+        return
+    tried = _TRIED.get(module, {})
+    if calls := tried.get(shape):
+        known = calls.get(call) or _all(calls)
+        if rows not in known:
+            raise ConfigError(
+                f"Expected layer {name!r} to see {_counted(known)} an example, as when the model "
+                f"was tried before its first step; it saw {rows} in call {call}, and which are "
+                "whose is not known. Let it see all rows of all examples at once, or freeze it."
+            )
+    elif rows > 1 and not any(most > 1 for each in tried.values() for most in _all(each)):
         raise ConfigError(
             f"Expected layer {name!r} to see one row an example, as when the model was tried before"
             " its first step; it saw several, and which are whose is not known. Freeze it."
         )
+
+
+def _all(calls: Mapping[int, set[int]]) -> set[int]:
+    return set.union(*calls.values())
+
+
+def _counted(rows: set[int]) -> str:
+    return f"{' or '.join(map(str, sorted(rows)))} rows"
 
 
 def example_inputs(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -61,6 +61,7 @@ class Tape:
         """
         self._model, self._on_layer = model, on_layer
         self._num_examples, self._views = 0, 1
+        self._shape: tuple[int, ...] = ()
         self._awaited: set[str] = set()
         self._uses: dict[str, int] = {}
         self._inputs: dict[Use, list[Any]] = {}  # what `Kept` gave, and what is no tensor
@@ -98,14 +99,15 @@ class Tape:
                 self._hooks.append(hook)
         self._attentions.replace()
 
-    def expect(self, num_examples: int, views: int = 1) -> None:
+    def expect(self, num_examples: int, views: int = 1, shape: Sequence[int] = ()) -> None:
         """Say how many examples the next micro-batch holds.
 
         Args:
             num_examples: rows of the model's input.
             views: how many of them, one after another, are one example's: their gradients add up.
+            shape: of one row.
         """
-        self._num_examples, self._views = num_examples, views
+        self._num_examples, self._views, self._shape = num_examples, views, tuple(shape)
         self._uses, self._inputs, self._before, self._parts, self._sums = {}, {}, {}, {}, {}
         self._awaited = set(self._layers)
 
@@ -336,7 +338,8 @@ class Tape:
         rows = len(x) // max(self._num_examples, 1)
         if rows > 1:
             self._require_tried(name)
-            require_tried_with_rows(name, hooked.module)
+        if self._num_examples:
+            require_tried_with_rows(name, hooked.module, rows, use.number, self._shape)
         if len(x) != rows * self._num_examples or len(dh) != len(x):
             raise ConfigError(
                 f"Expected layer {name!r} to see {counted(self._num_examples, 'example')}; it "
@@ -357,12 +360,9 @@ class Tape:
         args, kwargs = pytree.tree_unflatten(leaves, spec)
         dh = [_single(each) for each in gradients]
         self._awaited.discard(name)
-        if (
-            self._num_examples
-            and len(dh[0]) > self._num_examples
-            and axis_of(hooked.module, 0) == 0
-        ):
-            require_tried_with_rows(name, hooked.module)
+        if self._num_examples and axis_of(hooked.module, 0) == 0:
+            rows = len(dh[0]) // self._num_examples
+            require_tried_with_rows(name, hooked.module, rows, use.number, self._shape)
         self._is_paused = True
         try:
             with torch.autocast(self._anchor.device.type, enabled=False):

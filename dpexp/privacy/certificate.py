@@ -73,11 +73,23 @@ class PrivacyError(RuntimeError):
     """A run did not deliver the privacy it claims."""
 
 
+def continued(config: Mapping[str, Any]) -> str:
+    """Return the deviation of a run whose model another run had trained; "" where none is known."""
+    run = config["model"].get("trained_in")
+    if not run:
+        return ""
+    return (
+        f"began with the weights of run {run}: of examples that both read, the epsilons add up, "
+        "and where that run had none this one is no guarantee"
+    )
+
+
 def learnt_from_data(config: Mapping[str, Any]) -> dict[str, bool]:
-    """Return the deviations of what a task may read off its data, and whether a run has each."""
+    """Return the deviations of what a run took from data before its steps, and of each whether."""
     return {
         COUNTED: config.get("dataset_size") == "count",
         CLASSES_READ: config["task"].get("classes") == "read",
+        continued(config): bool(continued(config)),
     }
 
 

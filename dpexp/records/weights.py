@@ -84,10 +84,14 @@ def read(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             names = json.loads(metadata[_NAMES])
-            state = {names[name]: file.get_tensor(name) for name in file.keys()}
             shared = json.loads(metadata[_SHARED])
+            given = [*names.values(), *shared]
+            # Else a tensor that other programs read may not be the one that is read here.
+            if set(names) != set(file.keys()) or len(set(given)) != len(given):
+                raise ValueError("two tensors of one name, or one of none")
+            state = {names[name]: file.get_tensor(name) for name in names}
             return {**state, **{name: state[other] for name, other in shared.items()}}
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"Expected the weights that a run keeps in {path}; they cannot be read "
             f"({type(error).__name__}: {one_line(error)[:200]}). Train the run anew with "

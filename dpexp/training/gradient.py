@@ -420,7 +420,7 @@ class PrivateGradient:
         self, batch: Batch, callback: LayerCallback, weights: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         self._callback = callback
-        self._tape.expect(len(batch), batch.views)
+        self._tape.expect(len(batch), batch.views, batch.inputs.shape[1:])
         # Around backward as well: what is computed again there takes the same weights.
         with replaced(self._model, weights or {}):
             loss = self._loss(self._model(batch.inputs), batch.targets)

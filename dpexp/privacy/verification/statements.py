@@ -80,8 +80,10 @@ def trusted(config: Mapping[str, Any]) -> list[str]:
         assumptions.append(f"loop {loop} is not known here: all that it does with the examples")
     for place, other in _targets(config):
         if place != "method" and not is_ours(other):
+            weights = ", and that the weights it began with tell nothing of the examples"
+            began = weights if place == "model" and config["model"].get("initial_weights") else ""
             assumptions.append(
-                f"{place} {other} is not of dpexp: that it keeps to what its kind may do"
+                f"{place} {other} is not of dpexp: that it keeps to what its kind may do{began}"
             )
     return assumptions
 

@@ -206,6 +206,10 @@ def _compared(
     other = subject.trial(examples.other, chance, (0,))
     alone = subject.trial(examples.alone, chance, (0,))
     crowd = subject.trial(examples.crowd, chance, (FIRST, SECOND), is_recorded=False)
+    last = len(examples.crowd) - 1
+    turned = subject.trial(
+        examples.turned, chance, (last - FIRST, last - SECOND), is_recorded=False
+    )
     wrong = (
         verdict.moved(model, [one, other, alone, crowd])
         or _gradients(one.total, *_by_autograd(subject, examples.one, chance), most)
@@ -213,6 +217,7 @@ def _compared(
         or verdict.mixing(model, one, alone, 1, most, MANY)
         or verdict.buffers(model, one, crowd)
         or _crowded(subject, examples, crowd, one, alone, most, chance)
+        or _turned(subject, examples, turned, one, alone, most, chance)
         or verdict.attributes(model, one, other, examples.alone, tolerance, chance)
         or verdict.attributes(model, one, crowd, examples.alone, most, chance)
     )
@@ -251,15 +256,44 @@ def _crowded(
     return _explained(subject, examples, differing, most, chance)
 
 
+def _turned(
+    subject: Subject,
+    examples: MadeUp,
+    turned: Trial,
+    one: Trial,
+    alone: Trial,
+    most: float,
+    chance: Chance,
+) -> str | None:
+    """Compare the first two examples' gradients in the crowd in its other order.
+
+    What sorts a batch before a layer, and puts its outputs back, gives a row another's gradient.
+    """
+    if turned.draws.is_opaque:
+        return None
+    last = len(examples.turned) - 1
+    pairs = ((FIRST, alone.each[0]), (SECOND, one.each[0]))
+    differing = [at for at, each in pairs if verdict.differ(each, turned.each[last - at], most)]
+    return _explained(subject, examples, differing, most, chance, is_turned=True)
+
+
 def _explained(
-    subject: Subject, examples: MadeUp, differing: Sequence[int], most: float, chance: Chance
+    subject: Subject,
+    examples: MadeUp,
+    differing: Sequence[int],
+    most: float,
+    chance: Chance,
+    *,
+    is_turned: bool = False,
 ) -> str | None:
     """Return an error that names the module at which an example of the crowd differs."""
     if not differing:
         return None
-    row = differing[0]
-    single = examples.alone if row == FIRST else examples.singles[row]
-    among, alone = (subject.trial(batch, chance) for batch in (examples.crowd, single))
+    at = differing[0]
+    single = examples.alone if at == FIRST else examples.singles[at]
+    batch = examples.turned if is_turned else examples.crowd
+    among, alone = (subject.trial(each, chance) for each in (batch, single))
+    row = len(batch) - 1 - at if is_turned else at
     return verdict.explain(subject.model, among, alone, row, most, MANY)
 
 
@@ -321,7 +355,10 @@ def _by_autograd(
             weight.requires_grad_(True)
         with state_kept(model), FixedDraws(chance):
             total = subject.loss(model(batch.inputs), batch.targets)
-            found = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
+            taken = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
+            found = [
+                each.to_dense() if each is not None and each.is_sparse else each for each in taken
+            ]
     finally:
         for parameter, flag in flags:
             parameter.requires_grad_(flag)

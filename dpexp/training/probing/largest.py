@@ -73,6 +73,17 @@ def takes(model: nn.Module, inputs: Tensor) -> bool:
         return _takes(tried, inputs)
 
 
+def is_finite_of(model: nn.Module, inputs: Tensor) -> bool:
+    """Return whether a model, as for `takes`, makes finite outputs of inputs [n, ...]."""
+    tried = _on_cpu(model)
+    if tried is None:
+        return False
+    with chance_kept(), in_mode(tried, is_training=False), torch.no_grad(), suppress(Exception):
+        with state_kept(tried):
+            return bool(tried(ended(tried, inputs)).isfinite().all())
+    return False
+
+
 def _takes(model: nn.Module, inputs: Tensor) -> bool:
     with suppress(Exception), state_kept(model):  # anyone's model, which may raise anything
         model(ended(model, inputs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from dpexp.models.vocabulary import ended, token_table
 from dpexp.privacy.seeds import generator
-from dpexp.training.probing.largest import largest, takes
+from dpexp.training.probing.largest import is_finite_of, largest, takes
 from dpexp.types import Batch
 
 WIDEST = 64
@@ -19,6 +20,9 @@ WIDEST = 64
 
 FAR, NEAR = 32.0, 1 / 64
 """Factor of an extreme example, and distance of a neighbour (ours)."""
+
+SERIES = 2
+"""Axes of an example that may be a series of numbers; what has more is a picture (ours)."""
 
 FIRST, SECOND = 4, 2
 """Positions of the first two examples in the crowd."""
@@ -42,7 +46,10 @@ class MadeUp(NamedTuple):
         alone: the first alone, without the padding that its longer neighbour needs.
         crowd: the first (at `FIRST`), the second (at `SECOND`) and seven more: some close to the
             first on either side, its copy, some opposite, some extreme. Where a zero may be padding
-            there are some that end in zeros, too.
+            there are some that end in zeros, too; in tables and series some of small whole numbers,
+            as words are counted, and some with missing values if the model takes them.
+        turned: the crowd from its last to its first: what sorts examples, and puts back what it
+            sorted, may leave each at its place in one of the two.
         singles: single examples of the crowd by position, except that of `alone`.
         parts: the crowd's positions and their examples: short ones (of texts), ones that end in
             zeros, and others apart.
@@ -52,6 +59,7 @@ class MadeUp(NamedTuple):
     other: Batch
     alone: Batch
     crowd: Batch
+    turned: Batch
     singles: dict[int, Batch]
     parts: list[tuple[list[int], Batch]]
 
@@ -62,14 +70,15 @@ class MadeUp(NamedTuple):
             _of_dtype(self.other, dtype),
             _of_dtype(self.alone, dtype),
             _of_dtype(self.crowd, dtype),
+            _of_dtype(self.turned, dtype),
             {at: _of_dtype(batch, dtype) for at, batch in self.singles.items()},
             [(rows, _of_dtype(batch, dtype)) for rows, batch in self.parts],
         )
 
     def of_sizes(self, sizes: Sequence[int]) -> Iterator[Batch]:
-        """Return the first so many examples of the crowd."""
+        """Return the last so many examples of the crowd, which end in zeros where any do."""
         for size in sizes:
-            yield Batch(self.crowd.inputs[:size], self.crowd.targets[:size])
+            yield Batch(self.turned.inputs[:size], self.turned.targets[:size])
 
 
 def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtype) -> MadeUp:
@@ -86,6 +95,12 @@ def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtyp
     longest = getattr(task.train, "longest", None)
     if longest is None:
         inputs, third = _numbers(empty.inputs, model, gen)
+        if inputs.is_floating_point() and inputs[FIRST].ndim <= SERIES:
+            more = (
+                _counted(inputs[FIRST], gen),
+                _missing(inputs[SECOND], inputs[FIRST], model, dtype),
+            )
+            inputs = torch.cat([inputs, *more])
         if _may_be_padded(task.train):
             padded = _padded(inputs[SECOND], model, dtype)
             inputs = torch.cat([inputs, ended(model, padded)])
@@ -116,6 +131,7 @@ def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtyp
         batch(torch.stack([inputs[SECOND], third]), [SECOND, count - 1]),
         part([FIRST]),
         batch(inputs, crowd),
+        batch(inputs.flip(0), crowd[::-1]),
         {at: part([at]) for at in crowd if at not in (FIRST, SAME)},
         [(rows, part(rows)) for rows in (NEARBY, FARTHER, crowd[COUNT:]) if rows],
     )
@@ -154,9 +170,27 @@ def _numbers(like: Tensor, model: nn.Module, gen: torch.Generator) -> tuple[Tens
 
 def _may_be_padded(train: Any) -> bool:
     """Return whether a zero of the data is a zero in batches."""
-    stored = getattr(train, "inputs", None)
-    is_scaled = stored is None or stored.dtype == torch.uint8
-    return not is_scaled and getattr(train, "mean", None) is None
+    return getattr(train, "inputs", None) is not None and getattr(train, "mean", None) is None
+
+
+def _counted(example: Tensor, gen: torch.Generator) -> Tensor:
+    """Return examples [3, ...] of whole numbers from -1 to 3, as kinds and counts are."""
+    return torch.randint(-1, 4, (3, *example.shape), generator=gen).to(example.dtype)
+
+
+def _missing(example: Tensor, beside: Tensor, model: nn.Module, dtype: torch.dtype) -> Tensor:
+    """Return copies [k, ...] of an example [...] that lack every other number, or every third.
+
+    Those of which the model makes no finite outputs, beside an example that lacks none, are left
+    out.
+    """
+    copies = []
+    for every in (2, 3):
+        copy = example.clone()
+        copy.view(-1)[::every] = math.nan
+        if is_finite_of(model, torch.stack([beside, copy]).to(dtype)):
+            copies.append(copy)
+    return torch.stack(copies) if copies else example.new_empty((0, *example.shape))
 
 
 def _padded(example: Tensor, model: nn.Module, dtype: torch.dtype) -> Tensor:

@@ -112,7 +112,7 @@ class Subject:
         heard = recorder.on(self.model) if is_recorded else nullcontext()
         with state_kept(self.model):
             with heard, Tape(self.model, self.parameters, take) as tape, draws:
-                tape.expect(len(batch))
+                tape.expect(len(batch), shape=batch.inputs.shape[1:])
                 outputs = self.model(batch.inputs)
                 tape.backward(self.loss(outputs, batch.targets))
             return Trial(
