@@ -9,6 +9,8 @@ import torch
 import transformers
 import yaml
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 import dpexp
@@ -139,6 +141,33 @@ def test_a_torn_file_of_weights_is_one_line(copied, keep):
     with pytest.raises(ConfigError, match="cannot be read") as refused:
         dpexp.load(copied)
     assert "\n" not in str(refused.value)
+    assert verify(copied)[0] == 1
+
+
+@pytest.mark.parametrize("kind", ["twice", "shared", "unnamed"])
+def test_no_tensor_stands_beside_the_certified_one_under_its_name(kind, copied):
+    """Other programs read the file by its own names, and would take the one beside it."""
+    path = copied / WEIGHTS
+    with safe_open(path, framework="pt") as file:
+        names, shared = (
+            json.loads(file.metadata()[key]) for key in ("dpexp.names", "dpexp.shared")
+        )
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    first = next(iter(stored))
+    if kind == "twice":
+        stored, names = (
+            {f"zz.{first}": stored[first]} | stored,
+            {f"zz.{first}": names[first]} | names,
+        )
+        stored[first] = torch.zeros_like(stored[first])
+    elif kind == "shared":
+        shared[names[first]] = names[[*stored][1]]
+    else:
+        stored["other"] = torch.zeros(2)
+    said = {"dpexp.names": json.dumps(names), "dpexp.shared": json.dumps(shared)}
+    save_file(stored, path, metadata={"format": "pt"} | said)
+    with pytest.raises(ConfigError, match="two tensors of one name, or one of none"):
+        weights.read(path)
     assert verify(copied)[0] == 1
 
 

@@ -729,3 +729,9 @@ def test_what_a_copy_would_untie_is_refused(make, line, method, trained):
     eps = 8 if method == "dpsgd" else None
     with pytest.raises(ConfigError, match=re.escape(line)):
         trained(make(), method=method, eps=eps, **FLAT)
+
+
+def test_half_precision_is_said_and_not_blamed_on_the_clip_norm(trained):
+    with pytest.raises(ConfigError, match="float16"):
+        train, test = ((inputs.half(), targets) for inputs, targets in (TRAIN, TEST))
+        trained(network().half(), train, test, epochs=0.25)

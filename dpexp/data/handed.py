@@ -226,7 +226,8 @@ def tensor_of(values: Any) -> Tensor:
                 "a list of your own"
             )
         values = values.astype(values.dtype.newbyteorder("="), copy=False)
-        values = values.copy() if min(values.strides, default=0) < 0 else values
+        is_odd = min(values.strides, default=0) < 0 or not values.flags.writeable
+        values = values.copy() if is_odd else values  # else torch refuses it, or warns
     tensor = torch.as_tensor(values).detach().resolve_neg()
     if isinstance(tensor, FakeTensor):
         raise TypeError("got a fake tensor, which holds no numbers. Make it outside FakeTensorMode")

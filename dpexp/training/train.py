@@ -24,7 +24,7 @@ from dpexp.privacy.certificate import (
 )
 from dpexp.privacy.clipping import PerLayer, require_groups
 from dpexp.privacy.correlation import Banded
-from dpexp.privacy.privatize import require_norms
+from dpexp.privacy.privatize import require_full_precision, require_norms
 from dpexp.records import ANALYSIS, SCORES, Run
 from dpexp.training.averaging import Averaged
 from dpexp.training.gradient import PrivateGradient
@@ -75,6 +75,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     if mechanism.correlation is not None and begin is not None:
         begin(parts, mechanism)
         start = method.start(model)
+    require_full_precision(model)
     require_room(mechanism, first_weight(model).dtype, config)
     require_norms(parts.clipping, mechanism.releases)
     if isinstance(parts.clipping, PerLayer):
