@@ -26,8 +26,9 @@ HOPELESS = 10
 POINTS = 5000
 """Grid points for Laplace noise, from a step's budget down to 0."""
 
-NEARLY_ZERO = 1e-12
-"""Delta at which a step's Laplace epsilon is evaluated; at 0 rounding can give infinity."""
+NEARLY_ZERO, SHARE = 1e-12, 1e-8
+"""Delta at which a step's Laplace epsilon is evaluated: this, and no more than this share of that
+epsilon, which is smaller there by twice the share. At 0 rounding can give infinity."""
 
 
 @dataclass(frozen=True)
@@ -110,4 +111,5 @@ def laplace_epsilon(part: Part, target: float) -> float:
         value_discretization_interval=grid,
         use_connect_dots=True,
     )
-    return part.count * float(step.get_epsilon_for_delta(NEARLY_ZERO))
+    delta = min(NEARLY_ZERO, SHARE * target / part.count)
+    return part.count * float(step.get_epsilon_for_delta(delta))

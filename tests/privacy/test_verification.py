@@ -48,7 +48,7 @@ def test_one_sampled_step_costs_what_its_mixture_does(q, sigma):
 
 
 @pytest.mark.parametrize("q", [0.01, 0.4, 1.0])
-@pytest.mark.parametrize("sigma", [0.02, 1.0, 50.0])
+@pytest.mark.parametrize("sigma", [0.02, 1.0, 50.0, 1e6])
 def test_laplace_steps_add_up(q, sigma):
     expected = 7 * math.log1p(q * math.expm1(1 / sigma))
     assert laplace_epsilon(Part(q, sigma, 7), expected) == pytest.approx(expected, rel=1e-6)
