@@ -42,6 +42,17 @@ def test_a_run_that_holds_says_what_was_recomputed_and_what_was_not_checked(run_
     assert rest.startswith(f"{run_dir}: not checked: ") and "wall_s" in rest and not err
     assert "weights_sha256" not in rest
     assert "accuracy" not in rest and "older record" not in rest
+    assert rest.endswith("; what is beside the record: released.jsonl")
+
+
+def test_what_no_hash_covers_is_named(run_dir, tmp_path, capsys):
+    """Else a card that claims another epsilon, or foreign adapters, would seem to have passed."""
+    there = copied(run_dir, tmp_path)
+    (there / "README.md").write_text("(0.1, 1e-9)-differentially private")
+    (there / "adapter").mkdir()
+    (there / "released.jsonl").unlink()
+    assert main([str(there)]) == 0
+    assert "; what is beside the record: README.md, adapter\n" in capsys.readouterr().out
 
 
 def test_the_weights_hash_is_one_in_both_files_and_absent_from_older_certificates(run_dir):

@@ -28,6 +28,7 @@ from dpexp.privacy.certificate import without_held_out
 from dpexp.privacy.stated import class_of, statement_of
 from dpexp.privacy.verification.files import NAMES
 from dpexp.privacy.verification.record import verify_record
+from dpexp.records.keeping import WEIGHTS
 from dpexp.reporting.text import clean
 from dpexp.training.progress import folded
 from dpexp.types import ConfigError, setting_at
@@ -38,6 +39,9 @@ LONGEST_LINE = 4000
 """Most characters of a printed line; a record may list many entries (ours)."""
 
 HOLDS, DIFFERS, NO_RUN = 0, 1, 2
+
+READ = ("config.yaml", "result.json", "privacy.json", "metrics.jsonl", WEIGHTS)
+"""Files of a run that are compared with each other."""
 
 
 def verify(directory: Path) -> tuple[int, list[str]]:
@@ -63,7 +67,15 @@ def verify(directory: Path) -> tuple[int, list[str]]:
     lines = [_passed(record, found.epsilon, bool(found.trusted))]
     lines += [*(f"taken on trust: {words}" for words in found.trusted), *hint]
     unchecked = [w for w in found.unchecked if w != NAMES or parameters is None]
+    if beside := _beside(directory, record):
+        unchecked.append(f"what is beside the record: {', '.join(beside)}")
     return HOLDS, [*lines, f"not checked: {'; '.join(unchecked)}"]
+
+
+def _beside(directory: Path, record: records.Record) -> list[str]:
+    """Return the names of a run's files that no hash of the record covers, in order."""
+    covered = {*READ, *record.result.get("files", {})}
+    return sorted(clean(path.name) for path in directory.iterdir() if path.name not in covered)
 
 
 def _of_unknown_method(record: records.Record) -> list[str]:
