@@ -206,10 +206,6 @@ def _compared(
     other = subject.trial(examples.other, chance, (0,))
     alone = subject.trial(examples.alone, chance, (0,))
     crowd = subject.trial(examples.crowd, chance, (FIRST, SECOND), is_recorded=False)
-    last = len(examples.crowd) - 1
-    turned = subject.trial(
-        examples.turned, chance, (last - FIRST, last - SECOND), is_recorded=False
-    )
     wrong = (
         verdict.moved(model, [one, other, alone, crowd])
         or _gradients(one.total, *_by_autograd(subject, examples.one, chance), most)
@@ -217,7 +213,7 @@ def _compared(
         or verdict.mixing(model, one, alone, 1, most, MANY)
         or verdict.buffers(model, one, crowd)
         or _crowded(subject, examples, crowd, one, alone, most, chance)
-        or _turned(subject, examples, turned, one, alone, most, chance)
+        or _turned(subject, examples, one, alone, most, chance)
         or verdict.attributes(model, one, other, examples.alone, tolerance, chance)
         or verdict.attributes(model, one, crowd, examples.alone, most, chance)
     )
@@ -259,7 +255,6 @@ def _crowded(
 def _turned(
     subject: Subject,
     examples: MadeUp,
-    turned: Trial,
     one: Trial,
     alone: Trial,
     most: float,
@@ -267,11 +262,16 @@ def _turned(
 ) -> str | None:
     """Compare the first two examples' gradients in the crowd in its other order.
 
-    What sorts a batch before a layer, and puts its outputs back, gives a row another's gradient.
+    What sorts a batch before a layer, and puts its outputs back, gives a row another's gradient. It
+    is tried for one chance alone: how a batch is sorted hangs on examples.
     """
-    if turned.draws.is_opaque:
+    if chance != MIDDLE:
         return None
     last = len(examples.turned) - 1
+    rows = (last - FIRST, last - SECOND)
+    turned = subject.trial(examples.turned, chance, rows, is_recorded=False)
+    if turned.draws.is_opaque:
+        return None  # dropout of another shape
     pairs = ((FIRST, alone.each[0]), (SECOND, one.each[0]))
     differing = [at for at, each in pairs if verdict.differ(each, turned.each[last - at], most)]
     return _explained(subject, examples, differing, most, chance, is_turned=True)
