@@ -112,15 +112,15 @@ def test_there_are_some_along_each_axis_and_none_that_the_model_refuses():
         return mean_of_own(first, x, lengths)
 
     train = inputs_of(takes_ids=False)
-    # The last axis is no length; three more are of whole numbers.
-    assert len(crowd(train, Padded(False, refuses).double())) == 9 + 3 + 2
+    # The last axis is no length; five more are of whole numbers.
+    assert len(crowd(train, Padded(False, refuses).double())) == 9 + 5 + 2
     made = crowd(train, Padded(False, mean_of_own).double())
     ends = {((row != 0).any(1).sum().item(), (row != 0).any(0).sum().item()) for row in made}
     assert ends == {(STEPS, WIDTH), (4, WIDTH), (1, WIDTH), (STEPS, 3), (STEPS, 1)}
 
 
 def test_there_are_none_where_a_zero_of_the_data_is_none_of_the_batch():
-    model, whole = nn.Sequential(nn.Flatten(), nn.Linear(STEPS * WIDTH, 3)).double(), 9 + 3
+    model, whole = nn.Sequential(nn.Flatten(), nn.Linear(STEPS * WIDTH, 3)).double(), 9 + 5
     pixels = Examples(torch.zeros((4, STEPS, WIDTH), dtype=torch.uint8), torch.zeros(4).long())
     shifted = Examples(torch.zeros((4, STEPS, WIDTH)), torch.zeros(4).long(), [0.5], [0.5])
     assert len(crowd(shifted, model)) == whole

@@ -713,9 +713,38 @@ def by_default():
     return net
 
 
+class Calls:
+    def __init__(self, module):
+        self.module = module
+
+    def __call__(self, x):
+        return self.module(x)
+
+
+def by_a_function_within(wrap):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    within = wrap(net[0])
+    net[1].register_forward_hook(lambda module, inputs, y: y + within(inputs[0]))
+    return net
+
+
+class ByBuffer(ByView):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("back", self.a.weight.detach())
+
+    def __setattr__(self, name, value):
+        if name != "back":
+            super().__setattr__(name, value)
+
+
 @pytest.mark.parametrize(
     ("make", "line"),
     [
+        (lambda: by_a_function_within(lambda layer: lambda x: layer(x)), "function that holds '0'"),
+        (lambda: by_a_function_within(Calls), "function that holds '0'"),
+        (lambda: by_a_function_within(lambda layer: layer.forward), "function that holds '0'"),
+        (ByBuffer, "'back' holds that of 'a.weight'"),
         (ByView, "used by nothing but its own forward pass"),
         (BySharedMemory, "'b.weight' holds a part of 'a.weight'"),
         (ByClosure, "'blocks' is, or has in it, a function that holds the model itself"),

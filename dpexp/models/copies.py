@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import chain
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -27,10 +28,11 @@ def copied(model: M) -> M:
     of the copy's parameter.
 
     Raises:
-        ConfigError: two parameters share memory, or a function, which no copy is made of, holds a
-            part of the model.
+        ConfigError: parameters or buffers share memory, or a function, which no copy is made of,
+            holds a part of the model.
     """
     refuse_overlaps(model)
+    _refuse_buffers(model)
     _refuse_functions(model)
     known: dict[int, Any] = {}
     for parameter in model.parameters():
@@ -58,41 +60,72 @@ def _refuse_functions(model: nn.Module) -> None:
     names |= {id(parameter): name for name, parameter in model.named_parameters()}
     for where, module in model.named_modules():
         for attribute, value in vars(module).items():
-            for function in tree_leaves(value):
-                for held in _held_by(function):
-                    if id(held) in names:
-                        part = repr(names[id(held)]) if names[id(held)] else "the model itself"
-                        place = f"{where}.{attribute}" if where else attribute
-                        raise ConfigError(
-                            f"Expected a model that can be copied; {place!r} is, or has in it, a "
-                            f"function that holds {part}, and would go on to use the weights of "
-                            "the model that was given. Make it a method, or a module."
-                        )
+            for held in _held_by(tree_leaves(value)):
+                part = repr(names[held]) if names.get(held) else "the model itself"
+                if held in names:
+                    place = f"{where}.{attribute}" if where else attribute
+                    raise ConfigError(
+                        f"Expected a model that can be copied; {place!r} is, or has in it, a "
+                        f"function that holds {part}, and would go on to use the weights of the "
+                        "model that was given. Make it a method, or a module."
+                    )
 
 
-def _held_by(function: Any) -> Iterator[Any]:
-    """Return what a function has closed over, has as defaults, and finds by a global name."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    if not isinstance(function, FunctionType):
-        return
-    for cell in function.__closure__ or ():
-        try:
-            held = cell.cell_contents
-        except ValueError:  # not assigned yet
+def _held_by(values: Iterable[Any]) -> Iterator[int]:
+    """Yield the ids of modules and parameters that functions among values hold, by any way.
+
+    A function holds what it has closed over, has as defaults, and finds by a global name; what it
+    holds holds more.
+    """
+    waiting: list[Any] = []
+    for value in values:  # which deepcopy takes apart, but for functions
+        while isinstance(value, functools.partial):
+            value = value.func
+        # torch.compile's wrappers, which `unwrapped` takes off, have functions of torch's own.
+        if isinstance(value, FunctionType) and not str(value.__module__).startswith("torch."):
+            waiting.append(value)
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, type | ModuleType):
             continue
-        for each in tree_leaves(held):
-            yield each
-            if each is not function:
-                yield from _defaults(each)
-    yield from _defaults(function)
-    globals_of = function.__globals__
-    yield from (globals_of[name] for name in _names(function.__code__) if name in globals_of)
+        seen.add(id(value))
+        if isinstance(value, nn.Module | nn.Parameter):
+            yield id(value)
+        elif isinstance(value, FunctionType):
+            waiting += _of_function(value)
+        elif isinstance(value, functools.partial):
+            waiting += tree_leaves((value.func, value.args, value.keywords))
+        elif isinstance(value, MethodType):
+            waiting += (value.__self__, value.__func__)
+        elif not isinstance(value, Tensor):
+            waiting += tree_leaves(getattr(value, "__dict__", None))
 
 
-def _defaults(function: Any) -> Iterator[Any]:
-    if isinstance(function, FunctionType):
-        yield from tree_leaves((function.__defaults__, function.__kwdefaults__))
+def _of_function(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # not assigned yet
+            yield from tree_leaves(cell.cell_contents)
+    yield from tree_leaves((function.__defaults__, function.__kwdefaults__))
+    known = function.__globals__
+    found = (known[name] for name in _names(function.__code__) if name in known)
+    # Of all that a program has, what functions of its modules hold would be the whole program.
+    yield from (each for each in found if isinstance(each, nn.Module | nn.Parameter))
+
+
+def _refuse_buffers(model: nn.Module) -> None:
+    """Refuse buffers that hold a parameter's memory: they move with it, and a copy's would not."""
+    places = {
+        each.untyped_storage().data_ptr(): name
+        for name, each in model.named_parameters()
+        if each.data_ptr()
+    }
+    for name, buffer in model.named_buffers():
+        if buffer.data_ptr() and (of := places.get(buffer.untyped_storage().data_ptr())):
+            raise ConfigError(
+                f"Expected buffers of their own memory; {name!r} holds that of {of!r}. Read the "
+                "parameter in its place, or make it a copy."
+            )
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -80,7 +80,8 @@ def is_finite_of(model: nn.Module, inputs: Tensor) -> bool:
         return False
     with chance_kept(), in_mode(tried, is_training=False), torch.no_grad(), suppress(Exception):
         with state_kept(tried):
-            return bool(tried(ended(tried, inputs)).isfinite().all())
+            outputs = tried(ended(tried, inputs))
+            return len(outputs) == len(inputs) and bool(outputs.isfinite().all())
     return False
 
 

@@ -174,8 +174,9 @@ def _may_be_padded(train: Any) -> bool:
 
 
 def _counted(example: Tensor, gen: torch.Generator) -> Tensor:
-    """Return examples [3, ...] of whole numbers from -1 to 3, as kinds and counts are."""
-    return torch.randint(-1, 4, (3, *example.shape), generator=gen).to(example.dtype)
+    """Return examples [5, ...] of whole numbers, as kinds and counts are: -1 to 3 at each place."""
+    first = torch.randint(0, 5, example.shape, generator=gen)
+    return torch.stack([(first + turn) % 5 - 1 for turn in range(5)]).to(example.dtype)
 
 
 def _missing(example: Tensor, beside: Tensor, model: nn.Module, dtype: torch.dtype) -> Tensor:
