@@ -5,6 +5,7 @@ Python keeps no such content: `import dpexp` begins to remember that of the user
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -31,7 +32,30 @@ def is_own_file(path: str) -> bool:
 
     A file of the user's may have the name of a library's module; what counts is its place.
     """
-    place = Path(path).resolve()
+    folder, name = os.path.split(path)
+    if not folder or name in ("", ".", "..") or os.path.islink(path):
+        return _is_own_place(Path(path).resolve())
+    place = _resolved(folder)  # once for all files of a folder: thousands are asked about at once
+    return _is_own_folder(place) and _is_own_name(place, name)
+
+
+@cache
+def _resolved(folder: str) -> Path:
+    return Path(folder).resolve()
+
+
+@cache
+def _is_own_folder(place: Path) -> bool:
+    return _is_own_place(place)
+
+
+def _is_own_name(place: Path, name: str) -> bool:
+    """Return whether what has a name in a folder of the user's is theirs, too."""
+    return name not in INSTALLED and place / name not in _OTHERS
+
+
+def _is_own_place(place: Path) -> bool:
+    """Return whether a place, with no links in it, is outside all folders of libraries."""
     if {*INSTALLED} & {*place.parts}:
         return False
     return not any(place.is_relative_to(folder) for folder in _OTHERS)
@@ -64,7 +88,9 @@ def is_own(name: Any) -> bool:
 def file_of(origin: str) -> Path:
     """Return a module's file, or the archive that it is in."""
     path = Path(origin)
-    return next((each for each in (path, *path.parents) if each.is_file()), path)
+    if os.path.isfile(origin):
+        return path
+    return next((each for each in path.parents if each.is_file()), path)
 
 
 _CONTENT: dict[tuple[str, str], bytes] = {}
@@ -89,9 +115,9 @@ def content_at_import(name: str, origin: str) -> tuple[bytes | None, bool]:
 
 
 def _remember(name: str, origin: str) -> tuple[str, str] | None:
-    file = file_of(origin)
-    if not is_own_file(str(file)):
+    if not is_own_file(origin):
         return None
+    file = file_of(origin)
     key = name, str(file)
     try:
         _CONTENT[key] = file.read_bytes()

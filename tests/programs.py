@@ -2,7 +2,8 @@
 
 What `python ARGUMENTS` would run runs as the whole work of a process, to the interpreter's end: its
 own words, folder, environment, streams, signals and exit code. Left out is what takes seconds each
-time and is the same: importing libraries. Nothing of dpexp is imported before the fork.
+time and is the same: importing libraries, and for this checkout's own commands, its modules. Any
+other program imports dpexp itself, when and from where it does.
 """
 
 from __future__ import annotations
@@ -38,6 +39,13 @@ LIBRARIES = (
 )
 LIBRARIES += ("sklearn.datasets", "sklearn.model_selection", "scipy.stats")
 LIBRARIES += ("opacus.accountants.analysis.prv", "dp_accounting.pld.privacy_loss_distribution")
+OWN = ("dpexp.cli.run", "dpexp.cli.config_cache", "dpexp.training.train", "dpexp.cli.execution")
+"""Modules of this checkout. None may read the environment or the folder as it is imported."""
+
+PLACE = ROOT / "dpexp" / "__init__.py"
+COMMANDS = ("dpexp", "scripts")
+"""Packages whose programs import dpexp before all else, as run.py does."""
+
 PATIENCE = 120  # seconds
 LONGEST = 1 << 20
 """Bytes of a request, of which the environment is the most."""
@@ -111,25 +119,32 @@ class Program:
 
 
 class Programs:
-    """Starts programs; one process imports the libraries for all of them."""
+    """Starts programs; one process imports the libraries for all of them.
+
+    A child of that process imports dpexp, too, for this checkout's own commands.
+    """
 
     def __init__(self) -> None:
-        """Start that process, which ends when this object is closed, or its owner dies."""
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = "from tests.programs import serve; serve()"
-        with theirs:
-            self._server = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno())],
-                cwd=ROOT,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            self._channel.setsockopt(socket.SOL_SOCKET, option, LONGEST)
+        """Start both, which end when this object is closed, or its owner dies."""
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+        self._channels = [ours for ours, _ in pairs]
+        code = "from tests.programs import serve_both; serve_both()"
+        ends = [theirs.fileno() for _, theirs in pairs]
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, ends)],
+            cwd=ROOT,
+            pass_fds=ends,
+            stdin=subprocess.DEVNULL,
+        )
+        for ours, theirs in pairs:
+            theirs.close()
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                ours.setsockopt(socket.SOL_SOCKET, option, LONGEST)
 
     def close(self) -> None:
         """Let no more be started."""
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
         self._server.wait()
 
     def start(
@@ -177,7 +192,8 @@ class Programs:
             theirs.append(number if wanted is None else wanted)
         status, told = os.pipe()
         data = json.dumps(request).encode()
-        socket.send_fds(self._channel, [data], [*theirs, told])
+        channel = self._channels[_imports_own_first(request)]
+        socket.send_fds(channel, [data], [*theirs, told])
         for end in (*opened, told):
             os.close(end)
         return Program(status, ours)
@@ -201,13 +217,45 @@ class Programs:
         return subprocess.CompletedProcess(list(arguments), code, *said)
 
 
-def serve() -> None:
-    """Import the libraries, then fork a process for each request until nobody is left to ask."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
+def _imports_own_first(request: dict) -> bool:
+    """Return whether a program is a command of this checkout, and would import dpexp from it."""
+    first, *words = request["arguments"]
+    if first == "-m":
+        if words[0].partition(".")[0] not in COMMANDS:
+            return False
+        folder = request["cwd"]
+    elif first == str(ROOT / "run.py"):
+        return True
+    else:
+        return False
+    known = request["environment"].get("PYTHONPATH", "").split(os.pathsep)
+    places = (Path(each, "dpexp", "__init__.py") for each in (folder, *filter(None, known)))
+    return next((place for place in places if place.is_file()), None) == PLACE
+
+
+def serve_both() -> None:
+    """Import the libraries and serve; a child imports dpexp and serves."""
+    channels = [socket.socket(fileno=int(word)) for word in sys.argv[1:]]
     for name in LIBRARIES:
         importlib.import_module(name)
     logging.root.handlers.clear()  # Opacus adds one, and no program could then choose its own
     sys.dont_write_bytecode = False  # what one has compiled the others read
+    child = os.fork()
+    channels[bool(child)].close()
+    if not child:
+        for name in OWN:
+            importlib.import_module(name)
+        # Each program remembers what it imports itself.
+        modules = [type(finder).__module__ for finder in sys.meta_path]
+        del sys.meta_path[modules.index("dpexp.imported")]
+        assert "huggingface_hub.constants" not in sys.modules, "it has read the environment"
+    serve(channels[not child])
+    if child:
+        os.waitpid(child, 0)
+
+
+def serve(channel: socket.socket) -> None:
+    """Fork a process for each request until nobody is left to ask."""
     gc.collect()
     gc.freeze()  # a collection would touch all that the processes share
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for those that are started
@@ -254,7 +302,8 @@ def _tell(told: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        end = told.pop(pid)
+        if (end := told.pop(pid, None)) is None:  # the child that serves
+            continue
         try:
             os.write(end, f"{status}\n".encode())
         except BrokenPipeError:  # nobody waits for it
@@ -301,6 +350,8 @@ def become(request: dict) -> None:
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     first, *words = request["arguments"]
     main = types.ModuleType("__main__")
+    if own := sys.modules.get("dpexp"):
+        own.remember_imports()
     if first == "-m":
         module, *words = words
         sys.argv, sys.path[0] = [module, *words], os.getcwd()

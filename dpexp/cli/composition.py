@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
+from functools import lru_cache
 from typing import Any
 
 import hydra
+
+# Hydra has no public way to compose in two steps; pyproject.toml keeps it below 1.4.
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from dpexp.cli import blocks, errors, holdout, own_data
@@ -51,7 +58,52 @@ warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
-    """Compose a run's plain config from command-line words, e.g. ["method=rgp", "task=digits"]."""
+    """Compose a run's plain config from command-line words, e.g. ["method=rgp", "task=digits"].
+
+    A process reads the files of dpexp's own options once.
+    """
+    words = readable(overrides)
+    if any(word.lstrip("+~").startswith("hydra") for word in words):  # such as folders of one's own
+        return compose_at_once(overrides)
+    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
+    try:
+        cfg = set_values(_chosen(str(CONF), choices_of(words, groups)), words, groups)
+    except Exception:  # which is explained there
+        return compose_at_once(overrides)
+    return plain(cfg, overrides)
+
+
+def choices_of(words: Sequence[str], groups: Collection[str]) -> tuple[str, ...]:
+    """Return the words that choose an option of one of these groups, or remove a choice."""
+
+    def chooses(word: str) -> bool:
+        place = word.lstrip("+~").partition("=")[0]
+        return "." not in place and re.split("[/@]", place)[0] in groups
+
+    return tuple(filter(chooses, words))
+
+
+def set_values(chosen: DictConfig, words: Sequence[str], groups: Collection[str]) -> DictConfig:
+    """Return a copy of what Hydra merged from the chosen options, with single values set.
+
+    Hydra itself first merges files, then sets values one by one.
+    """
+    choices = choices_of(words, groups)
+    config = deepcopy(chosen)
+    values = [word for word in words if word not in choices]
+    parsed = OverridesParser.create().parse_overrides(values)
+    ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
+    return config
+
+
+@lru_cache(maxsize=256)
+def _chosen(conf: str, choices: tuple[str, ...]) -> DictConfig:
+    with hydra.initialize_config_dir(conf, version_base="1.3"):
+        return hydra.compose("config", list(choices))
+
+
+def compose_at_once(overrides: Sequence[str]) -> dict[str, Any]:
+    """Do what `compose` does by Hydra alone, which tells what is wrong in any word."""
     from dpexp.types import ConfigError
 
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):

@@ -20,11 +20,8 @@ from typing import Any
 import hydra
 import omegaconf
 
-# Hydra has no public way to list the files it looks for, nor to compose in two steps;
-# pyproject.toml keeps it below 1.4.
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+# Hydra has no public way to list the files it looks for; pyproject.toml keeps it below 1.4.
 from hydra._internal.sources_registry import SourcesRegistry
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from dpexp.cli import (
@@ -69,8 +66,8 @@ class Configs:
             return self._composed(words)[0]
         except ConfigError:  # from the same checks as in `composition.compose`
             raise
-        except Exception:  # which `compose` explains
-            return composition.compose([*folders.searchpath(self._own), *words])
+        except Exception:  # which is explained there
+            return composition.compose_at_once([*folders.searchpath(self._own), *words])
 
     def compose(self, words: Sequence[str]) -> dict[str, Any]:
         """Return the plain config of these overrides; raises as `composition.compose` does."""
@@ -86,7 +83,7 @@ class Configs:
         except ConfigError:
             raise
         except Exception:
-            return composition.compose(words)  # which explains what is wrong
+            return composition.compose_at_once(words)  # which explains what is wrong
         if config.get("dataset_size") != own_data.COUNT:  # which the data decide, and may change
             self._cache.put(name, {"config": config, "rests_on": self._state(files)})
         return config
@@ -94,13 +91,12 @@ class Configs:
     def _composed(self, words: Sequence[str]) -> tuple[dict[str, Any], set[str]]:
         """Return the config and the files that Hydra looked for.
 
-        Hydra first merges the files of the chosen options, then sets values one by one. The merged
-        config is shared among configs with the same choices.
+        What Hydra merged from the chosen options is shared among configs that choose the same.
         """
         readable = quoting.readable(words)
         choices = (
             *folders.searchpath(self._own),
-            *(word for word in readable if self._chooses(word)),
+            *composition.choices_of(readable, self._groups),
         )
         if choices not in self._chosen:
             with (
@@ -109,16 +105,8 @@ class Configs:
             ):
                 self._chosen[choices] = hydra.compose("config", list(choices)), files
         chosen, files = self._chosen[choices]
-        config = deepcopy(chosen)
-        values = [word for word in readable if not self._chooses(word)]
-        parsed = OverridesParser.create().parse_overrides(values)
-        ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
+        config = composition.set_values(chosen, readable, self._groups)
         return composition.plain(config, words), files
-
-    def _chooses(self, word: str) -> bool:
-        """Return whether a word chooses an option of a group, or removes a choice."""
-        place = word.lstrip("+~").partition("=")[0]
-        return "." not in place and re.split("[/@]", place)[0] in self._groups
 
     def _state(self, names: Sequence[str] | set[str]) -> dict[str, str | None]:
         """Return the hashes of config files by name; None for a missing file."""

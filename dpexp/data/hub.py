@@ -10,9 +10,6 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-import huggingface_hub
-import huggingface_hub.constants
-
 from dpexp.records.caches import cache_dir
 from dpexp.types import ConfigError, MissingData, one_line
 
@@ -137,6 +134,8 @@ def _fetch(repo: str, kind: str, patterns: list[str]) -> tuple[Path | None, str]
     Returns:
         The folder, or None if neither has them; and the reason.
     """
+    import huggingface_hub.constants  # which reads the environment as it is imported
+
     reason = why_unreachable(f"{huggingface_hub.constants.ENDPOINT}/api/{kind}s/{repo}")
     for cache in (None, cache_dir() / "hub"):  # the client's own, else ours
         try:
@@ -167,6 +166,8 @@ def _is_writable(folder: Path) -> bool:
 
 def why_unreachable(url: str) -> str | None:
     """Return why a server cannot be reached, or None; its client would retry for minutes."""
+    import huggingface_hub.constants
+
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     outcome: list[str | None] = []

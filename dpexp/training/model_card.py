@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 FILE = "README.md"
 
@@ -73,6 +71,9 @@ def _is_hub_id(name: Any) -> bool:
     """Return whether a name is owner/name as the hub allows; it refuses cards with others."""
     if not isinstance(name, str) or name.count("/") != 1:
         return False
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # a run's first step need not wait for it
+
     try:
         validate_repo_id(name)
     except HFValidationError:

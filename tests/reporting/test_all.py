@@ -10,6 +10,7 @@ from hydra.errors import HydraException
 
 from dpexp import cli, records
 from dpexp.cli import all as suite
+from dpexp.cli import composition
 from dpexp.cli.config_cache import Configs
 from dpexp.records import caches
 from dpexp.reporting.schema import spec
@@ -118,7 +119,7 @@ def test_a_config_is_composed_once_and_again_where_what_decides_it_changes(
     words = [*CHOSEN, "eps=3"]
     first = Configs(conf).compose(words)
     assert json.dumps(Configs(conf).compose(words)) == json.dumps(first)
-    assert json.dumps(first) == json.dumps(cli.compose(words))
+    assert json.dumps(first) == json.dumps(composition.compose_at_once(words))
     assert records.run_id(first) == records.run_id(Configs(conf).compose(words))
 
     def again():
@@ -162,7 +163,9 @@ def test_configs_that_share_their_choices_are_each_as_hydra_composes_them(cache)
         ["task=sst2", "method=gep", "model=bert", "eps=8", "+analysis=[cost]", "public=texts"],
         CHOSEN,
     ):
-        assert json.dumps(shared.compose(words)) == json.dumps(cli.compose(words)), words
+        whole = json.dumps(composition.compose_at_once(words))
+        for compose in (shared.compose, cli.compose, cli.compose):
+            assert json.dumps(compose(words)) == whole, words
 
 
 def test_what_does_not_compose_is_told_as_hydra_tells_it(cache):
@@ -173,11 +176,12 @@ def test_what_does_not_compose_is_told_as_hydra_tells_it(cache):
         [*CHOSEN, "seed=-1"],
     ):
         with pytest.raises((ConfigError, HydraException)) as said:
-            cli.compose(words)
+            composition.compose_at_once(words)
         first, *_ = str(said.value).split("\n")
         assert first
-        with pytest.raises(type(said.value), match=re.escape(first)):
-            Configs().compose(words)
+        for compose in (Configs().compose, cli.compose):
+            with pytest.raises(type(said.value), match=re.escape(first)):
+                compose(words)
     assert not any(cache.rglob("*.json"))
 
 
