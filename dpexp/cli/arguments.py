@@ -79,9 +79,12 @@ def truth(word: str) -> bool:
 def seeds(word: str) -> tuple[int, ...]:
     """Read WORD=0,1,2."""
     try:
-        return tuple(int(seed) for seed in text(word).split(","))
+        found = tuple(int(seed) for seed in text(word).split(","))
     except ValueError:
         raise ConfigError(f"Expected whole numbers, as in seeds=0,1,2; got '{word}'.") from None
+    if len({*found}) < len(found):  # one run would count as several
+        raise ConfigError(f"Expected seeds that differ; got '{word}'.")
+    return found
 
 
 def number(word: str, above: float | None = None) -> float:

@@ -44,6 +44,7 @@ from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute
 from dpexp.cli.parts import build_parts
 from dpexp.distributed import ranks
+from dpexp.reporting.text import at_least, at_most
 from dpexp.types import ConfigError, require_word
 
 COMMON = ("task=digits", "profile=embedded")
@@ -277,14 +278,14 @@ def markdown(rows: Sequence[Row], trials: int, steps: int, user: Sequence[str]) 
         "| --- |" + " ---: |" * (len(COLUMNS) - 1),
     ]
     for row in rows:
-        lines.append("| " + " | ".join(_cell(getattr(row, key)) for key in COLUMNS) + " |")
+        lines.append("| " + " | ".join(_cell(row, key) for key in COLUMNS) + " |")
     broken = [row.method for row in rows if row.broken]
     lines += ["", f"Above what is accounted for: {', '.join(broken) or 'none'}.", ""]
     return "\n".join(lines)
 
 
 def _line(row: Row) -> str:
-    shown = {key: _cell(getattr(row, key)) for key in COLUMNS}
+    shown = {key: _cell(row, key) for key in COLUMNS}
     return (
         f"{shown['method']}: of ε {shown['accounted']}, one run shows {shown['one_run']} "
         f"({shown['one_run_curve']} by its curve), two worlds {shown['two_worlds']} "
@@ -292,10 +293,12 @@ def _line(row: Row) -> str:
     )
 
 
-def _cell(value: float | int | str | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+def _cell(row: Row, key: str) -> str:
+    """Return a cell's text: what bounds epsilon from above is rounded up, from below down."""
+    value = getattr(row, key)
+    if not isinstance(value, float):
+        return "–" if value is None else str(value)
+    return at_most(value, 2) if key.startswith("accounted") else at_least(value, 2)
 
 
 def write(

@@ -16,6 +16,7 @@ from dpexp.cli import groups
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec
 from dpexp.reporting.schema.artifact import SUITES_OWN
+from dpexp.reporting.text import at_least
 from dpexp.types import ConfigError, counted
 
 ROOT = groups.CONF.parent
@@ -276,7 +277,7 @@ def _audits() -> str:
     body = [
         (
             AUDITED.get(row["method"], row["method"]),
-            *("–" if pd.isna(row[bound]) else f"{row[bound]:.2f}" for bound in BOUNDS),
+            *("–" if pd.isna(row[bound]) else at_least(row[bound], 2) for bound in BOUNDS),
         )
         for _, row in found.iterrows()
     ]

@@ -113,7 +113,7 @@ def ours(above: errors.Side, below: errors.Side) -> bool:
 def one_t(above: errors.Side, below: errors.Side) -> bool:
     """Decide by one Student's t with Satterthwaite's degrees of freedom over all terms."""
     found = errors.estimate(above, below)
-    terms = [term for term in (found.seeds, found.examples) if term and term[0] > 0]
+    terms = [term for term in (*found.seeds, found.examples) if term and term[0] > 0]
     total = sum(variance for variance, _ in terms)
     freedom = total**2 / sum(variance**2 / freedom for variance, freedom in terms)
     return found.difference > float(stats.t.isf(LEVEL, freedom)) * (found.error or 0.0)
@@ -156,9 +156,11 @@ NULLS = tuple(
     for spread in ((0.0,) if seeds == 1 else (0.0, 0.3, 1.0, 3.0))
 ) + (
     *(Setting(seeds, spread=spread, other=0.0) for seeds in (2, 3) for spread in (1.0, 3.0)),
+    *(Setting(seeds, 10_000, 3.0, other) for seeds in (2, 3) for other in (3.0, 1.0, 0.3)),
+    *(Setting(2, 10_000, spread, other, others=3) for spread, other in ((3.0, 0.3), (0.3, 3.0))),
     *(Setting(1, 10_000, spread, others=n) for n in (2, 3, 5) for spread in (0.3, 2.0)),
 )
-"""Settings without a difference, with few examples."""
+"""Settings without a difference: few examples, and seeds that differ by more than examples do."""
 
 FOUND = tuple(
     replace(Setting(seeds, spread=spread, own=own), examples=10_000, points=2.0)

@@ -18,6 +18,7 @@ from dpexp.reporting.render import exports, markdown
 from dpexp.reporting.render.csv_files import csv_text
 from dpexp.reporting.render.latex import latex
 from dpexp.reporting.render.terminal import terminal
+from dpexp.reporting.text import at_least, at_most
 from tests.reporting.shown import edit
 
 GOLDEN = Path(__file__).parent / "golden.md"
@@ -153,3 +154,13 @@ def test_a_cell_whose_model_diverged_is_marked(made, lab):
     assert marked == {cell}
     text = markdown.markdown(made())
     assert f"] {collect.DIVERGED}" in text and "51.0 ± 1.4 (n=2) [1] [2]" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "above", "below"),
+    [(3.898, "3.90", "3.89"), (7.9923, "8.00", "7.99"), (8.0, "8.00", "8.00"),
+     (0.0, "0.00", "0.00"), (-0.001, "-0.00", "-0.01"),
+     (float("inf"), "inf", "inf")],
+)  # fmt: skip
+def test_a_bound_is_never_rounded_to_more_than_was_shown(value, above, below):
+    assert (at_most(value, 2), at_least(value, 2)) == (above, below)

@@ -162,7 +162,7 @@ def test_nothing_run_is_said_and_nothing_to_judge_is_not(conf):
 
 def test_the_markdown_has_the_verdict_in_a_line(made):
     lines = markdown.markdown(made()).splitlines()
-    assert "**Verdict**: Of 1 claim, 1 holds." in lines
+    assert "**Verdict**: Of 1 claim, 1 unclear." in lines
 
 
 COSTS = (

@@ -4,15 +4,16 @@ Whether seed s gets example i right is modelled as a two-way layout of random ef
 the example, and their interaction. The seeds' term is the sample variance of the seeds' means
 divided by the number of seeds; it contains the interaction. The examples' term is the variance over
 examples of the accuracy averaged over seeds, divided by the number of examples. It contains the
-interaction too, so the interaction is subtracted once. Each term has its own Student's t, and the
-half-widths add in quadrature. This is wider than one t with Satterthwaite's degrees of freedom,
-which is misled by two seeds that agree by chance (docs/decisions/tables.md compares both).
+interaction too, so the interaction is subtracted once. Each term, and in it each side's seeds, has
+its own Student's t, and the half-widths add in quadrature: the bound then keeps its level whatever
+the spreads (Banerjee 1960). Satterthwaite's degrees of freedom are misled by seeds that agree by
+chance, the more so the smaller the level (docs/decisions/tables.md compares both).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,9 @@ cell compared with a number; or no examples."""
 
 LEVEL = 0.025
 """The level of each one-sided bound; together they are a 95 % interval."""
+
+Term = tuple[float, float]
+"""A variance, and its degrees of freedom."""
 
 EXTRA = 2.0
 """Examples added to each side that differ from its mean by 100 (Agresti and Coull's "plus four").
@@ -41,6 +45,8 @@ class Side:
         sizes: number of examples of each test set; empty if the number is no accuracy, or if the
             sizes are unknown.
         tests: names of the test sets' data; sides that share one are paired.
+        of_examples: variance due to examples that all seeds share, of a number that is no accuracy;
+            None if it is an accuracy, or not known.
         is_number: whether it is an exact number of the claim.
     """
 
@@ -48,6 +54,7 @@ class Side:
     right: tuple[np.ndarray, ...] = ()
     sizes: tuple[int, ...] = ()
     tests: frozenset[str] = frozenset()
+    of_examples: float | None = None
     is_number: bool = False
 
     @property
@@ -73,7 +80,8 @@ class Estimate:
     Attributes:
         difference: above minus below.
         kind: basis of the error, one of the four above.
-        seeds: its variance due to seeds and the degrees of freedom; None if no side has two seeds.
+        seeds: its variance due to each side's seeds and the degrees of freedom; empty if no side
+            has two seeds.
         examples: the same due to examples; None if nothing is known about them.
         shared: the interaction's variance, which both terms contain.
         num_seeds: of each side; 0 for a number.
@@ -82,8 +90,8 @@ class Estimate:
 
     difference: float
     kind: str
-    seeds: tuple[float, float] | None
-    examples: tuple[float, float] | None
+    seeds: tuple[Term, ...]
+    examples: Term | None
     shared: float
     num_seeds: tuple[int, int]
     num_examples: tuple[int, int]
@@ -94,9 +102,9 @@ class Estimate:
 
         It is unknown with a single seed and no examples, and for seeds that are exactly equal.
         """
-        if self.examples is None and self.seeds is None:
+        if self.examples is None and not self.seeds:
             return None
-        error = self._combined(1.0, 1.0)
+        error = self._combined(lambda term: 1.0)
         return error if error > 0 else None
 
     def half_width(self, level: float) -> float:
@@ -106,24 +114,21 @@ class Estimate:
         """
         if self.error is None:
             return math.inf
-        return self._combined(_quantile(self.seeds, level), _quantile(self.examples, level))
+        return self._combined(lambda term: -float(stdtrit(term[1], level)))
 
-    def _combined(self, of_seeds: float, of_examples: float) -> float:
-        seeds = self.seeds[0] * of_seeds**2 if self.seeds else 0.0
+    def _combined(self, quantile: Callable[[Term], float]) -> float:
+        seeds = sum(term[0] * quantile(term) ** 2 for term in self.seeds)
         if self.examples is None:
             return math.sqrt(seeds)
-        both = seeds + max(0.0, self.examples[0] - self.shared) * of_examples**2
+        square = quantile(self.examples) ** 2
+        both = seeds + max(0.0, self.examples[0] - self.shared) * square
         least = max(self.examples[0], self.shared)  # both terms contain the interaction
-        return math.sqrt(max(both, least * of_examples**2))
+        return math.sqrt(max(both, least * square))
 
     @property
     def lacks_seeds(self) -> bool:
         """Whether no side has two seeds, so that the error leaves out the spread of seeds."""
-        return self.seeds is None
-
-
-def _quantile(term: tuple[float, float] | None, level: float) -> float:
-    return 0.0 if term is None else -float(stdtrit(term[1], level))
+        return not self.seeds
 
 
 def estimate(above: Side, below: Side) -> Estimate:
@@ -146,27 +151,19 @@ def estimate(above: Side, below: Side) -> Estimate:
     )
 
 
-def _seeds(sides: Sequence[Side]) -> tuple[float, float] | None:
-    """Return the seeds' variance with Welch and Satterthwaite's degrees of freedom.
+def _seeds(sides: Sequence[Side]) -> tuple[Term, ...]:
+    """Return the variance of each side with two seeds or more, and its degrees of freedom.
 
     A single seed is assumed to vary about its method's mean as the other side's seeds do.
     """
     spreads = [
         (float(np.var(side.values, ddof=1)), side.num_seeds) for side in sides if side.num_seeds > 1
     ]
-    if not spreads:
-        return None
-    if any(side.num_seeds == 1 for side in sides):
-        ((spread, count),) = spreads
-        return spread * (1 / count + 1), float(count - 1)
-    terms = [(spread / count, count - 1) for spread, count in spreads]
-    total = sum(variance for variance, _ in terms)
-    if total == 0:
-        return 0.0, float(min(freedom for _, freedom in terms))
-    return total, total**2 / sum(variance**2 / freedom for variance, freedom in terms)
+    alone = any(side.num_seeds == 1 for side in sides)
+    return tuple((spread * (1 / count + alone), float(count - 1)) for spread, count in spreads)
 
 
-def _examples(above: Side, below: Side) -> tuple[str, tuple[float, float] | None]:
+def _examples(above: Side, below: Side) -> tuple[str, Term | None]:
     """Return the basis of the examples' error, its variance, and its degrees of freedom."""
     cells = [side for side in (above, below) if not side.is_number]
     if not all(side.sizes for side in cells):
@@ -187,6 +184,8 @@ def _examples(above: Side, below: Side) -> tuple[str, tuple[float, float] | None
 
 def _variance(side: Side) -> float:
     """Return a side's variance due to examples; with several test sets, that of their mean."""
+    if side.of_examples is not None:
+        return side.of_examples
     if side.right:
         means = [right.mean(axis=0) for right in side.right]
         spreads = [float(np.sum((mean - mean.mean()) ** 2)) for mean in means]

@@ -13,11 +13,14 @@ from dpexp.records.predictions import HELD_OUT, PREDICTIONS, unpacked
 from dpexp.records.safely import Damaged
 from dpexp.reporting.collect.readings import numbers, reduced
 from dpexp.reporting.collect.values import Value
-from dpexp.reporting.judge.errors import Side
+from dpexp.reporting.judge.errors import EXTRA, Side
 from dpexp.reporting.schema.artifact import Claim
 
 ACCURACY, OF_HELD_OUT = "test_accuracy", f"{HELD_OUT}accuracy"
 """The prefixes of the names of accuracies in percent."""
+
+SCORED_ON = "attack_scored_on"
+"""The number of examples that an attack was scored on."""
 
 TEST_SIZES: Mapping[str, Mapping[str, int]] = {
     "mnist": {ACCURACY: 10_000},
@@ -58,7 +61,26 @@ def side(claim: Claim, value: Value, metric: Sequence[str]) -> Side | None:
         return None
     if value.parts:
         return _together(claim, value, values) or Side(values)
-    return _kept(value, values, names) or _sized(value, values, names) or Side(values)
+    return (
+        _kept(value, values, names)
+        or _sized(value, values, names)
+        or _attacked(value, values, names)
+    )
+
+
+def _attacked(value: Value, values: np.ndarray, names: Sequence[str]) -> Side:
+    """Return the side of an attack's success, with the error of the examples that it was scored on.
+
+    Seeds share their data, so that more of them make this error no smaller.
+    """
+    errors = [[result.get(f"{name}_se") for name in names] for result in value.results]
+    counts = {result.get(SCORED_ON) for result in value.results}
+    known = [of_seed[0] for of_seed in errors if len(of_seed) == 1 and of_seed[0] is not None]
+    if len(known) < len(values) or len(counts) > 1 or None in counts:
+        return Side(values)
+    (count,) = counts
+    variance = float(np.mean(np.square(known))) + EXTRA * 100.0**2 / count**2
+    return Side(values, sizes=(count,), of_examples=variance)
 
 
 def _together(claim: Claim, value: Value, values: np.ndarray) -> Side | None:

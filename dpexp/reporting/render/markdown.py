@@ -14,6 +14,7 @@ from dpexp.reporting.render.crossings import crossings, explained
 from dpexp.reporting.render.escape import for_markdown
 from dpexp.reporting.render.table import Table, unbroken
 from dpexp.reporting.schema.artifact import SUITES_OWN, Artifact
+from dpexp.reporting.text import at_most
 
 BY_PAPER = "By the paper's accountant"
 BESIDE = (
@@ -202,7 +203,8 @@ def _certificates(table: Table) -> list[str]:
 
 def _epsilon(value: Value) -> str:
     is_analysed = ANALYSED in value.deviations and value.epsilon is not None
-    return _number(value.epsilon) + (" but for the analysis" if is_analysed else "")
+    bound = "not private" if value.epsilon is None else at_most(value.epsilon, 3)
+    return bound + (" but for the analysis" if is_analysed else "")
 
 
 def _number(value: float | None) -> str:

@@ -14,6 +14,7 @@ from dpexp.reporting.render.crossings import crossings
 from dpexp.reporting.render.markdown import BY_PAPER
 from dpexp.reporting.render.table import Table, unbroken
 from dpexp.reporting.schema.artifact import CURVES, MAPS, Column, Row
+from dpexp.reporting.text import at_most
 
 FEW = 3
 """Number of cells without a value up to which they are named."""
@@ -212,7 +213,8 @@ def _count(names: Sequence[str]) -> str:
 
 def _numbers(value: Value, has_papers: bool) -> tuple[str, ...]:
     theirs = "–" if value.papers_multiplier is None else _number(value.papers_multiplier)
-    numbers = (_number(value.epsilon), _number(value.noise_multiplier))
+    bound = "not private" if value.epsilon is None else at_most(value.epsilon, 3)
+    numbers = (bound, _number(value.noise_multiplier))
     return (*numbers, theirs) if has_papers else numbers
 
 

@@ -99,6 +99,8 @@ def _validate_profiles(artifact: Artifact, rows: list[str], columns: list[str]) 
             raise ConfigError(f"Profile {name}: say under 'scaled' how the setting was cut down.")
         if not profile.seeds:
             raise ConfigError(f"Profile {name}: expected at least one seed.")
+        if len({*profile.seeds}) < len(profile.seeds):  # one run would count as several
+            raise ConfigError(f"Profile {name}: expected seeds that differ; got {profile.seeds}.")
         if not isinstance(profile.skip, Mapping):
             raise ConfigError(
                 f"Expected a mapping for skip of profile {name}: patterns and reasons; "
