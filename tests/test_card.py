@@ -8,6 +8,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from dpexp import records
 from dpexp.cli import predict, verify
+from dpexp.privacy.certificate import ANALYSED, SHUFFLED
 from dpexp.training import model_card
 from tests.own_data import save_csv, save_folders
 from tests.runs import execute
@@ -85,3 +86,14 @@ def test_what_is_no_name_of_the_hub_is_left_out(task, model, expected, tmp_path,
     (tmp_path / "README.md").write_text(model_card._front({"task": task, "model": model}, "rgp"))
     said = front(tmp_path)
     assert {key: said[key] for key in said if key not in ("library_name", "tags")} == expected
+
+
+@pytest.mark.parametrize("word", [SHUFFLED, ANALYSED])
+def test_a_card_claims_nothing_that_its_certificate_withdraws(word):
+    certificate = {
+        "deviations": [], "epsilon": {"prv": 1.99}, "target_epsilon": 2.0, "delta": 1e-4,
+        "neighbouring": "add or remove one example", "sampling": "poisson", "replayable": False,
+    }  # fmt: skip
+    assert "are (2, 0.0001)-differentially private" in model_card._privacy(certificate, {})
+    said = model_card._privacy(certificate | {"deviations": [word]}, {})
+    assert "differentially private" not in said and said.startswith("No privacy is claimed")

@@ -136,7 +136,7 @@ def resolved(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: as `plain`.
     """
-    from dpexp.cli import naming, validate
+    from dpexp.cli import begun, naming, validate
     from dpexp.records import present_names
     from dpexp.types import ConfigError
 
@@ -158,4 +158,4 @@ def resolved(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     resolved: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     config = naming.named(validate.at_home(present_names(resolved)))
     validate.check(config)
-    return config
+    return begun.settled(config)

@@ -25,6 +25,7 @@ from hydra._internal.sources_registry import SourcesRegistry
 from omegaconf import DictConfig
 
 from dpexp.cli import (
+    begun,
     blocks,
     building,
     composition,
@@ -77,7 +78,7 @@ class Configs:
         with suppress(KeyError, TypeError, AttributeError):
             kept = self._cache.get(name)
             if kept["rests_on"] == self._state(kept["rests_on"]):
-                return kept["config"]
+                return begun.settled(kept["config"])  # which depends on folders elsewhere
         try:
             config, files = self._composed(words)
         except ConfigError:

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from dpexp import records
-from dpexp.cli import errors, folders, holdout, validate
+from dpexp.cli import begun, errors, folders, holdout, validate
 from dpexp.cli.building import make_method, prepare, with_head
 from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute, failing_model, with_weights
@@ -187,7 +187,9 @@ def train(
     plain = task.fingerprint
     is_of_training = overlap.is_of_training(train, test, examples, tests)
     weights = digest(model.state_dict())
-    before = _trained_before(results, weights)
+    found = _trained_before(results, weights)
+    before = {} if found is None else begun.lineage(found, results)
+    ids = [*before]
     values = {
         "eps": eps,
         "epochs": epochs,
@@ -208,7 +210,7 @@ def train(
         "++model.head": AUTO,
         **({"++model.reads": TEXTS} if isinstance(examples, Texts) else {}),
         "++model.initial_weights": weights,
-        **({"++model.trained_in": before.directory.name} if before else {}),
+        **({"++model.trained_in": ids if ids[1:] else ids[0]} if ids else {}),
         "++model.code": code or code_digest(model),
         **({"+dataset_size": COUNT} if dataset_size is None else {}),
         **settings,
@@ -233,7 +235,7 @@ def train(
             "settings. Leave it out."
         )
     if before:
-        _require_other_noise(config, before)
+        begun.require_other_noise(config, before)
     task = holdout.left_out(task, config)
     with _own_random_numbers():
         head = prepare(model, config, task.num_classes).head
@@ -279,21 +281,6 @@ def _trained_before(results: str, weights: str) -> records.Record | None:
                 if found.config["model"].get("initial_weights") != weights:  # else it moved none
                     return found
     return None
-
-
-def _require_other_noise(config: Mapping[str, Any], before: records.Record) -> None:
-    """Refuse noise that the run before drew, too: the difference of two steps would be without.
-
-    Raises:
-        ConfigError: for the same seed, unless either has none.
-    """
-    both = (config["privacy"]["noise"], before.config["privacy"]["noise"])
-    if all(each is True for each in both):
-        if config["seed"] == before.config["seed"]:
-            raise ConfigError(
-                f"Expected another seed than that of run {before.directory.name}, which trained "
-                f"the model before and drew the same noise from seed={config['seed']}. Set seed."
-            )
 
 
 def _trained(

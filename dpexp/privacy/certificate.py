@@ -22,6 +22,9 @@ LOST = "steps were lost to a kill: they are accounted for, and not in the weight
 LARGE_DELTA = "delta is not below 1/N: such a guarantee allows one example to be published"
 
 JUDGED_ON_TRAINING = "the metric is of the training set, without noise: it is not covered"
+ON_TRAINING = ("dpexp.data.regression.regression", "dpexp.data.lending_club.lending_club")
+"""Tasks that are evaluated on their training set."""
+
 UNRELEASED = "teacher_accuracy is of votes without noise: it is no part of the guarantee"
 TEST_HALF = "half of the test set is the student's public data; accuracy is of the other half"
 UNSAID = "unsaid_votes counts those of teachers that diverged: it is no part of the guarantee"
@@ -63,6 +66,9 @@ HELD_OUT = (
 )
 """What a certificate says of training examples that were held out."""
 
+BEGAN = "began with the weights"
+"""How the deviation of a run begins whose weights another one had trained."""
+
 NO_GUARANTEE = (NO_NOISE, NO_CLIPPING)
 
 CONFIDENT_GNMAX = "Confident-GNMax on teachers' votes"
@@ -74,13 +80,19 @@ class PrivacyError(RuntimeError):
 
 
 def continued(config: Mapping[str, Any]) -> str:
-    """Return the deviation of a run whose model another run had trained; "" where none is known."""
-    run = config["model"].get("trained_in")
-    if not run:
+    """Return the deviation of a run whose model other runs had trained; "" where none is known."""
+    said = config["model"].get("trained_in") or config.get("trained_in")
+    if not said:
         return ""
+    if isinstance(said, str) or len(said) == 1:
+        (run,) = [said] if isinstance(said, str) else said
+        return (
+            f"{BEGAN} of run {run}: of examples that both read, the epsilons add up, "
+            "and where that run had none this one is no guarantee"
+        )
     return (
-        f"began with the weights of run {run}: of examples that both read, the epsilons add up, "
-        "and where that run had none this one is no guarantee"
+        f"{BEGAN} of run {said[0]}, and it with those of {', '.join(said[1:])}: of examples that "
+        "they read, the epsilons add up, and where one had none this one is no guarantee"
     )
 
 
@@ -95,7 +107,8 @@ def learnt_from_data(config: Mapping[str, Any]) -> dict[str, bool]:
 
 def says_judged_on_training(config: Mapping[str, Any]) -> bool:
     """Return whether a config says that its test examples are training ones."""
-    return bool(config["task"].get("judged_on_training"))
+    task = config["task"]
+    return task.get("_target_") in ON_TRAINING or bool(task.get("judged_on_training"))
 
 
 def held_out(task: Any, config: Mapping[str, Any]) -> dict[str, Any]:

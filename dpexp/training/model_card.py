@@ -9,7 +9,12 @@ from typing import Any
 
 import yaml
 
+from dpexp.privacy.certificate import ANALYSED, BEGAN, SHUFFLED
+
 FILE = "README.md"
+
+WITHDRAWN = (SHUFFLED, ANALYSED)
+"""Deviations with which an epsilon is stated, and no guarantee is given."""
 
 
 def text(
@@ -102,8 +107,15 @@ def _what(result: Mapping[str, Any], classes: Sequence[str], *, is_secret: bool)
 def _privacy(certificate: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     deviations = certificate["deviations"]
     spent = [value for value in certificate["epsilon"].values() if value is not None]
-    if not spent:
+    withdrawn = [word for word in deviations if word in WITHDRAWN or word.startswith(BEGAN)]
+    if not spent or (withdrawn and not withdrawn[0].startswith(BEGAN)):
         claim = "No privacy is claimed."
+    elif withdrawn:
+        claim = (
+            f"This training alone spent {spent[0]:.4g} of ε = {certificate['target_epsilon']:g} "
+            f"at δ = {certificate['delta']:g}. **That is no claim for the weights**, which another "
+            "run had trained before."
+        )
     else:
         claim = (
             f"The weights are ({certificate['target_epsilon']:g}, {certificate['delta']:g})-"

@@ -1,0 +1,108 @@
+"""Find the runs whose kept weights another run begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpexp import records
+from dpexp.cli import fingerprints
+from dpexp.types import ConfigError
+
+Chain = Mapping[str, records.Record | None]
+"""Runs by their ids, the latest first; None for one whose record is not at hand."""
+
+RECORD = ("privacy.json", "result.json")
+"""Files of a run's folder, which also holds its kept weights as a hub folder does."""
+
+LIBRARIES = ("", "timm", "torchvision")
+"""Folders below model_root that weights are looked for in."""
+
+
+def settled(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with the runs that it begins with (`trained_in`), if it begins with any.
+
+    Raises:
+        ConfigError: if a run's record cannot be read, or one of them drew this run's noise.
+    """
+    chain: dict[str, records.Record | None] = {}
+    for folder in _folders(config):
+        if not any((folder / name).exists() for name in RECORD):
+            continue
+        found = records.read(folder)
+        if found is None:
+            raise ConfigError(
+                f"Expected weights without a run's record, or with a whole one; what is beside "
+                f"those in {folder} cannot be read ({records.damage(folder) or 'not finished'}). "
+                "Restore it, or name other weights."
+            )
+        chain |= lineage(found, config["results"])
+    before = {key: value for key, value in config.items() if key != "trained_in"}
+    if not chain:
+        return before
+    require_other_noise(config, chain)
+    return {**before, "trained_in": [*chain]}
+
+
+def lineage(record: records.Record, results: str | Path) -> Chain:
+    """Return a run and those whose weights it began with, however far back.
+
+    Args:
+        record: of the run.
+        results: a folder of results, where the others are looked for as well as beside the run.
+    """
+    chain: dict[str, records.Record | None] = {}
+    left = [(str(record.result.get("run", record.directory.name)), record)]
+    while left:
+        name, here = left.pop(0)
+        chain[name] = here
+        for earlier in begun_with(here.config):
+            places = (here.directory.parent / earlier, *Path(results).glob(f"*/runs/{earlier}"))
+            found = next(filter(None, map(records.read, places)), None)
+            if found is None:
+                chain.setdefault(earlier, None)
+            elif chain.get(earlier) is None:
+                left.append((earlier, found))
+    return chain
+
+
+def begun_with(config: Mapping[str, Any]) -> list[str]:
+    """Return the ids of the runs that a config says it began with."""
+    said = config["model"].get("trained_in") or config.get("trained_in") or []
+    return [said] if isinstance(said, str) else [*said]
+
+
+def require_other_noise(config: Mapping[str, Any], chain: Chain) -> None:
+    """Refuse noise that a run before drew, too: the difference of two steps would be without.
+
+    Args:
+        config: of the run to come.
+        chain: the runs before it, by their ids.
+
+    Raises:
+        ConfigError: for the same seed, unless either has none.
+    """
+    for name, before in chain.items():
+        if before is None:
+            continue
+        both = (config["privacy"]["noise"], before.config["privacy"]["noise"])
+        if all(each is True for each in both) and config["seed"] == before.config["seed"]:
+            raise ConfigError(
+                f"Expected another seed than that of run {name}, which trained the model before "
+                f"and drew the same noise from seed={config['seed']}. Set seed."
+            )
+
+
+def _folders(config: Mapping[str, Any]) -> Iterator[Path]:
+    """Return the folders that a config's weights may be in, present or not."""
+    model, features = config["model"], config.get("features") or {}
+    named: Sequence[tuple[Mapping[str, Any], str | None]] = (
+        (model, fingerprints.READERS.get(str(model.get("_target_")))),
+        (features, "encoder" if "encoder" in features else None),
+    )
+    for settings, key in named:
+        if key is not None and settings.get("pretrained", True) and settings.get(key):
+            root = Path(str(settings.get("model_root", "."))).expanduser()
+            for library in LIBRARIES:
+                yield root / library / str(settings[key])

@@ -1,0 +1,90 @@
+"""Runs that begin with the weights of other runs say so, and draw other noise."""
+
+import shutil
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import dpexp
+from dpexp.cli import verify
+from dpexp.types import ConfigError
+from tests.own_data import save_csv
+from tests.texts import save_model, sentences
+
+SHORT = "epochs=1 batch_size=70 micro_batch=35 device=cpu weights=keep model.dropout=0"
+
+
+@pytest.fixture
+def words(tmp_path):
+    """A small classifier of transformers on texts of one's own; where kept runs are."""
+    folder = tmp_path / "models" / "tiny" / "bert"
+    save_model(tmp_path / "models", "bert", longest=64)
+    config = transformers.DistilBertConfig(
+        dim=16, n_heads=2, n_layers=1, hidden_dim=32, vocab_size=40, max_position_embeddings=64
+    )
+    transformers.DistilBertForSequenceClassification(config).save_pretrained(folder)
+    labels = [["bad", "good"][i % 2] for i in range(90)]
+    rows = [list(row) for row in zip(sentences(90, 1), labels, strict=True)]
+    path = save_csv(tmp_path / "reviews.csv", [["text", "label"], *rows])
+    return (
+        f"task=texts data={path} dataset_size=70 task.test_size=20 {SHORT} model=hf "
+        f"task.max_length=16 task.classes=[bad,good] results={tmp_path}/results method=dpsgd"
+    )
+
+
+def test_kept_weights_are_not_taken_for_public_ones(words, tmp_path, capsys):
+    first = dpexp.run(words, f"eps=8 repo=tiny/bert model_root={tmp_path}/models")
+    (kept,) = (tmp_path / "results").glob("*/runs/*")
+    again = f"{words} eps=2 repo={kept.name} model_root={kept.parent}"
+    with pytest.raises(ConfigError, match=f"another seed than that of run {kept.name}, which"):
+        dpexp.run(again)
+    second = dpexp.run(again, "seed=1")
+    (said,) = [word for word in second.certificate["deviations"] if "began" in word]
+    assert said.startswith(f"began with the weights of run {kept.name}: ")
+    assert not any("began" in word for word in first.certificate["deviations"])
+    assert verify.main([str(second.directory)]) == 0
+    assert f"weights of run {kept.name}" in capsys.readouterr().out
+    card = (second.directory / "README.md").read_text()
+    assert "differentially private (" not in card and "no claim for the weights" in card
+    assert "differentially private (" in (kept / "README.md").read_text()
+    assert dpexp.run(again, "seed=1").directory == second.directory  # it is looked up
+    third = f"{words} eps=2 repo={second.directory.name} model_root={kept.parent}"
+    with pytest.raises(ConfigError, match=f"another seed than that of run {kept.name}, which"):
+        dpexp.run(third)
+    copy = shutil.copytree(second.directory, tmp_path / "models" / "mine" / "copy")
+    third = dpexp.run(f"{words} eps=2 repo=mine/copy model_root={tmp_path}/models seed=2")
+    (said,) = [word for word in third.certificate["deviations"] if "began" in word]
+    assert said.startswith(
+        f"began with the weights of run {second.directory.name}, and it with those of {kept.name}: "
+    )
+    assert verify.main([str(third.directory)]) == 0
+    (copy / "privacy.json").write_text("{")
+    with pytest.raises(ConfigError, match="a run's record, or with a whole one") as raised:
+        dpexp.run(f"{words} eps=2 repo=mine/copy model_root={tmp_path}/models seed=3")
+    assert "\n" not in str(raised.value)
+
+
+def test_no_run_in_a_row_repeats_the_noise_of_an_earlier_one(tmp_path):
+    gen = torch.Generator().manual_seed(0)
+    train = (torch.randn(60, 20, generator=gen), torch.arange(60) % 2)
+
+    def trained(model, seed, **settings):
+        return dpexp.train(
+            model, train, train, eps=0.5, epochs=1, batch_size=60, seed=seed, results=tmp_path,
+            settings={"schedule": "constant", **settings}, optimizer="sgd_plain", lr=1.0,
+        )  # fmt: skip
+
+    first = trained(nn.Sequential(nn.Flatten(), nn.Linear(20, 2)), 0)
+    second = trained(first.model, 1)
+    with pytest.raises(ConfigError, match=f"than that of run {first.directory.name}, which"):
+        trained(second.model, 0)
+    with pytest.raises(ConfigError, match=f"than that of run {second.directory.name}, which"):
+        trained(second.model, 1)
+    third = trained(second.model, 2)
+    (said,) = [word for word in third.certificate["deviations"] if "began" in word]
+    assert f"of run {second.directory.name}, and it with those of {first.directory.name}" in said
+    assert verify.main([str(third.directory)]) == 0
+    secret = trained(second.model, 1, noise="secret")
+    assert any("began" in word for word in secret.certificate["deviations"])
