@@ -18,6 +18,7 @@ from dpexp.pate import PATE, loop
 from dpexp.pate.stages import ask, assign, ballots
 from dpexp.pate.votes import build_votes
 from dpexp.privacy.seeds import generator
+from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
 CPU = torch.device("cpu")
@@ -194,3 +195,20 @@ def test_the_caps_hold_whatever_the_votes():
         assert (got.asked, len(got.labels)) == (max_answers, max_answers)
     none = ask(votes, mechanism(threshold=1e9))
     assert (none.asked, len(none.labels)) == (8, 0)
+
+
+def test_public_images_that_are_private_ones_are_refused():
+    """However few they are: the student trains on their pixels without noise."""
+    task = cli.build_task(cli.compose(SMALL), CPU)
+    public, _ = loop.split_public(task, "test-half")
+    order = torch.randperm(len(task.test), generator=generator(0, "test-half", 0))
+    for place, is_public in ((order[0], True), (order[-1], False)):
+        inputs = task.test.inputs.clone()
+        inputs[place] = task.train.inputs[5]
+        changed = replace(task, test=replace(task.test, inputs=inputs))
+        if is_public:
+            with pytest.raises(ConfigError, match="1 of 180 images of the test set's half that"):
+                loop.split_public(changed, "test-half")
+        else:
+            loop.split_public(changed, "test-half")
+    assert len(public) == 180

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpexp.data.examples import in_tensors
+from dpexp.data.public import refuse_private
 from dpexp.data.task import fingerprint
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
@@ -41,6 +43,14 @@ from dpexp.training.uncompiled import spare_tracer
 from dpexp.types import ConfigError
 
 log = logging.getLogger("dpexp")
+
+OFFICIAL = ("mnist", "svhn", "svhn_extended", "cifar10", "cifar100")
+"""Tasks whose training and test sets are published as such."""
+
+HALF = (
+    "the test set's half that method=pate learns from; Take training images out of the test set, "
+    "or set method.public=task and a public set"
+)
 
 EVALUATIONS = 5
 """Of the student, evenly spread (ours)."""
@@ -243,7 +253,10 @@ def split_public(task: Any, source: str) -> tuple[Any, Any]:
     # The same half for every run, so that all are evaluated on the same examples.
     order = torch.randperm(len(task.test), generator=generator(0, "test-half", 0))
     half = len(order) // 2
-    return task.test.take(order[:half]), replace(task, test=task.test.take(order[half:]))
+    public = task.test.take(order[:half])
+    if task.name not in OFFICIAL:
+        refuse_private(task, in_tensors(public).inputs, said=HALF)
+    return public, replace(task, test=task.test.take(order[half:]))
 
 
 def asked_of(config: dict, parts: Parts) -> dict[str, Any]:

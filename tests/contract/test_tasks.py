@@ -6,6 +6,7 @@ import yaml
 
 from dpexp import cli
 from dpexp.cli.config_cache import Configs
+from dpexp.privacy.certificate import says_judged_on_training
 from dpexp.types import MissingData
 from tests.contract.cases import OWN, TASKS
 from tests.images import save_images
@@ -105,6 +106,14 @@ def test_a_task_holds_what_it_declares(name, make):
     outputs = torch.zeros(len(targets), task.num_classes)
     assert task.loss(outputs, targets).shape == ()
     assert task.score(outputs, targets).shape == targets.shape
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_is_judged_on_training_examples_is_known_by_the_config(name, make):
+    """A certificate says so by the task, and verification by the config."""
+    config = CONFIGS.compose_anew([f"task={name}", "method=dpsgd", "profile=embedded", "eps=8"])
+    task = make(name)
+    assert says_judged_on_training(config) == (task.test is task.train)
 
 
 @pytest.mark.parametrize("name", [*TASKS, *OWN])

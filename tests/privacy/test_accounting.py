@@ -289,3 +289,8 @@ def test_many_seeds_share_one_calibration():
     start = time.perf_counter()
     calibrate(0.05, 100, 1e-5, 3.0)
     assert time.perf_counter() - start < 0.01
+
+
+def test_no_epsilon_is_below_zero():
+    """At a large delta the privacy loss lets less than nothing be bounded."""
+    assert accounting.prv_epsilon(40 / 1437, 0.5, 1, 0.05, 108) == 0.0

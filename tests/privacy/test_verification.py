@@ -274,6 +274,11 @@ FORGERIES = {
         lambda p: p["releases"][1].update(drawn=0),
         "release votes, drawn",
     ),
+    "more examples than the data have": (
+        *("dpsgd", "config"),
+        lambda c: c["task"].update(dataset_size=14_370),
+        "N: task digits has 1437 examples at most; got 14370",
+    ),
     "an epsilon of nothing": ("none", "privacy", {"epsilon": {"prv": 3.0}}, "there is none"),
     "a budget of nothing": ("none", "privacy", {"target_epsilon": 3.0}, "target_epsilon"),
     "noise of nothing": ("none", "privacy", {"noise_multiplier": 1.0}, "noise_multiplier"),

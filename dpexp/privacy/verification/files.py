@@ -37,7 +37,9 @@ from dpexp.privacy.verification.statements import (
     trusted,
 )
 from dpexp.records import profile_of
+from dpexp.records.binding import later_entries
 from dpexp.records.predictions import HELD_OUT
+from dpexp.records.sizes import most_training, tested
 from dpexp.types import one_line
 
 MOST_COMPOSED = 10**8
@@ -118,7 +120,7 @@ class _Check:
         self.epsilon: float | None = None
         self._config, self._result, self._privacy = config, result, privacy
         self._tests = tests
-        self._is_older = "run" not in privacy
+        self._is_older = "run" not in privacy and not later_entries(result, privacy)
 
     def say(self, finding: str) -> None:
         """Add a finding."""
@@ -141,6 +143,7 @@ class _Check:
         self._holdout()
         self._words(wanted, is_vote)
         self._same("dataset_size", self._size())
+        self._counts()
         parts = self._votes() if is_vote else self._steps(wanted)
         self._unknown_keys(is_vote)
         self._accountants(wanted, is_vote)
@@ -155,6 +158,19 @@ class _Check:
         size = self._config["task"]["dataset_size"]
         # A shadow model holds half of the training set.
         return size // 2 if self._config.get("attack", {}).get("name") == "shadow" else size
+
+    def _counts(self) -> None:
+        """Compare N with what the data have, and the numbers of test examples."""
+        config, most = self._config, most_training(self._config)
+        if most is None:
+            self.unchecked.append("N: that the data have so many training examples")
+        elif config["task"]["dataset_size"] > most:
+            stated = config["task"]["dataset_size"]
+            self.say(f"N: task {config['task']['name']} has {most} examples at most; got {stated}")
+        for name, counted in self._tests.items():
+            size = tested(config, name)
+            if size and counted != size:
+                self.say(f"{name}: {size} examples are tested; predictions.npz has {counted}")
 
     def _steps(self, wanted: Mapping[str, Any]) -> tuple[Part, ...]:
         config, privacy = self._config, self._privacy

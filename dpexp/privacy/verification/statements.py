@@ -34,9 +34,6 @@ OF_STEPS = {"batch_size", "planned_steps", "lost_steps", "correlation"}
 OF_VOTES = {"mechanism", "answers", "threshold"}
 """Entries of a certificate."""
 
-REGRESSION = "dpexp.data.regression.regression"
-"""A task that is evaluated on its training set."""
-
 
 def test_examples(config: Mapping[str, Any]) -> int | None:
     """Return a task's number of test examples, including public ones; None if not configured."""
@@ -59,8 +56,7 @@ def due_words(
         **words.learnt_from_data(config),
         words.ANALYSED: bool(config.get("analysis")),
         words.TEST_HALF: is_vote and config["method"]["public"] == "test-half",
-        words.JUDGED_ON_TRAINING: config["task"].get("_target_") == REGRESSION
-        or words.says_judged_on_training(config),
+        words.JUDGED_ON_TRAINING: words.says_judged_on_training(config),
         words.UNRELEASED: is_vote,
         words.LARGE_DELTA: is_private and privacy["delta"] * privacy["dataset_size"] >= 1,
     }
