@@ -76,7 +76,7 @@ def test_cells_show_measured_published_and_their_difference_by_size(make, lab):
     assert '<span class="published">paper 70.0</span>' in text
     assert '<span class="d below far">' in text or '<span class="d above far">' in text
     assert "not comparable" in " ".join(reader.words)
-    assert '<span class="badge holds">' in text
+    assert '<span class="badge unclear">' in text
 
 
 def test_the_paper_profile_counts_cells_by_size_and_warns_of_nothing(make, lab):

@@ -62,16 +62,21 @@ def read(
 def numbers(result: Mapping[str, Any], names: Sequence[str]) -> list[float]:
     """Return those of the named numbers that a result.json has.
 
-    Some may be missing: a paper's task may have two test sets, and its replacement only one.
+    Some may be missing: a paper's task may have two test sets, and its replacement only one. One
+    that is there and was not finite, which records have as null, is NaN.
 
     Raises:
         records.NoSeries: it has none of them.
     """
-    entries = [result.get(name) for name in names]
-    present = [v for v in entries if isinstance(v, int | float) and not isinstance(v, bool)]
+    entries = [result[name] for name in names if name in result]
+    present = [
+        math.nan if v is None else float(v)
+        for v in entries
+        if v is None or (isinstance(v, int | float) and not isinstance(v, bool))
+    ]
     if not present:
         raise records.NoSeries(f"no such number: {' or '.join(names)}")
-    return [float(number) for number in present]
+    return present
 
 
 def metric(result: Mapping[str, Any], names: Sequence[str]) -> float:
@@ -117,8 +122,8 @@ def reduced(reading: Reading, how: str) -> float:
     if isinstance(reading, float):
         return reading
     values = np.asarray(reading[1] if isinstance(reading, tuple) else reading)
-    if how in ("mean", "min", "max"):
-        values = values[np.isfinite(values)]
+    if how in ("mean", "min", "max") and not np.isfinite(values).all():
+        return math.nan  # what was left out may have been the largest
     if not values.size:  # e.g. a run that diverged before its first observation
         return math.nan
     if how == "last":

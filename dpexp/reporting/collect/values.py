@@ -32,6 +32,8 @@ SKIPPED = "not run here"
 """A cell that the profile skips."""
 WORDS = "words"
 """A cell of a column of words."""
+NO_NUMBER = "diverged"
+"""A cell whose runs are done and have no finite number."""
 DIVERGED = "training diverged: outputs that are not finite count as wrong"
 """Printed for a run whose model gave such outputs on its test set."""
 
@@ -48,6 +50,7 @@ class Value:
             than two seeds, and both are None for a picture.
         num_seeds: number of finished seeds.
         asked: number of seeds requested.
+        diverged: number of finished seeds whose number is not finite; `num_seeds` has none of them.
         published: the paper's value, or None.
         published_std: the paper's standard deviation, or None.
         epsilon, noise_multiplier: the largest over the seeds; None if the runs are not private.
@@ -70,6 +73,7 @@ class Value:
     std: float | None = None
     num_seeds: int = 0
     asked: int = 0
+    diverged: int = 0
     published: float | None = None
     published_std: float | None = None
     epsilon: float | None = None
@@ -140,6 +144,9 @@ def _value(
             except records.NoSeries as error:
                 rest.append(replace(item, status=str(error), detail=""))
             else:
+                if isinstance(reading, float) and not math.isfinite(reading):
+                    rest.append(replace(item, status=NO_NUMBER, detail=""))
+                    continue
                 done.append(item)
                 readings.append(reading)
     statuses = dict.fromkeys(item.status for item in rest)
@@ -150,6 +157,7 @@ def _value(
         details=_once(f"{i.status}: {_detail(i)}" for i in rest if i.detail),
         num_seeds=len(done),
         asked=len(items),
+        diverged=sum(item.status == NO_NUMBER for item in rest),
         epsilon=_largest(epsilon(p) for p in privacy),
         noise_multiplier=_largest(p.get("noise_multiplier") for p in privacy),
         papers_multiplier=_largest(papers_multiplier(artifact.paper, p) for p in privacy),
@@ -210,21 +218,25 @@ def _average(
     by_seed: dict[int, list[Outcome]] = {}
     for item in (item for _, items in cells for item in items):
         by_seed.setdefault(item.job.seed, []).append(item)
-    means = {}
+    means, lost = {}, 0
     for seed, items in by_seed.items():
         if len(items) == len(cells) and all(item.status == DONE for item in items):
             with suppress(records.NoSeries):
                 by_item = [numbers(item.result or {}, item.job.metric) for item in items]
-                means[seed] = statistics.fmean(number for part in by_item for number in part)
-    mean, std = mean_and_std(list(means.values()))
+                mean = statistics.fmean(number for part in by_item for number in part)
+                if math.isfinite(mean):
+                    means[seed] = mean
+                lost += not math.isfinite(mean)
+    center, std = mean_and_std(list(means.values()))
     cell = (row.key, artifact.average.key if artifact.average else "")
     value = Value(
         cell=cell,
-        status=DONE if means else NOT_RUN,
-        mean=mean,
+        status=DONE if means else NO_NUMBER if lost else NOT_RUN,
+        mean=center,
         std=std,
         num_seeds=len(means),
         asked=len(by_seed),
+        diverged=lost,
         readings=tuple(means.values()),
         parts=tuple(
             _value(artifact, row, column, [item for item in items if item.job.seed in means])

@@ -17,6 +17,8 @@ from dpexp.reporting.collect.values import SKIPPED, Value
 from dpexp.reporting.judge import errors, sides
 from dpexp.reporting.judge.errors import LEVEL, Estimate, Side
 from dpexp.reporting.schema.artifact import Artifact, Claim, Key
+from dpexp.reporting.text import at_least, at_most
+from dpexp.types import counted
 
 HOLDS, FAILS, UNCLEAR, NOT_RUN = "holds", "does not hold", "unclear", "not run"
 SO_FAR = " so far"
@@ -41,6 +43,7 @@ class Comparison:
         low, high: the bounds of the difference; infinite if its error is unknown.
         verdict: one of the four above.
         is_skipped: whether the profile has no run for one of the sides.
+        diverged: number of both sides' runs that are done and have no finite number.
     """
 
     above: Key | float
@@ -50,6 +53,7 @@ class Comparison:
     high: float
     verdict: str
     is_skipped: bool = False
+    diverged: int = 0
 
     @property
     def difference(self) -> float | None:
@@ -63,12 +67,19 @@ class Comparison:
 
     def words(self, decimals: int) -> str:
         """Return the estimate, its interval, and its numbers of seeds and examples."""
+        if self.diverged:
+            return f"not known, as training diverged in {counted(self.diverged, 'run')}"
         if self.estimate is None:
             return NOT_RUN
         text = f"{self.estimate.difference:+.{decimals}f}"
         if self.estimate.error is not None:
-            text += f" ({self.low:+.{decimals}f} to {self.high:+.{decimals}f})"
+            text += f" ({_signed(at_least(self.low, decimals))} to "
+            text += f"{_signed(at_most(self.high, decimals))})"
         return f"{text}, {_basis(self.estimate)}"
+
+
+def _signed(number: str) -> str:
+    return number if number.startswith("-") else f"+{number}"
 
 
 def _basis(estimate: Estimate) -> str:
@@ -121,7 +132,7 @@ class Verdict:
         The decisive one is the comparison with the smallest difference among those with the worst
         verdict.
         """
-        done = [c for c in self.comparisons if c.estimate is not None]
+        done = [c for c in self.comparisons if c.verdict != NOT_RUN]
         if not done:
             return self.word
         meant = [c for c in self.comparisons if not c.is_skipped]
@@ -174,6 +185,17 @@ def _judge(claim: Claim, artifact: Artifact, values: Mapping[Key, Value]) -> Ver
     comparisons = tuple(
         replace(compare(*pair, item, claim.exceeds, number), is_skipped=is_skipped(pair))
         for pair, item in zip(pairs, estimates, strict=True)
+    )
+    # The other seeds' mean would leave out the worst.
+    lost = [
+        sum(sides.diverged(claim, values[c]) for c in pair if not isinstance(c, float))
+        for pair in pairs
+    ]
+    comparisons = tuple(
+        replace(c, estimate=None, low=-math.inf, high=math.inf, verdict=UNCLEAR, diverged=count)
+        if count
+        else c
+        for c, count in zip(comparisons, lost, strict=True)
     )
     verdicts = {comparison.verdict for comparison in comparisons}
     worst_first = (FAILS, UNCLEAR, HOLDS, NOT_RUN)

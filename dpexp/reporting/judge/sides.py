@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
+from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from dpexp import records
-from dpexp.records.predictions import HELD_OUT, PREDICTIONS, unpacked
+from dpexp.records.predictions import PREDICTIONS, unpacked
 from dpexp.records.safely import Damaged
+from dpexp.records.sizes import ACCURACY, OF_HELD_OUT, tested
 from dpexp.reporting.collect.readings import numbers, reduced
 from dpexp.reporting.collect.values import Value
 from dpexp.reporting.judge.errors import EXTRA, Side
 from dpexp.reporting.schema.artifact import Claim
 
-ACCURACY, OF_HELD_OUT = "test_accuracy", f"{HELD_OUT}accuracy"
-"""The prefixes of the names of accuracies in percent."""
-
 SCORED_ON = "attack_scored_on"
 """The number of examples that an attack was scored on."""
-
-TEST_SIZES: Mapping[str, Mapping[str, int]] = {
-    "mnist": {ACCURACY: 10_000},
-    "cifar10": {ACCURACY: 10_000},
-    "cifar100": {ACCURACY: 10_000},
-    "svhn": {ACCURACY: 26_032},
-    "svhn_extended": {ACCURACY: 26_032},
-    "sst2": {ACCURACY: 872},
-    "qqp": {ACCURACY: 40_430},
-    "qnli": {ACCURACY: 5_463},
-    "mnli": {ACCURACY: 9_815, f"{ACCURACY}_mm": 9_832},
-}
-"""Sizes of the official test sets (for GLUE, validation sets) by task and metric. Records of runs
-without predictions do not state them."""
 
 CLOSE = 1e-6
 """Tolerance between an accuracy counted from predictions and the recorded one."""
@@ -73,14 +58,24 @@ def _attacked(value: Value, values: np.ndarray, names: Sequence[str]) -> Side:
 
     Seeds share their data, so that more of them make this error no smaller.
     """
-    errors = [[result.get(f"{name}_se") for name in names] for result in value.results]
-    counts = {result.get(SCORED_ON) for result in value.results}
-    known = [of_seed[0] for of_seed in errors if len(of_seed) == 1 and of_seed[0] is not None]
-    if len(known) < len(values) or len(counts) > 1 or None in counts:
+    known = [result[f"{name}_se"] for result in value.results for name in names
+             if isinstance(result.get(f"{name}_se"), int | float)]  # fmt: skip
+    counts = {int(result.get(SCORED_ON) or 0) for result in value.results}
+    if len(names) != 1 or len(known) < len(values) or len(counts) != 1 or 0 in counts:
         return Side(values)
     (count,) = counts
     variance = float(np.mean(np.square(known))) + EXTRA * 100.0**2 / count**2
     return Side(values, sizes=(count,), of_examples=variance)
+
+
+def diverged(claim: Claim, value: Value) -> int:
+    """Return how many of a cell's runs have a number that is not finite where one is compared."""
+    if claim.metric:
+        given = (result.get(claim.metric, 0.0) for result in value.results)
+        return sum(not isinstance(number, int | float) or not isfinite(number) for number in given)
+    return value.diverged + sum(
+        not isfinite(reduced(reading, claim.reduce)) for reading in value.readings
+    )
 
 
 def _together(claim: Claim, value: Value, values: np.ndarray) -> Side | None:
@@ -182,25 +177,6 @@ def _metrics(value: Value, names: Sequence[str]) -> list[str]:
 
 def _sizes(value: Value, metrics: Sequence[str]) -> tuple[int, ...]:
     """Return the number of examples of each test set; () if the configs do not determine it."""
-    sizes = {tuple(_size(config, name) for name in metrics) for config in value.configs}
+    sizes = {tuple(tested(config, name) for name in metrics) for config in value.configs}
     known = next(iter(sizes)) if len(sizes) == 1 else ()
     return known if all(known) else ()
-
-
-def _size(config: Mapping[str, Any], metric: str) -> int:
-    """Return the number of a run's test examples; 0 if its config does not determine it.
-
-    PATE's student may use half of a test set, and public images may be removed from it.
-    """
-    if metric.startswith(OF_HELD_OUT):
-        return int(config.get("holdout", {}).get("size") or 0)
-    task, public = config.get("task", {}), config.get("public", {})
-    name = task.get("name")
-    size = task.get("test_size") or TEST_SIZES.get(str(name), {}).get(metric, 0)
-    if not size:
-        return 0
-    if config.get("method", {}).get("public") == "test-half":
-        size -= size // 2
-    if public.get("of_task") and public.get("of_task") == name:
-        size -= public["size"]
-    return int(size)

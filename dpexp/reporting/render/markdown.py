@@ -108,7 +108,8 @@ def measured(value: Value, decimals: int) -> str:
     if value.mean is None:
         return value.text if value.status == WORDS else for_markdown(value.status)
     spread = "" if value.std is None else f" ± {value.std:.{decimals}f}"
-    return f"{value.mean:.{decimals}f}{spread} (n={value.num_seeds})"
+    lost = f", and {value.diverged} diverged" if value.diverged else ""
+    return f"{value.mean:.{decimals}f}{spread} (n={value.num_seeds}{lost})"
 
 
 def _place(artifact: Artifact) -> str:
