@@ -18,6 +18,7 @@ from dpexp import cli, records
 from dpexp.cli import picture, readme
 from dpexp.cli.__main__ import COMMANDS
 from dpexp.cli.number_blocks import PAGES
+from dpexp.reporting.text import at_least
 from dpexp.types import ConfigError
 
 ROOT = cli.CONF.parent
@@ -165,7 +166,7 @@ def test_the_audits_are_those_that_were_made():
     runs = [ROOT / "results" / "embedded" / "runs" / row["run"] for row in audits if row["run"]]
     assert len(runs) == len(audits) - 1 and all((run / "result.json").exists() for run in runs)
     bounds = ("one_run", "one_run_curve", "two_worlds", "two_worlds_gaussian")
-    made = [[f"{float(row[b]):.2f}" if row[b] else "–" for b in bounds] for row in audits]
+    made = [[at_least(float(row[b]), 2) if row[b] else "–" for b in bounds] for row in audits]
     assert [row[1:] for row in rows_under("| ε ≥, where ε = 8 is accounted for")] == made
     # The page says which share of ε the Gaussian bound recovers where noise is added to gradients.
     votes = ("pate", "compressive", "compressive_unmeasured")

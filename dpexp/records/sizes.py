@@ -73,7 +73,9 @@ def tested(config: Mapping[str, Any], metric: str) -> int:
         return int(config.get("holdout", {}).get("size") or 0)
     task, public = config.get("task", {}), config.get("public", {})
     name = task.get("name")
-    size = task.get("test_size") or TEST_SIZES.get(str(name), {}).get(metric, 0)
+    # A size that a config declares is that of the first test set.
+    declared = task.get("test_size") if metric == ACCURACY else None
+    size = declared or TEST_SIZES.get(str(name), {}).get(metric, 0)
     if not size:
         return 0
     if config.get("method", {}).get("public") == "test-half":

@@ -104,8 +104,9 @@ def marked(cache):
     """Mark the one config that is kept, and give what it is marked with."""
     (entry,) = cache.rglob("*.json")
     kept = json.loads(entry.read_text())
-    entry.write_text(json.dumps(kept | {"config": {"composed": "before"}}))
-    return {"composed": "before"}
+    changed = kept["config"] | {"composed": "before"}
+    entry.write_text(json.dumps(kept | {"config": changed}))
+    return changed
 
 
 CHOSEN = ["method=rgp", "task=digits", "profile=embedded"]

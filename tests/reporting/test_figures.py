@@ -159,7 +159,7 @@ def test_the_markdown_shows_the_picture_and_judges_the_claims(made):
     text = markdown.markdown(made())
     assert "![Two methods as ε grows, drawn](figure4.svg)" in text
     assert "n = 2 seeds. Hollow or dashed: published." in text
-    assert "**holds**: it holds in 3 of 3 comparisons" in text
+    assert "**unclear**: it holds in 0 of 3 comparisons" in text
     assert text.count("| Full, small (for Big) ") == 1
     assert "not private" in text
 
