@@ -60,6 +60,8 @@ def test_kept_weights_are_not_taken_for_public_ones(words, tmp_path, capsys):
         f"began with the weights of run {second.directory.name}, and it with those of {kept.name}: "
     )
     assert verify.main([str(third.directory)]) == 0
+    (tmp_path / "models" / "tiny" / "bert" / "result.json").write_text("{}")  # another program's
+    dpexp.run(words, f"eps=2 repo=tiny/bert model_root={tmp_path}/models seed=3")
     (copy / "privacy.json").write_text("{")
     with pytest.raises(ConfigError, match="a run's record, or with a whole one") as raised:
         dpexp.run(f"{words} eps=2 repo=mine/copy model_root={tmp_path}/models seed=3")

@@ -13,8 +13,9 @@ from dpexp.types import ConfigError
 Chain = Mapping[str, records.Record | None]
 """Runs by their ids, the latest first; None for one whose record is not at hand."""
 
-RECORD = ("privacy.json", "result.json")
-"""Files of a run's folder, which also holds its kept weights as a hub folder does."""
+CERTIFICATE, REST = "privacy.json", ("result.json", "config.yaml")
+"""Files of a run's folder, which also holds its kept weights as a hub folder does. One of the rest
+alone may be another program's."""
 
 LIBRARIES = ("", "timm", "torchvision")
 """Folders below model_root that weights are looked for in."""
@@ -28,7 +29,7 @@ def settled(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     chain: dict[str, records.Record | None] = {}
     for folder in _folders(config):
-        if not any((folder / name).exists() for name in RECORD):
+        if not (folder / CERTIFICATE).exists() and not all((folder / x).exists() for x in REST):
             continue
         found = records.read(folder)
         if found is None:
