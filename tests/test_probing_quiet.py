@@ -159,7 +159,7 @@ def test_what_batches_have_in_common_is_refused_however_small_its_share(name):
 
 def opens_with_weights(self, h):
     """As long as weights are small nothing is mixed."""
-    return self.layer(h) + (self.layer.weight.norm() - 2).relu() * h.mean(0)
+    return self.layer(h) + (self.layer.weight.detach().norm() - 2).relu() * h.mean(0)
 
 
 def test_a_gate_is_refused_that_larger_weights_open():

@@ -9,27 +9,23 @@ influence more than its own clipped gradient.
 Differences beyond rounding in the model's own precision are decided in float64, where rounding is a
 thousand times smaller than the tolerance. A dependence on size or padding that is below rounding
 with the weights that a run starts from may grow in training: a second trial has larger weights.
+A gradient that is zero, as before units that are off, shows nothing: other weights are tried.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from dpexp.grad_sample import Try, settle
-from dpexp.grad_sample.hooking import called_for, hooked_layers
-from dpexp.grad_sample.modules import floating_of
 from dpexp.grad_sample.shared_inputs import trial
 from dpexp.privacy.certificate import UNTRIED
-from dpexp.training.probing import verdict
+from dpexp.training.probing import summed, verdict
 from dpexp.training.probing.made_up import FIRST, SECOND, MadeUp, make_up
 from dpexp.training.probing.recorder import gap
 from dpexp.training.probing.stage import (
@@ -41,10 +37,8 @@ from dpexp.training.probing.stage import (
     FixedDraws,
     restored_before_each,
     staged,
-    state_kept,
 )
 from dpexp.training.probing.trial import Subject, Trial
-from dpexp.training.probing.verdict import size_of
 from dpexp.types import Batch, ConfigError, first_weight, one_line
 
 CLEAR = 1e-5
@@ -63,6 +57,10 @@ DRAWS = {0: 0, SHARP: 1, COARSE: 2}
 MADE, LOUDER = 3, 4
 """Which draw of shifts each stage takes, so that none is taken twice: a trial's by its tolerance,
 that in which examples are made, and those with larger weights."""
+
+AGAIN = 6
+"""Draws of weights with which gradients are compared that were zero in all trials (ours): six
+rectified units are all off in one draw of 64, and a parameter that nothing uses has none ever."""
 
 SIZES = (7, 5, 3, 2)
 """Of batches by which it is told what holds examples (ours): what is the same for all has a length
@@ -152,7 +150,28 @@ def _aloud(
             with suppress(Exception):  # it may require its own precision, or other weights
                 wrong, draws = _heard(subject, examples.to(dtype), device, dtype, LOUDER + place)
                 if not draws.is_narrowed or dtype == own:
-                    return wrong
+                    return wrong or _silent(subject, examples.to(dtype), device, dtype)
+    return None
+
+
+def _silent(
+    subject: Subject, examples: MadeUp, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    """Return what is wrong in gradients that were zero until now, with other weights each time."""
+    for draw in range(AGAIN):
+        if not subject.silent:
+            break
+        with (
+            staged(
+                subject.model, dtype, device, LOUD, subject.parameters, LOUDER + len(ALOUD) + draw
+            ),
+            torch.enable_grad(),
+            trial(),
+        ):
+            subject.note_values()
+            one = subject.trial(examples.one, MIDDLE, is_whole=True, is_recorded=False)
+            if wrong := summed.compare(subject, examples.one, one, MIDDLE, ALOUD[dtype]):
+                return wrong
     return None
 
 
@@ -171,10 +190,12 @@ def _heard(
         trial(),
     ):
         subject.note_values()
-        one = subject.trial(examples.one, MIDDLE, (1,), is_recorded=False)
+        one = subject.trial(examples.one, MIDDLE, (1,), is_whole=True, is_recorded=False)
         draws = one.draws
         if draws.is_opaque or (draws.is_narrowed and dtype == torch.double):
             return None, draws
+        if wrong := summed.compare(subject, examples.one, one, MIDDLE, most):
+            return wrong, draws
         alone = subject.trial(examples.alone, MIDDLE, (0,), is_recorded=False)
         if verdict.are_apart(one, alone, 1, most):
             beside, single = (subject.trial(b, MIDDLE) for b in (examples.one, examples.alone))
@@ -208,7 +229,7 @@ def _compared(
     crowd = subject.trial(examples.crowd, chance, (FIRST, SECOND), is_recorded=False)
     wrong = (
         verdict.moved(model, [one, other, alone, crowd])
-        or _gradients(one.total, *_by_autograd(subject, examples.one, chance), most)
+        or summed.compare(subject, examples.one, one, chance, most)
         or verdict.mixing(model, one, other, 0, tolerance, "with the others in its batch")
         or verdict.mixing(model, one, alone, 1, most, MANY)
         or verdict.buffers(model, one, crowd)
@@ -295,85 +316,3 @@ def _explained(
     among, alone = (subject.trial(each, chance) for each in (batch, single))
     row = len(batch) - 1 - at if is_turned else at
     return verdict.explain(subject.model, among, alone, row, most, MANY)
-
-
-def _gradients(
-    taken: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    sizes: Mapping[str, float],
-    tolerance: float,
-) -> str | None:
-    """Return where the tape's summed gradients differ from autograd's."""
-    for name, mine in taken.items():
-        apart = size_of(mine - expected[name])
-        size = size_of(expected[name])
-        if apart > tolerance * max(sizes[name], size):
-            layer, _, own = name.rpartition(".")
-            much = f"{apart / size:.2g} of its size" if size else "all of it"
-            return (
-                f"Expected layer {layer!r} to be used by nothing but its own forward pass; on "
-                f"made-up examples the gradient of its {own} is off by {much}, as where a weight "
-                "is used a second time or a hook alters an output. Give that use a layer of its "
-                "own, or freeze it."
-            )
-    return None
-
-
-def _by_autograd(
-    subject: Subject, batch: Batch, chance: Chance
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Return gradients by name, and the scale of each one's terms, for the rounding error."""
-    model, parameters = subject.model, subject.parameters
-    weights = {name: model.get_parameter(name) for name in parameters}
-    flags = [(p, p.requires_grad) for p in model.parameters()]
-    hooked = hooked_layers(model, parameters)
-    seen: dict[str, list[float]] = {name: [0.0, 0.0] for name in hooked}
-
-    def record(name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        taps = math.prod(getattr(layer, "kernel_size", (1,)))
-        is_norm = isinstance(layer, nn.GroupNorm | nn.LayerNorm)
-        for x in filter(torch.is_tensor, tree_leaves((args, kwargs))):
-            is_number = x.is_floating_point()
-            norm = float(x.detach().double().norm()) if is_number else math.sqrt(x.numel())
-            entries = x.numel() if is_norm else 0
-            seen[name][0] = max(seen[name][0], norm * math.sqrt(taps), math.sqrt(entries))
-        for each in floating_of(output):
-            seen[name][0] = max(seen[name][0], math.sqrt(each.numel()))
-            if each.requires_grad:
-                each.register_hook(lambda dh: _note(seen[name], dh))
-
-    hooks = [
-        model.get_submodule(called_for(model, each.owner)).register_forward_hook(
-            partial(record, name), with_kwargs=True
-        )
-        for name, each in hooked.items()
-    ]
-    try:
-        for parameter in model.parameters():
-            parameter.requires_grad_(False)
-        for weight in weights.values():
-            weight.requires_grad_(True)
-        with state_kept(model), FixedDraws(chance):
-            total = subject.loss(model(batch.inputs), batch.targets)
-            taken = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
-            found = [
-                each.to_dense() if each is not None and each.is_sparse else each for each in taken
-            ]
-    finally:
-        for parameter, flag in flags:
-            parameter.requires_grad_(flag)
-        for hook in hooks:
-            hook.remove()
-    gradients = {
-        name: torch.zeros_like(weight) if gradient is None else gradient
-        for (name, weight), gradient in zip(weights.items(), found, strict=True)
-    }
-    sizes = dict.fromkeys(parameters, 0.0)
-    for name, layer in hooked.items():
-        for full in layer.names.values():
-            sizes[full] += math.prod(seen[name])
-    return gradients, sizes
-
-
-def _note(seen: list[float], dh: Tensor) -> None:
-    seen[1] += size_of(dh)

@@ -58,15 +58,18 @@ class Subject:
         parameters: names of those that a method trains.
         loss: of a batch.
         values: of all parameters before the trials, by `note_values`.
+        silent: those of `parameters` whose gradients were zero in all trials until now.
     """
 
     model: nn.Module
     parameters: Sequence[str]
     loss: LossFn
     values: dict[str, Tensor] = field(default_factory=dict, init=False)
+    silent: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         """Copy parameters."""
+        self.silent = {*self.parameters}
         self.note_values()
 
     def note_values(self) -> None:

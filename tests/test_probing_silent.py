@@ -1,0 +1,52 @@
+"""What is wrong shows where a trial's gradients are zero, too."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpexp.types import ConfigError
+from tests.test_probing import PIECES, Fine, check, middle, twice, with_hook
+
+
+def seldom(self, h):
+    return self.layer(h) + F.relu(F.linear(h, self.layer.weight) - 50)
+
+
+def never(self, h):
+    return self.layer(h) + 0 * F.linear(h, self.layer.weight)
+
+
+def by_its_norm(self, h):
+    return self.layer(h) + F.relu(self.layer.weight.norm() - 50)
+
+
+def of_its_bias(self, h):
+    return self.layer(h) + F.relu(self.layer.bias - 50)
+
+
+@pytest.mark.parametrize("use", [seldom, never, by_its_norm, of_its_bias])
+def test_a_second_use_of_a_weight_is_seen_though_its_gradient_is_zero(use):
+    with pytest.raises(ConfigError, match=r"'middle\.layer' to be used by nothing but .* is used "):
+        check(Fine(middle(forward=use)))
+
+
+@pytest.mark.parametrize("seed", [3, 6, 69, 96, 105, 126, 132])
+@pytest.mark.parametrize(
+    "odd",
+    [lambda: middle(forward=twice), lambda: with_hook(lambda layer, args, output: 2 * output)],
+    ids=["twice", "a hook that doubles"],
+)
+def test_it_is_seen_before_units_that_are_off(odd, seed):
+    """From these seeds all six units after it are off for both examples of the first trial."""
+    torch.manual_seed(seed)
+    layers = PIECES["tree"](), nn.Sequential(odd()), PIECES["relu"]()
+    with pytest.raises(ConfigError, match=r"layer 'middle\.1\.0\.layer' to be used by nothing but"):
+        check(Fine(nn.Sequential(*layers)))
+
+
+def test_a_weight_that_is_read_without_a_gradient_and_a_layer_that_is_called_twice_are_no_fault():
+    read = middle(forward=lambda self, h: self.layer(h) + self.layer.weight.detach().norm())
+    assert check(Fine(read)) is None
+    shared = middle(forward=lambda self, h: self.layer(F.relu(self.layer(h))))
+    assert check(Fine(shared)) is None
