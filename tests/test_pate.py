@@ -18,6 +18,7 @@ from dpexp.pate import PATE, loop
 from dpexp.pate.stages import ask, assign, ballots
 from dpexp.pate.votes import build_votes
 from dpexp.privacy.seeds import generator
+from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
 CPU = torch.device("cpu")
@@ -127,6 +128,25 @@ def test_a_public_set_of_the_tasks_own_leaves_the_test_set_whole():
     assert len(queries) == 50 and len(task.test) == len(parts.task.test) == 2000
     public = {image.numpy().tobytes() for image in parts.task.public.inputs}
     assert {image.numpy().tobytes() for image in queries.inputs} <= public
+
+
+@pytest.mark.parametrize("task", ["digits", "shapes"])
+def test_one_training_image_among_the_public_ones_is_refused_in_a_line(task):
+    """Teachers may learn from it, and the student would have it without any noise."""
+    config = cli.compose([*SMALL, f"task={task}"])
+    parts = cli.build_parts(config, CPU)
+    loop.make_mechanism(config, parts, ALONE)
+    public, left = loop.split_public(parts.task, "test-half")
+    for image, is_refused in ((public.inputs[0], True), (left.test.inputs[0], False)):
+        train = parts.task.train
+        inputs = torch.cat([train.inputs[:-1], image[None]])
+        leaky = replace(parts, task=replace(parts.task, train=replace(train, inputs=inputs)))
+        if not is_refused:
+            loop.make_mechanism(config, leaky, ALONE)  # only its accuracy is of such an image
+            continue
+        with pytest.raises(ConfigError, match=r"1 of \d+ images of the test set's") as raised:
+            loop.make_mechanism(config, leaky, ALONE)
+        assert "\n" not in str(raised.value) and "method.public=task" in str(raised.value)
 
 
 # What leaves

@@ -5,6 +5,7 @@ import functools
 import multiprocessing
 import pickle
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -669,6 +670,17 @@ def test_training_on_is_told_and_takes_other_noise(eps, trained):
     code, lines = verify(second.directory)
     assert code == 0 and any("the weights it began with" in line for line in lines)
     assert not any("began" in each for each in first.certificate["deviations"])
+    card = (second.directory / "README.md").read_text()
+    assert ("differentially private (" in card) is (eps is not None)
+    if eps is None:
+        whys = "no noise: no privacy; no clipping: no privacy"
+        assert f"No privacy is claimed: it {told}, of which no privacy is claimed ({whys})." in card
+        third = trained(second.model, epochs=0.25, seed=2)  # the second states an epsilon
+        assert f"it {told}, of which" in (third.directory / "README.md").read_text()
+        shutil.rmtree(first.directory)
+        fourth = trained(second.model, epochs=0.25, seed=3)
+        words = f"it {told}, whose certificate is not there."
+        assert words in (fourth.directory / "README.md").read_text()
 
 
 class ByView(nn.Module):

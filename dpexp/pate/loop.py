@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpexp.data.examples import in_tensors
+from dpexp.data.public import refuse_private
 from dpexp.data.task import fingerprint
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
@@ -212,6 +214,7 @@ def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes
             f"method.teachers={pate.teachers}. Set method.teachers."
         )
     public, task = split_public(parts.task, pate.public)
+    _refuse_private(public, task, pate.public)
     asked = min(pate.queries, len(public))
     mechanism = build_votes(
         privacy,
@@ -244,6 +247,23 @@ def split_public(task: Any, source: str) -> tuple[Any, Any]:
     order = torch.randperm(len(task.test), generator=generator(0, "test-half", 0))
     half = len(order) // 2
     return task.test.take(order[:half]), replace(task, test=task.test.take(order[half:]))
+
+
+def _refuse_private(public: Any, task: Any, source: str) -> None:
+    """Refuse public examples that are training ones: teachers alone may see these.
+
+    Raises:
+        ConfigError: one of them is.
+    """
+    is_half = source == "test-half"
+    refuse_private(
+        task,
+        in_tensors(public).inputs.cpu(),
+        "the test set's public half" if is_half else "the task's public set",
+        "Remove them from the test set, or set method.public=task and public to another set."
+        if is_half
+        else "Set public to another set.",
+    )
 
 
 def asked_of(config: dict, parts: Parts) -> dict[str, Any]:

@@ -22,6 +22,12 @@ LOST = "steps were lost to a kill: they are accounted for, and not in the weight
 LARGE_DELTA = "delta is not below 1/N: such a guarantee allows one example to be published"
 
 JUDGED_ON_TRAINING = "the metric is of the training set, without noise: it is not covered"
+ON_TRAINING = (
+    "dpexp.data.lending_club.lending_club",
+    "dpexp.data.regression.regression",
+)
+"""Tasks of ours that are evaluated on their training set."""
+
 UNRELEASED = "teacher_accuracy is of votes without noise: it is no part of the guarantee"
 TEST_HALF = "half of the test set is the student's public data; accuracy is of the other half"
 UNSAID = "unsaid_votes counts those of teachers that diverged: it is no part of the guarantee"
@@ -50,6 +56,9 @@ NOT_SAMPLED = "none: every example is one teacher's"
 OF_ATTACKS = ("attacked:", "audited:", "a shadow:")
 """Prefixes of the deviations that attacks and audits (`dpexp.attacks`) add."""
 
+AUDITED = "audited: canaries were among the examples, the model is not for use"
+"""Deviation of runs that an audit put examples of its own into."""
+
 COUNTED = "N was counted from the training data, not declared: the guarantee takes it as known"
 CLASSES_READ = "classes were read off the training labels, without noise: they are not covered"
 """Deviations of runs that learn from one's own data what may be declared."""
@@ -64,6 +73,10 @@ HELD_OUT = (
 """What a certificate says of training examples that were held out."""
 
 NO_GUARANTEE = (NO_NOISE, NO_CLIPPING)
+"""Deviations of certificates that state no epsilon."""
+
+NO_CLAIM = (*NO_GUARANTEE, SHUFFLED, ANALYSED, AUDITED)
+"""Deviations beside which no privacy is claimed of the weights, whatever epsilon is stated."""
 
 CONFIDENT_GNMAX = "Confident-GNMax on teachers' votes"
 """The mechanism whose certificate counts queries in place of steps."""
@@ -84,6 +97,32 @@ def continued(config: Mapping[str, Any]) -> str:
     )
 
 
+def why_no_claim(
+    certificate: Mapping[str, Any], before: Mapping[str, Mapping[str, Any] | None] | None = None
+) -> list[str]:
+    """Return why no privacy is claimed of a run's weights; [] where it is.
+
+    Args:
+        certificate: of the run.
+        before: certificates of the runs that had trained its model, by id; None for one that is
+            not there.
+    """
+    reasons = [word for word in certificate["deviations"] if word in NO_CLAIM]
+    if not reasons and not _states_any(certificate):
+        reasons.append("the certificate states no epsilon")
+    for run, other in (before or {}).items():
+        began = f"it began with the weights of run {run}"
+        if other is None:
+            reasons.append(f"{began}, whose certificate is not there")
+        elif whys := why_no_claim(other):
+            reasons.append(f"{began}, of which no privacy is claimed ({'; '.join(whys)})")
+    return reasons
+
+
+def _states_any(certificate: Mapping[str, Any]) -> bool:
+    return any(value is not None for value in certificate["epsilon"].values())
+
+
 def learnt_from_data(config: Mapping[str, Any]) -> dict[str, bool]:
     """Return the deviations of what a run took from data before its steps, and of each whether."""
     return {
@@ -93,9 +132,13 @@ def learnt_from_data(config: Mapping[str, Any]) -> dict[str, bool]:
     }
 
 
-def says_judged_on_training(config: Mapping[str, Any]) -> bool:
-    """Return whether a config says that its test examples are training ones."""
-    return bool(config["task"].get("judged_on_training"))
+def is_judged_on_training(config: Mapping[str, Any]) -> bool:
+    """Return whether a config's test examples are training ones: its task's kind, or it says so.
+
+    Runs and verification both ask here, so that neither says what the other does not expect.
+    """
+    task = config["task"]
+    return task.get("_target_") in ON_TRAINING or bool(task.get("judged_on_training"))
 
 
 def held_out(task: Any, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from glob import escape
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -11,7 +12,7 @@ from torch import nn
 from dpexp.data import preprocessing
 from dpexp.models import libraries
 from dpexp.models.adapter_files import save_adapters
-from dpexp.records import write_atomically
+from dpexp.records import read, write_atomically
 from dpexp.records.keeping import WEIGHTS
 from dpexp.records.weights import write
 from dpexp.training import model_card
@@ -71,8 +72,26 @@ def keep(
     if made is not None:
         preprocessing.save(made, directory)
     write(directory / WEIGHTS, model.state_dict(), rename)
-    card = model_card.text(directory.name, config, result, certificate, classes, loads)
+    before = _trained_before(directory, config)
+    card = model_card.text(directory.name, config, result, certificate, classes, loads, before)
     write_atomically(directory / model_card.FILE, card)
+
+
+def _trained_before(
+    directory: Path, config: Mapping[str, Any]
+) -> dict[str, Mapping[str, Any] | None]:
+    """Return the certificates of the runs that had trained a run's model, by id, the last first.
+
+    They are looked for where the run is; None stands for one that is not there or damaged.
+    """
+    found: dict[str, Mapping[str, Any] | None] = {}
+    results, run = directory.resolve().parents[2], config["model"].get("trained_in")
+    while run and run not in found:
+        paths = sorted(results.glob(f"*/runs/{escape(str(run))}"))
+        record = next(filter(None, map(read, paths)), None)
+        found[run] = None if record is None else record.privacy
+        run = None if record is None else record.config["model"].get("trained_in")
+    return found
 
 
 def keep_adapters(

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from dpexp.privacy.certificate import why_no_claim
+
 FILE = "README.md"
 
 
@@ -19,6 +21,7 @@ def text(
     certificate: Mapping[str, Any],
     classes: Sequence[str],
     loads: str = "",
+    before: Mapping[str, Mapping[str, Any] | None] | None = None,
 ) -> str:
     """Return a model's card in Markdown, with the front matter that the hub reads.
 
@@ -29,6 +32,8 @@ def text(
         certificate: contents of privacy.json.
         classes: names by index; empty where they have none.
         loads: what `loading` returns.
+        before: certificates of the runs that had trained the model, by id; None for one that is
+            not there.
     """
     method, model, task = (config[group]["name"] for group in ("method", "model", "task"))
     parts = [
@@ -36,7 +41,7 @@ def text(
         f"# {model} on {task}, trained by {method}",
         _what(result, classes, is_secret=not certificate["replayable"]),
         "## Privacy",
-        _privacy(certificate, result),
+        _privacy(certificate, why_no_claim(certificate, before)),
         "## Use",
         _use(run) + (f"\n\n{loads}" if loads else ""),
         "## Training",
@@ -99,12 +104,12 @@ def _what(result: Mapping[str, Any], classes: Sequence[str], *, is_secret: bool)
     return "\n".join(lines)
 
 
-def _privacy(certificate: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+def _privacy(certificate: Mapping[str, Any], reasons: Sequence[str]) -> str:
     deviations = certificate["deviations"]
-    spent = [value for value in certificate["epsilon"].values() if value is not None]
-    if not spent:
-        claim = "No privacy is claimed."
+    if reasons:
+        claim = f"No privacy is claimed: {'; '.join(reasons)}."
     else:
+        spent = [value for value in certificate["epsilon"].values() if value is not None]
         claim = (
             f"The weights are ({certificate['target_epsilon']:g}, {certificate['delta']:g})-"
             f"differentially private ({spent[0]:.4g} was spent). Neighbouring data sets: "
@@ -112,13 +117,13 @@ def _privacy(certificate: Mapping[str, Any], result: Mapping[str, Any]) -> str:
         )
     lines = [claim, ""]
     lines += [f"- deviation: {words}" for words in deviations]
-    if spent and (held := certificate.get("holdout")):
+    if not reasons and (held := certificate.get("holdout")):
         lines.append(
             f"- {held['examples']} of {held['of']} training examples were held out: the claim is "
             f"for the {certificate['dataset_size']} that are left, and nothing is claimed of the "
             "others; settings chosen by how they score are not counted"
         )
-    if spent and certificate["replayable"]:
+    if not reasons and certificate["replayable"]:
         lines.append(
             "- **the claim does not hold against someone who has the seed, and `config.yaml` "
             "holds it: where the data are private, do not publish this folder, and train with "
@@ -126,7 +131,7 @@ def _privacy(certificate: Mapping[str, Any], result: Mapping[str, Any]) -> str:
         )
     lines += [
         "- accuracies and losses above and in metrics.jsonl may be computed from private data "
-        "without noise; the claim covers the weights alone",
+        f"without noise{'' if reasons else '; the claim covers the weights alone'}",
         "- `privacy.json` is the certificate; `dpexp verify .` recomputes it from `config.yaml` "
         "with another accountant, and compares the weights with their hash",
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from dpexp import records
 from dpexp.records.predictions import HELD_OUT, PREDICTIONS, unpacked
 from dpexp.records.safely import Damaged
+from dpexp.records.sizes import test_examples
 from dpexp.reporting.collect.readings import numbers, reduced
 from dpexp.reporting.collect.values import Value
 from dpexp.reporting.judge.errors import Side
@@ -18,20 +19,6 @@ from dpexp.reporting.schema.artifact import Claim
 
 ACCURACY, OF_HELD_OUT = "test_accuracy", f"{HELD_OUT}accuracy"
 """The prefixes of the names of accuracies in percent."""
-
-TEST_SIZES: Mapping[str, Mapping[str, int]] = {
-    "mnist": {ACCURACY: 10_000},
-    "cifar10": {ACCURACY: 10_000},
-    "cifar100": {ACCURACY: 10_000},
-    "svhn": {ACCURACY: 26_032},
-    "svhn_extended": {ACCURACY: 26_032},
-    "sst2": {ACCURACY: 872},
-    "qqp": {ACCURACY: 40_430},
-    "qnli": {ACCURACY: 5_463},
-    "mnli": {ACCURACY: 9_815, f"{ACCURACY}_mm": 9_832},
-}
-"""Sizes of the official test sets (for GLUE, validation sets) by task and metric. Records of runs
-without predictions do not state them."""
 
 CLOSE = 1e-6
 """Tolerance between an accuracy counted from predictions and the recorded one."""
@@ -160,25 +147,6 @@ def _metrics(value: Value, names: Sequence[str]) -> list[str]:
 
 def _sizes(value: Value, metrics: Sequence[str]) -> tuple[int, ...]:
     """Return the number of examples of each test set; () if the configs do not determine it."""
-    sizes = {tuple(_size(config, name) for name in metrics) for config in value.configs}
+    sizes = {tuple(test_examples(config, name) for name in metrics) for config in value.configs}
     known = next(iter(sizes)) if len(sizes) == 1 else ()
-    return known if all(known) else ()
-
-
-def _size(config: Mapping[str, Any], metric: str) -> int:
-    """Return the number of a run's test examples; 0 if its config does not determine it.
-
-    PATE's student may use half of a test set, and public images may be removed from it.
-    """
-    if metric.startswith(OF_HELD_OUT):
-        return int(config.get("holdout", {}).get("size") or 0)
-    task, public = config.get("task", {}), config.get("public", {})
-    name = task.get("name")
-    size = task.get("test_size") or TEST_SIZES.get(str(name), {}).get(metric, 0)
-    if not size:
-        return 0
-    if config.get("method", {}).get("public") == "test-half":
-        size -= size // 2
-    if public.get("of_task") and public.get("of_task") == name:
-        size -= public["size"]
-    return int(size)
+    return tuple(size for size in known if size) if all(known) else ()
