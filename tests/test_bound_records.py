@@ -155,7 +155,7 @@ def test_accuracy_is_recounted_from_the_predictions(copy_of):
 def test_several_test_sets_are_recounted_each_and_their_mean(copy_of):
     directory = copy_of("dpsgd")
     name, right = unpacked(directory)
-    right["test_accuracy_mm"] = np.arange(7) < 5
+    right["test_accuracy_mm"] = np.arange(360) < 257
     np.savez(directory / PREDICTIONS, **packed(name, right))
     first, second = (100 * each.mean() for each in right.values())
     more = {"test_accuracy_mm": second, "test_accuracy_mean": (first + second) / 2}
@@ -185,9 +185,8 @@ def test_an_older_record_is_held_to_its_metrics_and_that_is_said(copy_of):
     directory = copy_of("dpsgd")
     (directory / PREDICTIONS).unlink()
     config = directory / "config.yaml"
-    left = {
-        k: v for k, v in yaml.safe_load(config.read_text()).items() if k not in OF_LATER["config"]
-    }
+    left = yaml.safe_load(config.read_text())
+    left = {key: value for key, value in left.items() if key not in OF_LATER["config"]}
     config.write_text(yaml.safe_dump(left))
     for file, kind in FILES.items():
         written = content(directory, file)
@@ -214,10 +213,8 @@ def test_a_record_with_an_entry_that_older_ones_never_had_is_not_one(kept, copy_
     record = records.read(directory)
     parts = [record.config, record.result, record.privacy, *record.metrics]
     names = frozenset().union(*OF_LATER.values()) - {kept}
-    config, result, privacy, *lines = (
-        {k: v for k, v in p.items() if k not in names} for p in parts
-    )
-    found = verify_record(records.Record(directory, config, result, privacy, lines))
+    parts = [{key: value for key, value in p.items() if key not in names} for p in parts]
+    found = verify_record(records.Record(directory, *parts[:3], parts[3:]))
     assert any("belongs to run None" in finding for finding in found.findings)
     assert f"{PREDICTIONS}: missing; the run wrote it" in found.findings
     assert not any("older record:" in words for words in found.unchecked)
@@ -244,10 +241,8 @@ def test_predictions_are_of_as_many_examples_as_the_config_has(kind, count, copy
     mend(directory)
     due = {"dpsgd": 360, "pate": 180}[kind]
     (finding, *_) = found_in(directory).findings
-    assert (
-        f"expected {due} examples of test_accuracy, as config.yaml has; it counts {count}"
-        in finding
-    )
+    assert f"expected {due} examples of test_accuracy, as config.yaml has; " in finding
+    assert finding.endswith(f"it counts {count}")
 
 
 def test_digits_are_as_many_as_there_are(directories):

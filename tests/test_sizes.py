@@ -6,7 +6,7 @@ import yaml
 
 from dpexp import cli, records
 from dpexp.cli.verify import verify
-from dpexp.records.sizes import available, test_examples, wrong_size
+from dpexp.records.sizes import available, judged_examples, wrong_size
 from tests.contract.cases import OWN, TASKS
 from tests.own_data import save_csv
 from tests.runs import execute
@@ -28,9 +28,9 @@ def test_every_task_of_conf_but_ones_own_has_a_known_n_and_declares_it():
         if task in PUBLISHED:
             assert settings["dataset_size"] == available({"task": settings})
     for task, count in TESTS.items():
-        assert test_examples({"task": SETTINGS[task]}, "test_accuracy") == count
-    assert test_examples({"task": SETTINGS["mnli"]}, "test_accuracy_mm") == 9_832
-    assert test_examples({"task": SETTINGS["lending_club"]}, "relative_loss") is None
+        assert judged_examples({"task": SETTINGS[task]}, "test_accuracy") == count
+    assert judged_examples({"task": SETTINGS["mnli"]}, "test_accuracy_mm") == 9_832
+    assert judged_examples({"task": SETTINGS["lending_club"]}, "relative_loss") is None
 
 
 @pytest.mark.parametrize("task", PUBLISHED)
@@ -53,7 +53,7 @@ def test_no_task_has_more_examples_than_there_are(task):
         assert bool(wrong_size(part)[0]) is is_wrong
     # A copy with fewer examples: N is smaller than it could be, and tests may be missing, too.
     fewer = {"task": settings | {"dataset_size": most - 1}}
-    assert wrong_size(fewer) == ("", False) and test_examples(fewer, "test_accuracy") is None
+    assert wrong_size(fewer) == ("", False) and judged_examples(fewer, "test_accuracy") is None
     other = {"task": settings | {"repo": "me/other", "csv": "mine.csv", "dataset_size": 10 * most}}
     assert wrong_size(other) == ("", False)
 
@@ -65,9 +65,9 @@ def test_pate_is_tested_on_half_of_what_public_images_leave():
         "method": {"public": "test-half"},
         "holdout": {"size": 5},
     }
-    assert test_examples(config, "holdout_accuracy") == 5
+    assert judged_examples(config, "holdout_accuracy") == 5
     config["task"] = config["task"] | {"dataset_size": 49_995}
-    assert test_examples(config, "test_accuracy") == 4_000
+    assert judged_examples(config, "test_accuracy") == 4_000
 
 
 def test_of_ones_own_data_n_is_said_not_to_be_checked(tmp_path):

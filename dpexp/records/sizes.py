@@ -99,7 +99,7 @@ def test_set(config: Mapping[str, Any], metric: str) -> int | None:
     return int(size)
 
 
-def test_examples(config: Mapping[str, Any], metric: str) -> int | None:
+def judged_examples(config: Mapping[str, Any], metric: str) -> int | None:
     """Return how many examples a metric is of; None where the config does not fix it.
 
     PATE's student takes half of a test set, and public images may be taken out of it.

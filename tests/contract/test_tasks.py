@@ -151,7 +151,9 @@ def test_a_run_verifies_and_not_without_what_it_must_say_of_its_metric(name, wor
     model = ["model=bert_tiny"] if "tokenizer" in SETTINGS[name] else ["model=linear"]
     if name in (*GLUE, "texts"):
         model = ["model=minilm", "model.repo=tiny/bert", "task.tokenizer=tiny/bert"]
+        model += ["task.max_length=8"]
     words = [*words_of(name), *shape, *model, f"results={tmp_path}/results"]
+    (tmp_path / "data0").mkdir(exist_ok=True)  # where the task reads nothing
     directory = cli.execute(CONFIGS.compose_anew(words))
     record = records.read(directory)
     assert verify_record(record).findings == ()

@@ -8,7 +8,7 @@ from typing import Any
 from dpexp.privacy.certificate import ON_TRAINING
 from dpexp.privacy.stated import is_ours
 from dpexp.records.predictions import HELD_OUT, PREDICTIONS
-from dpexp.records.sizes import test_examples, wrong_size
+from dpexp.records.sizes import judged_examples, wrong_size
 
 ACCURACIES = ("test_accuracy", f"{HELD_OUT}accuracy")
 """Prefixes of the names of metrics whose predictions our own tasks keep."""
@@ -35,7 +35,7 @@ def compare(
     )
     open_sizes = []
     for name, count in tests.items():
-        due = test_examples(config, name) if is_known_task or name.startswith(HELD_OUT) else None
+        due = judged_examples(config, name) if is_known_task or name.startswith(HELD_OUT) else None
         if due is None:
             open_sizes.append(name)
         elif count != due:

@@ -11,7 +11,7 @@ import numpy as np
 from dpexp import records
 from dpexp.records.predictions import HELD_OUT, PREDICTIONS, unpacked
 from dpexp.records.safely import Damaged
-from dpexp.records.sizes import test_examples
+from dpexp.records.sizes import judged_examples
 from dpexp.reporting.collect.readings import numbers, reduced
 from dpexp.reporting.collect.values import Value
 from dpexp.reporting.judge.errors import Side
@@ -147,6 +147,6 @@ def _metrics(value: Value, names: Sequence[str]) -> list[str]:
 
 def _sizes(value: Value, metrics: Sequence[str]) -> tuple[int, ...]:
     """Return the number of examples of each test set; () if the configs do not determine it."""
-    sizes = {tuple(test_examples(config, name) for name in metrics) for config in value.configs}
+    sizes = {tuple(judged_examples(config, name) for name in metrics) for config in value.configs}
     known = next(iter(sizes)) if len(sizes) == 1 else ()
     return tuple(size for size in known if size) if all(known) else ()
