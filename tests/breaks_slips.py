@@ -132,4 +132,4 @@ def private_images_for_public_ones(patch: pytest.MonkeyPatch) -> None:
     """Look for no training image among the public ones."""
     from dpexp.data import public
 
-    patch.setattr(public, "_refuse_private", lambda *_: None)
+    patch.setattr(public, "refuse_private", lambda *_: None)

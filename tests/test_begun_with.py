@@ -47,7 +47,7 @@ def test_kept_weights_are_not_taken_for_public_ones(words, tmp_path, capsys):
     assert verify.main([str(second.directory)]) == 0
     assert f"weights of run {kept.name}" in capsys.readouterr().out
     card = (second.directory / "README.md").read_text()
-    assert "differentially private (" not in card and "no claim for the weights" in card
+    assert "differentially private (" not in card and "No privacy is claimed: began with" in card
     assert "differentially private (" in (kept / "README.md").read_text()
     assert dpexp.run(again, "seed=1").directory == second.directory  # it is looked up
     third = f"{words} eps=2 repo={second.directory.name} model_root={kept.parent}"

@@ -11,13 +11,15 @@ import shutil
 
 import numpy as np
 import pytest
+import yaml
 
 from dpexp import cli, records
 from dpexp.cli import parameter_names
+from dpexp.privacy.verification.files import verify_files
 from dpexp.privacy.verification.record import verify_record
-from dpexp.records.binding import LATER
+from dpexp.records.binding import OF_LATER
 from dpexp.records.predictions import PREDICTIONS, packed, unpacked
-from dpexp.records.record import hash_of
+from dpexp.records.record import NONFINITE, hash_of
 from tests.edited import content, edited, edits, found_in, mend, write
 from tests.marks import some_long
 from tests.runs import execute
@@ -32,8 +34,6 @@ KINDS = {
     "no noise": ["method=dpsgd", *SMALL, "noise=false", "eps=null"],
     "another seed": ["method=dpsgd", *SMALL, "seed=1"],
 }
-FORMS = ("run", "files")
-"""Whose loss makes a record an older one, which is said."""
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +88,8 @@ def test_every_single_change_of_result_or_certificate_is_found_or_said(kind, cop
             record = records.Record(directory, whole.config, result, privacy, whole.metrics)
             found = verify_record(record)
             tried += 1
-            is_older = len(where) == 1 and where[0] in FORMS
             is_told = is_said(found, file, where) or is_said(untouched, file, where)
-            if not found.findings and not is_told and not is_older:
+            if not found.findings and not is_told:
                 passed.append((file, where, how))
         write(directory, file, before)
     assert tried > 200
@@ -156,7 +155,7 @@ def test_accuracy_is_recounted_from_the_predictions(copy_of):
 def test_several_test_sets_are_recounted_each_and_their_mean(copy_of):
     directory = copy_of("dpsgd")
     name, right = unpacked(directory)
-    right["test_accuracy_mm"] = np.arange(7) < 5
+    right["test_accuracy_mm"] = np.arange(360) < 257
     np.savez(directory / PREDICTIONS, **packed(name, right))
     first, second = (100 * each.mean() for each in right.values())
     more = {"test_accuracy_mm": second, "test_accuracy_mean": (first + second) / 2}
@@ -185,14 +184,15 @@ def test_a_file_of_another_run_is_found_even_where_the_hashes_are_mended(file, o
 def test_an_older_record_is_held_to_its_metrics_and_that_is_said(copy_of):
     directory = copy_of("dpsgd")
     (directory / PREDICTIONS).unlink()
-    later = {*FORMS, *LATER}
-    for file, without in (("result.json", later), ("privacy.json", {*later, "weights_sha256"})):
-        plain = {k: v for k, v in content(directory, file).items() if k not in without}
-        write(directory, file, plain)
-    lines = content(directory, "metrics.jsonl")
-    write(
-        directory, "metrics.jsonl", [{k: line[k] for k in line if k not in LATER} for line in lines]
-    )
+    config = directory / "config.yaml"
+    left = yaml.safe_load(config.read_text())
+    left = {key: value for key, value in left.items() if key not in OF_LATER["config"]}
+    config.write_text(yaml.safe_dump(left))
+    for file, kind in FILES.items():
+        written = content(directory, file)
+        lines = written if isinstance(written, list) else [written]
+        lines = [{k: v for k, v in line.items() if k not in OF_LATER[kind]} for line in lines]
+        write(directory, file, lines if isinstance(written, list) else lines[0])
     found = found_in(directory)
     assert found.findings == ()
     unchecked = "; ".join(found.unchecked)
@@ -200,6 +200,62 @@ def test_an_older_record_is_held_to_its_metrics_and_that_is_said(copy_of):
     assert "compared with metrics.jsonl, not recounted" in unchecked
     write(directory, "result.json", content(directory, "result.json") | {"test_accuracy": 99.0})
     assert any("ends with" in finding for finding in found_in(directory).findings)
+
+
+FILES = {"result.json": "result", "privacy.json": "privacy", "metrics.jsonl": "line"}
+
+
+@pytest.mark.parametrize("kept", ["weights", "longest", "weights_sha256", NONFINITE])
+def test_a_record_with_an_entry_that_older_ones_never_had_is_not_one(kept, copy_of):
+    """Else it would be excused from naming its run, and from its predictions."""
+    directory = copy_of("dpsgd")
+    (directory / PREDICTIONS).unlink()
+    record = records.read(directory)
+    parts = [record.config, record.result, record.privacy, *record.metrics]
+    names = frozenset().union(*OF_LATER.values()) - {kept}
+    parts = [{key: value for key, value in p.items() if key not in names} for p in parts]
+    found = verify_record(records.Record(directory, *parts[:3], parts[3:]))
+    assert any("belongs to run None" in finding for finding in found.findings)
+    assert f"{PREDICTIONS}: missing; the run wrote it" in found.findings
+    assert not any("older record:" in words for words in found.unchecked)
+
+
+def test_no_record_is_without_predictions_as_its_code_writes_them(copy_of):
+    directory = copy_of("dpsgd")
+    (directory / PREDICTIONS).unlink()
+    result = content(directory, "result.json")
+    del result["files"][PREDICTIONS]
+    write(directory, "result.json", result)
+    assert found_in(directory).findings == (f"{PREDICTIONS}: missing; the run wrote it",)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("dpsgd", 2000), ("dpsgd", 100), ("pate", 181)])
+def test_predictions_are_of_as_many_examples_as_the_config_has(kind, count, copy_of):
+    directory = copy_of(kind)
+    right = {"test_accuracy": np.arange(count) > 0}
+    np.savez(directory / PREDICTIONS, **packed(directory.name, right))
+    said = {"test_accuracy": 100 * right["test_accuracy"].mean()}
+    write(directory, "result.json", content(directory, "result.json") | said)
+    *before, last = content(directory, "metrics.jsonl")
+    write(directory, "metrics.jsonl", [*before, last | said])
+    mend(directory)
+    due = {"dpsgd": 360, "pate": 180}[kind]
+    (finding, *_) = found_in(directory).findings
+    assert f"expected {due} examples of test_accuracy, as config.yaml has; " in finding
+    assert finding.endswith(f"it counts {count}")
+
+
+def test_digits_are_as_many_as_there_are(directories):
+    record = records.read(directories["dpsgd"])
+    for change, said in (
+        ({"dataset_size": 14_370}, "expected 1437, as many as there are; got 14370"),
+        ({"dataset_size": 1_400}, "expected 1437, as many as there are; got 1400"),
+        ({"test_size": 359}, "expected 1438, as many as there are; got 1437"),
+    ):
+        config = record.config | {"task": record.config["task"] | change}
+        found = verify_files(config, record.result, record.privacy)
+        assert f"config.yaml task.dataset_size, N: {said}" in found.findings
+    assert not any("N: that" in words for words in verify_record(record).unchecked)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from dpexp import records
 from dpexp.cli import predict, verify
-from dpexp.privacy.certificate import ANALYSED, SHUFFLED
+from dpexp.privacy import certificate
 from dpexp.training import model_card
 from tests.own_data import save_csv, save_folders
 from tests.runs import execute
@@ -88,12 +88,25 @@ def test_what_is_no_name_of_the_hub_is_left_out(task, model, expected, tmp_path,
     assert {key: said[key] for key in said if key not in ("library_name", "tags")} == expected
 
 
-@pytest.mark.parametrize("word", [SHUFFLED, ANALYSED])
-def test_a_card_claims_nothing_that_its_certificate_withdraws(word):
-    certificate = {
-        "deviations": [], "epsilon": {"prv": 1.99}, "target_epsilon": 2.0, "delta": 1e-4,
-        "neighbouring": "add or remove one example", "sampling": "poisson", "replayable": False,
-    }  # fmt: skip
-    assert "are (2, 0.0001)-differentially private" in model_card._privacy(certificate, {})
-    said = model_card._privacy(certificate | {"deviations": [word]}, {})
-    assert "differentially private" not in said and said.startswith("No privacy is claimed")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["eps=8"], None),
+        (["eps=8", "noise=secret"], None),
+        (["eps=8", "sampling=shuffle"], certificate.SHUFFLED),
+        (["eps=8", "analysis=noise_norm"], certificate.ANALYSED),
+        (["eps=8", "audit=one_run", "audit.canaries=mislabelled"], certificate.AUDITED),
+        (["eps=8", "clip=false"], certificate.NO_CLIPPING),
+        (["noise=false", "eps=null"], certificate.NO_NOISE),
+    ],
+    ids=str,
+)
+def test_a_card_claims_privacy_only_where_the_certificate_does(words, why, tmp_path):
+    base = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "epochs=0.5"]
+    folder = execute(tmp_path, *base, *words, "weights=keep", "device=cpu")
+    card = (folder / "README.md").read_text()
+    assert ("differentially private (" in card) is (why is None)
+    assert ("the claim" in card) is (why is None)
+    if why is not None:
+        assert f"No privacy is claimed: {why}." in card

@@ -15,6 +15,7 @@ from dpexp.distributed.ranks import Ranks
 from dpexp.pate import loop, stages
 from dpexp.pate.stages import assign
 from dpexp.privacy import PrivacyError, verify
+from dpexp.privacy.verification.record import verify_record
 from dpexp.records.weights import digest
 from dpexp.training import checkpoint
 from dpexp.types import ConfigError
@@ -318,3 +319,15 @@ def test_several_processes_are_refused():
     config = cli.compose(BRIEF)
     with pytest.raises(ConfigError, match=r"got 2\. Set ranks=1"):
         loop.train(config, cli.build_parts(config, CPU), Ranks(0, 2, CPU))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_budget_that_delta_alone_suffices_for_ends_as_others_do(tmp_path):
+    """PRV's number was below 0 there, which the certificate's check took for too little."""
+    words = ["method=pate", "task=digits", "profile=embedded", "model=cnn", "device=cpu"]
+    words += ["method.teachers=3", "method.teacher_steps=2", "method.student_steps=3"]
+    directory = execute(tmp_path, *words, "eps=0.05", "privacy.delta=0.1")
+    lines, _, privacy = of(directory)
+    assert privacy["epsilon"]["prv"] == 0
+    assert all(line["epsilon"] >= 0 for line in lines)
+    assert verify_record(records.read(directory)).findings == ()

@@ -5,6 +5,7 @@ import functools
 import multiprocessing
 import pickle
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -669,6 +670,13 @@ def test_training_on_is_told_and_takes_other_noise(eps, trained):
     code, lines = verify(second.directory)
     assert code == 0 and any("the weights it began with" in line for line in lines)
     assert not any("began" in each for each in first.certificate["deviations"])
+    card = (second.directory / "README.md").read_text()
+    assert "differentially private (" not in card  # of its own epsilon the weights are not
+    assert f"No privacy is claimed: {told}" in card
+    shutil.rmtree(first.directory)
+    third = trained(second.model, epochs=0.25, seed=2)  # names the first, though it is gone
+    words = f"run {second.directory.name}, and it with those of {first.directory.name}: "
+    assert words in (third.directory / "README.md").read_text()
 
 
 class ByView(nn.Module):

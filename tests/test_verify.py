@@ -11,8 +11,6 @@ import yaml
 from dpexp import records
 from dpexp.cli.verify import main
 from dpexp.privacy.verification.files import verify_files
-from dpexp.privacy.verification.record import verify_record
-from dpexp.records.binding import LATER, later_entries
 from dpexp.records.predictions import packed, unpacked
 from dpexp.records.record import contents
 from tests.edited import mend
@@ -55,32 +53,6 @@ def test_what_no_hash_covers_is_named(run_dir, tmp_path, capsys):
     (there / "released.jsonl").unlink()
     assert main([str(there)]) == 0
     assert "; what is beside the record: README.md, adapter\n" in capsys.readouterr().out
-
-
-def test_as_many_examples_are_tested_as_the_config_says(run_dir):
-    record = records.read(run_dir)
-    size = record.config["task"]["test_size"]
-    for counted, findings in ((size, ()), (size + 1, (f"{size} examples are tested",))):
-        tests = {"test_accuracy": counted}
-        found = verify_files(record.config, record.result, record.privacy, tests).findings
-        assert len(found) == len(findings)
-        assert all(a in b for a, b in zip(findings, found, strict=True))
-
-
-def test_a_record_with_later_entries_is_not_taken_for_an_older_one(run_dir, tmp_path):
-    """Else whoever takes the hashes out could take required words out, too."""
-    there = copied(run_dir, tmp_path)
-    for name in ("privacy.json", "result.json"):
-        content = json.loads((there / name).read_text())
-        content = {key: content[key] for key in content if key not in ("run", "files")}
-        (there / name).write_text(json.dumps(content))
-    record = records.read(there)
-    found = verify_record(record)
-    assert any("privacy.json belongs to run None" in finding for finding in found.findings)
-    assert any("expected the hashes" in finding for finding in found.findings)
-    bare = {key: value for key, value in record.privacy.items() if key != "weights_sha256"}
-    result = {key: value for key, value in record.result.items() if key not in LATER}
-    assert later_entries(record.result, bare) and not later_entries(result, bare)
 
 
 def test_the_weights_hash_is_one_in_both_files_and_absent_from_older_certificates(run_dir):

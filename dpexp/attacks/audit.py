@@ -16,6 +16,7 @@ from dpexp.attacks.bounds_curves import subsampled_gaussian
 from dpexp.attacks.canaries import SCORES, Canaried, weights_of
 from dpexp.attacks.directions import KINDS
 from dpexp.privacy import Mechanism
+from dpexp.privacy.certificate import AUDITED
 from dpexp.privacy.seeds import generator
 from dpexp.training.parts import Findings, Parts
 from dpexp.types import ConfigError, State, require_word
@@ -40,7 +41,7 @@ def toss(seed: int, m: int) -> Tensor:
 class OneRun:
     """Includes each of m canaries with probability one half, and guesses which were included."""
 
-    deviation = "audited: canaries were among the examples, the model is not for use"
+    deviation = AUDITED
 
     def __init__(
         self,

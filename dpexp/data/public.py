@@ -72,7 +72,7 @@ def hub_images(
     pictures = _pictures(files, counts, image_column, chosen)
     labels = torch.full((size,), UNKNOWN)
     images = _fitted(pictures, task, name)
-    refuse_private(task, images, name)
+    refuse_private(task, images, f"public={name}")
     return _with_public(task, images, labels)
 
 
@@ -98,7 +98,7 @@ def generated(task: Task, *, name: str, size: int, noise: float, data_seed: int)
     if task.name != "shapes":
         labels = torch.full_like(labels, UNKNOWN)
     fitted = _fitted(pictures, task, name)
-    refuse_private(task, fitted, name)
+    refuse_private(task, fitted, f"public={name}")
     return _with_public(task, fitted, labels)
 
 
@@ -124,7 +124,7 @@ def scanned(task: Task, *, name: str, size: int, subset_seed: int) -> Task:
     chosen = images[_chosen(len(images), size, subset_seed, name).numpy()]
     pictures = [Image.fromarray(np.uint8(255 * image / DARKEST)) for image in chosen]
     fitted = _fitted(pictures, task, name)
-    refuse_private(task, fitted, name)
+    refuse_private(task, fitted, f"public={name}")
     return _with_public(task, fitted, torch.full((size,), UNKNOWN))
 
 
@@ -166,22 +166,24 @@ def _from_test(task: Task, name: str, size: int, seed: int) -> Task:
         stacklevel=3,
     )
     public = in_tensors(test.take(chosen))
+    refuse_private(task, public.inputs, f"public={name}")
     return _with_public(replace(task, test=test.take(kept)), public.inputs, public.targets)
 
 
-def refuse_private(task: Task, images: Tensor, name: str = "", said: str = "") -> None:
-    """Refuse public images that are training images: public data get no noise.
+def refuse_private(
+    task: Task, images: Tensor, name: str, remedy: str = "Set public to another set."
+) -> None:
+    """Refuse a public set that holds training images: public data get no noise.
 
     Args:
-        task: whose training images are private.
-        images: [m, channels, height, width], as the task has them.
-        name: of a public set, as in conf/public.
-        said: what else the images are, and the cure, for the message.
+        task: with its training images.
+        images: the public ones, [n, c, h, w] of the training images' type.
+        name: what they are.
+        remedy: what to do, as the end of the message.
 
     Raises:
-        ConfigError: some are training images.
+        ConfigError: one of them is a training image.
     """
-    whose, cure = (f"public={name}", "Set public to another set") if name else said.split("; ")
     public = [image.tobytes() for image in images.numpy()]
     wanted = {*public}  # the smaller of the two sets
     private = (image.tobytes() for image in in_tensors(task.train).inputs.cpu().numpy())
@@ -190,7 +192,7 @@ def refuse_private(task: Task, images: Tensor, name: str = "", said: str = "") -
     if shared:
         raise ConfigError(
             f"Expected public images that are not private; {shared} of {len(images)} images of "
-            f"{whose} are training images of {task.name}. {cure}."
+            f"{name} are training images of {task.name}. {remedy}"
         )
 
 

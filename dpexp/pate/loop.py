@@ -44,14 +44,6 @@ from dpexp.types import ConfigError
 
 log = logging.getLogger("dpexp")
 
-OFFICIAL = ("mnist", "svhn", "svhn_extended", "cifar10", "cifar100")
-"""Tasks whose training and test sets are published as such."""
-
-HALF = (
-    "the test set's half that method=pate learns from; Take training images out of the test set, "
-    "or set method.public=task and a public set"
-)
-
 EVALUATIONS = 5
 """Of the student, evenly spread (ours)."""
 
@@ -222,6 +214,7 @@ def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes
             f"method.teachers={pate.teachers}. Set method.teachers."
         )
     public, task = split_public(parts.task, pate.public)
+    _refuse_private(public, task, pate.public)
     asked = min(pate.queries, len(public))
     mechanism = build_votes(
         privacy,
@@ -253,10 +246,24 @@ def split_public(task: Any, source: str) -> tuple[Any, Any]:
     # The same half for every run, so that all are evaluated on the same examples.
     order = torch.randperm(len(task.test), generator=generator(0, "test-half", 0))
     half = len(order) // 2
-    public = task.test.take(order[:half])
-    if task.name not in OFFICIAL:
-        refuse_private(task, in_tensors(public).inputs, said=HALF)
-    return public, replace(task, test=task.test.take(order[half:]))
+    return task.test.take(order[:half]), replace(task, test=task.test.take(order[half:]))
+
+
+def _refuse_private(public: Any, task: Any, source: str) -> None:
+    """Refuse public examples that are training ones: teachers alone may see these.
+
+    Raises:
+        ConfigError: one of them is.
+    """
+    is_half = source == "test-half"
+    refuse_private(
+        task,
+        in_tensors(public).inputs.cpu(),
+        "the test set's public half" if is_half else "the task's public set",
+        "Remove them from the test set, or set method.public=task and public to another set."
+        if is_half
+        else "Set public to another set.",
+    )
 
 
 def asked_of(config: dict, parts: Parts) -> dict[str, Any]:

@@ -273,7 +273,7 @@ def prv_epsilon(q: float, sigma: float, steps: int, delta: float, max_steps: int
         raise PRVFailed(str(error)) from error
     if not upper < math.inf:
         raise PRVFailed(f"it bounds epsilon by {upper}")
-    return max(0.0, upper)
+    return max(upper, 0.0)  # where delta alone suffices, losses below 0 would do, too
 
 
 @lru_cache(maxsize=256)

@@ -22,8 +22,11 @@ LOST = "steps were lost to a kill: they are accounted for, and not in the weight
 LARGE_DELTA = "delta is not below 1/N: such a guarantee allows one example to be published"
 
 JUDGED_ON_TRAINING = "the metric is of the training set, without noise: it is not covered"
-ON_TRAINING = ("dpexp.data.regression.regression", "dpexp.data.lending_club.lending_club")
-"""Tasks that are evaluated on their training set."""
+ON_TRAINING = (
+    "dpexp.data.lending_club.lending_club",
+    "dpexp.data.regression.regression",
+)
+"""Tasks of ours that are evaluated on their training set."""
 
 UNRELEASED = "teacher_accuracy is of votes without noise: it is no part of the guarantee"
 TEST_HALF = "half of the test set is the student's public data; accuracy is of the other half"
@@ -53,6 +56,9 @@ NOT_SAMPLED = "none: every example is one teacher's"
 OF_ATTACKS = ("attacked:", "audited:", "a shadow:")
 """Prefixes of the deviations that attacks and audits (`dpexp.attacks`) add."""
 
+AUDITED = "audited: canaries were among the examples, the model is not for use"
+"""Deviation of runs that an audit put examples of its own into."""
+
 COUNTED = "N was counted from the training data, not declared: the guarantee takes it as known"
 CLASSES_READ = "classes were read off the training labels, without noise: they are not covered"
 """Deviations of runs that learn from one's own data what may be declared."""
@@ -70,6 +76,10 @@ BEGAN = "began with the weights"
 """How the deviation of a run begins whose weights another one had trained."""
 
 NO_GUARANTEE = (NO_NOISE, NO_CLIPPING)
+"""Deviations of certificates that state no epsilon."""
+
+NO_CLAIM = (*NO_GUARANTEE, SHUFFLED, ANALYSED, AUDITED)
+"""Deviations beside which no privacy is claimed of the weights, whatever epsilon is stated."""
 
 CONFIDENT_GNMAX = "Confident-GNMax on teachers' votes"
 """The mechanism whose certificate counts queries in place of steps."""
@@ -96,6 +106,15 @@ def continued(config: Mapping[str, Any]) -> str:
     )
 
 
+def why_no_claim(certificate: Mapping[str, Any]) -> list[str]:
+    """Return why no privacy is claimed of a run's weights; [] where it is."""
+    said = certificate["deviations"]
+    reasons = [word for word in said if word in NO_CLAIM or word.startswith(BEGAN)]
+    if not reasons and all(value is None for value in certificate["epsilon"].values()):
+        return ["the certificate states no epsilon"]
+    return reasons
+
+
 def learnt_from_data(config: Mapping[str, Any]) -> dict[str, bool]:
     """Return the deviations of what a run took from data before its steps, and of each whether."""
     return {
@@ -105,8 +124,11 @@ def learnt_from_data(config: Mapping[str, Any]) -> dict[str, bool]:
     }
 
 
-def says_judged_on_training(config: Mapping[str, Any]) -> bool:
-    """Return whether a config says that its test examples are training ones."""
+def is_judged_on_training(config: Mapping[str, Any]) -> bool:
+    """Return whether a config's test examples are training ones: its task's kind, or it says so.
+
+    Runs and verification both ask here, so that neither says what the other does not expect.
+    """
     task = config["task"]
     return task.get("_target_") in ON_TRAINING or bool(task.get("judged_on_training"))
 

@@ -71,7 +71,7 @@ def gaussian_epsilon(parts: tuple[Part, ...], delta: float, target: float) -> fl
         )
         composed = one.self_compose(part.count)
         total = composed if total is None else total.compose(composed)
-    return float(total.get_epsilon_for_delta(delta))
+    return max(float(total.get_epsilon_for_delta(delta)), 0.0)
 
 
 def _grid(parts: tuple[Part, ...], target: float) -> float:
@@ -112,4 +112,4 @@ def laplace_epsilon(part: Part, target: float) -> float:
         use_connect_dots=True,
     )
     delta = min(NEARLY_ZERO, SHARE * target / part.count)
-    return part.count * float(step.get_epsilon_for_delta(delta))
+    return part.count * max(float(step.get_epsilon_for_delta(delta)), 0.0)

@@ -1,6 +1,6 @@
 """One directory per run, named by its config's hash."""
 
-from dpexp.records.binding import OF_A_LINE, Binding, bind
+from dpexp.records.binding import OF_A_LINE, Binding, bind, is_older
 from dpexp.records.diagnostics import DIAGNOSTICS, without_diagnostics
 from dpexp.records.files import RecordError, at_home, replace_file, write_atomically
 from dpexp.records.kinds import wrong_kinds
@@ -60,6 +60,7 @@ __all__ = [
     "git_commit",
     "held",
     "is_held",
+    "is_older",
     "locate",
     "picture",
     "profile_of",

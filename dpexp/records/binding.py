@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,26 @@ from dpexp.records.safely import Damaged
 from dpexp.records.series import ANALYSIS
 from dpexp.types import ConfigError
 
-OLDER = "an older record: its files do not name their run, nor result.json their contents"
+OLDER = (
+    "an older record, unless someone removed all that later code writes: its files do not name "
+    "their run, nor result.json their contents"
+)
 
-LATER = {
-    *("accounted_apart", "holdout", "why_frozen"),
-    *("input_shape", "longest", "nonfinite_outputs", "num_classes", "precision"),
-    *("test_fingerprint", "holdout_fingerprint"),
+OF_LATER: Mapping[str, frozenset[str]] = {
+    "config": frozenset(
+        "augmentation averaging clipping correlation denoise holdout tracking weights".split()
+    ),
+    "result": frozenset(
+        "run files input_shape longest num_classes test_fingerprint holdout_fingerprint precision "
+        "pretrained_sha256 model_as_run own_code_sha256".split()
+    )
+    | {NONFINITE},
+    "privacy": frozenset(
+        "run weights_sha256 holdout correlation why_frozen last_clip_norm".split()
+    ),
+    "line": frozenset({NONFINITE}),
 }
-"""Entries of privacy.json and result.json that older records have none of."""
+"""Entries that came when records named their runs, or after; no older record has any of them."""
 
 NAMED = ("privacy.json", METRICS)
 """Files whose hashes result.json must hold."""
@@ -62,8 +74,7 @@ def bind(record: Record) -> Binding:
     """Compare a record's files with each other; malformed content may raise any exception."""
     findings: list[str] = []
     unchecked: list[str] = []
-    later = later_entries(record.result, record.privacy)
-    if not {"run", "files"} & {*record.result, *record.privacy} and not later:
+    if is_older(record.config, record.result, record.privacy, record.metrics):
         unchecked.append(OLDER)
     else:
         _compare_names(record, findings)
@@ -80,10 +91,23 @@ def bind(record: Record) -> Binding:
     return Binding(tuple(findings), tuple(unchecked), tests)
 
 
-def later_entries(result: Mapping[str, Any], privacy: Mapping[str, Any]) -> set[str]:
-    """Return entries of a record that are not in older ones, which also lack names and hashes."""
-    of_certificate = {"weights_sha256"} & {*privacy}  # result.json has had it from the first
-    return LATER & {*result, *privacy} | of_certificate
+def is_older(
+    config: Mapping[str, Any],
+    result: Mapping[str, Any],
+    privacy: Mapping[str, Any],
+    metrics: Sequence[Mapping[str, Any]] = (),
+) -> bool:
+    """Return whether a record is of code whose files did not name their run.
+
+    Args:
+        config: contents of config.yaml.
+        result: of result.json.
+        privacy: of privacy.json.
+        metrics: lines of metrics.jsonl.
+    """
+    files = [("config", config), ("result", result), ("privacy", privacy)]
+    files += [("line", line) for line in metrics]
+    return not any(OF_LATER[file] & {*content} for file, content in files)
 
 
 def _compare_names(record: Record, findings: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""How many examples the data of known tasks have, by a run's config."""
+"""How many training and test examples a run's config fixes: of data that everybody has alike."""
 
 from __future__ import annotations
 
@@ -7,79 +7,114 @@ from typing import Any
 
 from dpexp.records.predictions import HELD_OUT
 
-ACCURACY, OF_HELD_OUT = "test_accuracy", f"{HELD_OUT}accuracy"
-"""The prefixes of the names of accuracies in percent."""
-
-TEST_SIZES: Mapping[str, Mapping[str, int]] = {
-    "mnist": {ACCURACY: 10_000},
-    "cifar10": {ACCURACY: 10_000},
-    "cifar100": {ACCURACY: 10_000},
-    "svhn": {ACCURACY: 26_032},
-    "svhn_extended": {ACCURACY: 26_032},
-    "sst2": {ACCURACY: 872},
-    "qqp": {ACCURACY: 40_430},
-    "qnli": {ACCURACY: 5_463},
-    "mnli": {ACCURACY: 9_815, f"{ACCURACY}_mm": 9_832},
+SPLITS: Mapping[tuple[str, str], Mapping[str, int]] = {
+    ("ylecun/mnist", "mnist"): {"train": 60_000, "test": 10_000},
+    ("uoft-cs/cifar10", "plain_text"): {"train": 50_000, "test": 10_000},
+    ("uoft-cs/cifar100", "cifar100"): {"train": 50_000, "test": 10_000},
+    ("ufldl-stanford/svhn", "cropped_digits"): {
+        "train": 73_257,
+        "extra": 531_131,
+        "test": 26_032,
+    },
+    ("nyu-mll/glue", "sst2"): {"train": 67_349, "validation": 872},
+    ("nyu-mll/glue", "qqp"): {"train": 363_846, "validation": 40_430},
+    ("nyu-mll/glue", "qnli"): {"train": 104_743, "validation": 5_463},
+    ("nyu-mll/glue", "mnli"): {
+        "train": 392_702,
+        "validation_matched": 9_815,
+        "validation_mismatched": 9_832,
+    },
 }
-"""Sizes of the official test sets (for GLUE, validation sets) by task and metric. Records of runs
-without predictions do not state them."""
+"""Examples of the published sets' splits, by repository and folder."""
 
-IMAGES, TEXTS = "dpexp.data.images.hub_images", "dpexp.data.glue.glue"
-TRAINING_SIZES: Mapping[tuple[str, str], int] = {
-    (IMAGES, "mnist"): 60_000,
-    (IMAGES, "cifar10"): 50_000,
-    (IMAGES, "cifar100"): 50_000,
-    (IMAGES, "svhn"): 73_257,
-    (IMAGES, "svhn_extended"): 604_388,
-    (TEXTS, "sst2"): 67_349,
-    (TEXTS, "qqp"): 363_846,
-    (TEXTS, "qnli"): 104_743,
-    (TEXTS, "mnli"): 392_702,
-}
-"""Sizes of the official training sets, by what reads them and the task."""
+HUB = ("dpexp.data.images.hub_images", "dpexp.data.glue.glue")
+"""Tasks that read them."""
 
-SCANNED, DIGITS = "dpexp.data.digits.digits", 1_797
-"""scikit-learn's digits, which a run splits into training and test examples."""
+DIGITS, ALL_DIGITS = "dpexp.data.digits.digits", 1_797
+"""The task of scikit-learn's digits, and how many there are."""
 
-GENERATED = (
+LOANS, ALL_LOANS = "dpexp.data.lending_club.lending_club", 9_578
+"""The task of Lending Club's loans, and how many the extract has that is read by default."""
+
+DRAWN = (
     "dpexp.data.grammar.generated",
     "dpexp.data.regression.regression",
     "dpexp.data.shapes.shapes",
 )
-"""Tasks that make as many training examples as they are asked for."""
+"""Tasks that draw as many examples as their config says."""
+
+HALF = "test-half"
+"""PATE's public set that is half of a test set."""
 
 
-def most_training(config: Mapping[str, Any]) -> int | None:
-    """Return how many training examples a run's data can have; None if that is not known.
+def available(config: Mapping[str, Any]) -> int | None:
+    """Return how many training examples a task's data hold; None where the config cannot tell."""
+    task = config["task"]
+    target = task.get("_target_")
+    if target == DIGITS:
+        return int(ALL_DIGITS - task["test_size"])
+    if target == LOANS and task.get("csv") is None:
+        return ALL_LOANS
+    return _published(task, task.get("train_splits") or [task.get("train_split")])
 
-    Of data that are made for the run it is what the config asks for.
+
+def wrong_size(config: Mapping[str, Any]) -> tuple[str, bool]:
+    """Compare N, before examples are held out, with the data that the config names.
+
+    Returns:
+        What differs, "" for nothing; and whether N is known to be that of the data. A copy of a
+        published set may hold fewer, as epsilon is the larger then.
     """
     task = config["task"]
-    target, held = task.get("_target_"), config.get("holdout", {}).get("size") or 0
-    if target in GENERATED:
-        return int(task["dataset_size"])
-    if target == SCANNED:
-        return DIGITS - int(task.get("test_size") or 0) - held
-    known = TRAINING_SIZES.get((str(target), str(task.get("name"))))
-    return None if known is None else known - held
+    target, kept, most = task.get("_target_"), task.get("train_size"), available(config)
+    size = task["dataset_size"] + (config.get("holdout") or {}).get("size", 0)
+    if kept is not None and size != kept:
+        return f"expected {kept}, task.train_size; got {size}", False
+    if target in DRAWN:
+        return "", True
+    if most is None:
+        return "", False
+    if size > most or (target == DIGITS and size != most):
+        return f"expected {most}, as many as there are; got {size}", False
+    return "", size == (kept or most)
 
 
-def tested(config: Mapping[str, Any], metric: str) -> int:
-    """Return the number of a run's test examples; 0 if its config does not determine it.
+def test_set(config: Mapping[str, Any], metric: str) -> int | None:
+    """Return the size of a task's test set, without public examples; None where it is not fixed.
 
-    PATE's student may use half of a test set, and public images may be removed from it.
+    Args:
+        config: of a run.
+        metric: whose test set.
     """
-    if metric.startswith(OF_HELD_OUT):
-        return int(config.get("holdout", {}).get("size") or 0)
-    task, public = config.get("task", {}), config.get("public", {})
-    name = task.get("name")
-    # A size that a config declares is that of the first test set.
-    declared = task.get("test_size") if metric == ACCURACY else None
-    size = declared or TEST_SIZES.get(str(name), {}).get(metric, 0)
+    task, public = config.get("task", {}), config.get("public") or {}
+    size, splits = task.get("test_size"), task.get("test_splits")
+    if not size and splits:
+        size = _published(task, [splits.get(metric)] if isinstance(splits, Mapping) else splits)
+        if size is not None and not wrong_size(config)[1]:  # a copy with fewer may lack tests, too
+            return None
     if not size:
-        return 0
-    if config.get("method", {}).get("public") == "test-half":
-        size -= size // 2
-    if public.get("of_task") and public.get("of_task") == name:
+        return None
+    if public.get("of_task") and public.get("of_task") == task.get("name"):
         size -= public["size"]
     return int(size)
+
+
+def judged_examples(config: Mapping[str, Any], metric: str) -> int | None:
+    """Return how many examples a metric is of; None where the config does not fix it.
+
+    PATE's student takes half of a test set, and public images may be taken out of it.
+    """
+    if metric.startswith(HELD_OUT):
+        return (config.get("holdout") or {}).get("size")
+    size = test_set(config, metric)
+    if size is not None and config.get("method", {}).get("public") == HALF:
+        size -= size // 2
+    return size
+
+
+def _published(task: Mapping[str, Any], splits: Any) -> int | None:
+    """Return how many examples splits of a published set have; None of another set."""
+    known = SPLITS.get((str(task.get("repo")), str(task.get("config"))), {})
+    if task.get("_target_") not in HUB or not all(split in known for split in splits):
+        return None
+    return sum(known[split] for split in splits)

@@ -9,12 +9,9 @@ from typing import Any
 
 import yaml
 
-from dpexp.privacy.certificate import ANALYSED, BEGAN, SHUFFLED
+from dpexp.privacy.certificate import why_no_claim
 
 FILE = "README.md"
-
-WITHDRAWN = (SHUFFLED, ANALYSED)
-"""Deviations with which an epsilon is stated, and no guarantee is given."""
 
 
 def text(
@@ -41,7 +38,7 @@ def text(
         f"# {model} on {task}, trained by {method}",
         _what(result, classes, is_secret=not certificate["replayable"]),
         "## Privacy",
-        _privacy(certificate, result),
+        _privacy(certificate, why_no_claim(certificate)),
         "## Use",
         _use(run) + (f"\n\n{loads}" if loads else ""),
         "## Training",
@@ -104,19 +101,12 @@ def _what(result: Mapping[str, Any], classes: Sequence[str], *, is_secret: bool)
     return "\n".join(lines)
 
 
-def _privacy(certificate: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+def _privacy(certificate: Mapping[str, Any], reasons: Sequence[str]) -> str:
     deviations = certificate["deviations"]
-    spent = [value for value in certificate["epsilon"].values() if value is not None]
-    withdrawn = [word for word in deviations if word in WITHDRAWN or word.startswith(BEGAN)]
-    if not spent or (withdrawn and not withdrawn[0].startswith(BEGAN)):
-        claim = "No privacy is claimed."
-    elif withdrawn:
-        claim = (
-            f"This training alone spent {spent[0]:.4g} of ε = {certificate['target_epsilon']:g} "
-            f"at δ = {certificate['delta']:g}. **That is no claim for the weights**, which another "
-            "run had trained before."
-        )
+    if reasons:
+        claim = f"No privacy is claimed: {'; '.join(reasons)}."
     else:
+        spent = [value for value in certificate["epsilon"].values() if value is not None]
         claim = (
             f"The weights are ({certificate['target_epsilon']:g}, {certificate['delta']:g})-"
             f"differentially private ({spent[0]:.4g} was spent). Neighbouring data sets: "
@@ -124,13 +114,13 @@ def _privacy(certificate: Mapping[str, Any], result: Mapping[str, Any]) -> str:
         )
     lines = [claim, ""]
     lines += [f"- deviation: {words}" for words in deviations]
-    if spent and (held := certificate.get("holdout")):
+    if not reasons and (held := certificate.get("holdout")):
         lines.append(
             f"- {held['examples']} of {held['of']} training examples were held out: the claim is "
             f"for the {certificate['dataset_size']} that are left, and nothing is claimed of the "
             "others; settings chosen by how they score are not counted"
         )
-    if spent and certificate["replayable"]:
+    if not reasons and certificate["replayable"]:
         lines.append(
             "- **the claim does not hold against someone who has the seed, and `config.yaml` "
             "holds it: where the data are private, do not publish this folder, and train with "
@@ -138,7 +128,7 @@ def _privacy(certificate: Mapping[str, Any], result: Mapping[str, Any]) -> str:
         )
     lines += [
         "- accuracies and losses above and in metrics.jsonl may be computed from private data "
-        "without noise; the claim covers the weights alone",
+        f"without noise{'' if reasons else '; the claim covers the weights alone'}",
         "- `privacy.json` is the certificate; `dpexp verify .` recomputes it from `config.yaml` "
         "with another accountant, and compares the weights with their hash",
     ]

@@ -19,8 +19,8 @@ from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_rel
 from dpexp.privacy.certificate import (
     JUDGED_ON_TRAINING,
     held_out,
+    is_judged_on_training,
     learnt_from_data,
-    says_judged_on_training,
 )
 from dpexp.privacy.clipping import PerLayer, require_groups
 from dpexp.privacy.correlation import Banded
@@ -168,7 +168,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             run.stop_if_asked()
             run.end_steps()
         deviations = [word for word, holds in learnt_from_data(config).items() if holds]
-        if task.test is task.train or says_judged_on_training(config):
+        if is_judged_on_training(config) or task.test is task.train:  # as a task of one's own may
             deviations += [JUDGED_ON_TRAINING]
         deviations += ([] if unchecked is None else [unchecked]) + observers.deviations
         findings = Findings({}, {})

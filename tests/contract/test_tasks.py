@@ -4,9 +4,11 @@ import pytest
 import torch
 import yaml
 
-from dpexp import cli
+from dpexp import cli, records
 from dpexp.cli.config_cache import Configs
-from dpexp.privacy.certificate import says_judged_on_training
+from dpexp.privacy.certificate import JUDGED_ON_TRAINING, is_judged_on_training
+from dpexp.privacy.verification.files import verify_files
+from dpexp.privacy.verification.record import verify_record
 from dpexp.types import MissingData
 from tests.contract.cases import OWN, TASKS
 from tests.images import save_images
@@ -19,6 +21,7 @@ FILES = {task: cli.CONF / "task" / f"{task}.yaml" for task in (*TASKS, *OWN)}
 SETTINGS = {task: yaml.safe_load(path.read_text()) for task, path in FILES.items()}
 SETTINGS |= {task: SETTINGS[task]["task"] for task in OWN}
 READ = [task for task in TASKS if "data_root" in SETTINGS[task]]
+GLUE = [task for task in TASKS if "text_columns" in SETTINGS[task]]
 SEEDS = ("data_seed", "split_seed")
 LOANS = "int.rate,installment,fico\n0.1{seed},750,300\n0.2,100,575\n0.3,3000,850\n"
 
@@ -49,10 +52,10 @@ def own(name, root, seed):
 
 
 @pytest.fixture
-def make(tmp_path, tiny_models):
-    """Make a task of few examples; where it is read from files, of ones like its own."""
+def words_of(tmp_path, tiny_models):
+    """Return the words of a task of few examples; one that reads files has ones like its own."""
 
-    def made(name, seed=0):
+    def words_of(name, seed=0):
         settings, root = SETTINGS[name], tmp_path / f"data{seed}"
         if name in OWN:
             words = own(name, root, seed)
@@ -74,10 +77,15 @@ def make(tmp_path, tiny_models):
             save_images(root, settings, counts, seed=seed)
             words = [f"task.dataset_size={15 * len(splits)}"]
         where = [f"data_root={root}", f"model_root={tiny_models}"]
-        words = [f"task={name}", "profile=embedded", *words, *where]
-        return cli.build_task(CONFIGS.compose_anew(["method=dpsgd", *words]), CPU)
+        return ["method=dpsgd", f"task={name}", "profile=embedded", *words, *where]
 
-    return made
+    return words_of
+
+
+@pytest.fixture
+def make(words_of):
+    """Make a task of few examples."""
+    return lambda name, seed=0: cli.build_task(CONFIGS.compose_anew(words_of(name, seed)), CPU)
 
 
 @pytest.mark.parametrize("name", [*TASKS, *OWN])
@@ -108,14 +116,6 @@ def test_a_task_holds_what_it_declares(name, make):
     assert task.score(outputs, targets).shape == targets.shape
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_what_is_judged_on_training_examples_is_known_by_the_config(name, make):
-    """A certificate says so by the task, and verification by the config."""
-    config = CONFIGS.compose_anew([f"task={name}", "method=dpsgd", "profile=embedded", "eps=8"])
-    task = make(name)
-    assert says_judged_on_training(config) == (task.test is task.train)
-
-
 @pytest.mark.parametrize("name", [*TASKS, *OWN])
 def test_examples_decide_a_fingerprint_and_nothing_that_trains(name, make):
     """A loss is a sum over examples, and as inputs' mean the config's: no training label's part."""
@@ -134,6 +134,36 @@ def test_examples_decide_a_fingerprint_and_nothing_that_trains(name, make):
         (getattr(t.train, "mean", None), getattr(t.train, "std", None)) for t in (task, other)
     ]
     assert constants[0] == constants[1]
+
+
+@pytest.mark.parametrize("name", [*TASKS, *OWN])
+def test_a_config_tells_whether_the_metric_is_of_the_training_set(name, words_of):
+    """A certificate says so where it is, and verification has the config alone."""
+    config = CONFIGS.compose_anew(words_of(name))
+    task = cli.build_task(config, CPU)
+    assert is_judged_on_training(config) is (task.test is task.train)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*TASKS, *OWN])
+def test_a_run_verifies_and_not_without_what_it_must_say_of_its_metric(name, words_of, tmp_path):
+    shape = ["batch_size=3", "epochs=1", "eps=8", "privacy.delta=0.01", "device=cpu"]
+    model = ["model=bert_tiny"] if "tokenizer" in SETTINGS[name] else ["model=linear"]
+    if name in (*GLUE, "texts"):
+        model = ["model=minilm", "model.repo=tiny/bert", "task.tokenizer=tiny/bert"]
+        model += ["task.max_length=8"]
+    words = [*words_of(name), *shape, *model, f"results={tmp_path}/results"]
+    (tmp_path / "data0").mkdir(exist_ok=True)  # where the task reads nothing
+    directory = cli.execute(CONFIGS.compose_anew(words))
+    record = records.read(directory)
+    assert verify_record(record).findings == ()
+    said = JUDGED_ON_TRAINING in record.privacy["deviations"]
+    assert said is (name in ("lending_club", "regression"))
+    others = [word for word in record.privacy["deviations"] if word != JUDGED_ON_TRAINING]
+    others += [] if said else [JUDGED_ON_TRAINING]
+    privacy = {**record.privacy, "deviations": others}
+    findings = verify_files(record.config, record.result, privacy).findings
+    assert findings == (f"deviations: '{JUDGED_ON_TRAINING}' is {'missing' if said else 'not so'}",)
 
 
 @pytest.mark.parametrize("name", READ)

@@ -1,6 +1,7 @@
 """Public sets: brought to any image task's shape, apart from what a run is judged on, recorded."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import hydra
@@ -129,6 +130,10 @@ def test_digits_stand_for_images_of_another_source_but_not_for_the_digits_task()
 def test_public_test_images_leave_the_test_set():
     """gep Table 5: with CIFAR-10's test images public, accuracy is of the others."""
     task = task_of((3, 32, 32), "cifar10")
+    with pytest.raises(ConfigError, match="5 of 5 images of public=cifar10-test are training"):
+        hub_images(task, **settings("cifar10-test", size=5, data_root="nowhere"))
+    others = task.train.take(torch.zeros(1, dtype=torch.long))
+    task = replace(task, train=replace(others, inputs=others.inputs + 99))
     with pytest.warns(UserWarning, match=r"takes 5 of cifar10's 20 test examples.*other 15"):
         got = hub_images(task, **settings("cifar10-test", size=5, data_root="nowhere"))
     tags = [set(e.inputs[:, 0, 0, 0].tolist()) for e in (got.public, got.test)]

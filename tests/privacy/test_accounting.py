@@ -1,5 +1,6 @@
 """The accountant against an independent one, and the calibration against its promise."""
 
+import contextlib
 import json
 import math
 import time
@@ -24,6 +25,7 @@ from dpexp.privacy.accounting import (
     prv_epsilon,
     rdp_epsilon,
 )
+from dpexp.privacy.pld import Part, gaussian_epsilon
 from dpexp.types import ConfigError
 
 # What: (examples, expected batch, steps, delta, epsilon), as the papers train.
@@ -291,6 +293,18 @@ def test_many_seeds_share_one_calibration():
     assert time.perf_counter() - start < 0.01
 
 
-def test_no_epsilon_is_below_zero():
-    """At a large delta the privacy loss lets less than nothing be bounded."""
-    assert accounting.prv_epsilon(40 / 1437, 0.5, 1, 0.05, 108) == 0.0
+LOOSE = [(1.0, 4.0, 1, 0.1), (1.0, 8.0, 1, 0.05), (40 / 1437, 0.9, 1, 0.05), (0.1, 3.0, 5, 0.2)]
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps", "delta"), LOOSE)
+def test_no_epsilon_is_below_0_where_delta_alone_suffices(q, sigma, steps, delta):
+    values = [rdp_epsilon(q, sigma, steps, delta)]
+    with contextlib.suppress(PRVFailed):
+        values += [prv_epsilon(q, sigma, steps, delta, 108)]
+    values += [gaussian_epsilon((Part(q, sigma, steps),), delta, 1.0)]
+    assert min(values) == 0
+
+
+def test_epsilon_falls_to_0_with_noise_and_stays_there():
+    found = [prv_epsilon(1.0, sigma, 1, 0.1) for sigma in (2.0, 3.0, 3.5, 4.0, 5.0)]
+    assert found == sorted(found, reverse=True) and found[1] > 0 and found[-2:] == [0, 0]

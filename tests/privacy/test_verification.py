@@ -277,7 +277,7 @@ FORGERIES = {
     "more examples than the data have": (
         *("dpsgd", "config"),
         lambda c: c["task"].update(dataset_size=14_370),
-        "N: task digits has 1437 examples at most; got 14370",
+        "config.yaml task.dataset_size, N: expected 1437",
     ),
     "an epsilon of nothing": ("none", "privacy", {"epsilon": {"prv": 3.0}}, "there is none"),
     "a budget of nothing": ("none", "privacy", {"target_epsilon": 3.0}, "target_epsilon"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from dpexp import cli
 from dpexp.records.predictions import PREDICTIONS, packed
@@ -22,6 +23,11 @@ from tests.reporting.shown import edit
 
 CLAIM = '{says: "Better above Plain", above: [better], below: [plain]}'
 ALIKE = '{says: "Alike", of: [[better, plain]], within: 20}'
+
+
+def published(task):
+    """Return a task's settings in conf."""
+    return yaml.safe_load((cli.CONF / "task" / f"{task}.yaml").read_text())
 
 
 def estimate(difference, error, freedom=1e9):
@@ -215,7 +221,7 @@ def test_accuracies_without_predictions_have_the_size_of_their_test_set(make):
     assert found.sentence().endswith(", unpaired on 872 and 872 examples, 2 and 2 seeds")
     for value in made.values.values():
         for config in value.configs:
-            config["task"] |= {"test_size": None, "name": "sst2"}
+            config["task"] = published("sst2")
     (again,) = claims.judge(made.artifact, made.values)
     assert again.sentence() == found.sentence()
 
@@ -229,6 +235,14 @@ def test_accuracies_without_predictions_have_the_size_of_their_test_set(make):
         ({"public": {"of_task": "cifar10", "size": 2_000}}, 8_000),
         ({"public": {"of_task": "mnist", "size": 2_000}}, 10_000),
         ({"task": {"name": "cifar10", "test_size": 7}, "method": {"public": "test-half"}}, 4),
+        (
+            {
+                "public": {"of_task": "cifar10", "size": 2_001},
+                "method": {"public": "test-half"},
+            },
+            4_000,
+        ),
+        ({"task": published("cifar10") | {"dataset_size": 49_000}}, None),
         ({"task": {"name": "a user's"}}, None),
     ],
     ids=str,
@@ -237,7 +251,7 @@ def test_what_others_had_of_a_test_set_is_not_counted(make, changes, size):
     made = make(name="table9")
     for value in made.values.values():
         for config in value.configs:
-            config |= {"task": {"name": "cifar10"}, "method": {}, "public": {}} | changes
+            config |= {"task": published("cifar10"), "method": {}, "public": {}} | changes
     (found,) = claims.judge(made.artifact, made.values)
     counts = {comparison.estimate.num_examples for comparison in found.comparisons}
     assert counts == {(size or 0, size or 0)}

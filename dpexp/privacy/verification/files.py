@@ -21,6 +21,7 @@ from dpexp.privacy.accounting import PRVFailed
 from dpexp.privacy.calibration import num_steps
 from dpexp.privacy.pld import Part, gaussian_epsilon, laplace_epsilon, points
 from dpexp.privacy.stated import Stated, public_examples, statement_of
+from dpexp.privacy.verification import counts
 from dpexp.privacy.verification.epsilons import ROUNDING, differences
 from dpexp.privacy.verification.lines import epsilon_after
 from dpexp.privacy.verification.statements import (
@@ -33,13 +34,11 @@ from dpexp.privacy.verification.statements import (
     WEIGHTS,
     due_words,
     foreign_code,
-    test_examples,
     trusted,
 )
-from dpexp.records import profile_of
-from dpexp.records.binding import later_entries
+from dpexp.records import is_older, profile_of
 from dpexp.records.predictions import HELD_OUT
-from dpexp.records.sizes import most_training, tested
+from dpexp.records.sizes import test_set
 from dpexp.types import one_line
 
 MOST_COMPOSED = 10**8
@@ -59,6 +58,9 @@ NOTES_ON_HELD_OUT = (
     "left out of training and of N: as of a test set, nothing is claimed of them",
 )
 """What a certificate says of them, and what older ones do."""
+
+TESTED = "test_accuracy"
+"""The metric of PATE's students."""
 
 NAMES = "privacy.json trainable and frozen: that they are the model's names"
 """Not checked here, as no model is built; `scripts/verify.py` builds it if it can."""
@@ -86,6 +88,8 @@ def verify_files(
     result: Mapping[str, Any],
     privacy: Mapping[str, Any],
     tests: Mapping[str, int] | None = None,
+    *,
+    is_old: bool | None = None,
 ) -> Verification:
     """Recompute a run's certificate from config.yaml, result.json and privacy.json.
 
@@ -94,8 +98,11 @@ def verify_files(
         result: of the second.
         privacy: of the third.
         tests: how many test examples were counted, by metric, where that is known.
+        is_old: whether the record is of code whose files did not name their run; None: as these
+            three files show it.
     """
-    check = _Check(config, result, privacy, tests or {})
+    is_old = is_older(config, result, privacy) if is_old is None else is_old
+    check = _Check(config, result, privacy, tests or {}, is_old)
     trust: list[str] = []
     try:
         check.run()
@@ -114,13 +121,14 @@ class _Check:
         result: Mapping[str, Any],
         privacy: Mapping[str, Any],
         tests: Mapping[str, int],
+        is_old: bool,
     ) -> None:
         self.findings: list[str] = []
         self.unchecked: list[str] = []
         self.epsilon: float | None = None
         self._config, self._result, self._privacy = config, result, privacy
         self._tests = tests
-        self._is_older = "run" not in privacy and not later_entries(result, privacy)
+        self._is_older = is_old
 
     def say(self, finding: str) -> None:
         """Add a finding."""
@@ -143,7 +151,9 @@ class _Check:
         self._holdout()
         self._words(wanted, is_vote)
         self._same("dataset_size", self._size())
-        self._counts()
+        differing, unread = counts.compare(self._config, self._result, self._tests)
+        self.findings += differing
+        self.unchecked += unread
         parts = self._votes() if is_vote else self._steps(wanted)
         self._unknown_keys(is_vote)
         self._accountants(wanted, is_vote)
@@ -158,19 +168,6 @@ class _Check:
         size = self._config["task"]["dataset_size"]
         # A shadow model holds half of the training set.
         return size // 2 if self._config.get("attack", {}).get("name") == "shadow" else size
-
-    def _counts(self) -> None:
-        """Compare N with what the data have, and the numbers of test examples."""
-        config, most = self._config, most_training(self._config)
-        if most is None:
-            self.unchecked.append("N: that the data have so many training examples")
-        elif config["task"]["dataset_size"] > most:
-            stated = config["task"]["dataset_size"]
-            self.say(f"N: task {config['task']['name']} has {most} examples at most; got {stated}")
-        for name, counted in self._tests.items():
-            size = tested(config, name)
-            if size and counted != size:
-                self.say(f"{name}: {size} examples are tested; predictions.npz has {counted}")
 
     def _steps(self, wanted: Mapping[str, Any]) -> tuple[Part, ...]:
         config, privacy = self._config, self._privacy
@@ -264,9 +261,8 @@ class _Check:
             self._same("clip_norm", due.clip_norm, release, place)
             self._same("sensitivity", due.sensitivity, release, place)
             self._same("noise_multiplier", due.noise_multiplier, release, place)
-            if "noise" in release or not self._is_older:  # the first certificates had one only
-                self._same("noise", due.noise, release, place)
-                self._same("clip", due.clip, release, place)
+            self._same("noise", due.noise, release, place)
+            self._same("clip", due.clip, release, place)
             if due.dimension is not None:
                 self._same("dimension", due.dimension, release, place)
         if any(due.dimension is None for due in expected):
@@ -315,7 +311,7 @@ class _Check:
 
     def _available(self) -> int | None:
         """Return how many public inputs teachers may be asked about; None if unknown."""
-        stated, tests = self._privacy.get("public"), test_examples(self._config)
+        stated, tests = self._privacy.get("public"), test_set(self._config, TESTED)
         if isinstance(stated, Mapping):
             return stated["examples"]
         if tests is None or self._config["method"]["public"] != "test-half":
@@ -347,7 +343,9 @@ class _Check:
         if is_vote:
             takes, needs = config["method"]["public"] == "task", 1
             due = (config["public"] if takes else {"name": "test-half"}) if stated else None
-            if stated is None and not self._is_older:
+            if stated is None and self._is_older:
+                self.unchecked.append("privacy.json public: missing, as in older records")
+            elif stated is None:
                 self.say("public: the examples that teachers were asked about are not named")
         else:
             needs = public_examples(config)
@@ -385,17 +383,12 @@ class _Check:
             self.say(f"holdout note: '{stated['note']}' is nothing that a certificate says")
         if unknown := sorted(stated.keys() - ENTRIES_OF_HELD_OUT):
             self.say(f"holdout: {', '.join(unknown)} is nothing that a certificate has")
-        counted = [n for name, n in self._tests.items() if name.startswith(HELD_OUT)]
-        if any(count != size for count in counted):
-            self.say(f"holdout: {size} examples are held out; predictions.npz has {counted[0]}")
         self.unchecked.append("privacy.json holdout fingerprint: of which examples")
 
     def _test_half(self, examples: int) -> None:
         """Compare the public half of a test set with the other half, or with its declared size."""
-        tests, left = (
-            test_examples(self._config),
-            {count for name, count in self._tests.items() if not name.startswith(HELD_OUT)},
-        )
+        tests = test_set(self._config, TESTED)
+        left = {count for name, count in self._tests.items() if not name.startswith(HELD_OUT)}
         if tests is not None:
             self._same("examples", tests // 2, self._privacy["public"], "public ")
         if left and not left <= {examples, examples + 1}:
@@ -406,8 +399,9 @@ class _Check:
         attacked = [key for key in ("attack", "audit") if key in config]
         due = due_words(config, self._privacy, is_vote)
         for word, is_due in due.items():
-            is_new = word in (words.UNRELEASED, words.LARGE_DELTA)
-            if is_due != (word in said) and not (is_new and self._is_older):
+            if word == words.UNRELEASED and self._is_older and is_due and word not in said:
+                self.unchecked.append(f"privacy.json deviations: '{word}', which is missing")
+            elif is_due != (word in said):
                 self.say(f"deviations: '{word}' is {'missing' if is_due else 'not so'}")
         others = [word for word in said if word not in due and word not in words.OF_THE_RUN]
         self.unchecked.append(

@@ -35,16 +35,12 @@ OF_VOTES = {"mechanism", "answers", "threshold"}
 """Entries of a certificate."""
 
 
-def test_examples(config: Mapping[str, Any]) -> int | None:
-    """Return a task's number of test examples, including public ones; None if not configured."""
-    return config["task"].get("test_size")
-
-
 def due_words(
     config: Mapping[str, Any], privacy: Mapping[str, Any], is_vote: bool
 ) -> dict[str, bool]:
     """Return the possible deviations of a certificate, and whether this one must have each."""
     wanted = config["privacy"]
+    is_judged, task = words.is_judged_on_training(config), str(config["task"].get("_target_"))
     is_private = bool(wanted["noise"] and (wanted["clip"] or is_vote))
     return {
         words.NO_NOISE: not wanted["noise"],
@@ -56,7 +52,7 @@ def due_words(
         **words.learnt_from_data(config),
         words.ANALYSED: bool(config.get("analysis")),
         words.TEST_HALF: is_vote and config["method"]["public"] == "test-half",
-        words.JUDGED_ON_TRAINING: words.says_judged_on_training(config),
+        **({words.JUDGED_ON_TRAINING: is_judged} if is_judged or is_ours(task) else {}),
         words.UNRELEASED: is_vote,
         words.LARGE_DELTA: is_private and privacy["delta"] * privacy["dataset_size"] >= 1,
     }

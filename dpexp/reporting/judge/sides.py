@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from dpexp import records
-from dpexp.records.predictions import PREDICTIONS, unpacked
+from dpexp.records.predictions import HELD_OUT, PREDICTIONS, unpacked
 from dpexp.records.safely import Damaged
-from dpexp.records.sizes import ACCURACY, OF_HELD_OUT, tested
+from dpexp.records.sizes import judged_examples
 from dpexp.reporting.collect.readings import numbers, reduced
 from dpexp.reporting.collect.values import Value
 from dpexp.reporting.judge.errors import EXTRA, Side
@@ -20,6 +20,8 @@ from dpexp.reporting.schema.artifact import Claim
 
 SCORED_ON = "attack_scored_on"
 """The number of examples that an attack was scored on."""
+ACCURACY, OF_HELD_OUT = "test_accuracy", f"{HELD_OUT}accuracy"
+"""The prefixes of the names of accuracies in percent."""
 
 CLOSE = 1e-6
 """Tolerance between an accuracy counted from predictions and the recorded one."""
@@ -177,6 +179,6 @@ def _metrics(value: Value, names: Sequence[str]) -> list[str]:
 
 def _sizes(value: Value, metrics: Sequence[str]) -> tuple[int, ...]:
     """Return the number of examples of each test set; () if the configs do not determine it."""
-    sizes = {tuple(tested(config, name) for name in metrics) for config in value.configs}
+    sizes = {tuple(judged_examples(config, name) for name in metrics) for config in value.configs}
     known = next(iter(sizes)) if len(sizes) == 1 else ()
-    return known if all(known) else ()
+    return tuple(size for size in known if size) if all(known) else ()

@@ -142,7 +142,7 @@ def _uses(outputs: Iterable[Tensor], inputs: Iterable[Any] = ()) -> Counter[int]
             continue
         seen.add(node)
         for inner, _ in node.next_functions:
-            if hasattr(inner, "variable"):
+            if inner is not None and hasattr(inner, "variable"):
                 found[id(inner.variable)] += 1
             else:
                 left.append(inner)
