@@ -57,6 +57,12 @@ def test_values_with_commas_are_tried_in_all_combinations(capsys):
     assert ["optimizer.lr=0.1" in line for line in lines] == [True, False]
 
 
+def test_a_run_without_a_finite_number_is_told(capsys, monkeypatch):
+    monkeypatch.setattr(search, "attempt", lambda words: float("nan"))
+    assert search.main([*SHORT, "optimizer.lr=1e9"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("optimizer.lr=1e9 diverged")
+
+
 def test_a_mistake_is_one_line(capsys):
     assert search.main([*SHORT, "method=dpsdg"]) == 2
     assert "dpsgd" in capsys.readouterr().err

@@ -109,5 +109,6 @@ def main(words: Sequence[str]) -> int:
 def _main(words: Sequence[str]) -> int:
     _, overrides = split(words, {})
     for chosen in combinations(overrides):
-        print(*chosen, f"{attempt([*COMMON, *chosen]):.1f}", flush=True)
+        found = attempt([*COMMON, *chosen])
+        print(*chosen, f"{found:.1f}" if math.isfinite(found) else "diverged", flush=True)
     return 0

@@ -11,8 +11,9 @@ the table. The test set is never used. The privacy guarantee does not cover the 
 
     paper=rgp profile=embedded   as in scripts.artifact
     rows=A,B columns=C           only these cells, and others that show the same run
-    seeds=0                      a point's score is the mean over these seeds; if left out, a cell
-                                 that has scores of other seeds keeps them
+    seeds=0                      a point's score is the mean over these seeds, and 0 if one of them
+                                 diverged; if left out, a cell that has scores of other seeds keeps
+                                 them
     anew=true                    try these cells again though they have scores
     --config-dir FOLDER          a folder of your own like conf; scores of its artifacts go into
                                  its own tuned
@@ -114,9 +115,12 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
                     attempt((*chosen, *words_of, *point, f"seed={seed}", *request.overrides))
                     for seed in seeds
                 ]
-                score = statistics.fmean(0.0 if math.isnan(value) else value for value in given)
+                # A mean of the other seeds would flatter a point at which some diverge.
+                diverged = sum(not math.isfinite(value) for value in given)
+                score = 0.0 if diverged else statistics.fmean(given)
                 scores[" ".join(point)] = score
-                print(name, *point, f"{score:.1f}", flush=True)
+                why = f"diverged ({diverged} of {len(given)})" if diverged else ""
+                print(name, *point, *filter(None, (f"{score:.1f}", why)), flush=True)
                 found = tuned.Tried(scores, seeds)
                 _keep(path, artifact, request.profile, dict.fromkeys(keys, found))
         except MissingData as error:

@@ -18,6 +18,10 @@ from dpexp.records.safely import Damaged, arrays_of
 ANALYSIS = "analysis.npz"
 """Arrays of a run's analyses, by name; `step` and `epoch` have one entry per observation."""
 
+NULL_IF_NONE = ("epsilon", "clip_fraction", "holdout_")
+"""Beginnings of names whose null in metrics.jsonl says that there is no such number; of any other
+name it says that the number was not finite."""
+
 
 class NoSeries(RecordError):
     """A finished run has no series or array of this name."""
@@ -32,15 +36,17 @@ def series(directory: str | Path, name: str, x: str) -> tuple[np.ndarray, np.nda
         x: name of the x values, such as "epoch".
 
     Returns:
-        x and the values, both [n] float, n >= 1, ordered by x. Entries that are not finite are
-        left out, except the last: a run that diverged ends with NaN.
+        x and the values, both [n] float, n >= 1, ordered by x. A value that is not finite is NaN. A
+        line without the value is left out. So is a NaN in an array that has finite entries, since
+        there it may say that nothing was observed, except the last: a run that diverged ends so.
 
     Raises:
-        NoSeries: neither source has both, or their lengths differ.
+        NoSeries: neither source has both, their lengths differ, or all entries are left out.
     """
     directory = Path(directory)
     columns: Mapping[str, Any] = _columns(directory / METRICS)
-    if name not in columns or x not in columns:
+    is_array = name not in columns or x not in columns
+    if is_array:
         columns = _arrays(directory / ANALYSIS, (name, x)) or columns
     for wanted in (name, x):
         if wanted not in columns:
@@ -48,10 +54,13 @@ def series(directory: str | Path, name: str, x: str) -> tuple[np.ndarray, np.nda
     xs, ys = (np.asarray(columns[key], dtype=float) for key in (x, name))
     if xs.ndim != 1 or xs.shape != ys.shape:
         raise NoSeries(f"no such series: {name} over {x} (shapes {ys.shape} and {xs.shape})")
-    kept = np.isfinite(xs) & np.isfinite(ys)
+    kept = ~np.isnan(ys)
+    if is_array and ys.size:
+        kept |= not np.isfinite(ys).any()
+        kept[-1] = True
+    kept &= np.isfinite(xs)
     if not kept.any():
-        raise NoSeries(f"no such series: {name} (it has no finite entry)")
-    kept[-1] = np.isfinite(xs[-1])
+        raise NoSeries(f"no such series: {name} (it has no entry)")
     order = np.argsort(xs[kept], kind="stable")
     return xs[kept][order], np.where(np.isfinite(ys[kept]), ys[kept], np.nan)[order]
 
@@ -85,16 +94,18 @@ def _no_such(name: str, directory: Path) -> NoSeries:
 
 
 def _columns(path: Path) -> dict[str, list[float]]:
-    """Read metrics.jsonl by column; NaN where a line lacks a number."""
+    """Read metrics.jsonl by column: infinity where a number was not finite, NaN without one."""
     lines = [line for line in lines_of(path) if line is not None]  # None: torn by a kill
     keys = dict.fromkeys(key for line in lines for key in line)
-    return {key: [_number(line.get(key)) for line in lines] for key in keys}
+    return {key: [_number(key, line) for line in lines] for key in keys}
 
 
-def _number(value: object) -> float:
+def _number(key: str, line: Mapping[str, Any]) -> float:
+    value = line.get(key)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    return math.nan
+    was_not_finite = key in line and value is None and not key.startswith(NULL_IF_NONE)
+    return math.inf if was_not_finite else math.nan
 
 
 def _arrays(path: Path, wanted: Iterable[str] | None = None) -> dict[str, np.ndarray]:

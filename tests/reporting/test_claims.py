@@ -1,8 +1,6 @@
 """Claims: what they may say, what their verdicts rest on, and that each can hold and can fail."""
 
-import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,13 +9,9 @@ import yaml
 from dpexp import cli
 from dpexp.records.predictions import PREDICTIONS, packed
 from dpexp.reporting import collect
-from dpexp.reporting.collect.cells import Job
-from dpexp.reporting.collect.outcomes import Outcome
-from dpexp.reporting.collect.readings import reduced
 from dpexp.reporting.judge import claims, errors
-from dpexp.reporting.render import markdown
 from dpexp.reporting.schema import spec
-from dpexp.reporting.schema.artifact import CURVES, MAPS, Artifact, Claim, Column, Profile, Row
+from dpexp.reporting.schema.artifact import CURVES, MAPS
 from dpexp.types import ConfigError
 from tests.reporting.shown import edit
 
@@ -54,51 +48,6 @@ def estimate(difference, error, freedom=1e9):
 def test_a_comparison_is_judged_by_the_bounds(difference, margin, number, verdict):
     found = estimate(difference, 1.0)
     assert claims.compare(("a", "x"), 5.0, found, margin, number).verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("lost", "said"),
-    [
-        ([None, 0.30, 0.31], "1 of 2 comparisons; smallest difference not known, as training "
-         "diverged in 1 run"),
-        ([None, math.inf, None], "1 of 2 comparisons; smallest difference not known, as training "
-         "diverged in 3 runs"),
-    ],
-)  # fmt: skip
-def test_a_claim_on_runs_that_diverged_is_unclear(lost, said):
-    rows = tuple(Row(name, (name,)) for name in ("plain", "sparse"))
-    claim = Claim("sparse's loss is below plain's", ("plain",), ("sparse",))
-    artifact = Artifact(
-        "p", "t", "T", "T", ("r",), rows, tuple(Column(c, (c,)) for c in "xy"),
-        {"embedded": Profile((0, 1, 2))}, ("test_loss",), claims=(claim,),
-    )  # fmt: skip
-    losses = {
-        ("plain", "x"): [0.5, 0.51, 0.52],
-        ("plain", "y"): [0.9, 0.91, 0.92],
-        ("sparse", "x"): lost,
-        ("sparse", "y"): [0.3, 0.31, 0.32],
-    }
-    outcomes = [
-        Outcome(
-            Job(cell, "", ("test_loss",), seed, (), {"seed": seed}, f"{cell}{seed}"), "done",
-            result={"metric": "test_loss", "test_loss": loss}, privacy={}, directory=Path("/x"),
-        )
-        for cell, of_seeds in losses.items()
-        for seed, loss in enumerate(of_seeds)
-    ]  # fmt: skip
-    values = collect.collect(artifact, outcomes)
-    (found,) = claims.judge(artifact, values)
-    assert found.sentence() == f"**unclear**: it holds in {said}"
-    value, count = values["sparse", "x"], sum(one is not None and one < 1 for one in lost)
-    assert (value.num_seeds, value.diverged) == (count, 3 - count)
-    shown = markdown.measured(value, 2)
-    assert shown == (f"0.30 ± 0.01 (n={count}, and 1 diverged)" if count else "diverged")
-
-
-@pytest.mark.parametrize("how", ["mean", "min", "max", "last"])
-def test_a_curve_that_was_not_finite_somewhere_has_no_largest(how):
-    reading = np.arange(4.0), np.array([3.0, 3.1, np.nan, np.inf])
-    assert not math.isfinite(reduced(reading, how)) and reduced(reading, "first") == 3
 
 
 @pytest.mark.parametrize("margin", [3.0, 0.0])

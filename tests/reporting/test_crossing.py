@@ -104,6 +104,27 @@ def test_seeds_are_told_apart_by_their_number_not_by_their_place():
     assert math.isnan(few.at) and few.by_seed == () and few.fitted == ()
 
 
+@pytest.mark.parametrize("odd", [-0.1, 0.0, math.nan])
+def test_a_seed_that_cannot_be_fitted_is_listed(odd):
+    """A mean above 0 may hold a number that is not."""
+    artifact, values = figure_of(spread=(1.0, 1.0, 1.0))
+    kept = cell(("low", "kept-1.0"), [0.6, 0.9, 0.0])
+    values["low", "kept-1.0"] = replace(kept, readings=(0.6, 0.9, odd))
+    found = predict(CROSSING, artifact, values)
+    assert found.left_out == () and len(found.by_seed) == 3
+    assert found.by_seed[2] == math.inf
+    assert ", none)" in said(artifact, values)
+
+
+def test_a_cell_with_a_diverged_seed_is_neither_fitted_nor_measured():
+    artifact, values = figure_of(spread=(1.0, 1.0))
+    for panel in ("kept", "seen"):
+        values["low", f"{panel}-1.0"] = replace(values["low", f"{panel}-1.0"], diverged=1)
+    found = predict(CROSSING, artifact, values)
+    assert found.left_out == (1.0,)
+    assert [point.measured[0] for point in found.points if point.x == 1.0] == [None]
+
+
 def test_all_four_numbers_are_fitted_at_the_same_sizes_and_what_is_left_out_is_said():
     sizes = (0.1, 0.5, 1.0, 4.0)
     for broken in (0.0, -0.1, math.nan, None):

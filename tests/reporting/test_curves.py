@@ -248,8 +248,17 @@ def test_seeds_without_a_common_x_or_shape_are_no_curve_and_no_picture():
     ("how", "expected"), [("last", 2), ("first", 7), ("mean", 4), ("min", 2), ("max", 7)]
 )
 def test_reductions(how, expected):
-    assert readings.reduced((np.arange(3.0), np.array([7.0, 3.0, 2.0])), how) == expected
+    curve = (np.arange(3.0), np.array([7.0, 3.0, 2.0]))
+    assert readings.reduced(curve, how) == expected
     assert readings.reduced(7.0, how) == 7.0
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_a_reduction_is_of_all_it_needs(odd):
+    """The largest of a curve that diverged is not the largest of what came before."""
+    curve = (np.arange(4.0), np.array([7.0, odd, 3.0, 2.0]))
+    assert [readings.reduced(curve, how) for how in ("first", "last")] == [7, 2]
+    assert all(np.isnan(readings.reduced(curve, how)) for how in ("mean", "min", "max"))
 
 
 @pytest.mark.parametrize("how", ["last", "first", "mean", "min", "max"])

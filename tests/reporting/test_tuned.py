@@ -136,6 +136,21 @@ def test_points_are_all_combinations_as_the_profile_words_them(conf):
     assert fixed == []
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_point_at_which_a_seed_diverges_loses_and_says_so(conf, capsys, odd):
+    """The mean of its other seed is the highest."""
+
+    def attempt(words):
+        if "optimizer.lr=0.1" in words:
+            return odd if "seed=1" in words else 99.0
+        return 20.0
+
+    assert tune.main(["table1", "paper=made", "rows=plain", "seeds=0,1"], attempt) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith("optimizer.lr=0.1 0.0 diverged (1 of 2)") for line in lines)
+    assert configs(conf)["plain", "eps1"]["optimizer"]["lr"] == 0.01
+
+
 def test_points_that_a_profile_words_alike_are_tried_once_and_chosen_from(conf):
     path = conf / "artifact" / "made" / "table1.yaml"
     text = path.read_text(encoding="utf-8")

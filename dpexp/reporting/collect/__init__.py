@@ -16,13 +16,14 @@ from dpexp.reporting.collect.outcomes import (
     log_path,
     outcome,
 )
-from dpexp.reporting.collect.values import DIVERGED, SKIPPED, WORDS, Value, collect
+from dpexp.reporting.collect.values import DIVERGED, NOT_FINITE, SKIPPED, WORDS, Value, collect
 
 __all__ = [
     "DIVERGED",
     "DONE",
     "FAILED",
     "NOT_BUILT",
+    "NOT_FINITE",
     "NOT_RUN",
     "NO_DATA",
     "REFUSED",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,7 @@ from dpexp.reporting.collect.outcomes import (
     outcome,
 )
 from dpexp.reporting.collect.readings import metric
+from dpexp.reporting.collect.values import NOT_FINITE
 from dpexp.types import ConfigError, MissingData, counted, one_line
 
 Execute = Callable[[dict[str, Any]], Path]
@@ -205,7 +207,8 @@ def _shown(job: Job, results: Path) -> str:
     ended = outcome(job, results)
     if ended.status != "done":
         return REFUSED if ended.status == REFUSED else "no record was written"
-    return f"{metric(ended.result or {}, job.metric):.2f}"
+    number = metric(ended.result or {}, job.metric)
+    return f"{number:.2f}" if math.isfinite(number) else NOT_FINITE
 
 
 def duration(seconds: float) -> str:

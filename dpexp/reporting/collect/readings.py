@@ -31,6 +31,9 @@ class Curve:
         std: [n], ddof 1; None with a single seed.
         low, high: [n], the smallest and the largest of the seeds.
         num_seeds: number of seeds.
+        ends: [num_seeds], each seed's value at the last x; NaN if its own curve ends with NaN.
+
+    All but `ends` are NaN where a seed's value is.
     """
 
     x: np.ndarray
@@ -39,6 +42,7 @@ class Curve:
     low: np.ndarray
     high: np.ndarray
     num_seeds: int
+    ends: np.ndarray
 
 
 def read(
@@ -60,23 +64,20 @@ def read(
 
 
 def numbers(result: Mapping[str, Any], names: Sequence[str]) -> list[float]:
-    """Return those of the named numbers that a result.json has.
+    """Return those of the named numbers that a result.json has; NaN for one that is not finite.
 
-    Some may be missing: a paper's task may have two test sets, and its replacement only one. One
-    that is there and was not finite, which records have as null, is NaN.
+    Some may be missing: a paper's task may have two test sets, and its replacement only one. JSON
+    has no number that is not finite; a record has null there.
 
     Raises:
         records.NoSeries: it has none of them.
     """
-    entries = [result[name] for name in names if name in result]
-    present = [
-        math.nan if v is None else float(v)
-        for v in entries
-        if v is None or (isinstance(v, int | float) and not isinstance(v, bool))
-    ]
+    entries = [math.nan if result[name] is None else result[name] for name in names
+               if name in result]  # fmt: skip
+    present = [v for v in entries if isinstance(v, int | float) and not isinstance(v, bool)]
     if not present:
         raise records.NoSeries(f"no such number: {' or '.join(names)}")
-    return present
+    return [float(number) if math.isfinite(number) else math.nan for number in present]
 
 
 def metric(result: Mapping[str, Any], names: Sequence[str]) -> float:
@@ -84,7 +85,7 @@ def metric(result: Mapping[str, Any], names: Sequence[str]) -> float:
     try:
         return statistics.fmean(numbers(result, names))
     except records.NoSeries:
-        return float(result[result["metric"]])
+        return numbers(result, [result["metric"]])[0]
 
 
 def join(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve:
@@ -99,9 +100,10 @@ def join(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve:
         raise records.NoSeries("no such series: the seeds' curves have no x in common")
     ys = np.array([[of_one[x] for x in common] for of_one in by_x])
     std = ys.std(axis=0, ddof=1) if len(curves) > 1 else None
+    ends = np.where([np.isfinite(y[-1]) for _, y in curves], ys[:, -1], np.nan)
     return Curve(
         np.array([float(x) for x in common]), ys.mean(axis=0), std, ys.min(axis=0), ys.max(axis=0),
-        len(curves),
+        len(curves), ends,
     )  # fmt: skip
 
 
@@ -118,18 +120,20 @@ def pictures_mean(pictures: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def reduced(reading: Reading, how: str) -> float:
-    """Return one number of a reading: its last, first, mean, min or max."""
+    """Return one number of a reading: its last, first, mean, min or max.
+
+    NaN if a value that it is made of is not finite: the largest loss of a run that diverged is not
+    that of its start.
+    """
     if isinstance(reading, float):
         return reading
     values = np.asarray(reading[1] if isinstance(reading, tuple) else reading)
-    if how in ("mean", "min", "max") and not np.isfinite(values).all():
-        return math.nan  # what was left out may have been the largest
-    if not values.size:  # e.g. a run that diverged before its first observation
+    ends = {"last": slice(-1, None), "first": slice(1)}
+    values = values.flat[ends.get(how, slice(None))]
+    if not values.size or not np.isfinite(values).all():
         return math.nan
-    if how == "last":
-        return float(values.flat[-1])
-    if how == "first":
-        return float(values.flat[0])
+    if how in ends:
+        return float(values[0])
     reductions: dict[str, Callable[[np.ndarray], Any]]
     reductions = {"mean": np.mean, "min": np.min, "max": np.max}
     return float(reductions[how](values))

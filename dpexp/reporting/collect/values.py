@@ -32,8 +32,8 @@ SKIPPED = "not run here"
 """A cell that the profile skips."""
 WORDS = "words"
 """A cell of a column of words."""
-NO_NUMBER = "diverged"
-"""A cell whose runs are done and have no finite number."""
+NOT_FINITE = "diverged"
+"""A cell whose number is not finite in any finished run."""
 DIVERGED = "training diverged: outputs that are not finite count as wrong"
 """Printed for a run whose model gave such outputs on its test set."""
 
@@ -44,13 +44,13 @@ class Value:
 
     Attributes:
         cell: row key and column key.
-        status: "done" if at least one seed is, else why not; "words" in a column of words.
+        status: "done" if at least one seed has a value, else why not; "words" in a column of words.
         details: sentences on the runs that failed or have no data, each once.
-        mean, std: over the finished seeds; for a curve, at its end. std (ddof 1) is None with fewer
-            than two seeds, and both are None for a picture.
-        num_seeds: number of finished seeds.
+        mean, std: over the seeds that have a value; for a curve, at its end. std (ddof 1) is None
+            with fewer than two seeds, and both are None for a picture.
+        num_seeds: number of seeds that have a value.
+        diverged: number of finished seeds whose value is not finite.
         asked: number of seeds requested.
-        diverged: number of finished seeds whose number is not finite; `num_seeds` has none of them.
         published: the paper's value, or None.
         published_std: the paper's standard deviation, or None.
         epsilon, noise_multiplier: the largest over the seeds; None if the runs are not private.
@@ -58,9 +58,11 @@ class Value:
         deviations: the certificates' deviations, and what verification could not check, each once.
         run_ids: of the finished runs.
         curve: in a figure of curves, over the finished seeds.
-        picture: in a figure of maps, [rows, columns], the mean over the finished seeds.
+        picture: in a figure of maps, [rows, columns], the mean over the seeds that have a value; if
+            none has, over all, with NaN.
         text: in a column of words.
-        readings, results: each finished seed's value and its result.json; claims compare these.
+        readings, results: each finished seed's value, NaN if it is not finite, and its result.json;
+            claims compare these.
         directories, configs: each finished seed's record directory and config.
         metric: names of the result.json numbers that are averaged.
         parts: for a mean of several cells, these cells over their common seeds.
@@ -72,8 +74,8 @@ class Value:
     mean: float | None = None
     std: float | None = None
     num_seeds: int = 0
-    asked: int = 0
     diverged: int = 0
+    asked: int = 0
     published: float | None = None
     published_std: float | None = None
     epsilon: float | None = None
@@ -97,9 +99,16 @@ class Value:
         return self.status in (DONE, WORDS)
 
     @property
+    def divergence(self) -> str:
+        """How many finished seeds diverged, in words; "" if none did."""
+        if not self.diverged or not self.num_seeds:
+            return NOT_FINITE if self.diverged else ""
+        return f"{NOT_FINITE} ({self.diverged} of {self.diverged + self.num_seeds})"
+
+    @property
     def difference(self) -> float | None:
-        """Measured minus published; None if either is missing."""
-        if self.mean is None or self.published is None:
+        """Measured minus published; None if either is missing, or if a seed diverged."""
+        if self.mean is None or self.published is None or self.diverged:
             return None
         return self.mean - self.published
 
@@ -144,9 +153,6 @@ def _value(
             except records.NoSeries as error:
                 rest.append(replace(item, status=str(error), detail=""))
             else:
-                if isinstance(reading, float) and not math.isfinite(reading):
-                    rest.append(replace(item, status=NO_NUMBER, detail=""))
-                    continue
                 done.append(item)
                 readings.append(reading)
     statuses = dict.fromkeys(item.status for item in rest)
@@ -157,7 +163,6 @@ def _value(
         details=_once(f"{i.status}: {_detail(i)}" for i in rest if i.detail),
         num_seeds=len(done),
         asked=len(items),
-        diverged=sum(item.status == NO_NUMBER for item in rest),
         epsilon=_largest(epsilon(p) for p in privacy),
         noise_multiplier=_largest(p.get("noise_multiplier") for p in privacy),
         papers_multiplier=_largest(papers_multiplier(artifact.paper, p) for p in privacy),
@@ -193,15 +198,30 @@ def _summed_up(value: Value, kind: str) -> Value:
     readings: Any = value.readings  # all of one kind, the figure's
     try:
         if kind == MAPS:
-            return replace(value, picture=pictures_mean(readings))
+            picture = pictures_mean(readings)
+            whole = [reading for reading in readings if np.isfinite(reading).all()]
+            value = replace(value, picture=pictures_mean(whole) if whole else picture)
+            return _counted(value, len(whole))
         if kind == CURVES:
             curve = join(readings)
-            std = None if curve.std is None else float(curve.std[-1])
-            return replace(value, curve=curve, mean=float(curve.mean[-1]), std=std)
+            value, readings = replace(value, curve=curve), curve.ends.tolist()
     except records.NoSeries as error:
         return replace(value, status=str(error))
-    mean, std = mean_and_std(readings)
-    return replace(value, mean=mean, std=std)
+    return _averaged(value, readings)
+
+
+def _averaged(value: Value, numbers: Sequence[float]) -> Value:
+    """Return a value with mean, standard deviation and count of the seeds' finite numbers."""
+    finite = [number for number in numbers if math.isfinite(number)]
+    mean, std = mean_and_std(finite)
+    return _counted(replace(value, mean=mean, std=std), len(finite))
+
+
+def _counted(value: Value, number: int) -> Value:
+    """Return a value that says how many of its finished seeds have one."""
+    diverged = len(value.readings) - number
+    status = DONE if number else NOT_FINITE
+    return replace(value, status=status, num_seeds=number, diverged=diverged)
 
 
 def _worst(statuses: Iterable[str]) -> str:
@@ -218,31 +238,25 @@ def _average(
     by_seed: dict[int, list[Outcome]] = {}
     for item in (item for _, items in cells for item in items):
         by_seed.setdefault(item.job.seed, []).append(item)
-    means, lost = {}, 0
+    means = {}
     for seed, items in by_seed.items():
         if len(items) == len(cells) and all(item.status == DONE for item in items):
             with suppress(records.NoSeries):
                 by_item = [numbers(item.result or {}, item.job.metric) for item in items]
-                mean = statistics.fmean(number for part in by_item for number in part)
-                if math.isfinite(mean):
-                    means[seed] = mean
-                lost += not math.isfinite(mean)
-    center, std = mean_and_std(list(means.values()))
+                means[seed] = statistics.fmean(number for part in by_item for number in part)
     cell = (row.key, artifact.average.key if artifact.average else "")
     value = Value(
         cell=cell,
-        status=DONE if means else NO_NUMBER if lost else NOT_RUN,
-        mean=center,
-        std=std,
-        num_seeds=len(means),
+        status=NOT_RUN,
         asked=len(by_seed),
-        diverged=lost,
         readings=tuple(means.values()),
         parts=tuple(
             _value(artifact, row, column, [item for item in items if item.job.seed in means])
             for column, items in cells
         ),
     )
+    if means:
+        value = _averaged(value, list(means.values()))
     return _beside(value, artifact.published.get(cell))
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from dpexp.reporting.collect.values import SKIPPED, Value
 from dpexp.reporting.judge import errors, sides
 from dpexp.reporting.judge.errors import LEVEL, Estimate, Side
+from dpexp.reporting.judge.sides import Diverged
 from dpexp.reporting.schema.artifact import Artifact, Claim, Key
 from dpexp.reporting.text import at_least, at_most
-from dpexp.types import counted
 
 HOLDS, FAILS, UNCLEAR, NOT_RUN = "holds", "does not hold", "unclear", "not run"
 SO_FAR = " so far"
@@ -42,8 +42,9 @@ class Comparison:
         estimate: above minus below with its error; None if either side is missing.
         low, high: the bounds of the difference; infinite if its error is unknown.
         verdict: one of the four above.
+        diverged: how many of each cell's seeds have a number that is not finite, of those that have
+            such seeds. Then there is no estimate, and the verdict is unclear.
         is_skipped: whether the profile has no run for one of the sides.
-        diverged: number of both sides' runs that are done and have no finite number.
     """
 
     above: Key | float
@@ -53,7 +54,7 @@ class Comparison:
     high: float
     verdict: str
     is_skipped: bool = False
-    diverged: int = 0
+    diverged: tuple[Diverged, ...] = ()
 
     @property
     def difference(self) -> float | None:
@@ -68,7 +69,7 @@ class Comparison:
     def words(self, decimals: int) -> str:
         """Return the estimate, its interval, and its numbers of seeds and examples."""
         if self.diverged:
-            return f"not known, as training diverged in {counted(self.diverged, 'run')}"
+            return f"{_diverged([self])} seeds diverged"
         if self.estimate is None:
             return NOT_RUN
         text = f"{self.estimate.difference:+.{decimals}f}"
@@ -132,25 +133,34 @@ class Verdict:
         The decisive one is the comparison with the smallest difference among those with the worst
         verdict.
         """
-        done = [c for c in self.comparisons if c.verdict != NOT_RUN]
+        done = [c for c in self.comparisons if c.estimate is not None or c.diverged]
         if not done:
             return self.word
         meant = [c for c in self.comparisons if not c.is_skipped]
         count = sum(c.verdict == HOLDS for c in done)
-        least = min(
-            (c for c in done if c.verdict == self.verdict),
-            key=lambda c: math.inf if c.difference is None else c.difference,
-        )
         parts = [f"it holds in {count} of {len(meant)} comparison{'s' * (len(meant) != 1)}"]
+        if diverged := [c for c in done if c.diverged]:
+            parts.append(f"{len(diverged)} where {_diverged(diverged)} seeds diverged")
         if len(done) < len(meant):
             parts.append(f"{len(meant) - len(done)} {NOT_RUN}")
         if len(meant) < len(self.comparisons):
             parts.append(f"{len(self.comparisons) - len(meant)} more {SKIPPED}")
+        text = f"**{self.word}**: {', '.join(parts)}"
+        estimated = [c for c in done if c.verdict == self.verdict and c.estimate is not None]
+        if not estimated:
+            return text
+        least = min(estimated, key=lambda c: math.inf if c.difference is None else c.difference)
         words = least.words(self.decimals)
         if self.claim.exceeds:
             head, comma, basis = words.partition(", ")
             words = f"{head}, which has to exceed {self.claim.exceeds:g}{comma}{basis}"
-        return f"**{self.word}**: " + "; ".join([", ".join(parts), f"smallest difference {words}"])
+        return f"{text}; smallest difference {words}"
+
+
+def _diverged(comparisons: Sequence[Comparison]) -> str:
+    """Return how many seeds diverged on the sides of comparisons, each count once."""
+    counts = (" and ".join(f"{d.count} of {d.num_seeds}" for d in c.diverged) for c in comparisons)
+    return " or ".join(dict.fromkeys(counts))
 
 
 def judge(artifact: Artifact, values: Mapping[Key, Value]) -> list[Verdict]:
@@ -162,9 +172,9 @@ def _judge(claim: Claim, artifact: Artifact, values: Mapping[Key, Value]) -> Ver
     rows = {row.key: row for row in artifact.rows}
     columns = {column.key: column for column in artifact.measured_columns}
     pairs = claim.pairs(columns)
-    read: dict[Key, Side | None] = {}
+    read: dict[Key, Side | Diverged | None] = {}
 
-    def side(cell: Key | float) -> Side | None:
+    def side(cell: Key | float) -> Side | Diverged | None:
         if isinstance(cell, float):
             return errors.number(cell)
         if cell not in read:
@@ -177,30 +187,32 @@ def _judge(claim: Claim, artifact: Artifact, values: Mapping[Key, Value]) -> Ver
         return any(not isinstance(c, float) and values[c].status == SKIPPED for c in pair)
 
     both = [(side(above), side(below)) for above, below in pairs]
-    estimates = [
-        None if one is None or other is None else errors.estimate(one, other) for one, other in both
-    ]
     # Those that are still to be run count as well, so that a cell that is added costs nothing.
     number = sum(not is_skipped(pair) for pair in pairs)
     comparisons = tuple(
-        replace(compare(*pair, item, claim.exceeds, number), is_skipped=is_skipped(pair))
-        for pair, item in zip(pairs, estimates, strict=True)
-    )
-    # The other seeds' mean would leave out the worst.
-    lost = [
-        sum(sides.diverged(claim, values[c]) for c in pair if not isinstance(c, float))
-        for pair in pairs
-    ]
-    comparisons = tuple(
-        replace(c, estimate=None, low=-math.inf, high=math.inf, verdict=UNCLEAR, diverged=count)
-        if count
-        else c
-        for c, count in zip(comparisons, lost, strict=True)
+        replace(_compared(pair, of_pair, claim.exceeds, number), is_skipped=is_skipped(pair))
+        for pair, of_pair in zip(pairs, both, strict=True)
     )
     verdicts = {comparison.verdict for comparison in comparisons}
     worst_first = (FAILS, UNCLEAR, HOLDS, NOT_RUN)
     worst = next(v for v in worst_first if v in verdicts)
     return Verdict(claim, worst, comparisons, _decimals(artifact, pairs))
+
+
+def _compared(
+    pair: tuple[Key | float, Key | float],
+    of_pair: tuple[Side | Diverged | None, Side | Diverged | None],
+    margin: float,
+    number: int,
+) -> Comparison:
+    """Judge the difference of two sides; it is unclear if seeds of theirs diverged."""
+    above, below = of_pair
+    if above is None or below is None:
+        return compare(*pair, None, margin, number)
+    if isinstance(above, Side) and isinstance(below, Side):
+        return compare(*pair, errors.estimate(above, below), margin, number)
+    diverged = tuple(one for one in of_pair if isinstance(one, Diverged))
+    return replace(compare(*pair, None, margin, number), verdict=UNCLEAR, diverged=diverged)
 
 
 def _decimals(artifact: Artifact, pairs: Sequence[tuple[Key | float, Key | float]]) -> int:

@@ -59,7 +59,8 @@ class Prediction:
         at: predicted x from which on `above` is ahead; 0 if from the smallest fitted one on,
             infinity if it is behind at `REACH` times the largest x, NaN with too few points.
         by_seed: the same from each seed alone, of seeds that every fitted point has; empty unless
-            there are two.
+            there are two. Infinity for a seed with a number that cannot be fitted, since it is not
+            finite or not above 0.
         points: in the order of x.
         left_out: those x up to `until` at which one of the four numbers that are fitted is missing,
             not finite or not above 0; none of the four is fitted there.
@@ -151,8 +152,8 @@ def predict(crossing: Crossing, artifact: Artifact, values: Mapping[Key, Value])
     by_seed = []
     for seed in _common_seeds([cell for x in known for cell in cells[x]]) if laws else ():
         own = {x: [_of_seeds(cell)[seed] for cell in cells[x]] for x in known}
-        if all(_all_above_0(numbers) for numbers in own.values()):
-            by_seed.append(_passes(_laws(own), own, largest))
+        can_be_fitted = all(_all_above_0(numbers) for numbers in own.values())
+        by_seed.append(_passes(_laws(own), own, largest) if can_be_fitted else math.inf)
     points: list[Point] = []
     counts: list[int] = []
     for x in xs:
@@ -215,8 +216,8 @@ def _cell(
 
 
 def _mean(cell: Value | None) -> float | None:
-    """Return a cell's mean over its seeds; None if it is missing or not finite."""
-    if cell is None or cell.mean is None or not math.isfinite(cell.mean):
+    """Return a cell's mean over its seeds; None if it is missing, or if a seed's is not finite."""
+    if cell is None or cell.mean is None or cell.diverged or not math.isfinite(cell.mean):
         return None
     return cell.mean
 

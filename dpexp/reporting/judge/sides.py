@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,20 @@ CLOSE = 1e-6
 """Tolerance between an accuracy counted from predictions and the recorded one."""
 
 
-def side(claim: Claim, value: Value, metric: Sequence[str]) -> Side | None:
+@dataclass(frozen=True)
+class Diverged:
+    """A cell with seeds whose number is not finite, so that there is nothing to compare.
+
+    Attributes:
+        count: number of these seeds.
+        num_seeds: number of finished seeds.
+    """
+
+    count: int
+    num_seeds: int
+
+
+def side(claim: Claim, value: Value, metric: Sequence[str]) -> Side | Diverged | None:
     """Return a cell's side of a claim; None if no seed has the number.
 
     Args:
@@ -44,8 +57,10 @@ def side(claim: Claim, value: Value, metric: Sequence[str]) -> Side | None:
     except records.NoSeries:
         return None
     values = np.array(of_seeds, dtype=float)
-    if not values.size or not np.isfinite(values).all():
+    if not values.size:
         return None
+    if count := int((~np.isfinite(values)).sum()):
+        return Diverged(count, len(values))
     if value.parts:
         return _together(claim, value, values) or Side(values)
     return (
@@ -70,25 +85,15 @@ def _attacked(value: Value, values: np.ndarray, names: Sequence[str]) -> Side:
     return Side(values, sizes=(count,), of_examples=variance)
 
 
-def diverged(claim: Claim, value: Value) -> int:
-    """Return how many of a cell's runs have a number that is not finite where one is compared."""
-    if claim.metric:
-        given = (result.get(claim.metric, 0.0) for result in value.results)
-        return sum(not isinstance(number, int | float) or not isfinite(number) for number in given)
-    return value.diverged + sum(
-        not isfinite(reduced(reading, claim.reduce)) for reading in value.readings
-    )
-
-
 def _together(claim: Claim, value: Value, values: np.ndarray) -> Side | None:
     """Return the side of a mean of several cells, with the test sets of all of them.
 
     Every number counts once, so a cell that is itself a mean of two counts as two.
     """
     parts = [side(claim, part, part.metric) for part in value.parts]
-    if not all(part is not None and part.sizes for part in parts):
+    known = [part for part in parts if isinstance(part, Side) and part.sizes]
+    if len(known) < len(parts):
         return None
-    known = [part for part in parts if part is not None]
     sets = [_sets(part) for part in known]
     if sum(map(len, sets)) > len(set().union(*sets)):  # some examples would be counted twice
         return None
@@ -173,7 +178,7 @@ def _metrics(value: Value, names: Sequence[str]) -> list[str]:
     """Return those of the names that the results have; [] if some are no accuracies."""
     if not value.results or not all(name.startswith((ACCURACY, OF_HELD_OUT)) for name in names):
         return []
-    present = [[name for name in names if name in result] for result in value.results]
+    present = [[name for name in names if result.get(name) is not None] for result in value.results]
     return present[0] if all(names == present[0] for names in present) else []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dpexp.reporting.collect.values import SKIPPED, Value
+from dpexp.reporting.collect.values import NOT_FINITE, SKIPPED, Value
 from dpexp.reporting.judge import claims
 from dpexp.reporting.schema.artifact import Artifact, Key
 from dpexp.types import counted
@@ -22,7 +22,8 @@ class Judgement:
 
     Attributes:
         is_comparable: whether the profile is the published setting; otherwise ignore sizes.
-        sizes: for every published cell: within 1, within 3 (and not 1), beyond, or not run.
+        sizes: for every published cell: within 1, within 3 (and not 1), beyond, not run, or
+            diverged if a seed's number is not finite.
         judged: the verdict on every claim.
     """
 
@@ -32,9 +33,14 @@ class Judgement:
 
     @property
     def cells(self) -> dict[str, int]:
-        """The number of published cells by size."""
+        """The number of published cells by size; "diverged" is there only if some did."""
         sizes = list(self.sizes.values())
-        return {size: sizes.count(size) for size in (WITHIN_1, WITHIN_3, BEYOND, NOT_RUN)}
+        always = (WITHIN_1, WITHIN_3, BEYOND, NOT_RUN)
+        return {
+            size: sizes.count(size)
+            for size in (*always, NOT_FINITE)
+            if size in always or size in sizes
+        }
 
     @property
     def claims(self) -> dict[str, int]:
@@ -58,10 +64,11 @@ class Judgement:
         """The verdict in one line; "" if there is nothing to judge."""
         parts = []
         if self.is_comparable and self.sizes:
-            near, middle, far, absent = self.cells.values()
+            near, middle, far, absent, *diverged = self.cells.values()
             parts.append(
                 f"of {counted(len(self.sizes), 'published cell')}, {near} within 1 point, "
                 f"{middle} more within 3, {far} beyond, {absent} not run"
+                + "".join(f", {count} {NOT_FINITE}" for count in diverged)
             )
         if self.judged:
             counts = ", ".join(f"{n} {_plural(word, n)}" for word, n in self.claims.items() if n)
@@ -73,7 +80,10 @@ class Judgement:
 
 def of(artifact: Artifact, profile: str, values: Mapping[Key, Value]) -> Judgement:
     """Judge an artifact under a profile by its published values and its claims."""
-    sizes = {cell: size(values[cell].difference) for cell in artifact.published}
+    sizes = {
+        cell: NOT_FINITE if values[cell].diverged else size(values[cell].difference)
+        for cell in artifact.published
+    }
     judged = tuple(claims.judge(artifact, values))
     return Judgement(profile == "paper", sizes, judged)
 

@@ -43,7 +43,7 @@ def sentence(prediction: Prediction, table: Table) -> str:
     text += f"{x} = {_listed(prediction.fitted)}"
     if prediction.left_out:
         left_out = _listed(prediction.left_out)
-        text += f" (not {left_out}, where a number is missing or not above 0)"
+        text += f" (not {left_out}, where a number is missing, not finite or not above 0)"
     text += f": {_from(prediction, x)}"
     if prediction.by_seed:
         text += f" (by seed: {', '.join(map(_short, prediction.by_seed))})"

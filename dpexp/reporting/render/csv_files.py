@@ -137,7 +137,7 @@ def _of_cell(table: Table, row: Row, column: Column, value: Value) -> dict[str, 
         "metric": " ".join(table.artifact.metric_of(row, column)),
         "profile": table.profile,
         "n": value.num_seeds,
-        "status": value.status,
+        "status": value.divergence or value.status,
     }
 
 
@@ -165,5 +165,5 @@ def _csv_line(table: Table, row: Row, column: Column, value: Value) -> dict[str,
         "noise_multiplier": value.noise_multiplier,
         "deviations": "; ".join(value.deviations),
         "runs": " ".join(value.run_ids),
-        "status": value.status,
+        "status": value.divergence or value.status,
     }

@@ -35,4 +35,5 @@ def _cell(value: Value, decimals: int) -> str:
     if value.mean is not None:
         measured = f"{value.mean:.{decimals}f}"
         measured += "" if value.std is None else rf" $\pm$ {value.std:.{decimals}f}"
+        measured += f", {value.divergence}" if value.diverged else ""
     return measured if value.published is None else f"{measured} ({value.published:.{decimals}f})"

@@ -47,7 +47,7 @@ def fill(figure: Figure, table: Table) -> None:
 
 def _picture(figure: Figure, axes: Axes, table: Table, row: Row, column: Column) -> None:
     value = table.values[row.key, column.key]
-    if value.picture is None:
+    if value.picture is None or not np.isfinite(value.picture).any():
         why = "\n".join(wrap(value.status.partition(" (")[0], SHORT))
         axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=GREY,
                   fontsize=8, in_layout=False)  # fmt: skip
@@ -70,6 +70,6 @@ def _picture(figure: Figure, axes: Axes, table: Table, row: Row, column: Column)
 
 def _factor(picture: np.ndarray) -> int:
     """Return the power of ten that a scale's numbers are divided by; 0 if they are short."""
-    largest = float(np.nanmax(np.abs(picture))) if np.isfinite(picture).any() else 0.0
+    largest = float(np.abs(picture[np.isfinite(picture)]).max(initial=0.0))
     power = int(np.floor(np.log10(largest))) if largest > 0 else 0
     return 0 if -2 <= power <= 3 else power

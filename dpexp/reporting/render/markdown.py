@@ -16,6 +16,11 @@ from dpexp.reporting.render.table import Table, unbroken
 from dpexp.reporting.schema.artifact import SUITES_OWN, Artifact
 from dpexp.reporting.text import at_most
 
+DIVERGED = (
+    "Diverged: the number of these seeds is not finite. n and the mean are of the others, and "
+    "claims that compare such a cell are unclear."
+)
+"""The footnote of a table or figure with such a cell."""
 BY_PAPER = "By the paper's accountant"
 BESIDE = (
     "Noise multiplier: each release's noise over its own sensitivity, as it is here, and what the "
@@ -108,8 +113,8 @@ def measured(value: Value, decimals: int) -> str:
     if value.mean is None:
         return value.text if value.status == WORDS else for_markdown(value.status)
     spread = "" if value.std is None else f" ± {value.std:.{decimals}f}"
-    lost = f", and {value.diverged} diverged" if value.diverged else ""
-    return f"{value.mean:.{decimals}f}{spread} (n={value.num_seeds}{lost})"
+    text = f"{value.mean:.{decimals}f}{spread} (n={value.num_seeds})"
+    return f"{text}, {value.divergence}" if value.diverged else text
 
 
 def _place(artifact: Artifact) -> str:
@@ -120,7 +125,9 @@ def _footnotes(table: Table, judged: verdict.Judgement) -> list[str]:
     artifact = table.artifact
     legend = _figure_legend(table) if artifact.figure else _table_legend(table)
     notes = [f"[{k}] {for_markdown(word)}" for k, word in enumerate(table.deviations(), 1)]
-    short = any(0 < v.num_seeds < v.asked for v in table.values.values())
+    if table.has_diverged:
+        notes.append(DIVERGED)
+    short = any(0 < v.num_seeds < v.asked - v.diverged for v in table.values.values())
     if short:
         notes.append(f"A smaller n than {max(v.asked for v in table.values.values())}: "
                      "the other seeds were not run, or gave no value.")  # fmt: skip

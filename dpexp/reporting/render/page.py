@@ -8,14 +8,14 @@ records and certificates are relative. This module and `page_article` collect it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from dpexp.reporting.collect import build
-from dpexp.reporting.collect.values import SKIPPED
+from dpexp.reporting.collect.values import NOT_FINITE, SKIPPED
 from dpexp.reporting.judge import verdict
 from dpexp.reporting.judge.claims import EXPLAINED, FAILS, HOLDS, NOT_RUN, SO_FAR, UNCLEAR
 from dpexp.reporting.render.page_article import Article, Entry, article
@@ -76,7 +76,7 @@ def html(entries: Sequence[Entry], profile: str, folder: Path) -> str:
         num_runs=len({i for e in entries for v in e.table.values.values() for i in v.run_ids}),
         claims={word: count for word, count in claims.items() if count},
         explained=EXPLAINED,
-        cells=", ".join(f"{cells[k]} {w}" for k, w in SIZES.items()) if profile == "paper" else "",
+        cells=_sizes(cells) if profile == "paper" else "",
         choices={
             "paper": list(contents),
             "method": sorted({m for entry in entries for m in entry.methods}),
@@ -87,6 +87,12 @@ def html(entries: Sequence[Entry], profile: str, folder: Path) -> str:
         record=RECORD,
         links=_links(profile, folder),
     )
+
+
+def _sizes(cells: Mapping[str, int]) -> str:
+    """Return the numbers of published cells by size; of diverged ones, if there are some."""
+    words = {**SIZES, NOT_FINITE: NOT_FINITE} if cells.get(NOT_FINITE) else SIZES
+    return ", ".join(f"{cells.get(size, 0)} {word}" for size, word in words.items())
 
 
 def _links(profile: str, folder: Path) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from dpexp.reporting.collect.cells import relabel
 from dpexp.reporting.collect.values import Value
 from dpexp.reporting.judge import verdict
 from dpexp.reporting.render.crossings import crossings
-from dpexp.reporting.render.markdown import BY_PAPER
+from dpexp.reporting.render.markdown import BY_PAPER, DIVERGED
 from dpexp.reporting.render.table import Table, unbroken
 from dpexp.reporting.schema.artifact import CURVES, MAPS, Column, Row
 from dpexp.reporting.text import at_most
@@ -41,7 +41,7 @@ class Shown:
     Attributes:
         words: of a column of words; all other fields are then empty.
         measured, spread, seeds: the mean, its standard deviation, and the number of seeds if > 1.
-        status: why nothing was measured.
+        status: why nothing was measured, or how many seeds diverged.
         paper, difference: the published value, and measured minus published.
         sign, size: CSS classes that colour the difference.
     """
@@ -183,7 +183,7 @@ def _shown(table: Table, row: Row, column: Column, value: Value) -> Shown:
         measured="" if value.mean is None else f"{value.mean:.{decimals}f}",
         spread="" if value.std is None else f" ± {value.std:.{decimals}f}",
         seeds=str(value.num_seeds) if value.num_seeds > 1 else "",
-        status=value.status,
+        status=value.divergence or ("" if value.mean is not None else value.status),
         paper=paper,
         difference=difference,
         sign=sign,
@@ -197,6 +197,7 @@ def _notes(table: Table) -> tuple[str, ...]:
         table.artifact.published_note,
         f"Certificates admit: {'; '.join(admitted)}." if admitted else "",
         *(f"{status}: {_count(names)}" for status, names in table.absent().items()),
+        DIVERGED if table.has_diverged else "",
         *table.chosen,
         *table.skipped(),
         *(sentence for sentence, _ in crossings(table)),

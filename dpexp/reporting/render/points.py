@@ -83,8 +83,9 @@ def _bar(value: Value, mean: float, log_y: bool) -> tuple[float, float]:
     A standard deviation larger than the mean has no place on a log axis; there it is the range of
     the seeds.
     """
-    if log_y and len(value.readings) > 1:
-        readings: list[Any] = [*value.readings]  # numbers, in a figure of points
+    every: list[Any] = [*value.readings]  # numbers, in a figure of points
+    readings = [number for number in every if math.isfinite(number)]
+    if log_y and len(readings) > 1:
         return mean - min(readings), max(readings) - mean
     spread = value.std or 0.0
     return spread, spread

@@ -178,12 +178,21 @@ class Table:
         return f"{measured}{f'. {hollow}: published' if self.artifact.published else ''}."
 
     def absent(self) -> dict[str, list[str]]:
-        """Return the names of cells without a value by status, except skipped ones."""
+        """Return the names of cells without a value, or not of all seeds that ran, by status.
+
+        Skipped ones are left out.
+        """
         cells: dict[str, list[str]] = {}
         for row, column, value in self.distinct():
-            if not value.is_there and value.status != SKIPPED:
-                cells.setdefault(value.status, []).append(self.name(row, column))
+            why = value.divergence or ("" if value.is_there else value.status)
+            if why and why != SKIPPED:
+                cells.setdefault(why, []).append(self.name(row, column))
         return cells
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether a number of some seed is not finite."""
+        return any(value.diverged for value in self.values.values())
 
     def devices(self) -> list[str]:
         """Return the machines that executed the runs, each once."""
