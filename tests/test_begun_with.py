@@ -4,14 +4,13 @@ import shutil
 
 import pytest
 import torch
-import transformers
 from torch import nn
 
 import dpexp
 from dpexp.cli import verify
 from dpexp.types import ConfigError
 from tests.own_data import save_csv
-from tests.texts import save_model, sentences
+from tests.texts import save_distilbert, sentences
 
 SHORT = "epochs=1 batch_size=70 micro_batch=35 device=cpu weights=keep model.dropout=0"
 
@@ -19,12 +18,7 @@ SHORT = "epochs=1 batch_size=70 micro_batch=35 device=cpu weights=keep model.dro
 @pytest.fixture
 def words(tmp_path):
     """A small classifier of transformers on texts of one's own; where kept runs are."""
-    folder = tmp_path / "models" / "tiny" / "bert"
-    save_model(tmp_path / "models", "bert", longest=64)
-    config = transformers.DistilBertConfig(
-        dim=16, n_heads=2, n_layers=1, hidden_dim=32, vocab_size=40, max_position_embeddings=64
-    )
-    transformers.DistilBertForSequenceClassification(config).save_pretrained(folder)
+    save_distilbert(tmp_path / "models")
     labels = [["bad", "good"][i % 2] for i in range(90)]
     rows = [list(row) for row in zip(sentences(90, 1), labels, strict=True)]
     path = save_csv(tmp_path / "reviews.csv", [["text", "label"], *rows])

@@ -16,7 +16,7 @@ from dpexp.cli.parts import build_task
 from dpexp.types import ConfigError
 from tests.own_data import save_csv, save_folders, save_lines, save_parquet
 from tests.runs import one_thread  # noqa: F401 (a fixture)
-from tests.texts import save_model, sentences
+from tests.texts import save_distilbert, save_model, sentences
 
 SHORT = "method=dpsgd eps=8 epochs=1 batch_size=20 device=cpu"
 
@@ -144,11 +144,7 @@ TINY = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
 
 
 def test_a_classifier_of_transformers_is_loaded_by_transformers_too(hub, tmp_path):
-    folder = hub / "tiny" / "bert"
-    config = transformers.DistilBertConfig(
-        dim=16, n_heads=2, n_layers=1, hidden_dim=32, vocab_size=40, max_position_embeddings=64
-    )
-    transformers.DistilBertForSequenceClassification(config).save_pretrained(folder)
+    save_distilbert(hub)
     labels = [["bad", "good"][i % 2] for i in range(90)]
     rows = [list(row) for row in zip(sentences(90, 1), labels, strict=True)]
     path = save_csv(tmp_path / "reviews.csv", [["text", "label"], *rows])

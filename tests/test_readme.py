@@ -18,7 +18,7 @@ from dpexp import cli, records
 from dpexp.cli import picture, readme
 from dpexp.cli.__main__ import COMMANDS
 from dpexp.cli.number_blocks import PAGES
-from dpexp.reporting.text import at_least
+from dpexp.records.rounded import at_least
 from dpexp.types import ConfigError
 
 ROOT = cli.CONF.parent

@@ -107,6 +107,16 @@ def save_model(root, architecture, longest=LONGEST):
     return encoder
 
 
+def save_distilbert(root):
+    """Save a small classifier of transformers beside tiny/bert's tokenizer, as the hub has them."""
+    save_model(root, "bert", longest=64)
+    config = transformers.DistilBertConfig(
+        dim=16, n_heads=2, n_layers=1, hidden_dim=32, vocab_size=40, max_position_embeddings=64
+    )
+    model = transformers.DistilBertForSequenceClassification(config)
+    model.save_pretrained(root / "tiny" / "bert")
+
+
 def save_tokenizer(folder, architecture, words=WORDS):
     special = SPECIAL[architecture]
     vocabulary = {word: index for index, word in enumerate([*special.values(), *words])}

@@ -44,7 +44,7 @@ from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute
 from dpexp.cli.parts import build_parts
 from dpexp.distributed import ranks
-from dpexp.reporting.text import at_least, at_most
+from dpexp.records.rounded import at_least, at_most
 from dpexp.types import ConfigError, require_word
 
 COMMON = ("task=digits", "profile=embedded")

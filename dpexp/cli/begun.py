@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,24 @@ def settled(config: Mapping[str, Any]) -> dict[str, Any]:
         return before
     require_other_noise(config, chain)
     return {**before, "trained_in": [*chain]}
+
+
+def from_weights(digest: str, results: str | Path) -> Chain:
+    """Return the run below a results folder that ended with weights, and those before it.
+
+    Args:
+        digest: of the weights (`dpexp.records.weights.digest`).
+        results: the folder.
+    """
+    for path in sorted(Path(results).glob("*/runs/*/result.json")):
+        with suppress(OSError):
+            if digest in path.read_text(errors="replace"):
+                found = records.read(path.parent)
+                if found is None or found.result.get("weights_sha256") != digest:
+                    continue
+                if found.config["model"].get("initial_weights") != digest:  # else it moved none
+                    return lineage(found, results)
+    return {}
 
 
 def lineage(record: records.Record, results: str | Path) -> Chain:

@@ -7,7 +7,7 @@ import re
 import reprlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -187,8 +187,7 @@ def train(
     plain = task.fingerprint
     is_of_training = overlap.is_of_training(train, test, examples, tests)
     weights = digest(model.state_dict())
-    found = _trained_before(results, weights)
-    before = {} if found is None else begun.lineage(found, results)
+    before = begun.from_weights(weights, results)
     ids = [*before]
     values = {
         "eps": eps,
@@ -268,19 +267,6 @@ def _require_no_public(settings: Mapping[str, Any], size: int) -> None:
             f"takes {size}. Set {basis}another method, or use dpexp.run with a task and a public "
             "set."
         )
-
-
-def _trained_before(results: str, weights: str) -> records.Record | None:
-    """Return the run below a results folder that ended with these weights, if there is one."""
-    for path in sorted(Path(results).glob("*/runs/*/result.json")):
-        with suppress(OSError):
-            if weights in path.read_text(errors="replace"):
-                found = records.read(path.parent)
-                if found is None or found.result.get("weights_sha256") != weights:
-                    continue
-                if found.config["model"].get("initial_weights") != weights:  # else it moved none
-                    return found
-    return None
 
 
 def _trained(

@@ -24,6 +24,7 @@ from dpexp.cli import made_data
 from dpexp.cli.fingerprints import pretrained, tokenizers_named, weights_named
 from dpexp.cli.named_folders import require_named
 from dpexp.records.keeping import KEEP, WEIGHTS
+from dpexp.records.rounded import at_most
 from dpexp.reporting.text import clean
 
 
@@ -70,7 +71,7 @@ def outcome(directory: Path) -> str:
     else:
         target = "" if result["eps"] is None else f" of {result['eps']:g}"
         of = without_held_out(record.privacy)
-        parts.append(f"eps {spent:.4g}{target} at delta {result['delta']:g}{of}")
+        parts.append(f"eps {at_most(spent)}{target} at delta {result['delta']:g}{of}")
     parts.append(duration(result["wall_s"]))
     deviations = record.privacy.get("deviations")
     but = f" ({'; '.join(deviations)})" if deviations else ""

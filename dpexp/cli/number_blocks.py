@@ -13,10 +13,10 @@ from functools import partial
 import pandas as pd
 
 from dpexp.cli import groups
+from dpexp.records.rounded import at_least
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec
 from dpexp.reporting.schema.artifact import SUITES_OWN
-from dpexp.reporting.text import at_least
 from dpexp.types import ConfigError, counted
 
 ROOT = groups.CONF.parent

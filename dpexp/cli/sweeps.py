@@ -27,6 +27,7 @@ from dpexp.cli.command_line import beside
 from dpexp.cli.composition import plain
 from dpexp.cli.named_folders import require_named
 from dpexp.cli.quoting import quoted
+from dpexp.records.rounded import at_most
 from dpexp.types import ConfigError, counted
 
 OPTIONS = {"-m", "--multirun"}
@@ -146,7 +147,7 @@ def _outcome(note: Mapping[str, Any]) -> dict[str, Any]:
     return {
         METRIC: result["metric"],
         SCORE: "no number" if score is None else f"{score:.4g}",
-        "epsilon": "" if spent is None else f"{spent:.4g}",
+        "epsilon": "" if spent is None else at_most(spent),
         SECONDS: result["wall_s"],
         LAST: directory,
     }

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from dpexp.privacy.certificate import why_no_claim
+from dpexp.records.rounded import at_most
 
 FILE = "README.md"
 
@@ -109,7 +110,7 @@ def _privacy(certificate: Mapping[str, Any], reasons: Sequence[str]) -> str:
         spent = [value for value in certificate["epsilon"].values() if value is not None]
         claim = (
             f"The weights are ({certificate['target_epsilon']:g}, {certificate['delta']:g})-"
-            f"differentially private ({spent[0]:.4g} was spent). Neighbouring data sets: "
+            f"differentially private ({at_most(spent[0])} was spent). Neighbouring data sets: "
             f"{certificate['neighbouring']}. Sampling: {certificate['sampling']}."
         )
     lines = [claim, ""]

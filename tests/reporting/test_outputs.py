@@ -13,12 +13,12 @@ import pytest
 
 from dpexp.privacy.certificate import SHUFFLED
 from dpexp.records.record import contents
+from dpexp.records.rounded import at_least, at_most
 from dpexp.reporting import collect
 from dpexp.reporting.render import exports, markdown
 from dpexp.reporting.render.csv_files import csv_text
 from dpexp.reporting.render.latex import latex
 from dpexp.reporting.render.terminal import terminal
-from dpexp.reporting.text import at_least, at_most
 from tests.reporting.shown import edit
 
 GOLDEN = Path(__file__).parent / "golden.md"
@@ -164,3 +164,12 @@ def test_a_cell_whose_model_diverged_is_marked(made, lab):
 )  # fmt: skip
 def test_a_bound_is_never_rounded_to_more_than_was_shown(value, above, below):
     assert (at_most(value, 2), at_least(value, 2)) == (above, below)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(7.99645, "7.997"), (8.0, "8"), (0.00012341, "0.0001235"), (1999.2, "2000"), (0.0, "0"),
+     (math.inf, "inf"), (2.0000001, "2.001")],
+)  # fmt: skip
+def test_a_spent_epsilon_is_rounded_up_to_four_digits(value, expected):
+    assert at_most(value) == expected

@@ -13,12 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from dpexp.records.rounded import at_least, at_most
 from dpexp.reporting.collect.values import SKIPPED, Value
 from dpexp.reporting.judge import errors, sides
 from dpexp.reporting.judge.errors import LEVEL, Estimate, Side
 from dpexp.reporting.judge.sides import Diverged
 from dpexp.reporting.schema.artifact import Artifact, Claim, Key
-from dpexp.reporting.text import at_least, at_most
 
 HOLDS, FAILS, UNCLEAR, NOT_RUN = "holds", "does not hold", "unclear", "not run"
 SO_FAR = " so far"

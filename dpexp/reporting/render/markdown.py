@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from dpexp.privacy import ANALYSED
+from dpexp.records.rounded import at_most
 from dpexp.reporting.collect.values import WORDS, Value
 from dpexp.reporting.judge import verdict
 from dpexp.reporting.judge.claims import EXPLAINED, FAILS
@@ -14,7 +15,6 @@ from dpexp.reporting.render.crossings import crossings, explained
 from dpexp.reporting.render.escape import for_markdown
 from dpexp.reporting.render.table import Table, unbroken
 from dpexp.reporting.schema.artifact import SUITES_OWN, Artifact
-from dpexp.reporting.text import at_most
 
 DIVERGED = (
     "Diverged: the number of these seeds is not finite. n and the mean are of the others, and "

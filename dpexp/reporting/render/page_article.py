@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dpexp.records.rounded import at_most
 from dpexp.reporting.collect.cells import relabel
 from dpexp.reporting.collect.values import Value
 from dpexp.reporting.judge import verdict
@@ -14,7 +15,6 @@ from dpexp.reporting.render.crossings import crossings
 from dpexp.reporting.render.markdown import BY_PAPER, DIVERGED
 from dpexp.reporting.render.table import Table, unbroken
 from dpexp.reporting.schema.artifact import CURVES, MAPS, Column, Row
-from dpexp.reporting.text import at_most
 
 FEW = 3
 """Number of cells without a value up to which they are named."""
