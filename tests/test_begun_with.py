@@ -2,12 +2,14 @@
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import dpexp
-from dpexp.cli import verify
+from dpexp.cli import begun, verify
 from dpexp.types import ConfigError
 from tests.own_data import save_csv
 from tests.texts import save_distilbert, sentences
@@ -84,3 +86,41 @@ def test_no_run_in_a_row_repeats_the_noise_of_an_earlier_one(tmp_path):
     assert verify.main([str(third.directory)]) == 0
     secret = trained(second.model, 1, noise="secret")
     assert any("began" in word for word in secret.certificate["deviations"])
+
+
+def test_weights_of_a_run_under_another_name_are_refused(tmp_path):
+    """timm adds the usual kind of weights to an architecture's name, and so finds the folder."""
+    root, rng = tmp_path / "pictures", np.random.default_rng(0)
+    for part, count in (("train", 12), ("test", 6)):
+        for name in ("a", "b"):
+            (root / part / name).mkdir(parents=True)
+            for at in range(count):
+                picture = Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8))
+                picture.save(root / part / name / f"{at}.png")
+    (tmp_path / "models").mkdir()
+    words = f"task=images data={root} dataset_size=24 batch_size=12 epochs=1 eps=8 method=dpsgd "
+    words += f"model=timm model_root={tmp_path}/models results={tmp_path}/results weights=keep"
+    first = dpexp.run(words, "name=test_vit model.pretrained=false")
+    named = tmp_path / "models" / "timm" / "test_vit.r160_in1k"
+    shutil.copytree(first.directory, named)
+    with pytest.raises(ConfigError, match=f"run {first.directory.name} trained them") as raised:
+        dpexp.run(words, "name=test_vit seed=1")
+    assert "\n" not in str(raised.value)
+    second = dpexp.run(words, "name=test_vit.r160_in1k seed=1")
+    words = f"weights of run {first.directory.name}: "
+    assert any(words in each for each in second.certificate["deviations"])
+
+
+@pytest.mark.parametrize("settings", [{"encoder": "owner/mine"}, {"encoder": "mine"}], ids=str)
+def test_an_encoder_that_a_run_trained_is_no_public_one(settings, words, tmp_path):
+    run = dpexp.run(words, f"eps=8 repo=tiny/bert model_root={tmp_path}/models")
+    shutil.copytree(run.directory, tmp_path / "models" / settings["encoder"])
+    config = {
+        "model": {"_target_": "dpexp.models.linear.Linear"},
+        "features": {**settings, "model_root": str(tmp_path / "models")},
+        "privacy": {"noise": True}, "seed": 1, "results": str(tmp_path / "results"),
+    }  # fmt: skip
+    assert begun.settled(config)["trained_in"] == [run.directory.name]
+    with pytest.raises(ConfigError, match="another seed"):
+        begun.settled({**config, "seed": 0})
+    assert begun.settled({**config, "seed": 0, "privacy": {"noise": "secret"}})["trained_in"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,25 @@ def settled(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**before, "trained_in": [*chain]}
 
 
+def require_named(config: Mapping[str, Any], files: Iterable[Path]) -> None:
+    """Check that a config names the runs whose weights it is about to read.
+
+    Args:
+        config: of the run to come, `settled`.
+        files: of the weights; a library may have found them by another name than the config's.
+
+    Raises:
+        ConfigError: if a run's record lies beside them, and the config does not name that run.
+    """
+    for folder in {path.parent for path in files}:
+        found = records.read(folder) if (folder / CERTIFICATE).exists() else None
+        if found is not None and _id(found) not in begun_with(config):
+            raise ConfigError(
+                f"Expected weights by the name of their folder, as run {_id(found)} trained them; "
+                f"got another name for those in {folder}. Name the folder below model_root."
+            )
+
+
 def from_weights(digest: str, results: str | Path) -> Chain:
     """Return the run below a results folder that ended with weights, and those before it.
 
@@ -73,12 +93,15 @@ def lineage(record: records.Record, results: str | Path) -> Chain:
         results: a folder of results, where the others are looked for as well as beside the run.
     """
     chain: dict[str, records.Record | None] = {}
-    left = [(str(record.result.get("run", record.directory.name)), record)]
+    left = [(_id(record), record)]
     while left:
         name, here = left.pop(0)
         chain[name] = here
         for earlier in begun_with(here.config):
-            places = (here.directory.parent / earlier, *Path(results).glob(f"*/runs/{earlier}"))
+            places = (
+                here.directory.parent / earlier,
+                *Path(results).glob(f"*/runs/{escape(earlier)}"),
+            )
             found = next(filter(None, map(records.read, places)), None)
             if found is None:
                 chain.setdefault(earlier, None)
@@ -126,3 +149,7 @@ def _folders(config: Mapping[str, Any]) -> Iterator[Path]:
             root = Path(str(settings.get("model_root", "."))).expanduser()
             for library in LIBRARIES:
                 yield root / library / str(settings[key])
+
+
+def _id(record: records.Record) -> str:
+    return str(record.result.get("run", record.directory.name))

@@ -47,6 +47,16 @@ def _weights(config: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
         yield features["encoder"], files_of(features["encoder"], features["model_root"])
 
 
+def weight_files(config: Mapping[str, Any]) -> list[Path]:
+    """Return the files of weights that a config's model and its encoder of features begin with.
+
+    Raises:
+        MissingData: if they are not found.
+    """
+    found = [path for _, files in _weights(config) for path in files]
+    return [path for path in found if path.name not in SETTINGS]
+
+
 def reads_weights(config: Mapping[str, Any]) -> bool:
     """Return whether a config's model is built from files, so that a record cannot build it."""
     return config["model"].get("_target_") in READERS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dpexp.cli import holdout
+from dpexp.cli import begun, holdout
 from dpexp.cli.building import build_model, is_of_door, make_method, with_head
 from dpexp.cli.instantiate import make, said
 
@@ -42,6 +42,7 @@ def build_parts(config: dict[str, Any], device: Any, task: Any = None) -> Any:
         make("warm_start", warm_start, given=(model, task))
     parts = around(config, task, adapted(model, method, config["seed"]), method)
     pretrained = fingerprints.pretrained(config)
+    begun.require_named(config, fingerprints.weight_files(config))
     return replace(parts, analyses=analyses, pretrained=pretrained, notes=notes_of(model))
 
 
