@@ -71,3 +71,32 @@ def test_only_fingerprints_are_taken_for_one_and_only_of_data_that_no_file_decid
         {**digits, "public": {"name": "mnist"}},
     ):
         assert made_data.kept_for(other) is None
+
+
+READS = """
+import importlib, os, sys
+from tests.programs import OWN, ROOT
+read, own = [], {name: getattr(os, name) for name in ("getcwd", "getenv")}
+of_environment = type(os.environ).__getitem__
+
+def noted(what, call):
+    def asked(*args):
+        for depth in (1, 2):  # `get` stands between
+            if sys._getframe(depth).f_code.co_filename.startswith(f"{ROOT}/dpexp/"):
+                read.append(f"{what} {args[-1:]}")
+        return call(*args)
+    return asked
+
+type(os.environ).__getitem__ = noted("environment", of_environment)
+for name, call in own.items():
+    setattr(os, name, noted(name, call))
+for name in OWN:
+    importlib.import_module(name)
+print(read)
+"""
+
+
+def test_what_tests_import_for_all_programs_reads_nothing_of_a_program(programs):
+    """Else each would have the environment and the folder of the process that imported it."""
+    done = programs.run(["-c", READS])
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 from hydra.errors import HydraException
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dpexp import cli, records
 from dpexp.cli import all as suite
-from dpexp.cli import composition
+from dpexp.cli import composition, folders
 from dpexp.cli.config_cache import Configs
 from dpexp.records import caches
 from dpexp.reporting.schema import spec
@@ -167,6 +169,41 @@ def test_configs_that_share_their_choices_are_each_as_hydra_composes_them(cache)
         whole = json.dumps(composition.compose_at_once(words))
         for compose in (shared.compose, cli.compose, cli.compose):
             assert json.dumps(compose(words)) == whole, words
+
+
+ONE_OF = (
+    ("method=dpsgd", "method=rgp", "method=gep", "method=dp_lora", "method=pate"),
+    ("task=digits", "task=cifar10", "task=sst2", "task=regression"),
+    ("profile=embedded", "profile=quick", "profile=paper"),
+)
+SOME_OF = (
+    *("model=linear", "model=wrn10_2", "eps=3", "eps=null", "noise=correlated", "noise.bands=4"),
+    *("clipping=adaptive", "averaging=ema", "averaging.decay=0.9", "+analysis=[cost]", "~schedule"),
+    *("optimizer=adam", "optimizer.lr=0.3", "results=a,b", "data_root=~/x", "holdout=train"),
+    *("++model.freeze=[a]", "recipe=minilm/rgp", "scale=null", "+optimizer.nesterov=true"),
+)
+
+
+@settings(max_examples=12)
+@given(st.tuples(*map(st.sampled_from, ONE_OF)), st.lists(st.sampled_from(SOME_OF), max_size=4))
+def test_any_words_compose_in_a_process_as_hydra_composes_them_at_once(chosen, more):
+    def told(compose):
+        try:
+            return json.dumps(compose([*more[:1], *chosen, *more[1:]]))
+        except (ConfigError, HydraException) as error:
+            return str(error)
+
+    assert told(cli.compose) == told(composition.compose_at_once)
+
+
+def test_a_folder_of_ones_own_is_read_again_in_the_same_process(tmp_path):
+    """What is kept for a process is of dpexp's own files alone."""
+    (tmp_path / "method").mkdir()
+    path = tmp_path / "method" / "mine.yaml"
+    words = [*folders.searchpath([tmp_path]), "method=mine", *CHOSEN[1:], "eps=3"]
+    for rank in (3, 5):
+        path.write_text(f"defaults: [rgp]\nrank: {rank}\n")
+        assert cli.compose(words)["method"]["rank"] == rank
 
 
 def test_what_does_not_compose_is_told_as_hydra_tells_it(cache):
