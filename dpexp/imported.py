@@ -36,7 +36,7 @@ def is_own_file(path: str) -> bool:
     if not folder or name in ("", ".", "..") or os.path.islink(path):
         return _is_own_place(Path(path).resolve())
     place = _resolved(folder)  # once for all files of a folder: thousands are asked about at once
-    return _is_own_folder(place) and _is_own_name(place, name)
+    return _is_own_place(place) and name not in INSTALLED and place / name not in _OTHERS
 
 
 @cache
@@ -45,15 +45,6 @@ def _resolved(folder: str) -> Path:
 
 
 @cache
-def _is_own_folder(place: Path) -> bool:
-    return _is_own_place(place)
-
-
-def _is_own_name(place: Path, name: str) -> bool:
-    """Return whether what has a name in a folder of the user's is theirs, too."""
-    return name not in INSTALLED and place / name not in _OTHERS
-
-
 def _is_own_place(place: Path) -> bool:
     """Return whether a place, with no links in it, is outside all folders of libraries."""
     if {*INSTALLED} & {*place.parts}:
