@@ -216,7 +216,8 @@ def test_a_card_of_a_run_without_noise_claims_nothing(tmp_path):
     words = SHORT.replace("eps=8", "eps=null noise=false clip=false")
     run = dpexp.run(f"method=dpsgd task=digits {words} results={tmp_path}")
     card = (run.directory / "README.md").read_text(encoding="utf-8")
-    assert "No privacy is claimed." in card and "deviation: " in card
+    why = "No privacy is claimed: no noise: no privacy; no clipping: no privacy."
+    assert why in card and "deviation: " in card and "differentially private (" not in card
     assert run.epsilon is None
 
 
