@@ -149,6 +149,7 @@ def test_orders_that_are_left_out_cannot_be_the_best(q, sigma, steps, delta):
 
 
 WIDTHS = [(0.02, 1.4, 10_000), (0.25, 0.8, 12), (0.1, 0.42, 1000), (1.0, 20.0, 100), (1e-4, 2.0, 9)]
+FEW_ORDERS = [(0.25, 0.5, 12), (0.9, 0.8, 80), (0.001, 0.3, 4), (0.02, 0.4, 10), (0.5, 1.5, 1000)]
 
 
 @pytest.mark.parametrize(("q", "sigma", "steps"), WIDTHS)
@@ -158,6 +159,15 @@ def test_a_grid_is_at_least_as_wide_as_opacus_has_it_and_hardly_wider(q, sigma, 
         theirs = prv.compute_safe_domain_size([law], [steps], error, 1e-8)
         ours = _half_width(q, sigma, steps, error, 1e-8)
         assert theirs * (1 - 1e-12) <= ours <= 1.1 * theirs
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps"), FEW_ORDERS)
+def test_where_fractional_orders_are_the_best_a_grid_is_as_wide_as_opacus_has_it(q, sigma, steps):
+    law = prv.PoissonSubsampledGaussianPRV(q, sigma)
+    theirs = prv.compute_safe_domain_size([law], [steps], 0.0, 1e-8)
+    accounting._rdp_per_step.cache_clear()
+    assert _half_width(q, sigma, steps, 0.0, 1e-8) == pytest.approx(theirs, rel=1e-12)
+    assert accounting._rdp_per_step.cache_info().misses <= 20  # each takes milliseconds; of 99
 
 
 def settings_50():
