@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import reprlib
 import unicodedata
@@ -12,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from dpexp.data.labels import HIDDEN
-from dpexp.data.numerals import is_truth
+from dpexp.data.numerals import NUMBER, is_truth
 from dpexp.types import ConfigError
 
 READ = "read"
@@ -56,7 +57,8 @@ class Classes:
         """Return a label's class index, exactly or not at all.
 
         A text is the word of a class. A whole number is the place of a name in the file's own
-        list, if it has one; else the word of a class, if the words are numbers; else an index.
+        list, if it has one; else the word of a class, if any word is a number; else an index. Other
+        numbers are words.
 
         Args:
             label: a cell.
@@ -66,7 +68,10 @@ class Classes:
         Raises:
             ConfigError: the label is none of the classes'.
         """
-        value = int(label) if isinstance(label, float) and label.is_integer() else label
+        value = label
+        if isinstance(label, float) and math.isfinite(label):
+            is_whole = label.is_integer() and (bool(names) or str(label) not in self._indices)
+            value = int(label) if is_whole else str(label)
         word = None
         if isinstance(value, bool):
             word = _text(value)
@@ -106,7 +111,7 @@ class Classes:
 
     @cached_property
     def _has_numbers(self) -> bool:
-        return all(WHOLE.fullmatch(word) for word in self.words)
+        return any(form.fullmatch(word) for word in self.words for form in NUMBER)
 
     def _near(self, label: Any) -> str:
         known = {word.casefold(): word for word in self.words}

@@ -53,7 +53,7 @@ class Reader(NamedTuple):
     @property
     def recipe(self) -> str:
         """What decides the decoded examples besides the files' bytes and the shape."""
-        return f"own images 1 {self.columns} {self.classes.words} pillow {PIL.__version__}"
+        return f"own images 2 {self.columns} {self.classes.words} pillow {PIL.__version__}"
 
 
 def images(

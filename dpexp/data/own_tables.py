@@ -126,7 +126,7 @@ def table(
         log.info("not declared in task.columns, and not read: %s", ", ".join(unread))
     goal, lists = _goal(found, target, target_range, classes, num_classes, delimiter)
     said = json.dumps({str(column): list(columns[column]) for column in columns}, sort_keys=True)
-    recipe = f"own table 1 {said} {target} {goal.recipe} {missing} {delimiter}"
+    recipe = f"own table 2 {said} {target} {goal.recipe} {missing} {delimiter}"
 
     def load(files: list[Path]) -> Examples:
         inputs, clamped, targets = decoded(

@@ -89,7 +89,7 @@ def texts(
     of_texts = _text_columns(path, columns, text_columns, label)
     chosen, lists = own.classes_of(found, label, delimiter, classes, num_classes)
     versions = f"transformers {transformers.__version__} tokenizers {tokenizers.__version__}"
-    recipe = f"own texts 1 {of_texts} {label} {chosen.words} {delimiter} {words.recipe} {versions}"
+    recipe = f"own texts 2 {of_texts} {label} {chosen.words} {delimiter} {words.recipe} {versions}"
 
     def load(files: list[Path]) -> Texts:
         named = [lists[path] for path in files]

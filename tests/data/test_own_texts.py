@@ -217,3 +217,28 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path, words):
     line = refusal(*[word for word in words if "tokenizer" not in word], "model=bert_tiny")
     assert "Expected a pretrained language model for task texts:set" in line
     assert "model=hf" in line
+
+
+@pytest.mark.parametrize(
+    ("classes", "labels", "said"),
+    [
+        ("read", [2, 1, "none", 2], [1, 0, 2, 1]),
+        ("[1,2,none]", [2, 1, 1, 2], [1, 0, 0, 1]),
+        ("[2.0,0.0,1.0]", [2.0, 0.0, 1.0, 2.0], [0, 1, 2, 0]),
+        ("[0.5,1.0,1.5]", [0.5, 1.5, 1.0, 0.5], [0, 2, 1, 0]),
+        ("read", [0.5, 1.5, 1.0, 0.5], [0, 2, 1, 0]),
+    ],
+)
+def test_a_number_is_the_class_that_is_called_so(tmp_path, words, classes, labels, said):
+    write(tmp_path / "set", ".jsonl", TRAIN, labels, "train")
+    write(tmp_path / "set", ".jsonl", TEST, labels, "test")
+    task = task_of(*words, f"task.classes={classes}")
+    assert task.train.targets.tolist() == task.test.targets.tolist() == said
+
+
+@pytest.mark.parametrize("label", [0, 3, "0", "3", float("nan")])
+def test_a_number_is_no_index_beside_classes_that_are_numbers(tmp_path, words, label):
+    kind = ".parquet" if label != label else ".jsonl"  # JSON has no NaN
+    write(tmp_path / "set", kind, TRAIN, [label] * 4, "train")
+    write(tmp_path / "set", kind, TEST, [1 if kind == ".jsonl" else 1.0] * 4, "test")
+    assert "Set task.classes" in refusal(*words, "task.classes=[1,2,nan]")
