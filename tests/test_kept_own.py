@@ -93,7 +93,8 @@ def test_texts_of_tables(columns, hub, tmp_path, capsys):
         save_parquet(tmp_path / "r.parquet", dict(zip(names, texts, strict=True))),
     ]
     plain = tmp_path / "r.txt"
-    plain.write_text("\n".join("\t".join(row[:columns]) for row in rows) + "\n")
+    separated = [[text.replace(" ", "\u2028", 1) for text in row[:columns]] for row in rows]
+    plain.write_text("\n".join("\t".join(row) for row in separated) + "\n", encoding="utf-8")
     for kind in (*kinds, plain):
         lines = printed(capsys, folder, kind)
         assert [line["prediction"] for line in lines] == expected

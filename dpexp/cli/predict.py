@@ -15,6 +15,7 @@ Exit code: 0; 2 for a user error.
 from __future__ import annotations
 
 import csv
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -111,7 +112,8 @@ def _texts(files: Sequence[str], made: Any) -> Iterator[tuple[str, Any]]:
             continue
         try:
             content = sys.stdin.buffer.read() if file == STDIN else Path(file).read_bytes()
-            lines = content.decode("utf-8-sig").splitlines()
+            # str.splitlines would also break a text at a form feed or a Unicode line separator.
+            lines = list(io.StringIO(content.decode("utf-8-sig"), newline=None))
         except OSError as error:
             raise ConfigError(f"Expected a file of texts at {file}; {error.strerror}.") from error
         except UnicodeDecodeError as error:
@@ -119,7 +121,7 @@ def _texts(files: Sequence[str], made: Any) -> Iterator[tuple[str, Any]]:
         if not lines:
             raise ConfigError(f"Expected texts in {file}, one a line; it is empty.")
         for number, line in enumerate(lines, 1):
-            parts = line.split("\t")
+            parts = line.removesuffix("\n").split("\t")
             yield f"{file}:{number}", parts[0] if len(parts) == 1 else tuple(parts)
 
 
