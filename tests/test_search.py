@@ -1,12 +1,14 @@
 """Settings are tried on training examples that were held out, and on nothing else."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from dpexp import cli
-from dpexp.cli import search
+from dpexp.cli import search, sweeps, tune
+from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401
 
 SHORT = ["profile=embedded", "method=dpsgd", "task=digits", "model=linear", "epochs=2"]
@@ -101,3 +103,29 @@ def test_the_test_set_s_fingerprint_is_of_the_test_set_alone():
     fewer = replace(whole, test=whole.test.take(torch.arange(10)))
     also = replace(whole, also={"test_accuracy_mm": whole.test})
     assert len({t.test_fingerprint for t in (whole, fewer, also)}) == 3
+
+
+NUMBER = ["profile=embedded", "method=dpsgd", "task=regression", "epochs=0.01", "device=cpu"]
+
+
+def test_a_grid_is_not_searched_for_the_largest_error():
+    with pytest.raises(ConfigError, match="judged by relative_loss. Leave the grid out"):
+        tune.attempt_of_accuracy(NUMBER)
+
+
+@pytest.mark.parametrize(
+    ("metric", "wanted"),
+    [
+        ("test_accuracy", "maximize"),
+        ("relative_loss", "minimize"),
+        ("test_absolute_error", "minimize"),
+        ("test_mse", "minimize"),
+    ],
+)
+def test_a_sweep_looks_for_the_smallest_error(metric, wanted, monkeypatch):
+    sweeper = SimpleNamespace(direction=wanted)
+    monkeypatch.setattr(sweeps.HydraConfig, "get", lambda: SimpleNamespace(sweeper=sweeper))
+    sweeps._require_direction(metric)
+    sweeper.direction = {"minimize": "maximize", "maximize": "minimize"}[wanted]
+    with pytest.raises(ConfigError, match=f"direction={wanted}, since trials are judged by"):
+        sweeps._require_direction(metric)

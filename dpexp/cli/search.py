@@ -35,6 +35,9 @@ COMMON = ("profile=embedded",)
 SHARE, SEED = 0.2, 20
 """Share of the training set that is held out, and the seed that selects it."""
 
+ERRORS = ("loss", "error", "mse", "mae")
+"""How the name of a metric ends of which less is better."""
+
 
 def held_out(task: Task) -> Task:
     """Replace a task's test set by held-out training examples."""
@@ -89,6 +92,11 @@ def score(config: dict[str, Any], parts: Parts) -> float:
     result: dict[str, Any] = record.result
     value = result[result["metric"]]
     return math.nan if value is None else float(value)
+
+
+def is_error(metric: str) -> bool:
+    """Return whether less of a metric is better."""
+    return metric.endswith(ERRORS)
 
 
 def combinations(words: Sequence[str]) -> list[tuple[str, ...]]:

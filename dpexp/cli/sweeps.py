@@ -199,7 +199,9 @@ def score(cfg: DictConfig, words: Sequence[str]) -> float:
 
 def _require_direction(metric: str) -> None:
     """Refuse to search for the worst score; Optuna minimises unless it is told otherwise."""
-    wanted = "minimize" if metric.endswith("loss") else "maximize"
+    from dpexp.cli.search import is_error
+
+    wanted = "minimize" if is_error(metric) else "maximize"
     given = str(HydraConfig.get().sweeper.direction).rpartition(".")[2]
     if given != wanted:
         raise ConfigError(

@@ -39,6 +39,7 @@ from filelock import lock_descriptor
 from dpexp.cli import folders, groups, search
 from dpexp.cli.arguments import changing, exit_code_of, split, truth
 from dpexp.cli.artifact import is_picked, parse
+from dpexp.cli.composition import compose
 from dpexp.cli.suite import lacks
 from dpexp.reporting.collect import build, cells
 from dpexp.reporting.schema import spec, tuned
@@ -52,7 +53,22 @@ OTHERS = ("plan", "run", "launcher", "flops")
 """Words of scripts.artifact that do not apply here."""
 
 
-def main(words: Sequence[str], attempt: Attempt = search.attempt, called: str = "") -> int:
+def attempt_of_accuracy(words: Sequence[str]) -> float:
+    """Train one run as `search.attempt` does; return its accuracy on the held-out examples.
+
+    Raises:
+        ConfigError: for a metric of which less is better: the largest score is chosen.
+    """
+    config, parts = search.prepared(compose(words))
+    if search.is_error(metric := parts.task.metric):
+        raise ConfigError(
+            f"Expected a grid in rows that are judged by an accuracy, of which the largest is the "
+            f"best; {config['task']['name']} is judged by {metric}. Leave the grid out."
+        )
+    return search.score(config, parts)
+
+
+def main(words: Sequence[str], attempt: Attempt = attempt_of_accuracy, called: str = "") -> int:
     """Run the command line; return the exit code.
 
     Args:
