@@ -772,3 +772,36 @@ def test_half_precision_is_said_and_not_blamed_on_the_clip_norm(trained):
     with pytest.raises(ConfigError, match="float16"):
         train, test = ((inputs.half(), targets) for inputs, targets in (TRAIN, TEST))
         trained(network().half(), train, test, epochs=0.25)
+
+
+class InOneMode(nn.Module):
+    """Mixes examples in one mode, and leaves them as they are in the other."""
+
+    def __init__(self, is_training):
+        super().__init__()
+        self.is_training = is_training
+
+    def forward(self, x):
+        return x - x.mean(0) if self.training == self.is_training else x
+
+
+@pytest.mark.parametrize(
+    ("method", "mixes_in", "trains_in", "is_refused"),
+    [
+        ("dpsgd", True, True, True),
+        ("dpsgd", False, True, False),
+        ("dpsgd", True, False, False),
+        ("dpsgd", False, False, True),
+        ("dp_zo", False, True, True),
+        ("dp_zo", False, False, True),
+    ],
+)
+def test_a_model_is_tried_in_the_mode_that_it_trains_in(
+    method, mixes_in, trains_in, is_refused, trained
+):
+    model = nn.Sequential(*network(), InOneMode(mixes_in)).train(trains_in)
+    if not is_refused:
+        assert trained(model, method=method).epsilon > 0
+        return
+    with pytest.raises(ConfigError, match="keep examples apart in training; by '4', a InOneMode"):
+        trained(model, method=method)

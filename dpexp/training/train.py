@@ -15,6 +15,7 @@ from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample.freezing import trains
 from dpexp.grad_sample.hooking import hooked_layers, mark_untried
+from dpexp.models.mode import in_mode
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
 from dpexp.privacy.certificate import (
     JUDGED_ON_TRAINING,
@@ -213,7 +214,12 @@ def first_look(parts: Parts, device: torch.device) -> str | None:
                 name or "the model itself",
                 type(hooked.module).__name__,
             )
-    unchecked = check_model(parts.model, trained, parts.task, device)
+    unchecked = None
+    # Steps leave a model in its mode, which may be eval; losses alone are taken in eval mode.
+    mode = parts.model.training
+    for is_training in dict.fromkeys((mode, mode and not parts.method.is_forward_only)):
+        with in_mode(parts.model, is_training=is_training):
+            unchecked = unchecked or check_model(parts.model, trained, parts.task, device)
     if unchecked is not None:
         mark_untried(parts.model)
     check_rule(parts.clipping)

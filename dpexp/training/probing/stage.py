@@ -219,7 +219,7 @@ def staged(
     names: Collection[str] | None = None,
     draw: int = 0,
 ) -> Iterator[None]:
-    """Put a model in training mode with shifted weights of a dtype; restore it later.
+    """Shift a model's weights, of a dtype, in the mode that the model is in; restore it later.
 
     Weights are shifted in place, so that every reference to them changes. Afterwards the original
     tensors and random states are restored.
@@ -237,7 +237,7 @@ def staged(
     kept = [(tensor, tensor.data) for tensor in _tensors(model)]
     cuda = [device] if device.type == "cuda" else []
     gen = generator(0, "shaken", draw)
-    with chance_kept(cuda), in_mode(model, is_training=True), state_kept(model):
+    with chance_kept(cuda), in_mode(model, is_training=model.training), state_kept(model):
         try:
             for tensor, data in kept:
                 if data.is_floating_point():

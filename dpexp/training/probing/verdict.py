@@ -78,7 +78,7 @@ def explain(model: nn.Module, one: Trial, other: Trial, row: int, most: float, h
         where = _named(model, event.module)
     what = "output" if event is None or event.kind == "output" else "gradient"
     return (
-        f"Expected the model to keep examples apart in training mode; by {where} the {what} of a "
+        f"Expected the model to keep examples apart in training; by {where} the {what} of a "
         f"made-up example changes {how}, so no one example's influence is bounded. Use what looks "
         "at each example by itself, such as nn.GroupNorm."
     )
@@ -95,7 +95,7 @@ def moved(model: nn.Module, trials: Sequence[Trial]) -> str | None:
         owner, _, own = name.rpartition(".")
         return (
             f"Expected a forward pass that leaves every parameter as it is; {own!r} of "
-            f"{_named(model, owner)} is moved in training mode, and what it takes up leaves with "
+            f"{_named(model, owner)} is moved in training, and what it takes up leaves with "
             "the weights without noise. Remove it, or hold it fixed."
         )
     return None
@@ -109,7 +109,7 @@ def buffers(model: nn.Module, one: Trial, other: Trial) -> str | None:
             owner, _, own = name.rpartition(".")
             return (
                 f"Expected buffers that no example changes; {own!r} of {_named(model, owner)} does "
-                "in training mode, and leaves with the weights without noise. Remove it, or hold "
+                "in training, and leaves with the weights without noise. Remove it, or hold "
                 "it fixed."
             )
     return None
@@ -143,7 +143,7 @@ def attributes(
                 module, own = differing[0]
                 return (
                     f"Expected nothing that a model remembers to depend on examples; {own!r} of "
-                    f"{_named(model, module)} does in training mode, and later outputs on it. "
+                    f"{_named(model, module)} does in training, and later outputs on it. "
                     "Remove it."
                 )
     return None
