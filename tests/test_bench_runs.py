@@ -20,6 +20,7 @@ from scripts.bench.peers import minilm, sentences, wrn
 from scripts.bench.runs import cases, children, examples
 from scripts.bench.runs.cases import BY_LENGTH, DP_SGD, NONPRIVATE, UNIT, Sizes
 from scripts.bench.runs.measure import summary
+from tests.marks import some_long
 
 SMALL = Sizes(train=24, test=8, batch=12)
 
@@ -72,7 +73,7 @@ def require_alike(line, out, trained, total):
         assert line["seen"] == SMALL.train
 
 
-@pytest.mark.parametrize("name", [UNIT, "Opacus hooks"])
+@pytest.mark.parametrize("name", some_long([UNIT, "Opacus hooks"], ["Opacus hooks"]))
 def test_peers_of_images_take_the_same_steps_in_the_same_network(
     name, root, tmp_path, monkeypatch, capsys
 ):
@@ -83,7 +84,7 @@ def test_peers_of_images_take_the_same_steps_in_the_same_network(
     require_alike(line, tmp_path, size, size)
 
 
-@pytest.mark.parametrize("name", [UNIT, BY_LENGTH, "Opacus ghost"])
+@pytest.mark.parametrize("name", some_long([UNIT, BY_LENGTH, "Opacus ghost"], [BY_LENGTH]))
 def test_peers_of_texts_take_the_same_steps_with_embeddings_frozen(
     name, root, texts, tiny_models, tmp_path, monkeypatch, capsys
 ):

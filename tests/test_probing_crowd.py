@@ -12,6 +12,7 @@ from dpexp.data import cross_entropy
 from dpexp.training.probing import check_model
 from dpexp.training.probing.recorder import gap
 from dpexp.types import ConfigError
+from tests.marks import some_long
 from tests.runs import one_thread  # noqa: F401
 from tests.test_probing import CPU, WIDTH, Fine, check, middle
 from tests.texts import texts, tiny
@@ -199,7 +200,7 @@ GATES = {
 }
 
 
-@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("name", some_long(GATES, [*GATES][::3]))
 def test_a_gate_on_a_whole_number_is_opened(name):
     is_open = GATES[name]
     odd = middle(forward=lambda self, h: self.layer(h - h.amax(0) if is_open() else h))

@@ -17,6 +17,7 @@ from dpexp.privacy.mechanism import Mechanism
 from dpexp.records import DIAGNOSTICS, without_diagnostics
 from dpexp.training import micro_batch
 from tests.contract.cases import METHODS, USUAL, case
+from tests.marks import some_long
 from tests.runs import ALONE, one_thread  # noqa: F401 (a fixture)
 from tests.steps import PRIVATE, composed
 from tests.texts import LONGEST, save_glue
@@ -101,9 +102,10 @@ def test_a_micro_batch_found_by_trials_changes_nothing_else(tmp_path, monkeypatc
     assert first_difference(*told) is None
 
 
-@pytest.mark.parametrize(
-    "words", [["dpsgd", "model.dropout=0.2"], ["rgp", *WARM], ["rgp_core", *WARM]], ids=" ".join
-)
+LONGER = [["dpsgd", "model.dropout=0.2"], ["rgp", *WARM], ["rgp_core", *WARM]]
+
+
+@pytest.mark.parametrize("words", some_long(LONGER, LONGER[:2]), ids=" ".join)
 def test_so_it_is_where_texts_are_of_other_lengths(words, tmp_path):
     method, *more = words
     assert_equal(*triplets(composed(method, *TEXTS, *more), tmp_path))

@@ -10,6 +10,7 @@ import torch
 from dpexp import cli
 from dpexp.cli import cost_model, plan, stand_in, step_cost
 from dpexp.methods.dpsgd import DPSGD
+from tests.marks import some_long
 
 CPU = torch.device("cpu")
 
@@ -127,7 +128,7 @@ def test_gpu_hours_are_left_out_where_torch_counts_few_of_the_operations(tmp_pat
     assert line.endswith("| – |")
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+@pytest.mark.parametrize("sampling", some_long(["poisson", "shuffle"], ["poisson"]))
 def test_an_estimate_needs_no_run(tmp_path, sampling):
     words = [
         "method=rgp",

@@ -301,8 +301,12 @@ Attributes = dict[tuple[str, str], Any]
 
 def attributes_of(model: nn.Module) -> Attributes:
     """Return copies of modules' tensors, numbers and lists of both, other than buffers."""
+    return {at: _copied(value) for at, value in _plain_attributes(model).items()}
+
+
+def _plain_attributes(model: nn.Module) -> Attributes:
     return {
-        (name, key): _copied(value)
+        (name, key): value
         for name, module in model.named_modules()
         for key, value in vars(module).items()
         if _is_plain(key, value)
@@ -325,8 +329,10 @@ def set_attributes(model: nn.Module, attributes: Attributes) -> None:
 
 
 def _is_plain(key: str, value: Any) -> bool:
-    if key in OF_ALL_MODULES:
+    if key in OF_ALL_MODULES or type(value) is str:
         return False
+    if value is None or type(value) in (bool, int, float):  # most are; a tree takes far longer
+        return True
     leaves = tree_leaves(list(value) if isinstance(value, deque) else value)
     return all(
         leaf is None
@@ -374,13 +380,8 @@ def state_kept(model: nn.Module) -> Iterator[None]:
     """Restore modules' tensors and plain attributes afterwards, except parameters' values."""
     held_by = [(m, dict(m._buffers), dict(m._parameters)) for m in model.modules()]
     values = [(held, held.detach().clone()) for held in model.buffers()]
-    originals = {
-        (name, key): value
-        for name, module in model.named_modules()
-        for key, value in vars(module).items()
-        if _is_plain(key, value)
-    }
-    contents = attributes_of(model)
+    originals = _plain_attributes(model)
+    contents = {at: _copied(value) for at, value in originals.items()}
     try:
         yield
     finally:
