@@ -201,3 +201,22 @@ class Mine(torch.nn.Module):
 
     def forward(self, x):
         return self.last(torch.tanh(self.first(x.flatten(1))))
+
+
+def test_a_model_that_was_handed_over_is_loaded_into_one_like_it_alone(tmp_path):
+    inputs, labels = torch.randn(60, 4), torch.arange(60) % 2
+    settings = {"eps": 8, "epochs": 1, "batch_size": 20, "lr": 0.1, "results": tmp_path}
+    run = dpexp.train(
+        torch.nn.Sequential(torch.nn.Linear(4, 2)),
+        (inputs[:40], labels[:40]),
+        (inputs[40:], labels[40:]),
+        **settings,
+    )
+    for trust in (False, True):  # its config has nothing to build it with, whoever is trusted
+        with pytest.raises(ConfigError, match=r"does not say .* dpexp.load\(directory, model\)"):
+            dpexp.load(run.directory, trust=trust)
+    loaded = dpexp.load(run.directory, torch.nn.Sequential(torch.nn.Linear(4, 2)))
+    torch.testing.assert_close(loaded.outputs(inputs), run.model(inputs))
+    assert [guess.label for guess in loaded.predict(inputs)] == run.model(inputs).argmax(1).tolist()
+    card = (run.directory / "README.md").read_text()
+    assert f'dpexp.load("{run.directory.name}", Model())' in card and "dpexp predict" not in card

@@ -203,6 +203,12 @@ def _built(record: records.Record, trust: bool) -> nn.Module:
         if node.get("reads") == libraries.TEXTS:
             libraries.reads_texts(of_library)
         return prepare(of_library, record.config, record.result["num_classes"]).model
+    if "initial_weights" in node:  # `dpexp.train`: its config names a class and nothing to build it
+        raise ConfigError(
+            f"Expected the model beside {record.directory}, whose config does not say how to build "
+            "it, as dpexp.train was given it in memory. Pass one of the same architecture, from "
+            "Python: dpexp.load(directory, model)."
+        )
     is_own = is_ours(target) and target.startswith("dpexp.models.") and is_plain(node)
     if not trust and not is_own:
         raise ConfigError(

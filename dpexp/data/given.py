@@ -45,8 +45,9 @@ def examples_of(data: Any, name: str) -> Examples | Texts:
     inputs, targets = pair(data, name)
     if inputs.ndim < 2 or targets.ndim != 1 or len(inputs) != len(targets):
         raise ConfigError(
-            f"Expected {name} inputs of shape [n, ...] and targets of shape [n]; got "
-            f"{list(inputs.shape)} and {list(targets.shape)}."
+            f"Expected {name} inputs of shape [n, ...] and targets of shape [n], one class index "
+            f"or number an example; got {list(inputs.shape)} and {list(targets.shape)}."
+            + (" Give targets.flatten()." if targets.ndim == 2 and targets.shape[1] == 1 else "")
         )
     if not len(inputs):
         raise ConfigError(f"Expected at least one {name} example; got none.")
@@ -77,7 +78,8 @@ def texts_of(inputs: Mapping[str, Any], targets: Any, name: str) -> Texts:
     if TOKENS[0] not in keys or not {*keys} <= {*TOKENS}:
         raise ConfigError(
             f"Expected {name} inputs as a dict of input_ids and, where there are any, "
-            f"attention_mask and token_type_ids; got {', '.join(keys)[:200] or 'nothing'}."
+            f"attention_mask and token_type_ids; got {', '.join(keys)[:200] or 'nothing'}. Put "
+            "other inputs of several parts into one tensor, which the model takes apart."
         )
     given = {key: _whole(inputs[key], f"{name} {key}") for key in keys}
     ids = given["input_ids"]
@@ -151,7 +153,7 @@ def task_of(
         raise ConfigError(
             "Expected class indices for a model of several outputs, or floats for one of one "
             f"output; got {name_of(train.targets)} and {name_of(test.targets)} targets, and "
-            f"{num_classes} outputs."
+            f"{num_classes} outputs. Convert the targets, or give the model an output a class."
         )
     _require_classes(train, test, num_classes)
     task = assemble(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -107,14 +108,26 @@ def _pair_of(item: Any) -> tuple[Any, Any]:
     """Return an item's input and target.
 
     Raises:
-        Exception: it has none; of a dict, unless there is a label and one thing else.
+        Exception: it has none, or numbers behind the first two; of a dict, unless there is a label
+            and one thing else.
     """
     if not isinstance(item, Mapping):
+        more = item[2:] if isinstance(item, tuple | list | Tensor | np.ndarray) else ()
+        if any(_is_number(part) for part in more):  # a second input, a target, a weight?
+            raise TypeError(
+                f"it has {len(item)} parts, and which is the target is not clear; several inputs "
+                "go into one tensor, which the model takes apart"
+            )
         return item[0], item[1]
     label, rest = _label_of(item), [key for key in item if key not in LABELS]
     if len(rest) != 1:
         raise TypeError(f"a dict of a label and {', '.join(map(str, rest)) or 'nothing'}")
     return item[rest[0]], label
+
+
+def _is_number(part: Any) -> bool:
+    """Return whether a model or a loss could read a part of an item: a number, or an array."""
+    return isinstance(part, Number | Tensor | np.ndarray | np.generic)
 
 
 def _label_of(item: Mapping[str, Any]) -> Any:

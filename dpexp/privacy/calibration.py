@@ -171,7 +171,8 @@ def require_correlation(privacy: Mapping[str, Any], releases: Sequence[Release])
     require(
         noise is not False,
         "Expected a run with noise beside noise=correlated; noise=false, or a method without any, "
-        "leaves it out. Leave noise=correlated out.",
+        "leaves it out. Leave noise=correlated out, or for a private run set privacy.noise=true "
+        "and privacy.clip=true.",
     )
     require(
         noise != "secret",

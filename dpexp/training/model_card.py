@@ -41,7 +41,8 @@ def text(
         "## Privacy",
         _privacy(certificate, why_no_claim(certificate)),
         "## Use",
-        _use(run) + (f"\n\n{loads}" if loads else ""),
+        _use(run, is_buildable="initial_weights" not in config["model"] or bool(loads))
+        + (f"\n\n{loads}" if loads else ""),
         "## Training",
         _training(config, result, certificate),
     ]
@@ -136,7 +137,16 @@ def _privacy(certificate: Mapping[str, Any], reasons: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _use(run: str) -> str:
+def _use(run: str, *, is_buildable: bool) -> str:
+    """Return how the folder is loaded; of a model from memory the config cannot build another."""
+    if not is_buildable:
+        return f"""```python
+import dpexp
+
+model = dpexp.load("{run}", Model())  # this folder, and a model of the same architecture
+model.predict(inputs)  # as those that it was trained on: the most probable class of each
+model.module  # a torch.nn.Module in eval mode, with the trained weights
+```"""
     return f"""```python
 import dpexp
 

@@ -99,6 +99,13 @@ REFUSED = {
     "a stream": (Endless(), "Endless has none"),
     "a length below 0": (Items(broken_at_7, -1), "Items has none"),
     "an item that raises": (Items(broken_at_7), r"item 7 of Items .*KeyError: .seven"),
+    "items of three numbers": (
+        TensorDataset(X, Y, Y),
+        r"item 0 of TensorDataset .*3 parts.* one tensor, .*let its items be \(input, target\)",
+    ),
+    "three tensors": ((X, X, Y), "item 0 of tuple cannot be read .*12 parts"),
+    "one target a row, in a column": ((X, Y[:, None]), r"\[12, 1\]. Give targets.flatten"),
+    "a dict of inputs": (({"a": X, "b": X}, Y), "got a, b. Put other inputs .* into one tensor"),
     "items of one": (Items(lambda i: (X[i],)), "item 0 of Items cannot be read"),
     "items that are dicts": (Items(lambda i: {"x": X[i]}), "item 0 of Items cannot be read"),
     "a list of words": ((X, ["a"] * N), "array of <U1. Convert it"),
