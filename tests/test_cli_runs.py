@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import warnings
 from datetime import date
 
@@ -32,7 +33,7 @@ def test_the_last_line_is_the_runs_directory(shell, tmp_path):
     again = shell(*words)
     assert (again.returncode, again.stdout) == (0, done.stdout)
     _, line = again.stderr.splitlines()
-    assert line.startswith("done before: test_accuracy ") and "eps 8" in line
+    assert line.startswith("done before: test_accuracy ") and "of 8 at delta" in line
     assert f"the record was made on {date.today()} at " in line and str(directory.name) in line
     result = json.loads((directory / "result.json").read_text())  # as of a run that diverged
     (directory / "result.json").write_text(json.dumps(result | {"test_accuracy": None}))
@@ -138,3 +139,13 @@ def test_the_shell_can_complete(shell, line, offered):
     words = f"python run.py {line}"
     done = shell("-sc", "query=bash", COMP_LINE=words, COMP_POINT=str(len(words)))
     assert (done.returncode, done.stdout.strip()) == (0, offered), done.stderr
+
+
+def test_a_look_up_says_what_was_spent_and_what_sets_the_run_apart(shell):
+    """A look-up named no deviation: an audited run's model looked as one for use."""
+    words = ["task=digits", "profile=embedded", "model=linear", "device=cpu", "epochs=1", "eps=8"]
+    words += ["method=dpsgd"]
+    done, again = (shell(*words, "attack=loss_threshold").stderr.splitlines()[-1] for _ in "12")
+    assert done.startswith("done: ") and again.startswith("done before: ")
+    for said in (r"eps \S+ of 8 at delta 0.0001\b", r"\(attacked: .* are not covered\)"):
+        assert re.search(said, done) and re.search(said, again), (done, again)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -26,6 +26,9 @@ from dpexp.cli.named_folders import require_named
 from dpexp.records.keeping import KEEP, WEIGHTS
 from dpexp.records.rounded import at_most
 from dpexp.reporting.text import clean
+
+if TYPE_CHECKING:
+    from dpexp import records
 
 
 def done_before(config: dict[str, Any]) -> str:
@@ -45,10 +48,11 @@ def done_before(config: dict[str, Any]) -> str:
     refuse_other(found.directory, bytes_here)
     metric = result.get("metric", "an accuracy that is not named")
     value = "no number" if result.get(metric) is None else f"{result[metric]:.4g}"
-    spent = "" if result.get("eps") is None else f", eps {result['eps']:g}"
+    spent = _spent(found)
     where = clean(result.get("device", "a device that is not named"))
     line = (
-        f"done before: {clean(metric)} {value}{spent}, on {where}; {_whence(found.directory)}; "
+        f"done before: {clean(metric)} {value}, {spent}, on {where}{_deviations(found)}; "
+        f"{_whence(found.directory)}; "
         "results=FOLDER runs it anew"
     )
     if config["weights"] == KEEP and not (found.directory / WEIGHTS).exists():
@@ -59,23 +63,31 @@ def done_before(config: dict[str, Any]) -> str:
 def outcome(directory: Path) -> str:
     """Return a line about a run that has just been finished: score, epsilon, time and folder."""
     from dpexp import records
-    from dpexp.privacy.certificate import without_held_out
 
     record = records.read(directory)
     assert record is not None
     result = record.result
-    score, spent = result[result["metric"]], record.metrics[-1].get("epsilon")
+    score = result[result["metric"]]
     parts = [f"{result['metric']} {'no number' if score is None else f'{score:.4g}'}"]
+    parts += [_spent(record), duration(result["wall_s"])]
+    return f"done: {', '.join(parts)}{_deviations(record)}; in {directory}"
+
+
+def _spent(record: records.Record) -> str:
+    """Return what a run has spent, of what, and at which delta."""
+    from dpexp.privacy.certificate import without_held_out
+
+    spent, result = record.metrics[-1].get("epsilon"), record.result
     if spent is None:
-        parts.append("no epsilon")
-    else:
-        target = "" if result["eps"] is None else f" of {result['eps']:g}"
-        of = without_held_out(record.privacy)
-        parts.append(f"eps {at_most(spent)}{target} at delta {result['delta']:g}{of}")
-    parts.append(duration(result["wall_s"]))
+        return "no epsilon"
+    target = "" if result.get("eps") is None else f" of {result['eps']:g}"
+    of = without_held_out(record.privacy)
+    return f"eps {at_most(spent)}{target} at delta {record.privacy['delta']:g}{of}"
+
+
+def _deviations(record: records.Record) -> str:
     deviations = record.privacy.get("deviations")
-    but = f" ({'; '.join(deviations)})" if deviations else ""
-    return f"done: {', '.join(parts)}{but}; in {directory}"
+    return f" ({clean('; '.join(deviations))})" if deviations else ""
 
 
 def duration(seconds: float) -> str:
