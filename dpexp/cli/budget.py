@@ -24,6 +24,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from dpexp.cli.arguments import Reader, exit_code_of, only, positive, whole
+from dpexp.records.rounded import at_most
 from dpexp.types import ConfigError, counted
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -148,7 +149,7 @@ def _main(words: Sequence[str]) -> int:
             found = _found(given, q, steps)
             noise = found if "eps" in given else given["noise"]
             value = some_batch if name == "batch size" else some_epochs
-            print(f"{value:>10g}  {found:>16.4g}  {noise / some_batch:>17.3g}")
+            print(f"{value:>10g}  {at_most(found):>16}  {noise / some_batch:>17.3g}")
     print("\nNoise of the mean: standard deviation of a coordinate, in clip norms.")
     return 0
 
@@ -160,7 +161,7 @@ def _found(given: dict[str, Any], q: float, steps: int) -> float:
 
 
 def _answer(given: dict[str, Any], q: float, steps: int) -> list[str]:
-    found = _found(given, q, steps)
+    found = at_most(_found(given, q, steps), digits=6)
     if "eps" in given:
-        return [f"noise multiplier {found:.6g} for eps {given['eps']:g}, delta {given['delta']:g}"]
-    return [f"eps {found:.6g} at delta {given['delta']:g} for noise multiplier {given['noise']:g}"]
+        return [f"noise multiplier {found} for eps {given['eps']:g}, delta {given['delta']:g}"]
+    return [f"eps {found} at delta {given['delta']:g} for noise multiplier {given['noise']:g}"]

@@ -34,6 +34,7 @@ from dpexp.cli.composition import compose
 from dpexp.cli.parts import build_parts
 from dpexp.distributed import ranks
 from dpexp.privacy.stated import statement_of
+from dpexp.records.rounded import at_least, at_most
 from dpexp.training.parts import Parts
 from dpexp.training.progress import folded
 from dpexp.types import counted
@@ -122,8 +123,8 @@ def _of_two_worlds(config: Mapping[str, Any], trials: int) -> list[str]:
     )
     bounds = [found.epsilon_lower, found.epsilon_lower_gaussian or 0.0]
     line = (
-        f"two worlds show epsilon >= {max(bounds):.3g} at {CONFIDENCE:.0%} confidence, "
-        f"{played.epsilon:.3g} is accounted"
+        f"two worlds show epsilon >= {at_least(max(bounds), 2)} at {CONFIDENCE:.0%} confidence, "
+        f"{at_most(played.epsilon, digits=3)} is accounted"
     )
     if max(bounds) > played.epsilon:
         return [line]

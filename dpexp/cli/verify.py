@@ -29,6 +29,7 @@ from dpexp.privacy.stated import class_of, statement_of
 from dpexp.privacy.verification.files import NAMES
 from dpexp.privacy.verification.record import verify_record
 from dpexp.records.keeping import WEIGHTS
+from dpexp.records.rounded import at_most
 from dpexp.reporting.text import clean
 from dpexp.training.progress import folded
 from dpexp.types import ConfigError, setting_at
@@ -124,7 +125,7 @@ def _passed(record: records.Record, epsilon: float | None, is_trusting: bool) ->
         return f"pass: no privacy is claimed ({deviations})"
     target = record.privacy["target_epsilon"]
     word, of = "holds on trust" if is_trusting else "pass", without_held_out(record.privacy)
-    return f"{word}: epsilon {epsilon:.4g} of {target:g} by PLD{of}" + (
+    return f"{word}: epsilon {at_most(epsilon)} of {target:g} by PLD{of}" + (
         f" ({deviations})" if deviations else ""
     )
 

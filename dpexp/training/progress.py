@@ -16,6 +16,8 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from dpexp.records.rounded import at_most
+
 REDRAW = 0.1
 """Seconds between two drawings of the bar (ours)."""
 
@@ -234,7 +236,7 @@ class Progress:
     def _line(self) -> str:
         words = {"examples/s": f"{self.examples_per_s:.0f}", **self._words}
         if (epsilon := self._epsilon_now()) is not None:
-            words["epsilon"] = f"{epsilon:.4g}"
+            words["epsilon"] = at_most(epsilon)
         words["left"] = self._left()
         needed = {*QUIET, "epsilon", "left", *(self._score or ())[:1]}
         spare = [key for key in words if key not in needed]
@@ -274,8 +276,8 @@ class Progress:
         long, short = [f"step {done}"], [done]
         if epsilon is not None:
             target = "" if self._target is None else f" of {self._target:g}"
-            long.append(f"eps {epsilon:.3f}{target}")
-            short.append(f"eps {epsilon:.2f}")
+            long.append(f"eps {at_most(epsilon, 3)}{target}")
+            short.append(f"eps {at_most(epsilon, 2)}")
         if self._score is not None:
             name, value = self._score
             long.append(f"{name.removeprefix('test_').replace('_', ' ')} {value}")

@@ -169,7 +169,7 @@ def test_a_bound_is_never_rounded_to_more_than_was_shown(value, above, below):
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(7.99645, "7.997"), (8.0, "8"), (0.00012341, "0.0001235"), (1999.2, "2000"), (0.0, "0"),
-     (math.inf, "inf"), (2.0000001, "2.001")],
+     (math.inf, "inf"), (2.0000001, "2.001"), (3.2, "3.2"), (1234567.0, "1.235e+06")],
 )  # fmt: skip
 def test_a_spent_epsilon_is_rounded_up_to_four_digits(value, expected):
     assert at_most(value) == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import torch
 
+from dpexp.records.rounded import at_most
 from scripts.bench.runs.cases import DELTA, EPS, Case, Sizes
 from scripts.bench.runs.measure import against_peers
 
@@ -66,6 +67,6 @@ def _row(row: dict) -> str:
         f"{known['steps']:.0f}",
         f"{known['trained_parameters']:,.0f}",
         f"{known['accuracy']:.1f}",
-        f"{known['epsilon']:.2f}" if "epsilon" in known else "",
+        at_most(known["epsilon"], 2) if "epsilon" in known else "",
     ]
     return f"| {row['contender']} | {' | '.join(cells)} |"
