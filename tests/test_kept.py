@@ -1,5 +1,6 @@
 """A run keeps its model, and who has the folder alone can use it."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -176,8 +177,37 @@ def test_no_tensor_stands_beside_the_certified_one_under_its_name(kind, copied):
 )
 def test_a_damaged_preprocessing_is_one_line(copied, content):
     (copied / "preprocessing.json").write_text(content)
-    with pytest.raises(ConfigError, match="preprocessing.json"):
+    result = json.loads((copied / "result.json").read_text())
+    sha = hashlib.sha256(content.encode()).hexdigest()
+    for held in (result, {**result, "kept_files": {"preprocessing.json": sha}}):
+        (copied / "result.json").write_text(json.dumps(held))
+        with pytest.raises(ConfigError, match="preprocessing.json"):
+            dpexp.load(copied)
+
+
+def test_a_model_whose_classes_change_names_is_refused_and_found_by_verify(copied):
+    path = copied / "preprocessing.json"
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps(said | {"classes": said["classes"][::-1]}))
+    with pytest.raises(ConfigError, match="preprocessing.json does not match its hash"):
         dpexp.load(copied)
+    assert verify(copied)[0] == 1
+    path.unlink()
+    with pytest.raises(ConfigError, match="preprocessing.json: missing"):
+        dpexp.load(copied)
+    assert verify(copied)[0] == 1
+    (copied / WEIGHTS).unlink()  # a record is whole without its model
+    assert verify(copied)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["../out.json", "/etc/hostname", "", "nothing.json"])
+def test_no_hash_is_of_a_file_elsewhere(copied, name):
+    (copied.parent / "out.json").write_text("{}")
+    result = json.loads((copied / "result.json").read_text())
+    result["kept_files"][name] = hashlib.sha256(b"{}").hexdigest()
+    (copied / "result.json").write_text(json.dumps(result))
+    code, lines = verify(copied)
+    assert code == 1 and any("kept_files" in line or "nothing.json" in line for line in lines)
 
 
 def test_a_folder_that_calls_other_code_is_not_trusted(copied):

@@ -50,6 +50,7 @@ def test_what_no_hash_covers_is_named(run_dir, tmp_path, capsys):
     there = copied(run_dir, tmp_path)
     (there / "README.md").write_text("(0.1, 1e-9)-differentially private")
     (there / "adapter").mkdir()
+    (there / "adapter" / "adapter_model.safetensors").write_bytes(b"foreign")
     (there / "released.jsonl").unlink()
     assert main([str(there)]) == 0
     assert "; what is beside the record: README.md, adapter\n" in capsys.readouterr().out

@@ -21,7 +21,7 @@ from dpexp.models import fixing, libraries
 from dpexp.models.adapting import logits_of
 from dpexp.privacy.stated import is_ours
 from dpexp.records import weights
-from dpexp.records.keeping import WEIGHTS
+from dpexp.records.keeping import WEIGHTS, changed
 from dpexp.types import ConfigError
 
 BATCH = 256
@@ -185,6 +185,11 @@ def load(
         raise ConfigError(
             f"Expected the weights in {path} to be those of the run; they do not match "
             "weights_sha256 in its result.json. Fetch the folder again."
+        )
+    if differing := changed(directory, record.result):
+        raise ConfigError(
+            f"Expected the model's files in {directory} to be those of the run; "
+            f"{'; '.join(differing)}. Fetch the folder again."
         )
     module = _built(record, trust) if model is None else _changed(model, record)
     _fill(module, state, path)

@@ -28,7 +28,7 @@ from dpexp.privacy.certificate import without_held_out
 from dpexp.privacy.stated import class_of, statement_of
 from dpexp.privacy.verification.files import NAMES
 from dpexp.privacy.verification.record import verify_record
-from dpexp.records.keeping import WEIGHTS
+from dpexp.records.keeping import KEPT_FILES, WEIGHTS
 from dpexp.records.rounded import at_most
 from dpexp.reporting.text import clean
 from dpexp.training.progress import folded
@@ -61,7 +61,10 @@ def verify(directory: Path) -> tuple[int, list[str]]:
     findings = [*found.findings, *(parameters or [])]
     name = records.run_id(record.config)
     if directory.resolve().name != name:
-        findings.append(f"config.yaml is that of run {name}, not of this directory")
+        findings.append(
+            f"config.yaml is that of run {name}, not of this directory; a folder that was renamed "
+            f"is to be called {name} again"
+        )
     hint = _of_unknown_method(record)
     if findings:
         return DIFFERS, [*(f"differs: {finding}" for finding in findings), *hint]
@@ -75,8 +78,10 @@ def verify(directory: Path) -> tuple[int, list[str]]:
 
 def _beside(directory: Path, record: records.Record) -> list[str]:
     """Return the names of a run's files that no hash of the record covers, in order."""
-    covered = {*READ, *record.result.get("files", {})}
-    return sorted(clean(path.name) for path in directory.iterdir() if path.name not in covered)
+    covered = {*READ, *record.result.get("files", {}), *record.result.get(KEPT_FILES, {})}
+    paths = (path for path in directory.rglob("*") if path.is_file() or path.is_symlink())
+    names = (path.relative_to(directory) for path in paths)
+    return sorted({clean(name.parts[0]) for name in names if name.as_posix() not in covered})
 
 
 def _of_unknown_method(record: records.Record) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dpexp.records.keeping import WEIGHTS
+from dpexp.records.keeping import KEPT_FILES, WEIGHTS, changed
 from dpexp.records.kinds import wrong_kinds
 from dpexp.records.predictions import HELD_OUT, PREDICTIONS, unpacked
 from dpexp.records.record import METRICS, NONFINITE, Record, contents, run_id
@@ -31,7 +31,7 @@ OF_LATER: Mapping[str, frozenset[str]] = {
         "run files input_shape longest num_classes test_fingerprint holdout_fingerprint precision "
         "pretrained_sha256 model_as_run own_code_sha256".split()
     )
-    | {NONFINITE},
+    | {NONFINITE, KEPT_FILES},
     "privacy": frozenset(
         "run weights_sha256 holdout correlation why_frozen last_clip_norm".split()
     ),
@@ -152,6 +152,7 @@ def _compare_weights(record: Record, findings: list[str]) -> None:
         return
     if found != record.result.get("weights_sha256"):
         findings.append(f"{WEIGHTS} does not match weights_sha256 in result.json")
+    findings += changed(record.directory, record.result)
 
 
 def _compare_kinds(record: Record, findings: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import warnings
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -88,6 +89,9 @@ class Run:
         if not self.directory.is_dir():
             return "broken"
         for leftover in self.directory.glob(f"{TEMPORARY}*"):
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+                continue
             leftover.unlink()  # written by a killed process; the file it would replace is whole
         present = {*os.listdir(self.directory)} - {LEDGER}
         if not present:

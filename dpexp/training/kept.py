@@ -12,7 +12,7 @@ from dpexp.data import preprocessing
 from dpexp.models import libraries
 from dpexp.models.adapter_files import save_adapters
 from dpexp.records import write_atomically
-from dpexp.records.keeping import WEIGHTS
+from dpexp.records.keeping import WEIGHTS, place
 from dpexp.records.weights import write
 from dpexp.training import model_card
 
@@ -35,7 +35,7 @@ def keep(
     config: Mapping[str, Any],
     result: Mapping[str, Any],
     certificate: Mapping[str, Any],
-) -> None:
+) -> list[str]:
     """Write a model into its run's directory.
 
     The folder then holds model.safetensors, README.md, and preprocessing.json if the task says how
@@ -50,6 +50,9 @@ def keep(
         result: contents of result.json.
         certificate: contents of privacy.json.
 
+    Returns:
+        The names of the files that the model is loaded with, but its weights.
+
     Raises:
         RecordError: if a file cannot be written.
     """
@@ -57,22 +60,27 @@ def keep(
     loads = ""
     made = task.preprocessing
     classes = () if made is None else made.classes
+    names: list[str] = []
     if isinstance(model, Publishable):
         rename = cast(Publishable, model).name_in_library
-        model.save_settings(directory, classes)
+        names += place(directory, lambda folder: model.save_settings(folder, classes))
     else:
         other = libraries.why_other(config["model"], result.get("model_as_run", {}))
         library = libraries.library_of(model)
         if not other or library == libraries.TRANSFORMERS:  # whose settings `dpexp.load` reads
-            libraries.save_settings(model, directory, config["model"], classes)
+            names += place(
+                directory,
+                lambda folder: libraries.save_settings(model, folder, config["model"], classes),
+            )
         if not other:
             rename = libraries.names_in_library(model)
         loads = model_card.loading(library, type(model).__name__, other)
     if made is not None:
-        preprocessing.save(made, directory)
+        names += place(directory, lambda folder: preprocessing.save(made, folder))
     write(directory / WEIGHTS, model.state_dict(), rename)
     card = model_card.text(directory.name, config, result, certificate, classes, loads)
     write_atomically(directory / model_card.FILE, card)
+    return names
 
 
 def keep_adapters(
@@ -81,7 +89,7 @@ def keep_adapters(
     config: Mapping[str, Any],
     result: Mapping[str, Any],
     certificate: Mapping[str, Any],
-) -> None:
+) -> list[str]:
     """Write a model's adapters and classifier by themselves, where the model has adapters.
 
     Args:
@@ -90,9 +98,13 @@ def keep_adapters(
         config: the run's.
         result: contents of result.json.
         certificate: contents of privacy.json.
+
+    Returns:
+        The names of the files; none where nothing is written.
     """
     node = config["model"]
     changed = libraries.why_other(node, result.get("model_as_run", {}))
     if config.get("warm_start"):
         changed = "the warm start trained the weights beneath the adapters, too"
-    save_adapters(model, directory, node.get("repo"), certificate["trainable"], changed)
+    base, trained = node.get("repo"), certificate["trainable"]
+    return place(directory, lambda folder: save_adapters(model, folder, base, trained, changed))

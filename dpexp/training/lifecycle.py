@@ -16,7 +16,7 @@ from dpexp.distributed.ranks import RankLost, Ranks
 from dpexp.distributed.stopping import Stopping
 from dpexp.models.precision import PRECISIONS, resolve
 from dpexp.records import Ledger, RecordError, Run, describe
-from dpexp.records.keeping import KEEP
+from dpexp.records.keeping import KEEP, KEPT_FILES, hashes
 from dpexp.records.own_code import own_loaded_code, require_same
 from dpexp.records.weights import digest
 from dpexp.training import checkpoint
@@ -379,8 +379,10 @@ class Lifecycle:
         )
         right = {name: each.numpy() for name, each in state.right.items()}
         if self._config["weights"] == KEEP:
-            keep(self._run.directory, model, task, self._config, result, certificate)
-            keep_adapters(self._run.directory, state.final_model, self._config, result, certificate)
+            kept = [self._config, result, certificate]
+            names = keep(self._run.directory, model, task, *kept)
+            names += keep_adapters(self._run.directory, state.final_model, *kept)
+            result[KEPT_FILES] = hashes(self._run.directory, names)
         self._run.finish(result, certificate, arrays, right)
         if self._logger is not None:
             self._logger.conclude(result, certificate)

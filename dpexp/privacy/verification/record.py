@@ -8,12 +8,12 @@ from dpexp.privacy.verification.counts import keeps_predictions
 from dpexp.privacy.verification.files import Verification, verify_files
 from dpexp.privacy.verification.lines import verify_lines
 from dpexp.records import PREDICTIONS, Binding, Record, bind, is_older
-from dpexp.records.keeping import WEIGHTS
+from dpexp.records.keeping import KEPT_FILES, WEIGHTS
 from dpexp.types import one_line
 
 OF_RESULTS = {
     *("method", "model", "task", "profile", "seed", "eps", "delta", "metric", "steps", "epochs"),
-    *("asked", "answered", "run", "files"),
+    *("asked", "answered", "run", "files", KEPT_FILES),
 }
 """Entries of result.json that are compared, in addition to those of metrics.jsonl."""
 
