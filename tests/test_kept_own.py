@@ -186,6 +186,8 @@ def test_models_of_other_libraries_and_of_ones_own(words, tmp_path):
     if "python" in words:
         with pytest.raises(ConfigError, match="trust=True"):
             dpexp.load(folder)
+    card = (folder / "README.md").read_text()
+    assert ("trust=True" in card, "FILES trust=true" in card) == ("python" in words,) * 2
     model = dpexp.load(folder, trust="python" in words)
     test = build_task(run.config, torch.device("cpu")).test
     loaded = dpexp.load(run.directory, trust=True)

@@ -27,7 +27,7 @@ from omegaconf.errors import (
 
 from dpexp.cli import folders, own_data
 from dpexp.cli.command_line import in_one_piece
-from dpexp.cli.groups import CONF, options_of
+from dpexp.cli.groups import CONF, options_of, settings_of
 from dpexp.cli.quoting import readable
 from dpexp.cli.signals import restore_signals
 from dpexp.cli.streams import safe_output
@@ -118,7 +118,9 @@ def explain(error: Exception) -> str:
                 f"++{place}.KEY=VALUE."
             )
         if "." not in place and (options := options_of(place)):
-            words = (f"{place}={option}" for option in options)
+            asked = re.search(rf"'{place}\.(\w+)", str(error))
+            having = [each for each in options if asked and asked[1] in settings_of(place, each)]
+            words = (f"{place}={option}" for option in having or options)
             choices = " or ".join(TYPED.get(word, word) for word in words)
             return f"No {place} is chosen, so it has no settings. Add {choices}."
         return unknown_key(place, cause.parent_node)

@@ -101,7 +101,7 @@ def make(
     target = find_all(place, arguments)
     given_by_name = [*inspect.signature(target).parameters][: len(given)] if given else []
     check_known(place, target, arguments, [*without, *more, *given_by_name])
-    _check_kinds(target, arguments)
+    _check_kinds(place, target, arguments)
     with _in_one_line(place, str(node["_target_"])):
         if given:
             made = hydra.utils.instantiate({**arguments, "_partial_": True})(*given, **more)
@@ -313,7 +313,7 @@ def check_known(
             )
 
 
-def _check_kinds(target: Any, arguments: Mapping[str, Any]) -> None:
+def _check_kinds(place: str, target: Any, arguments: Mapping[str, Any]) -> None:
     from dpexp.types import ConfigError
 
     accepted = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
@@ -324,5 +324,6 @@ def _check_kinds(target: Any, arguments: Mapping[str, Any]) -> None:
         kind = hints.get(name)
         if kind in accepted and type(value) not in accepted[kind]:
             raise ConfigError(
-                f"Expected {name} of {target.__name__} to be {kind.__name__}; got {name}={value}."
+                f"Expected {name} of {target.__name__} to be {kind.__name__}; got {name}={value}. "
+                f"Set {place}.{name}."
             )

@@ -24,7 +24,7 @@ from dpexp.cli import made_data
 from dpexp.cli.fingerprints import pretrained, tokenizers_named, weights_named
 from dpexp.cli.named_folders import require_named
 from dpexp.records.keeping import KEEP, WEIGHTS
-from dpexp.records.rounded import at_most
+from dpexp.records.rounded import at_least, at_most
 from dpexp.reporting.text import clean
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def done_before(config: dict[str, Any]) -> str:
     refuse_other(found.directory, bytes_here)
     metric = result.get("metric", "an accuracy that is not named")
     value = "no number" if result.get(metric) is None else f"{result[metric]:.4g}"
-    spent = _spent(found)
+    known = ", ".join([_spent(found), *_found(result)])
     where = clean(result.get("device", "a device that is not named"))
     line = (
-        f"done before: {clean(metric)} {value}, {spent}, on {where}{_deviations(found)}; "
+        f"done before: {clean(metric)} {value}, {known}, on {where}{_deviations(found)}; "
         f"{_whence(found.directory)}; "
         "results=FOLDER runs it anew"
     )
@@ -69,7 +69,7 @@ def outcome(directory: Path) -> str:
     result = record.result
     score = result[result["metric"]]
     parts = [f"{result['metric']} {'no number' if score is None else f'{score:.4g}'}"]
-    parts += [_spent(record), duration(result["wall_s"])]
+    parts += [_spent(record), *_found(result), duration(result["wall_s"])]
     return f"done: {', '.join(parts)}{_deviations(record)}; in {directory}"
 
 
@@ -83,6 +83,18 @@ def _spent(record: records.Record) -> str:
     target = "" if result.get("eps") is None else f" of {result['eps']:g}"
     of = without_held_out(record.privacy)
     return f"eps {at_most(spent)}{target} at delta {record.privacy['delta']:g}{of}"
+
+
+def _found(result: Mapping[str, Any]) -> list[str]:
+    """Return what an audit and an attack of the run have found."""
+    found = []
+    if (bound := result.get("audit_epsilon_lower")) is not None:
+        sure = f"at {100 * result['audit_confidence']:g} % confidence"
+        found.append(f"audit: eps at least {at_least(bound, 2)} {sure}")
+    if (success := result.get("attack_success")) is not None:
+        error = result["attack_success_se"]
+        found.append(f"attack: {success:.1f} % right, standard error {error:.1f}")
+    return found
 
 
 def _deviations(record: records.Record) -> str:

@@ -379,7 +379,7 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
 
 def _check_optimizer(group: str, node: Mapping[str, Any]) -> None:
     rate = node.get("lr")
-    if "lr" in node and (rate is None or isinstance(rate, str | bool)):
+    if "lr" in node and (rate is None or isinstance(rate, str | bool | list | dict)):
         found = "null" if rate is None else rate
         raise ConfigError(f"Expected {group}.lr to be a number; got {found}. Set {group}.lr.")
     for name, value in node.items():

@@ -97,7 +97,10 @@ def _acquire(lock: FileLock, path: Path) -> None:
             if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS:
                 continue
             if error.errno not in NO_LOCKS:
-                raise RecordError(f"Cannot make {path}: {error.strerror}.") from error
+                raise RecordError(
+                    f"Cannot make {path}: {error.strerror}. Set results to a folder that can be "
+                    "written to."
+                ) from error
             warnings.warn(
                 f"The file system of {path} has no locks ({error.strerror}): do not start a run "
                 "twice at the same time.",

@@ -109,7 +109,10 @@ class Run:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RecordError(f"Cannot make {self.directory}: {error.strerror}.") from error
+            raise RecordError(
+                f"Cannot make {self.directory}: {error.strerror}. Set results to a folder that "
+                "can be written to."
+            ) from error
         text = yaml.safe_dump(self.config, sort_keys=False)
         write_atomically(self.directory / "config.yaml", text)
         self.status = "fresh"

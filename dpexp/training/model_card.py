@@ -41,7 +41,11 @@ def text(
         "## Privacy",
         _privacy(certificate, why_no_claim(certificate)),
         "## Use",
-        _use(run, is_buildable="initial_weights" not in config["model"] or bool(loads))
+        _use(
+            run,
+            is_buildable="initial_weights" not in config["model"] or bool(loads),
+            calls_other=not (loads or str(config["model"]["_target_"]).startswith("dpexp.models.")),
+        )
         + (f"\n\n{loads}" if loads else ""),
         "## Training",
         _training(config, result, certificate),
@@ -137,8 +141,14 @@ def _privacy(certificate: Mapping[str, Any], reasons: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _use(run: str, *, is_buildable: bool) -> str:
-    """Return how the folder is loaded; of a model from memory the config cannot build another."""
+def _use(run: str, *, is_buildable: bool, calls_other: bool) -> str:
+    """Return how the folder is loaded; of a model from memory the config cannot build another.
+
+    Args:
+        run: its id.
+        is_buildable: whether the config says how to build the model.
+        calls_other: whether that calls code other than dpexp's or a library's of models.
+    """
     if not is_buildable:
         return f"""```python
 import dpexp
@@ -147,15 +157,17 @@ model = dpexp.load("{run}", Model())  # this folder, and a model of the same arc
 model.predict(inputs)  # as those that it was trained on: the most probable class of each
 model.module  # a torch.nn.Module in eval mode, with the trained weights
 ```"""
+    trust, word = (", trust=True", " trust=true") if calls_other else ("", "")
+    note = "; it calls the code that the config names" if calls_other else ""
     return f"""```python
 import dpexp
 
-model = dpexp.load("{run}")  # this folder
+model = dpexp.load("{run}"{trust})  # this folder{note}
 model.predict(["..."])  # the names of the classes, most probable first
 model.module  # a torch.nn.Module in eval mode
 ```
 
-or `dpexp predict {run} FILES`."""
+or `dpexp predict {run} FILES{word}`."""
 
 
 def loading(library: str | None, kind: str, other: str) -> str:

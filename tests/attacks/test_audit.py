@@ -1,6 +1,7 @@
 """Audits from end to end: their record, going on, catching what is broken, refusing."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from dpexp.attacks.audit import curve_bound, toss
 from dpexp.attacks.bounds_curves import gaussian_epsilon
 from dpexp.attacks.canaries import Canaried
 from dpexp.cli import audit
+from dpexp.cli.lookup import outcome
 from dpexp.distributed.ranks import Ranks
 from dpexp.pate.votes import build_votes
 from dpexp.privacy import build
@@ -57,6 +59,8 @@ def test_an_audited_run_states_its_bounds_and_what_they_rest_on(unbroken, tmp_pa
     assert result["audit_epsilon_accounted"] == privacy["epsilon"]["prv"] <= 8
     lower = (result["audit_epsilon_lower"], result["audit_epsilon_lower_curve"])
     assert all(0 <= bound <= privacy["epsilon"]["prv"] for bound in lower)
+    shown = re.search(r"audit: eps at least ([\d.]+) at 95 % confidence", outcome(directory))
+    assert 0 <= result["audit_epsilon_lower"] - float(shown[1]) < 0.01
     if canaries == "dirac":  # heard through the noise; a wrong label in eight steps is not
         assert lower[1] > lower[0] > 0.5
     assert any("audited" in words for words in privacy["deviations"])

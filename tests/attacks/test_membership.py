@@ -6,6 +6,7 @@ import torch
 from scipy.stats import norm
 
 from dpexp.attacks.membership import attack, best_threshold, logits_of
+from dpexp.cli.lookup import outcome
 from dpexp.data import Examples
 from dpexp.training.judging import EVAL_BATCH
 from dpexp.types import ConfigError
@@ -118,6 +119,7 @@ def test_a_model_that_knows_its_examples_by_heart_gives_them_away(task, size, tm
     _, result, privacy = of(directory)
     assert (result["attack_found_on"], result["attack_scored_on"]) == (300, 300)
     assert result["attack_success"] > 50 + 3 * result["attack_success_se"]
+    assert f"attack: {result['attack_success']:.1f} % right" in outcome(directory)
     assert any("attacked" in words for words in privacy["deviations"])
     assert privacy["dataset_size"] == 300
 
