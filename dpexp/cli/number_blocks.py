@@ -267,7 +267,13 @@ AUDITED = {
     "compressive_unmeasured": "the same without Ψ",
     "pate": "PATE",
     "bitfit": "DP-BiTFiT",
+    "dp_grape": "DP-GRAPE",
+    "dp_lora": "DP-LoRA",
+    "dp_zo": "DP-ZO",
 }
+OF_OTHERS = ("pate", "compressive", "compressive_unmeasured", "dp_zo")
+"""Methods that do not add noise to gradients."""
+
 BOUNDS = ("one_run", "one_run_curve", "two_worlds", "two_worlds_gaussian")
 
 
@@ -283,7 +289,7 @@ def _audits() -> str:
     ]
     names = ("one run", "by its trade-off curve", "two worlds", "as Gaussian")
     table = _lines(("ε ≥, where ε = 8 is accounted for", *names), body)
-    on_gradients = found[~found["method"].isin(("pate", "compressive", "compressive_unmeasured"))]
+    on_gradients = found[~found["method"].isin(OF_OTHERS)]
     shares = on_gradients["two_worlds_gaussian"] / on_gradients["accounted_worlds"]
     return (
         f"{table}\n\nIn two worlds the Gaussian bound recovers {100 * shares.min():.0f} to "
