@@ -291,7 +291,8 @@ def test_the_page_of_audits_says_what_was_found():
     (rows,) = re.findall(r"^\| bound \|.*\n\|[- |]*\n((?:\|.*\n)*)", page, re.M)
     told = [line.strip("| ").split(" | ")[1:] for line in rows.splitlines()]
     groups = [
-        [a for a in audits if not a["method"].startswith(("pate", "compressive"))],
+        [a for a in audits if not a["method"].startswith(("pate", "compressive", "dp_zo"))],
+        [a for a in audits if a["method"] == "dp_zo"],
         [a for a in audits if a["method"].startswith("compressive")],
         [a for a in audits if a["method"] == "pate"],
     ]
@@ -303,9 +304,9 @@ def test_the_page_of_audits_says_what_was_found():
 
 
 def span(cells):
-    """Return the least and the greatest of the numbers that there are, with two decimals."""
+    """Return the least and the greatest of the bounds that there are, rounded down to two decimals."""
     numbers = sorted(float(cell) for cell in cells if cell)
     if not numbers:
         return "–"
-    least, greatest = f"{numbers[0]:.2f}", f"{numbers[-1]:.2f}"
+    least, greatest = at_least(numbers[0], 2), at_least(numbers[-1], 2)
     return least if least == greatest else f"{least} to {greatest}"

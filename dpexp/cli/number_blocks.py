@@ -67,6 +67,17 @@ def _over_eps(profile: str, rows: Sequence[str]) -> str:
     return _lines(head, body, 2)
 
 
+def _as_eps_grows() -> str:
+    """Return gep's Table 1 on CIFAR10."""
+    found = _values("quick", "gep/table1").set_index(["row", "column"])
+    labels = _labels("quick", "gep/table1")
+    body = []
+    for row in dict.fromkeys(found.index.get_level_values("row")):
+        of_row = [found.loc[(row, f"cifar10-eps{eps}")] for eps in (2, 5, 8)]
+        body.append((labels[row][0], *map(_shown, of_row), " / ".join(map(_published, of_row))))
+    return _lines(("method", "ε = 2", "ε = 5", "ε = 8", "published ε = 2 / 5 / 8"), body)
+
+
 def _every_method() -> str:
     quick, embedded = (_values(name, "dpexp/table1") for name in ("quick", "embedded"))
     labels = _labels("quick", "dpexp/table1")
@@ -308,6 +319,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "rgp/table3 embedded": partial(
             _over_eps, "embedded", ("svhn-dpsgd", "svhn-rgp", "cifar10-dpsgd", "cifar10-rgp")
         ),
+        "gep/table1 quick": _as_eps_grows,
         "dpexp/table1": _every_method,
         "rgp/table4 quick": _language,
         "lsg/figure4 quick": _language_over_eps,
