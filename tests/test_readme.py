@@ -304,7 +304,7 @@ def test_the_page_of_audits_says_what_was_found():
 
 
 def span(cells):
-    """Return the least and the greatest of the bounds that there are, rounded down to two decimals."""
+    """Return the least and the greatest of the bounds that there are, rounded down."""
     numbers = sorted(float(cell) for cell in cells if cell)
     if not numbers:
         return "–"
