@@ -151,7 +151,7 @@ NO_LABELS = {
 }
 
 SETS = {
-    "triples": Rows(lambda i: (X[i], Y[i], 1)),
+    "triples": Rows(lambda i: (X[i], Y[i], f"row {i}")),
     "lists": Rows(lambda i: (X[i].tolist(), int(Y[i]))),
     "arrays": Rows(lambda i: (X[i].numpy(), Y[i].numpy())),
     "arrays backwards": Rows(lambda i: (X[i].flip(0).numpy()[::-1], Y[i].numpy())),
