@@ -1,5 +1,7 @@
 """Methods whose declaration is false, each in a way of its own."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -266,6 +268,46 @@ class Understated(OnHead):
         }
 
 
+class Growing(OnHead):
+    """Doubles what it releases, and its sensitivity, after the step that noise is calibrated at."""
+
+    def start(self, model):
+        return {**super().start(model), "factor": 1.0}
+
+    def compress(self, state, sums):
+        return {key: state["factor"] * total for key, total in sums.items()}
+
+    def releases(self, state, clip_norm):
+        (release,) = super().releases(state, clip_norm)
+        return (replace(release, sensitivity=state["factor"]),)
+
+    def reconstruct(self, state, noisy):
+        gradients, state = super().reconstruct(state, noisy)
+        return gradients, {**state, "factor": 2.0}
+
+
+class Counting(OnHead):
+    """Counts micro-batches, and so how many examples were drawn."""
+
+    def per_example_grads(self, state, layer, layer_grads):
+        state["seen"] = state.get("seen", 0) + 1
+        return super().per_example_grads(state, layer, layer_grads)
+
+
+class Cautious(OnHead):
+    """Halves the step where an example's gradient was very large before it was clipped."""
+
+    def per_example_grads(self, state, layer, layer_grads):
+        found = super().per_example_grads(state, layer, layer_grads)
+        self.is_large = any(float(each.norms_squared().max()) > 1e6 for each in found.values())
+        return found
+
+    def reconstruct(self, state, noisy):
+        gradients, state = super().reconstruct(state, noisy)
+        factor = 0.5 if self.is_large else 1.0
+        return {name: factor * each for name, each in gradients.items()}, state
+
+
 class ChangesSums(OnHead):
     """Works in place."""
 
@@ -308,5 +350,8 @@ UNSOUND = {
     ),
     Understated: SENSITIVITY,
     ChangesSums: "compress changes the sums",
+    Growing: "declared releases change by step 2",
+    Counting: POST_PROCESSING,
+    Cautious: POST_PROCESSING,
 }
 """Each with what must be found of it."""

@@ -3,11 +3,12 @@
 For any `Method`, ours or a user's, on a given model and examples:
 
     sensitivity      one more example, adversarial ones included, changes the vector before the
-                     noise by at most the declared sensitivity, in l2 or, for Laplace noise, l1
+                     noise by at most the declared sensitivity, in l2 or, for Laplace noise, l1;
+                     the declaration is the same at every step, as noise is calibrated once
     structure        blocks, their order and shapes do not depend on the examples
-    post-processing  given equal releases, other examples lead to bit-identical gradients, state,
-                     bases and weights, and the next step on one fixed set gives the same sums:
-                     nothing depends on the examples but the releases
+    post-processing  given equal releases, other examples, or more micro-batches of them, lead to
+                     bit-identical gradients, state, bases and weights, and the next step on one
+                     fixed set gives the same sums: nothing depends on the examples but the releases
     repetition       a new instance of the method takes the same step from a saved state
 
 A pass is no proof: the neighbours are the worst that a search finds (`dpexp.attacks.sensitivity`),
@@ -48,6 +49,12 @@ STEPS = 2
 
 RATE = 0.1
 """Learning rate of that update (ours)."""
+
+FAR = 1e4
+"""What an example is multiplied by that has far larger gradients than others (ours)."""
+
+FEW = 3
+"""Examples at once where a set is taken in several micro-batches (ours)."""
 
 TIGHT = 1e-3
 """Clip norm, in the run's, at which examples are added once more (ours). Where it is so large that
@@ -186,7 +193,13 @@ class _Bench:
         return self._method.releases(state, share * self._clip_norm)
 
     def step(
-        self, method: Any, state: State, examples: _Made, step: int, share: float = 1.0
+        self,
+        method: Any,
+        state: State,
+        examples: _Made,
+        step: int,
+        share: float = 1.0,
+        micro_batch: int = NUM + MORE,
     ) -> tuple[StepOutcome, _Watching]:
         """Run a step on all the examples at a share of the clip norm, without an update."""
         watching = _Watching(method)
@@ -196,7 +209,7 @@ class _Bench:
             watching,
             mechanism,
             self._ranks,
-            len(examples),
+            min(micro_batch, len(examples)),
             self._public,
             self._loss,
             clipping=self._clipping,
@@ -262,8 +275,14 @@ def _check_sensitivity(
     gen = generator(seed, "neighbours", 0)
     base, more = _two_sets(parts.task.test)
     state, worst = bench.start(), Movement(0.0, "", "none")
+    declared = bench.releases(state)
     for step in range(STEPS):
         releases = bench.releases(state)
+        if releases != declared:
+            findings[
+                f"the declared releases change by step {step + 1}, and noise is calibrated to "
+                "those of the first; declare the largest of all steps at each"
+            ] = None
         outcome, seen = bench.step(copy.deepcopy(parts.method), state, base, step)
         if seen.changes_sums:
             findings["compress changes the sums that it is given"] = None
@@ -358,33 +377,52 @@ def _compressed(method: Any, state: State, sums: Mapping[Key, Tensor]) -> Mappin
 
 
 def _check_post_processing(parts: Any, clip_norm: float, findings: dict[str, None]) -> None:
-    """Inject equal releases for two sets of examples of different sizes; compare the rest."""
-    traces, sets = [], _two_sets(parts.task.test)
-    if sets[1].inputs.is_floating_point():
-        sets[1].inputs[1].view(-1)[0] = float("nan")
-    for examples in sets:
-        bench = _Bench(parts, clip_norm)
-        trace: list[tuple[str, Any]] = []
-        # The step divides releases by the number of examples.
-        method = Injected(copy.deepcopy(parts.method), scale=len(examples))
-        state = bench.start()
-        for step in range(STEPS + 1):
-            outcome, seen = bench.step(method, state, examples, step)
-            state = outcome.state
-            trace += [("the prepared state", seen.given), ("the gradient", outcome.gradients)]
-            trace += [("the state", state)]
-            bench.update(replace(outcome, gradients=dict(outcome.gradients)))
-            # Attributes of a method outside its state must not affect per-example gradients.
-            _, after = bench.step(copy.deepcopy(method), state, sets[0], step + 1)
-            trace += [("the next step's sum", after.sums)]
-        traces.append([*trace, ("the model", dict(bench.model.state_dict()))])
-    for (name, one), (_, other) in zip(*traces, strict=True):
-        where = first_difference(one, other)
-        if where is not None:
-            findings[
-                f"{name} depends on the examples beyond their releases (at {where or 'top level'})"
-            ] = None
-            return
+    """Inject equal releases for sets of examples that differ; compare the rest."""
+    few, many = _two_sets(parts.task.test)
+    spoilt, far = (_Made(many.inputs.clone(), many.targets) for _ in range(2))
+    if many.inputs.is_floating_point():
+        spoilt.inputs[1].view(-1)[0] = float("nan")
+        far.inputs[-1] *= FAR
+    first = _after_equal_releases(parts, clip_norm, few, few, NUM)
+    for examples, micro_batch in ((spoilt, len(spoilt)), (far, FEW)):
+        other = _after_equal_releases(parts, clip_norm, examples, few, micro_batch)
+        for (name, one), (_, two) in zip(first, other, strict=True):
+            where = first_difference(one, two)
+            if where is not None:
+                findings[
+                    f"{name} depends on the examples beyond their releases "
+                    f"(at {where or 'top level'})"
+                ] = None
+                return
+
+
+def _after_equal_releases(
+    parts: Any, clip_norm: float, examples: _Made, fixed: _Made, micro_batch: int
+) -> list[tuple[str, Any]]:
+    """Return by name what steps on these examples lead to, if they release the same as others.
+
+    Args:
+        parts: a run's.
+        clip_norm: the run's.
+        examples: of every step.
+        fixed: examples whose sums are taken after each step.
+        micro_batch: of `examples` at once.
+    """
+    bench = _Bench(parts, clip_norm)
+    trace: list[tuple[str, Any]] = []
+    # The step divides releases by the number of examples.
+    method = Injected(copy.deepcopy(parts.method), scale=len(examples))
+    state = bench.start()
+    for step in range(STEPS + 1):
+        outcome, seen = bench.step(method, state, examples, step, micro_batch=micro_batch)
+        state = outcome.state
+        trace += [("the prepared state", seen.given), ("the gradient", outcome.gradients)]
+        trace += [("the state", state)]
+        bench.update(replace(outcome, gradients=dict(outcome.gradients)))
+        # Attributes of a method outside its state must not affect per-example gradients.
+        _, after = bench.step(copy.deepcopy(method), state, fixed, step + 1)
+        trace += [("the next step's sum", after.sums)]
+    return [*trace, ("the model", dict(bench.model.state_dict()))]
 
 
 def _check_repeated(parts: Any, clip_norm: float, findings: dict[str, None]) -> None:
