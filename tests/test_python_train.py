@@ -785,6 +785,21 @@ class InOneMode(nn.Module):
         return x - x.mean(0) if self.training == self.is_training else x
 
 
+class OneModeAlone(nn.Module):
+    """Mixes examples in eval mode; in training mode it fails."""
+
+    def forward(self, x):
+        if self.training:
+            raise RuntimeError("it does not train")
+        return x - x.mean(0)
+
+
+def test_a_mode_in_which_a_model_cannot_be_tried_keeps_no_other_from_it(trained):
+    model = nn.Sequential(*network(), OneModeAlone()).train()
+    with pytest.raises(ConfigError, match="keep examples apart .* by '4', a OneModeAlone"):
+        trained(model, method="dp_zo")
+
+
 @pytest.mark.parametrize(
     ("method", "mixes_in", "trains_in", "is_refused"),
     [
@@ -794,6 +809,7 @@ class InOneMode(nn.Module):
         ("dpsgd", False, False, True),
         ("dp_zo", False, True, True),
         ("dp_zo", False, False, True),
+        ("dp_zo", True, True, True),
     ],
 )
 def test_a_model_is_tried_in_the_mode_that_it_trains_in(

@@ -125,7 +125,7 @@ model = nn.Sequential(
 
 settings = dict(method="dpsgd", eps=8, epochs=3, batch_size=200, lr=0.5)
 run = dpexp.train(model, train, test, **settings)
-print(f"{run.accuracy:.1f} % at eps = {run.epsilon:.2f}")
+print(f"{run.accuracy:.1f} % at eps <= 8")
 print(run.model(test[0][:3]).argmax(1), test[1][:3])
 """
 

@@ -115,8 +115,8 @@ def _pair_of(item: Any) -> tuple[Any, Any]:
         more = item[2:] if isinstance(item, tuple | list | Tensor | np.ndarray) else ()
         if any(_is_number(part) for part in more):  # a second input, a target, a weight?
             raise TypeError(
-                f"it has {len(item)} parts, and which is the target is not clear; several inputs "
-                "go into one tensor, which the model takes apart"
+                f"it has {len(item)} parts, and which is the target is not clear. Leave an index "
+                "or a weight out; several inputs go into one tensor, which the model takes apart"
             )
         return item[0], item[1]
     label, rest = _label_of(item), [key for key in item if key not in LABELS]
@@ -126,7 +126,9 @@ def _pair_of(item: Any) -> tuple[Any, Any]:
 
 
 def _is_number(part: Any) -> bool:
-    """Return whether a model or a loss could read a part of an item: a number, or an array."""
+    """Return whether a model or a loss could read a part of an item: numbers, however held."""
+    if isinstance(part, list | tuple):
+        return any(map(_is_number, part))
     return isinstance(part, Number | Tensor | np.ndarray | np.generic)
 
 

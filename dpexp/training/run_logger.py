@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from dpexp.privacy import Mechanism
 from dpexp.records import Run
+from dpexp.records.rounded import at_most
 from dpexp.training.outcome import StepOutcome
 from dpexp.training.progress import Progress
 from dpexp.training.tracking import Tracker
@@ -175,11 +176,11 @@ def announce(
     for reason, names in why.items():
         log.info("  %s frozen: %s", f"{sum(frozen[name] for name in names):,}", reason)
     log.info(
-        "%s, %s sampling with q = %.4g, noise multiplier %.4g (%s)",
+        "%s, %s sampling with q = %.4g, noise multiplier %s (%s)",
         counted(mechanism.num_steps, "step"),
         mechanism.sampling,
         mechanism.sampling_prob,
-        mechanism.noise_multiplier,
+        at_most(mechanism.noise_multiplier),
         "; ".join(mechanism.deviations) or f"calibrated by {mechanism.calibrated_by}",
     )
 

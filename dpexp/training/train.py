@@ -219,7 +219,7 @@ def first_look(parts: Parts, device: torch.device) -> str | None:
     mode = parts.model.training
     for is_training in dict.fromkeys((mode, mode and not parts.method.is_forward_only)):
         with in_mode(parts.model, is_training=is_training):
-            unchecked = unchecked or check_model(parts.model, trained, parts.task, device)
+            unchecked = check_model(parts.model, trained, parts.task, device) or unchecked
     if unchecked is not None:
         mark_untried(parts.model)
     check_rule(parts.clipping)

@@ -104,6 +104,10 @@ REFUSED = {
         r"item 0 of TensorDataset .*3 parts.* one tensor, .*let its items be \(input, target\)",
     ),
     "three tensors": ((X, X, Y), "item 0 of tuple cannot be read .*12 parts"),
+    "a list behind two": (
+        [(x, y, [1, 2]) for x, y in zip(X, Y, strict=True)],
+        "item 0 of list .*3 parts",
+    ),
     "one target a row, in a column": ((X, Y[:, None]), r"\[12, 1\]. Give targets.flatten"),
     "a dict of inputs": (({"a": X, "b": X}, Y), "got a, b. Put other inputs .* into one tensor"),
     "items of one": (Items(lambda i: (X[i],)), "item 0 of Items cannot be read"),
