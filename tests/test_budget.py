@@ -41,6 +41,13 @@ def test_the_shell_says_what_a_run_takes(capsys):
     assert means[:5] == sorted(means[:5], reverse=True)  # a larger batch drowns its noise
 
 
+def test_a_delta_that_protects_nobody_is_told(capsys):
+    run = ["dataset_size=500", "batch_size=100", "epochs=1"]
+    for delta, is_told in (("0.01", True), ("0.002", True), ("0.001", False)):
+        assert budget.main(["eps=2", f"delta={delta}", *run]) == 0
+        assert ("allows one example to be published" in capsys.readouterr().out) == is_told
+
+
 def test_the_shell_gives_the_epsilon_of_a_noise(capsys):
     words = ["noise=1.5", "delta=1e-5", "sampling_prob=0.02", "num_steps=1000"]
     assert budget.main(words) == 0

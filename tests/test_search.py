@@ -60,9 +60,16 @@ def test_values_with_commas_are_tried_in_all_combinations(capsys):
 
 
 def test_a_run_without_a_finite_number_is_told(capsys, monkeypatch):
-    monkeypatch.setattr(search, "attempt", lambda words: float("nan"))
+    monkeypatch.setattr(search, "score", lambda config, parts: float("nan"))
     assert search.main([*SHORT, "optimizer.lr=1e9"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("optimizer.lr=1e9 diverged")
+
+
+def test_an_error_is_told_by_its_name_and_with_its_digits(capsys, monkeypatch):
+    monkeypatch.setattr(search, "score", lambda config, parts: 0.04321)
+    words = ["profile=embedded", "method=dpsgd", "task=regression", "epochs=1", "device=cpu"]
+    assert search.main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("relative_loss 0.04321")
 
 
 def test_a_mistake_is_one_line(capsys):

@@ -151,6 +151,9 @@ def _main(words: Sequence[str]) -> int:
             value = some_batch if name == "batch size" else some_epochs
             print(f"{value:>10g}  {at_most(found):>16}  {noise / some_batch:>17.3g}")
     print("\nNoise of the mean: standard deviation of a coordinate, in clip norms.")
+    if given["delta"] >= 1 / size:
+        print(f"delta={given['delta']:g} is not below 1 / dataset_size = {1 / size:.3g}: such a "
+              "guarantee allows one example to be published.")  # fmt: skip
     return 0
 
 

@@ -6,7 +6,8 @@ Takes Hydra overrides (profile=embedded unless named). Values separated by comma
 combinations, with one run each. A run trains on four fifths of the training set and is evaluated on
 the other fifth; a fixed seed selects it, the same for all runs. The batch size is four fifths of
 the setting's, so that sampling rate, steps and noise multiplier stay. The test set is never used.
-Nothing is recorded; each run prints a line. The epsilon does not account for this choice of
+Nothing is recorded. Each run prints a line, with its accuracy in percent, or with an error's name
+and value; less of an error is better. The epsilon does not account for this choice of
 hyperparameters (docs/privacy/index.md). Exit code: 0; 2 for a user error.
 """
 
@@ -117,6 +118,13 @@ def main(words: Sequence[str]) -> int:
 def _main(words: Sequence[str]) -> int:
     _, overrides = split(words, {})
     for chosen in combinations(overrides):
-        found = attempt([*COMMON, *chosen])
-        print(*chosen, f"{found:.1f}" if math.isfinite(found) else "diverged", flush=True)
+        config, parts = prepared(compose([*COMMON, *chosen]))
+        print(*chosen, said(score(config, parts), parts.task.metric), flush=True)
     return 0
+
+
+def said(found: float, metric: str) -> str:
+    """Return a score in words; an error by its name and of any size, as less of it is better."""
+    if not math.isfinite(found):
+        return "diverged"
+    return f"{metric} {found:.4g}" if is_error(metric) else f"{found:.1f}"
