@@ -127,6 +127,8 @@ def test_a_grid_is_not_searched_for_the_largest_error():
         ("relative_loss", "minimize"),
         ("test_absolute_error", "minimize"),
         ("test_mse", "minimize"),
+        ("test_perplexity", "minimize"),
+        ("test_error_rate", "minimize"),
     ],
 )
 def test_a_sweep_looks_for_the_smallest_error(metric, wanted, monkeypatch):

@@ -36,7 +36,7 @@ COMMON = ("profile=embedded",)
 SHARE, SEED = 0.2, 20
 """Share of the training set that is held out, and the seed that selects it."""
 
-ERRORS = ("loss", "error", "mse", "mae")
+ERRORS = ("loss", "error", "mse", "mae", "error_rate", "perplexity", "mape", "nll")
 """How the name of a metric ends of which less is better."""
 
 

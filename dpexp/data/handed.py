@@ -127,7 +127,9 @@ def _pair_of(item: Any) -> tuple[Any, Any]:
 
 def _is_number(part: Any) -> bool:
     """Return whether a model or a loss could read a part of an item: numbers, however held."""
-    if isinstance(part, list | tuple):
+    if isinstance(part, Mapping):
+        return any(map(_is_number, part.values()))
+    if isinstance(part, list | tuple | set | frozenset):
         return any(map(_is_number, part))
     return isinstance(part, Number | Tensor | np.ndarray | np.generic)
 

@@ -108,6 +108,10 @@ REFUSED = {
         [(x, y, [1, 2]) for x, y in zip(X, Y, strict=True)],
         "item 0 of list .*3 parts",
     ),
+    "a dict behind two": (
+        [(x, y, {"weight": 1.0}) for x, y in zip(X, Y, strict=True)],
+        "item 0 of list .*3 parts",
+    ),
     "one target a row, in a column": ((X, Y[:, None]), r"\[12, 1\]. Give targets.flatten"),
     "a dict of inputs": (({"a": X, "b": X}, Y), "got a, b. Put other inputs .* into one tensor"),
     "items of one": (Items(lambda i: (X[i],)), "item 0 of Items cannot be read"),
