@@ -19,8 +19,8 @@ the table. The test set is never used. The privacy guarantee does not cover the 
                                  its own tuned
 
 Other words are Hydra overrides that do not change results, such as data_root. Points with scores
-are skipped, and several processes may run at once. Exit code: 0, also where data are missing (it
-says so and continues with the other cells); 2 for a user error.
+are skipped, unless the cell's settings changed since. Several processes may run at once. Exit code:
+0, also where data are missing (it says so and continues with the other cells); 2 for a user error.
 """
 
 from __future__ import annotations
@@ -120,10 +120,15 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
         name = cells.cell_name(*places[0], profile)
         points = tuned.points(*places[0], profile)
         old = tuned.known(groups.CONF, artifact, request.profile).get(keys[0])
-        seeds = request.seeds or (old.seeds if old else (0,))
-        keeps = old is not None and old.seeds == seeds and not own.get("anew")
-        scores = dict(old.scores) if old and keeps else {}
         try:
+            context = (*chosen, *request.overrides)
+            settings = cells.settings_of(*places[0], profile, context, compose)
+            if old and old.settings != settings:
+                print(f"{name}: its scores are of other settings, and are dropped.", flush=True)
+                old = None
+            seeds = request.seeds or (old.seeds if old else (0,))
+            keeps = old is not None and old.seeds == seeds and not own.get("anew")
+            scores = dict(old.scores) if old and keeps else {}
             for point in points:
                 if " ".join(point) in scores:
                     continue
@@ -137,7 +142,7 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
                 scores[" ".join(point)] = score
                 why = f"diverged ({diverged} of {len(given)})" if diverged else ""
                 print(name, *point, *filter(None, (f"{score:.1f}", why)), flush=True)
-                found = tuned.Tried(scores, seeds)
+                found = tuned.Tried(scores, seeds, settings)
                 _keep(path, artifact, request.profile, dict.fromkeys(keys, found))
         except MissingData as error:
             print(f"{name}: no data: {one_line(error)}", file=sys.stderr)

@@ -222,6 +222,103 @@ def test_tuning_again_goes_on_and_keeps_what_it_is_not_asked_for(conf):
     assert tune.main(one, again) == 0 and len(tried) == 12  # keeps the seeds that are there
 
 
+def changed(conf, old, new):
+    """Change the table's text, as its author does."""
+    path = conf / "artifact" / "made" / "table1.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "{epochs=2: epochs=3}",
+            "{epochs=2: epochs=3, model=linear: model=cnn}",
+        ),  # what a profile makes of it
+        ("eps=8, epochs=2]", "eps=8, epochs=2, batch_size=128]"),  # a column
+        ("overrides: [method=dpsgd]\n    grid", "overrides: [method=rgp]\n    grid"),  # a row
+        ("seeds: [0]\n", "seeds: [0]\n    overrides: [averaging=ema]\n"),  # a whole profile
+    ],
+)
+def test_scores_of_other_settings_choose_nothing(conf, capsys, old, new):
+    """A table quoted scores that were found before its words changed, and ran their best."""
+    words = ["table1", "paper=made", "rows=private", "columns=eps8"]
+    assert tune.main(words, seventy) == 0
+    changed(conf, old, new)
+    says = (
+        r"table1.yaml: the scores of private, eps8 .* other settings .* rows=private columns=eps8"
+    )
+    with pytest.raises(ConfigError, match=says):
+        configs(conf)
+    tried, again = counting(60.0)
+    capsys.readouterr()
+    assert tune.main(words, again) == 0
+    assert "of other settings, and are dropped" in capsys.readouterr().out
+    assert len(tried) == 4 and set(known(conf)["private", "eps8"].scores.values()) == {60.0}
+    assert configs(conf)["private", "eps8"]
+
+
+def test_scores_stay_where_no_result_changes(conf):
+    assert tune.main(["table1", "paper=made"], seventy) == 0
+    before = configs(conf)
+    changed(conf, "labels: [private]", "labels: [of one's own]")
+    changed(
+        conf,
+        "overrides: [method=dpsgd]\n    grid",
+        "overrides: [method=dpsgd, device=cpu]\n    grid",
+    )
+    changed(conf, "[method=nonprivate]", "[method=nonprivate, epochs=2, optimizer.lr=0.05]")
+    tried, again = counting(60.0)
+    assert tune.main(["table1", "paper=made", "data_root=elsewhere"], again) == 0 and not tried
+    assert configs(conf).keys() == before.keys()
+
+
+def test_scores_of_another_default_of_one_s_own_method_choose_nothing(mine):
+    def of_table():
+        table = spec.load(cli.CONF, "made", "table1", [mine])
+        return cells.expand(table, "embedded", Configs(own=[mine]).compose, cli.CONF, own=[mine])
+
+    words = [f"--config-dir={mine}", "table1", "paper=made", "columns=eps8", "rows=private"]
+    assert tune.main(words, seventy) == 0
+    assert of_table()
+    path = mine / "method" / "tuned_by_its_owner.yaml"
+    path.write_text(f"{path.read_text(encoding='utf-8')}\nmine: 1\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="were found for other settings"):
+        of_table()
+
+
+def test_a_file_that_does_not_say_for_which_settings_is_told_how(conf):
+    words = ["table1", "paper=made", "rows=private", "columns=eps8"]
+    assert tune.main(words, seventy) == 0
+    path = conf / "tuned" / "embedded" / "made" / "table1.yaml"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(re.sub(r" +settings: \w+\n", "", text), encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        configs(conf)
+    line = re.search(r"write '(settings: \w{12})' beside its seeds", str(refused.value))[1]
+    assert line in text
+    path.write_text(text, encoding="utf-8")
+    assert configs(conf)["private", "eps8"]
+
+
+def test_a_grid_may_hold_what_no_run_goes_without(conf):
+    """Then the cell's settings without a point compose to nothing, and its words stand for it."""
+    changed(
+        conf,
+        "[optimizer.lr=0.01, optimizer.lr=0.1]\n      - [epochs=1",
+        "[model=linear, model=cnn]\n      - [epochs=1",
+    )
+    changed(conf, "task=digits, model=linear, eps=8", "task=digits, eps=8")
+    words = ["table1", "paper=made", "rows=private", "columns=eps8"]
+    assert tune.main(words, seventy) == 0
+    assert configs(conf)["private", "eps8"]
+    changed(conf, "eps=8, epochs=2", "eps=8, epochs=2, batch_size=128")
+    with pytest.raises(ConfigError, match="were found for other settings"):
+        configs(conf)
+
+
 def test_a_kill_loses_no_point(conf):
     tried, attempt = counting()
 
@@ -383,6 +480,7 @@ def test_choices_that_are_here_are_of_today_s_grids(path):
     for (row, column), choice in choices.items():
         words = cells.words_of(rows[row], columns[column], artifact.profiles[profile])
         assert together.setdefault(tuple(words), choice) == choice
+    cells.expand(artifact, profile, Configs().compose, cli.CONF)  # refuses others' scores
 
 
 def test_a_real_point_is_trained_and_the_table_runs_the_best(conf, tmp_path):

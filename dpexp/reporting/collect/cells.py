@@ -11,7 +11,7 @@ from typing import Any
 from dpexp import records
 from dpexp.reporting.schema import tuned
 from dpexp.reporting.schema.artifact import Artifact, Column, Key, Profile, Row, unknown
-from dpexp.types import setting_at
+from dpexp.types import ConfigError, setting_at
 
 Compose = Callable[[list[str]], dict[str, Any]]
 """Composes Hydra overrides to a plain, resolved config; raises ConfigError for an invalid one."""
@@ -156,6 +156,7 @@ def _jobs(
     name = cell_name(row, column, changes)
     of_cell = words_of(row, column, changes, point)
     metric = artifact.metric_of(row, column)
+    neutral = [word for word in user if _is_neutral(word)]
     words = [(f"profile={profile}", *of_cell, f"seed={seed}", *user) for seed in seeds]
     absent = next((word for word in of_cell if _is_absent(word, folders)), "")
     if absent:
@@ -164,8 +165,11 @@ def _jobs(
             for seed, overrides in zip(seeds, words, strict=True)
         ]
     composed = compose(list(words[0]))
+    if choice:
+        settings = settings_of(row, column, changes, [f"profile={profile}", *neutral], compose)
+        tuned.check(choice, settings, key, folders[0], artifact, profile)
     contradicts = ""
-    if any(re.split("[.=]", word.lstrip("+~"))[0] not in records.RESULT_NEUTRAL for word in user):
+    if len(neutral) < len(user):
         without = compose([*words[0][: len(words[0]) - len(user)]])
         contradicts = _contradiction(name, chosen, composed, without)
     configs = [{**composed, "seed": seed} for seed in seeds]
@@ -194,6 +198,33 @@ def said_of(row: Row, column: Column, profile: Profile) -> list[str]:
 def words_of(row: Row, column: Column, profile: Profile, point: Sequence[str] = ()) -> list[str]:
     """Return all overrides of a cell; those of a point of its row's grid come last."""
     return [*said_of(row, column, profile), *profile.overrides, *point]
+
+
+def settings_of(
+    row: Row, column: Column, profile: Profile, context: Sequence[str], compose: Compose
+) -> str:
+    """Return the hash of a cell's settings without a point of its grid, 12 hexadecimal digits.
+
+    It is that of the run which they give, or of the words where no run goes without a point.
+
+    Args:
+        row: the cell's.
+        column: the cell's.
+        profile: the cell's.
+        context: words beside the cell's that it takes to compose it: the profile, and whatever
+            does not change results.
+        compose: see `Compose`.
+    """
+    words = words_of(row, column, profile)
+    try:
+        return records.run_id(compose([*context, *words, "seed=0"]))
+    except ConfigError:
+        return records.run_id({"words": words})
+
+
+def _is_neutral(override: str) -> bool:
+    """Return whether an override does not change results."""
+    return re.split("[.=]", override.lstrip("+~"))[0] in records.RESULT_NEUTRAL
 
 
 def choices_of(jobs: Iterable[Job]) -> dict[Key, tuned.Choice]:

@@ -29,6 +29,7 @@ HEAD = """\
 # {command}
 # Accuracy in % on held-out training examples, by row, column and point of the grid: the mean over
 # these seeds. The best is what the table runs. The choice is not covered by the privacy guarantee.
+# `settings` is a hash of the cell's settings without the point, for which these scores were found.
 """
 
 
@@ -46,10 +47,13 @@ class Tried:
     Attributes:
         scores: accuracy by point, whose overrides are joined by spaces.
         seeds: that each score is averaged over.
+        settings: 12 hexadecimal digits, the hash of the cell's settings without a point; "" in a
+            file that does not say it.
     """
 
     scores: Mapping[str, float]
     seeds: tuple[int, ...]
+    settings: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,12 @@ class Choice:
     Attributes:
         overrides: of the best point; among equal ones, the first in the grid.
         score: its accuracy in % on the held-out examples, averaged over the seeds.
+        settings: hash of the settings for which it was found, as in `Tried`.
     """
 
     overrides: tuple[str, ...]
     score: float
+    settings: str = ""
 
 
 def points(row: Row, column: Column, profile: Profile) -> list[tuple[str, ...]]:
@@ -134,8 +140,35 @@ def load(conf: Path, artifact: Artifact, profile: str) -> dict[Key, Choice]:
             )
         if len(tried.scores) == len(grid):
             best = max(grid, key=lambda words: tried.scores[words])
-            choices[row, column] = Choice(tuple(best.split()), tried.scores[best])
+            chosen = Choice(tuple(best.split()), tried.scores[best], tried.settings)
+            choices[row, column] = chosen
     return choices
+
+
+def check(
+    choice: Choice, settings: str, key: Key, conf: Path, artifact: Artifact, profile: str
+) -> None:
+    """Check that a choice was made for the settings that its cell has now.
+
+    Args:
+        choice: the cell's.
+        settings: hash of the cell's settings, as in `Tried`.
+        key: the cell.
+        conf: the folder of dpexp's own config groups.
+        artifact: the cell's.
+        profile: the name of the cell's.
+
+    Raises:
+        ConfigError: it was made for others, which may want another point.
+    """
+    if choice.settings != settings:
+        row, column = key
+        raise ConfigError(
+            f"{file_of(conf, artifact, profile)}: the scores of {row}, {column} were found for "
+            f"other settings than this cell has now. {_again(artifact, profile)} "
+            f"{shlex.join([f'rows={row}', f'columns={column}'])}. If only names changed, write "
+            f"'settings: {settings}' beside its seeds."
+        )
 
 
 def _again(artifact: Artifact, profile: str) -> str:
@@ -152,7 +185,7 @@ def _tried(kept: Any) -> Tried:
     scores = {str(words): float(score) for words, score in kept["scores"].items()}
     if not scores or not all(map(math.isfinite, scores.values())):
         raise ValueError("a score is not a finite number")
-    return Tried(scores, tuple(map(int, kept["seeds"])))
+    return Tried(scores, tuple(map(int, kept["seeds"])), str(kept.get("settings", "")))
 
 
 def text_of(artifact: Artifact, profile: str, tried: Mapping[Key, Tried]) -> str:
@@ -162,7 +195,7 @@ def text_of(artifact: Artifact, profile: str, tried: Mapping[Key, Tried]) -> str
         for column in artifact.columns:
             if kept := tried.get((row.key, column.key)):
                 scores = {words: round(score, 2) for words, score in kept.scores.items()}
-                cell = {"seeds": list(kept.seeds), "scores": scores}
+                cell = {"settings": kept.settings, "seeds": list(kept.seeds), "scores": scores}
                 tree.setdefault(row.key, {})[column.key] = cell
     body = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
     return HEAD.format(command=command(artifact, profile)) + body
