@@ -14,7 +14,7 @@ import pandas as pd
 
 from dpexp.cli import groups
 from dpexp.records.rounded import at_least
-from dpexp.reporting.collect import cells
+from dpexp.reporting.collect import SKIPPED, cells
 from dpexp.reporting.schema import spec
 from dpexp.reporting.schema.artifact import SUITES_OWN
 from dpexp.types import ConfigError, counted
@@ -142,7 +142,10 @@ def _recipes() -> str:
     body = []
     for row, labels in _labels("quick", "dpexp/table4").items():
         of_row = [found.loc[(row, column)] for column in RECIPES]
-        shown = ("–" if pd.isna(cell["mean"]) else _shown(cell) for cell in of_row)
+        shown = (
+            "none" if cell["status"] == SKIPPED else "–" if pd.isna(cell["mean"]) else _shown(cell)
+            for cell in of_row
+        )
         body.append((", ".join(labels), *shown, *(times.get(row, "–") for times in steps)))
     head = ("method, recipe", *RECIPES.values(), "a step, WRN10-2", "a step, MiniLM")
     return _lines(head, body)
