@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from dpexp import cli, records
-from dpexp.attacks.soundness import Injected
+from dpexp.attacks.noiseless import Injected
 from dpexp.cli.instantiate import loop_of
 from dpexp.records import without_diagnostics
 from dpexp.training import checkpoint

@@ -24,18 +24,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpexp.attacks.differences import first_difference
+from dpexp.attacks.noiseless import Bench, Injected, Made, Watching
 from dpexp.attacks.sensitivity import Differs, Movement, Search, badness, movement
-from dpexp.distributed.ranks import Ranks
-from dpexp.models.copies import copied
-from dpexp.privacy import whole_batch
 from dpexp.privacy.seeds import generator
-from dpexp.training.gradient import PrivateGradient
-from dpexp.training.outcome import StepOutcome
 from dpexp.training.returned import NotAsDeclared
-from dpexp.types import Batch, ConfigError, Key, Method, State, first_weight
+from dpexp.types import ConfigError, Key, State
 
 TOLERANCE = 1e-6
 """Relative tolerance of a change: the rounding that docs/privacy/rounding.md states."""
@@ -46,9 +42,6 @@ dividing by them is exact."""
 
 STEPS = 2
 """Number of steps tested, the second after an update of the weights (ours)."""
-
-RATE = 0.1
-"""Learning rate of that update (ours)."""
 
 FAR = 1e4
 """What an example is multiplied by that has far larger gradients than others (ours)."""
@@ -72,155 +65,6 @@ class Verdict:
 
     findings: tuple[str, ...]
     worst: Movement
-
-
-class Injected:
-    """A method that releases the same random vectors for all sums.
-
-    The method's `compress` is still called, so that state it keeps there is detected.
-    """
-
-    def __init__(self, method: Method, seed: int = 0, scale: float = 1.0) -> None:
-        """Wrap a method; seed and scale decide the released vectors."""
-        self.inner, self._seed, self._scale, self._calls = method, seed, scale, 0
-
-    def __getattr__(self, name: str) -> Any:
-        """Delegate to the method."""
-        if name == "inner":  # copy looks it up before it is set
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
-    def compress(self, state: State, sums: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """Return normal numbers in place of the method's releases."""
-        gen = generator(self._seed, "injected", self._calls)
-        self._calls += 1
-        released = self.inner.compress(state, sums)
-        return {
-            key: (self._scale * torch.randn(block.shape, generator=gen)).to(block)
-            for key, block in released.items()
-        }
-
-
-class _Watching:
-    """A method that records the arguments and results of `compress`."""
-
-    def __init__(self, method: Method) -> None:
-        self._method = method
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._method, name)
-
-    def compress(self, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
-        self.state, self.sums = state, {key: total.clone() for key, total in sums.items()}
-        released = dict(self._method.compress(state, sums))
-        self.changes_sums = any(not torch.equal(sums[k], v) for k, v in self.sums.items())
-        self.released = {key: block.clone() for key, block in released.items()}
-        return released
-
-    def reconstruct(
-        self, state: State, noisy: Mapping[Key, Tensor]
-    ) -> tuple[dict[str, Tensor], State]:
-        self.given = state
-        return self._method.reconstruct(state, noisy)
-
-
-@dataclass(frozen=True)
-class _Made:
-    """Normalised examples, in float64 if they are floats."""
-
-    inputs: Tensor
-    targets: Tensor
-
-    @classmethod
-    def of(cls, examples: Any, indices: Tensor) -> _Made:
-        batch = examples.batch(indices)
-        is_number = batch.inputs.is_floating_point()
-        return cls(batch.inputs.double() if is_number else batch.inputs, batch.targets)
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def batch(self, indices: Tensor) -> Batch:
-        return Batch(self.inputs[indices], self.targets[indices])
-
-    def micro_batches(self, indices: Tensor, size: int) -> Any:
-        return indices.split(size) if len(indices) else ()
-
-    def take(self, indices: Tensor) -> _Made:
-        return _Made(self.inputs[indices], self.targets[indices])
-
-    def with_one(self, inputs: Tensor, target: Tensor) -> _Made:
-        targets = torch.cat([self.targets, target.to(self.targets)[None]])
-        return _Made(torch.cat([self.inputs, inputs.to(self.inputs)[None]]), targets)
-
-
-class _Public:
-    """A public set in float64."""
-
-    def __init__(self, examples: Any) -> None:
-        self._examples = examples
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def batch(self, indices: Tensor) -> Batch:
-        made = _Made.of(self._examples, indices)
-        return Batch(made.inputs, made.targets)
-
-    def micro_batches(self, indices: Tensor, size: int) -> Any:
-        return self._examples.micro_batches(indices, size)
-
-
-class _Bench:
-    """Runs noiseless steps of a method on given examples, in float64."""
-
-    def __init__(self, parts: Any, clip_norm: float) -> None:
-        self.model: nn.Module = copied(parts.model).double()
-        for module in self.model.modules():  # one more example would change all dropout masks
-            if isinstance(module, nn.modules.dropout._DropoutNd):
-                module.p = 0.0
-        self._method, self._loss, self._clipping = parts.method, parts.task.loss, parts.clipping
-        self._public = None if parts.task.public is None else _Public(parts.task.public)
-        self._clip_norm = clip_norm
-        self._ranks = Ranks(0, 1, first_weight(self.model).device)
-
-    def start(self) -> State:
-        """Return the state before the first step."""
-        return copy.deepcopy(self._method).start(self.model)
-
-    def releases(self, state: State, share: float = 1.0) -> tuple:
-        """Return the declared releases, at a share of the clip norm."""
-        return self._method.releases(state, share * self._clip_norm)
-
-    def step(
-        self,
-        method: Any,
-        state: State,
-        examples: _Made,
-        step: int,
-        share: float = 1.0,
-        micro_batch: int = NUM + MORE,
-    ) -> tuple[StepOutcome, _Watching]:
-        """Run a step on all the examples at a share of the clip norm, without an update."""
-        watching = _Watching(method)
-        mechanism = whole_batch(len(examples), self.releases(state, share))
-        with PrivateGradient(
-            self.model,
-            watching,
-            mechanism,
-            self._ranks,
-            min(micro_batch, len(examples)),
-            self._public,
-            self._loss,
-            clipping=self._clipping,
-        ) as gradient:
-            return gradient(state, examples, step), watching
-
-    def update(self, outcome: StepOutcome) -> None:
-        """Take a gradient step on the weights."""
-        with torch.no_grad():
-            for name, gradient in outcome.gradients.items():
-                self.model.get_parameter(name).sub_(RATE * gradient)
 
 
 def check(
@@ -262,16 +106,16 @@ def check(
     return Verdict(tuple(findings), worst)
 
 
-def _two_sets(examples: Any) -> tuple[_Made, _Made]:
+def _two_sets(examples: Any) -> tuple[Made, Made]:
     """Return `NUM` and `MORE` examples; texts are padded to the longest of all."""
-    both = _Made.of(examples, torch.arange(NUM + MORE))
+    both = Made.of(examples, torch.arange(NUM + MORE))
     return both.take(torch.arange(NUM)), both.take(torch.arange(NUM, NUM + MORE))
 
 
 def _check_sensitivity(
     parts: Any, clip_norm: float, seed: int, tries: int, climbs: int, findings: dict[str, None]
 ) -> Movement:
-    bench = _Bench(parts, clip_norm)
+    bench = Bench(parts, clip_norm)
     gen = generator(seed, "neighbours", 0)
     base, more = _two_sets(parts.task.test)
     state, worst = bench.start(), Movement(0.0, "", "none")
@@ -312,13 +156,13 @@ def _check_sensitivity(
 
 
 def _moved_by_examples(
-    bench: _Bench,
+    bench: Bench,
     parts: Any,
     state: State,
     step: int,
-    base: _Made,
-    more: _Made,
-    seen: _Watching,
+    base: Made,
+    more: Made,
+    seen: Watching,
     tries: int,
     gen: torch.Generator,
     share: float = 1.0,
@@ -347,9 +191,7 @@ def _moved_by_examples(
     return worst
 
 
-def _adversarial(
-    base: _Made, more: _Made, num_classes: int
-) -> Iterator[tuple[str, Tensor, Tensor]]:
+def _adversarial(base: Made, more: Made, num_classes: int) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield examples to add: ordinary, huge, tiny, cancelling, and not finite."""
     inputs, target, first = more.inputs[0], more.targets[0], base.targets[0]
     is_number = base.targets.is_floating_point()
@@ -379,7 +221,7 @@ def _compressed(method: Any, state: State, sums: Mapping[Key, Tensor]) -> Mappin
 def _check_post_processing(parts: Any, clip_norm: float, findings: dict[str, None]) -> None:
     """Inject equal releases for sets of examples that differ; compare the rest."""
     few, many = _two_sets(parts.task.test)
-    spoilt, far = (_Made(many.inputs.clone(), many.targets) for _ in range(2))
+    spoilt, far = (Made(many.inputs.clone(), many.targets) for _ in range(2))
     if many.inputs.is_floating_point():
         spoilt.inputs[1].view(-1)[0] = float("nan")
         far.inputs[-1] *= FAR
@@ -397,7 +239,7 @@ def _check_post_processing(parts: Any, clip_norm: float, findings: dict[str, Non
 
 
 def _after_equal_releases(
-    parts: Any, clip_norm: float, examples: _Made, fixed: _Made, micro_batch: int
+    parts: Any, clip_norm: float, examples: Made, fixed: Made, micro_batch: int
 ) -> list[tuple[str, Any]]:
     """Return by name what steps on these examples lead to, if they release the same as others.
 
@@ -408,7 +250,7 @@ def _after_equal_releases(
         fixed: examples whose sums are taken after each step.
         micro_batch: of `examples` at once.
     """
-    bench = _Bench(parts, clip_norm)
+    bench = Bench(parts, clip_norm)
     trace: list[tuple[str, Any]] = []
     # The step divides releases by the number of examples.
     method = Injected(copy.deepcopy(parts.method), scale=len(examples))
@@ -427,7 +269,7 @@ def _after_equal_releases(
 
 def _check_repeated(parts: Any, clip_norm: float, findings: dict[str, None]) -> None:
     """Repeat the second step from its state with a new instance, as a run that goes on does."""
-    bench, method = _Bench(parts, clip_norm), copy.deepcopy(parts.method)
+    bench, method = Bench(parts, clip_norm), copy.deepcopy(parts.method)
     examples, _ = _two_sets(parts.task.test)
     outcome, _ = bench.step(method, bench.start(), examples, 0)
     for name, gradient in outcome.gradients.items():

@@ -42,7 +42,7 @@ AXES = {
     "canary/label": "dpexp.attacks.mislabelled",
     "canary/example": "dpexp.attacks.mislabelled",
     "neighbours": "dpexp.attacks.soundness",
-    "injected": "dpexp.attacks.soundness",
+    "injected": "dpexp.attacks.noiseless",
     "influence": "dpexp.attacks.influence",
     "made-up": "dpexp.training.probing.made_up",
     "made-up/views": "dpexp.training.probing.options",
