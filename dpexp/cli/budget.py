@@ -66,7 +66,8 @@ def epsilon(noise: float, delta: float, sampling_prob: float, num_steps: int) ->
     Raises:
         ConfigError: for a number out of range, or if no accountant can tell.
     """
-    from dpexp.privacy.accounting import PRVFailed, prv_epsilon, rdp_epsilon
+    from dpexp.privacy.accounting import PRVFailed, prv_epsilon
+    from dpexp.privacy.rdp import rdp_epsilon
 
     _check(delta, sampling_prob, num_steps, noise=noise)
     _require(0 < noise < float("inf"), f"Expected noise > 0; got {noise:g}. Set noise.")

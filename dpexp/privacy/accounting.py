@@ -5,16 +5,14 @@ noise's standard deviation over the joint l2 sensitivity of a step's releases; q
 probability.
 
 Two accountants. PRV (Gopi, Lee and Wutschitz 2021, arXiv:2106.02848) convolves the privacy loss
-numerically; its upper bound is reported, discretisation error included. RDP (Mironov,
-Talwar and Zhang 2019, arXiv:1908.10530; conversion by Balle et al. 2020, arXiv:1905.09982) is
-looser, but never fails; a step's is computed by Opacus.
+numerically; its upper bound is reported, discretisation error included. RDP (`dpexp.privacy.rdp`)
+is looser, but never fails.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,9 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dpexp.privacy import prv
+from dpexp.privacy import prv, rdp
 from dpexp.privacy.gaussian_limit import limit_multiplier
 from dpexp.privacy.opacus_rdp import opacus_rdp
+from dpexp.privacy.rdp import rdp_epsilon, rdp_per_step
 from dpexp.privacy.whole_orders import whole_orders_rdp
 from dpexp.records.caches import Kept
 from dpexp.types import ConfigError, counted
@@ -53,9 +52,6 @@ MAX_GRID = 2**22
 MAX_RELATIVE_ERROR = 2e-2
 """PRV fails if its error exceeds this fraction of epsilon: it is no better than RDP then (ours)."""
 
-SLACK = 1e-9
-"""Fraction by which rounding may make RDP decrease as the order increases (ours)."""
-
 MOST_NOISE = 1e6
 """Largest multiplier that calibration tries (ours)."""
 
@@ -73,15 +69,6 @@ ROUNDING = 2.0**-51
 """Fraction of the mass that rounding moves in a step: a Fourier transform's error of a few units in
 the last place, which composition multiplies by the steps (ours)."""
 
-# Dense from 2 to 30, the optimum of most training runs; coarse up to 1024, for tiny budgets.
-ORDERS = (
-    *(1.0 + x / 20 for x in range(1, 40)),
-    *(3.0 + x / 10 for x in range(70)),
-    *range(10, 64),
-    *(int(x) for x in np.unique(np.geomspace(64, 1024, 40).astype(int))),
-)
-
-
 WHOLE = range(2, 64)
 """Orders by which a grid's width is bounded, the whole ones of Opacus."""
 
@@ -91,86 +78,6 @@ TENTHS = [1 + x / 10 for x in range(1, 100)]
 
 class PRVFailed(RuntimeError):
     """PRV has no reliable answer for these numbers; use RDP."""
-
-
-@lru_cache(maxsize=2**14)
-def _rdp_per_step(q: float, sigma: float, order: float) -> float:
-    compute_rdp = opacus_rdp().compute_rdp
-    with np.errstate(all="ignore"):
-        try:
-            value = float(compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=float(order)))
-        except (OverflowError, ValueError, ZeroDivisionError):
-            return math.inf  # fractional orders overflow at small sigma: the order is not used
-    return value if value >= 0 else math.inf
-
-
-def rdp_epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
-    """Return an upper bound on epsilon by Renyi differential privacy, over a dense set of orders.
-
-    Args:
-        q: sampling probability in (0, 1].
-        sigma: effective noise multiplier; 0 gives infinity.
-        steps: how many steps compose, >= 0.
-        delta: in (0, 1).
-    """
-    if steps == 0:
-        return 0.0
-    if sigma <= 0:
-        return math.inf
-    costs, best = _costs(delta), math.inf
-    finite: list[tuple[float, float]] = []  # orders and their RDP, both ascending
-
-    def is_hopeless(index: int) -> bool:
-        """Return whether an order cannot be the best, as RDP does not decrease with the order."""
-        below = bisect_right(finite, (ORDERS[index], math.inf))
-        least = finite[below - 1][1] if below else 0.0
-        return _epsilon(least * steps, costs[index]) > best * (1 + SLACK)
-
-    # Fractional orders take milliseconds each, so whole ones are first. Next are the neighbours of
-    # the best one; most others are hopeless then.
-    whole = [index for index, order in enumerate(ORDERS) if float(order).is_integer()]
-    rest = [index for index, order in enumerate(ORDERS) if not float(order).is_integer()]
-    best_order = ORDERS[whole[0]]
-    for indices in (whole, rest):
-        for index in sorted(indices, key=lambda index: abs(ORDERS[index] - best_order)):
-            if is_hopeless(index):
-                continue
-            rdp = _rdp_per_step(q, sigma, ORDERS[index])
-            if rdp < math.inf:
-                insort(finite, (ORDERS[index], rdp))
-            epsilon = _epsilon(rdp * steps, costs[index])
-            if epsilon < best:
-                best, best_order = epsilon, ORDERS[index]
-    return max(0.0, best)
-
-
-def rdp_epsilon_apart(q: float, sigmas: Sequence[float], steps: int, delta: float) -> float:
-    """Return epsilon from the summed RDP of a step's releases, as if each had its own subsample.
-
-    Releases of one step share its subsample, so this understates their joint cost; it is the
-    arithmetic of gep's released code.
-
-    Args:
-        q: sampling probability in (0, 1].
-        sigmas: effective noise multiplier of each release, > 0.
-        steps: how many steps compose, >= 1.
-        delta: in (0, 1).
-    """
-    per_step = [sum(_rdp_per_step(q, sigma, order) for sigma in sigmas) for order in ORDERS]
-    pairs = zip(per_step, _costs(delta), strict=True)
-    return max(0.0, min(_epsilon(rdp * steps, cost) for rdp, cost in pairs))
-
-
-@lru_cache(maxsize=16)
-def _costs(delta: float) -> tuple[tuple[float, float], ...]:
-    """Return the two terms that convert each order's RDP to epsilon at this delta."""
-    orders = np.array(ORDERS)
-    terms = np.log(delta * orders) / (orders - 1), np.log1p(-1 / orders)
-    return tuple(zip(*(term.tolist() for term in terms), strict=True))
-
-
-def _epsilon(rdp: float, costs: tuple[float, float]) -> float:
-    return rdp - costs[0] + costs[1]
 
 
 @dataclass(frozen=True)
@@ -239,7 +146,7 @@ def _least_spent(q: float, sigma: float, steps: int, delta: float, best: int) ->
     orders = [order for order in TENTHS if abs(order - best) < 1] or [float(best)]
 
     def spent(index: int) -> float:
-        rdp = _rdp_per_step(q, sigma, orders[index])
+        rdp = rdp_per_step(q, sigma, orders[index])
         return _spent([orders[index]], np.array([rdp * steps]), delta)[0]
 
     low, high = 0, len(orders) - 1
@@ -372,7 +279,7 @@ def _version() -> bytes:
     """Return a fingerprint of the code that determines a multiplier for a given budget."""
     versions = [f"{each} {version(each)}" for each in ("opacus", "numpy", "scipy")]
     return "\n".join(versions).encode() + b"\n".join(
-        Path(str(file)).read_bytes() for file in (__file__, prv.__file__)
+        Path(str(file)).read_bytes() for file in (__file__, prv.__file__, rdp.__file__)
     )
 
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dpexp.privacy.accounting import PRVFailed, prv_epsilon, rdp_epsilon
+from dpexp.privacy.accounting import PRVFailed, prv_epsilon
 from dpexp.privacy.gnmax import effective_multiplier, votes_epsilon
 from dpexp.privacy.laplace import pld_epsilon, pure_epsilon
+from dpexp.privacy.rdp import rdp_epsilon
 from dpexp.types import counted
 
 NO_NOISE = "no noise: no privacy"

@@ -23,8 +23,9 @@ import warnings
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
-from dpexp.privacy.accounting import ORDERS, PRVFailed, prv_epsilon, rdp_epsilon
+from dpexp.privacy.accounting import PRVFailed, prv_epsilon
 from dpexp.privacy.opacus_rdp import opacus_rdp
+from dpexp.privacy.rdp import ORDERS, rdp_epsilon
 from dpexp.types import ConfigError
 
 CHECK_SENSITIVITY = 1.0

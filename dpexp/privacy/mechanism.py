@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from dpexp.privacy import certificate as words
-from dpexp.privacy.accounting import prv_epsilon, rdp_epsilon, rdp_epsilon_apart
+from dpexp.privacy.accounting import prv_epsilon
 from dpexp.privacy.correlation import Correlation
 from dpexp.privacy.laplace import pld_epsilon, pure_epsilon
+from dpexp.privacy.rdp import rdp_epsilon, rdp_epsilon_apart
 from dpexp.privacy.releases import effective_multiplier
 from dpexp.privacy.sampling import cyclic, shuffled
 from dpexp.privacy.seeds import generator

@@ -11,7 +11,7 @@ from torch import nn
 from dpexp import cli
 from dpexp.distributed.ranks import Ranks
 from dpexp.privacy import verify
-from dpexp.privacy.accounting import rdp_epsilon, rdp_epsilon_apart
+from dpexp.privacy.rdp import rdp_epsilon, rdp_epsilon_apart
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.train import make_mechanism
 from dpexp.types import ConfigError

@@ -15,7 +15,6 @@ from scipy.stats import kstest, norm
 
 from dpexp.pate.votes import CHECK, VOTES, build_votes
 from dpexp.privacy import PrivacyError, verify
-from dpexp.privacy.accounting import ORDERS
 from dpexp.privacy.gnmax import (
     calibrate_votes,
     data_dependent_epsilon,
@@ -26,6 +25,7 @@ from dpexp.privacy.gnmax import (
     votes_epsilon,
 )
 from dpexp.privacy.privatize import add_noise_
+from dpexp.privacy.rdp import ORDERS
 from dpexp.types import ConfigError, Key
 
 PRIVACY = {"eps": 8.0, "delta": 1e-5, "noise": True, "clip": True, "sampling": "poisson"}

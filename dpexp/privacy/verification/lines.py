@@ -11,9 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpexp.privacy.accounting import PRVFailed, prv_epsilon, rdp_epsilon
+from dpexp.privacy.accounting import PRVFailed, prv_epsilon
 from dpexp.privacy.certificate import bands_of
 from dpexp.privacy.laplace import pure_epsilon
+from dpexp.privacy.rdp import rdp_epsilon
 from dpexp.privacy.verification.epsilons import OF_A_VERSION, ROUNDING
 from dpexp.privacy.verification.statements import TRAINING, VOTING
 from dpexp.records import OF_A_LINE, Record
