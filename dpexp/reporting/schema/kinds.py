@@ -36,7 +36,13 @@ def require_kinds(kind: type, entries: Mapping[str, Any], where: str) -> None:
             )
 
 
-class OneEach(yaml.SafeLoader):
+if typing.TYPE_CHECKING or not yaml.__with_libyaml__:
+    SafeLoader = yaml.SafeLoader
+else:  # libyaml reads an artifact's file several times as fast
+    SafeLoader = yaml.CSafeLoader
+
+
+class OneEach(SafeLoader):
     """Reads YAML, and refuses a mapping that has a key twice, of which YAML keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
