@@ -12,7 +12,7 @@ from dpexp.privacy import whole_batch
 from dpexp.privacy.clipping import PerLayer
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.judging import EVAL_BATCH, evaluate
-from tests.contract.cases import METHODS, case
+from tests.contract.cases import METHODS, case, in_short
 from tests.live import Live
 from tests.steps import ALONE, CPU, Setting, composed
 
@@ -57,7 +57,7 @@ def assert_same(few, many):
     assert most_of_many - most_of_few <= AN_EXAMPLE * (MANY - FEW)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", in_short(METHODS))
 def test_nothing_grows_with_the_number_of_micro_batches(method):
     setting = Setting(composed(method, *case(method).narrow))
     assert_same(alive(setting, FEW), alive(setting, MANY))

@@ -16,7 +16,7 @@ from dpexp.training.observation import Analysis
 from dpexp.training.states import copied, mapped, marks
 from dpexp.training.train import train
 from dpexp.types import ConfigError
-from tests.contract.cases import METHODS
+from tests.contract.cases import METHODS, in_short
 from tests.runs import (
     ALONE,
     SHORT,
@@ -250,7 +250,7 @@ def test_an_attack_that_fails_does_not_cost_the_training(spoils, unbroken, tmp_p
     assert_same_run(of(directory), unbroken)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", in_short(METHODS))
 def test_a_step_writes_neither_into_the_state_before_it_nor_into_weights(method):
     """Or what is held of the step before would not be what it was."""
     setting = Setting(composed(method))

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from dpexp.data import Examples
 from dpexp.distributed.ranks import Ranks
 from dpexp.training.gradient import PrivateGradient
-from tests.contract.cases import METHODS
+from tests.contract.cases import KIN, METHODS
+from tests.marks import some_long
 from tests.steps import (
     CPU,
     Setting,
@@ -54,7 +55,7 @@ def test_a_module_that_stands_in_two_places_has_its_own_weight_again_after_a_ste
 # Micro-batches
 
 
-@pytest.mark.parametrize("method", PAPERS)
+@pytest.mark.parametrize("method", some_long(PAPERS, ["rgp", "lsg", "sparse_dpsgd"]))
 def test_steps_on_end_do_not_depend_on_the_micro_batch_size(method):
     config = composed(method)
     if method == "rgp":
@@ -240,7 +241,11 @@ def test_ranks_share_one_draw_of_noise_and_take_the_same_step():
 MASKED = [(method, "method.mask=random") for method in ("lsg", "sparse_dpsgd")]
 
 
-@pytest.mark.parametrize("words", [*((method,) for method in METHODS), *MASKED], ids=" ".join)
+EVERY = [*((method,) for method in METHODS), *MASKED]
+SHORT = [words for words in EVERY if words[0] not in KIN]
+
+
+@pytest.mark.parametrize("words", some_long(EVERY, SHORT), ids=" ".join)
 def test_where_gpus_draw_other_numbers_from_one_seed_the_first_rank_s_hold(words, monkeypatch):
     """As GPUs of two kinds do: torch deals a seed's numbers out by how many a GPU takes at once."""
     config = composed(*words)

@@ -22,6 +22,7 @@ from dpexp.cli.verify import verify
 from dpexp.records import weights
 from dpexp.records.keeping import WEIGHTS
 from dpexp.types import ConfigError
+from tests.marks import pairs_long, some_long
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 from tests.texts import LONGEST, save_glue, save_model
 
@@ -260,7 +261,7 @@ def test_a_card_of_private_data_names_no_fingerprint(noise, is_told, tmp_path):
     assert (result["data_fingerprint"] in card) == ("fingerprint" in card) == is_told
 
 
-@pytest.mark.parametrize("task", ["sentiment", "entailment"])
+@pytest.mark.parametrize("task", some_long(["sentiment", "entailment"], ["entailment"]))
 def test_texts_go_through_the_kept_vocabulary(task, tmp_path, capsys):
     run = dpexp.run(f"method=dpsgd task={task} {SHORT.replace('0.1', '0.02')} results={tmp_path}")
     model = dpexp.load(run.directory)
@@ -318,8 +319,14 @@ def hub(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
-@pytest.mark.parametrize("pooling", ["first", "mean"])
+@pytest.mark.parametrize(
+    ("pooling", "kind"),
+    pairs_long(
+        ["first", "mean"],
+        ["bert", "roberta"],
+        short=lambda pooling, kind: (pooling == "first") == (kind == "bert"),
+    ),
+)
 def test_transformers_loads_the_folder(kind, pooling, hub, tmp_path):
     words = (
         f"method=dpsgd model={kind} model.repo=tiny/{kind} task=sst2 eps=8 epochs=0.5 "

@@ -26,6 +26,7 @@ from dpexp.training.gradient import PrivateGradient
 from dpexp.training.judging import evaluate
 from dpexp.training.warm_start import fit
 from dpexp.types import Batch
+from tests.marks import some_long
 from tests.methods.test_against_the_papers import step
 from tests.steps import flat, sums_of
 
@@ -501,7 +502,7 @@ print(float(lost.abs().max()))
 """
 
 
-@pytest.mark.parametrize("mode", ["BF16", "ANY"])
+@pytest.mark.parametrize("mode", some_long(["BF16", "ANY"], ["BF16"]))
 def test_onednns_own_switch_for_coarse_products_does_not_reach_it(mode):
     environment = {**os.environ, "ONEDNN_DEFAULT_FPMATH_MODE": mode}
     run = [sys.executable, "-c", ROUNDED]

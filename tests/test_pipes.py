@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from dpexp.cli.streams import safe_output
+from tests.marks import pairs_long
 from tests.test_cli import ROOT
 
 
@@ -19,9 +20,13 @@ def unheard():
         yield pipe
 
 
-@pytest.mark.parametrize("flush", [True, False])
-@pytest.mark.parametrize("count", [1, 5000])
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize(
+    ("stream", "count", "flush"),
+    pairs_long(
+        *(["stdout", "stderr"], [1, 5000], [True, False]),
+        short=lambda stream, count, flush: (stream == "stdout") == ((count == 1) == flush),
+    ),
+)
 def test_what_is_running_goes_on_unheard(stream, count, flush, unheard, tmp_path):
     script = f"""
 import sys

@@ -11,7 +11,8 @@ from dpexp.models import precision
 from dpexp.types import ConfigError
 from tests.runs import execute
 
-TEXTS = ["method=dpsgd", "task=sentiment", "profile=embedded", "device=cpu", "epochs=0.05"]
+TEXTS = ["method=dpsgd", "task=sentiment", "profile=embedded", "device=cpu", "epochs=0.5"]
+TEXTS += ["task.dataset_size=200", "task.test_size=20", "task.delta=1e-3", "batch_size=50"]
 CPU = torch.device("cpu")
 
 

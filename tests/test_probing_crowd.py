@@ -157,7 +157,7 @@ ORDERS = [sorted_by_sum, ranked, share_of_rank, below_median, beneath_largest, b
           ranked_backward, lost_backward, of_more_than_two]  # fmt: skip
 
 
-@pytest.mark.parametrize("seeds", [5, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seeds", some_long([2, 50], [2]))
 @pytest.mark.parametrize("forward", ORDERS, ids=lambda forward: forward.__name__)
 def test_mixing_by_order_is_refused_for_every_seed(forward, seeds):
     for seed in range(seeds):

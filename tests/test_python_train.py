@@ -20,6 +20,7 @@ from dpexp.cli.verify import verify
 from dpexp.privacy.certificate import COUNTED
 from dpexp.records.keyed import KEY
 from dpexp.types import ConfigError
+from tests.marks import some_long
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
 
@@ -178,7 +179,11 @@ NUMBERED = {
 }
 
 
-@pytest.mark.parametrize("name", NUMBERED)
+SHORT = ["dpsgd, masked", "dpsgd, by layer", "dpsgd, averaged", "sparse_dpsgd", "dp_powersgd"]
+SHORT += ["dp_grape", "dp_zo", "rgp", "gep", "bitfit"]
+
+
+@pytest.mark.parametrize("name", some_long(NUMBERED, SHORT))
 def test_a_model_may_hold_single_numbers_and_whole_ones(name, trained):
     settings = dict(NUMBERED[name])
     lr = settings.pop("optimizer.lr", 0.5)

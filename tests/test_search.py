@@ -9,6 +9,7 @@ import torch
 from dpexp import cli
 from dpexp.cli import search, sweeps, tune
 from dpexp.types import ConfigError
+from tests.marks import some_long
 from tests.runs import one_thread  # noqa: F401
 
 SHORT = ["profile=embedded", "method=dpsgd", "task=digits", "model=linear", "epochs=2"]
@@ -32,7 +33,7 @@ def test_what_is_held_out_is_a_fifth_of_the_training_set_and_none_of_it_is_train
     assert torch.equal(got.test.inputs, again.test.inputs)
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "lsg"])
+@pytest.mark.parametrize("method", some_long(["dpsgd", "lsg"], ["lsg"]))
 def test_the_test_set_is_not_looked_at(method, monkeypatch):
     words = ["profile=embedded", "task=digits", "epochs=1", "device=cpu", f"method={method}"]
     before = search.attempt(words)

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from dpexp.distributed.stopping import STOPPED, Stopping
+from tests.marks import pairs_long
 from tests.test_cli import ROOT
 
 
@@ -88,12 +89,17 @@ os.execv(sys.executable, [sys.executable, "-c", *sys.argv[2:]])
 """
 
 
-@pytest.mark.parametrize("how", ["ignored", "blocked"])
 @pytest.mark.parametrize(
-    ("program", "sent", "code"), [("run", "int", 130), ("script", "int", 130), ("run", "term", -15)]
+    ("ended", "how"),
+    pairs_long(
+        [("run", "int", 130), ("script", "int", 130), ("run", "term", -15)],
+        ["ignored", "blocked"],
+        short=lambda ended, how: (ended[1] == "term") == (how == "ignored"),
+    ),
 )
-def test_programs_hear_what_a_job_in_the_background_would_not(how, program, sent, code):
+def test_programs_hear_what_a_job_in_the_background_would_not(ended, how):
     """As those of nohup, of a script's `&`, and of many build systems begin."""
+    program, sent, code = ended
     command = [sys.executable, "-c", DEAF, how, PROGRAM, program, sent]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr

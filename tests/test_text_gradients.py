@@ -21,6 +21,7 @@ from dpexp.models.language import Head
 from dpexp.privacy import whole_batch
 from dpexp.training.gradient import PrivateGradient
 from dpexp.types import ConfigError
+from tests.marks import some_long
 from tests.runs import Watched, total_of
 from tests.texts import KINDS, SHAPE, from_hub, texts, tiny
 
@@ -49,6 +50,7 @@ def make(name):
 
 METHODS = ["dpsgd", "dpsgd, matrices", "dpsgd, biases", "dpsgd, head"]
 METHODS += ["sparse", "rgp", "rgp, random", "lsg"]
+one_kind = pytest.mark.parametrize("kind", some_long(KINDS, ["roberta"]))
 
 
 def step(model, method, examples, *, micro_batch=100, clip=True, state=None, clip_norm=CLIP_NORM):
@@ -229,7 +231,7 @@ def test_lsgs_update_is_the_projection_of_what_is_kept(kind):
         torch.testing.assert_close(got.gradients[name], expected, **CLOSE)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@one_kind
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_does_not_depend_on_the_micro_batch_size(kind, method):
     model, examples = tiny(kind), texts(kind, LENGTHS)
@@ -261,7 +263,7 @@ def heads(model):
     return [*two, "head.out.weight", "head.out.bias"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@one_kind
 @pytest.mark.parametrize("method", METHODS)
 def test_what_trains_is_what_is_named_and_the_rest_stays_as_it_was(kind, method, built):
     model, examples, chosen = built(kind), texts(kind, LENGTHS), make(method)
@@ -338,7 +340,7 @@ def test_bfloat16_gives_float32s_norms_within_a_few_percent(kind):
     torch.testing.assert_close(half, full, rtol=0.05, atol=0.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@one_kind
 @pytest.mark.parametrize("method", METHODS)
 def test_bfloat16_holds_the_clip_bound_in_float32(kind, method):
     model, examples = tiny(kind, precision="bfloat16").float(), texts(kind, LENGTHS)

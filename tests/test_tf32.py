@@ -22,6 +22,7 @@ from dpexp.privacy.bound import slack_of
 from dpexp.training.gradient import PrivateGradient
 from dpexp.types import ConfigError
 from tests.attacks.test_influence import ALLOWED, CANCELLING, cancelling, is_large
+from tests.marks import some_long
 from tests.runs import one_thread  # noqa: F401
 from tests.steps import ALONE, Setting, composed, distance
 
@@ -79,7 +80,7 @@ def test_ten_bits_are_kept():
 SMALL = [name for name in FORMS if not is_large(name)]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", some_long(SMALL, SMALL[::3]))
 def test_no_example_moves_a_sum_by_more_than_the_clip_norm(name):
     for seed, rounded in enumerate((cut, to_nearest)):
         with products_in_tf32(True), Imitated(rounded):

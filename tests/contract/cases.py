@@ -7,10 +7,20 @@ import yaml
 from dpexp import cli
 from dpexp.cli.building import DOORS
 from dpexp.types import ConfigError, one_line, require_word
+from tests.marks import some_long
 
 OWN = ("images", "table", "texts")  # doors for one's own data: tests/data/test_own_*.py
 FOLDERS = []  # of the user's own, in conf's place
 ALL_METHODS, METHODS, MODELS, TASKS = [], [], [], []
+
+
+KIN = ("nonprivate", "powersgd")
+"""Methods that differ from DP-SGD and DP-PowerSGD in name alone, once they clip and add noise."""
+
+
+def in_short(methods):
+    """Leave to `make test-long` the methods of conf that are others' kin."""
+    return methods if FOLDERS else some_long(methods, {*methods} - {*KIN})
 
 
 def files(group):

@@ -15,11 +15,11 @@ from dpexp.privacy.stated import statement_of
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.losses import BatchLosses
 from dpexp.training.train import make_mechanism, named_parameters
-from tests.contract.cases import FOLDERS, METHODS, case
+from tests.contract.cases import FOLDERS, METHODS, case, in_short
 from tests.runs import total_of
 from tests.steps import ALONE, CPU, Setting, composed, distance, flat, sums_of
 
-every_method = pytest.mark.parametrize("method", METHODS)
+every_method = pytest.mark.parametrize("method", in_short(METHODS))
 
 # What is summed
 
@@ -86,7 +86,7 @@ def test_a_sum_is_that_of_every_examples_blocks_clipped_one_by_one(method):
     assert distance(setting.method.summed, expected) < 1e-11
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if case(m).is_gradient])
+@pytest.mark.parametrize("method", in_short([m for m in METHODS if case(m).is_gradient]))
 def test_a_whole_block_is_the_gradient_times_what_no_example_decides(method):
     setting = Setting(composed(method), torch.float64)
     setting.step(noise=False)

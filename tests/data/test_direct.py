@@ -20,6 +20,7 @@ from dpexp.data.parquet import batches, count, texts
 from dpexp.records.caches import cache_dir
 from dpexp.types import ConfigError, MissingData
 from tests.data.conftest import ROOT
+from tests.marks import some_long
 from tests.texts import save_glue
 
 SECRET = "film plot dull"
@@ -105,7 +106,7 @@ print(glue(**texts).fingerprint, hub_images(**images).fingerprint)
 """
 
 
-@pytest.mark.parametrize("home", ["home", "/dev/null/home"])
+@pytest.mark.parametrize("home", some_long(["home", "/dev/null/home"], ["/dev/null/home"]))
 def test_no_home_is_needed_and_no_private_text_is_left_in_one(
     home, sst2, cifar, conf, tmp_path, own_cache
 ):

@@ -16,6 +16,7 @@ from dpexp.methods.dpsgd import DPSGD
 from dpexp.privacy.verification.record import verify_record
 from dpexp.types import ConfigError
 from tests.grad_sample.test_rules import assert_rule_holds, hooked, per_example_by_torch_func
+from tests.marks import some_long
 from tests.runs import own_model
 from tests.steps import sums_of
 
@@ -155,7 +156,7 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("method", TRAINED)
+@pytest.mark.parametrize("method", some_long(TRAINED, ["dpsgd", "dp_powersgd", "rgp", "gep"]))
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_of_such_layers_trains_privately_end_to_end(brought, tmp_path, method):
     trained, own = TRAINED[method]

@@ -21,6 +21,7 @@ COMMANDS = re.findall(r"^    python run\.py (.*)$", PAGE, re.M)
 CODE, _ = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
 SHORT = ["profile=embedded", "epochs=0.1", "batch_size=64", "micro_batch=16", "device=cpu"]
 OF_TEXTS = ["task.dataset_size=200", "task.test_size=20", "task.delta=1e-3", "task.max_length=40"]
+OF_IMAGES = ["task.dataset_size=1737", "task.test_size=60"]
 FEW_WORDS = ["model.tokenizer=null", "model.args.dropout=0"]
 
 
@@ -51,7 +52,7 @@ def test_every_command_trains_and_is_named(command, root, tmp_path):
     folder, module = root
     words = [word.replace("nets.Net", f"{module}.Net") for word in shlex.split(command)]
     rank = ["method.rank=2"] if {"method=rgp", "method=lsg"} & set(words) else []
-    more = [*OF_TEXTS, *FEW_WORDS] if "task=sentiment" in words else []
+    more = [*OF_TEXTS, *FEW_WORDS] if "task=sentiment" in words else OF_IMAGES
     config = cli.compose(
         [*words, *SHORT, *more, *rank, f"model_root={folder}", f"results={tmp_path}"]
     )
