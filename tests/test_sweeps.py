@@ -37,12 +37,28 @@ def test_a_sweep_ends_with_what_varied_and_what_came_out(shell, tmp_path):  # no
     assert bad["test_accuracy"] == "failed" and bad["why"].startswith("Expected seed to be a whole")
     assert free["epsilon"] == ""
 
+    assert "epsilon is of one run" not in done.stderr  # a single run has one
     *table, path = done.stderr.splitlines()[-6:]
     assert path.endswith("table.csv") and re.split(r" {2,}", table[0]) == [
         *("method", "seed", "test_accuracy", "epsilon", "time", "folder")
     ]
     assert directories[0] in table[1] and "failed" in table[2] and "Expected seed" in table[2]
     assert len(list(tmp_path.glob("multirun/*/*"))) == 1  # notes of single jobs are gone
+
+
+def test_a_sweep_says_which_epsilon_is_no_guarantee_and_what_none_counts(
+    shell,  # noqa: F811
+    tmp_path,
+):
+    done = shell("-m", "method=dpsgd", "eps=8", "sampling=poisson,shuffle", *BRIEF)
+    assert done.returncode == 0
+    drawn, sliced = rows_of(tmp_path)
+    assert not drawn["deviations"] and "not a guarantee" in sliced["deviations"]
+    heads, first, second, footnote, path, note = done.stderr.splitlines()[-6:]
+    assert "deviations" not in heads and path.endswith("table.csv")
+    assert f"{sliced['epsilon']} [1]" in second and "[1]" not in first
+    assert footnote == f"[1] {sliced['deviations']}"
+    assert "None counts that 2 runs read the same data, nor a choice among them" in note
 
 
 def test_a_sweep_that_is_interrupted_shows_the_jobs_that_are_done(tmp_path, programs):
@@ -79,7 +95,8 @@ def test_a_table_of_jobs_of_several_metrics_names_each(tmp_path):
     first, second, gone = sweeps.table(notes)
     assert (first["metric"], second["metric"]) == ("test_accuracy", "relative_loss")
     assert gone["score"] == "no record"
-    lines = sweeps.aligned([sweeps._on_screen(row) for row in (first, second, gone)])
+    marks = sweeps.footnotes([first, second, gone])
+    lines = sweeps.aligned([sweeps._on_screen(row, marks) for row in (first, second, gone)])
     assert len(lines) == 4
     assert lines[0].split() == ["task", "score", "metric", "epsilon", "time", "folder"]
 

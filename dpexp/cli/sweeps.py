@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ from dpexp.cli.composition import plain
 from dpexp.cli.named_folders import require_named
 from dpexp.cli.quoting import quoted
 from dpexp.records.rounded import at_most
+from dpexp.reporting.text import clean
 from dpexp.types import ConfigError, counted
 
 OPTIONS = {"-m", "--multirun"}
@@ -35,6 +36,7 @@ FOLDER = Path("multirun")
 """Where Hydra and its launchers leave notes too (conf/config.yaml)."""
 
 SCORE, METRIC, SECONDS, WHY, LAST = "score", "metric", "seconds", "why", "folder"
+EPSILON, DEVIATIONS = "epsilon", "deviations"
 WIDEST = 50
 """Characters of a failure's message in the table on the screen; the CSV has all."""
 
@@ -43,6 +45,10 @@ COST = (
     "note: {trials} trained and judged on the private training set. The epsilon of a "
     "run with settings that were chosen so does not count that choice "
     "(docs/privacy/index.md)."
+)
+EACH_ALONE = (
+    "note: each epsilon is of one run alone. None counts that {runs} read the same data, nor a choice "
+    "among them by their scores (docs/claim.md)."
 )
 
 
@@ -104,7 +110,12 @@ def show(folder: Path) -> None:
         writer.writerows(rows)
     for path in paths:
         path.unlink()
-    print("", *aligned([_on_screen(row) for row in rows]), written, sep="\n", file=sys.stderr)
+    marks = footnotes(rows)
+    notes_below = [f"[{number}] {words}" for words, number in marks.items()]
+    shown = aligned([_on_screen(row, marks) for row in rows])
+    print("", *shown, *notes_below, written, sep="\n", file=sys.stderr)
+    if (private := sum(bool(row.get(EPSILON)) for row in rows)) > 1:
+        print(EACH_ALONE.format(runs=counted(private, "run")), file=sys.stderr)
     if trials := sum(isinstance(note.get("value"), float) for note in notes):
         were = "was" if trials == 1 else "were"
         print(COST.format(trials=f"{counted(trials, 'trial')} {were}"), file=sys.stderr)
@@ -112,6 +123,8 @@ def show(folder: Path) -> None:
 
 def table(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for every job: what varied, then score, epsilon, seconds and folder.
+
+    A run that deviates from what its epsilon claims says how.
 
     The score is named by its metric if all jobs have the same one.
     """
@@ -144,21 +157,35 @@ def _outcome(note: Mapping[str, Any]) -> dict[str, Any]:
         return {SCORE: "no record", LAST: directory}
     result = record.result
     score, spent = result[result["metric"]], record.metrics[-1].get("epsilon")
+    deviations = {DEVIATIONS: clean("; ".join(record.privacy.get("deviations") or []))}
     return {
         METRIC: result["metric"],
         SCORE: "no number" if score is None else f"{score:.4g}",
-        "epsilon": "" if spent is None else at_most(spent),
+        EPSILON: "" if spent is None else at_most(spent),
+        **{name: words for name, words in deviations.items() if words},
         SECONDS: result["wall_s"],
         LAST: directory,
     }
 
 
-def _on_screen(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return a row with its time as people read it, a failure's reason in the folder's place."""
+def footnotes(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return how runs that state an epsilon deviate from its claim, each with a number from 1."""
+    said = dict.fromkeys(row[DEVIATIONS] for row in rows if row.get(DEVIATIONS) and row[EPSILON])
+    return {words: number for number, words in enumerate(said, 1)}
+
+
+def _on_screen(row: Mapping[str, Any], marks: Mapping[str, int]) -> dict[str, str]:
+    """Return a row as people read it.
+
+    Its time is in minutes and seconds, a failure's reason stands in the folder's place, and a
+    deviation is a mark behind the epsilon.
+    """
     from dpexp.cli.lookup import duration
 
     names = {SECONDS: "time", WHY: LAST}
-    shown = {names.get(name, name): str(value) for name, value in row.items()}
+    shown = {names.get(name, name): str(row[name]) for name in row if name != DEVIATIONS}
+    if (words := row.get(DEVIATIONS)) in marks:
+        shown[EPSILON] += f" [{marks[words]}]"
     if SECONDS in row:
         shown["time"] = duration(row[SECONDS])
     if len(row.get(WHY, "")) > WIDEST:
