@@ -60,6 +60,14 @@ def test_values_with_commas_are_tried_in_all_combinations(capsys):
     assert ["optimizer.lr=0.1" in line for line in lines] == [True, False]
 
 
+def test_no_line_calls_a_score_on_held_out_training_examples_one_of_the_test_set(capsys):
+    assert search.main([*SHORT, "optimizer.lr=0.1"]) == 0
+    err = capsys.readouterr().err
+    assert "holdout_accuracy=" in err and "test_" not in err
+    whole = replace(task(), metric="test_mse")
+    assert search.held_out(whole).metric == "holdout_mse"
+
+
 def test_a_run_without_a_finite_number_is_told(capsys, monkeypatch):
     monkeypatch.setattr(search, "score", lambda config, parts: float("nan"))
     assert search.main([*SHORT, "optimizer.lr=1e9"]) == 0
@@ -117,7 +125,7 @@ NUMBER = ["profile=embedded", "method=dpsgd", "task=regression", "epochs=0.01", 
 
 
 def test_a_grid_is_not_searched_for_the_largest_error():
-    with pytest.raises(ConfigError, match="judged by relative_loss. Leave the grid out"):
+    with pytest.raises(ConfigError, match="judged by holdout_relative_loss. Leave the grid out"):
         tune.attempt_of_accuracy(NUMBER)
 
 

@@ -41,11 +41,12 @@ ERRORS = ("loss", "error", "mse", "mae", "error_rate", "perplexity", "mape", "nl
 
 
 def held_out(task: Task) -> Task:
-    """Replace a task's test set by held-out training examples."""
+    """Replace a task's test set by held-out training examples; the metric is named for them."""
     count = round(SHARE * len(task.train))
     order = torch.randperm(len(task.train), generator=torch.Generator().manual_seed(SEED))
     judged, kept = task.train.take(order[:count]), task.train.take(order[count:])
-    return replace(task, train=kept, test=judged, dataset_size=len(kept), also={}, holdout=None)
+    named = replace(task, metric=task.holdout_metric, also={}, holdout=None)
+    return replace(named, train=kept, test=judged, dataset_size=len(kept))
 
 
 def prepared(config: dict[str, Any]) -> tuple[dict[str, Any], Parts]:
