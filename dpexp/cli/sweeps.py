@@ -47,8 +47,8 @@ COST = (
     "(docs/privacy/index.md)."
 )
 EACH_ALONE = (
-    "note: each epsilon is of one run alone. None counts that {runs} read the same data, nor a choice "
-    "among them by their scores (docs/claim.md)."
+    "note: each epsilon is of one run alone. None counts that {runs} read the same data, nor a "
+    "choice among them by their scores (docs/claim.md)."
 )
 
 
@@ -184,7 +184,7 @@ def _on_screen(row: Mapping[str, Any], marks: Mapping[str, int]) -> dict[str, st
 
     names = {SECONDS: "time", WHY: LAST}
     shown = {names.get(name, name): str(row[name]) for name in row if name != DEVIATIONS}
-    if (words := row.get(DEVIATIONS)) in marks:
+    if (words := row.get(DEVIATIONS, "")) in marks:
         shown[EPSILON] += f" [{marks[words]}]"
     if SECONDS in row:
         shown["time"] = duration(row[SECONDS])

@@ -16,6 +16,7 @@ from dpexp.privacy.mechanism import Mechanism
 from dpexp.privacy.pld import Part, gaussian_epsilon
 from dpexp.privacy.releases import shared_multiplier
 from dpexp.privacy.seeds import new_secret
+from dpexp.records.rounded import at_most
 from dpexp.types import ConfigError, Release, is_laplace, require_word
 
 MOST = 1e12
@@ -256,8 +257,8 @@ def confirm(parts: tuple[Part, ...], delta: float, epsilon: float) -> None:
     require(
         found <= epsilon,
         f"Expected a delta that two accountants can resolve; at delta={delta:g} the one that "
-        f"verifies finished runs gives epsilon {found:.4g} for noise that the other calibrated to "
-        f"{epsilon:g}. Set privacy.delta to a larger one, such as {SURE:g}.",
+        f"verifies finished runs gives epsilon {at_most(found)} for noise that the other calibrated "
+        f"to {epsilon:g}. Set privacy.delta to a larger one, such as {SURE:g}.",
     )
 
 

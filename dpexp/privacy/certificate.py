@@ -10,6 +10,7 @@ from dpexp.privacy.accounting import PRVFailed, prv_epsilon
 from dpexp.privacy.gnmax import effective_multiplier, votes_epsilon
 from dpexp.privacy.laplace import pld_epsilon, pure_epsilon
 from dpexp.privacy.rdp import rdp_epsilon
+from dpexp.records.rounded import at_most
 from dpexp.types import counted
 
 NO_NOISE = "no noise: no privacy"
@@ -194,14 +195,14 @@ def _verify(certificate: Mapping[str, Any]) -> None:
     epsilon = recomputed[certificate["calibrated_by"]]
     if not epsilon <= certificate["target_epsilon"]:
         raise PrivacyError(
-            f"Epsilon recomputed by {certificate['calibrated_by']} is {epsilon:.6g}, above the "
-            f"target {certificate['target_epsilon']:g}."
+            f"Epsilon recomputed by {certificate['calibrated_by']} is "
+            f"{at_most(epsilon, digits=6)}, above the target {certificate['target_epsilon']}."
         )
     for accountant, epsilon in recomputed.items():
         if not stated[accountant] >= epsilon * (1 - 1e-6):
             raise PrivacyError(
                 f"Epsilon stated for {accountant} is {stated[accountant]}, below the recomputed "
-                f"{epsilon:.6g}."
+                f"{at_most(epsilon, digits=6)}."
             )
 
 

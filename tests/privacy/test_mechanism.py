@@ -212,3 +212,11 @@ def test_a_delta_that_verification_cannot_resolve_is_refused_at_the_start(delta,
     part = Part(64 / 1437, mechanism.noise_multiplier, num_steps)
     assert gaussian_epsilon((part,), delta, 8.0) <= 8.0
     assert not (delta <= 1e-15 and num_steps > 1)
+
+
+def test_an_epsilon_above_its_target_is_not_said_to_be_the_target(monkeypatch):
+    certificate = certify(make())
+    above = {certificate["calibrated_by"]: certificate["target_epsilon"] * (1 + 1e-8)}
+    monkeypatch.setattr(words, "_recompute", lambda _: above)
+    with pytest.raises(PrivacyError, match=r"is 8\.00001, above the target 8\.0\."):
+        verify(certificate)

@@ -12,6 +12,7 @@ from scipy.stats import norm
 from dpexp import cli, records
 from dpexp.privacy.accounting import calibrate
 from dpexp.privacy.pld import Part, gaussian_epsilon, laplace_epsilon
+from dpexp.privacy.verification import epsilons
 from dpexp.privacy.verification.files import verify_files
 from tests.contract.cases import case
 
@@ -313,3 +314,9 @@ def test_a_method_not_known_here_is_taken_to_release_one_clipped_vector(runs):
     config["method"] |= renamed
     findings = verify_files(config, record.result, twice).findings
     assert any("1 leave at a step; privacy.json names 2" in finding for finding in findings)
+
+
+def test_an_epsilon_in_a_finding_is_rounded_up():
+    """Rounded to nearest it would be the target that it is above."""
+    (finding,) = epsilons.differences({"prv": 3.0}, "prv", 3.0, 3.000004, 3.0)
+    assert finding == "epsilon: recomputed 3.00001, above the target 3"
