@@ -257,8 +257,8 @@ def confirm(parts: tuple[Part, ...], delta: float, epsilon: float) -> None:
     require(
         found <= epsilon,
         f"Expected a delta that two accountants can resolve; at delta={delta:g} the one that "
-        f"verifies finished runs gives epsilon {at_most(found)} for noise that the other calibrated "
-        f"to {epsilon:g}. Set privacy.delta to a larger one, such as {SURE:g}.",
+        f"verifies finished runs gives epsilon {at_most(found)} for noise that the other "
+        f"calibrated to {epsilon:g}. Set privacy.delta to a larger one, such as {SURE:g}.",
     )
 
 

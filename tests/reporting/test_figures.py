@@ -266,7 +266,7 @@ def test_an_average_is_there_only_where_all_cells_are(made, lab, conf):
     edit(conf, "table9", *TASKS)
     lab.broken = {("plain", 4.0)}
     shown = made(name="table9")
-    assert shown.values["plain", "avg"].status == "not run"
+    assert shown.values["plain", "avg"].status == shown.values["plain", "eps4"].status == "failed"
     assert shown.values["better", "avg"].num_seeds == 2
 
 
@@ -275,6 +275,10 @@ def test_a_skipped_column_of_a_table_says_why_and_takes_the_average_along(made, 
     edit(conf, "table9", *TASKS, skip)
     shown = made(name="table9")
     assert shown.head()[-2:] == ["Small", "Pairs"]
+    assert shown.values["plain", "avg"].status == "not run here"  # and no command would run it
+    claim = Claim("better on average", ("better",), ("plain",), columns=("avg",))
+    (judged,) = claims.judge(replace(shown.artifact, claims=(claim,)), shown.values)
+    assert judged.word == "not run here"
     text = markdown.markdown(shown)
     assert "not run here<br>paper 60.0" in text
     assert "- not run here: Pairs (its pairs were seen before)\n" in text

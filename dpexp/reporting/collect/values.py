@@ -234,7 +234,10 @@ def _worst(statuses: Iterable[str]) -> str:
 def _average(
     artifact: Artifact, row: Row, cells: Sequence[tuple[Column, Sequence[Outcome]]]
 ) -> Value:
-    """Return a row's mean over its cells' common seeds; each number counts once."""
+    """Return a row's mean over its cells' common seeds; each number counts once.
+
+    Where the profile skips a cell there is no mean to come, and else it lacks what its cells lack.
+    """
     by_seed: dict[int, list[Outcome]] = {}
     for item in (item for _, items in cells for item in items):
         by_seed.setdefault(item.job.seed, []).append(item)
@@ -245,9 +248,11 @@ def _average(
                 by_item = [numbers(item.result or {}, item.job.metric) for item in items]
                 means[seed] = statistics.fmean(number for part in by_item for number in part)
     cell = (row.key, artifact.average.key if artifact.average else "")
+    is_skipped = any(not items for _, items in cells)
+    lacking = {item.status for _, items in cells for item in items} - {DONE}
     value = Value(
         cell=cell,
-        status=NOT_RUN,
+        status=SKIPPED if is_skipped else _worst(lacking or [NOT_RUN]),
         asked=len(by_seed),
         readings=tuple(means.values()),
         parts=tuple(
