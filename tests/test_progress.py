@@ -247,7 +247,7 @@ def test_a_line_breaks_between_words_where_the_terminal_ends(text, columns):
 
 def test_a_warning_is_said_once_however_often_it_is_given(capsys):
     for text in ("one and the same", "another", "one and the same"):
-        errors._show_warning(UserWarning(text), UserWarning, "file", 1)
+        errors.show_warning(UserWarning(text), UserWarning, "file", 1)
     assert capsys.readouterr().err == "warning: one and the same\nwarning: another\n"
 
 

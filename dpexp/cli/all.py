@@ -46,7 +46,7 @@ from dpexp.cli import folders, groups, plan, sent_tables
 from dpexp.cli.arguments import changing, exit_code_of, listed, require_apart, split, whole
 from dpexp.cli.artifact import NAMES, SHARED, exit_code
 from dpexp.cli.cost_model import CostModel, examples
-from dpexp.cli.execution import execute
+from dpexp.cli.execution import execute_saying
 from dpexp.cli.launchers import check, launch
 from dpexp.cli.suite import OWN, PAPERS, Suite, choose, lacks, natural
 from dpexp.distributed import ranks
@@ -120,6 +120,7 @@ def _main(words: Sequence[str]) -> int:
             print(line, flush=True)
         return 0
     require_apart(request.overrides, suite.results)
+    before = _written_before(request, suite)  # read now: a mistake in one costs no run
     first, alone = suite.missing() if request.runs else ([], [])
     print(_opening(suite, artifacts, len(first) + len(alone)), flush=True)
     stopped = _run(request, suite, first, alone)
@@ -128,7 +129,8 @@ def _main(words: Sequence[str]) -> int:
         written = exports.write(entry.table, suite.results)
         print(written[0])
         sent_tables.send(artifact, request.profile, suite.configs(artifact), written, suite.results)
-    entries = _in_order([*entries, *_written_before(request, suite)], spec.papers(request.own))
+    entries += [before.entry(artifact) for artifact in before.artifacts]
+    entries = _in_order(entries, spec.papers(request.own))
     print(page.write(entries, suite.results, request.profile))
     attempted = {job.run_id for job in (*first, *alone)}
     outcomes = {i.job.run_id: i for artifact in mine for i in suite.outcomes(artifact)}
@@ -167,7 +169,7 @@ def _run(
             return False
         threads = max(1, cores // num)
         for jobs, side_by_side in ((_longest_first(first, suite), num), (alone, 1)):
-            workers.side_by_side(jobs, execute, results, report, side_by_side, threads)
+            workers.side_by_side(jobs, execute_saying, results, report, side_by_side, threads)
     except KeyboardInterrupt:
         print("stopped: the same command goes on from here", file=sys.stderr)
         return True
@@ -195,8 +197,8 @@ def _longest_first(jobs: Iterable[cells.Job], suite: Suite) -> list[cells.Job]:
     return sorted(jobs, key=key)
 
 
-def _written_before(request: Request, suite: Suite) -> list[page.Entry]:
-    """Return the page's entries for artifacts that only an earlier command wrote."""
+def _written_before(request: Request, suite: Suite) -> Suite:
+    """Return the artifacts that only an earlier command wrote."""
     papers = dict.fromkeys((*PAPERS, OWN, *spec.papers(request.own)))
     every = choose(tuple(papers), (), groups.CONF, request.own)
     mine = {(a.paper, a.name) for a in suite.artifacts}
@@ -206,8 +208,7 @@ def _written_before(request: Request, suite: Suite) -> list[page.Entry]:
         and (suite.results / request.profile / a.paper / f"{a.name}.md").is_file()
     ]  # fmt: skip
     neutral = tuple(w for w in request.overrides if not changing([w]))
-    others = Suite(rest, request.profile, neutral, own=request.own)
-    return [others.entry(artifact) for artifact in rest]
+    return Suite(rest, request.profile, neutral, own=request.own)
 
 
 def _in_order(entries: Iterable[page.Entry], own: Sequence[str]) -> list[page.Entry]:

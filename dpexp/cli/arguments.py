@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -153,9 +154,10 @@ def exit_code_of(
         return 0
     restore_signals()
     log = logging.getLogger("dpexp")
-    level = log.level
+    level, shown = log.level, warnings.showwarning
     if is_quiet:
         log.setLevel(logging.WARNING)
+    warnings.showwarning = errors.show_warning  # type: ignore[assignment]
     try:
         return program(folders.taken(words))
     except KeyboardInterrupt:
@@ -168,3 +170,4 @@ def exit_code_of(
         return errors.fail(said, of_records if isinstance(error, RecordError) else 2)
     finally:
         log.setLevel(level)
+        warnings.showwarning = shown

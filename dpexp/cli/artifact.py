@@ -60,6 +60,7 @@ from dpexp.cli.launchers import check, launch
 from dpexp.cli.suite import lacks
 from dpexp.reporting import collect
 from dpexp.reporting.collect import build, cells, costs
+from dpexp.reporting.collect.named import require_named
 from dpexp.reporting.render import exports, table
 from dpexp.reporting.render.terminal import terminal
 from dpexp.reporting.schema import spec, tuned
@@ -178,6 +179,7 @@ def _main(words: Sequence[str]) -> int:
             f"Expected rows= and columns= to pick cells that profile {request.profile} runs; "
             "it skips all of these. Set another profile, or other cells."
         )
+    require_named(artifact, jobs)
     for wrong in (o.job.contradicts for o in picked if o.job.contradicts):
         raise ConfigError(wrong)
     if request.is_plan:

@@ -207,7 +207,7 @@ def guarded(program: Any) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing
     restore_signals()
     argparse.ArgumentParser.error = _unknown_option  # type: ignore[method-assign, assignment]
-    warnings.showwarning = _show_warning  # type: ignore[assignment]
+    warnings.showwarning = show_warning  # type: ignore[assignment]
     try:
         sys.argv[1:] = folders.taken(sys.argv[1:])
         if {"--help", "-h"} & set(sys.argv):
@@ -231,8 +231,8 @@ def guarded(program: Any) -> None:
         sys.exit(fail(said))
 
 
-def _show_warning(message: Warning | str, *_: Any) -> None:
-    """Say a warning, above a progress bar where there is one, and each only once.
+def show_warning(message: Warning | str, *_: Any) -> None:
+    """Say a warning in a line, above a progress bar where there is one, and each only once.
 
     Python says it again wherever filters were changed meanwhile, which libraries do.
     """

@@ -37,6 +37,14 @@ def execute(config: dict[str, Any]) -> Path:
     return records.locate(results, config)
 
 
+def execute_saying(config: dict[str, Any]) -> Path:
+    """Do what `execute` does, in a process of its own: a warning is a line there too."""
+    from dpexp.cli import errors
+
+    warnings.showwarning = errors.show_warning  # type: ignore[assignment]
+    return execute(config)
+
+
 def with_weights(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config of a run that is no table's: it keeps its model unless told not to."""
     from dpexp.records.keeping import AUTO, KEEP

@@ -21,7 +21,7 @@ from dpexp import records
 from dpexp.cli import groups
 from dpexp.cli.composition import plain
 from dpexp.cli.errors import unstarted
-from dpexp.cli.execution import execute
+from dpexp.cli.execution import execute_saying
 from dpexp.cli.folders import searchpath
 from dpexp.reporting.collect import build
 from dpexp.reporting.schema import spec
@@ -38,7 +38,7 @@ def run_cell(config: Any) -> str:
         "", or the first line of the error.
     """
     cell = plain(config, HydraConfig.get().overrides.task)
-    return build.attempt(cell, records.run_id(cell), execute, Path(cell["results"]))
+    return build.attempt(cell, records.run_id(cell), execute_saying, Path(cell["results"]))
 
 
 @contextmanager

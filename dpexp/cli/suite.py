@@ -16,6 +16,7 @@ from dpexp.cli.arguments import changing
 from dpexp.cli.config_cache import Configs
 from dpexp.reporting import collect
 from dpexp.reporting.collect import build, cells, costs
+from dpexp.reporting.collect.named import require_named
 from dpexp.reporting.render import page, table
 from dpexp.reporting.schema import spec, tuned
 from dpexp.reporting.schema.artifact import SUITES_OWN
@@ -118,6 +119,7 @@ class Suite:
         try:
             jobs = cells.expand(artifact, self.profile, configs.compose, groups.CONF, user,
                                 self.seeds, self._own)  # fmt: skip
+            require_named(artifact, jobs)
         except (HydraException, OmegaConfBaseException) as error:
             reason = errors.explain(error)
             raise ConfigError(f"{artifact.paper}/{artifact.name}: {reason}") from error
