@@ -68,6 +68,21 @@ def test_no_line_calls_a_score_on_held_out_training_examples_one_of_the_test_set
     assert search.held_out(whole).metric == "holdout_mse"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["method=dpsgd,rgp", "model=linear"],
+        ["method=dpsgd,rpg"],
+        ["method=dpsgd", "optimizer.lr=1,x"],
+        ["method=dpsgd", "eps=8,-1"],
+    ],
+)
+def test_a_mistake_in_the_last_combination_costs_no_run_of_the_first(words, capsys):
+    assert search.main([*SHORT, *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("error: Expected")
+
+
 def test_a_run_without_a_finite_number_is_told(capsys, monkeypatch):
     monkeypatch.setattr(search, "score", lambda config, parts: float("nan"))
     assert search.main([*SHORT, "optimizer.lr=1e9"]) == 0

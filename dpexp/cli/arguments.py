@@ -64,6 +64,17 @@ def text(word: str) -> str:
     return word.partition("=")[2]
 
 
+def file_name(word: str) -> str:
+    """Read WORD=NAME, the name of files in a folder that is not said."""
+    key, _, value = word.partition("=")
+    if set(value) <= {"."} or {"/", "\\", "\0"} & set(value):
+        raise ConfigError(
+            f"Expected {key} to name a file, without a folder; got '{word}'. Set {key}, or results "
+            "for another folder."
+        )
+    return value
+
+
 def listed(word: str) -> tuple[str, ...]:
     """Read WORD=A,B, each once."""
     return tuple(dict.fromkeys(text(word).split(",")))

@@ -38,8 +38,9 @@ from dpexp import records
 from dpexp.attacks import lira
 from dpexp.attacks.lira import Attacked
 from dpexp.cli import composition, lookup, verify
-from dpexp.cli.arguments import changing, exit_code_of, listed, split, text, whole
+from dpexp.cli.arguments import changing, exit_code_of, file_name, listed, split, text, whole
 from dpexp.cli.execution import execute
+from dpexp.cli.parts import require_begin
 from dpexp.privacy.calibration import check_privacy
 from dpexp.reporting.render.style import COLOURS, DASHED, DPI, GREY, STYLE
 from dpexp.types import ConfigError, counted
@@ -73,7 +74,8 @@ class Request:
 READERS = {
     "methods": listed,
     "shadows": whole(lira.LEAST),
-    **dict.fromkeys(("eps", "profile", "name"), text),
+    "name": file_name,
+    **dict.fromkeys(("eps", "profile"), text),
 }
 
 
@@ -259,6 +261,11 @@ def write(request: Request, configs: list[dict], attacked: list[Attacked]) -> li
     return paths
 
 
+def _is_done(config: dict[str, Any], num: int) -> bool:
+    """Return whether all of a method's models have been trained."""
+    return all(records.find(one["results"], one) for one in of_seeds(config, num))
+
+
 def main(words: Sequence[str]) -> int:
     """Run the command line; return the exit code."""
     return exit_code_of(_main, words, __doc__, of_records=2)
@@ -271,6 +278,7 @@ def _main(words: Sequence[str]) -> int:
         if config["privacy"]["noise"]:  # before hours are spent on the first method
             with warnings.catch_warnings(action="ignore"):  # each run repeats them
                 check_privacy(config["privacy"], config["task"]["dataset_size"])
+    require_begin(config for config in configs if not _is_done(config, request.shadows))
     lookup.require_here(run for config in configs for run in of_seeds(config, request.shadows))
     attacked = [shadows(config, request.shadows) for config in configs]
     print(*write(request, configs, attacked), sep="\n")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from dpexp.cli import begun, holdout
 from dpexp.cli.building import build_model, is_of_door, make_method, with_head
 from dpexp.cli.instantiate import make, said
+
+TRIED = ("task", "model", "method")
+"""What decides whether a run can begin."""
 
 
 def build_parts(config: dict[str, Any], device: Any, task: Any = None) -> Any:
@@ -44,6 +49,32 @@ def build_parts(config: dict[str, Any], device: Any, task: Any = None) -> Any:
     pretrained = fingerprints.pretrained(config)
     begun.require_named(config, fingerprints.weight_files(config))
     return replace(parts, analyses=analyses, pretrained=pretrained, notes=notes_of(model))
+
+
+def require_begin(configs: Iterable[dict[str, Any]]) -> None:
+    """Refuse what a run of one of these configs would refuse as it begins, before any is run.
+
+    Task, model and method are built and tried on made-up examples, once where several configs
+    have the same; nothing is trained.
+
+    Raises:
+        ConfigError: such as for a method that has nothing to train in the model.
+    """
+    import torch
+
+    from dpexp.cli import validate
+    from dpexp.training.train import first_look
+
+    begun_with: list[Any] = []
+    for config in configs:
+        validate.check_values(config)
+        chosen = [(config[group]["name"], config[group]["_target_"]) for group in TRIED]
+        if chosen in begun_with or "loop" in config:
+            continue
+        begun_with.append(chosen)
+        parts = build_parts(copy.deepcopy(config), torch.device("cpu"))
+        first_look(parts, torch.device("cpu"))
+        parts.method.start(parts.model)
 
 
 def adapted(model: Any, method: Any, seed: int) -> Any:

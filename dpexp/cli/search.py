@@ -25,7 +25,7 @@ import torch
 from dpexp import records
 from dpexp.cli.arguments import exit_code_of, split
 from dpexp.cli.composition import compose
-from dpexp.cli.parts import build_parts
+from dpexp.cli.parts import build_parts, require_begin
 from dpexp.data import Task
 from dpexp.distributed.ranks import Ranks, choose_device
 from dpexp.training.parts import Parts
@@ -118,8 +118,12 @@ def main(words: Sequence[str]) -> int:
 
 def _main(words: Sequence[str]) -> int:
     _, overrides = split(words, {})
-    for chosen in combinations(overrides):
-        config, parts = prepared(compose([*COMMON, *chosen]))
+    # A mistake in the last combination costs no run of the first.
+    tried = [(chosen, compose([*COMMON, *chosen])) for chosen in combinations(overrides)]
+    if len(tried) > 1:
+        require_begin(config for _, config in tried)
+    for chosen, composed in tried:
+        config, parts = prepared(composed)
         print(*chosen, said(score(config, parts), parts.task.metric), flush=True)
     return 0
 

@@ -271,11 +271,23 @@ def test_the_script_attacks_every_method_and_writes_its_files(tmp_path, capsys):
         ("shadows=many", "whole number >= 4; got 'shadows=many'"),
         ("digits", "WORD=VALUE; got 'digits'"),
         ("methods=rpg", "Did you mean rgp?"),
+        ("name=../x", "Expected name to name a file, without a folder; got 'name=../x'"),
+        ("name=a/b", "without a folder"),
+        ("name=", "Expected name to name a file"),
+        ("name=..", "Expected name to name a file"),
     ],
 )
 def test_mistakes_are_one_line(word, message, capsys):
     assert script.main([*DIGITS, word]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_model_that_a_later_method_cannot_train_costs_no_run_of_the_first(tmp_path, capsys):
+    words = [*DIGITS, "model=linear", "eps=8", f"results={tmp_path}"]  # nonprivate and rgp
+    assert script.main(words) == 2
+    printed = capsys.readouterr().err
+    assert "weight matrices besides the classifier" in printed and "step" not in printed
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_budget_is_for_methods_with_noise():

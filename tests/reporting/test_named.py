@@ -102,7 +102,7 @@ def test_a_misspelt_metric_costs_no_run(edits, expected, own, tmp_path, capsys):
         [("metric: test_accuracy", "metric: wall_s")],
         [("model=linear]", "model=linear, analysis=alignment]"), ("test_acc", "alignment_acc")],
         [("model=linear]", "model=linear, attack=loss_threshold]"), ("test_accuracy", ATTACK)],
-        [("model=linear]", "model=linear, holdout=train, holdout.size=99]"), ("test_acc", "holdout_acc")],
+        [("linear]", "linear, holdout=train, holdout.size=99]"), ("test_acc", "holdout_acc")],
     ],
 )  # fmt: skip
 def test_a_number_that_a_run_may_have_is_let_pass(edits, own, capsys):
