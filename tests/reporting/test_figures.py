@@ -212,6 +212,7 @@ TASKS = (
      "{key: eps4, label: Pairs, overrides: [task=pairs, eps=4]}\naverage: {key: avg, label: Avg.}"),
     ("overrides: [task=big, method=plain]", "overrides: [method=plain]"),
     ("overrides: [task=big, method=better]", "overrides: [method=better]"),
+    ("overrides: [task=big, method=future]", "overrides: [method=future]"),
     ("metric: test_accuracy", "metric: [test_accuracy, test_accuracy_mm]"),
     ("    replace: {task=big: task=small}\n", ""),
     ('value: 60.0, place: "Table 9, row 1, column 2"}',

@@ -117,6 +117,39 @@ def test_a_wrong_name_gets_the_nearest_one_and_the_list(paper, name, expected):
         ("metric: test_accuracy\n", "", "missing 1 required positional argument: 'metric'"),
         ("labels: [Big, Better]", "labels: [Better]", "Row better: expected labels for"),
         ("title:", "title: [", "is not YAML"),
+        (
+            "overrides: [eps=2]",
+            "overrides: [eps=2, method=plain]",
+            "Row better, column eps2: expected one to set method; method=better is said, and "
+            "method=plain by the column would take its place. Take one out, or use regardless_of.",
+        ),
+        (
+            "    seeds: [0]",
+            "    seeds: [0]\n    overrides: [+eps=8]",
+            "Row plain, column eps2: expected one to set eps; eps=2 is said, and +eps=8 by the "
+            "overrides of profile paper would take its place. Take one out, or use replace.",
+        ),
+        (
+            "replace: {task=big: task=small}",
+            "replace: {task=bg: task=small}",
+            "Unknown override under replace in profile embedded 'task=bg': did you mean 'task=big'",
+        ),
+        (
+            "relabel: {Big: ",
+            "relabel: {Bigg: ",
+            "Unknown label under relabel in profile embedded 'Bigg': did you mean 'Big'",
+        ),
+        (
+            "method=better]}",
+            "method=better], regardless_of: [epz]}",
+            "Unknown setting under regardless_of in row better 'epz': did you mean 'eps'",
+        ),
+        ("below: [plain]", "below: [better]", "expected two to compare; got better twice"),
+        (
+            "below: [plain]}",
+            "below: [plain], metric: wall_s, columns: [avg]}\naverage: {key: avg, label: A}",
+            "expected no metric beside column avg: an average is of the numbers that its cells show",
+        ),
     ],
 )
 def test_a_file_that_is_wrong_says_where(conf, old, new, expected):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpexp.reporting.schema.artifact import (
@@ -69,6 +69,7 @@ def validate(artifact: Artifact) -> None:
             raise ConfigError(f"Row {row.key}: expected labels for {artifact.row_head}.")
     _validate_crossings(artifact, rows)
     _validate_profiles(artifact, rows, columns)
+    _validate_words(artifact)
     _validate_labels(artifact)
 
 
@@ -83,6 +84,10 @@ def _pairs(claim: Claim, artifact: Artifact, columns: list[str]) -> list[tuple[A
             f"Claim '{claim.says}': expected reduce: mean, min or max, or a metric, where cells "
             "are maps."
         )
+    if claim.reduce != "last" and claim.metric:
+        raise ConfigError(
+            f"Claim '{claim.says}': expected no 'reduce' beside metric, which is one number."
+        )
     if claim.reduce != "last" and artifact.kind not in (CURVES, MAPS):
         raise ConfigError(f"Claim '{claim.says}': expected no 'reduce'; a cell is a number.")
     if claim.rows and claim.columns:
@@ -90,7 +95,16 @@ def _pairs(claim: Claim, artifact: Artifact, columns: list[str]) -> list[tuple[A
     for above, below in (*zip(claim.above, claim.below, strict=True), *claim.of):
         if not isinstance(above, str) and not isinstance(below, str):
             raise ConfigError(f"Claim '{claim.says}': expected a key on one side of {above}.")
-    return claim.pairs(columns)
+        if above == below:
+            raise ConfigError(f"Claim '{claim.says}': expected two to compare; got {above} twice.")
+    pairs = claim.pairs(columns)
+    average = artifact.average.key if artifact.average else None
+    if claim.metric and any(isinstance(s, tuple) and s[1] == average for p in pairs for s in p):
+        raise ConfigError(
+            f"Claim '{claim.says}': expected no metric beside column {average}: an average is of "
+            "the numbers that its cells show. Leave metric out, or name other columns."
+        )
+    return pairs
 
 
 def _validate_profiles(artifact: Artifact, rows: list[str], columns: list[str]) -> None:
@@ -111,6 +125,55 @@ def _validate_profiles(artifact: Artifact, rows: list[str], columns: list[str]) 
                 raise unknown(
                     f"row or column under skip in profile {name}", pattern, rows + columns
                 )
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0]
+
+
+def _validate_words(artifact: Artifact) -> None:
+    """Reject overrides of a cell that would take each other's place, and words that meet none."""
+    of_columns = {_key(w) for c in artifact.measured_columns for w in c.overrides}
+    words = [w for c in artifact.measured_columns for w in c.overrides]
+    for row in artifact.rows:
+        for key in row.regardless_of:
+            if key not in of_columns:
+                raise unknown(f"setting under regardless_of in row {row.key}", key, of_columns)
+        words += [w for grid in row.grids() for axis in grid for p in axis for w in p.split()]
+        for column in artifact.measured_columns:
+            part = row.in_column(column)
+            words += part.overrides
+            of_column = [w for w in column.overrides if _key(w) not in row.regardless_of]
+            where = f"Row {row.key}, column {column.key}"
+            if not part.absent:
+                _require_apart(part.overrides, of_column, where, "the column", "regardless_of")
+            for name, profile in artifact.profiles.items():
+                said = profile.said_of(row, column)
+                of_profile = f"the overrides of profile {name}"
+                if not part.absent:
+                    _require_apart(said, profile.overrides, where, of_profile, "replace")
+    labels = [label for heading in (*artifact.rows, *artifact.columns) for label in heading.labels]
+    for name, profile in artifact.profiles.items():
+        for word in profile.replace:
+            if word not in words:
+                raise unknown(f"override under replace in profile {name}", word, set(words))
+        for label in profile.relabel:
+            if label not in labels:
+                raise unknown(f"label under relabel in profile {name}", label, set(labels))
+
+
+def _require_apart(
+    said: Sequence[str], later: Sequence[str], where: str, whose: str, remedy: str
+) -> None:
+    """Refuse that a later word silently takes the place of what a cell says."""
+    settings = {_key(word): word for word in said}
+    for word in later:
+        before = settings.get(_key(word), word)
+        if before != word:
+            raise ConfigError(
+                f"{where}: expected one to set {_key(word)}; {before} is said, and {word} by "
+                f"{whose} would take its place. Take one out, or use {remedy}."
+            )
 
 
 EPSILON = re.compile(r"(?:ε|\beps(?:ilon)?)\s*=\s*(\d+(?:\.\d+)?)")
