@@ -148,7 +148,7 @@ def test_a_wrong_name_gets_the_nearest_one_and_the_list(paper, name, expected):
         (
             "below: [plain]}",
             "below: [plain], metric: wall_s, columns: [avg]}\naverage: {key: avg, label: A}",
-            "expected no metric beside column avg: an average is of the numbers that its cells show",
+            "expected no metric beside column avg: an average is of the numbers that its cells",
         ),
     ],
 )

@@ -152,7 +152,8 @@ def _validate_words(artifact: Artifact) -> None:
                 of_profile = f"the overrides of profile {name}"
                 if not part.absent:
                     _require_apart(said, profile.overrides, where, of_profile, "replace")
-    labels = [label for heading in (*artifact.rows, *artifact.columns) for label in heading.labels]
+    labels = [label for row in artifact.rows for label in row.labels]
+    labels += [label for column in artifact.columns for label in column.labels]
     for name, profile in artifact.profiles.items():
         for word in profile.replace:
             if word not in words:
