@@ -213,6 +213,13 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 
 
 @needs_proc
+@pytest.mark.parametrize("word", ["noise=false", "clip=false"])
+def test_a_run_without_an_epsilon_is_not_named_by_one(word):
+    words = ["method=dpsgd", "task=digits", "eps=8", *HERE]
+    assert " eps=8 " in tracking.run_name(cli.compose(words))
+    assert "eps" not in tracking.run_name(cli.compose([*words, word]))
+
+
 def test_a_run_goes_on_when_the_dashboards_process_dies(tmp_path):
     """And so do the process's next one, which has a dashboard again, and the process's end."""
     without = of(execute(tmp_path / "without", *SHORT))

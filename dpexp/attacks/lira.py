@@ -138,6 +138,7 @@ class Attacked:
         accuracy: of each model on the test set, in percent, [k].
         is_member: [k, n].
         scores: [k, n] by attack (one of `ATTACKS`).
+        remarks: how the models deviate from what their epsilon claims.
         curves: of all models' scores together, by attack.
     """
 
@@ -145,6 +146,7 @@ class Attacked:
     accuracy: np.ndarray
     is_member: np.ndarray
     scores: dict[str, np.ndarray]
+    remarks: tuple[str, ...] = ()
     curves: dict[str, Roc] = field(init=False)
 
     def __post_init__(self):

@@ -37,6 +37,7 @@ from matplotlib.figure import Figure
 from dpexp import records
 from dpexp.attacks import lira
 from dpexp.attacks.lira import Attacked
+from dpexp.attacks.shadow import Shadow
 from dpexp.cli import composition, lookup, verify
 from dpexp.cli.arguments import changing, exit_code_of, file_name, listed, split, text, whole
 from dpexp.cli.execution import execute
@@ -112,20 +113,25 @@ def of_seeds(config: dict[str, Any], num: int) -> list[dict[str, Any]]:
 
 def shadows(config: dict[str, Any], num: int) -> Attacked:
     """Train or look up a method's models and attack each with the others."""
-    accuracies, masks, values = [], [], []
+    accuracies, masks, values, privacy = [], [], [], []
     for shadow in of_seeds(config, num):
         directory = execute(shadow)
-        result = verify.require(directory).result
+        record = verify.require(directory)
+        result = record.result
+        privacy.append(record.privacy)
         arrays = records.arrays_of(directory / records.SCORES)
         masks.append(arrays["is_member"])
         values.append(arrays["confidences"])
         accuracies.append(result[result["metric"]])
     is_member = np.stack(masks)
-    privacy = config["privacy"]
-    budget = f"ε = {privacy['eps']:g}" if privacy["noise"] else "not private"
+    # As certified, not as asked: without clipping there is none, and one of a step adds up.
+    epsilons = {one["target_epsilon"] for one in privacy} - {None}
+    budget = f"ε = {max(epsilons):g}" if epsilons else "not private"
+    every = dict.fromkeys(words for one in privacy for words in one["deviations"])
+    remarks = tuple(words for words in every if words != Shadow.deviation)
     label = f"{config['method']['name']} ({budget})"
     scores = lira.attack(np.stack(values), is_member)
-    return Attacked(label, np.array(accuracies), is_member, scores)
+    return Attacked(label, np.array(accuracies), is_member, scores, remarks)
 
 
 def draw(title: str, attacked: Sequence[Attacked]) -> Figure:
@@ -176,7 +182,7 @@ def summary(title: str, request: Request, configs: list[dict], attacked: list[At
     for config, some in zip(configs, attacked, strict=True):
         lines.append(
             f"- {some.label}: {config['model']['name']}, batch {config['batch_size']:,}, "
-            f"{counted(config['epochs'], 'epoch', 'g')}."
+            f"{'; '.join([counted(config['epochs'], 'epoch', 'g'), *some.remarks])}."
         )
     changed = changing(request.overrides)
     if changed:

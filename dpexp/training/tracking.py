@@ -214,8 +214,12 @@ def job_type(config: Mapping[str, Any]) -> str:
 
 
 def run_name(config: Mapping[str, Any]) -> str:
-    """Return what a person tells runs apart by: method, model, task, epsilon and seed."""
-    eps = config["privacy"]["eps"]
+    """Return what a person tells runs apart by: method, model, task, epsilon and seed.
+
+    A run without noise or clipping has no epsilon.
+    """
+    privacy = config["privacy"]
+    eps = privacy["eps"] if privacy["noise"] and privacy["clip"] else None
     words = [config[group]["name"] for group in ("method", "model", "task")]
     words += [] if eps is None else [f"eps={eps:g}"]
     return " ".join([*words, f"seed={config['seed']}"])

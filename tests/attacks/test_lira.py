@@ -265,6 +265,26 @@ def test_the_script_attacks_every_method_and_writes_its_files(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("words", "label", "remark"),
+    [
+        (["clip=false"], "dpsgd (not private)", "; no clipping: no privacy."),
+        (["sampling=shuffle"], "dpsgd (ε = 3)", "paper-compatible, not a guarantee."),
+        (
+            ["methods=dp_zo", "method.noise=laplace", "privacy.budget=per_step", "epochs=1"],
+            "dp_zo (ε = 6)",
+            "",
+        ),
+    ],
+)
+def test_an_attacked_method_is_named_by_what_is_certified(words, label, remark, tmp_path):
+    words = ["methods=dpsgd", "model=linear", "epochs=0.2", "shadows=4", "eps=3", *words]
+    assert script.main([*DIGITS, *words, f"results={tmp_path}", "name=few"]) == 0
+    text = (tmp_path / "embedded" / "lira" / "few.md").read_text()
+    assert text.count(f"| {label} |") == 3
+    assert f"- {label}: " in text and remark in text
+
+
+@pytest.mark.parametrize(
     ("word", "message"),
     [
         ("shadows=3", "whole number >= 4; got 'shadows=3'"),
