@@ -64,6 +64,7 @@ def test_no_line_calls_a_score_on_held_out_training_examples_one_of_the_test_set
     assert search.main([*SHORT, "optimizer.lr=0.1"]) == 0
     err = capsys.readouterr().err
     assert "holdout_accuracy=" in err and "test_" not in err
+    assert "note: 1 trial was trained" in err and "does not count that choice" in err
     whole = replace(task(), metric="test_mse")
     assert search.held_out(whole).metric == "holdout_mse"
 

@@ -101,6 +101,13 @@ def test_a_table_of_jobs_of_several_metrics_names_each(tmp_path):
     assert lines[0].split() == ["task", "score", "metric", "epsilon", "time", "folder"]
 
 
+def test_of_several_ranks_the_first_shows_the_table(monkeypatch):
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        with sweeps.ending_with_table(["-m", "a=1,2"]) as words:
+            assert (words != ["-m", "a=1,2"]) is (rank == 0)
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

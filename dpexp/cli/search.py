@@ -14,6 +14,7 @@ hyperparameters (docs/privacy/index.md). Exit code: 0; 2 for a user error.
 from __future__ import annotations
 
 import math
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +31,7 @@ from dpexp.data import Task
 from dpexp.distributed.ranks import Ranks, choose_device
 from dpexp.training.parts import Parts
 from dpexp.training.train import train
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, counted
 
 COMMON = ("profile=embedded",)
 SHARE, SEED = 0.2, 20
@@ -125,6 +126,10 @@ def _main(words: Sequence[str]) -> int:
     for chosen, composed in tried:
         config, parts = prepared(composed)
         print(*chosen, said(score(config, parts), parts.task.metric), flush=True)
+    from dpexp.cli.sweeps import COST  # which imports what runs a sweep
+
+    trials = f"{counted(len(tried), 'trial')} {'was' if len(tried) == 1 else 'were'}"
+    print(COST.format(trials=trials), file=sys.stderr)
     return 0
 
 

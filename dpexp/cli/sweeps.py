@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -83,7 +84,7 @@ def ending_with_table(words: list[str]) -> Iterator[list[str]]:
     Args:
         words: of the command line.
     """
-    if not OPTIONS & set(words):
+    if not OPTIONS & set(words) or os.environ.get("RANK", "0") != "0":  # one rank shows it
         yield words
         return
     folder = (FOLDER / f"{datetime.now():%Y-%m-%d-%H%M%S-%f}").absolute()
