@@ -15,8 +15,9 @@ from dpexp.privacy.certificate import SHUFFLED
 from dpexp.records.record import contents
 from dpexp.records.rounded import at_least, at_most
 from dpexp.reporting import collect
-from dpexp.reporting.render import exports, markdown
+from dpexp.reporting.render import exports, markdown, page_article
 from dpexp.reporting.render.csv_files import csv_text
+from dpexp.reporting.render.escape import for_latex
 from dpexp.reporting.render.latex import latex
 from dpexp.reporting.render.terminal import terminal
 from tests.reporting.shown import edit
@@ -125,6 +126,21 @@ def test_csv_tells_a_mean_that_is_no_number_from_one_that_is_missing(made):
     assert (first["mean"], first["std"]) == ("nan", "")
 
 
+def test_an_epsilon_that_is_no_guarantee_is_told_wherever_it_stands(made):
+    """The demo's runs shuffle; a table in a paper's text has no page around it."""
+    shown = made()
+    first = for_latex(SHUFFLED)
+    text = latex(shown)
+    assert f"\\par\\footnotesize $^{{1}}$ {first}\n\\end{{table}}\n" in text
+    (marked,) = (line for line in text.splitlines() if "Plain" in line)
+    assert marked.count("$^{1}$") == 2 and text.count("$^{1}$") == 3
+    bound = at_most(shown.values["plain", "eps2"].epsilon, 3)
+    assert f"| {bound}, no guarantee |" in markdown.markdown(shown).replace("  ", "")
+    assert markdown.certified(shown.values["better", "eps2"]) == bound
+    value = shown.values["plain", "eps2"]
+    assert page_article._numbers(value, has_papers=False)[0] == f"{bound}, no guarantee"
+
+
 def test_tex_is_balanced_escaped_and_rectangular(made):
     text = latex(made())
     begins, ends = re.findall(r"\\begin\{(\w+)\}", text), re.findall(r"\\end\{(\w+)\}", text)
@@ -137,7 +153,7 @@ def test_tex_is_balanced_escaped_and_rectangular(made):
     assert rules == sorted(rules)
     body = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert {line.count(" & ") for line in body} == {3}
-    assert "51.0 $\\pm$ 1.4 (50.0)" in text
+    assert "51.0 $\\pm$ 1.4$^{1}$ (50.0)" in text
 
 
 def test_a_cell_whose_model_diverged_is_marked(made, lab):

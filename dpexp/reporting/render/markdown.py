@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from dpexp.privacy import ANALYSED
+from dpexp.privacy.certificate import SHUFFLED
 from dpexp.records.rounded import at_most
 from dpexp.reporting.collect.values import WORDS, Value
 from dpexp.reporting.judge import verdict
@@ -22,6 +23,8 @@ DIVERGED = (
 )
 """The footnote of a table or figure with such a cell."""
 BY_PAPER = "By the paper's accountant"
+WITHDRAWN = {ANALYSED: " but for the analysis", SHUFFLED: ", no guarantee"}
+"""What follows an epsilon of runs with these deviations."""
 BESIDE = (
     "Noise multiplier: each release's noise over its own sensitivity, as it is here, and what the "
     "paper's accountant asks for at the same q, steps, δ and target ε. What lies between the two "
@@ -200,7 +203,7 @@ def _certificates(table: Table) -> list[str]:
     lines = []
     for ids, names in cells.items():
         runs = ", ".join(f"[{i}](../runs/{i}/) ([privacy](../runs/{i}/privacy.json))" for i in ids)
-        numbers = [_epsilon(values[ids]), _number(values[ids].noise_multiplier)]
+        numbers = [certified(values[ids]), _number(values[ids].noise_multiplier)]
         if has_papers:
             theirs = values[ids].papers_multiplier
             numbers.append("–" if theirs is None else _number(theirs))
@@ -209,10 +212,12 @@ def _certificates(table: Table) -> list[str]:
     return ["## Runs", _md_table(pd.DataFrame(lines, columns=heads)), *note] if cells else []
 
 
-def _epsilon(value: Value) -> str:
-    is_analysed = ANALYSED in value.deviations and value.epsilon is not None
-    bound = "not private" if value.epsilon is None else at_most(value.epsilon, 3)
-    return bound + (" but for the analysis" if is_analysed else "")
+def certified(value: Value) -> str:
+    """Return a cell's epsilon, and in what its runs withdraw it."""
+    if value.epsilon is None:
+        return "not private"
+    withdrawn = [words for note, words in WITHDRAWN.items() if note in value.deviations]
+    return "".join([at_most(value.epsilon, 3), *withdrawn])
 
 
 def _number(value: float | None) -> str:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpexp.records.rounded import at_most
 from dpexp.reporting.collect.cells import relabel
 from dpexp.reporting.collect.values import Value
 from dpexp.reporting.judge import verdict
 from dpexp.reporting.render.crossings import crossings
-from dpexp.reporting.render.markdown import BY_PAPER, DIVERGED
+from dpexp.reporting.render.markdown import BY_PAPER, DIVERGED, certified
 from dpexp.reporting.render.table import Table, unbroken
 from dpexp.reporting.schema.artifact import CURVES, MAPS, Column, Row
 
@@ -214,8 +213,7 @@ def _count(names: Sequence[str]) -> str:
 
 def _numbers(value: Value, has_papers: bool) -> tuple[str, ...]:
     theirs = "–" if value.papers_multiplier is None else _number(value.papers_multiplier)
-    bound = "not private" if value.epsilon is None else at_most(value.epsilon, 3)
-    numbers = (bound, _number(value.noise_multiplier))
+    numbers = (certified(value), _number(value.noise_multiplier))
     return (*numbers, theirs) if has_papers else numbers
 
 
