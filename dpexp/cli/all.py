@@ -43,7 +43,15 @@ from pathlib import Path
 import torch
 
 from dpexp.cli import folders, groups, plan, sent_tables
-from dpexp.cli.arguments import changing, exit_code_of, listed, require_apart, split, whole
+from dpexp.cli.arguments import (
+    changing,
+    exit_code_of,
+    listed,
+    may_mistake,
+    require_apart,
+    split,
+    whole,
+)
 from dpexp.cli.artifact import NAMES, SHARED, exit_code
 from dpexp.cli.cost_model import CostModel, examples
 from dpexp.cli.execution import execute_saying
@@ -156,7 +164,7 @@ def _run(
 ) -> bool:
     """Run what is missing; return whether the user stopped it."""
     results = suite.results
-    report = build.Report(len(first) + len(alone), results, _say, bool(request.overrides))
+    report = build.Report(len(first) + len(alone), results, _say, may_mistake(request.overrides))
     cores = os.cpu_count() or 1
     num = request.workers or (1 if torch.cuda.is_available() else cores)
     try:

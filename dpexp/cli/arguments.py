@@ -129,6 +129,11 @@ def changing(overrides: Sequence[str]) -> tuple[str, ...]:
     return tuple(w for w in overrides if re.split("[.=]", w.lstrip("+~"))[0] not in RESULT_NEUTRAL)
 
 
+def may_mistake(overrides: Sequence[str]) -> bool:
+    """Return whether overrides may be why a run is refused; where results go is none."""
+    return any(word.partition("=")[0] != "results" for word in overrides)
+
+
 def require_apart(overrides: Sequence[str], results: Path) -> None:
     """Refuse to overwrite the default tables with those of other settings.
 

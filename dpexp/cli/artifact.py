@@ -46,6 +46,7 @@ from dpexp.cli.arguments import (
     changing,
     exit_code_of,
     listed,
+    may_mistake,
     positive,
     require_apart,
     seeds,
@@ -283,7 +284,7 @@ def _run(
                 to_do,
                 execute,
                 results,
-                stop_at_mistake=bool(request.overrides),
+                stop_at_mistake=may_mistake(request.overrides),
             )
     except KeyboardInterrupt:
         print("stopped: the same command goes on from here", file=sys.stderr)

@@ -191,7 +191,10 @@ def test_a_mistake_in_the_users_overrides_stops_the_build(demo, lab, conf):
     lab.mistaken = {("plain", 4.0)}
     *_, outcomes, _, _ = demo(run=False)
     said = []
-    with pytest.raises(ConfigError, match=r"^Expected batch_size in \[1, 1000\]; got 5000\.$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^small.*, Plain_1, ε = 4: Expected batch_size in \[1, 1000\]; got 5000\.$",
+    ):
         build.run_missing(
             build.missing(outcomes),
             lab.execute,

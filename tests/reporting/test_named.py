@@ -136,3 +136,16 @@ def test_a_warning_of_a_run_is_a_line(own, capsys):
     assert script.main(["t1", *own(("eps=2]", "eps=2.5]"), ("ε = 2", "some"))]) == 0
     err = capsys.readouterr().err
     assert "warning: eps=2.5 has no effect" in err and "UserWarning" not in err
+
+
+def test_a_row_that_is_refused_leaves_the_others_wherever_results_go(own, tmp_path, capsys):
+    """An override that may be at fault ends the build, and the line says in which cell."""
+    words = own(("method=dpsgd", "method=rgp"))  # which has nothing to train in a linear model
+    assert script.main(["t1", *words]) == 2
+    printed = capsys.readouterr()
+    assert "[2/2] N.P., digits" in printed.out and "Did you mean" not in printed.err
+    assert (tmp_path / "r" / "embedded" / "mine" / "t1.md").is_file()
+    assert script.main(["t1", *words, "optimizer.lr=0.1"]) == 2
+    printed = capsys.readouterr()
+    assert "[2/2]" not in printed.out
+    assert "error: DP-SGD, digits, ε = 2: Expected a model with weight matrices" in printed.err

@@ -131,7 +131,7 @@ class Report:
     def ended(self, job: Job, reason: str, seconds: float) -> None:
         """Report the result of `attempt`; raise ConfigError if a user error ends the build."""
         if self._stop_at_mistake and reason.startswith(WRONG):
-            raise ConfigError(reason.removeprefix(WRONG))
+            raise ConfigError(f"{job.name}: {reason.removeprefix(WRONG)}")
         if reason.startswith(NO_DATA):
             self._absent[sources(job.config or {})] = reason.removeprefix(f"{NO_DATA}: ")
         self._print(job, reason or _shown(job, self._results), seconds)
