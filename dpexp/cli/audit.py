@@ -184,21 +184,26 @@ def of_one_run(subject: Subject, user: Sequence[str]) -> dict[str, Any] | None:
 def of_distinguishing_game(subject: Subject, user: Sequence[str]) -> dict[str, Any]:
     """Return the config of the small run for a method's distinguishing game."""
     overrides = [word for word in user if not word.startswith("audit")]
-    words = [*_words(subject), *subject.small]
+    has_own = any(word.partition("=")[0] == "model" for word in user)  # then it is no cnn
+    words = [*_words(subject), *(() if has_own else subject.small)]
     settings = compose([*words, *overrides])["method"]
     smaller = [f"method.{key}={value}" for key, value in SIZES.items() if key in settings]
     return compose([*words, *smaller, *overrides])
 
 
 def audit(
-    subject: Subject, one_run: dict[str, Any] | None, user: Sequence[str], trials: int, steps: int
+    subject: Subject,
+    one_run: dict[str, Any] | None,
+    game: dict[str, Any],
+    trials: int,
+    steps: int,
 ) -> Row:
     """Audit one method both ways.
 
     Args:
         subject: the method.
         one_run: the config of its one run; None if it has none.
-        user: overrides.
+        game: the config of its distinguishing game.
         trials: in each world.
         steps: of each trial.
     """
@@ -207,8 +212,7 @@ def audit(
     if one_run is not None:
         directory = execute(one_run)
         result = verify.require(directory).result
-    config = of_distinguishing_game(subject, user)
-    played = _play(config, trials, steps)
+    played = _play(game, trials, steps)
     assert played.epsilon is not None  # noise and clipping are on
     verdict = distinguishing.judge(
         played.without,
@@ -356,10 +360,11 @@ def _main(words: Sequence[str]) -> int:
     if not (config["privacy"]["noise"] and config["privacy"]["clip"]):
         raise ConfigError("Expected an audit with noise and clipping. Leave them on.")
     runs = [of_one_run(subject, user) for subject in subjects]
+    games = [of_distinguishing_game(subject, user) for subject in subjects]
     lookup.require_here(run for run in runs if run is not None)
     rows = []
-    for subject, one_run in zip(subjects, runs, strict=True):
-        rows.append(audit(subject, one_run, user, trials, steps))
+    for subject, one_run, game in zip(subjects, runs, games, strict=True):
+        rows.append(audit(subject, one_run, game, trials, steps))
         print(_line(rows[-1]), flush=True)
     some = [] if subjects == subjects_of(user) else [subject.name for subject in subjects]
     stem = Path(config["results"]) / config["profile"]["name"] / "-".join(["audit", *some])

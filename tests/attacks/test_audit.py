@@ -279,6 +279,16 @@ def test_what_is_no_word_of_its_own_is_an_override():
     assert user == ["~schedule", "+model.x=1"]
 
 
+def test_a_mistake_in_the_game_costs_no_run(tmp_path, capsys):
+    """And a model of one's own takes the small one's place, settings and all."""
+    words = ["methods=dpsgd", f"results={tmp_path}", "model.width=2"]
+    assert audit.main(words) == 2
+    assert "Unknown key model.width" in capsys.readouterr().err and not any(tmp_path.iterdir())
+    (subject,) = audit.subjects_of([])[:1]
+    game = audit.of_distinguishing_game(subject, ["model=linear"])
+    assert game["model"]["name"] == "linear" and "channels" not in game["model"]
+
+
 @pytest.mark.parametrize("word", ["methods=dpsdg", "trials=3", "trials=x", "dpsgd", "noise=false"])
 def test_a_mistake_on_the_command_line_is_one_line(word, capsys):
     assert audit.main([word]) == 2
