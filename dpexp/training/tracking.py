@@ -219,7 +219,8 @@ def run_name(config: Mapping[str, Any]) -> str:
     A run without noise or clipping has no epsilon.
     """
     privacy = config["privacy"]
-    eps = privacy["eps"] if privacy["noise"] and privacy["clip"] else None
+    is_private = privacy.get("noise", True) and privacy.get("clip", True)
+    eps = privacy["eps"] if is_private else None
     words = [config[group]["name"] for group in ("method", "model", "task")]
     words += [] if eps is None else [f"eps={eps:g}"]
     return " ".join([*words, f"seed={config['seed']}"])

@@ -115,6 +115,8 @@ def test_cells_with_the_same_config_run_once(conf, lab):
     [
         (["eps=8"], "Expected eps to stay 2, as in 'digits (for SVHN), DP-SGD, ε = 2'"),
         (["privacy.eps=1"], "Expected privacy.eps to stay 2"),
+        (["noise=false"], "Expected the eps of 'digits (for SVHN), DP-SGD, ε = 2' to hold; with"),
+        (["clip=false"], "to hold; with clip=false there is none. Remove that override"),
         (["method=lsg"], "Expected method to stay dpsgd"),
         (["++seed=5"], "Expected seed to stay 0"),
     ],

@@ -252,6 +252,14 @@ def _contradiction(
                 f"Expected {key} to stay {expected}, as in '{name}'; the overrides set it to "
                 f"{actual}. Remove that override, or use run.py."
             )
+    if "eps" in keys or "privacy.eps" in keys:
+        before, after = without["privacy"], composed["privacy"]
+        for key in ("noise", "clip"):
+            if before["noise"] and before["clip"] and not after[key]:
+                return (
+                    f"Expected the eps of '{name}' to hold; with {key}=false there is none. Remove "
+                    "that override, or use run.py."
+                )
     return ""
 
 
