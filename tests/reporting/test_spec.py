@@ -144,6 +144,11 @@ def test_a_wrong_name_gets_the_nearest_one_and_the_list(paper, name, expected):
             "method=better], regardless_of: [epz]}",
             "Unknown setting under regardless_of in row better 'epz': did you mean 'eps'",
         ),
+        (
+            "overrides: [eps=4]}",
+            "overrides: [eps=4], metric: wall_s}\naverage: {key: avg, label: A}",
+            "Row plain: expected numbers of one kind, of which column avg is the average; got",
+        ),
         ("below: [plain]", "below: [better]", "expected two to compare; got better twice"),
         (
             "below: [plain]}",

@@ -53,6 +53,7 @@ def validate(artifact: Artifact) -> None:
             raise unknown("column", column, valued)
         if why := cells.get((row, column)):
             raise ConfigError(f"Expected no value or claim on {row}, {column}: {why}")
+    _validate_average(artifact)
     for row in artifact.rows:
         _validate_metrics(artifact, row)
     for row in artifact.rows:
@@ -223,6 +224,22 @@ def _validate_table(artifact: Artifact) -> None:
         for key in column.words:
             if key not in rows:
                 raise unknown(f"row in words of column {column.key}", key, rows)
+
+
+def _validate_average(artifact: Artifact) -> None:
+    """Reject an average over numbers of several kinds, such as an accuracy and a time."""
+    for row in artifact.rows if artifact.average else ():
+        of_row = [artifact.metric_of(row, column) for column in artifact.measured_columns]
+        kinds = {
+            "accuracy" if all("accuracy" in name for name in names) else " and ".join(names)
+            for names in of_row
+        }
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"Row {row.key}: expected numbers of one kind, of which column "
+                f"{artifact.average.key if artifact.average else ''} is the average; got "
+                f"{' and '.join(sorted(kinds))}. Leave 'average' out, or make two tables."
+            )
 
 
 def _validate_metrics(artifact: Artifact, row: Row) -> None:
