@@ -214,3 +214,11 @@ def test_the_caps_hold_whatever_the_votes():
         assert (got.asked, len(got.labels)) == (max_answers, max_answers)
     none = ask(votes, mechanism(threshold=1e9))
     assert (none.asked, len(none.labels)) == (8, 0)
+
+
+def test_several_processes_are_refused_with_what_helps_under_torchrun_too():
+    """There ranks=1 changes nothing: torchrun says how many processes there are."""
+    config = cli.compose(["method=pate", "task=digits", "profile=embedded", "model=linear"])
+    parts = cli.build_parts(config, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="Set ranks=1, and start it without torchrun"):
+        loop.make_mechanism(config, parts, Ranks(0, 2, torch.device("cpu")))

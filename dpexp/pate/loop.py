@@ -200,7 +200,7 @@ def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes
     if ranks.size > 1:
         raise ConfigError(
             f"Expected one process with method=pate, which trains one teacher after the other; got "
-            f"{ranks.size}. Set ranks=1."
+            f"{ranks.size}. Set ranks=1, and start it without torchrun."
         )
     for name, only in (("clip", True), ("sampling", "poisson")):
         if privacy["noise"] and privacy[name] != only:
