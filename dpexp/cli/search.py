@@ -25,13 +25,14 @@ import torch
 
 from dpexp import records
 from dpexp.cli.arguments import exit_code_of, split
+from dpexp.cli.choosing import cost_of_trials
 from dpexp.cli.composition import compose
 from dpexp.cli.parts import build_parts, require_begin
 from dpexp.data import Task
 from dpexp.distributed.ranks import Ranks, choose_device
 from dpexp.training.parts import Parts
 from dpexp.training.train import train
-from dpexp.types import ConfigError, counted
+from dpexp.types import ConfigError
 
 COMMON = ("profile=embedded",)
 SHARE, SEED = 0.2, 20
@@ -126,10 +127,7 @@ def _main(words: Sequence[str]) -> int:
     for chosen, composed in tried:
         config, parts = prepared(composed)
         print(*chosen, said(score(config, parts), parts.task.metric), flush=True)
-    from dpexp.cli.sweeps import COST  # which imports what runs a sweep
-
-    trials = f"{counted(len(tried), 'trial')} {'was' if len(tried) == 1 else 'were'}"
-    print(COST.format(trials=trials), file=sys.stderr)
+    print(cost_of_trials(len(tried)), file=sys.stderr)
     return 0
 
 

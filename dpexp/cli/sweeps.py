@@ -24,13 +24,14 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from dpexp.cli.choosing import cost_of_runs, cost_of_trials
 from dpexp.cli.command_line import beside
 from dpexp.cli.composition import plain
 from dpexp.cli.named_folders import require_named
 from dpexp.cli.quoting import quoted
 from dpexp.records.rounded import at_most
 from dpexp.reporting.text import clean
-from dpexp.types import ConfigError, counted
+from dpexp.types import ConfigError
 
 OPTIONS = {"-m", "--multirun"}
 FOLDER = Path("multirun")
@@ -40,17 +41,6 @@ SCORE, METRIC, SECONDS, WHY, LAST = "score", "metric", "seconds", "why", "folder
 EPSILON, DEVIATIONS = "epsilon", "deviations"
 WIDEST = 50
 """Characters of a failure's message in the table on the screen; the CSV has all."""
-
-
-COST = (
-    "note: {trials} trained and judged on the private training set. The epsilon of a "
-    "run with settings that were chosen so does not count that choice "
-    "(docs/privacy/index.md)."
-)
-EACH_ALONE = (
-    "note: each epsilon is of one run alone. None counts that {runs} read the same data, nor a "
-    "choice among them by their scores (docs/claim.md)."
-)
 
 
 class Notes(Callback):
@@ -116,10 +106,9 @@ def show(folder: Path) -> None:
     shown = aligned([_on_screen(row, marks) for row in rows])
     print("", *shown, *notes_below, written, sep="\n", file=sys.stderr)
     if (private := sum(bool(row.get(EPSILON)) for row in rows)) > 1:
-        print(EACH_ALONE.format(runs=counted(private, "run")), file=sys.stderr)
+        print(cost_of_runs(private), file=sys.stderr)
     if trials := sum(isinstance(note.get("value"), float) for note in notes):
-        were = "was" if trials == 1 else "were"
-        print(COST.format(trials=f"{counted(trials, 'trial')} {were}"), file=sys.stderr)
+        print(cost_of_trials(trials), file=sys.stderr)
 
 
 def table(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
