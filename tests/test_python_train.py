@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 import multiprocessing
 import pickle
 import re
@@ -448,6 +449,44 @@ def test_the_callers_random_numbers_stay(trained):
     assert torch.equal(torch.rand(3), expected)
 
 
+def missing(targets):
+    """Return targets as numbers, of which the fourth is missing."""
+    return torch.where(torch.arange(len(targets)) == 3, math.nan, targets.double())
+
+
+class Unheard(nn.Module):
+    """A model whose forward pass keeps no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 3)
+
+    @torch.no_grad()
+    def forward(self, x):
+        return self.layer(x.flatten(1))
+
+
+class ExamplesSecond(nn.Module):
+    """A layer of torch that takes the second axis for the examples'."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.head = nn.GRU(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.rows(x[:, 0])[0][:, -1])
+
+
+class Counting(Unheard):
+    """A model that keeps more than tensors in its state."""
+
+    def get_extra_state(self):
+        return {"calls": 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
@@ -467,6 +506,18 @@ def test_the_callers_random_numbers_stay(trained):
         ({"train": [(torch.zeros(1), 0), (torch.zeros(2), 0)]}, "cannot be stacked"),
         ({"train": (TRAIN[0][:0], TRAIN[1][:0])}, "at least one train example"),
         ({"test": (TEST[0][:0], TEST[1][:0])}, "at least one test example"),
+        (
+            {"train": (TRAIN[0], missing(TRAIN[1]))},
+            "train targets as .*; example 3 has nan",
+        ),
+        (
+            {"test": (TEST[0], (TEST[1] + 1).double() * 1e300)},
+            r"test targets as numbers .*; example 0 has \de\+300",
+        ),
+        ({"model": nn.Sequential(nn.Flatten(), nn.LazyLinear(3))}, "1 is a LazyLinear that has"),
+        ({"model": Unheard()}, "outputs without a gradient, as under torch.no_grad"),
+        ({"model": ExamplesSecond()}, "did not. Give its GRU batch_first=True"),
+        ({"model": Counting()}, "state as tensors, .*; _extra_state is a dict"),
         ({"model": nn.Linear(5, 3)}, "Linear fails on them"),
         ({"model": nn.Sequential(nn.Conv2d(1, 4, 3))}, r"returns? .*tensor \[n, outputs\]"),
         ({"method": "dpsdg"}, "Did you mean dpsgd"),
@@ -570,6 +621,10 @@ def test_what_torch_compile_wraps_trains_as_without_it(trained):
     for model in (torch.compile(network()), nested):
         assert trained(model).directory == plain.directory  # the same run, which is looked up
     assert type(trained(torch.compile(network(1))).model) is nn.Sequential
+    run = trained()
+    for again in (torch.compile(network(2)), network(2)):
+        loaded = dpexp.load(run.directory, again).module
+        assert torch.equal(loaded(TEST[0]), run.model(TEST[0]))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch deprecates both

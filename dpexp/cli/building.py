@@ -84,7 +84,7 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
         ConfigError: if a setting does not fit the model.
     """
     node = config["model"]
-    _require_sizes(model)
+    require_sizes(model)
     if _is_standardized(node):
         from dpexp.models.standardized import standardize
 
@@ -111,7 +111,7 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
     return Built(model, head)
 
 
-def _require_sizes(model: Any) -> None:
+def require_sizes(model: Any) -> None:
     """Refuse layers of torch that take their size from their first input, and have seen none.
 
     Raises:

@@ -20,7 +20,7 @@ from torch import nn
 
 from dpexp import records
 from dpexp.cli import begun, errors, folders, holdout, validate
-from dpexp.cli.building import make_method, prepare, with_head
+from dpexp.cli.building import make_method, prepare, require_sizes, with_head
 from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute, failing_model, with_weights
 from dpexp.cli.groups import CONF
@@ -176,6 +176,7 @@ def train(
             f"Expected callbacks to be a list of functions; got {reprlib.repr(callbacks)}. Set "
             "callbacks."
         )
+    require_sizes(model)  # before a look at values that are not there yet
     model = unwrapped(copied(model))
     examples, tests = examples_of(train, "train"), examples_of(test, "test")
     code = None

@@ -19,6 +19,7 @@ from dpexp.data import Preprocessing, kept, preprocessing
 from dpexp.data.given import texts_of
 from dpexp.models import fixing, libraries
 from dpexp.models.adapting import logits_of
+from dpexp.models.unwrapped import unwrapped
 from dpexp.privacy.stated import is_ours
 from dpexp.records import weights
 from dpexp.records.keeping import WEIGHTS, changed
@@ -235,7 +236,7 @@ def _built(record: records.Record, trust: bool) -> nn.Module:
 
 def _changed(model: nn.Module, record: records.Record) -> nn.Module:
     """Change a model that was passed as the run changed its own, where that is not done yet."""
-    node = record.config["model"]
+    model, node = unwrapped(model), record.config["model"]
     if node.get("reads") == libraries.TEXTS and not model._forward_pre_hooks:
         libraries.reads_texts(model)
     norms = fixing.BATCH_NORMS + fixing.INSTANCE_NORMS

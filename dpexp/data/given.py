@@ -57,6 +57,12 @@ def examples_of(data: Any, name: str) -> Examples | Texts:
             f"{name_of(inputs)}. Convert them."
         )
     if targets.is_floating_point():
+        if not (is_number := targets.float().isfinite()).all():
+            at = int(is_number.logical_not().nonzero()[0])
+            raise ConfigError(
+                f"Expected {name} targets as numbers that float32 holds; example {at} has "
+                f"{float(targets[at])}. Leave out examples without a target, or scale targets down."
+            )
         return Examples(inputs, targets.float())
     if targets.dtype == torch.bool or targets.is_complex():
         raise ConfigError(f"Expected {name} targets as class indices; got {name_of(targets)}.")

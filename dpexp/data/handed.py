@@ -171,8 +171,12 @@ def tokenised(data: Any, name: str, kinds: Sequence[str]) -> tuple[dict[str, Ten
             row.setdefault(mask, torch.ones_like(row[ids]))
             if {each.shape for each in row.values()} != {(len(row[ids]),)}:
                 raise TypeError("tokens that are not as many as their mask and kinds")
+            if not len(row[ids]):
+                raise TypeError("it has no token")
             rows.append(row)
-            labels.append(_label_of(item))
+            labels.append(tensor_of(_label_of(item)))
+            if labels[-1].numel() != 1:
+                raise TypeError(f"a label of shape {list(labels[-1].shape)}, not one class")
         whole = {
             kind: torch.nn.utils.rnn.pad_sequence([row[kind] for row in rows], batch_first=True)
             for kind in dict.fromkeys(kind for row in rows for kind in row)

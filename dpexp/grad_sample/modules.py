@@ -181,9 +181,11 @@ def _require_same(
 
 def _different(module: nn.Module) -> ConfigError:
     kind = type(module).__name__
+    second = [each for each in module.modules() if not getattr(each, "batch_first", True)]
+    hint = f" Give its {type(second[0]).__name__} batch_first=True." if second else ""
     return ConfigError(
         f"Expected a {kind}, which has no rule, to come to the same when it is run again on each "
-        "example; it did not. Let it draw nothing, keep no state and use examples apart, or "
+        f"example; it did not.{hint} Let it draw nothing, keep no state and use examples apart, or "
         f"register a rule by @dpexp.grad_sample.rule({kind})."
     )
 

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
 from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
 from dpexp.grad_sample.repeated import RowRule, repeated
-from dpexp.types import ConfigError, LayerGrads, PerExampleGrads
+from dpexp.types import ConfigError, LayerGrads, PerExampleGrads, one_line
 
 Rule = Callable[[Any, Tensor, Tensor], LayerGrads | Mapping[str, Tensor]]
 """Maps a layer, its input [n, ...] and the gradient at its output [n, ...] to gradients [n, ...] of
@@ -95,6 +96,11 @@ def has_rule(kind: type[nn.Module]) -> bool:
     return kind in _RULES
 
 
+def has_foreign_rule(layer: nn.Module) -> bool:
+    """Return whether a layer's type has a rule that is not dpexp's own."""
+    return has_rule(type(layer)) and not _is_ours(_RULES[type(layer)].rule)
+
+
 def parameters_with_a_rule(layer: nn.Module) -> tuple[str, ...]:
     """Return which of a layer's own parameters its type's rule covers; () where it has none."""
     found = _RULES.get(type(layer))
@@ -125,7 +131,7 @@ def layer_grads_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor, rows: int
         rows: of x and dh that are one example's, one after another; n is then that many fewer.
 
     Raises:
-        ConfigError: if the rule omits a gradient, or returns one of another shape.
+        ConfigError: if the rule omits a gradient, or returns one of another shape, or fails.
     """
     if rows > 1:
         if type(layer) in ROWWISE:
@@ -133,7 +139,7 @@ def layer_grads_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor, rows: int
         else:
             return GroupedGrads(layer_grads_of(name, layer, x, dh), rows)
     function, parameters, _ = _RULES[type(layer)]
-    result = function(layer, x, dh)
+    result = function(layer, x, dh) if _is_ours(function) else _result(function, name, layer, x, dh)
     if not isinstance(result, Mapping):
         return result
     gradients = {}
@@ -148,6 +154,43 @@ def layer_grads_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor, rows: int
                 )
             gradients[own] = got
     return FormedGrads(gradients, tuple(gradients))
+
+
+def _is_ours(function: Rule) -> bool:
+    """Return whether a rule is dpexp's own."""
+    return str(getattr(function, "__module__", "")).startswith("dpexp.")
+
+
+def _result(
+    function: Rule, name: str, layer: nn.Module, x: Tensor, dh: Tensor
+) -> LayerGrads | Mapping[str, Tensor]:
+    """Return what a user's rule gives.
+
+    Raises:
+        ConfigError: it fails, or gives neither tensors by name nor `LayerGrads`.
+    """
+    try:
+        result = function(layer, x, dh)
+    except (ConfigError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a user's code may raise anything
+        if "memory" in str(error):  # torch has no type for it on a CPU; fewer examples may fit
+            raise
+        got = f"{type(error).__name__}: {one_line(error)[:200]}"
+    else:
+        got = f"a {type(result).__name__}"
+        if isinstance(result, Mapping):
+            if all(isinstance(each, Tensor) for each in result.values()):
+                return result
+            got += " of other things"
+        elif isinstance(getattr(result, "parameters", None), tuple):
+            return result
+    raise ConfigError(
+        f"Expected the rule for {type(layer).__name__} to give every example's gradients by name, "
+        f"as tensors, of layer {name!r} with inputs {list(x.shape)} and output gradients "
+        f"{list(dh.shape)}; got {got}. Correct the rule, which is to take every shape that the "
+        "model gives it."
+    )
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,11 @@ class Tape:
         Raises:
             ConfigError: naming the layers that took no part in the loss.
         """
+        if not loss.requires_grad:
+            raise ConfigError(
+                "Expected a loss that depends on the weights; the model gives outputs without a "
+                "gradient, as under torch.no_grad, inference_mode or detach. Leave that out."
+            )
         self._is_backward = True
         try:
             loss.backward()

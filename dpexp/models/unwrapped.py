@@ -19,7 +19,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model: changed in place; what it holds may be wrapped too.
 
     Raises:
-        ConfigError: if a part is a program of torch.jit, or its weights are quantized.
+        ConfigError: if a part is a program of torch.jit, its weights are quantized, or it has
+            extra state that is no tensor.
     """
     while _is_compiled(model):
         model = model.get_submodule("_orig_mod")
@@ -35,8 +36,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
                 "no hook sees. Pass the module that it was made of."
             )
     for name, value in model.state_dict().items():
-        if name.endswith("_extra_state"):
-            continue
+        if name.endswith("_extra_state") and not isinstance(value, Tensor):
+            raise ConfigError(
+                f"Expected a model's state as tensors, by which a run is told and kept; {name} is "
+                f"a {type(value).__name__}. Return a tensor from get_extra_state, or remove it."
+            )
         if not isinstance(value, Tensor) or value.is_quantized:
             raise ConfigError(
                 f"Expected weights as tensors of numbers; {name} is packed for quantized "

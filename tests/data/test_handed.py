@@ -214,10 +214,13 @@ def test_a_dict_of_one_input_and_a_label_is_a_pair():
         ({"labels": 1}, "2 of labels and label"),
         ({"attention_mask": [1]}, "not as many"),
         ({"input_ids": ["a", "b"]}, "item 1 cannot be read"),
+        ({"label": "good"}, "item 1 cannot be read"),
+        ({"label": ()}, "item 1 cannot be read"),
+        ({"input_ids": [], "attention_mask": []}, "item 1 .* it has no token"),
     ],
 )
 def test_an_item_that_is_no_text_is_named_in_one_line(changed, line):
-    items = [{"input_ids": [5, 6], "attention_mask": [1, 1], "label": 1} for _ in range(2)]
+    items = [{"input_ids": [5, 6], "attention_mask": [1, 1], "label": 1} for _ in range(3)]
     items[1] = {key: each for key, each in (items[1] | changed).items() if each is not None}
     with pytest.raises(ConfigError, match=line) as refused:
         examples_of(items, "train")

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+import dpexp
 from dpexp import cli, grad_sample, records
 from dpexp.grad_sample import Tape
 from dpexp.methods.dpsgd import DPSGD
@@ -315,6 +316,58 @@ def test_a_layer_takes_one_tensor_and_gives_one(wrong):
 
     with pytest.raises(ConfigError, match="layer 'odd' to take one tensor and return one"):
         once(Model(), torch.ones(3, 2))
+
+
+def out_of_memory(layer, x, dh):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
+
+
+@pytest.mark.parametrize(
+    ("function", "got"),
+    [
+        (lambda layer, x, dh: 1 / 0, "got ZeroDivisionError: division by zero"),
+        (lambda layer, x, dh: {"weight": torch.einsum("nij,nij->nij", x, dh)}, "got RuntimeError"),
+        (lambda layer, x, dh: (x * dh,), "got a tuple"),
+        (lambda layer, x, dh: None, "got a NoneType"),
+        (lambda layer, x, dh: {"weight": (x * dh).tolist()}, "got a dict of other things"),
+    ],
+    ids=["fails", "of other shapes", "a tuple", "nothing", "lists"],
+)
+def test_a_rule_that_fails_is_named_with_its_layer_and_shapes(function, got):
+    fresh = kind()
+    grad_sample.rule(fresh)(function)
+    says = r"rule for Fresh .* layer '0' with inputs \[3, 2\] and output gradients \[3, 2\]; "
+    with pytest.raises(ConfigError, match=says + got):
+        once(nn.Sequential(fresh()), torch.ones(3, 2))
+
+
+def test_a_rule_that_runs_out_of_memory_says_so_itself():
+    """Then fewer examples are taken at once."""
+    fresh = kind()
+    grad_sample.rule(fresh)(out_of_memory)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        once(nn.Sequential(fresh()), torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("at", [0, 1, 4, 8])
+def test_a_rule_that_errs_on_two_examples_of_a_larger_batch_is_found_out(at, tmp_path):
+    """What it adds to one it takes from another: their sum is right, and neither is its own."""
+    fresh = kind()
+
+    def errs(layer, x, dh):
+        each = x * dh
+        if len(each) > 2:
+            aside = torch.zeros(len(each), 1).to(each)
+            aside[at % len(each)], aside[(at + 1) % len(each)] = 5, -5
+            each = each + aside
+        return {"weight": each}
+
+    grad_sample.rule(fresh)(errs)
+    model = nn.Sequential(fresh(), nn.Linear(2, 3))
+    data = torch.randn(12, 2), torch.arange(12) % 3
+    settings = {"method": "dpsgd", "eps": 8, "epochs": 1, "batch_size": 6, "lr": 0.1}
+    with pytest.raises(ConfigError, match=r"rule for Fresh .* '0.weight' .* in its batch"):
+        dpexp.train(model, data, data, results=tmp_path, **settings)
 
 
 def test_a_wrong_rule_is_found_out_before_the_first_step(brought, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ A gradient that is zero, as before units that are off, shows nothing: other weig
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.grad_sample import Try, settle
+from dpexp.grad_sample.rules import has_foreign_rule
 from dpexp.grad_sample.shared_inputs import trial
 from dpexp.privacy.certificate import UNTRIED
 from dpexp.training.probing import summed, verdict
@@ -226,7 +228,10 @@ def _compared(
     one = subject.trial(examples.one, chance, (0, 1), is_whole=True)
     other = subject.trial(examples.other, chance, (0,))
     alone = subject.trial(examples.alone, chance, (0,))
-    crowd = subject.trial(examples.crowd, chance, (FIRST, SECOND), is_recorded=False)
+    rows = {FIRST, SECOND}
+    if chance == MIDDLE and any(map(has_foreign_rule, model.modules())):
+        rows |= {*examples.singles}  # no rule of ours tells rows apart, a user's may
+    crowd = subject.trial(examples.crowd, chance, rows, is_recorded=False)
     wrong = (
         verdict.moved(model, [one, other, alone, crowd])
         or summed.compare(subject, examples.one, one, chance, most)
@@ -266,11 +271,44 @@ def _crowded(
         )
         > most
     ]
+    if wrong := _of_a_rule(subject, examples, crowd, most, chance):
+        return wrong
     if verdict.differ(alone.each[0], crowd.each[FIRST], most):
         differing.append(FIRST)
     if verdict.differ(one.each[0], crowd.each[SECOND], most):
         differing.append(SECOND)
     return _explained(subject, examples, differing, most, chance)
+
+
+def _of_a_rule(
+    subject: Subject, examples: MadeUp, crowd: Trial, most: float, chance: Chance
+) -> str | None:
+    """Return what is wrong if a user's rule gives an example another gradient beside more of them.
+
+    A difference is weighed by the largest gradient of the crowd: where one cancels, as that of an
+    example which the model is sure of, all of it is rounding.
+    """
+    if len(crowd.each) <= len((FIRST, SECOND)):  # no such rule; see `_compared`
+        return None
+    foreign = {
+        name: type(layer).__name__
+        for name in crowd.each[FIRST]
+        if has_foreign_rule(layer := subject.model.get_submodule(name.rpartition(".")[0]))
+    }
+    sizes = {n: [verdict.size_of(each[n]) for each in crowd.each.values()] for n in foreign}
+    largest = {n: max(filter(math.isfinite, each), default=0.0) for n, each in sizes.items()}
+    for at, among in crowd.each.items():
+        batch = examples.alone if at == FIRST else examples.singles[at]
+        single = subject.trial(batch, chance, (0,), is_recorded=False).each[0]
+        for name, kind in foreign.items():
+            apart = verdict.size_of(single[name] - among[name])
+            if math.isfinite(apart) and apart > most * largest[name]:
+                return (
+                    f"Expected the rule for {kind} to give every example its own gradient; what "
+                    f"{name!r} has of a made-up example changes with how many are in its batch, so "
+                    "no one example's influence is bounded. Correct the rule."
+                )
+    return None
 
 
 def _turned(
