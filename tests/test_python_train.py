@@ -466,6 +466,26 @@ class Unheard(nn.Module):
         return self.layer(x.flatten(1))
 
 
+class Prototypes(nn.Module):
+    """A model whose classes are rows of a parameter that is no layer's."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(16, 6)
+        self.prototypes = nn.Parameter(
+            torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+        )
+
+    def forward(self, x):
+        return -torch.cdist(self.body(x.flatten(1)), self.prototypes)
+
+
+def test_a_classifier_may_be_a_parameter_of_no_layer(trained):
+    run = trained(Prototypes(), method="dpsgd")
+    moved = run.model.prototypes - Prototypes().prototypes
+    assert float(moved.detach().abs().max()) > 0
+
+
 class ExamplesSecond(nn.Module):
     """A layer of torch that takes the second axis for the examples'."""
 
@@ -516,6 +536,7 @@ class Counting(Unheard):
         ),
         ({"model": nn.Sequential(nn.Flatten(), nn.LazyLinear(3))}, "1 is a LazyLinear that has"),
         ({"model": Unheard()}, "outputs without a gradient, as under torch.no_grad"),
+        ({"model": Prototypes(), "method": "rgp"}, "gives the classes; none does. Set settings="),
         ({"model": ExamplesSecond()}, "did not. Give its GRU batch_first=True"),
         ({"model": Counting()}, "state as tensors, .*; _extra_state is a dict"),
         ({"model": nn.Linear(5, 3)}, "Linear fails on them"),

@@ -103,8 +103,10 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
     if is_of_door(node):
         adapting.returns_logits(model)
         if head == classifier.AUTO:
-            head = classifier.find_head(model, num_classes)
-            classifier.say_head(model, head)
+            head = ""  # such as prototypes, which are no layer's: methods that need one refuse
+            if not classifier.is_bare(model, num_classes):
+                head = classifier.find_head(model, num_classes)
+                classifier.say_head(model, head)
         classifier.say_frozen(model)
     if patterns:
         classifier.freeze(model, patterns)

@@ -38,6 +38,11 @@ def classifier(model: nn.Module, head: str) -> tuple[str, ...]:
     """
     names = tuple(name for name, _ in model.named_parameters() if name.startswith(f"{head}."))
     if not names and not head:
+        if [*model.children()]:
+            raise ConfigError(
+                "Expected the model to hold a layer that gives the classes; none does. Set "
+                "model.head to the name of one, or a method that trains all alike, such as dpsgd."
+            )
         raise ConfigError(
             "Expected the model to hold a classifier; it is one layer as a whole. Wrap it in "
             "nn.Sequential."

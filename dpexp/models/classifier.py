@@ -53,6 +53,26 @@ def find_head(model: nn.Module, num_classes: int) -> str:
     return first if encoder and first != encoder else last
 
 
+def is_bare(model: nn.Module, num_classes: int) -> bool:
+    """Return whether what gives the classes is a parameter of no layer, as a matrix of prototypes.
+
+    Args:
+        model: any module.
+        num_classes: outputs.
+    """
+    layers = [each for each in model.modules() if isinstance(each, LAYERS)]
+    sizes = {getattr(each, "out_features", getattr(each, "out_channels", 0)) for each in layers}
+    of_layers = {id(each) for layer in layers for each in layer.parameters()}
+    stated = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
+    return (
+        num_classes not in sizes
+        and not stated
+        and any(
+            num_classes in each.shape for each in model.parameters() if id(each) not in of_layers
+        )
+    )
+
+
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     """Freeze the parameters whose names match a pattern, or stand below a module that does.
 
