@@ -76,6 +76,8 @@ def test_no_line_calls_a_score_on_held_out_training_examples_one_of_the_test_set
         ["method=dpsgd,rpg"],
         ["method=dpsgd", "optimizer.lr=1,x"],
         ["method=dpsgd", "eps=8,-1"],
+        ["method=rgp", "method.rank=1,999"],
+        ["method=lsg", "method.rank=2", "method.p=0.5,7"],
     ],
 )
 def test_a_mistake_in_the_last_combination_costs_no_run_of_the_first(words, capsys):

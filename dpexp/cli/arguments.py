@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from dpexp.cli import errors, folders
 from dpexp.cli.quoting import readable
 from dpexp.cli.signals import restore_signals
 from dpexp.cli.streams import safe_output
-from dpexp.records import RESULT_NEUTRAL, RecordError
+from dpexp.records import RecordError, is_neutral
 from dpexp.reporting.schema.artifact import unknown
 from dpexp.types import ConfigError
 
@@ -126,7 +125,7 @@ def whole(least: int) -> Reader:
 
 def changing(overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the overrides that change results; `device=cpu`, for example, does not."""
-    return tuple(w for w in overrides if re.split("[.=]", w.lstrip("+~"))[0] not in RESULT_NEUTRAL)
+    return tuple(word for word in overrides if not is_neutral(word))
 
 
 def may_mistake(overrides: Sequence[str]) -> bool:

@@ -55,7 +55,7 @@ def require_begin(configs: Iterable[dict[str, Any]]) -> None:
     """Refuse what a run of one of these configs would refuse as it begins, before any is run.
 
     Task, model and method are built and tried on made-up examples, once where several configs
-    have the same; nothing is trained.
+    have the same settings of the three; nothing is trained.
 
     Raises:
         ConfigError: such as for a method that has nothing to train in the model.
@@ -68,7 +68,7 @@ def require_begin(configs: Iterable[dict[str, Any]]) -> None:
     begun_with: list[Any] = []
     for config in configs:
         validate.check_values(config)
-        chosen = [(config[group]["name"], config[group]["_target_"]) for group in TRIED]
+        chosen = [config[group] for group in TRIED]  # as whole: a rank, too, may not fit
         if chosen in begun_with or "loop" in config:
             continue
         begun_with.append(chosen)

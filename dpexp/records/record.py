@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,6 +61,11 @@ def run_id(config: Mapping[str, Any]) -> str:
     deciding = {key: value for key, value in config.items() if key not in RESULT_NEUTRAL}
     text = json.dumps(_canonical(first_names(deciding)), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def is_neutral(override: str) -> bool:
+    """Return whether a command-line word, such as device=cpu, decides no result."""
+    return re.split("[.=]", override.lstrip("+~"))[0] in RESULT_NEUTRAL
 
 
 def _canonical(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,7 +155,7 @@ def _jobs(
     name = cell_name(row, column, changes)
     of_cell = words_of(row, column, changes, point)
     metric = artifact.metric_of(row, column)
-    neutral = [word for word in user if _is_neutral(word)]
+    neutral = [word for word in user if records.is_neutral(word)]
     words = [(f"profile={profile}", *of_cell, f"seed={seed}", *user) for seed in seeds]
     absent = next((word for word in of_cell if _is_absent(word, folders)), "")
     if absent:
@@ -220,11 +219,6 @@ def settings_of(
         return records.run_id(compose([*context, *words, "seed=0"]))
     except ConfigError:
         return records.run_id({"words": words})
-
-
-def _is_neutral(override: str) -> bool:
-    """Return whether an override does not change results."""
-    return re.split("[.=]", override.lstrip("+~"))[0] in records.RESULT_NEUTRAL
 
 
 def choices_of(jobs: Iterable[Job]) -> dict[Key, tuned.Choice]:
