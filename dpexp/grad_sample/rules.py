@@ -180,14 +180,14 @@ def _result(
     else:
         got = f"a {type(result).__name__}"
         if isinstance(result, Mapping):
-            if all(isinstance(each, Tensor) for each in result.values()):
+            if all(isinstance(g, Tensor) and g.is_floating_point() for g in result.values()):
                 return result
             got += " of other things"
         elif isinstance(getattr(result, "parameters", None), tuple):
             return result
     raise ConfigError(
         f"Expected the rule for {type(layer).__name__} to give every example's gradients by name, "
-        f"as tensors, of layer {name!r} with inputs {list(x.shape)} and output gradients "
+        f"as tensors of floats, of layer {name!r} with inputs {list(x.shape)} and output gradients "
         f"{list(dh.shape)}; got {got}. Correct the rule, which is to take every shape that the "
         "model gives it."
     )

@@ -297,7 +297,10 @@ def _of_a_rule(
     }
     sizes = {n: [verdict.size_of(each[n]) for each in crowd.each.values()] for n in foreign}
     largest = {n: max(filter(math.isfinite, each), default=0.0) for n, each in sizes.items()}
-    for at, among in crowd.each.items():
+    shorter = [at for at in crowd.each if at < len(examples.crowd) - 1]
+    part = Batch(examples.crowd.inputs[:-1], examples.crowd.targets[:-1])  # of the other parity
+    fewer = subject.trial(part, chance, shorter, is_recorded=False).each
+    for at, among in [*crowd.each.items(), *fewer.items()]:
         batch = examples.alone if at == FIRST else examples.singles[at]
         single = subject.trial(batch, chance, (0,), is_recorded=False).each[0]
         for name, kind in foreign.items():
