@@ -5,6 +5,7 @@ import json
 import math
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -312,3 +313,9 @@ def test_no_epsilon_is_below_0_where_delta_alone_suffices(q, sigma, steps, delta
 def test_epsilon_falls_to_0_with_noise_and_stays_there():
     found = [prv_epsilon(1.0, sigma, 1, 0.1) for sigma in (2.0, 3.0, 3.5, 4.0, 5.0)]
     assert found == sorted(found, reverse=True) and found[1] > 0 and found[-2:] == [0, 0]
+
+
+def test_kept_multipliers_are_of_the_code_that_gives_them():
+    """RDP's epsilon sets the width of PRV's grid: with other code of it, they are found anew."""
+    for module in (accounting, rdp, accounting.prv):
+        assert Path(module.__file__).read_bytes() in accounting._version()
