@@ -6,16 +6,16 @@ Takes Hydra overrides (profile=embedded unless named). Values separated by comma
 combinations, with one run each. A run trains on four fifths of the training set and is evaluated on
 the other fifth; a fixed seed selects it, the same for all runs. The batch size is four fifths of
 the setting's, so that sampling rate, steps and noise multiplier stay. The test set is never used.
-Nothing is recorded. Each run prints a line, with its accuracy in percent, or with an error's name
-and value; less of an error is better. The epsilon does not account for this choice of
-hyperparameters (docs/privacy/index.md). Exit code: 0; 2 for a user error.
+Nothing is recorded, but a run that was interrupted goes on from its last checkpoint when it is asked
+for again. Each run prints a line, with its accuracy in percent, or with an error's name and value;
+less of an error is better. The epsilon does not account for this choice of hyperparameters
+(docs/privacy/index.md). Exit code: 0; 2 for a user error.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -23,15 +23,14 @@ from typing import Any
 
 import torch
 
-from dpexp import records
 from dpexp.cli.arguments import exit_code_of, split
 from dpexp.cli.choosing import cost_of_trials
 from dpexp.cli.composition import compose
 from dpexp.cli.parts import build_parts, require_begin
+from dpexp.cli.trials import result_of
 from dpexp.data import Task
-from dpexp.distributed.ranks import Ranks, choose_device
+from dpexp.distributed.ranks import choose_device
 from dpexp.training.parts import Parts
-from dpexp.training.train import train
 from dpexp.types import ConfigError
 
 COMMON = ("profile=embedded",)
@@ -88,12 +87,13 @@ def attempt(words: Sequence[str]) -> float:
 
 def score(config: dict[str, Any], parts: Parts) -> float:
     """Train a run that is `prepared`; return its metric on the held-out examples, or NaN."""
-    with tempfile.TemporaryDirectory() as folder:
-        config["results"] = folder
-        train(config, parts, Ranks(0, 1, choose_device(config["device"])))
-        record = records.find(folder, config)
-    assert record is not None
-    result: dict[str, Any] = record.result
+    task, size = parts.task, len(parts.task.train) + len(parts.task.test)
+    whole = {**config, "task": {**config["task"], "dataset_size": size}}
+
+    def again() -> Parts:
+        return replace(build_parts(whole, choose_device(config["device"])), task=task)
+
+    result = result_of(config, parts, again, kind=f"held-out-{SHARE}-{SEED}")
     value = result[result["metric"]]
     return math.nan if value is None else float(value)
 

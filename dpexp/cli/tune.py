@@ -19,7 +19,8 @@ the table. The test set is never used. The privacy guarantee does not cover the 
                                  its own tuned
 
 Other words are Hydra overrides that do not change results, such as data_root. Points with scores
-are skipped, unless the cell's settings changed since. Several processes may run at once. Exit code:
+are skipped, unless the cell's settings changed since, and an interrupted one goes on from its last
+checkpoint. Several processes may run at once. Exit code:
 0, also where data are missing (it says so and continues with the other cells); 2 for a user error.
 """
 
