@@ -1,4 +1,4 @@
-"""A setting that is tried goes on where it was interrupted, to the same score, and leaves nothing."""
+"""A setting that is tried goes on where it was interrupted, to the same score, leaving nothing."""
 
 import os
 from dataclasses import replace

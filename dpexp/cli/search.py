@@ -6,9 +6,9 @@ Takes Hydra overrides (profile=embedded unless named). Values separated by comma
 combinations, with one run each. A run trains on four fifths of the training set and is evaluated on
 the other fifth; a fixed seed selects it, the same for all runs. The batch size is four fifths of
 the setting's, so that sampling rate, steps and noise multiplier stay. The test set is never used.
-Nothing is recorded, but a run that was interrupted goes on from its last checkpoint when it is asked
-for again. Each run prints a line, with its accuracy in percent, or with an error's name and value;
-less of an error is better. The epsilon does not account for this choice of hyperparameters
+Nothing is recorded, but a run that was interrupted goes on from its last checkpoint when it is
+asked for again. Each run prints a line, with its accuracy in percent, or with an error's name and
+value; less of an error is better. The epsilon does not account for this choice of hyperparameters
 (docs/privacy/index.md). Exit code: 0; 2 for a user error.
 """
 
