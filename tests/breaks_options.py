@@ -34,9 +34,9 @@ def views_not_divided(patch: pytest.MonkeyPatch) -> None:
     """Add an example's views up in place of their mean; they are clipped once all the same."""
     import torch
 
-    from dpexp.training.gradient import PrivateGradient
+    from dpexp.training.batch_sum import BatchSum
 
-    backward = PrivateGradient._backward
+    backward = BatchSum._backward
 
     def broken(self, batch, callback, weights=None):
         loss, times = self._loss, batch.views
@@ -47,7 +47,7 @@ def views_not_divided(patch: pytest.MonkeyPatch) -> None:
         finally:
             self._loss = loss
 
-    patch.setattr(PrivateGradient, "_backward", broken)
+    patch.setattr(BatchSum, "_backward", broken)
 
 
 def views_by_place_in_the_draw(patch: pytest.MonkeyPatch) -> None:
@@ -55,9 +55,9 @@ def views_by_place_in_the_draw(patch: pytest.MonkeyPatch) -> None:
 
     One example more then gives all those behind it other views.
     """
-    from dpexp.training.gradient import PrivateGradient
+    from dpexp.training.batch_sum import BatchSum
 
-    draws = PrivateGradient._draws
+    draws = BatchSum._draws
 
     def broken(self, examples, step):
         rows, drawn = draws(self, examples, step), self._mechanism.sample(step)
@@ -65,7 +65,7 @@ def views_by_place_in_the_draw(patch: pytest.MonkeyPatch) -> None:
             rows[drawn] = rows[: len(drawn)].clone()
         return rows
 
-    patch.setattr(PrivateGradient, "_draws", broken)
+    patch.setattr(BatchSum, "_draws", broken)
 
 
 def normalised_without_a_bound(patch: pytest.MonkeyPatch) -> None:
