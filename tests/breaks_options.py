@@ -24,8 +24,8 @@ def views_clipped_one_by_one(patch: pytest.MonkeyPatch) -> None:
 
     whole = Tape.expect
 
-    def broken(self, num_examples, views=1):
-        whole(self, num_examples)
+    def broken(self, num_examples, views=1, shape=()):
+        whole(self, num_examples, shape=shape)
 
     patch.setattr(Tape, "expect", broken)
 
