@@ -317,6 +317,110 @@ class ChangesSums(OnHead):
         return sums
 
 
+class Late(OnHead):
+    """Doubles what it releases from the sixth step on."""
+
+    first = 5
+
+    def start(self, model):
+        return {**super().start(model), "at": 0}
+
+    def compress(self, state, sums):
+        factor = 2.0 if state["at"] >= self.first else 1.0
+        return {key: factor * total for key, total in sums.items()}
+
+    def reconstruct(self, state, noisy):
+        gradients, state = super().reconstruct(state, noisy)
+        return gradients, {**state, "at": state["at"] + 1}
+
+
+class AfterAnEpoch(Late):
+    """Doubles what it releases after 15 steps, an epoch of digits in batches of a hundred."""
+
+    first = 15
+
+
+class LateAside(OnHead):
+    """Doubles what it releases from the sixth step on, which it counts outside of its state."""
+
+    taken = 0
+
+    def compress(self, state, sums):
+        self.taken += 1
+        factor = 2.0 if self.taken > 5 else 1.0
+        return {key: factor * total for key, total in sums.items()}
+
+
+class LateSteering(OnHead):
+    """Makes the step as long as the exact sums from the sixth step on."""
+
+    def start(self, model):
+        return {**super().start(model), "at": 0}
+
+    def compress(self, state, sums):
+        self.norm = float(flat(sums).norm())
+        return {key: total.clone() for key, total in sums.items()}
+
+    def reconstruct(self, state, noisy):
+        gradients, state = super().reconstruct(state, noisy)
+        factor = self.norm if state["at"] >= 5 else 1.0
+        gradients = {name: factor * each for name, each in gradients.items()}
+        return gradients, {**state, "at": state["at"] + 1}
+
+
+class Crowded(OnHead):
+    """Doubles what it releases of more than a hundred examples."""
+
+    def per_example_grads(self, state, layer, layer_grads):
+        found = super().per_example_grads(state, layer, layer_grads)
+        self.count = len(next(iter(found.values())).norms_squared())
+        return found
+
+    def compress(self, state, sums):
+        factor = 2.0 if getattr(self, "count", 0) > 100 else 1.0
+        return {key: factor * total for key, total in sums.items()}
+
+
+class CrowdedStep(Crowded):
+    """Halves the step after more than a hundred examples."""
+
+    def compress(self, state, sums):
+        return sums
+
+    def reconstruct(self, state, noisy):
+        gradients, state = super().reconstruct(state, noisy)
+        factor = 0.5 if getattr(self, "count", 0) > 100 else 1.0
+        return {name: factor * each for name, each in gradients.items()}, state
+
+
+class Idling(OnHead):
+    """Takes no step where no example was drawn."""
+
+    def prepare(self, model, state, public, gen):
+        self.has_drawn = False
+        return super().prepare(model, state, public, gen)
+
+    def per_example_grads(self, state, layer, layer_grads):
+        self.has_drawn = True
+        return super().per_example_grads(state, layer, layer_grads)
+
+    def reconstruct(self, state, noisy):
+        gradients, state = super().reconstruct(state, noisy)
+        return {name: self.has_drawn * each for name, each in gradients.items()}, state
+
+
+class Unready(OnHead):
+    """Cannot take a step where no example was drawn."""
+
+    def per_example_grads(self, state, layer, layer_grads):
+        self.device = layer_grads.x.device
+        return super().per_example_grads(state, layer, layer_grads)
+
+    def reconstruct(self, state, noisy):
+        gradients, state = super().reconstruct(state, noisy)
+        return {name: each.to(self.device) for name, each in gradients.items()}, state
+
+
 class HalfDeclared(Compressive):
     """Compressive SGD with half of its sensitivity declared."""
 
@@ -353,5 +457,12 @@ UNSOUND = {
     Growing: "declared releases change by step 2",
     Counting: POST_PROCESSING,
     Cautious: POST_PROCESSING,
+    Late: rf"{SENSITIVITY}.*; step 6\)",
+    LateAside: rf"{SENSITIVITY}.*; step 6\)",
+    LateSteering: POST_PROCESSING,
+    Crowded: rf"{SENSITIVITY}.*; beside 128 others\)",
+    CrowdedStep: POST_PROCESSING,
+    Idling: POST_PROCESSING,
+    Unready: r"a step that draws no example fails \(AttributeError",
 }
 """Each with what must be found of it."""

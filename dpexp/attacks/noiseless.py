@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpexp.distributed.ranks import Ranks
 from dpexp.models.copies import copied
-from dpexp.privacy import whole_batch
+from dpexp.privacy import Mechanism, whole_batch
 from dpexp.privacy.seeds import generator
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.outcome import StepOutcome
@@ -136,6 +136,14 @@ class Public:
         return self._examples.micro_batches(indices, size)
 
 
+class _Empty(Mechanism):
+    """A mechanism that draws no example."""
+
+    def sample(self, step: int) -> Tensor:
+        """Return no index."""
+        return torch.zeros(0, dtype=torch.long)
+
+
 class Bench:
     """Runs noiseless steps of a method on given examples, in float64."""
 
@@ -167,15 +175,21 @@ class Bench:
         share: float = 1.0,
         micro_batch: int = MICRO_BATCH,
     ) -> tuple[StepOutcome, Watching]:
-        """Run a step on all the examples at a share of the clip norm, without an update."""
+        """Run a step on all the examples at a share of the clip norm, without an update.
+
+        Where there are none the step expects one, by which it divides.
+        """
         watching = Watching(method)
-        mechanism = whole_batch(len(examples), self.releases(state, share))
+        releases = self.releases(state, share)
+        mechanism = whole_batch(max(1, len(examples)), releases)
+        if not len(examples):
+            mechanism = _Empty(**vars(mechanism))
         with PrivateGradient(
             self.model,
             watching,
             mechanism,
             self._ranks,
-            min(micro_batch, len(examples)),
+            max(1, min(micro_batch, len(examples))),
             self._public,
             self._loss,
             clipping=self._clipping,

@@ -4,21 +4,23 @@ For any `Method`, ours or a user's, on a given model and examples:
 
     sensitivity      one more example, adversarial ones included, changes the vector before the
                      noise by at most the declared sensitivity, in l2 or, for Laplace noise, l1;
-                     the declaration is the same at every step, as noise is calibrated once
+                     beside few examples, many or none; the declaration is the same at every step,
+                     as noise is calibrated once
     structure        blocks, their order and shapes do not depend on the examples
-    post-processing  given equal releases, other examples, or more micro-batches of them, lead to
-                     bit-identical gradients, state, bases and weights, and the next step on one
-                     fixed set gives the same sums: nothing depends on the examples but the releases
+    post-processing  given equal releases, other examples, many of them or none, or more
+                     micro-batches of them, lead to bit-identical gradients, state, bases and
+                     weights, and the next step on one fixed set gives the same sums: nothing
+                     depends on the examples but the releases
     repetition       a new instance of the method takes the same step from a saved state
 
-A pass is no proof: the neighbours are the worst that a search finds (`dpexp.attacks.sensitivity`),
-in the first steps only. A failure is a counterexample.
+A pass is no proof: the neighbours are the worst that a search finds (`dpexp.attacks.sensitivity`)
+in the first steps, and a few at later ones. A failure is a counterexample.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,11 +29,12 @@ import torch
 from torch import Tensor
 
 from dpexp.attacks.differences import first_difference
-from dpexp.attacks.noiseless import Bench, Injected, Made, Watching
+from dpexp.attacks.noiseless import MICRO_BATCH, Bench, Injected, Made, Watching
 from dpexp.attacks.sensitivity import Differs, Movement, Search, badness, movement
 from dpexp.privacy.seeds import generator
+from dpexp.training.outcome import StepOutcome
 from dpexp.training.returned import NotAsDeclared
-from dpexp.types import ConfigError, Key, State
+from dpexp.types import ConfigError, Key, State, counted, one_line
 
 TOLERANCE = 1e-6
 """Relative tolerance of a change: the rounding that docs/privacy/rounding.md states."""
@@ -41,13 +44,25 @@ NUM, MORE = 4, 8
 dividing by them is exact."""
 
 STEPS = 2
-"""Number of steps tested, the second after an update of the weights (ours)."""
+"""Number of steps searched at length, the second after an update of the weights (ours)."""
+
+LATER = 12
+"""Number of steps in all; at those after the first `STEPS` a few neighbours are tried (ours)."""
+
+MANY = 128
+"""Examples of a large draw (ours): more than a config's micro_batch has."""
 
 FAR = 1e4
 """What an example is multiplied by that has far larger gradients than others (ours)."""
 
+FAR_AND_WRONG = f"another target, times {FAR:g}"
+"""What moves a sum most, of the kinds of examples that are added."""
+
 FEW = 3
 """Examples at once where a set is taken in several micro-batches (ours)."""
+
+MOVES = "one example moves release"
+"""How a finding of that kind begins; later steps and other draws are told of if none was before."""
 
 TIGHT = 1e-3
 """Clip norm, in the run's, at which examples are added once more (ours). Where it is so large that
@@ -68,7 +83,13 @@ class Verdict:
 
 
 def check(
-    parts: Any, clip_norm: float, *, seed: int = 0, tries: int = 20, climbs: int = 50
+    parts: Any,
+    clip_norm: float,
+    *,
+    seed: int = 0,
+    tries: int = 20,
+    climbs: int = 50,
+    steps: int = LATER,
 ) -> Verdict:
     """Test a method against its declaration.
 
@@ -79,6 +100,7 @@ def check(
         seed: of the neighbours.
         tries: examples that a climb tries from the worst one, >= 0.
         climbs: steps from each of the best synthetic sums, >= 0.
+        steps: of the method's that are looked at, >= 2; the first two at length.
 
     Raises:
         ConfigError: for a method of another loop, or too few test examples.
@@ -96,9 +118,10 @@ def check(
         )
     findings: dict[str, None] = {}
     try:
-        worst = _check_sensitivity(parts, clip_norm, seed, tries, climbs, findings)
-        _check_post_processing(parts, clip_norm, findings)
-        _check_repeated(parts, clip_norm, findings)
+        worst = _check_sensitivity(parts, clip_norm, seed, tries, climbs, steps, findings)
+        worst = max(worst, _check_draws(parts, clip_norm, findings), key=badness)
+        _check_post_processing(parts, clip_norm, steps, findings)
+        _check_repeated(parts, clip_norm, steps, findings)
     except (Differs, NotAsDeclared) as error:
         depends = "the structure of the releases depends on the examples: "
         findings[f"{depends if isinstance(error, Differs) else ''}{error}"] = None
@@ -113,82 +136,171 @@ def _two_sets(examples: Any) -> tuple[Made, Made]:
 
 
 def _check_sensitivity(
-    parts: Any, clip_norm: float, seed: int, tries: int, climbs: int, findings: dict[str, None]
+    parts: Any,
+    clip_norm: float,
+    seed: int,
+    tries: int,
+    climbs: int,
+    steps: int,
+    findings: dict[str, None],
 ) -> Movement:
     bench = Bench(parts, clip_norm)
     gen = generator(seed, "neighbours", 0)
     base, more = _two_sets(parts.task.test)
     state, worst = bench.start(), Movement(0.0, "", "none")
     declared = bench.releases(state)
-    for step in range(STEPS):
+    method = copy.deepcopy(parts.method)
+    for step in range(steps):
         releases = bench.releases(state)
         if releases != declared:
             findings[
                 f"the declared releases change by step {step + 1}, and noise is calibrated to "
                 "those of the first; declare the largest of all steps at each"
             ] = None
-        outcome, seen = bench.step(copy.deepcopy(parts.method), state, base, step)
+            declared = releases  # told once a change
+        # What a method keeps outside of its state may change it at a later step, too.
+        at = _At(bench, method, state, step)
+        outcome, seen = at.taken(method := copy.deepcopy(method), base)
         if seen.changes_sums:
             findings["compress changes the sums that it is given"] = None
-        added = [_moved_by_examples(bench, parts, state, step, base, more, seen, tries, gen)]
-        if step == STEPS - 1:
-            _, tight = bench.step(copy.deepcopy(parts.method), state, base, step, TIGHT)
-            added.append(
-                _moved_by_examples(bench, parts, state, step, base, more, tight, 0, gen, TIGHT)
+        starts = list(_adversarial(base, more, parts.task.num_classes))
+        starts = starts if step < STEPS else _few_of(starts)
+        added = [_moved_by_examples(at, base, starts, seen, tries if step < STEPS else 0, gen)]
+        if step >= STEPS - 1:
+            added.append(_moved_when_tight(at, base, starts, gen))
+        if step < STEPS or step == steps - 1:
+            search = Search(
+                partial(_compressed, at.method, seen.state),
+                {key: tuple(total.shape) for key, total in seen.sums.items()},
+                releases,
+                next(iter(seen.sums.values())),
+                gen,
             )
-        search = Search(
-            partial(_compressed, parts.method, seen.state),
-            {key: tuple(total.shape) for key, total in seen.sums.items()},
-            releases,
-            next(iter(seen.sums.values())),
-            gen,
-        )
-        moved = max(*added, search.worst(climbs), key=badness)
+            added.append(search.worst(climbs if step < STEPS else 0))
+        moved = max(added, key=badness)
         worst = max(worst, moved, key=badness)
-        if not moved.ratio <= 1 + TOLERANCE:
-            findings[
-                f"one example moves release {moved.release} by {moved.ratio:.4g} of its "
-                f"declared sensitivity ({moved.neighbours}; step {step + 1})"
-            ] = None
+        if step < STEPS or not any(each.startswith(MOVES) for each in findings):
+            _tell(moved, f"step {step + 1}", findings)
         state = outcome.state
         bench.update(outcome)
     return worst
 
 
+def _check_draws(parts: Any, clip_norm: float, findings: dict[str, None]) -> Movement:
+    """Add an example to many, and to none."""
+    bench, worst = Bench(parts, clip_norm), Movement(0.0, "", "none")
+    base, more = _two_sets(parts.task.test)
+    starts, gen = _few_of(_adversarial(base, more, parts.task.num_classes)), torch.Generator()
+    for beside in (_many(base, more), _none(base)):
+        at = _At(bench, parts.method, bench.start(), 0, micro_batch=len(beside) + 1)
+        try:
+            _, seen = at.taken(copy.deepcopy(at.method), beside)
+        except NotAsDeclared:
+            raise
+        except Exception:  # anyone's method; without noise a release is zero, as it never is
+            if len(beside):
+                raise
+            continue
+        moved = max(
+            _moved_by_examples(at, beside, starts, seen, 0, gen),
+            _moved_when_tight(at, beside, starts, gen),
+            key=badness,
+        )
+        if not any(each.startswith(MOVES) for each in findings):
+            _tell(moved, f"beside {counted(len(beside), 'other')}", findings)
+        worst = max(worst, moved, key=badness)
+    return worst
+
+
+def _many(base: Made, more: Made) -> Made:
+    """Return `MANY` examples: all of both sets, again and again."""
+    inputs, targets = (
+        torch.cat([getattr(base, part), getattr(more, part)]) for part in ("inputs", "targets")
+    )
+    return Made(inputs, targets).take(torch.arange(MANY) % len(targets))
+
+
+def _none(base: Made) -> Made:
+    return base.take(torch.arange(0))
+
+
+def _tell(moved: Movement, where: str, findings: dict[str, None]) -> None:
+    """Note that a release was moved by more than is declared."""
+    if not moved.ratio <= 1 + TOLERANCE:
+        findings[
+            f"{MOVES} {moved.release} by {moved.ratio:.4g} of its "
+            f"declared sensitivity ({moved.neighbours}; {where})"
+        ] = None
+
+
+@dataclass(frozen=True)
+class _At:
+    """A method before a step.
+
+    Attributes:
+        bench: with the weights before the step.
+        method: as it is before the step.
+        state: likewise.
+        step: from 0.
+        share: of the run's clip norm that bounds an example.
+        micro_batch: examples at once.
+    """
+
+    bench: Bench
+    method: Any
+    state: State
+    step: int
+    share: float = 1.0
+    micro_batch: int = MICRO_BATCH
+
+    def taken(self, method: Any, examples: Made) -> tuple[StepOutcome, Watching]:
+        """Take the step on some examples with a copy of the method."""
+        return self.bench.step(
+            method, self.state, examples, self.step, self.share, self.micro_batch
+        )
+
+
 def _moved_by_examples(
-    bench: Bench,
-    parts: Any,
-    state: State,
-    step: int,
+    at: _At,
     base: Made,
-    more: Made,
+    starts: Sequence[tuple[str, Tensor, Tensor]],
     seen: Watching,
     tries: int,
     gen: torch.Generator,
-    share: float = 1.0,
 ) -> Movement:
     """Add adversarial examples one at a time, and climb from the one that changes most."""
-    releases = bench.releases(state, share)
-    at = "" if share == 1 else f", clipped at {share:g} of the clip norm"
+    releases = at.bench.releases(at.state, at.share)
+    clipped = "" if at.share == 1 else f", clipped at {at.share:g} of the clip norm"
 
     def moved(words: str, inputs: Tensor, target: Tensor) -> Movement:
-        method = copy.deepcopy(parts.method)
-        _, one_more = bench.step(method, state, base.with_one(inputs, target), step, share)
-        return movement(seen.released, one_more.released, releases, words + at)
+        _, one_more = at.taken(copy.deepcopy(at.method), base.with_one(inputs, target))
+        return movement(seen.released, one_more.released, releases, words + clipped)
 
-    starts = [
-        (moved(words, inputs, target), inputs, target)
-        for words, inputs, target in _adversarial(base, more, parts.task.num_classes)
-    ]
-    worst, inputs, target = max(starts, key=lambda start: badness(start[0]))
-    for _ in range(tries if base.inputs.is_floating_point() else 0):
+    tried = [(moved(*start), *start[1:]) for start in starts]
+    worst, inputs, target = max(tried, key=lambda start: badness(start[0]))
+    for _ in range(tries if inputs.is_floating_point() else 0):
         far = 10 ** float(torch.empty(()).uniform_(-3, 1, generator=gen))
         drawn = torch.randn(inputs.shape, generator=gen, dtype=torch.float64).to(inputs)
         nearby = inputs + far * inputs.abs().mean() * drawn
-        tried = moved(f"{worst.neighbours.removesuffix(', climbed')}, climbed", nearby, target)
-        if tried.ratio > worst.ratio:
-            worst, inputs = tried, nearby
+        found = moved(f"{worst.neighbours.removesuffix(', climbed')}, climbed", nearby, target)
+        if found.ratio > worst.ratio:
+            worst, inputs = found, nearby
     return worst
+
+
+def _moved_when_tight(
+    at: _At, base: Made, starts: Sequence[tuple[str, Tensor, Tensor]], gen: torch.Generator
+) -> Movement:
+    """Add examples where the clip norm is so small that all are clipped."""
+    tight = replace(at, share=TIGHT)
+    _, seen = tight.taken(copy.deepcopy(at.method), base)
+    return _moved_by_examples(tight, base, starts, seen, 0, gen)
+
+
+def _few_of(kinds: Iterable[tuple[str, Tensor, Tensor]]) -> list[tuple[str, Tensor, Tensor]]:
+    """Return two of the examples to add, for later steps and for draws of another size."""
+    all_kinds = list(kinds)
+    return [all_kinds[1], next((k for k in all_kinds if k[0] == FAR_AND_WRONG), all_kinds[2])]
 
 
 def _adversarial(base: Made, more: Made, num_classes: int) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -218,17 +330,25 @@ def _compressed(method: Any, state: State, sums: Mapping[Key, Tensor]) -> Mappin
     return copy.deepcopy(method).compress(state, sums)
 
 
-def _check_post_processing(parts: Any, clip_norm: float, findings: dict[str, None]) -> None:
+def _check_post_processing(
+    parts: Any, clip_norm: float, steps: int, findings: dict[str, None]
+) -> None:
     """Inject equal releases for sets of examples that differ; compare the rest."""
-    few, many = _two_sets(parts.task.test)
-    spoilt, far = (Made(many.inputs.clone(), many.targets) for _ in range(2))
-    if many.inputs.is_floating_point():
+    few, more = _two_sets(parts.task.test)
+    spoilt, far = (Made(more.inputs.clone(), more.targets) for _ in range(2))
+    if more.inputs.is_floating_point():
         spoilt.inputs[1].view(-1)[0] = float("nan")
         far.inputs[-1] *= FAR
-    first = _after_equal_releases(parts, clip_norm, few, few, NUM)
-    for examples, micro_batch in ((spoilt, len(spoilt)), (far, FEW)):
-        other = _after_equal_releases(parts, clip_norm, examples, few, micro_batch)
-        for (name, one), (_, two) in zip(first, other, strict=True):
+    many = _many(few, more)
+    sets = [(spoilt, len(spoilt), steps), (far, FEW, steps), (many, len(many), STEPS)]
+    if _takes_none(parts, clip_norm, few, findings):
+        sets.append((_none(few), 1, STEPS))
+    for examples, micro_batch, taken in sets:
+        both = (
+            _after_equal_releases(parts, clip_norm, *each, taken)
+            for each in ((few, few, NUM), (examples, few, micro_batch))
+        )
+        for (name, one), (_, two) in zip(*both, strict=True):
             where = first_difference(one, two)
             if where is not None:
                 findings[
@@ -238,10 +358,26 @@ def _check_post_processing(parts: Any, clip_norm: float, findings: dict[str, Non
                 return
 
 
+def _takes_none(parts: Any, clip_norm: float, few: Made, findings: dict[str, None]) -> bool:
+    """Return whether a method takes a step that draws no example."""
+    try:
+        for _ in _after_equal_releases(parts, clip_norm, _none(few), few, 1, 0):
+            pass
+    except NotAsDeclared:
+        raise
+    except Exception as error:  # anyone's method, which may raise anything
+        findings[
+            f"a step that draws no example fails ({type(error).__name__}: {one_line(error)}); a "
+            "private run takes such steps, as a Poisson draw may be empty"
+        ] = None
+        return False
+    return True
+
+
 def _after_equal_releases(
-    parts: Any, clip_norm: float, examples: Made, fixed: Made, micro_batch: int
-) -> list[tuple[str, Any]]:
-    """Return by name what steps on these examples lead to, if they release the same as others.
+    parts: Any, clip_norm: float, examples: Made, fixed: Made, micro_batch: int, steps: int
+) -> Iterator[tuple[str, Any]]:
+    """Yield by name what steps on these examples lead to, if they release the same as others.
 
     Args:
         parts: a run's.
@@ -249,45 +385,53 @@ def _after_equal_releases(
         examples: of every step.
         fixed: examples whose sums are taken after each step.
         micro_batch: of `examples` at once.
+        steps: one less than are taken.
     """
     bench = Bench(parts, clip_norm)
-    trace: list[tuple[str, Any]] = []
-    # The step divides releases by the number of examples.
-    method = Injected(copy.deepcopy(parts.method), scale=len(examples))
+    # The step divides releases by the number of examples, of which an empty draw expects one.
+    method = Injected(copy.deepcopy(parts.method), scale=max(1, len(examples)))
     state = bench.start()
-    for step in range(STEPS + 1):
+    for step in range(steps + 1):
         outcome, seen = bench.step(method, state, examples, step, micro_batch=micro_batch)
         state = outcome.state
-        trace += [("the prepared state", seen.given), ("the gradient", outcome.gradients)]
-        trace += [("the state", state)]
+        yield from (("the prepared state", seen.given), ("the gradient", outcome.gradients))
+        yield "the state", state
         bench.update(replace(outcome, gradients=dict(outcome.gradients)))
         # Attributes of a method outside its state must not affect per-example gradients.
         _, after = bench.step(copy.deepcopy(method), state, fixed, step + 1)
-        trace += [("the next step's sum", after.sums)]
-    return [*trace, ("the model", dict(bench.model.state_dict()))]
+        yield "the next step's sum", after.sums
+    yield "the model", dict(bench.model.state_dict())
 
 
-def _check_repeated(parts: Any, clip_norm: float, findings: dict[str, None]) -> None:
-    """Repeat the second step from its state with a new instance, as a run that goes on does."""
+def _check_repeated(parts: Any, clip_norm: float, steps: int, findings: dict[str, None]) -> None:
+    """Repeat steps from their state with a new instance, as a run that goes on does."""
     bench, method = Bench(parts, clip_norm), copy.deepcopy(parts.method)
     examples, _ = _two_sets(parts.task.test)
     outcome, _ = bench.step(method, bench.start(), examples, 0)
     for name, gradient in outcome.gradients.items():
         if not gradient.isfinite().all():
             findings[f"the gradient of {name} is not finite at the first step"] = None
-    state = copy.deepcopy(outcome.state)
-    bench.update(outcome)
-    steps = [
-        bench.step(each, copy.deepcopy(state), examples, 1)
-        for each in (method, copy.deepcopy(parts.method))
-    ]
-    one, other = (
-        {"sum": seen.sums, "release": seen.released, "gradient": out.gradients, "state": out.state}
-        for out, seen in steps
-    )
-    where = first_difference(one, other)
-    if where is not None:
-        findings[
-            f"a step depends on more than the state, so that a run cannot go on exactly (at "
-            f"{where}); keep in the state what lasts from step to step"
-        ] = None
+    for step in range(1, steps):
+        state = copy.deepcopy(outcome.state)
+        bench.update(outcome)
+        taken = [
+            bench.step(each, copy.deepcopy(state), examples, step)
+            for each in (method, copy.deepcopy(parts.method))
+        ]
+        one, other = (
+            {
+                "sum": saw.sums,
+                "release": saw.released,
+                "gradient": out.gradients,
+                "state": out.state,
+            }
+            for out, saw in taken
+        )
+        where = first_difference(one, other)
+        if where is not None:
+            findings[
+                f"a step depends on more than the state, so that a run cannot go on exactly (at "
+                f"{where}); keep in the state what lasts from step to step"
+            ] = None
+            return
+        outcome = taken[0][0]

@@ -6,14 +6,16 @@
 Takes Hydra overrides (task=digits profile=embedded unless named), noise and clipping on, and runs
 the method's first steps on examples of the test set and on made-up sums, in float64 without noise
 and dropout. It checks that one more example, adversarial ones included, moves each release by no
-more than the declared sensitivity, in blocks of the same kind, and that nothing but the releases
-depends on the examples. Then it compares the declared releases with those that the method's class
-states for verification, and plays the distinguishing game of scripts.audit on the run's model: the
-lower bound on epsilon must not exceed the accounted one. A pass is no proof; a difference is a
-counterexample. See `dpexp.attacks.soundness` and docs/extend.md. Its own words:
+more than the declared sensitivity, in blocks of the same kind, beside few examples, many or none,
+and that nothing but the releases depends on the examples. Then it compares the declared releases
+with those that the method's class states for verification, and plays the distinguishing game of
+scripts.audit on the run's model: the lower bound on epsilon must not exceed the accounted one. A
+pass is no proof; a difference is a counterexample. See `dpexp.attacks.soundness` and
+docs/extend.md. Its own words:
 
     tries=20            examples tried in a climb from the worst one found
     climbs=50           steps from each of the worst made-up sums
+    steps=N             of the method's; 12, or those of an epoch and two more, at most 40
     trials=200          trials of the game in each world; 0 plays none
 
 Exit code: 0 if every check passes, 1 if one fails, 2 for a user error.
@@ -28,7 +30,7 @@ from typing import Any
 
 from dpexp.attacks import distinguishing
 from dpexp.attacks import trials as two_worlds
-from dpexp.attacks.soundness import Verdict, check
+from dpexp.attacks.soundness import LATER, Verdict, check
 from dpexp.cli.arguments import exit_code_of, split, text, whole
 from dpexp.cli.composition import compose
 from dpexp.cli.parts import build_parts
@@ -50,8 +52,11 @@ CONFIDENCE = 0.95
 STEPS = 2
 """Steps of a trial (ours)."""
 
+MOST = 40
+"""Steps of the method that are looked at where none are named (ours)."""
+
 COMMON = ("task=digits", "profile=embedded")
-READERS = {"tries": whole(0), "climbs": whole(0), "trials": _trials}
+READERS = {"tries": whole(0), "climbs": whole(0), "trials": _trials, "steps": whole(2)}
 
 
 def main(words: Sequence[str]) -> int:
@@ -66,6 +71,7 @@ def _main(words: Sequence[str]) -> int:
     if "precision" in config["model"]:  # bfloat16's rounding would hide differences
         config["model"]["precision"] = "float32"
     parts = build_parts(config, ranks.choose_device(config["device"]))
+    own.setdefault("steps", _steps_of(config, parts))
     verdict = check(parts, config["privacy"]["clip_norm"], seed=config["seed"], **own)
     for line in lines(config["method"]["name"], verdict):
         print(folded(line, sys.stdout), flush=True)
@@ -75,6 +81,12 @@ def _main(words: Sequence[str]) -> int:
     for finding in findings:
         print(folded(f"{name}: differs: {finding}", sys.stdout))
     return 1 if verdict.findings or findings else 0
+
+
+def _steps_of(config: Mapping[str, Any], parts: Parts) -> int:
+    """Return how many steps to look at: those of an epoch, after which a method may change."""
+    of_epoch = math.ceil(parts.task.dataset_size / config["batch_size"])
+    return min(max(LATER, of_epoch + 2), MOST)
 
 
 def _is_private(config: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from dpexp import cli
 from dpexp.attacks.soundness import check
 from dpexp.cli import check_method
 from tests.steps import CPU, composed
-from tests.unsound import UNSOUND, HalfDeclared
+from tests.unsound import SENSITIVITY, UNSOUND, HalfDeclared
 
 SMALL = ["model=cnn", "model.channels=[4,8]", "model.kernel=3"]
 
@@ -46,3 +46,10 @@ def test_a_user_points_the_check_at_a_method(words, code, said, capsys):
     assert check_method.main([*words, *small, "device=cpu", "climbs=2"]) == code
     streams = capsys.readouterr()
     assert re.search(said, streams.out + streams.err)
+
+
+@pytest.mark.parametrize(("steps", "is_found"), [([], True), (["steps=15"], False)])
+def test_the_steps_of_an_epoch_are_looked_at_unless_fewer_are_named(steps, is_found, capsys):
+    words = ["method=dpsgd", f"{TARGET}AfterAnEpoch", "model=linear", "batch_size=100"]
+    assert check_method.main([*words, *steps, "device=cpu", "tries=0", "climbs=0"]) == 1
+    assert bool(re.search(rf"{SENSITIVITY}.*; step 16\)", capsys.readouterr().out)) is is_found
