@@ -102,10 +102,13 @@ audit: $(READY)
 attack: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m scripts.attack $(ARGS)
 
-lira: $(READY)
-	$(PY) -m scripts.lira profile=$(PROFILE) $(or $(ARGS),task=digits)
+# PAPER and PROFILE as words, but for one that ARGS names where it is not said here.
+unsaid = $(if $(and $(filter file,$(origin $(1))),$(filter $(2)=%,$(ARGS))),,$(2)=$($(1)))
 
-ARTIFACT = $(PY) -m scripts.artifact $@ paper=$(PAPER) profile=$(PROFILE) \
+lira: $(READY)
+	$(PY) -m scripts.lira $(call unsaid,PROFILE,profile) $(or $(ARGS),task=digits)
+
+ARTIFACT = $(PY) -m scripts.artifact $@ $(call unsaid,PAPER,paper) $(call unsaid,PROFILE,profile) \
   $(if $(LAUNCHER),launcher=$(LAUNCHER)) $(ARGS)
 
 table%: $(READY) FORCE
@@ -116,7 +119,7 @@ figure%: $(READY) FORCE
 
 # Its workers run side by side, so PAPER is passed on only where the caller chose one.
 all: $(READY)
-	@$(PY) -m scripts.all profile=$(PROFILE) $(if $(filter-out file,$(origin PAPER)),paper=$(PAPER)) \
+	@$(PY) -m scripts.all $(call unsaid,PROFILE,profile) $(if $(filter-out file,$(origin PAPER)),paper=$(PAPER)) \
 	  $(if $(LAUNCHER),launcher=$(LAUNCHER)) $(ARGS)
 
 FORCE:

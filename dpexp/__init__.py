@@ -88,11 +88,13 @@ def train(
         test: likewise; accuracy is computed on them. Where most are training examples, the
             certificate says so.
         method: as in `python run.py method=...`, e.g. "dpsgd", "rgp", "lsg", "nonprivate".
-        eps: of the guarantee, > 0; None trains without noise and clip.
+        eps: of the guarantee, > 0; None trains without noise and clip. Refused beside a method or
+            setting that is without either: there is no guarantee.
         epochs: > 0, passes over the private examples in expectation.
         batch_size: expected examples a step, drawn by Poisson sampling.
         lr: learning rate, constant.
-        delta: of the guarantee; None: the largest power of ten up to 1 / (2 N).
+        delta: of the guarantee; None: the largest power of ten up to 1 / (2 N), or 0 under Laplace
+            noise.
         optimizer: "sgd" (momentum 0.9), "sgd_plain", "adam" or "adamw"; None: sgd, or what the
             method itself asks for: dp_grape and dp_zo take sgd_plain.
         clip_norm: bound on one example's gradient, l2.

@@ -133,3 +133,9 @@ def own_model(root, module, code, settings):
     yield f"hydra.searchpath=[file://{root / 'conf'}]"
     sys.path.remove(str(root))
     sys.modules.pop(module, None)
+
+
+def with_words(words, more):
+    """Return a command line with more words, in place of those that set the same."""
+    said = {word.lstrip("+").partition("=")[0] for word in more}
+    return [word for word in words if word.lstrip("+").partition("=")[0] not in said] + [*more]

@@ -24,7 +24,7 @@ from dpexp.privacy.seeds import generator
 from dpexp.privacy.verification.files import verify_files
 from dpexp.training.gradient import PrivateGradient
 from dpexp.types import ConfigError, Key, Release
-from tests.runs import ALONE, CONFIGS, one_thread  # noqa: F401 (a fixture)
+from tests.runs import ALONE, CONFIGS, one_thread, with_words  # noqa: F401 (a fixture)
 from tests.steps import Setting
 
 RUN = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "device=cpu"]
@@ -255,7 +255,8 @@ def test_an_interrupted_run_goes_on_with_its_clip_norm(tmp_path):
     ],
 )
 def test_a_mistake_is_one_line(words, line, tmp_path):
-    said = [*ADAPTIVE, "eps=8", "epochs=0.3", f"results={tmp_path}", *words.split()]
+    said = [*ADAPTIVE, "eps=8", "epochs=0.3", f"results={tmp_path}"]
+    said = with_words(said, words.split())
     with pytest.raises(ConfigError, match=line) as refused:
         dpexp.run(*said)
     assert "\n" not in str(refused.value)

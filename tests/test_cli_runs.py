@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dpexp import cli
-from dpexp.cli import validate
+from dpexp.cli import idle, validate
 from dpexp.cli.errors import GROUPS, HELP
 from tests.test_cli import (
     BRIEF,
@@ -92,19 +92,19 @@ def test_a_small_profile_says_where_it_leaves_a_run_large():
 
 
 def test_what_a_run_does_not_read_is_told_of():
-    def idle(*words):
+    def told(*words):
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             config = cli.compose(["task=digits", "profile=embedded", *words])
-            validate.warn_of_idle(config, words)
+            idle.warn(config, words)
         return [str(each.message).partition(" ")[0] for each in warned]
 
-    assert idle("method=pate", "epochs=3", "++batch_size=7", "seed=2") == [
+    assert told("method=pate", "epochs=3", "++batch_size=7", "seed=2") == [
         "epochs=3",
         "++batch_size=7",
     ]
-    assert idle("method=nonprivate", "privacy.clip_norm=7") == ["privacy.clip_norm=7"]
-    assert idle("method=rgp", "privacy.clip_norm=7", "epochs=3") == []
+    assert told("method=nonprivate", "privacy.clip_norm=7") == ["privacy.clip_norm=7"]
+    assert told("method=rgp", "privacy.clip_norm=7", "epochs=3") == []
 
 
 def test_cfg_job_prints_the_whole_config_and_runs_nothing(shell, tmp_path):

@@ -12,7 +12,7 @@ from dpexp.attacks import soundness
 from dpexp.cli.verify import verify
 from dpexp.methods.denoising import LowPass
 from dpexp.types import ConfigError, Method
-from tests.runs import ALONE, CONFIGS, one_thread  # noqa: F401 (a fixture)
+from tests.runs import ALONE, CONFIGS, one_thread, with_words  # noqa: F401 (a fixture)
 from tests.steps import Setting
 
 RUN = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "device=cpu"]
@@ -127,7 +127,7 @@ def test_an_interrupted_run_goes_on_with_its_filter(option, tmp_path):
     ],
 )
 def test_a_mistake_is_one_line(words, line, tmp_path):
-    said = [*RUN, "eps=8", "epochs=0.3", f"results={tmp_path}", *words.split()]
+    said = with_words([*RUN, "eps=8", "epochs=0.3", f"results={tmp_path}"], words.split())
     with pytest.raises(ConfigError, match=line) as refused:
         dpexp.run(*said)
     assert "\n" not in str(refused.value)

@@ -12,6 +12,7 @@ from dpexp.cli import artifact, check_method, folders, from_python, verify
 from dpexp.privacy.calibration import require_releases
 from dpexp.types import ConfigError, Release
 from tests.contract import cases
+from tests.runs import with_words
 
 ROOT = cli.CONF.parent
 EXAMPLES = ROOT / "examples"
@@ -112,7 +113,7 @@ def test_the_pages_table_is_planned_beside_published_values(capsys, monkeypatch)
     words = shlex.split(line.partition("scripts.artifact ")[2])
     words += ["run=false", "results=nowhere"]
     assert artifact.main([*words, "plan=true", "rows=dpsgd"]) == 0
-    assert artifact.main([*words, "paper=mien"]) == 2
+    assert artifact.main(with_words(words, ["paper=mien"])) == 2
     assert "did you mean 'mine'?" in capsys.readouterr().err
 
 

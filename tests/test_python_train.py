@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 import dpexp
 from dpexp import records
+from dpexp.cli.groups import CONF
 from dpexp.cli.verify import verify
 from dpexp.privacy.certificate import COUNTED
 from dpexp.records.keyed import KEY
@@ -497,6 +498,10 @@ class ExamplesSecond(nn.Module):
         return self.head(self.rows(x[:, 0])[0][:, -1])
 
 
+NOT_PRIVATE = ("nonprivate", "linear", "powersgd")
+"""The methods without noise and clipping, unless they are asked for them."""
+
+
 class Counting(Unheard):
     """A model that keeps more than tensors in its state."""
 
@@ -561,7 +566,22 @@ class Counting(Unheard):
             {"settings": {"noise": "correlated"}, "method": "nonprivate"},
             "Expected a run with noise",
         ),
+        *(
+            ({"method": name}, rf"Expected a run with noise and clipping .*={name} .* or eps=None")
+            for name in NOT_PRIVATE
+        ),
+        (
+            {"method": "linear", "settings": {"noise": True}},
+            "a run with clipping beside eps=8; .* Set settings={'clip': True}, or eps=None",
+        ),
+        ({"settings": {"noise": False}}, "a run with noise .* Set settings={'noise': True}, or"),
         ({"settings": {"eps": 100}}, "Expected eps as an argument"),
+        ({"settings": {"privacy.eps": 100}}, "Expected eps as an argument"),
+        ({"settings": {"++privacy.delta": 0.1}}, "Expected delta as an argument"),
+        (
+            {"settings": {"sampling": "poisson", "privacy.sampling": "shuffle"}},
+            "one value of privacy.sampling; got sampling=poisson and privacy.sampling=shuffle",
+        ),
         ({"settings": {"privacy.delta": 0.1}}, "Expected delta as an argument"),
         ({"settings": {"task.dataset_size": 9}}, "Expected dataset_size as an argument"),
         ({"settings": {"task": "mnist"}}, "Expected train and test as an argument"),
@@ -579,6 +599,29 @@ def test_a_mistake_is_one_line_and_leaves_nothing(changes, line, trained, tmp_pa
         trained(**changes)
     assert "\n" not in str(refused.value)
     assert not [*tmp_path.rglob("result.json")]
+
+
+def test_every_method_that_adds_no_noise_is_tried_there():
+    files = (CONF / "method").glob("*.yaml")
+    off = {path.stem for path in files if re.search(r"^noise: false", path.read_text(), re.M)}
+    assert off == {*NOT_PRIVATE}
+
+
+def test_the_classifier_alone_trains_privately_where_that_is_asked_for(trained):
+    run = trained(method="linear", settings={"noise": True, "clip": True})
+    assert 0 < run.epsilon <= 8 and not run.certificate["deviations"][1:]
+    assert trained(method="linear", eps=None).epsilon is None
+
+
+def test_an_argument_without_effect_is_told_of_by_its_name(trained):
+    laplace = {"method.noise": "laplace"}
+    with pytest.warns(UserWarning, match="^delta=1e-05 has no effect with Laplace noise"):
+        assert trained(method="dp_zo", delta=1e-5, settings=laplace).certificate["delta"] == 0
+    carriers = {"method.rank": 1, "method.carriers": "random", "method.warm_up_steps": 5}
+    with pytest.warns(UserWarning, match=r"^settings\['method.warm_up_steps'\]=5 has no effect"):
+        trained(method="rgp", settings=carriers)
+    with pytest.warns(UserWarning, match="^clip_norm=3 has no effect"):
+        trained(method="nonprivate", eps=None, clip_norm=3)
 
 
 def test_an_image_of_a_strange_name_or_a_layer_of_a_number_is_quoted(trained, tmp_path):

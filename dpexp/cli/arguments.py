@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpexp.cli import errors, folders
+from dpexp.cli.command_line import require_once
 from dpexp.cli.quoting import readable
 from dpexp.cli.signals import restore_signals
 from dpexp.cli.streams import safe_output
@@ -36,8 +37,9 @@ def split(
         Values by name, and the overrides.
 
     Raises:
-        ConfigError: for an invalid value, or a word that is not WORD=VALUE.
+        ConfigError: for an invalid value, a word with two values, or one that is not WORD=VALUE.
     """
+    require_once(words, names)
     own, overrides = {}, []
     for word in words:
         key, equals, _ = word.partition("=")

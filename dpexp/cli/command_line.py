@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from dpexp.types import ConfigError
 
 VALUED = {"--cfg", "--package", "--config-path", "--config-name", "--config-dir", "--info"}
 VALUED |= {"-c", "-p", "-cp", "-cn", "-cd", "-i", "--experimental-rerun"}
@@ -35,3 +37,43 @@ def beside(words: Sequence[str], more: Sequence[str]) -> list[str]:
     at = [n for n, word in enumerate(words) if "=" in word and not word.startswith("-")]
     end = at[-1] + 1 if at else len(words)
     return [*words[:end], *more, *words[end:]]
+
+
+ALIASES = {
+    **{f"privacy.{name}": name for name in ("eps", "noise", "clip", "sampling")},
+    "privacy.delta": "task.delta",
+    "task.data": "data",
+    "task.dataset_size": "dataset_size",
+    "model.repo": "repo",
+    "model._target_": "target",
+}
+"""Settings that take their value from another one, which is then passed over."""
+
+REPEATED = ("hydra.searchpath",)
+"""Settings that may be said more than once, and then add up."""
+
+
+def require_once(words: Sequence[str], names: Mapping[str, str] | None = None) -> None:
+    """Refuse a command line that gives a setting two values: only one of them would be read.
+
+    Args:
+        words: as typed; options of Hydra's and their values are passed over.
+        names: word -> another word of the same meaning, beside `ALIASES`.
+
+    Raises:
+        ConfigError: naming both words.
+    """
+    known, said = {**ALIASES, **(names or {})}, dict[str, str]()
+    before = ""
+    for word in words:
+        is_option = word.startswith("-") or _takes_value(before)
+        key, equals, value = word.partition("=")
+        before = word
+        key = key.lstrip("+")
+        if is_option or not equals or key.startswith("~") or key in REPEATED:
+            continue
+        first = said.setdefault(known.get(key, key), word)
+        if first.partition("=")[2] != value:
+            raise ConfigError(
+                f"Expected one value of {key}; got {first} and {word}. Leave one of them out."
+            )

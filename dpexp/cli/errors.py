@@ -26,7 +26,7 @@ from omegaconf.errors import (
 )
 
 from dpexp.cli import folders, own_data
-from dpexp.cli.command_line import in_one_piece
+from dpexp.cli.command_line import in_one_piece, require_once
 from dpexp.cli.groups import CONF, options_of, settings_of
 from dpexp.cli.quoting import readable
 from dpexp.cli.signals import restore_signals
@@ -209,6 +209,7 @@ def guarded(program: Any) -> None:
     argparse.ArgumentParser.error = _unknown_option  # type: ignore[method-assign, assignment]
     warnings.showwarning = show_warning  # type: ignore[assignment]
     try:
+        require_once(sys.argv[1:])
         sys.argv[1:] = folders.taken(sys.argv[1:])
         if {"--help", "-h"} & set(sys.argv):
             sys.argv[1:] = for_help(sys.argv[1:])

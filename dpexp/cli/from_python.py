@@ -19,8 +19,9 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from dpexp import records
-from dpexp.cli import begun, errors, folders, holdout, validate
+from dpexp.cli import begun, errors, folders, holdout, idle
 from dpexp.cli.building import make_method, prepare, require_sizes, with_head
+from dpexp.cli.command_line import require_once
 from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute, failing_model, with_weights
 from dpexp.cli.groups import CONF
@@ -61,6 +62,7 @@ ARGUMENTS = {
     "optimizer": "optimizer",
     "optimizer.lr": "lr",
     "privacy.clip_norm": "clip_norm",
+    "privacy.eps": "eps",
     "privacy.delta": "delta",
     "task.delta": "delta",
     "seed": "seed",
@@ -86,9 +88,10 @@ NUMBER = re.compile(r"[+-]?\d[\d.eE+-]*")
 def run(words: Sequence[str]) -> TrainedRun:
     """Train a run, or look it up; see `dpexp.run`."""
     split = [part for word in words for part in shlex.split(word)]
+    require_once(split)
     overrides = readable(folders.taken(split))
     config = with_weights(_composed(overrides))
-    validate.warn_of_idle(config, overrides)
+    idle.warn(config, overrides)
     done_before(config)  # refuses a run of other data or weights
     return TrainedRun.read(execute(config))
 
@@ -158,8 +161,9 @@ def train(
             f"Expected settings to be a dict, such as {{'micro_batch': 64}}; got "
             f"{reprlib.repr(settings)}. Set settings."
         )
+    require_once([f"{key}={value}" for key, value in settings.items()])
     for key in settings:
-        if argument := ARGUMENTS.get(key):
+        if argument := ARGUMENTS.get(str(key).lstrip("+")):
             raise ConfigError(
                 f"Expected {argument} as an argument of dpexp.train; got settings['{key}']. "
                 f"Set {argument}."
@@ -224,6 +228,8 @@ def train(
     if eps is None:
         words += ["noise=false", "clip=false"]
     config = with_weights(_composed([*words, *_words(_plain(values))]))
+    _require_private(config, eps)
+    _warn_of_idle(config, delta, clip_norm, settings)
     if "loop" in config:
         raise ConfigError(
             f"Expected a method of the common training loop; method={method} has its own. Use "
@@ -247,6 +253,32 @@ def train(
         return TrainedRun.read(directory, load(directory, model).module)
     # weights=discard: the model is in memory alone, and after a look-up nowhere
     return TrainedRun.read(directory, made[0].cpu().eval() if made else None)
+
+
+def _require_private(config: Mapping[str, Any], eps: float | None) -> None:
+    """Refuse a budget for a run that spends none: whoever names one means to train privately."""
+    off = [name for name in ("noise", "clip") if not config["privacy"][name]]
+    if eps is None or not off or "correlation" in config:  # which is refused with its own remedy
+        return
+    lacks = " and ".join({"noise": "noise", "clip": "clipping"}[name] for name in off)
+    private = ", ".join(f"'{name}': True" for name in off)
+    raise ConfigError(
+        f"Expected a run with {lacks} beside eps={eps}; method={config['method']['name']} as it is "
+        f"set has none, and so no epsilon. Set settings={{{private}}}, or eps=None for a run "
+        "without privacy."
+    )
+
+
+def _warn_of_idle(
+    config: Mapping[str, Any], delta: float | None, clip_norm: float, settings: Mapping[str, Any]
+) -> None:
+    """Warn of arguments that this run does not read, by the names that they have here."""
+    typed = {str(key).lstrip("+"): f"settings['{key}']={each!r}" for key, each in settings.items()}
+    if delta is not None:
+        typed["privacy.delta"] = f"delta={delta:g}"
+    if clip_norm != 1:  # which is what it is without a word
+        typed["privacy.clip_norm"] = f"clip_norm={clip_norm}"
+    idle.warn_of(config, typed)
 
 
 def _chooses(part: str, method: str) -> bool:

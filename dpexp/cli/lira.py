@@ -38,7 +38,7 @@ from dpexp import records
 from dpexp.attacks import lira
 from dpexp.attacks.lira import Attacked
 from dpexp.attacks.shadow import Shadow
-from dpexp.cli import composition, lookup, verify
+from dpexp.cli import composition, idle, lookup, verify
 from dpexp.cli.arguments import changing, exit_code_of, file_name, listed, split, text, whole
 from dpexp.cli.execution import execute
 from dpexp.cli.parts import require_begin
@@ -101,7 +101,7 @@ def compose(request: Request, method: str) -> dict[str, Any]:
     """Return the config of a method's run; `eps` applies only to methods with noise."""
     words = [f"profile={request.profile}", f"method={method}", "attack=shadow", *request.overrides]
     config = composition.compose(words)
-    if request.eps and config["noise"]:
+    if request.eps and config["privacy"]["noise"]:
         config = composition.compose([*words, f"eps={request.eps}"])
     return config
 
@@ -272,6 +272,18 @@ def _is_done(config: dict[str, Any], num: int) -> bool:
     return all(records.find(one["results"], one) for one in of_seeds(config, num))
 
 
+def _warn_of_idle(request: Request, configs: Sequence[dict[str, Any]]) -> None:
+    """Warn of words that no method's runs read."""
+    if request.eps and not any(config["privacy"]["noise"] for config in configs):
+        methods = ",".join(request.methods)
+        warnings.warn(f"eps={request.eps} has no effect: methods={methods} has no noise, and so no "
+                      "privacy. Leave it out.", stacklevel=1)  # fmt: skip
+    unread = [idle.unread(config, idle.typed(request.overrides)) for config in configs]
+    for word in request.overrides:
+        if all(idle.typed([word]).keys() & each.keys() for each in unread):
+            idle.warn(configs[0], [word])
+
+
 def main(words: Sequence[str]) -> int:
     """Run the command line; return the exit code."""
     return exit_code_of(_main, words, __doc__, of_records=2)
@@ -284,6 +296,7 @@ def _main(words: Sequence[str]) -> int:
         if config["privacy"]["noise"]:  # before hours are spent on the first method
             with warnings.catch_warnings(action="ignore"):  # each run repeats them
                 check_privacy(config["privacy"], config["task"]["dataset_size"])
+    _warn_of_idle(request, configs)
     require_begin(config for config in configs if not _is_done(config, request.shadows))
     lookup.require_here(run for config in configs for run in of_seeds(config, request.shadows))
     attacked = [shadows(config, request.shadows) for config in configs]

@@ -42,7 +42,7 @@ def job(cfg: DictConfig) -> str | float:
 
 
 def _run(cfg: DictConfig, words: list[str]) -> str:
-    from dpexp.cli import validate
+    from dpexp.cli import idle, validate
     from dpexp.training.progress import say  # imports no torch
 
     is_first = os.environ.get("RANK", "0") == "0"
@@ -53,7 +53,7 @@ def _run(cfg: DictConfig, words: list[str]) -> str:
         from dpexp.training.tracking import run_name
 
         say(f"{run_name(config)}: starting")
-        validate.warn_of_idle(config, words)
+        idle.warn(config, words)
     from dpexp import records
     from dpexp.cli import lookup
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from dpexp.cli import idle
 from dpexp.cli.arguments import exit_code_of, split
 from dpexp.cli.choosing import cost_of_trials
 from dpexp.cli.composition import compose
@@ -124,6 +125,8 @@ def _main(words: Sequence[str]) -> int:
     tried = [(chosen, compose([*COMMON, *chosen])) for chosen in combinations(overrides)]
     if len(tried) > 1:
         require_begin(config for _, config in tried)
+    for chosen, composed in tried:
+        idle.warn(composed, chosen)
     for chosen, composed in tried:
         config, parts = prepared(composed)
         print(*chosen, said(score(config, parts), parts.task.metric), flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from inspect import Parameter
@@ -173,20 +172,6 @@ def unscaled(config: Mapping[str, Any]) -> str:
         f"of {examples:,.0f} examples. It shrinks only {', '.join(tasks)}. Set "
         "epochs for a shorter run."
     )
-
-
-def warn_of_idle(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Warn about overrides that this run does not read, but that change its id."""
-    unread = set() if config["clip"] else {"privacy.clip_norm"}
-    if "loop" in config:  # the method's own loop reads the method's settings instead
-        unread |= {"epochs", "batch_size", "eval_every", "privacy.clip_norm"}
-    for word in overrides:
-        if word.lstrip("+").partition("=")[0] in unread:
-            warnings.warn(
-                f"{word} has no effect with method={config['method']['name']} as it is set, but "
-                "changes the run's id. Leave it out.",
-                stacklevel=1,
-            )
 
 
 def _check_keys(config: Mapping[str, Any]) -> None:

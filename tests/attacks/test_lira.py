@@ -15,7 +15,7 @@ from dpexp.attacks.roc import roc
 from dpexp.attacks.shadow import half
 from dpexp.cli import lira as script
 from dpexp.types import ConfigError
-from tests.runs import execute, of, one_thread  # noqa: F401
+from tests.runs import execute, of, one_thread, with_words  # noqa: F401
 
 DIGITS = ["profile=embedded", "task=digits", "eval_every=100"]
 
@@ -257,7 +257,7 @@ def test_the_script_attacks_every_method_and_writes_its_files(tmp_path, capsys):
     assert "note: 8 finished runs: the record does not say of which" in capsys.readouterr().err
     last = max(of_data)
     write(last, {**of_data[last], "data_fingerprint": "0" * 64})
-    assert script.main([*words, "shadows=5"]) == 2
+    assert script.main(with_words(words, ["shadows=5"])) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: Expected the bytes that the finished run {last} was made of")
     assert "the data of digits were 000000000000… and are" in line and "results=FOLDER" in line
@@ -277,7 +277,8 @@ def test_the_script_attacks_every_method_and_writes_its_files(tmp_path, capsys):
     ],
 )
 def test_an_attacked_method_is_named_by_what_is_certified(words, label, remark, tmp_path):
-    words = ["methods=dpsgd", "model=linear", "epochs=0.2", "shadows=4", "eps=3", *words]
+    few = ["methods=dpsgd", "model=linear", "epochs=0.2", "shadows=4", "eps=3"]
+    words = with_words(few, words)
     assert script.main([*DIGITS, *words, f"results={tmp_path}", "name=few"]) == 0
     text = (tmp_path / "embedded" / "lira" / "few.md").read_text()
     assert text.count(f"| {label} |") == 3
@@ -316,3 +317,13 @@ def test_the_budget_is_for_methods_with_noise():
     assert script.compose(request, "nonprivate") == cli.compose(
         [*DIGITS, "method=nonprivate", "attack=shadow"]
     )
+
+
+def test_a_budget_that_no_method_spends_is_told_of(capsys):
+    words = [*DIGITS, "model=linear", "methods=powersgd", "eps=8", "privacy.delta=1e-5"]
+    assert script.main(words) == 2  # a linear model has no matrix to project
+    printed = capsys.readouterr().err
+    assert "warning: eps=8 has no effect: methods=powersgd has no noise" in printed
+    assert "warning: privacy.delta=1e-5 has no effect with noise=false" in printed
+    assert script.main([*DIGITS, "model=linear", "methods=powersgd,rgp", "eps=9"]) == 2
+    assert "eps=9 has no effect" not in capsys.readouterr().err

@@ -1,0 +1,156 @@
+"""Name typed settings that a run does not read, since another setting leaves them no part in it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dpexp.records import is_neutral
+
+OF_OWN_LOOP = ("epochs", "batch_size", "eval_every", "privacy.clip_norm")
+"""Settings in whose place a method with its own loop reads the method's."""
+
+DELTA = ("privacy.delta", "task.delta")
+
+
+def warn(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Warn of overrides that this run does not read, each in one line.
+
+    Args:
+        config: of the run, resolved.
+        overrides: as typed.
+    """
+    warn_of(config, typed(overrides))
+
+
+def typed(overrides: Sequence[str]) -> dict[str, str]:
+    """Return a command line's words by the settings that they set."""
+    return {word.lstrip("+").partition("=")[0]: word for word in overrides}
+
+
+def warn_of(config: Mapping[str, Any], said: Mapping[str, str]) -> None:
+    """Warn of settings that this run does not read, each in one line.
+
+    Args:
+        config: of the run, resolved.
+        said: setting -> how it was said.
+    """
+    beside = unread(config, said)
+    for place, word in said.items():
+        if place in beside:
+            but = "" if is_neutral(place) else ", but changes the run's id"
+            warnings.warn(
+                f"{word} has no effect with {beside[place]}{but}. Leave it out.", stacklevel=1
+            )
+
+
+def unread(config: Mapping[str, Any], among: Mapping[str, Any]) -> dict[str, str]:
+    """Return which of some settings a run does not read, and beside what, in words."""
+    found: dict[str, str] = {}
+    rules = (_of_the_run, _of_privacy, _of_parts, _of_method, _of_length)
+    for place, beside in (each for rule in rules for each in rule(config)):
+        found.setdefault(place, beside)
+    if not {*DELTA} <= found.keys() and {*DELTA} & among.keys() and _is_laplace(config):
+        found |= dict.fromkeys(DELTA, "Laplace noise, whose guarantee has a delta of 0")
+    return {place: beside for place, beside in found.items() if place in among}
+
+
+def _of_the_run(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if "loop" in config:
+        as_set = f"method={config['method']['name']} as it is set"
+        yield from ((place, as_set) for place in OF_OWN_LOOP)
+    if config["wandb"]["mode"] == "disabled":
+        yield from (
+            (f"wandb.{name}", "wandb.mode=disabled, which tracking=wandb changes")
+            for name in ("project", "entity")
+        )
+
+
+def _of_privacy(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    privacy, method = config["privacy"], config["method"]
+    if privacy["noise"]:
+        return
+    places = (*DELTA, "privacy.budget", "clipping.count_noise")
+    yield from ((place, "noise=false") for place in places)
+    # Noise is in units of the clip norm, and so may be another bound.
+    if not privacy["clip"] and "xi" not in method:
+        yield "privacy.clip_norm", f"method={method['name']} as it is set"
+
+
+def _of_parts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if config["schedule"].get("fractions") == []:
+        yield "schedule.factor", "schedule.fractions=[]"
+    if config["optimizer"].get("momentum") == 0:
+        yield "optimizer.dampening", "optimizer.momentum=0"
+    if config["model"].get("pooling") == "first":
+        yield "model.feature_norm", "model.pooling=first"
+    if config["task"].get("test_size", 0) is None:
+        yield "task.split_seed", "the data's own test set"
+
+
+def _of_length(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is meant for later steps than a run has."""
+    steps = _steps(config)
+    if steps is None:
+        return
+    averaging, method = config.get("averaging") or {}, config["method"]
+    if averaging.get("name") == "ema" and averaging.get("warm_up") is True:
+        largest = steps / (steps + 9)  # (1 + t) / (10 + t) at the last step
+        if largest <= averaging["decay"]:
+            yield "averaging.decay", f"averaging.warm_up=true in a run of {steps} steps"
+    warm_up, starts = method.get("warm_up_steps"), method.get("start_epoch")
+    if _is_number(warm_up) and max(warm_up, 1) >= steps:
+        yield "method.decompose", f"method.warm_up_steps={warm_up} in a run of {steps} steps"
+    size, batch = config["task"]["dataset_size"], config["batch_size"]
+    if _is_number(starts) and (steps - 1) * batch < starts * size:
+        yield "method.p", f"method.start_epoch={starts:g}, when the run is over"
+
+
+def _of_method(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    method = config["method"]
+    for name, value, places in METHODS.get(str(method["_target_"]), ()):
+        if method.get(name) == value and method.get(name) is not None:
+            said = str(value).lower() if isinstance(value, bool) else value
+            yield from ((f"method.{place}", f"method.{name}={said}") for place in places)
+
+
+METHODS: dict[str, Sequence[tuple[str, Any, Sequence[str]]]] = {
+    "dpexp.methods.rgp.RGP": (
+        ("carriers", "random", ("power_iterations", "warm_up_steps", "decompose")),
+        ("decompose", "weight", ("warm_up_steps",)),
+    ),
+    "dpexp.methods.lsg.LSG": (("p", 0, ("start_epoch",)),),
+    "dpexp.methods.sparse_dpsgd.SparseDPSGD": (("p", 0, ("mask",)),),
+    "dpexp.methods.gep.GEP": (
+        ("residual", False, ("residual_clip",)),
+        ("basis", "random", ("m", "public_labels", "power_iterations")),
+    ),
+    "dpexp.methods.dp_grape.DPGRAPE": (("moments", "none", ("betas", "eps")),),
+    "dpexp.methods.compressive.Compressive": (("psi", "none", ("p",)),),
+}
+"""A method's class -> a setting, its value, and the method's settings that it leaves unread."""
+
+
+def _steps(config: Mapping[str, Any]) -> int | None:
+    """Return how many steps a run takes; None for another loop, or a size that is not known."""
+    numbers = config["epochs"], config["task"].get("dataset_size"), config["batch_size"]
+    if "loop" in config or not all(_is_number(each) and each > 0 for each in numbers):
+        return None
+    epochs, size, batch = numbers
+    if config["privacy"]["sampling"] == "shuffle":
+        return math.ceil(epochs * math.ceil(size / batch))
+    return math.ceil(round(epochs * size / batch, 9))
+
+
+def _is_laplace(config: Mapping[str, Any]) -> bool:
+    """Return whether the method states that its noise is Laplace noise."""
+    from dpexp.privacy.stated import statement_of
+
+    releases = statement_of(config).releases(config, 1)
+    return any(release.noise == "laplace" for release in releases)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

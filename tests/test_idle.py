@@ -1,0 +1,104 @@
+"""A typed setting that a run does not read is told of, and changes no bit of what is trained."""
+
+import warnings
+
+import pytest
+
+import dpexp
+from dpexp import cli
+from dpexp.cli import idle
+from tests.marks import some_long
+from tests.runs import one_thread  # noqa: F401 (a fixture)
+
+BASE = ["task=digits", "profile=embedded", "model=cnn", "model.channels=[4,8]", "epochs=1"]
+BASE += ["batch_size=360", "device=cpu"]
+NO_NOISE = ["noise=false", "eps=null"]
+RANDOM = ["method=rgp", "method.rank=2", "method.carriers=random"]
+ONE_LAYER = ["method=compressive", "method.psi=none"]
+GEP = ["method=gep", "method.basis=random", "method.k=20"]
+
+IDLE = [
+    (["method=dp_zo", "method.noise=laplace"], "privacy.delta=1e-7", "Laplace noise"),
+    (["method=dp_zo", "method.noise=laplace"], "task.delta=1e-7", "Laplace noise"),
+    (["method=nonprivate"], "privacy.delta=1e-7", "noise=false"),
+    (["method=dpsgd", "clip=false", *NO_NOISE], "privacy.clip_norm=7", "method=dpsgd as it is set"),
+    (["method=dpsgd", "clipping=adaptive", *NO_NOISE], "clipping.count_noise=0.5", "noise=false"),
+    (["method=compressive", *NO_NOISE], "privacy.budget=per_step", "noise=false"),
+    (ONE_LAYER, "method.p=7", "method.psi=none"),
+    (["method=dpsgd", "schedule=constant"], "schedule.factor=0.5", "schedule.fractions=[]"),
+    (["method=dpsgd", "averaging=ema"], "averaging.decay=0.9", "in a run of 4 steps"),
+    (RANDOM, "method.power_iterations=3", "method.carriers=random"),
+    (RANDOM, "method.decompose=weight", "method.carriers=random"),
+    (["method=rgp", "method.rank=2"], "method.decompose=directions", "in a run of 4 steps"),
+    (
+        ["method=rgp", "method.rank=2", "method.decompose=weight"],
+        "method.warm_up_steps=1",
+        "method.decompose=weight",
+    ),
+    (["method=lsg", "method.rank=2", "method.p=0"], "method.start_epoch=0.5", "method.p=0"),
+    (
+        ["method=lsg", "method.rank=2", "method.start_epoch=0.8"],
+        "method.p=0.1",
+        "method.start_epoch=0.8, when the run is over",
+    ),
+    (["method=sparse_dpsgd", "method.p=0.0"], "method.mask=random", "method.p=0"),
+    ([*GEP, "method.residual=false"], "method.residual_clip=9", "method.residual=false"),
+    (GEP, "method.m=50", "method.basis=random"),
+    (["method=dp_grape", "method.moments=none"], "method.betas=[0.5,0.5]", "method.moments=none"),
+    (["method=dpsgd"], "wandb.project=mine", "wandb.mode=disabled"),
+]
+"""Words, one more that changes nothing, and what it is said to stand beside."""
+
+READ = [
+    (["method=dp_zo"], "privacy.delta=1e-7"),
+    (["method=dpsgd", "clip=false"], "privacy.clip_norm=7"),
+    (["method=compressive", "clip=false", *NO_NOISE], "privacy.clip_norm=7"),
+    (["method=dpsgd", "clipping=adaptive"], "clipping.count_noise=0.1"),
+    (["method=compressive"], "privacy.budget=per_step"),
+    (["method=dpsgd", "schedule=half_time"], "schedule.factor=0.5"),
+    (["method=dpsgd", "averaging=ema"], "averaging.decay=0.2"),
+    (["method=rgp", "method.rank=2", "method.warm_up_steps=3"], "method.decompose=directions"),
+    (["method=lsg", "method.rank=2", "method.start_epoch=0.7"], "method.p=0.1"),
+    (["method=sparse_dpsgd"], "method.mask=random"),
+    (GEP, "method.residual_clip=9"),
+    (["method=dp_grape", "method.moments=adam"], "method.betas=[0.5,0.5]"),
+]
+"""Words, and one more that is read."""
+
+
+def said_of(words, word):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        idle.warn(cli.compose([*BASE, *words, word]), [*BASE, *words, word])
+    return [str(each.message) for each in told]
+
+
+def weights(folder, *words):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = dpexp.run(*BASE, *words, f"results={folder}")
+    return {name: each.numpy().tobytes() for name, each in run.model.state_dict().items()}
+
+
+@pytest.mark.parametrize(("words", "word", "beside"), IDLE)
+def test_a_word_without_effect_is_told_of_with_what_leaves_it_none(words, word, beside):
+    (line,) = said_of(words, word)
+    assert line.startswith(f"{word} has no effect with ") and beside in line and "\n" not in line
+    assert ("changes the run's id" in line) is not word.startswith("wandb")
+
+
+@pytest.mark.parametrize(("words", "word"), READ)
+def test_a_word_that_is_read_is_not(words, word):
+    assert said_of(words, word) == []
+
+
+@pytest.mark.parametrize("each", some_long(range(len(IDLE)), [0]))
+def test_what_is_said_to_have_no_effect_changes_no_bit(each, tmp_path):
+    words, word, _ = IDLE[each]
+    assert weights(tmp_path / "without", *words) == weights(tmp_path / "with", *words, word)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("words", "word"), READ)
+def test_what_is_read_changes_the_weights(words, word, tmp_path):
+    assert weights(tmp_path / "without", *words) != weights(tmp_path / "with", *words, word)
