@@ -403,7 +403,7 @@ def _outputs(model: nn.Module, train: Examples | Texts) -> int:
         raise ConfigError(
             f"Expected a model for {str(given.dtype).removeprefix('torch.')} inputs of shape "
             f"{[*given.shape]}; {type(model).__name__} fails on them ({type(error).__name__}: "
-            f"{reason})."
+            f"{reason.rstrip('.')}). {_fitting(model, given)}"
         ) from error
     finally:
         model.train(is_training)
@@ -414,6 +414,20 @@ def _outputs(model: nn.Module, train: Examples | Texts) -> int:
             "that returns its logits."
         )
     return found.shape[1]
+
+
+def _fitting(model: nn.Module, given: torch.Tensor) -> str:
+    """Return what to do about a model that fails on inputs of this type and shape."""
+    real = (each.dtype for each in model.parameters() if each.is_floating_point())
+    own, kind = next(real, torch.float32), str(given.dtype).removeprefix("torch.")
+    if not given.is_floating_point():
+        return "Pass floats if it takes numbers: integers reach it as they are, as ids do."
+    if own == given.dtype:
+        return "Pass inputs of a shape that it takes."
+    if own not in (torch.float32, torch.float64):
+        return f"It is in {own}, too coarse for noise. Pass model.float(), and inputs in float32."
+    other = f", or a model in {kind}" if kind in ("float32", "float64") else ""
+    return f"It is in {own}. Pass inputs in that precision{other}."
 
 
 def _dotted(kind: type) -> str:

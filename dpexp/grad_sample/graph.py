@@ -62,6 +62,10 @@ class Boundary(torch.autograd.Function):
         return (None, None, *gradients)
 
 
+SPECTRAL = frozenset({"_SpectralNorm", "SpectralNorm"})
+"""torch's classes that estimate a weight's spectral norm, a little better with every call."""
+
+
 class Before(NamedTuple):
     """What a module that is run again must leave as it was.
 
@@ -95,7 +99,23 @@ class Before(NamedTuple):
         if moved or not torch.equal(self.generator, now.generator):
             raise ConfigError(
                 f"Expected layer {name!r}, a {kind} without a rule, not to {what}: its gradients "
-                f"are found by running it again. {'' if moved else 'Set its dropout to 0, '}"
-                f"{'Freeze it, ' if moved else ''}or register a rule by "
-                f"@dpexp.grad_sample.rule({kind})."
+                f"are found by running it again. {_instead(module, is_buffer=bool(moved))}"
             )
+
+
+def _instead(module: nn.Module, *, is_buffer: bool) -> str:
+    """Return what to do about a module that would come to something else if it were run again."""
+    kind = type(module).__name__
+    if not is_buffer:
+        return f"Set its dropout to 0, or register a rule by @dpexp.grad_sample.rule({kind})."
+    hooks = (hook for each in module.modules() for hook in each._forward_pre_hooks.values())
+    kinds = {type(each).__name__ for each in (*module.modules(), *hooks)}
+    if kinds & SPECTRAL:
+        return (
+            "Take torch.nn.utils.parametrizations.weight_norm in the place of spectral_norm, or "
+            "hand over the model in eval mode, in which the norm's estimate stays as it is."
+        )
+    return (
+        "Hold the buffer fixed, as a model does that is handed over in eval mode if it moves in "
+        "training alone, or freeze the layer."
+    )

@@ -104,6 +104,7 @@ def hooked_layers(model: nn.Module, parameters: Collection[str]) -> dict[str, Ho
                 "let the model train it."
             )
         for place in places[id(model.get_parameter(parameter))]:
+            _require_dense(place.rpartition(".")[0], modules)
             unit = _unit_of(place, modules)
             own = place.removeprefix(f"{unit}.") if unit else place
             name = first[id(modules[unit])]
@@ -181,6 +182,27 @@ def _unit_of(parameter: str, modules: dict[str, nn.Module]) -> str:
             return ".".join(path[:depth])
     owner = ".".join(path)
     return owner.partition(PARAMETRIZED)[0] if PARAMETRIZED in f"{owner}." else owner
+
+
+def _require_dense(name: str, modules: Mapping[str, nn.Module]) -> None:
+    """Refuse a table whose options leave an example without a gradient of its own.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    table = modules[name]
+    if not isinstance(table, TABLES):
+        return
+    if table.scale_grad_by_freq:
+        raise ConfigError(
+            f"Expected tables whose gradients are each example's own; {name} has "
+            "scale_grad_by_freq, which divides them by how often the batch has an id. Leave it out."
+        )
+    if isinstance(table, nn.EmbeddingBag) and table.sparse:
+        raise ConfigError(
+            f"Expected an EmbeddingBag with dense gradients, which each example has of its own; "
+            f"{name} has sparse=True. Leave it out."
+        )
 
 
 def refuse_mixing(model: nn.Module) -> None:

@@ -90,6 +90,7 @@ def gradients_of(
     Raises:
         ConfigError: if an output has no example axis, or the module comes to something else now.
     """
+    _require_rows(module, args, kwargs)
     leaves, spec = flattened((args, dict(kwargs)))
     cotangents = []
     for place, dh in enumerate(output_gradients):
@@ -152,6 +153,16 @@ def gradients_of(
     _require_same(module, sums, expected)
     UNBATCHED.add(type(module))
     return found
+
+
+def _require_rows(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a table that takes the ids of all examples in one row."""
+    offsets = args[1] if len(args) > 1 else kwargs.get("offsets")
+    if isinstance(module, nn.EmbeddingBag) and offsets is not None:
+        raise ConfigError(
+            "Expected an EmbeddingBag to take ids [n, t], an example a row; it takes them in one "
+            "row, with offsets. Give it a row an example, filled up with its padding_idx."
+        )
 
 
 def sums_of(output: Tensor, num_examples: int) -> Tensor:

@@ -205,6 +205,7 @@ def first_look(parts: Parts, device: torch.device) -> str | None:
     Raises:
         ConfigError: naming a layer that cannot be trained, or what mixes examples.
     """
+    require_full_precision(parts.model)  # what is complex or half has no gradients to compare
     trained = parts.method.trainable(parts.model)
     for name, hooked in hooked_layers(parts.model, trained).items():
         if not (hooked.has_rule or parts.method.is_forward_only):

@@ -83,7 +83,7 @@ def test_a_layer_that_sees_other_rows_than_examples_is_refused_by_name():
 
 def test_embedding_options_that_mix_examples_are_refused():
     for options in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}):
-        with pytest.raises(ConfigError, match="max_norm"):
+        with pytest.raises(ConfigError, match=next(iter(options))):
             run(nn.Sequential(nn.Embedding(3, 2, **options)), torch.tensor([[0, 1]]))
 
 
