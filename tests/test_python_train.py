@@ -487,6 +487,26 @@ def test_a_classifier_may_be_a_parameter_of_no_layer(trained):
     assert float(moved.detach().abs().max()) > 0
 
 
+class OneEach(nn.Module):
+    """A model whose classes have a layer each."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(16, 6)
+        self.heads = nn.ModuleList([nn.Linear(6, 1) for _ in range(3)])
+
+    def forward(self, x):
+        h = torch.tanh(self.body(x.flatten(1)))
+        return torch.cat([head(h) for head in self.heads], 1)
+
+
+def test_classes_may_have_a_layer_each(trained):
+    """DP-SGD, which treats no layer apart, was refused for want of one that gives them all."""
+    assert 0 < trained(OneEach(), method="dpsgd").epsilon <= 8
+    run = trained(OneEach(), method="rgp", settings={"method.rank": 1, "model.head": "heads"})
+    assert {"heads.0.weight", "heads.2.bias", "body.weight"} < run.certificate["trainable"].keys()
+
+
 class ExamplesSecond(nn.Module):
     """A layer of torch that takes the second axis for the examples'."""
 
@@ -542,6 +562,7 @@ class Counting(Unheard):
         ({"model": nn.Sequential(nn.Flatten(), nn.LazyLinear(3))}, "1 is a LazyLinear that has"),
         ({"model": Unheard()}, "outputs without a gradient, as under torch.no_grad"),
         ({"model": Prototypes(), "method": "rgp"}, "gives the classes; none does. Set settings="),
+        ({"model": OneEach(), "method": "rgp"}, "gives the classes; none does. Set settings="),
         ({"model": ExamplesSecond()}, "did not. Give its GRU batch_first=True"),
         ({"model": Counting()}, "state as tensors, .*; _extra_state is a dict"),
         ({"model": nn.Linear(5, 3)}, "Linear fails on them"),

@@ -103,7 +103,7 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
     if is_of_door(node):
         adapting.returns_logits(model)
         if head == classifier.AUTO:
-            head = ""  # such as prototypes, which are no layer's: methods that need one refuse
+            head = ""  # methods that treat a classifier apart refuse
             if not classifier.is_bare(model, num_classes):
                 head = classifier.find_head(model, num_classes)
                 classifier.say_head(model, head)

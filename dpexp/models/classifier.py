@@ -54,7 +54,7 @@ def find_head(model: nn.Module, num_classes: int) -> str:
 
 
 def is_bare(model: nn.Module, num_classes: int) -> bool:
-    """Return whether what gives the classes is a parameter of no layer, as a matrix of prototypes.
+    """Return whether no one layer gives the classes, as where prototypes or several layers do.
 
     Args:
         model: any module.
@@ -62,15 +62,8 @@ def is_bare(model: nn.Module, num_classes: int) -> bool:
     """
     layers = [each for each in model.modules() if isinstance(each, LAYERS)]
     sizes = {getattr(each, "out_features", getattr(each, "out_channels", 0)) for each in layers}
-    of_layers = {id(each) for layer in layers for each in layer.parameters()}
     stated = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
-    return (
-        num_classes not in sizes
-        and not stated
-        and any(
-            num_classes in each.shape for each in model.parameters() if id(each) not in of_layers
-        )
-    )
+    return num_classes not in sizes and not stated
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:

@@ -186,7 +186,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, one_thre
         ("Net", [], "missing 1 required positional argument: 'width'"),
         ("Net", ["model.args.widht=16"], "Unknown key model.args.widht: .*Did you mean width"),
         ("Net", ["model.args=3"], "Expected model.args to hold settings"),
-        ("Wrong", [], "a layer that gives 10 outputs, one a class; it has none. Set model.head"),
+        ("Wrong", [], r"outputs of shape \[2, 10\].*; it gives \[2, 11\]"),
         ("Wrong", ["model.head=scores"], r"outputs of shape \[2, 10\].*; it gives \[2, 11\]"),
         ("Broken", [], "fails on made-up ones .RuntimeError: of no use here.."),
         ("Right", ["method=rgp", "model.head=tail"], "a classifier named 'tail'; it has none"),
