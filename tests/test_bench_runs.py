@@ -268,6 +268,8 @@ def test_only_run_is_both_cases_and_nothing_else_is(only, chosen):
         (["--examples", "10"], "beside --only run"),
         (["--only=run", "--device=cuda"], "--device=cpu.*got cuda"),
         (["--onyl=run"], "--onyl=run"),
+        (["--only=run", "--examples=9"], "--results beside --examples: .*would replace"),
+        (["--only=vision", "--batch=8"], "--results beside --batch"),
     ],
 )
 def test_wrong_words_are_told_in_one_line(words, told):

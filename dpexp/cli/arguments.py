@@ -135,6 +135,23 @@ def may_mistake(overrides: Sequence[str]) -> bool:
     return any(word.partition("=")[0] != "results" for word in overrides)
 
 
+def require_kept(page: Path, is_kept: bool) -> None:
+    """Refuse to write over a page whose numbers the new one would not have.
+
+    Args:
+        page: to be written; there may be none yet.
+        is_kept: whether the new page has all that this one has.
+
+    Raises:
+        ConfigError: if they would be lost.
+    """
+    if page.is_file() and not is_kept:
+        raise ConfigError(
+            f"Expected name= or results= beside these words: {page} is of other settings, and its "
+            "numbers would be lost. Add name=NAME or results=FOLDER, or move that page away."
+        )
+
+
 def require_apart(overrides: Sequence[str], results: Path) -> None:
     """Refuse to overwrite the default tables with those of other settings.
 

@@ -3,8 +3,8 @@
 make audit [ARGS="..."]
 python -m scripts.audit methods=dpsgd,rgp eps=4
 
-Each method is audited twice at 95 % confidence. <results>/<profile>/audit.md and audit.csv show
-the lower bounds on epsilon beside the accountant's epsilon:
+Each method is audited twice, at 95 % confidence (audit.confidence). <results>/<profile>/audit.md
+and audit.csv show the lower bounds on epsilon beside the accountant's epsilon:
 
     one run     a run of `audit=one_run` on the embedded profile: coins decide which canaries join,
                 and the audit guesses the coins (not for PATE, which has no step gradients). A
@@ -17,6 +17,9 @@ Its own words, each WORD=VALUE; any other is a Hydra override for every run:
     methods=A,B         audit only these; the files are then audit-A-B.md and .csv
     trials=1000         trials in each world
     steps=2             steps of each trial
+    name=NAME           of the files; audit if left out, or audit-A-B
+
+A page of other settings is not written over.
 
 Exit code: 0 if no lower bound exceeds the accounted epsilon, 1 if one does, 2 for a user error.
 Each bound fails once in twenty by chance; if one exceeds by little, try another seed.
@@ -28,7 +31,7 @@ import csv
 import io
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -39,17 +42,23 @@ from dpexp import records
 from dpexp.attacks import distinguishing
 from dpexp.attacks import trials as two_worlds
 from dpexp.cli import lookup, own_methods, verify
-from dpexp.cli.arguments import changing, exit_code_of, listed, split, whole
+from dpexp.cli.arguments import (
+    changing,
+    exit_code_of,
+    file_name,
+    listed,
+    require_kept,
+    split,
+    whole,
+)
 from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute
-from dpexp.cli.parts import build_parts
+from dpexp.cli.parts import build_parts, require_begin
 from dpexp.distributed import ranks
 from dpexp.records.rounded import at_least, at_most
 from dpexp.types import ConfigError, require_word
 
 COMMON = ("task=digits", "profile=embedded")
-
-CONFIDENCE = 0.95
 
 SMALL = ("model=cnn", "model.channels=[4,8]", "model.kernel=3")
 """A model small enough for thousands of steps (ours), as are the sizes below."""
@@ -197,6 +206,7 @@ def audit(
     game: dict[str, Any],
     trials: int,
     steps: int,
+    confidence: float,
 ) -> Row:
     """Audit one method both ways.
 
@@ -206,6 +216,7 @@ def audit(
         game: the config of its distinguishing game.
         trials: in each world.
         steps: of each trial.
+        confidence: of each bound, in (0, 1).
     """
     result: dict[str, Any] = {}
     directory = None
@@ -218,7 +229,7 @@ def audit(
         played.without,
         played.within,
         delta=played.delta,
-        confidence=CONFIDENCE,
+        confidence=confidence,
         is_gaussian=played.is_gaussian,
     )
     return Row(
@@ -265,22 +276,27 @@ COLUMNS = {
 }
 
 
-def markdown(rows: Sequence[Row], trials: int, steps: int, user: Sequence[str]) -> str:
-    """Return the page: the table and an explanation."""
-    lines = [
+def opening(trials: int, steps: int, confidence: float, user: Sequence[str]) -> list[str]:
+    """Return the lines above the table: what was done, and with which overrides."""
+    return [
         "# What leaks, beside what is accounted for",
         "",
-        f"Lower bounds on ε at {CONFIDENCE:.0%} confidence each, δ the task's (0 under Laplace "
-        "noise). One run: canaries in a run of the embedded profile. Two worlds: "
+        f"Lower bounds on ε at {100 * confidence:g}% confidence each, δ the task's (0 under "
+        "Laplace noise). One run: canaries in a run of the embedded profile. Two worlds: "
         f"{trials} trials of {steps} steps with one canary, as many without, on a small model, the "
         "canary in every step; half of them choose the threshold, the other half are judged. The "
         "bounds by trade-off curve suppose the mechanism to be of the kind it says; the others "
         "suppose nothing. compressive_unmeasured is without Psi; PATE has no one run.",
-        *(["", f"Overrides: {', '.join(user)}."] if user else []),
+        *(["", f"Overrides: {', '.join(sorted(user))}."] if user else []),
         "",
         "| " + " | ".join(COLUMNS.values()) + " |",
         "| --- |" + " ---: |" * (len(COLUMNS) - 1),
     ]
+
+
+def markdown(rows: Sequence[Row], above: Sequence[str]) -> str:
+    """Return the page: the table below the lines of `opening`."""
+    lines = [*above]
     for row in rows:
         lines.append("| " + " | ".join(_cell(row, key) for key in COLUMNS) + " |")
     broken = [row.method for row in rows if row.broken]
@@ -305,16 +321,12 @@ def _cell(row: Row, key: str) -> str:
     return at_most(value, 2) if key.startswith("accounted") else at_least(value, 2)
 
 
-def write(
-    rows: Sequence[Row], trials: int, steps: int, user: Sequence[str], stem: Path
-) -> list[Path]:
+def write(rows: Sequence[Row], above: Sequence[str], stem: Path) -> list[Path]:
     """Write the table as .md and .csv; return their paths.
 
     Args:
         rows: one per method.
-        trials: in each world.
-        steps: of each trial.
-        user: overrides.
+        above: the lines above the table.
         stem: path without suffix.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
@@ -322,19 +334,42 @@ def write(
     table = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
     table.writeheader()
     table.writerows(asdict(row) for row in rows)
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("md", "csv")]
-    contents = markdown(rows, trials, steps, changing(user)), text.getvalue()
+    paths = _paths(stem)
+    contents = markdown(rows, above), text.getvalue()
     for path, content in zip(paths, contents, strict=True):
         records.write_atomically(path, content)
     return paths
 
 
-READERS = {"methods": listed, "trials": whole(4), "steps": whole(1)}
+def _paths(stem: Path) -> list[Path]:
+    return [stem.with_name(f"{stem.name}.{kind}") for kind in ("md", "csv")]
+
+
+def _is_of(stem: Path, above: Sequence[str], runs: Mapping[str, str | None]) -> bool:
+    """Return whether files that are there are of the same game, and of no other runs than these.
+
+    Args:
+        stem: path without suffix.
+        above: the lines above the table of the page that is to be written.
+        runs: id of every method's one run.
+    """
+    page, table = _paths(stem)
+    try:
+        lines = page.read_text(encoding="utf-8").splitlines()
+        with table.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        found = {row["method"]: row["run"] or None for row in rows}
+    except (OSError, ValueError, KeyError):
+        return False
+    return lines[: len(above)] == [*above] and found.items() <= runs.items()
+
+
+READERS = {"methods": listed, "trials": whole(4), "steps": whole(1), "name": file_name}
 """Four trials are the least: two choose the threshold, and two are judged."""
 
 
-def parse(words: Sequence[str]) -> tuple[list[Subject], int, int, list[str]]:
-    """Return the methods, trials, steps and overrides of the command line.
+def parse(words: Sequence[str]) -> tuple[list[Subject], int, int, str, list[str]]:
+    """Return the methods, trials, steps, files' name and overrides of the command line.
 
     Raises:
         ConfigError: for an invalid value.
@@ -345,7 +380,9 @@ def parse(words: Sequence[str]) -> tuple[list[Subject], int, int, list[str]]:
     for name in own.get("methods", ()):
         require_word("methods", name, names)
     subjects = [subject for subject in every_subject if subject.name in own.get("methods", names)]
-    return subjects, own.get("trials", 1000), own.get("steps", 2), overrides
+    some = [] if subjects == every_subject else [subject.name for subject in subjects]
+    stem = own.get("name", "-".join(["audit", *some]))
+    return subjects, own.get("trials", 1000), own.get("steps", 2), stem, overrides
 
 
 def main(words: Sequence[str]) -> int:
@@ -353,22 +390,42 @@ def main(words: Sequence[str]) -> int:
     return exit_code_of(_main, words, __doc__, of_records=2, is_quiet=True)
 
 
+def _confidence(config: Mapping[str, Any]) -> float:
+    found = config["audit"]["confidence"]
+    if not (isinstance(found, float) and 0 < found < 1):
+        raise ConfigError(
+            f"Expected audit.confidence in (0, 1); got {found}. Set audit.confidence."
+        )
+    return found
+
+
 def _main(words: Sequence[str]) -> int:
     torch.set_num_threads(1)
-    subjects, trials, steps, user = parse(words)
+    subjects, trials, steps, name, user = parse(words)
     config = compose([*COMMON, f"method={FIRST[0]}", "audit=one_run", *user])
     if not (config["privacy"]["noise"] and config["privacy"]["clip"]):
         raise ConfigError("Expected an audit with noise and clipping. Leave them on.")
+    confidence = _confidence(config)
     runs = [of_one_run(subject, user) for subject in subjects]
     games = [of_distinguishing_game(subject, user) for subject in subjects]
-    lookup.require_here(run for run in runs if run is not None)
+    stem = Path(config["results"]) / config["profile"]["name"] / name
+    ids = {
+        subject.name: None if run is None else records.run_id(run)
+        for subject, run in zip(subjects, runs, strict=True)
+    }
+    above = opening(trials, steps, confidence, changing(user))
+    require_kept(_paths(stem)[0], _is_of(stem, above, ids))
+    asked = [run for run in runs if run is not None]
+    lookup.require_here(asked)
+    undone = [run for run in asked if records.find(run["results"], run) is None]
+    require_begin(
+        [*undone, *map(two_worlds.small, games)]
+    )  # also the last method's, before the first
     rows = []
     for subject, one_run, game in zip(subjects, runs, games, strict=True):
-        rows.append(audit(subject, one_run, game, trials, steps))
+        rows.append(audit(subject, one_run, game, trials, steps, confidence))
         print(_line(rows[-1]), flush=True)
-    some = [] if subjects == subjects_of(user) else [subject.name for subject in subjects]
-    stem = Path(config["results"]) / config["profile"]["name"] / "-".join(["audit", *some])
-    for path in write(rows, trials, steps, user, stem):
+    for path in write(rows, above, stem):
         print(path)
     broken = [row.method for row in rows if row.broken]
     if broken:

@@ -14,7 +14,8 @@ weights must be those here. Its own words, each WORD=VALUE:
     name=NAME         of the files; the task's if left out
 
 Any other word is a Hydra override for every run. Writes
-results/<profile>/lira/<name>.{md,csv,png,svg}: a summary, the curves, the figure.
+results/<profile>/lira/<name>.{md,csv,png,svg}: a summary, the curves, the figure. Files of other
+models are not written over.
 Exit code: 0; 2 for a user error.
 """
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +41,16 @@ from dpexp.attacks import lira
 from dpexp.attacks.lira import Attacked
 from dpexp.attacks.shadow import Shadow
 from dpexp.cli import composition, idle, lookup, verify
-from dpexp.cli.arguments import changing, exit_code_of, file_name, listed, split, text, whole
+from dpexp.cli.arguments import (
+    changing,
+    exit_code_of,
+    file_name,
+    listed,
+    require_kept,
+    split,
+    text,
+    whole,
+)
 from dpexp.cli.execution import execute
 from dpexp.cli.parts import require_begin
 from dpexp.privacy.calibration import check_privacy
@@ -48,6 +59,9 @@ from dpexp.types import ConfigError, counted
 
 RATES = (0.001, 0.01)
 """False-positive rates at which the TPR is reported (Carlini et al. 2022, Section III)."""
+
+FIRST_RUN = "first run "
+"""What stands before a method's first run on the page, which tells it from other settings'."""
 
 POINTS = 200
 """Points of a written and plotted curve, evenly spaced on a log axis (ours)."""
@@ -182,7 +196,8 @@ def summary(title: str, request: Request, configs: list[dict], attacked: list[At
     for config, some in zip(configs, attacked, strict=True):
         lines.append(
             f"- {some.label}: {config['model']['name']}, batch {config['batch_size']:,}, "
-            f"{'; '.join([counted(config['epochs'], 'epoch', 'g'), *some.remarks])}."
+            f"{counted(config['epochs'], 'epoch', 'g')}, {FIRST_RUN}{first_run(config)}"
+            f"{''.join(f'; {words}' for words in some.remarks)}."
         )
     changed = changing(request.overrides)
     if changed:
@@ -246,18 +261,42 @@ def curves(attacked: Sequence[Attacked]) -> str:
     return stream.getvalue()
 
 
-def write(request: Request, configs: list[dict], attacked: list[Attacked]) -> list[Path]:
-    """Write all four files; return their paths."""
-    config = configs[0]
-    title = (
+def heading(request: Request, config: dict[str, Any]) -> str:
+    """Return the title of the page and of the figure."""
+    return (
         f"Who was trained on? {config['task']['name']}, {request.shadows} models a method, "
         f"profile {request.profile}"
     )
+
+
+def files(request: Request, config: dict[str, Any]) -> list[Path]:
+    """Return the paths of the page, the curves and the two forms of the figure."""
     folder = Path(config["results"]) / request.profile / "lira"
-    folder.mkdir(parents=True, exist_ok=True)
     name = request.name or config["task"]["name"].replace("/", "-")  # one file's name
+    return [folder / f"{name}.{suffix}" for suffix in ("md", "csv", "png", "svg")]
+
+
+def first_run(config: dict[str, Any]) -> str:
+    """Return the id of the first of a method's runs."""
+    return records.run_id(of_seeds(config, 1)[0])
+
+
+def is_of(page: Path, request: Request, configs: Sequence[dict[str, Any]]) -> bool:
+    """Return whether a page that is there is of as many models, and of no method but these."""
+    try:
+        title, *lines = page.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return False
+    found = {id for line in lines for id in re.findall(rf"\b{FIRST_RUN}(\w+)", line)}
+    is_alike = title == f"# {heading(request, configs[0])}"
+    return is_alike and bool(found) and found <= {*map(first_run, configs)}
+
+
+def write(request: Request, configs: list[dict], attacked: list[Attacked]) -> list[Path]:
+    """Write all four files; return their paths."""
+    title, paths = heading(request, configs[0]), files(request, configs[0])
+    paths[0].parent.mkdir(parents=True, exist_ok=True)
     texts = {"md": summary(title, request, configs, attacked), "csv": curves(attacked)}
-    paths = [folder / f"{name}.{suffix}" for suffix in ("md", "csv", "png", "svg")]
     for path, content in zip(paths, texts.values(), strict=False):
         records.write_atomically(path, content)
     with rc_context(STYLE):
@@ -299,6 +338,8 @@ def _main(words: Sequence[str]) -> int:
     _warn_of_idle(request, configs)
     require_begin(config for config in configs if not _is_done(config, request.shadows))
     lookup.require_here(run for config in configs for run in of_seeds(config, request.shadows))
+    page = files(request, configs[0])[0]
+    require_kept(page, is_of(page, request, configs))
     attacked = [shadows(config, request.shadows) for config in configs]
     print(*write(request, configs, attacked), sep="\n")
     return 0

@@ -259,7 +259,7 @@ def read(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--examples", type=int, help="training examples of a whole run")
     parser.add_argument("--test", type=int, help="test examples of a whole run, 1000 if there")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--results", type=Path, help="folder; results, unless sizes are given")
     parser.add_argument("--weigh", help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
     if arguments.only is not None and arguments.only not in ONLY:
@@ -280,6 +280,13 @@ def read(words: Sequence[str] | None = None) -> argparse.Namespace:
         raise ConfigError(
             "Expected kernels of our own for --only convolutions; they did not compile."
         )
+    sizes = [name for name in ("batch", "examples", "test") if getattr(arguments, name) is not None]
+    if arguments.results is None and sizes and not arguments.weigh:
+        raise ConfigError(
+            f"Expected --results beside --{sizes[0]}: the page would replace the one of the usual "
+            "sizes. Add --results mine, or another folder."
+        )
+    arguments.results = arguments.results or Path("results")
     return arguments
 
 

@@ -262,6 +262,39 @@ def test_the_script_writes_its_table_and_fails_where_more_leaks_than_is_accounte
     assert "the data of digits were 000000000000… and are" in line and "results=FOLDER" in line
 
 
+TINY = ["methods=dpsgd", "model=linear", "epochs=0.2", "trials=8", "steps=1", "audit.m=20"]
+
+
+def test_an_audit_is_not_written_over_by_one_of_other_settings(tmp_path, capsys):
+    words = [*TINY, f"results={tmp_path}"]
+    assert audit.main([*words, "eps=8"]) == 0
+    page, runs = tmp_path / "embedded" / "audit-dpsgd.md", tmp_path / "embedded" / "runs"
+    before, table = page.read_text(), page.with_suffix(".csv").read_text()
+    assert "at 95% confidence" in before
+    capsys.readouterr()
+    for other in ("eps=4", "trials=10", "steps=2", "audit.confidence=0.9", "audit.m=22"):
+        assert audit.main([*words, *(["eps=8"] if other != "eps=4" else []), other]) == 2, other
+        line = capsys.readouterr().err
+        assert line.startswith("error: Expected name= or results=") and str(page) in line
+        assert line.count("\n") == 1 and len(list(runs.iterdir())) == 1
+    assert page.read_text() == before and page.with_suffix(".csv").read_text() == table
+    assert audit.main(["eps=8", *words]) == 0  # in another order they are the same
+    assert page.read_text() == before
+    assert audit.main([*words, "eps=8", "audit.confidence=0.9", "name=sure"]) == 0
+    sure = page.with_name("sure.md").read_text()
+    assert page.read_text() == before and "at 90% confidence each" in sure
+    assert page.with_name("sure.csv").is_file()
+
+
+def test_what_the_last_audit_cannot_play_costs_no_run_of_the_first(tmp_path, capsys):
+    """The game's small network is of images."""
+    words = ["methods=dpsgd", "task=sentiment", "trials=4", f"results={tmp_path}"]
+    assert audit.main(words) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: Expected a language model for task sentiment")
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_private_method_is_a_subject_that_composes():
     private = {path.stem for path in (cli.CONF / "method").glob("*.yaml")}
     chosen = set()
@@ -274,7 +307,9 @@ def test_every_private_method_is_a_subject_that_composes():
 
 
 def test_what_is_no_word_of_its_own_is_an_override():
-    subjects, trials, _, user = audit.parse(["trials=4", "~schedule", "+model.x=1", "methods=rgp"])
+    subjects, trials, _, _, user = audit.parse(
+        ["trials=4", "~schedule", "+model.x=1", "methods=rgp"]
+    )
     assert ([subject.name for subject in subjects], trials) == (["rgp"], 4)
     assert user == ["~schedule", "+model.x=1"]
 
@@ -289,7 +324,13 @@ def test_a_mistake_in_the_game_costs_no_run(tmp_path, capsys):
     assert game["model"]["name"] == "linear" and "channels" not in game["model"]
 
 
-@pytest.mark.parametrize("word", ["methods=dpsdg", "trials=3", "trials=x", "dpsgd", "noise=false"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("methods=dpsdg", "trials=3", "trials=x", "dpsgd", "noise=false", "name=a/b"),
+        *("audit.confidence=1", "audit.confidence=high"),
+    ],
+)
 def test_a_mistake_on_the_command_line_is_one_line(word, capsys):
     assert audit.main([word]) == 2
     said = capsys.readouterr().err

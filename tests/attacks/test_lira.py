@@ -285,6 +285,26 @@ def test_an_attacked_method_is_named_by_what_is_certified(words, label, remark, 
     assert f"- {label}: " in text and remark in text
 
 
+def test_an_attack_is_not_written_over_by_one_on_other_models(tmp_path, capsys):
+    words = [*DIGITS, "model=linear", "epochs=0.2", f"results={tmp_path}"]
+    words += ["methods=dpsgd", "shadows=4"]
+    assert script.main([*words, "eps=3"]) == 0
+    page = tmp_path / "embedded" / "lira" / "digits.md"
+    before = page.read_text()
+    capsys.readouterr()
+    for others in (["eps=5"], ["eps=3", "shadows=5"], ["eps=3", "batch_size=9"]):
+        assert script.main([*words, *others]) == 2
+        line = capsys.readouterr().err
+        assert line.startswith("error: Expected name= or results=") and str(page) in line
+        assert line.count("\n") == 1 and len(runs_of(tmp_path)) == 4
+    assert script.main([*words, "methods=nonprivate", "eps=3"]) == 2  # would lack dpsgd's
+    assert page.read_text() == before
+    request = script.parse([*words, "methods=nonprivate,dpsgd", "eps=3"])  # has all of it
+    configs = [script.compose(request, method) for method in request.methods]
+    assert script.is_of(page, request, configs) and not script.is_of(page, request, configs[:1])
+    assert script.files(script.parse([*words, "name=other"]), configs[0])[0].name == "other.md"
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
