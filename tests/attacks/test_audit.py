@@ -335,3 +335,15 @@ def test_a_mistake_on_the_command_line_is_one_line(word, capsys):
     assert audit.main([word]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1
+
+
+def test_make_audit_makes_the_committed_page_anew():
+    """It is of these runs, and would be refused as another's if a default moved."""
+    subjects, trials, steps, name, user = audit.parse([])
+    ids = {
+        subject.name: config and records.run_id(config)
+        for subject in subjects
+        for config in [audit.of_one_run(subject, user)]
+    }
+    stem = cli.CONF.parent / "results" / "embedded" / name
+    assert audit._is_of(stem, audit.opening(trials, steps, 0.95, user), ids)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -347,3 +348,20 @@ def test_a_budget_that_no_method_spends_is_told_of(capsys):
     assert "warning: privacy.delta=1e-5 has no effect with noise=false" in printed
     assert script.main([*DIGITS, "model=linear", "methods=powersgd,rgp", "eps=9"]) == 2
     assert "eps=9 has no effect" not in capsys.readouterr().err
+
+
+def test_make_lira_makes_the_committed_page_anew():
+    """It is of these settings, and would be refused as another's if a default moved."""
+    request = script.parse(["profile=embedded", "task=digits"])
+    configs = [script.compose(request, method) for method in request.methods]
+    page = script.files(request, configs[0])[0]
+    assert script.is_of(cli.CONF.parent / page, request, configs)
+    told = (cli.CONF.parent / "docs" / "privacy" / "audits.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| \w+ \(.*?\) \| (\S+) ± \S+ \| LiRA, (\w+) \| (\S+) ",
+        (cli.CONF.parent / page).read_text(encoding="utf-8"),
+        re.M,
+    )
+    plain, plain_offline, rgp, rgp_offline = (area for _, _, area in rows)
+    assert f"is {rgp_offline} for RGP at ε = 8 and {plain_offline} without privacy" in told
+    assert f"(online {rgp} and {plain}). These models get {rows[2][0]} and {rows[0][0]} %" in told
