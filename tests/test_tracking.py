@@ -14,6 +14,7 @@ import pytest
 from dpexp import cli, records
 from dpexp.cli import all as suite
 from dpexp.cli import artifact
+from dpexp.cli.lookup import done_before
 from dpexp.training import tracking
 from dpexp.training.tracking import Tracker, job_type
 from dpexp.types import ConfigError
@@ -389,3 +390,13 @@ def sent_by(capsys):
     folder = Path(sync.split("`")[1].removeprefix("wandb sync "))
     (sent,) = [record.artifact for record in finished(folder) if record.HasField("artifact")]
     return sent.type, sent.name, sorted(entry.path for entry in sent.manifest.contents)
+
+
+def test_a_look_up_says_that_it_tracks_nothing(tmp_path):
+    words = ["method=dpsgd", "model=linear", *SHORT, f"results={tmp_path}"]
+    directory = execute(tmp_path, *words)
+    told = done_before(cli.compose([*words, "tracking=[csv,wandb]", "wandb.mode=offline"]))
+    assert "results=FOLDER runs it anew, and tracks it by csv and wandb, which this" in told
+    assert "tracks" not in done_before(cli.compose(words))
+    (directory / "metrics.csv").touch()  # as a run with tracking=csv leaves
+    assert "tracks" not in done_before(cli.compose([*words, "tracking=csv"]))

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from dpexp import records
 
 
+LEFT_BY = {"wandb": "wandb", "tensorboard": "tensorboard", "csv": "metrics.csv"}
+"""What tracking leaves in a run's folder."""
+
+
 def done_before(config: dict[str, Any]) -> str:
     """Return a line about the run if it is done, else "".
 
@@ -55,9 +59,24 @@ def done_before(config: dict[str, Any]) -> str:
         f"{_whence(found.directory)}; "
         "results=FOLDER runs it anew"
     )
-    if config["weights"] == KEEP and not (found.directory / WEIGHTS).exists():
-        line += ", and keeps its model, which this record lacks"
+    if lacking := _lacking(config, found.directory):
+        line += f", {lacking}, which this record lacks"
     return f"{line}. Note: {bytes_here.unknown}" if bytes_here.unknown else line
+
+
+def _lacking(config: Mapping[str, Any], directory: Path) -> str:
+    """Return what is asked for beside the result and a look-up does not give; "" if nothing."""
+    is_model_due = config["weights"] == KEEP and not (directory / WEIGHTS).exists()
+    asked = ["and keeps its model"] if is_model_due else []
+    chosen = [*config.get("tracking", {}), *(["wandb"] if _is_sent(config) else [])]
+    untracked = [name for name in chosen if not (directory / LEFT_BY.get(name, name)).exists()]
+    if untracked:
+        asked.append(f"and tracks it by {' and '.join(untracked)}")
+    return " ".join(asked)
+
+
+def _is_sent(config: Mapping[str, Any]) -> bool:
+    return config.get("wandb", {}).get("mode", "disabled") != "disabled"
 
 
 def outcome(directory: Path) -> str:
