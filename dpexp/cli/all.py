@@ -120,6 +120,9 @@ def _main(words: Sequence[str]) -> int:
     if not mine:
         raise spec.unknown("profile", request.profile, {p for a in artifacts for p in a.profiles})
     suite = Suite(mine, request.profile, request.overrides, request.seeds, request.own)
+    jobs = [i.job for artifact in mine for i in suite.outcomes(artifact)]
+    for line in cells.not_built(jobs, (*request.own, groups.CONF)):
+        print(f"note: {line}", file=sys.stderr)
     if request.is_plan:
         print(_opening(suite, artifacts, sum(map(len, suite.missing()))), end="\n\n", flush=True)
         device = _device(request)

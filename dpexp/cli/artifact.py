@@ -183,6 +183,8 @@ def _main(words: Sequence[str]) -> int:
     require_named(artifact, jobs)
     for wrong in (o.job.contradicts for o in picked if o.job.contradicts):
         raise ConfigError(wrong)
+    for line in cells.not_built([o.job for o in picked], (*request.own, groups.CONF)):
+        print(f"note: {line}", file=sys.stderr)
     if request.is_plan:
         _print_plan(request, artifact, picked, results)
         return 0

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,18 @@ def test_a_method_without_a_file_is_not_built(demo):
     *_, values, _ = demo()
     assert values["future", "eps2"].status == collect.NOT_BUILT
     assert values["future", "eps2"].details == ("not built: method=future",)
+
+
+def test_what_is_not_built_is_said_with_the_nearest_before_the_runs(tmp_path, capsys):
+    shutil.copytree(cli.CONF.parent / "examples" / "extension", tmp_path / "mine")
+    own = tmp_path / "mine" / "conf"
+    (table,) = (own / "artifact").rglob("table1.yaml")
+    text = table.read_text(encoding="utf-8").replace("method=two_clips", "method=two_clps")
+    table.write_text(text, encoding="utf-8")
+    words = ["paper=mine", "--config-dir", str(own), f"results={tmp_path}", "plan=true"]
+    assert script.main(["table1", *words, "rows=two-clips"]) == 0
+    told = "2 runs not built, as there is no method=two_clps. Did you mean two_clips?"
+    assert f"note: {told}\n" in capsys.readouterr().err
 
 
 def test_a_cell_nobody_ran_says_so(demo):

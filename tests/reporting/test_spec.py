@@ -81,6 +81,14 @@ def test_a_wrong_name_gets_the_nearest_one_and_the_list(paper, name, expected):
         ("key: better, ", "key: no, ", "Expected text as 'key' in row False; got False."),
         ('"Demo paper, Table 9"', "9", """as 'place' in the file; got 9. Put it in quotes, "9","""),
         ("value: 50.0", "value: '50'", "a number as 'value' in published plain, eps2; got '50'"),
+        ("value: 50.0", "value: .nan", "a number as 'value' in published plain, eps2; got nan"),
+        ("value: 50.0", "value: .inf", "a number as 'value' in published plain, eps2; got inf"),
+        (
+            "metric: test_accuracy\n",
+            "metric: test_accuracy\ndecimals: -1\n",
+            "in the file; got -1.",
+        ),
+        ("method=better]}", "method=better], decimals: -2}", "decimals >= 0 in better; got -2."),
         ("value: 50.0", "value: true", "a number as 'value' in published plain, eps2; got True"),
         ("overrides: [eps=2]", "overrides: eps=2", "as 'overrides' in column eps2; got 'eps=2'"),
         (

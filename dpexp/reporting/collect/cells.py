@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 from dpexp import records
 from dpexp.reporting.schema import tuned
 from dpexp.reporting.schema.artifact import Artifact, Column, Key, Profile, Row, unknown
-from dpexp.types import ConfigError, setting_at
+from dpexp.types import ConfigError, counted, setting_at
 
 Compose = Callable[[list[str]], dict[str, Any]]
 """Composes Hydra overrides to a plain, resolved config; raises ConfigError for an invalid one."""
@@ -261,6 +263,25 @@ def _setting(config: dict[str, Any], key: str) -> Any:
     """Return a setting's value, or the chosen option of a group; None if there is none."""
     value = setting_at(config, key)
     return value.get("name", sorted(value)) if isinstance(value, dict) else value
+
+
+def not_built(jobs: Iterable[Job], folders: Sequence[Path]) -> list[str]:
+    """Return a line for each override of these jobs that chooses what has no file.
+
+    Args:
+        jobs: of an artifact.
+        folders: of config groups, the user's own and the suite's.
+    """
+    lines = []
+    for word, count in Counter(job.not_built for job in jobs if job.not_built).items():
+        group, _, options = word.partition("=")
+        known = {path.stem for folder in folders for path in (folder / group).glob("*.yaml")}
+        wanted = [option.strip() for option in options.strip("[]").split(",")]
+        absent = next(option for option in wanted if option not in known)
+        near = difflib.get_close_matches(absent, sorted(known), n=1)
+        hint = f". Did you mean {near[0]}?" if near else ""
+        lines.append(f"{counted(count, 'run')} not built, as there is no {group}={absent}{hint}")
+    return lines
 
 
 def _is_absent(override: str, folders: Sequence[Path]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,7 @@ class OneEach(SafeLoader):
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Return whether a value is of an annotation's kind; a whole number is a number."""
+    """Return whether a value is of an annotation's kind; a number is finite, whole or not."""
     outer, inner = typing.get_origin(hint), typing.get_args(hint)
     if outer in (types.UnionType, typing.Union):
         return any(fits(value, each) for each in inner)
@@ -81,7 +82,8 @@ def fits(value: Any, hint: Any) -> bool:
     if isinstance(outer, type) and issubclass(outer, Sequence):
         return isinstance(value, list | tuple) and all(fits(entry, inner[0]) for entry in value)
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and math.isfinite(value)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)

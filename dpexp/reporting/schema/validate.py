@@ -70,6 +70,10 @@ def validate(artifact: Artifact) -> None:
             raise ConfigError(f"Row {row.key}: expected labels for {artifact.row_head}.")
     _validate_crossings(artifact, rows)
     _validate_profiles(artifact, rows, columns)
+    lines = (*artifact.rows, *artifact.columns)
+    for place, one in {"the file": artifact, **{line.key: line for line in lines}}.items():
+        if one.decimals is not None and one.decimals < 0:
+            raise ConfigError(f"Expected decimals >= 0 in {place}; got {one.decimals}.")
     _validate_words(artifact)
     _validate_labels(artifact)
 
