@@ -218,6 +218,11 @@ def split_off(total: int, test_size: int | None, split_seed: int) -> tuple[Tenso
     Raises:
         ConfigError: no training example is left.
     """
+    if total < 2:
+        raise ConfigError(
+            "Expected examples to train on and to test on, as task.test_size splits them; the data "
+            f"have {total}. Set data."
+        )
     if test_size is None or test_size >= total:
         raise ConfigError(
             f"Expected task.test_size in [1, {total}), the number of examples; got {test_size}. "

@@ -188,3 +188,11 @@ def test_truth_values_are_words_or_numbers(tmp_path):
     words = ["task=table", f"data={path}", "dataset_size=3", "task.test_size=1", "task.target=y"]
     task = task_of(*words, "task.num_classes=2", "task.columns={a:[false,true],b:[0,1]}")
     assert task.train.inputs.shape == (3, 4)
+
+
+def test_a_file_without_rows_is_refused_as_what_it_is(tmp_path):
+    path = tmp_path / "empty.csv"
+    path.write_text("x,y\n")
+    words = ["task=table", f"data={path}", "dataset_size=4", "task.test_size=2", "task.target=y"]
+    line = refusal(*words, "task.target_range=[0,1]", "task.columns={x:[0,1]}")
+    assert "Expected examples to train on and to test on" in line and "the data have 0." in line
