@@ -70,10 +70,12 @@ def validate(artifact: Artifact) -> None:
             raise ConfigError(f"Row {row.key}: expected labels for {artifact.row_head}.")
     _validate_crossings(artifact, rows)
     _validate_profiles(artifact, rows, columns)
-    lines = (*artifact.rows, *artifact.columns)
-    for place, one in {"the file": artifact, **{line.key: line for line in lines}}.items():
-        if one.decimals is not None and one.decimals < 0:
-            raise ConfigError(f"Expected decimals >= 0 in {place}; got {one.decimals}.")
+    decimals = {"the file": artifact.decimals}
+    decimals |= {row.key: row.decimals for row in artifact.rows}
+    decimals |= {column.key: column.decimals for column in artifact.columns}
+    for place, number in decimals.items():
+        if number is not None and number < 0:
+            raise ConfigError(f"Expected decimals >= 0 in {place}; got {number}.")
     _validate_words(artifact)
     _validate_labels(artifact)
 
