@@ -70,7 +70,7 @@ def validate(artifact: Artifact) -> None:
             raise ConfigError(f"Row {row.key}: expected labels for {artifact.row_head}.")
     _validate_crossings(artifact, rows)
     _validate_profiles(artifact, rows, columns)
-    decimals = {"the file": artifact.decimals}
+    decimals: dict[str, int | None] = {"the file": artifact.decimals}
     decimals |= {row.key: row.decimals for row in artifact.rows}
     decimals |= {column.key: column.decimals for column in artifact.columns}
     for place, number in decimals.items():
