@@ -18,6 +18,7 @@ from dpexp.privacy import build
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.train import first_look
 from dpexp.types import Batch, ConfigError
+from tests.runs import with_words
 
 N, SIDE, CLASSES = 12, 6, 3
 
@@ -322,9 +323,9 @@ def test_one_that_keeps_them_apart_passes_whatever_it_works_on(digits):
 def test_a_mistake_is_one_line(words, line, tmp_path):
     import dpexp
 
-    said = f"method=dpsgd task=digits profile=embedded eps=8 epochs=0.3 results={tmp_path} {words}"
+    said = f"method=dpsgd task=digits profile=embedded eps=8 epochs=0.3 results={tmp_path}"
     with pytest.raises(ConfigError, match=line) as refused:
-        dpexp.run(said)
+        dpexp.run(*with_words(said.split(), words.split()))
     assert "\n" not in str(refused.value)
 
 

@@ -13,7 +13,7 @@ from dpexp.privacy.clipping import Flat, Normalize, PerLayer, bounds_of, require
 from dpexp.privacy.privatize import ClippedSum
 from dpexp.training.probing import check_rule
 from dpexp.types import GROUP, ConfigError, Key, Release
-from tests.runs import one_thread  # noqa: F401 (a fixture)
+from tests.runs import one_thread, with_words  # noqa: F401 (a fixture)
 
 C = 0.7
 KEYS = [Key("gradient", name) for name in ("a.weight", "a.bias", "b.weight", "c.d.weight")]
@@ -244,7 +244,7 @@ def test_every_method_takes_it_and_its_record_holds(method, rule, tmp_path):
     ],
 )
 def test_a_mistake_is_one_line(words, line, tmp_path):
-    said = f"method=dpsgd task=digits profile=embedded eps=8 epochs=0.3 results={tmp_path} {words}"
+    said = f"method=dpsgd task=digits profile=embedded eps=8 epochs=0.3 results={tmp_path}"
     with pytest.raises(ConfigError, match=line) as refused:
-        dpexp.run(said)
+        dpexp.run(*with_words(said.split(), words.split()))
     assert "\n" not in str(refused.value)

@@ -14,7 +14,7 @@ from dpexp.privacy.certificate import CLASSES_READ, COUNTED, JUDGED_ON_TRAINING
 from dpexp.privacy.verification.files import verify_files
 from dpexp.types import ConfigError
 from tests.own_data import refusal, save_csv, save_folders
-from tests.runs import execute
+from tests.runs import execute, with_words
 from tests.texts import save_model, sentences
 
 PAGE = (cli.CONF.parent / "docs" / "data.md").read_text(encoding="utf-8")
@@ -168,14 +168,8 @@ def test_what_can_be_done_with_a_run_can_be_done_with_ones_own_data(alone, more)
 
 
 def test_two_ranks_train_what_one_does(alone, here, programs):
-    words = [
-        *FLOWERS,
-        "method=dpsgd",
-        "device=cpu",
-        "noise=false",
-        "eps=null",
-        "dataset_size=count",
-    ]
+    changed = ["method=dpsgd", "device=cpu", "noise=false", "eps=null", "dataset_size=count"]
+    words = with_words(FLOWERS, changed)
     said = {}
     for ranks in (1, 2):
         more = [f"results={alone}/{ranks}", f"ranks={ranks}", "clip=false"]

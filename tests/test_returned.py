@@ -1,5 +1,6 @@
 """What a method outside the repository returns is checked: a mistake in it is one line."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 
 from dpexp.attacks.soundness import check
 from dpexp.cli.building import make_method
+from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.training.gradient import PrivateGradient
-from dpexp.types import ConfigError, Method
+from dpexp.training.train import train
+from dpexp.types import ConfigError, Method, Release
 from tests.steps import ALONE, Setting, composed
 
 
@@ -34,8 +37,8 @@ class Reconstructing(Compressing):
         return self.change(*super().reconstruct(state, noisy))
 
 
-def step(method):
-    setting = Setting(composed("dpsgd"))
+def step(method, *words):
+    setting = Setting(composed("dpsgd", *words))
     with PrivateGradient(setting.model, method, setting.mechanism, ALONE, 40) as gradient:
         return gradient(method.start(setting.model), setting.examples, 0)
 
@@ -90,6 +93,88 @@ def test_gradients_that_do_not_fit_the_parameters_are_one_line(change, said):
     with pytest.raises(ConfigError, match=said) as refused:
         step(Reconstructing(change))
     assert "`reconstruct`" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def materialized(change):
+    def changed(blocks):
+        return {key: change(block.materialize()) for key, block in blocks.items()}
+
+    return changed
+
+
+class Taking(Compressing):
+    """Returns blocks that `change` has changed."""
+
+    def compress(self, state, sums):
+        return sums
+
+    def per_example_grads(self, state, layer, layer_grads):
+        return self.change(super().per_example_grads(state, layer, layer_grads))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda blocks: None, "per-example gradients for each block by its Key; got NoneType"),
+        (lambda blocks: {"ü": [*blocks.values()][0]}, "by its Key; got 'ü'"),
+        (materialized(lambda block: block), r"as MaterializedGrads\(tensor\) of .* tensor itself"),
+        (materialized(lambda block: block.tolist()), "as per-example gradients; got list"),
+        (
+            materialized(lambda block: MaterializedGrads(block.mean(0, keepdim=True))),
+            "a row for each of 40 examples; got 1",
+        ),
+        (
+            materialized(lambda block: MaterializedGrads(torch.cat([block, block]))),
+            "a row for each of 40 examples; got 80",
+        ),
+    ],
+)
+def test_blocks_that_are_not_each_examples_are_one_line(change, said):
+    """A mean over the batch was clipped as if it were one example's gradient."""
+    with pytest.raises(ConfigError, match=said) as refused:
+        step(Taking(change))
+    assert "`per_example_grads`" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_blocks_of_different_numbers_of_examples_are_one_line():
+    def mean_of_biases(blocks):
+        return {
+            key: MaterializedGrads(block.materialize().mean(0, keepdim=True))
+            if key.parameter.endswith("bias")
+            else block
+            for key, block in blocks.items()
+        }
+
+    with pytest.raises(ConfigError, match="a row for each of 40 examples; got 1"):
+        step(Taking(mean_of_biases), "model=cnn", "model.channels=[4,8]", "model.kernel=3")
+
+
+class Declaring(DPSGD):
+    """Returns something else at one step of a method."""
+
+    def __init__(self, name, found):
+        super().__init__("all", "")
+        setattr(self, name, lambda *_: found)
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "said"),
+    [
+        ("start", None, "a state, a dictionary; got NoneType"),
+        ("prepare", None, "a state, a dictionary; got NoneType"),
+        ("release_shapes", {"a": (1,)}, "a shape for each block by its Key; got 'a' of tuple"),
+        ("releases", Release("gradient", 3, 1.0), "a tuple of Release; got Release"),
+        ("releases", (1.0,), "a tuple of Release; got one with a float"),
+    ],
+)
+def test_a_declaration_of_another_kind_is_one_line(name, found, said):
+    config = composed("dpsgd")
+    parts = replace(Setting(config).parts, method=Declaring(name, found))
+    findings = check(parts, 1.0, tries=0, climbs=0).findings
+    assert any(re.search(said, each) and f"`{name}`" in each for each in findings)
+    with pytest.raises(ConfigError, match=said) as refused:
+        train({**config, "results": "nowhere"}, parts, ALONE)
+    assert f"`{name}`" in str(refused.value) and "\n" not in str(refused.value)
 
 
 class Half(Method):

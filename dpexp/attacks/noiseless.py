@@ -19,6 +19,7 @@ from dpexp.privacy import Mechanism, whole_batch
 from dpexp.privacy.seeds import generator
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.outcome import StepOutcome
+from dpexp.training.returned import checked_declaration, checked_state
 from dpexp.types import Batch, Key, Method, State, first_weight
 
 MICRO_BATCH = 12
@@ -160,11 +161,11 @@ class Bench:
 
     def start(self) -> State:
         """Return the state before the first step."""
-        return copy.deepcopy(self._method).start(self.model)
+        return checked_state(copy.deepcopy(self._method).start(self.model), "start")
 
     def releases(self, state: State, share: float = 1.0) -> tuple:
         """Return the declared releases, at a share of the clip norm."""
-        return self._method.releases(state, share * self._clip_norm)
+        return checked_declaration(self._method.releases(state, share * self._clip_norm))
 
     def step(
         self,

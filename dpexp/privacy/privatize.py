@@ -53,6 +53,10 @@ class ClippedSum:
     most. An example whose norm is not finite adds zero.
     See `dpexp.privacy.bound`, and docs/privacy/rounding.md for other examples' rounding. Without
     clipping there is no such bound.
+
+    Attributes:
+        counts: of the examples so far.
+        rows: how many examples the blocks of the current micro-batch have; one number for all.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class ClippedSum:
             clipping: how an example's norm is brought down to the clip norm.
         """
         self.counts = ClipCounts()
+        self.rows: set[int] = set()
         self._shapes, self._like = shapes, like
         self._narrow: Blocks = {}  # in the model's precision, not yet in `_wide`
         self._wide: Blocks = {}
@@ -130,12 +135,14 @@ class ClippedSum:
             release = self._releases[key.release]
             if release.clip == "coordinates":
                 largest, self._held[key] = clip_coordinates(grads.materialize(), release.clip_norm)
-                seen = self._largest.get(release.name)
+                self.rows.add(len(largest))
+                seen = self._largest.get(release.name) if len(self.rows) == 1 else None
                 self._largest[release.name] = largest if seen is None else seen.maximum(largest)
             else:
                 size, self._held[key] = grads.measured()
+                self.rows.add(len(size.squares))
                 group = self._clipping.group(key)
-                before = self._sizes.get(group)
+                before = self._sizes.get(group) if len(self.rows) == 1 else None
                 self._sizes[group] = size if before is None else before.plus(size)
 
     def close_micro_batch(self, num_examples: int) -> None:
@@ -146,6 +153,9 @@ class ClippedSum:
             return
         if not self._held:
             return
+        if len(self.rows) > 1:
+            raise ValueError(f"Expected blocks of as many examples; got {sorted(self.rows)}.")
+        self.rows = set()
         enough = [is_exact_enough(size, self._bounds[of]) for of, size in self._sizes.items()]
         enough += [largest.isfinite() for largest in self._largest.values()]
         is_exact = torch.stack(enough).all(0)

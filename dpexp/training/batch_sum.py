@@ -21,7 +21,7 @@ from dpexp.privacy.clipping import Clipping
 from dpexp.privacy.privatize import ClipCounts, ClippedSum
 from dpexp.privacy.seeds import generator, seed_default
 from dpexp.training.losses import BatchLosses
-from dpexp.training.returned import names_of
+from dpexp.training.returned import checked_blocks, checked_shapes, names_of, require_rows
 from dpexp.training.states import mapped
 from dpexp.training.unwritten import look_at, require_unwritten
 from dpexp.types import (
@@ -133,7 +133,7 @@ class BatchSum:
         # `per_example_grads` adds to it, for one attempt.
         self.state = mapped(lambda leaf: leaf, prepared)
         like = first_weight(self._model)
-        blocks = self._method.release_shapes(self.state)
+        blocks = checked_shapes(self._method.release_shapes(self.state))
         mechanism = self._mechanism
         made = {release.name for release in mechanism.releases if release.clip == "count"}
         self._blocks = {key for key in blocks if key.release not in made}
@@ -154,6 +154,7 @@ class BatchSum:
 
     def _take(self, layer: str, layer_grads: LayerGrads) -> None:
         per_example = self._method.per_example_grads(self.state, layer, layer_grads)
+        checked_blocks(per_example, "per_example_grads")
         self._take_blocks(per_example, f"of layer {layer!r}")
 
     def _take_blocks(self, per_example: Mapping[Key, PerExampleGrads], place: str) -> None:
@@ -228,6 +229,7 @@ class BatchSum:
             else:
                 loss = float(self._backward(batch, self._take, weights))
             self._check_carried()
+            require_rows(self._sum.rows, len(some))
             self._sum.close_micro_batch(len(some))
             total += loss
             done += len(batch)
@@ -257,6 +259,7 @@ class BatchSum:
         losses = BatchLosses(self._model, self.weights, self._loss, batch)
         with self.unhooked(), torch.no_grad():
             per_example = self._method.per_example_scalars(self.state, losses)
+            checked_blocks(per_example, "per_example_scalars")
             self._take_blocks(per_example, "from losses")
         return losses.total
 

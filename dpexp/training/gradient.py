@@ -23,7 +23,7 @@ from dpexp.privacy.privatize import FLAT, add_noise_, require_full_precision, re
 from dpexp.privacy.seeds import generator, seed_default
 from dpexp.training.batch_sum import BatchSum
 from dpexp.training.outcome import StepOutcome
-from dpexp.training.returned import checked_releases, checked_step
+from dpexp.training.returned import checked_releases, checked_state, checked_step
 from dpexp.training.states import new_tensors
 from dpexp.types import Key, Method, State, first_weight
 
@@ -253,7 +253,8 @@ class PrivateGradient:
         self._batch.forget()
         self._batch.state = state
         with memory.in_one_line("what the method prepares for a step", PREPARED_LESS):
-            self._batch.state = self._method.prepare(self._model, state, self._public, gen)
+            made = self._method.prepare(self._model, state, self._public, gen)
+        self._batch.state = checked_state(made, "prepare")
 
     def _sum_over_ranks(self, sums: Mapping[Key, Tensor], tally: _Tally) -> Tensor:
         """Reduce the sums to rank 0, in place, and return the summed tally of all ranks."""

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from dpexp.privacy.privatize import FULL
-from dpexp.types import ConfigError, Key, Method, Release, State, counted
+from dpexp.types import ConfigError, Key, Method, PerExampleGrads, Release, State, counted
 
 STEPS = ("trainable", "start", "per_example_grads", "release_shapes", "releases", "reconstruct")
 """What every method defines itself; `Method` has defaults for the rest. A method without a backward
@@ -40,6 +40,83 @@ def require_steps(method: Any) -> None:
             f"Expected {kind.__name__} to define every step of a method; it lacks "
             f"{', '.join(lacking)}. Define them as dpexp.types.Method describes."
         )
+
+
+def checked_state(found: Any, step: str) -> State:
+    """Return the state that a method's `start` or `prepare` returned.
+
+    Raises:
+        NotAsDeclared: if it is no dictionary.
+    """
+    if not isinstance(found, dict):
+        raise _of(step, "a state, a dictionary", type(found).__name__)
+    return found
+
+
+def checked_shapes(found: Any) -> Mapping[Key, tuple[int, ...]]:
+    """Return the blocks' shapes that a method's `release_shapes` returned.
+
+    Raises:
+        NotAsDeclared: if they are no shapes by Key.
+    """
+    if not isinstance(found, Mapping):
+        raise _of("release_shapes", "a shape for each block by its Key", type(found).__name__)
+    for key, shape in found.items():
+        if not isinstance(key, Key) or not isinstance(shape, tuple | list):
+            got = f"{key!r} of {type(shape).__name__}"
+            raise _of("release_shapes", "a shape for each block by its Key", got)
+    return found
+
+
+def checked_declaration(found: Any) -> tuple[Release, ...]:
+    """Return the releases that a method's `releases` returned.
+
+    Raises:
+        NotAsDeclared: if it is no tuple or list of them.
+    """
+    if not isinstance(found, tuple | list):
+        raise _of("releases", "a tuple of Release", type(found).__name__)
+    for each in found:
+        if not isinstance(each, Release):
+            raise _of("releases", "a tuple of Release", f"one with a {type(each).__name__}")
+    return tuple(found)
+
+
+def checked_blocks(found: Any, step: str) -> Mapping[Key, PerExampleGrads]:
+    """Return the blocks that `per_example_grads` or `per_example_scalars` returned.
+
+    Args:
+        found: what it returned.
+        step: which of the two.
+
+    Raises:
+        NotAsDeclared: if it is no block of per-example gradients by Key.
+    """
+    expected = "per-example gradients for each block by its Key"
+    if not isinstance(found, Mapping):
+        raise _of(step, expected, type(found).__name__)
+    for key, block in found.items():
+        if not isinstance(key, Key):
+            raise _of(step, expected, repr(key))
+        if isinstance(block, Tensor):
+            wrapped = "as MaterializedGrads(tensor) of dpexp.grad_sample.per_example"
+            raise _of(step, f"{_name(key)} {wrapped}", "the tensor itself")
+        if not hasattr(block, "measured"):
+            raise _of(step, f"{_name(key)} as per-example gradients", type(block).__name__)
+    return found
+
+
+def require_rows(lengths: Collection[int], num_examples: int) -> None:
+    """Check that a method's blocks have a row for each example of a micro-batch.
+
+    Raises:
+        NotAsDeclared: if one has another number; what stands for several is not clipped by itself.
+    """
+    for length in lengths:
+        if length != num_examples:
+            raise _of(
+                "per_example_grads", f"a row for each of {num_examples} examples", f"{length}"
+            )
 
 
 def checked_releases(

@@ -38,6 +38,7 @@ from dpexp.training.observation import Observers
 from dpexp.training.optimizers import check_optimizer, check_size, set_rates
 from dpexp.training.parts import Findings, Parts
 from dpexp.training.probing import check_model, check_rule, check_views
+from dpexp.training.returned import checked_declaration, checked_state
 from dpexp.training.run_logger import announce, metrics_line
 from dpexp.training.schedules import require_rates
 from dpexp.training.train_state import TrainState
@@ -70,7 +71,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
         parts = attack.stage(parts, config["seed"])
     model, method, task = parts.model, parts.method, parts.task
     unchecked = first_look(parts, ranks.device)  # report first what cannot be trained
-    start = method.start(model)
+    start = checked_state(method.start(model), "start")
     mechanism = make_mechanism(config, task.dataset_size, method, start, ranks, parts.correlation)
     begin = getattr(attack, "begin", None)
     if mechanism.correlation is not None and begin is not None:
@@ -302,7 +303,7 @@ def make_mechanism(
             dataset_size=size,
             batch_size=batch,
             num_steps=num_steps(config["epochs"], size, batch, privacy["sampling"]),
-            releases=method.releases(state, privacy["clip_norm"]),
+            releases=checked_declaration(method.releases(state, privacy["clip_norm"])),
             seed=config["seed"],
             correlation=correlation,
         )
