@@ -320,3 +320,32 @@ def test_an_epsilon_in_a_finding_is_rounded_up():
     """Rounded to nearest it would be the target that it is above."""
     (finding,) = epsilons.differences({"prv": 3.0}, "prv", 3.0, 3.000004, 3.0)
     assert finding == "epsilon: recomputed 3.00001, above the target 3"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"eps": 0.5}, {"eps": None}, {"noise": "secret"}, {"clip": False}),
+        *({"sampling": "shuffle"}, {"delta": 1e-9}),
+    ],
+    ids=str,
+)
+def test_a_setting_that_stands_in_a_config_twice_is_said_where_the_two_differ(runs, change):
+    """Only the one under privacy is read; the other, as typed, meets the eye first."""
+    ((name, value),) = change.items()
+    for kind, record in runs.items():
+        config = copy.deepcopy(record.config)
+        (config["task"] if name == "delta" else config).update(change)
+        found, before = (
+            verify_files(each, record.result, record.privacy) for each in (config, record.config)
+        )
+        said = [words for words in found.unchecked if "which decides nothing" in words]
+        if value == record.config["privacy"][name]:
+            assert (kind, name, said) == ("none", "eps", [])
+            continue
+        assert said == [
+            f"config.yaml {name}: {value}, which decides nothing; privacy.{name} does, and is "
+            f"{record.config['privacy'][name]}"
+        ]
+        assert not any("decides nothing" in words for words in before.unchecked)

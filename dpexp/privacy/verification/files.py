@@ -112,6 +112,20 @@ def verify_files(
     return Verification(tuple(check.findings), check.epsilon, tuple(trust), tuple(check.unchecked))
 
 
+def _said_twice(config: Mapping[str, Any]) -> list[str]:
+    """Return which settings stand in a config as typed and otherwise where a run reads them."""
+    stated = config["privacy"]
+    typed = {name: config[name] for name in ("eps", "noise", "clip", "sampling") if name in config}
+    if "delta" in config["task"]:
+        typed["delta"] = config["task"]["delta"]
+    return [
+        f"config.yaml {name}: {value}, which decides nothing; privacy.{name} does, and is "
+        f"{stated.get(name)}"
+        for name, value in typed.items()
+        if value != stated.get(name)
+    ]
+
+
 class _Check:
     """Comparison of one certificate with its config."""
 
@@ -150,6 +164,7 @@ class _Check:
         self._public(is_vote)
         self._holdout()
         self._words(wanted, is_vote)
+        self.unchecked += _said_twice(self._config)
         self._same("dataset_size", self._size())
         differing, unread = counts.compare(self._config, self._result, self._tests)
         self.findings += differing
