@@ -19,7 +19,7 @@ Its own words, each WORD=VALUE:
     flops=40e12         with plan=true on a machine without a GPU: the FLOP/s that a GPU sustains,
                         to turn FLOPs into GPU-hours
     run=false           run nothing; write what there is
-    seeds=0,1,2         in place of the profile's seeds
+    seeds=0,1,2         in place of the profile's seeds; never fewer than a table has that is there
     workers=2           runs side by side; without it one a core, or one a machine with GPUs
     launcher=NAME       hand the missing runs to a Hydra launcher in place of workers
     --config-dir DIR    a folder of your own like conf; its papers come last. See docs/extend.md
@@ -52,7 +52,7 @@ from dpexp.cli.arguments import (
     split,
     whole,
 )
-from dpexp.cli.artifact import NAMES, SHARED, exit_code
+from dpexp.cli.artifact import NAMES, SHARED, exit_code, require_seeds
 from dpexp.cli.cost_model import CostModel, examples
 from dpexp.cli.execution import execute_saying
 from dpexp.cli.launchers import check, launch
@@ -131,6 +131,9 @@ def _main(words: Sequence[str]) -> int:
             print(line, flush=True)
         return 0
     require_apart(request.overrides, suite.results)
+    for artifact in mine:
+        numbers = suite.results / request.profile / artifact.paper / f"{artifact.name}.csv"
+        require_seeds(request.seeds, numbers)
     before = _written_before(request, suite)  # read now: a mistake in one costs no run
     first, alone = suite.missing() if request.runs else ([], [])
     print(_opening(suite, artifacts, len(first) + len(alone)), flush=True)

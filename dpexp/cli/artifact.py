@@ -18,7 +18,7 @@ Its own words, each WORD=VALUE:
     rows=A,B columns=C  run these cells only; the others are shown if they are there. Patterns
                         such as cifar10-* work. A figure's rows are its lines, its columns its
                         points
-    seeds=0,1,2         in place of the profile's seeds
+    seeds=0,1,2         in place of the profile's seeds; never fewer than a table has that is there
     launcher=NAME       hand the missing runs to a Hydra launcher (basic, joblib, submitit_slurm)
     --config-dir DIR    a folder of your own like conf, with papers, methods, models; docs/extend.md
 
@@ -188,9 +188,10 @@ def _main(words: Sequence[str]) -> int:
     if request.is_plan:
         _print_plan(request, artifact, picked, results)
         return 0
+    numbers = results / request.profile / artifact.paper / f"{artifact.name}.csv"
+    require_seeds(request.seeds, numbers)
     require_apart(request.overrides, results)
     to_do = build.missing(picked) if request.runs else []
-    numbers = results / request.profile / artifact.paper / f"{artifact.name}.csv"
     if not request.runs and not any(outcome.result for outcome in outcomes) and _holds(numbers):
         raise ConfigError(
             "Expected some run of this table or figure to be there, since run=false runs none: "
@@ -245,6 +246,28 @@ def _compare(outcomes: Sequence[collect.Outcome], to_do: Sequence[cells.Job]) ->
             )
     for word, runs in said.items():
         print(f"note: {len(runs)} finished runs: {word}", file=sys.stderr)
+
+
+def require_seeds(seeds: Sequence[int] | None, numbers: Path) -> None:
+    """Refuse to write fewer seeds over a table or figure that is there.
+
+    Args:
+        seeds: in place of the profile's; None if these stay.
+        numbers: of the table or figure as it is, if it is there.
+
+    Raises:
+        ConfigError: if one of its cells has more.
+    """
+    if seeds is None or not numbers.is_file():
+        return
+    with numbers.open(encoding="utf-8") as lines:
+        counts = [str(line.get("n")) for line in csv.DictReader(lines)]
+    most = max((int(count) for count in counts if count.isdecimal()), default=0)
+    if most > len(seeds):
+        raise ConfigError(
+            f"Expected {counted(most, 'seed')} or more in seeds=, as {numbers} has, or results= "
+            "beside it: their numbers would be lost there. Add results=mine, or seeds."
+        )
 
 
 def _holds(numbers: Path) -> bool:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dpexp import cli, records
 from dpexp.cli import all as suite
+from dpexp.cli import artifact as script
 from dpexp.cli import composition, folders
 from dpexp.cli.config_cache import Configs
 from dpexp.records import caches
@@ -226,3 +227,21 @@ def test_what_does_not_compose_is_told_as_hydra_tells_it(cache):
 def test_a_mistaken_override_names_the_artifact():
     with pytest.raises(ConfigError, match="rgp/table3: .*epohcs"):
         suite.Suite([spec.load(cli.CONF, "rgp", "table3")], "embedded", ["epohcs=3"])
+
+
+@pytest.mark.parametrize("main", [script.main, suite.main], ids=["artifact", "all"])
+def test_fewer_seeds_are_not_written_over_more(main, tmp_path, capsys):
+    numbers = tmp_path / "embedded" / "rgp" / "table3.csv"
+    numbers.parent.mkdir(parents=True)
+    committed = cli.CONF.parent / "results" / "embedded" / "rgp" / "table3.csv"
+    numbers.write_bytes(committed.read_bytes())
+    name = ["table3"] if main is script.main else ["only=rgp/table3"]
+    words = [*name, "paper=rgp", f"results={tmp_path}"]
+    for few in ("seeds=0", "seeds=1,2"):
+        assert main([*words, few]) == 2
+        line = capsys.readouterr().err
+        assert line.startswith("error: Expected 3 seeds or more in seeds=") and str(numbers) in line
+        assert not (tmp_path / "embedded" / "runs").exists()
+    script.require_seeds((0, 1, 2, 3), numbers)
+    script.require_seeds((0,), numbers.with_name("table2.csv"))  # which is not there
+    assert numbers.read_bytes() == committed.read_bytes()
