@@ -167,13 +167,13 @@ class Declaring(DPSGD):
         ("releases", (1.0,), "a tuple of Release; got one with a float"),
     ],
 )
-def test_a_declaration_of_another_kind_is_one_line(name, found, said):
+def test_a_declaration_of_another_kind_is_one_line(name, found, said, tmp_path):
     config = composed("dpsgd")
     parts = replace(Setting(config).parts, method=Declaring(name, found))
     findings = check(parts, 1.0, tries=0, climbs=0).findings
     assert any(re.search(said, each) and f"`{name}`" in each for each in findings)
     with pytest.raises(ConfigError, match=said) as refused:
-        train({**config, "results": "nowhere"}, parts, ALONE)
+        train({**config, "results": str(tmp_path)}, parts, ALONE)
     assert f"`{name}`" in str(refused.value) and "\n" not in str(refused.value)
 
 
