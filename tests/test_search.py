@@ -165,3 +165,10 @@ def test_a_sweep_looks_for_the_smallest_error(metric, wanted, monkeypatch):
     sweeper.direction = {"minimize": "maximize", "maximize": "minimize"}[wanted]
     with pytest.raises(ConfigError, match=f"direction={wanted}, since trials are judged by"):
         sweeps._require_direction(metric)
+
+
+def test_a_later_method_with_a_loop_of_its_own_costs_no_run_of_the_first(capsys):
+    words = ["method=dpsgd,pate", "task=digits", "model=linear", "eps=8", "epochs=0.2"]
+    assert search.main(words) == 2
+    told = capsys.readouterr()
+    assert "method=pate has its own" in told.err and not told.out

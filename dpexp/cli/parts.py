@@ -9,7 +9,7 @@ from typing import Any
 
 from dpexp.cli import begun, holdout
 from dpexp.cli.building import build_model, is_of_door, make_method, with_head
-from dpexp.cli.instantiate import make, said
+from dpexp.cli.instantiate import loop_of, make, said
 
 TRIED = ("task", "model", "method")
 """What decides whether a run can begin."""
@@ -55,7 +55,8 @@ def require_begin(configs: Iterable[dict[str, Any]]) -> None:
     """Refuse what a run of one of these configs would refuse as it begins, before any is run.
 
     Task, model and method are built and tried on made-up examples, once where several configs
-    have the same settings of the three; nothing is trained.
+    have the same settings of the three; nothing is trained. A loop of its own says itself what it
+    would refuse, by its `require_begin(config, parts)`, if it has one.
 
     Raises:
         ConfigError: such as for a method that has nothing to train in the model.
@@ -68,8 +69,12 @@ def require_begin(configs: Iterable[dict[str, Any]]) -> None:
     begun_with: list[Any] = []
     for config in configs:
         validate.check_values(config)
+        if "loop" in config:
+            if (look := getattr(loop_of(config), "require_begin", None)) is not None:
+                look(config, build_parts(copy.deepcopy(config), torch.device("cpu")))
+            continue
         chosen = [config[group] for group in TRIED]  # as whole: a rank, too, may not fit
-        if chosen in begun_with or "loop" in config:
+        if chosen in begun_with:
             continue
         begun_with.append(chosen)
         parts = build_parts(copy.deepcopy(config), torch.device("cpu"))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -51,6 +51,19 @@ def held_out(task: Task) -> Task:
     return replace(named, train=kept, test=judged, dataset_size=len(kept))
 
 
+def require_common_loop(config: Mapping[str, Any]) -> None:
+    """Refuse a method with its own loop, such as PATE, whose students learn from test examples.
+
+    Raises:
+        ConfigError: naming the method.
+    """
+    if "loop" in config:
+        raise ConfigError(
+            f"Expected a method of the common training loop; method={config['method']['name']} has "
+            "its own, which learns from a part of the test set. Set another method."
+        )
+
+
 def prepared(config: dict[str, Any]) -> tuple[dict[str, Any], Parts]:
     """Return a run without the held-out examples; sampling rate, steps and noise are the table's.
 
@@ -61,11 +74,7 @@ def prepared(config: dict[str, Any]) -> tuple[dict[str, Any], Parts]:
         ConfigError: for an invalid config, or a method with its own loop, such as PATE, whose
             students learn from part of the test set.
     """
-    if "loop" in config:
-        raise ConfigError(
-            f"Expected a method of the common training loop; method={config['method']['name']} has "
-            "its own, which learns from a part of the test set. Set another method."
-        )
+    require_common_loop(config)
     size, method = config["task"]["dataset_size"], config["method"]
     kept = size - round(SHARE * size)
     config["batch_size"] = round(config["batch_size"] * kept / size)
@@ -123,6 +132,8 @@ def _main(words: Sequence[str]) -> int:
     _, overrides = split(words, {})
     # A mistake in the last combination costs no run of the first.
     tried = [(chosen, compose([*COMMON, *chosen])) for chosen in combinations(overrides)]
+    for _, config in tried:
+        require_common_loop(config)
     if len(tried) > 1:
         require_begin(config for _, config in tried)
     for chosen, composed in tried:

@@ -22,7 +22,7 @@ Differences from the papers:
  5. Teachers are gep's MNIST network for every task; the student is the run's model.
 """
 
-from dpexp.pate.loop import train
+from dpexp.pate.loop import require_begin, train
 from dpexp.pate.settings import PATE
 
-__all__ = ["PATE", "train"]
+__all__ = ["PATE", "require_begin", "train"]

@@ -172,6 +172,20 @@ def teach(
         run.save_if_due()
 
 
+def require_begin(config: dict, parts: Parts) -> None:
+    """Refuse what a run would refuse as it begins; nothing is trained.
+
+    Args:
+        config: of the run.
+        parts: built from it.
+
+    Raises:
+        ConfigError: for a mistake in the config.
+    """
+    settings_of(parts)
+    make_mechanism(config, parts, Ranks(0, 1, torch.device("cpu")))
+
+
 def make_mechanism(config: dict, parts: Parts, ranks: Ranks) -> tuple[NoisyVotes, Any, Any]:
     """Return the frozen mechanism, and the queries.
 

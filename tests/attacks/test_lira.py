@@ -332,6 +332,13 @@ def test_a_model_that_a_later_method_cannot_train_costs_no_run_of_the_first(tmp_
     assert not list(tmp_path.iterdir())
 
 
+def test_a_later_method_that_cannot_be_attacked_costs_no_run_of_the_first(tmp_path, capsys):
+    words = [*DIGITS, "methods=dpsgd,pate", "model=linear", "eps=8", f"results={tmp_path}"]
+    assert script.main(words) == 2
+    assert "Expected no attack or audit with method=pate" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_budget_is_for_methods_with_noise():
     request = script.parse([*DIGITS, "methods=nonprivate,rgp", "eps=2"])
     assert script.compose(request, "rgp")["privacy"]["eps"] == 2
