@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,9 @@ from dpexp.cli.streams import safe_output
 from dpexp.records import RecordError, is_neutral
 from dpexp.reporting.schema.artifact import unknown
 from dpexp.types import ConfigError
+
+LONGEST_NAME = 200
+"""Most bytes of a file's name that is typed: file systems take 255, with an ending (ours)."""
 
 Reader = Callable[[str], Any]
 """Reads the value from WORD=VALUE; raises ConfigError if it is invalid."""
@@ -68,6 +72,10 @@ def text(word: str) -> str:
 def file_name(word: str) -> str:
     """Read WORD=NAME, the name of files in a folder that is not said."""
     key, _, value = word.partition("=")
+    if (size := len(os.fsencode(value))) > LONGEST_NAME:
+        raise ConfigError(
+            f"Expected {key} to have at most {LONGEST_NAME} bytes; got {size}. Set a shorter {key}."
+        )
     if set(value) <= {"."} or {"/", "\\", "\0"} & set(value):
         raise ConfigError(
             f"Expected {key} to name a file, without a folder; got '{word}'. Set {key}, or results "

@@ -381,7 +381,7 @@ def parse(words: Sequence[str]) -> tuple[list[Subject], int, int, str, list[str]
         require_word("methods", name, names)
     subjects = [subject for subject in every_subject if subject.name in own.get("methods", names)]
     some = [] if subjects == every_subject else [subject.name for subject in subjects]
-    stem = own.get("name", "-".join(["audit", *some]))
+    stem = own.get("name") or file_name(f"name={'-'.join(['audit', *some])}")
     return subjects, own.get("trials", 1000), own.get("steps", 2), stem, overrides
 
 

@@ -317,6 +317,7 @@ def test_an_attack_is_not_written_over_by_one_on_other_models(tmp_path, capsys):
         ("name=a/b", "without a folder"),
         ("name=", "Expected name to name a file"),
         ("name=..", "Expected name to name a file"),
+        ("name=" + "é" * 101, "Expected name to have at most 200 bytes; got 202."),
     ],
 )
 def test_mistakes_are_one_line(word, message, capsys):
