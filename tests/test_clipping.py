@@ -237,6 +237,7 @@ def test_every_method_takes_it_and_its_record_holds(method, rule, tmp_path):
         ("clipping=normalise", "normalize"),
         ("clipping=normalize clipping.gamma=0", "clipping.gamma above 0"),
         ("clipping=normalize clip=false noise=false eps=null", "clip=true"),
+        ("clipping=normalize privacy.clip=false privacy.noise=false eps=null", "clip=true"),
         ("clipping=normalize method=pate", "has its own"),
         ("clipping=per_layer method=compressive task=regression", "coordinates"),
         ("clipping=per_layer method=dp_zo", "numbers of several layers"),

@@ -103,7 +103,7 @@ def setting_of(paper: str, config: Mapping[str, Any]) -> Setting | None:
     if not (privacy["noise"] and privacy["clip"] and privacy["eps"]) or method["name"] == "pate":
         return None
     size, batch = config["task"]["dataset_size"], config["batch_size"]
-    steps = num_steps(config["epochs"], size, batch, config["sampling"])
+    steps = num_steps(config["epochs"], size, batch, config["privacy"]["sampling"])
     pair = method["name"] == "gep" and method["residual"]
     budget = float(privacy["delta"]), float(privacy["eps"])
     return Setting(paper, 2 if pair else 1, batch / size, steps, *budget)

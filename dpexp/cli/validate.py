@@ -260,7 +260,7 @@ def check_taken(config: Mapping[str, Any]) -> None:
 
 def _check_clipping(config: Mapping[str, Any]) -> None:
     """Refuse a clipping rule where nothing is clipped by a norm."""
-    if "clipping" in config and not config["clip"]:
+    if "clipping" in config and not config["privacy"]["clip"]:
         raise ConfigError(
             f"Expected clip=true beside clipping={config['clipping']['name']}; got clip=false. "
             "Leave clipping out, or set clip=true."
