@@ -123,6 +123,7 @@ def test_the_pages_table_is_planned_beside_published_values(capsys, monkeypatch)
         ({}, "has none"),
         ({"methods/a.yaml": "x: 1"}, "Did you mean methods to be method?"),
         ({"method/a.yaml": "x: [1"}, "to be YAML"),
+        ({"method/a.yaml": "x: 1\ny: 2\nx: 3"}, "a.yaml: Expected 'x' once; line 3 has it again"),
         ({"method/a.yaml": "- 1"}, "holds a list"),
         ({"method/a.yaml": b"\xff\xfe\x00"}, "to be YAML"),
         ({"method/a.yml": "x: 1"}, "Rename it"),

@@ -172,6 +172,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _check_file(path: Path, name: Path) -> None:
+    from dpexp.reporting.schema.kinds import OneEach
     from dpexp.types import ConfigError, one_line
 
     if path.suffix == ".yml":
@@ -180,9 +181,11 @@ def _check_file(path: Path, name: Path) -> None:
         )
     try:
         text = path.read_bytes()
-        tree = yaml.safe_load(text.decode("utf-8"))
+        tree = yaml.load(text.decode("utf-8"), OneEach)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"Expected {path} to be YAML: {one_line(error)}. Mend it.") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error} Leave one of them out.") from error
     if not isinstance(tree, dict | None):
         raise ConfigError(
             f"Expected {path} to hold settings, as in 'rank: 8'; it holds a "
