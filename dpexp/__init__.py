@@ -129,7 +129,7 @@ def train(
         clip_norm=clip_norm,
         seed=seed,
         dataset_size=dataset_size,
-        results=str(results),
+        results=results,
         device=device,
         settings=settings or {},
         callbacks=callbacks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import reprlib
 import shlex
@@ -144,7 +145,7 @@ def train(
     clip_norm: float,
     seed: int,
     dataset_size: int | None,
-    results: str,
+    results: str | Path,
     device: str,
     settings: Mapping[str, Any],
     callbacks: Sequence[Callable[[dict[str, Any]], Any]],
@@ -174,7 +175,11 @@ def train(
                 f"choice of run.py. Leave it out, or use dpexp.run."
             )
     delta, dataset_size, settings = (_plain(each) for each in (delta, dataset_size, settings))
-    results = str(results)
+    results = _folder(results)
+    if not isinstance(method, str):
+        raise ConfigError(
+            f"Expected method to be a word, such as 'rgp'; got {reprlib.repr(method)}. Set method."
+        )
     if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
         raise ConfigError(
             f"Expected callbacks to be a list of functions; got {reprlib.repr(callbacks)}. Set "
@@ -255,9 +260,19 @@ def train(
     return TrainedRun.read(directory, made[0].cpu().eval() if made else None)
 
 
+def _folder(results: Any) -> str:
+    """Return the folder of the records."""
+    if not isinstance(results, str | os.PathLike):
+        raise ConfigError(
+            f"Expected results to be a folder's name or path; got {reprlib.repr(results)}. Set "
+            "results."
+        )
+    return os.fspath(results)
+
+
 def _require_private(config: Mapping[str, Any], eps: float | None) -> None:
     """Refuse a budget for a run that spends none: whoever names one means to train privately."""
-    off = [name for name in ("noise", "clip") if not config["privacy"][name]]
+    off = [name for name in ("noise", "clip") if config["privacy"][name] is False]
     if eps is None or not off or "correlation" in config:  # which is refused with its own remedy
         return
     lacks = " and ".join({"noise": "noise", "clip": "clipping"}[name] for name in off)
@@ -275,7 +290,7 @@ def _warn_of_idle(
     """Warn of arguments that this run does not read, by the names that they have here."""
     typed = {str(key).lstrip("+"): f"settings['{key}']={each!r}" for key, each in settings.items()}
     if delta is not None:
-        typed["privacy.delta"] = f"delta={delta:g}"
+        typed["privacy.delta"] = f"delta={delta}"
     if clip_norm != 1:  # which is what it is without a word
         typed["privacy.clip_norm"] = f"clip_norm={clip_norm}"
     idle.warn_of(config, typed)
