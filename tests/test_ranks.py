@@ -22,7 +22,7 @@ from dpexp.training.gradient import PrivateGradient
 from dpexp.training.ledger import surroundings_of
 from dpexp.training.train import make_mechanism, train
 from dpexp.types import ConfigError
-from tests.runs import CONFIGS, execute, of, one_thread  # noqa: F401 (a fixture)
+from tests.runs import CONFIGS, execute, of, one_thread, with_words  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -200,7 +200,8 @@ def test_tensors_share_a_call_up_to_a_size_and_with_their_kind():
 
 
 def command(results, *words):
-    return [*DIGITS, "method=rgp", "batch_size=72", "eval_every=0.1", f"results={results}", *words]
+    usual = [*DIGITS, "method=rgp", "batch_size=72", "eval_every=0.1", f"results={results}"]
+    return with_words(usual, words)
 
 
 def long(results):
