@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dpexp import cli, records
+from dpexp.cli.command_line import with_words  # noqa: F401 (for tests)
 from dpexp.cli.config_cache import Configs
 from dpexp.distributed.ranks import Ranks
 from dpexp.records import read_mark
@@ -133,9 +134,3 @@ def own_model(root, module, code, settings):
     yield f"hydra.searchpath=[file://{root / 'conf'}]"
     sys.path.remove(str(root))
     sys.modules.pop(module, None)
-
-
-def with_words(words, more):
-    """Return a command line with more words, in place of those that set the same."""
-    said = {word.lstrip("+").partition("=")[0] for word in more}
-    return [word for word in words if word.lstrip("+").partition("=")[0] not in said] + [*more]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import dpexp
-from dpexp.cli import audit, budget, lira, search, wandb_view
-from dpexp.cli.command_line import require_once
+from dpexp.cli import audit, budget, lira, search, soak, wandb_view
+from dpexp.cli.command_line import require_once, with_words
 from dpexp.types import ConfigError
 from tests.test_cli import BRIEF, the_error
 
@@ -80,3 +80,20 @@ def test_make_says_a_profile_once_unless_the_caller_says_two(word):
     assert done.returncode == 0, done.stderr
     said = [each for each in done.stdout.split() if each.startswith("profile=")]
     assert said == ["profile=embedded"] * bool(word) + ["profile=quick"]
+
+
+@pytest.mark.long
+def test_what_a_script_sets_by_itself_gives_way_to_what_is_typed(capsys):
+    """A soak's runs, which are started with its own words before, were to take these too."""
+    words = ["method=dpsgd", "model=linear", "ranks=1", "epochs=0.1", "disturbances=1"]
+    assert soak.main(words) == 2
+    assert "Expected a run long enough for four samples" in capsys.readouterr().err
+
+
+def test_more_words_stand_in_place_of_those_that_set_the_same():
+    words = ["method=rgp", "+eps=8", "seed=1"]
+    assert with_words(words, ["privacy.eps=2", "seed=3"]) == [
+        "method=rgp",
+        "privacy.eps=2",
+        "seed=3",
+    ]

@@ -77,3 +77,14 @@ def require_once(words: Sequence[str], names: Mapping[str, str] | None = None) -
             raise ConfigError(
                 f"Expected one value of {key}; got {first} and {word}. Leave one of them out."
             )
+
+
+def with_words(words: Sequence[str], more: Sequence[str]) -> list[str]:
+    """Return a command line's words with more, in place of those that set the same."""
+
+    def place(word: str) -> str:
+        key = word.lstrip("+").partition("=")[0]
+        return ALIASES.get(key, key)
+
+    said = {place(word) for word in more}
+    return [*(word for word in words if place(word) not in said), *more]

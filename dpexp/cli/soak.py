@@ -34,6 +34,7 @@ from pathlib import Path
 
 from dpexp import records
 from dpexp.cli.arguments import exit_code_of, split, whole
+from dpexp.cli.command_line import with_words
 from dpexp.cli.composition import compose
 from dpexp.types import ConfigError
 
@@ -233,12 +234,14 @@ def _main(words: Sequence[str]) -> int:
     config = compose([*RUN, *overrides])
     epochs = STEPS * config["batch_size"] / config["task"]["dataset_size"]
     with tempfile.TemporaryDirectory() as folder:
-        words = [*RUN, f"epochs={epochs}", *overrides]
+        words = with_words([*RUN, f"epochs={epochs}"], overrides)
         return _soak(Path(folder), words, **{"disturbances": 12, "start": 0, **own})
 
 
 def _soak(folder: Path, words: Sequence[str], disturbances: int, start: int) -> int:
-    alone, soaked = ([*words, f"results={folder / name}"] for name in ("alone", "soaked"))
+    alone, soaked = (
+        with_words(words, [f"results={folder / name}"]) for name in ("alone", "soaked")
+    )
     began = time.monotonic()
     outcome = run_once(alone)
     seconds = time.monotonic() - began
