@@ -170,7 +170,7 @@ def _check_sensitivity(
             added.append(_moved_when_tight(at, base, starts, gen))
         if step < STEPS or step == steps - 1:
             search = Search(
-                partial(_compressed, at.method, seen.state),
+                partial(_compressed, method, seen.state),
                 {key: tuple(total.shape) for key, total in seen.sums.items()},
                 releases,
                 next(iter(seen.sums.values())),
@@ -326,7 +326,7 @@ def _adversarial(base: Made, more: Made, num_classes: int) -> Iterator[tuple[str
 
 
 def _compressed(method: Any, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
-    """Compress with a copy of a method, which may keep something."""
+    """Compress with a copy of a method that has taken the step, and may keep something of it."""
     return copy.deepcopy(method).compress(state, sums)
 
 

@@ -4,12 +4,13 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
 from dpexp import cli
 from dpexp.attacks.soundness import check
 from dpexp.cli import check_method
 from tests.steps import CPU, composed
-from tests.unsound import SENSITIVITY, UNSOUND, HalfDeclared
+from tests.unsound import SENSITIVITY, UNSOUND, HalfDeclared, OnHead
 
 SMALL = ["model=cnn", "model.channels=[4,8]", "model.kernel=3"]
 
@@ -53,3 +54,19 @@ def test_the_steps_of_an_epoch_are_looked_at_unless_fewer_are_named(steps, is_fo
     words = ["method=dpsgd", f"{TARGET}AfterAnEpoch", "model=linear", "batch_size=100"]
     assert check_method.main([*words, *steps, "device=cpu", "tries=0", "climbs=0"]) == 1
     assert bool(re.search(rf"{SENSITIVITY}.*; step 16\)", capsys.readouterr().out)) is is_found
+
+
+class Shrinking(OnHead):
+    """Releases a share of the sums, which it draws and keeps for one step."""
+
+    def prepare(self, model, state, public, gen):
+        self.share = 0.5 + 0.5 * float(torch.rand((), generator=gen))
+        return super().prepare(model, state, public, gen)
+
+    def compress(self, state, sums):
+        return {key: self.share * total for key, total in sums.items()}
+
+
+def test_what_a_sound_method_keeps_within_a_step_is_there_for_the_made_up_sums():
+    parts = replace(cli.build_parts(composed("linear", *SMALL), CPU), method=Shrinking())
+    assert check(parts, 1.0, tries=2, climbs=5).findings == ()
