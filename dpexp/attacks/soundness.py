@@ -190,7 +190,8 @@ def _check_draws(parts: Any, clip_norm: float, findings: dict[str, None]) -> Mov
     """Add an example to many, and to none."""
     bench, worst = Bench(parts, clip_norm), Movement(0.0, "", "none")
     base, more = _two_sets(parts.task.test)
-    starts, gen = _few_of(_adversarial(base, more, parts.task.num_classes)), torch.Generator()
+    starts = _few_of(_adversarial(base, more, parts.task.num_classes))
+    gen = generator(0, "neighbours", 1)
     for beside in (_many(base, more), _none(base)):
         at = _At(bench, parts.method, bench.start(), 0, micro_batch=len(beside) + 1)
         try:
