@@ -120,9 +120,14 @@ def _main(words: Sequence[str]) -> int:
     if not mine:
         raise spec.unknown("profile", request.profile, {p for a in artifacts for p in a.profiles})
     suite = Suite(mine, request.profile, request.overrides, request.seeds, request.own)
-    jobs = [i.job for artifact in mine for i in suite.outcomes(artifact)]
-    for line in cells.not_built(jobs, (*request.own, groups.CONF)):
-        print(f"note: {line}", file=sys.stderr)
+    first, alone = suite.missing() if request.runs else ([], [])
+    to_do = {job.run_id for job in (*first, *alone)}
+    for artifact in mine:
+        jobs = [outcome.job for outcome in suite.outcomes(artifact)]
+        lines = cells.not_built(jobs, (*request.own, groups.CONF))
+        lines += cells.untried(artifact, request.profile, [j for j in jobs if j.run_id in to_do])
+        for line in lines:
+            print(f"note: {artifact.paper} {artifact.name}: {line}", file=sys.stderr)
     if request.is_plan:
         print(_opening(suite, artifacts, sum(map(len, suite.missing()))), end="\n\n", flush=True)
         device = _device(request)
@@ -135,7 +140,6 @@ def _main(words: Sequence[str]) -> int:
         numbers = suite.results / request.profile / artifact.paper / f"{artifact.name}.csv"
         require_seeds(request.seeds, numbers)
     before = _written_before(request, suite)  # read now: a mistake in one costs no run
-    first, alone = suite.missing() if request.runs else ([], [])
     print(_opening(suite, artifacts, len(first) + len(alone)), flush=True)
     stopped = _run(request, suite, first, alone)
     entries = [suite.entry(artifact) for artifact in mine]

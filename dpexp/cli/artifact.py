@@ -183,7 +183,11 @@ def _main(words: Sequence[str]) -> int:
     require_named(artifact, jobs)
     for wrong in (o.job.contradicts for o in picked if o.job.contradicts):
         raise ConfigError(wrong)
-    for line in cells.not_built([o.job for o in picked], (*request.own, groups.CONF)):
+    to_do = build.missing(picked) if request.runs else []
+    for line in (
+        *cells.not_built([o.job for o in picked], (*request.own, groups.CONF)),
+        *cells.untried(artifact, request.profile, to_do),
+    ):
         print(f"note: {line}", file=sys.stderr)
     if request.is_plan:
         _print_plan(request, artifact, picked, results)
@@ -191,7 +195,6 @@ def _main(words: Sequence[str]) -> int:
     numbers = results / request.profile / artifact.paper / f"{artifact.name}.csv"
     require_seeds(request.seeds, numbers)
     require_apart(request.overrides, results)
-    to_do = build.missing(picked) if request.runs else []
     if not request.runs and not any(outcome.result for outcome in outcomes) and _holds(numbers):
         raise ConfigError(
             "Expected some run of this table or figure to be there, since run=false runs none: "

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dpexp import cli, records
 from dpexp.cli import artifact as script
@@ -152,6 +153,27 @@ def test_what_is_not_built_is_said_with_the_nearest_before_the_runs(tmp_path, ca
     assert script.main(["table1", *words, "rows=two-clips"]) == 0
     told = "2 runs not built, as there is no method=two_clps. Did you mean two_clips?"
     assert f"note: {told}\n" in capsys.readouterr().err
+
+
+def test_a_cell_whose_grid_is_not_tried_is_said_before_the_runs(tmp_path, capsys):
+    def told(*words):
+        words = ["paper=mine", "--config-dir", str(own), f"results={tmp_path}", "plan=true", *words]
+        assert script.main(["table1", *words]) == 0
+        return [each for each in capsys.readouterr().err.splitlines() if "grid" in each]
+
+    shutil.copytree(cli.CONF.parent / "examples" / "extension", tmp_path / "mine")
+    own = tmp_path / "mine" / "conf"
+    (table,) = (own / "artifact").rglob("table1.yaml")
+    tree = yaml.safe_load(table.read_text(encoding="utf-8"))
+    assert not told()
+    row = tree["rows"][0]
+    row["grid"] = [["optimizer.lr=1", "optimizer.lr=2"]]
+    table.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    (line,) = told()
+    assert f"{row['labels'][0]}, " in line
+    assert f"python -m scripts.tune table1 paper=mine profile=embedded --config-dir {own}" in line
+    assert not told(f"rows={tree['rows'][1]['key']}")
+    assert not told("run=false")
 
 
 def test_a_cell_nobody_ran_says_so(demo):

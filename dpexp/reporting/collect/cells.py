@@ -18,6 +18,10 @@ Compose = Callable[[list[str]], dict[str, Any]]
 """Composes Hydra overrides to a plain, resolved config; raises ConfigError for an invalid one."""
 
 
+MOST_NAMED = 5
+"""Cells that a line names (ours)."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One run of one cell.
@@ -282,6 +286,31 @@ def not_built(jobs: Iterable[Job], folders: Sequence[Path]) -> list[str]:
         hint = f". Did you mean {near[0]}?" if near else ""
         lines.append(f"{counted(count, 'run')} not built, as there is no {group}={absent}{hint}")
     return lines
+
+
+def untried(artifact: Artifact, profile: str, jobs: Iterable[Job]) -> list[str]:
+    """Return a line for the cells of these jobs whose grid has not been tried; else none.
+
+    Args:
+        artifact: the jobs'.
+        profile: its name.
+        jobs: that are to run.
+    """
+    rows = {row.key: row for row in artifact.rows}
+    columns = {column.key: column for column in artifact.columns}
+    names = dict[str, None]()
+    for job in jobs:
+        row, column = job.cell
+        if job.choice is None and rows[row].in_column(columns[column]).grid:
+            names[job.name] = None
+    if not names:
+        return []
+    rest = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return [
+        f"{counted(len(names), 'cell')} with a grid of settings that are not all tried yet, and so "
+        f"with the row's own: {'; '.join([*names][:MOST_NAMED])}{rest}. "
+        f"{tuned.command(artifact, profile)} tries them on held-out examples, before the runs"
+    ]
 
 
 def _is_absent(override: str, folders: Sequence[Path]) -> bool:
