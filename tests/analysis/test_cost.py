@@ -47,7 +47,7 @@ def test_the_private_step_clips_by_the_rule_of_the_run():
             return super().weights(norms, bound)
 
     view = on_digits("method=dpsgd")
-    view.gradient.clipping = Heard()
+    view.gradient._batch.clipping = Heard()
     Cost(batch=60, micro_batch=50, rounds=1).observe(view, {})
     assert set(heard) == {50, 10}
 

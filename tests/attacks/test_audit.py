@@ -21,7 +21,7 @@ from dpexp.privacy import build
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.train import train
 from dpexp.types import ConfigError
-from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
+from tests.runs import execute, of, one_thread, with_words  # noqa: F401 (a fixture)
 from tests.test_conf import check_settings
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -273,7 +273,7 @@ def test_an_audit_is_not_written_over_by_one_of_other_settings(tmp_path, capsys)
     assert "at 95% confidence" in before
     capsys.readouterr()
     for other in ("eps=4", "trials=10", "steps=2", "audit.confidence=0.9", "audit.m=22"):
-        assert audit.main([*words, *(["eps=8"] if other != "eps=4" else []), other]) == 2, other
+        assert audit.main(with_words([*words, "eps=8"], [other])) == 2, other
         line = capsys.readouterr().err
         assert line.startswith("error: Expected name= or results=") and str(page) in line
         assert line.count("\n") == 1 and len(list(runs.iterdir())) == 1

@@ -294,13 +294,14 @@ def test_an_attack_is_not_written_over_by_one_on_other_models(tmp_path, capsys):
     before = page.read_text()
     capsys.readouterr()
     for others in (["eps=5"], ["eps=3", "shadows=5"], ["eps=3", "batch_size=9"]):
-        assert script.main([*words, *others]) == 2
+        assert script.main(with_words(words, others)) == 2
         line = capsys.readouterr().err
         assert line.startswith("error: Expected name= or results=") and str(page) in line
         assert line.count("\n") == 1 and len(runs_of(tmp_path)) == 4
-    assert script.main([*words, "methods=nonprivate", "eps=3"]) == 2  # would lack dpsgd's
+    lacking = with_words(words, ["methods=nonprivate", "eps=3"])  # dpsgd's numbers
+    assert script.main(lacking) == 2
     assert page.read_text() == before
-    request = script.parse([*words, "methods=nonprivate,dpsgd", "eps=3"])  # has all of it
+    request = script.parse(with_words(words, ["methods=nonprivate,dpsgd", "eps=3"]))  # has all
     configs = [script.compose(request, method) for method in request.methods]
     assert script.is_of(page, request, configs) and not script.is_of(page, request, configs[:1])
     assert script.files(script.parse([*words, "name=other"]), configs[0])[0].name == "other.md"
