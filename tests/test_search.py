@@ -172,3 +172,11 @@ def test_a_later_method_with_a_loop_of_its_own_costs_no_run_of_the_first(capsys)
     assert search.main(words) == 2
     told = capsys.readouterr()
     assert "method=pate has its own" in told.err and not told.out
+
+
+def test_a_budget_that_a_method_does_not_spend_is_told_of(capsys):
+    """A list of methods may hold one without privacy, whose score is not of that budget."""
+    words = ["task=digits", "device=cpu", "model=linear", "epochs=0.1", "eps=8"]
+    assert search.main([*words, "method=dpsgd,nonprivate"]) == 0
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if "eps=8" in each]
+    assert line.endswith("eps=8 has no effect: noise is off, so is privacy.")

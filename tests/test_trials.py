@@ -67,6 +67,14 @@ def test_another_setting_or_model_on_all_examples_does_not_go_on_from_it(kept):
     assert len([*kept.glob("*/*/runs/*")]) == 1
 
 
+def test_one_on_other_held_out_examples_does_not_go_on_from_it(kept, monkeypatch):
+    interrupted(SHORT, 5)
+    monkeypatch.setattr(search, "SEED", search.SEED + 1)
+    _, gradients = gradients_of(SHORT)
+    assert gradients == 8
+    assert len([*kept.glob("*/*/runs/*")]) == 1
+
+
 @pytest.mark.filterwarnings("ignore:.* is damaged, or was killed before")
 @pytest.mark.parametrize("harm", ["of another run", "no checkpoint", "torn"])
 def test_one_that_cannot_go_on_begins_anew(harm, kept):

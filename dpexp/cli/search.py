@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -138,6 +139,9 @@ def _main(words: Sequence[str]) -> int:
         require_begin(config for _, config in tried)
     for chosen, composed in tried:
         idle.warn(composed, chosen)
+        typed = idle.typed(chosen)
+        if not composed["privacy"]["noise"] and (eps := typed.get("eps", typed.get("privacy.eps"))):
+            warnings.warn(f"{eps} has no effect: noise is off, so is privacy.", stacklevel=1)
     for chosen, composed in tried:
         config, parts = prepared(composed)
         print(*chosen, said(score(config, parts), parts.task.metric), flush=True)
