@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from dpexp import cli, records
+from dpexp.cli import all as every
 from dpexp.cli import artifact as script
 from dpexp.cli import plan
 from dpexp.cli.cost_model import CostModel
@@ -174,6 +175,9 @@ def test_a_cell_whose_grid_is_not_tried_is_said_before_the_runs(tmp_path, capsys
     assert f"python -m scripts.tune table1 paper=mine profile=embedded --config-dir {own}" in line
     assert not told(f"rows={tree['rows'][1]['key']}")
     assert not told("run=false")
+    words = [f"--config-dir={own}", "only=mine/table1", f"results={tmp_path}", "plan=true"]
+    assert every.main([*words, "profile=embedded"]) == 0
+    assert f"note: mine table1: {line.removeprefix('note: ')}" in capsys.readouterr().err
 
 
 def test_a_cell_nobody_ran_says_so(demo):
