@@ -20,7 +20,7 @@ in the first steps, and a few at later ones. A failure is a counterexample.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,10 +29,19 @@ import torch
 from torch import Tensor
 
 from dpexp.attacks.differences import first_difference
-from dpexp.attacks.noiseless import MICRO_BATCH, Bench, Injected, Made, Watching
-from dpexp.attacks.sensitivity import Differs, Movement, Search, badness, movement
+from dpexp.attacks.neighbours import (
+    FAR,
+    BeforeStep,
+    adversarial,
+    few_of,
+    many,
+    moved_by_examples,
+    moved_when_tight,
+    none,
+)
+from dpexp.attacks.noiseless import Bench, Injected, Made
+from dpexp.attacks.sensitivity import Differs, Movement, Search, badness
 from dpexp.privacy.seeds import generator
-from dpexp.training.outcome import StepOutcome
 from dpexp.training.returned import NotAsDeclared
 from dpexp.types import ConfigError, Key, State, counted, one_line
 
@@ -49,24 +58,11 @@ STEPS = 2
 LATER = 12
 """Number of steps in all; at those after the first `STEPS` a few neighbours are tried (ours)."""
 
-MANY = 128
-"""Examples of a large draw (ours): more than a config's micro_batch has."""
-
-FAR = 1e4
-"""What an example is multiplied by that has far larger gradients than others (ours)."""
-
-FAR_AND_WRONG = f"another target, times {FAR:g}"
-"""What moves a sum most, of the kinds of examples that are added."""
-
 FEW = 3
 """Examples at once where a set is taken in several micro-batches (ours)."""
 
 MOVES = "one example moves release"
 """How a finding of that kind begins; later steps and other draws are told of if none was before."""
-
-TIGHT = 1e-3
-"""Clip norm, in the run's, at which examples are added once more (ours). Where it is so large that
-it clips hardly anyone, what an example's norm leaves out would not show."""
 
 
 @dataclass(frozen=True)
@@ -159,15 +155,15 @@ def _check_sensitivity(
             ] = None
             declared = releases  # told once a change
         # What a method keeps outside of its state may change it at a later step, too.
-        at = _At(bench, method, state, step)
+        at = BeforeStep(bench, method, state, step)
         outcome, seen = at.taken(method := copy.deepcopy(method), base)
         if seen.changes_sums:
             findings["compress changes the sums that it is given"] = None
-        starts = list(_adversarial(base, more, parts.task.num_classes))
-        starts = starts if step < STEPS else _few_of(starts)
-        added = [_moved_by_examples(at, base, starts, seen, tries if step < STEPS else 0, gen)]
+        starts = list(adversarial(base, more, parts.task.num_classes))
+        starts = starts if step < STEPS else few_of(starts)
+        added = [moved_by_examples(at, base, starts, seen, tries if step < STEPS else 0, gen)]
         if step >= STEPS - 1:
-            added.append(_moved_when_tight(at, base, starts, gen))
+            added.append(moved_when_tight(at, base, starts, gen))
         if step < STEPS or step == steps - 1:
             search = Search(
                 partial(_compressed, method, seen.state),
@@ -190,10 +186,10 @@ def _check_draws(parts: Any, clip_norm: float, findings: dict[str, None]) -> Mov
     """Add an example to many, and to none."""
     bench, worst = Bench(parts, clip_norm), Movement(0.0, "", "none")
     base, more = _two_sets(parts.task.test)
-    starts = _few_of(_adversarial(base, more, parts.task.num_classes))
+    starts = few_of(adversarial(base, more, parts.task.num_classes))
     gen = generator(0, "neighbours", 1)
-    for beside in (_many(base, more), _none(base)):
-        at = _At(bench, parts.method, bench.start(), 0, micro_batch=len(beside) + 1)
+    for beside in (many(base, more), none(base)):
+        at = BeforeStep(bench, parts.method, bench.start(), 0, micro_batch=len(beside) + 1)
         try:
             _, seen = at.taken(copy.deepcopy(at.method), beside)
         except NotAsDeclared:
@@ -203,26 +199,14 @@ def _check_draws(parts: Any, clip_norm: float, findings: dict[str, None]) -> Mov
                 raise
             continue
         moved = max(
-            _moved_by_examples(at, beside, starts, seen, 0, gen),
-            _moved_when_tight(at, beside, starts, gen),
+            moved_by_examples(at, beside, starts, seen, 0, gen),
+            moved_when_tight(at, beside, starts, gen),
             key=badness,
         )
         if not any(each.startswith(MOVES) for each in findings):
             _tell(moved, f"beside {counted(len(beside), 'other')}", findings)
         worst = max(worst, moved, key=badness)
     return worst
-
-
-def _many(base: Made, more: Made) -> Made:
-    """Return `MANY` examples: all of both sets, again and again."""
-    inputs, targets = (
-        torch.cat([getattr(base, part), getattr(more, part)]) for part in ("inputs", "targets")
-    )
-    return Made(inputs, targets).take(torch.arange(MANY) % len(targets))
-
-
-def _none(base: Made) -> Made:
-    return base.take(torch.arange(0))
 
 
 def _tell(moved: Movement, where: str, findings: dict[str, None]) -> None:
@@ -232,98 +216,6 @@ def _tell(moved: Movement, where: str, findings: dict[str, None]) -> None:
             f"{MOVES} {moved.release} by {moved.ratio:.4g} of its "
             f"declared sensitivity ({moved.neighbours}; {where})"
         ] = None
-
-
-@dataclass(frozen=True)
-class _At:
-    """A method before a step.
-
-    Attributes:
-        bench: with the weights before the step.
-        method: as it is before the step.
-        state: likewise.
-        step: from 0.
-        share: of the run's clip norm that bounds an example.
-        micro_batch: examples at once.
-    """
-
-    bench: Bench
-    method: Any
-    state: State
-    step: int
-    share: float = 1.0
-    micro_batch: int = MICRO_BATCH
-
-    def taken(self, method: Any, examples: Made) -> tuple[StepOutcome, Watching]:
-        """Take the step on some examples with a copy of the method."""
-        return self.bench.step(
-            method, self.state, examples, self.step, self.share, self.micro_batch
-        )
-
-
-def _moved_by_examples(
-    at: _At,
-    base: Made,
-    starts: Sequence[tuple[str, Tensor, Tensor]],
-    seen: Watching,
-    tries: int,
-    gen: torch.Generator,
-) -> Movement:
-    """Add adversarial examples one at a time, and climb from the one that changes most."""
-    releases = at.bench.releases(at.state, at.share)
-    clipped = "" if at.share == 1 else f", clipped at {at.share:g} of the clip norm"
-
-    def moved(words: str, inputs: Tensor, target: Tensor) -> Movement:
-        _, one_more = at.taken(copy.deepcopy(at.method), base.with_one(inputs, target))
-        return movement(seen.released, one_more.released, releases, words + clipped)
-
-    tried = [(moved(*start), *start[1:]) for start in starts]
-    worst, inputs, target = max(tried, key=lambda start: badness(start[0]))
-    for _ in range(tries if inputs.is_floating_point() else 0):
-        far = 10 ** float(torch.empty(()).uniform_(-3, 1, generator=gen))
-        drawn = torch.randn(inputs.shape, generator=gen, dtype=torch.float64).to(inputs)
-        nearby = inputs + far * inputs.abs().mean() * drawn
-        found = moved(f"{worst.neighbours.removesuffix(', climbed')}, climbed", nearby, target)
-        if found.ratio > worst.ratio:
-            worst, inputs = found, nearby
-    return worst
-
-
-def _moved_when_tight(
-    at: _At, base: Made, starts: Sequence[tuple[str, Tensor, Tensor]], gen: torch.Generator
-) -> Movement:
-    """Add examples where the clip norm is so small that all are clipped."""
-    tight = replace(at, share=TIGHT)
-    _, seen = tight.taken(copy.deepcopy(at.method), base)
-    return _moved_by_examples(tight, base, starts, seen, 0, gen)
-
-
-def _few_of(kinds: Iterable[tuple[str, Tensor, Tensor]]) -> list[tuple[str, Tensor, Tensor]]:
-    """Return two of the examples to add, for later steps and for draws of another size."""
-    all_kinds = list(kinds)
-    return [all_kinds[1], next((k for k in all_kinds if k[0] == FAR_AND_WRONG), all_kinds[2])]
-
-
-def _adversarial(base: Made, more: Made, num_classes: int) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield examples to add: ordinary, huge, tiny, cancelling, and not finite."""
-    inputs, target, first = more.inputs[0], more.targets[0], base.targets[0]
-    is_number = base.targets.is_floating_point()
-    other = -1e6 * (1 + first.abs()) if is_number else (first + 1) % max(2, num_classes)
-    yield "an example", inputs, target
-    yield "the first example again", base.inputs[0], first
-    yield "the first example with another target", base.inputs[0], other
-    if is_number:
-        yield "a target that is not a number", inputs, torch.full_like(target, float("nan"))
-    if not inputs.is_floating_point():  # tokens
-        yield "a text of one token", inputs[..., :1].expand_as(inputs), target
-        return
-    for factor in (-1.0, 0.0, 1e-8, 1e4, 1e8, 1e30):
-        yield f"an example times {factor:g}", factor * inputs, target
-        yield f"another target, times {factor:g}", factor * inputs, other
-    for bad in ("nan", "inf"):
-        spoilt = inputs.clone()
-        spoilt.view(-1)[0] = float(bad)
-        yield f"an example with {bad}", spoilt, target
 
 
 def _compressed(method: Any, state: State, sums: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
@@ -340,10 +232,10 @@ def _check_post_processing(
     if more.inputs.is_floating_point():
         spoilt.inputs[1].view(-1)[0] = float("nan")
         far.inputs[-1] *= FAR
-    many = _many(few, more)
-    sets = [(spoilt, len(spoilt), steps), (far, FEW, steps), (many, len(many), STEPS)]
+    large = many(few, more)
+    sets = [(spoilt, len(spoilt), steps), (far, FEW, steps), (large, len(large), STEPS)]
     if _takes_none(parts, clip_norm, few, findings):
-        sets.append((_none(few), 1, STEPS))
+        sets.append((none(few), 1, STEPS))
     for examples, micro_batch, taken in sets:
         both = (
             _after_equal_releases(parts, clip_norm, *each, taken)
@@ -362,7 +254,7 @@ def _check_post_processing(
 def _takes_none(parts: Any, clip_norm: float, few: Made, findings: dict[str, None]) -> bool:
     """Return whether a method takes a step that draws no example."""
     try:
-        for _ in _after_equal_releases(parts, clip_norm, _none(few), few, 1, 0):
+        for _ in _after_equal_releases(parts, clip_norm, none(few), few, 1, 0):
             pass
     except NotAsDeclared:
         raise
