@@ -219,6 +219,14 @@ def test_git_ignores_what_a_run_keeps_in_any_folder_and_never_its_record():
     assert listed and not ignored(listed.splitlines())
 
 
+def test_git_holds_records_of_runs_in_results_alone():
+    asked = ["git", "ls-files", *("*result.json", "*privacy.json", "*metrics.jsonl")]
+    listed = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    stray = [name for name in listed if not name.startswith("results/")]
+    assert not stray, "a run was kept in a folder that is not a results folder"
+    assert listed or not (ROOT / ".git").exists()
+
+
 def make(*words):
     command = ["make", "--no-print-directory", "-o", ".venv/.ready", "TORCH=", *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
