@@ -15,6 +15,7 @@ from dpexp.cli.config_cache import Configs
 from dpexp.privacy import num_steps
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec
+from dpexp.reporting.schema.kinds import OneEach
 from tests import pinned_configs
 from tests.contract.cases import OWN
 
@@ -71,7 +72,7 @@ def linked_runs(profile, path):
     made = results / path.parent.name / f"{path.stem}.md"
     names = set(re.findall(r"runs/(\w+)/", made.read_text("utf-8"))) if made.exists() else ()
     configs = {name: (results / "runs" / name / "config.yaml").read_text("utf-8") for name in names}
-    return [(name, yaml.safe_load(config)["seed"]) for name, config in configs.items()]
+    return [(name, yaml.load(config, OneEach)["seed"]) for name, config in configs.items()]
 
 
 @pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -302,7 +303,7 @@ def test_published_epochs_follow_epsilon(words, expected):
 def with_rates():
     """List the artifacts whose rows or columns say a learning rate, each with those words."""
     for path in ARTIFACTS:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.load(path.read_text(encoding="utf-8"), OneEach)
         lines = (*raw["rows"], *raw["columns"])
         said = [str(word) for line in lines for word in line.get("overrides", [])]
         if rates := {word for word in said if re.match(r"optimizer\.lr=[\d.]", word)}:

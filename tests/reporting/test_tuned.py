@@ -392,6 +392,7 @@ def test_of_equal_points_the_grid_s_first_is_taken(conf):
         ("eps8:", "eps9:", "no cell private, eps9|no cell plain, eps9"),
         (": 70.0", ": .nan", "not a finite number"),
         (": 70.0", ": [1]", "expected scores"),
+        ("eps8:", "eps1:", "Expected 'eps1' once"),
     ],
 )
 def test_choices_that_are_not_the_grid_s_are_refused(conf, before, after, said):

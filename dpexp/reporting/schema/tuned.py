@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from dpexp.reporting.schema.artifact import SUITES_OWN, Artifact, Column, Key, Profile, Row
+from dpexp.reporting.schema.kinds import OneEach
 from dpexp.types import ConfigError, one_line
 
 TUNE = "python -m scripts.tune"
@@ -103,7 +104,7 @@ def known(conf: Path, artifact: Artifact, profile: str) -> dict[Key, Tried]:
     if not path.is_file():
         return {}
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        tree = yaml.load(path.read_text(encoding="utf-8"), OneEach) or {}
         return {
             (str(row), str(column)): _tried(kept)
             for row, cells in tree.items()
