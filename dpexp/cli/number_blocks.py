@@ -14,7 +14,7 @@ import pandas as pd
 
 from dpexp.cli import groups
 from dpexp.records.rounded import at_least
-from dpexp.reporting.collect import SKIPPED, cells
+from dpexp.reporting.collect import NONE, cells
 from dpexp.reporting.schema import spec
 from dpexp.reporting.schema.artifact import SUITES_OWN
 from dpexp.types import ConfigError, counted
@@ -143,7 +143,7 @@ def _recipes() -> str:
     for row, labels in _labels("quick", "dpexp/table4").items():
         of_row = [found.loc[(row, column)] for column in RECIPES]
         shown = (
-            "none" if cell["status"] == SKIPPED else "–" if pd.isna(cell["mean"]) else _shown(cell)
+            NONE if cell["status"] == NONE else "–" if pd.isna(cell["mean"]) else _shown(cell)
             for cell in of_row
         )
         body.append((", ".join(labels), *shown, *(times.get(row, "–") for times in steps)))

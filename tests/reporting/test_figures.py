@@ -112,6 +112,53 @@ def test_what_a_profile_skips_is_neither_run_nor_drawn_but_said(made, lab):
     assert status["full", "Big", ""] == status["plain", "Big", "4"] == "done"
 
 
+PLAIN = "  - {key: plain, labels: [Plain], overrides: [method=plain]}"
+BETTER = "  - {key: better, labels: [Better], overrides: [method=better]}"
+
+
+def absent_in(row, **columns):
+    within = ", ".join(f'"{key}": {{absent: "{why}"}}' for key, why in columns.items())
+    return row, row.replace("}", f", within: {{{within}}}}}")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [absent_in(PLAIN, **{"big-*": "it has none"})],
+            ["none in small (for Big): Plain (it has none)"],
+        ),
+        (
+            [absent_in(PLAIN, **{"big-eps4": "too wide", "pairs-eps3": "too short"})],
+            [
+                "none in small (for Big), ε = 4: Plain (too wide)",
+                "none in Pairs: Plain (too short)",
+            ],
+        ),
+        (
+            [absent_in(row, **{"pairs-*": "too short"}) for row in (PLAIN, BETTER)],
+            ["none in Pairs: Plain; Better (too short)"],
+        ),
+        (
+            [absent_in(PLAIN, **{"*": "never"}), absent_in(BETTER, **{"big-eps2": "never"})],
+            [
+                "none in small (for Big); Pairs: Plain; "
+                "none in small (for Big), ε = 2: Better (never)"
+            ],
+        ),
+    ],
+)
+def test_a_cell_that_there_is_none_of_is_not_said_to_be_not_run(made, lab, conf, rows, said):
+    claim = ("above: [better], below: [plain]", "above: [full], below: [5]")
+    edit(conf, "figure4", *rows, claim)
+    shown = made()
+    assert shown.skipped() == said
+    assert "not run here" not in markdown.markdown(shown)
+    status = [line["status"] for line in csv_lines(shown)]
+    assert status.count("none") == 8 - len(lab.executed) / 2
+    assert all(f"{line[0].upper()}{line[1:]}." in texts(figure.draw(shown)) for line in said)
+
+
 def test_only_the_paper_profile_is_comparable(made):
     warning = "Not comparable with the published figure. Big is replaced by small."
     assert warning in texts(figure.draw(made()))

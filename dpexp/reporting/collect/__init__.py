@@ -16,7 +16,15 @@ from dpexp.reporting.collect.outcomes import (
     log_path,
     outcome,
 )
-from dpexp.reporting.collect.values import DIVERGED, NOT_FINITE, SKIPPED, WORDS, Value, collect
+from dpexp.reporting.collect.values import (
+    DIVERGED,
+    NONE,
+    NOT_FINITE,
+    SKIPPED,
+    WORDS,
+    Value,
+    collect,
+)
 
 __all__ = [
     "DIVERGED",
@@ -27,6 +35,7 @@ __all__ = [
     "NOT_RUN",
     "NO_DATA",
     "REFUSED",
+    "NONE",
     "SKIPPED",
     "WORDS",
     "Outcome",

@@ -30,6 +30,8 @@ from dpexp.reporting.text import clean
 
 SKIPPED = "not run here"
 """A cell that the profile skips."""
+NONE = "none"
+"""No cell: the row says why it has none in this column, in any profile."""
 WORDS = "words"
 """A cell of a column of words."""
 NOT_FINITE = "diverged"
@@ -143,7 +145,7 @@ def _value(
 ) -> Value:
     cell = (row.key, column.key)
     if not items:
-        return Value(cell, SKIPPED)
+        return Value(cell, NONE if row.in_column(column).absent else SKIPPED)
     done, readings, rest = [], [], [item for item in items if item.status != DONE]
     for item in items:
         if item.status == DONE:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from dpexp.reporting.collect.cells import cell_name, profile_of, relabel
-from dpexp.reporting.collect.values import SKIPPED, Value
+from dpexp.reporting.collect.values import NONE, SKIPPED, Value
 from dpexp.reporting.schema.artifact import (
     CURVES,
     MAPS,
@@ -120,7 +120,10 @@ class Table:
         return pd.DataFrame(body, columns=self.head(), dtype=object)
 
     def skipped(self) -> list[str]:
-        """Return what the profile doesn't run, and why; a wholly skipped panel is named once."""
+        """Return what the profile doesn't run, and which cells there are none of, and why.
+
+        A whole panel is named once.
+        """
         names: dict[str, list[str]] = {}
         headings: tuple[Row | Column, ...] = (*self.artifact.rows, *self.artifact.columns)
         for heading in headings:
@@ -131,13 +134,42 @@ class Table:
                     panel = self.artifact.panel_of(heading)
                 whole = panel and all(map(self.changes.why_skipped, panel))
                 names.setdefault(why, []).append(words[0] if whole else ", ".join(words))
+        return [
+            *(f"{SKIPPED}: {'; '.join(dict.fromkeys(n))} ({why})" for why, n in names.items()),
+            *self._missing(),
+        ]
+
+    def _missing(self) -> list[str]:
+        """Return which rows have no cell in which columns, and why, a line for each reason."""
+        columns: dict[tuple[str, str], list[Column]] = {}
         for row in self.shown_rows():
             for column in self.shown_columns():
                 if why := row.in_column(column).absent:
-                    names.setdefault(why, []).append(self.name(row, column))
+                    label = ", ".join(relabel(row, self.changes))
+                    columns.setdefault((why, label), []).append(column)
+        lines: dict[str, dict[str, list[str]]] = {}
+        for (why, label), of_row in columns.items():
+            lines.setdefault(why, {}).setdefault("; ".join(self._places(of_row)), []).append(label)
         return [
-            f"{SKIPPED}: {'; '.join(dict.fromkeys(lines))} ({why})" for why, lines in names.items()
+            "; ".join(f"{NONE} in {where}: {'; '.join(rows)}" for where, rows in by_place.items())
+            + f" ({why})"
+            for why, by_place in lines.items()
         ]
+
+    def _places(self, columns: Sequence[Column]) -> list[str]:
+        """Return the names of columns; those under one heading, where it has no others, as it."""
+
+        def heading(column: Column) -> str:
+            words = relabel(column, self.changes)
+            return ", ".join(words[: max(len(words) - 1, 1)])
+
+        others = {heading(c) for c in self.shown_columns() if c not in columns}
+        return list(
+            dict.fromkeys(
+                ", ".join(relabel(c, self.changes)) if heading(c) in others else heading(c)
+                for c in columns
+            )
+        )
 
     def shown_rows(self) -> list[Row]:
         """Return the rows that the profile runs."""
@@ -180,12 +212,12 @@ class Table:
     def absent(self) -> dict[str, list[str]]:
         """Return the names of cells without a value, or not of all seeds that ran, by status.
 
-        Skipped ones are left out.
+        Skipped ones are left out, and those that there are none of.
         """
         cells: dict[str, list[str]] = {}
         for row, column, value in self.distinct():
             why = value.divergence or ("" if value.is_there else value.status)
-            if why and why != SKIPPED:
+            if why and why not in (NONE, SKIPPED):
                 cells.setdefault(why, []).append(self.name(row, column))
         return cells
 
@@ -206,8 +238,8 @@ class Table:
 
 
 def _is_empty(values: Iterable[Value]) -> bool:
-    """Return whether there is nothing to print: all are skipped, and none was published."""
-    return all(value.status == SKIPPED and value.published is None for value in values)
+    """Return whether there is nothing to print: none was run or published, or is to be."""
+    return all(value.status in (NONE, SKIPPED) and value.published is None for value in values)
 
 
 def unbroken(label: str) -> str:
