@@ -31,7 +31,7 @@ def half_noise(patch: pytest.MonkeyPatch) -> None:
 
 def noise_on_the_first_rank(patch: pytest.MonkeyPatch) -> None:
     """Return every rank the sums first, and add noise on one of them then."""
-    from dpexp.privacy.privatize import add_noise_
+    from dpexp.privacy.noise import add_noise_
     from dpexp.training.gradient import PrivateGradient
 
     release = PrivateGradient._release
@@ -64,9 +64,9 @@ def same_noise_every_step(patch: pytest.MonkeyPatch) -> None:
 
 def same_noise_every_block(patch: pytest.MonkeyPatch) -> None:
     """Draw every block's noise from the same state of the generator."""
-    import dpexp.privacy.privatize
+    import dpexp.privacy.noise
 
-    whole = dpexp.privacy.privatize.add_noise_
+    whole = dpexp.privacy.noise.add_noise_
 
     def broken(sums, releases, noise_multiplier, gen):
         releases, state = tuple(releases), gen.get_state()
@@ -74,16 +74,16 @@ def same_noise_every_block(patch: pytest.MonkeyPatch) -> None:
             gen.set_state(state)
             whole({key: total}, releases, noise_multiplier, gen)
 
-    patch.setattr(dpexp.privacy.privatize, "add_noise_", broken)
+    patch.setattr(dpexp.privacy.noise, "add_noise_", broken)
 
 
 def same_noise_every_piece(patch: pytest.MonkeyPatch) -> None:
     """Spawn the generators of a large block's pieces from a seed and not from draws."""
-    import dpexp.privacy.privatize
+    import dpexp.privacy.noise
     from dpexp.privacy.seeds import generator
 
     patch.setattr(
-        dpexp.privacy.privatize,
+        dpexp.privacy.noise,
         "spawned",
         lambda gen, count: [generator(gen.initial_seed(), "spawned", 0) for _ in range(count)],
     )
@@ -93,7 +93,7 @@ def half_precision_noise(patch: pytest.MonkeyPatch) -> None:
     """Draw a large block's noise in half precision, as is faster on some processors."""
     import torch
 
-    from dpexp.privacy.privatize import _DRAWS, GRAIN
+    from dpexp.privacy.noise import _DRAWS, GRAIN
 
     whole = _DRAWS["gaussian"]
 
@@ -109,7 +109,7 @@ def noise_repeated_within_a_block(patch: pytest.MonkeyPatch) -> None:
     """Draw half of a large block's noise, and use it twice, the second time turned round."""
     import torch
 
-    from dpexp.privacy.privatize import _DRAWS, GRAIN
+    from dpexp.privacy.noise import _DRAWS, GRAIN
 
     whole = _DRAWS["gaussian"]
 
@@ -191,9 +191,9 @@ def noise_in_the_sums_precision(patch: pytest.MonkeyPatch) -> None:
     """Add the same noise in whichever precision the sums happen to be held."""
     import torch
 
-    import dpexp.privacy.privatize
+    import dpexp.privacy.noise
 
-    whole = dpexp.privacy.privatize.add_noise_
+    whole = dpexp.privacy.noise.add_noise_
 
     def broken(sums, releases, noise_multiplier, gen, dtype=None):
         dtype = dtype or next(iter(sums.values())).dtype
@@ -202,4 +202,4 @@ def noise_in_the_sums_precision(patch: pytest.MonkeyPatch) -> None:
         for key, total in sums.items():
             total.add_(noise[key].to(total.dtype))
 
-    patch.setattr(dpexp.privacy.privatize, "add_noise_", broken)
+    patch.setattr(dpexp.privacy.noise, "add_noise_", broken)

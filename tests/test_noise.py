@@ -16,7 +16,7 @@ from scipy.stats import kstest
 
 from dpexp.pate.votes import CHECK, VOTES
 from dpexp.privacy import seeds
-from dpexp.privacy.privatize import _DRAWS, FAR, GRAIN, NOISE_AT_ONCE, add_noise_, with_tails_
+from dpexp.privacy.noise import _DRAWS, FAR, GRAIN, NOISE_AT_ONCE, add_noise_, with_tails_
 from dpexp.privacy.seeds import generator
 from dpexp.types import ConfigError, Key, Release
 from tests.marks import some_long

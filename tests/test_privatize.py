@@ -11,16 +11,8 @@ from scipy.stats import kstest, norm, truncnorm
 
 from dpexp.grad_sample.linear import LinearWeight
 from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
-from dpexp.privacy.privatize import (
-    FAR,
-    FLAT,
-    GRAIN,
-    NARROW,
-    NOISE_AT_ONCE,
-    ClippedSum,
-    add_noise_,
-    with_tails_,
-)
+from dpexp.privacy.noise import FAR, GRAIN, NOISE_AT_ONCE, add_noise_, with_tails_
+from dpexp.privacy.privatize import FLAT, NARROW, ClippedSum
 from dpexp.types import Key, Release
 from tests.marks import some_long
 

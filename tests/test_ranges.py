@@ -7,7 +7,7 @@ import torch
 
 from dpexp import cli
 from dpexp.privacy.float_range import reach, setting_of
-from dpexp.privacy.privatize import add_noise_
+from dpexp.privacy.noise import add_noise_
 from dpexp.privacy.seeds import generator
 from dpexp.training.optimizers import check_size
 from dpexp.training.schedules import LARGEST, require_rates

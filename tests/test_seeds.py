@@ -229,7 +229,7 @@ BRIEF = ["batch_size=100", "epochs=0.3", "eval_every=0.1"]
 DRAWN = {
     "init": "dpexp/models/cnn.py:__init__",
     "sampling": "dpexp/privacy/sampling.py:poisson",
-    "noise": "dpexp/privacy/privatize.py:_gaussian",
+    "noise": "dpexp/privacy/noise.py:_gaussian",
 }
 RUNS = {
     "dpsgd": ["method=dpsgd", *SMALL],
@@ -292,7 +292,7 @@ def test_secret_noise_and_coins_come_from_no_generator_of_torchs(name, tmp_path,
     monkeypatch.setattr(seeds.os, "urandom", heard)
     with Draws() as draws:
         loop_of(config).train(config, cli.build_parts(config, ALONE.device), ALONE)
-    rooms = ("dpexp/privacy/sampling.py", "dpexp/privacy/privatize.py", "dpexp/pate/votes.py")
+    rooms = ("dpexp/privacy/sampling.py", "dpexp/privacy/noise.py", "dpexp/pate/votes.py")
     assert not [place for place in draws.places if place.startswith(rooms)]
     certificate = json.loads(next(tmp_path.rglob("privacy.json")).read_text())
     assert len(asked) >= certificate["noise_draws"] > 0

@@ -13,7 +13,7 @@ from torch import Tensor
 from dpexp.grad_sample.freezing import trains
 from dpexp.grad_sample.passes import PUBLIC_BATCH
 from dpexp.kernels import fast_kernels
-from dpexp.privacy.privatize import add_noise_
+from dpexp.privacy.noise import add_noise_
 from dpexp.training.observation import Analysis, View, is_finite
 from dpexp.types import ConfigError, Key, State, first_weight
 

@@ -14,7 +14,7 @@ from dpexp.distributed import memory
 from dpexp.kernels import fast_kernels
 from dpexp.pate.settings import PATE, settings_of
 from dpexp.pate.votes import CHECK, VOTES, NoisyVotes
-from dpexp.privacy.privatize import add_noise_
+from dpexp.privacy.noise import add_noise_
 from dpexp.privacy.seeds import generator, seed_default
 from dpexp.training.judging import EVAL_BATCH
 from dpexp.training.optimizers import check_optimizer

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpexp.privacy.privatize import add_noise_
+from dpexp.privacy.noise import add_noise_
 from dpexp.types import ConfigError, Key, Release, require_word
 
 AUTO = "auto"

@@ -19,7 +19,8 @@ from dpexp.kernels import fast_kernels
 from dpexp.privacy import Mechanism
 from dpexp.privacy.clipping import Clipping
 from dpexp.privacy.correlation import Past, add_correlated_noise_
-from dpexp.privacy.privatize import FLAT, add_noise_, require_full_precision, require_norms
+from dpexp.privacy.noise import add_noise_
+from dpexp.privacy.privatize import FLAT, require_full_precision, require_norms
 from dpexp.privacy.seeds import generator, seed_default
 from dpexp.training.batch_sum import BatchSum
 from dpexp.training.outcome import StepOutcome

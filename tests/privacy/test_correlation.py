@@ -19,8 +19,8 @@ from dpexp.privacy.correlation import (
     optimal,
     variance,
 )
+from dpexp.privacy.noise import add_noise_
 from dpexp.privacy.pld import Part, gaussian_epsilon
-from dpexp.privacy.privatize import add_noise_
 from dpexp.privacy.seeds import generator
 from dpexp.types import ConfigError, Key, Release
 

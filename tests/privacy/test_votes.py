@@ -24,7 +24,7 @@ from dpexp.privacy.gnmax import (
     log_flip_of_votes,
     votes_epsilon,
 )
-from dpexp.privacy.privatize import add_noise_
+from dpexp.privacy.noise import add_noise_
 from dpexp.privacy.rdp import ORDERS
 from dpexp.types import ConfigError, Key
 
