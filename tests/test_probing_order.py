@@ -7,7 +7,7 @@ from torch import nn
 from dpexp.data import Examples
 from dpexp.data.task import cross_entropy
 from dpexp.training.probing import check_model
-from dpexp.training.probing.stage import MIDDLE
+from dpexp.training.probing.draws import MIDDLE
 from dpexp.training.probing.trial import Subject
 from dpexp.types import Batch, ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)

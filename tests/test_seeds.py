@@ -221,8 +221,8 @@ REPLAYED = {  # the same numbers for the same end, twice
     frozenset({"dpexp/attacks/audit.py:toss"}),
     frozenset({"dpexp/attacks/mislabelled.py:choose"}),
     frozenset({"dpexp/pate/loop.py:split_public"}),
-    frozenset({"dpexp/training/probing/stage.py:__torch_dispatch__"}),
-    frozenset({"dpexp/training/probing/stage.py:reseed"}),
+    frozenset({"dpexp/training/probing/draws.py:__torch_dispatch__"}),
+    frozenset({"dpexp/training/probing/draws.py:reseed"}),
 }
 SMALL = ["model=cnn", "model.channels=[4,8]", "model.kernel=3"]
 BRIEF = ["batch_size=100", "epochs=0.3", "eval_every=0.1"]

@@ -47,7 +47,7 @@ AXES = {
     "made-up": "dpexp.training.probing.made_up",
     "made-up/views": "dpexp.training.probing.options",
     "made-up/norms": "dpexp.training.probing.options",
-    "probe": "dpexp.training.probing.stage",
+    "probe": "dpexp.training.probing.draws",
     "shaken": "dpexp.training.probing.stage",
 }
 """Every axis, with the one module that draws from it; a name that ends in "/" is a prefix. Making

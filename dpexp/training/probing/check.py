@@ -28,18 +28,10 @@ from dpexp.grad_sample.rules import has_foreign_rule
 from dpexp.grad_sample.shared_inputs import trial
 from dpexp.privacy.certificate import UNTRIED
 from dpexp.training.probing import summed, verdict
+from dpexp.training.probing.draws import EDGES, MIDDLE, OTHERS, Chance, FixedDraws
 from dpexp.training.probing.made_up import FIRST, SECOND, MadeUp, make_up
 from dpexp.training.probing.recorder import gap
-from dpexp.training.probing.stage import (
-    EDGES,
-    LOUD,
-    MIDDLE,
-    OTHERS,
-    Chance,
-    FixedDraws,
-    restored_before_each,
-    staged,
-)
+from dpexp.training.probing.stage import LOUD, restored_before_each, staged
 from dpexp.training.probing.trial import Subject, Trial
 from dpexp.types import Batch, ConfigError, first_weight, one_line
 

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from dpexp.grad_sample.hooking import called_for, hooked_layers
 from dpexp.grad_sample.modules import floating_of
-from dpexp.training.probing.stage import Chance, FixedDraws, state_kept
+from dpexp.training.probing.draws import Chance, FixedDraws
+from dpexp.training.probing.stage import state_kept
 from dpexp.training.probing.trial import Subject, Trial
 from dpexp.training.probing.verdict import size_of
 from dpexp.types import Batch

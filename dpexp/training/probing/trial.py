@@ -10,15 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.grad_sample import Tape
+from dpexp.training.probing.draws import Chance, FixedDraws
 from dpexp.training.probing.recorder import Recorder
-from dpexp.training.probing.stage import (
-    Attributes,
-    Chance,
-    FixedDraws,
-    attributes_of,
-    buffers_of,
-    state_kept,
-)
+from dpexp.training.probing.stage import Attributes, attributes_of, buffers_of, state_kept
 from dpexp.types import Batch, LayerGrads, full_name
 
 LossFn = Callable[[Tensor, Tensor], Tensor]

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.models.mode import in_mode
+from dpexp.training.probing.draws import Chance, FixedDraws
 from dpexp.training.probing.recorder import first_difference, gap
-from dpexp.training.probing.stage import Chance, FixedDraws, set_attributes, state_kept
+from dpexp.training.probing.stage import set_attributes, state_kept
 from dpexp.training.probing.trial import Trial
 from dpexp.types import Batch
 
