@@ -28,23 +28,23 @@ from dpexp.cli.execution import execute, failing_model, with_weights
 from dpexp.cli.groups import CONF
 from dpexp.cli.instantiate import admit, loop_of
 from dpexp.cli.lookup import done_before
+from dpexp.cli.outputs import outputs_of
 from dpexp.cli.own_data import COUNT, delta_for
 from dpexp.cli.own_methods import methods
 from dpexp.cli.parts import adapted, around
 from dpexp.cli.quoting import quoted, readable
 from dpexp.cli.trained import TrainedRun, load
-from dpexp.data import Examples, Task, overlap
+from dpexp.data import Task, overlap
 from dpexp.data.given import examples_of, task_of
 from dpexp.data.text import Texts
 from dpexp.distributed.ranks import Ranks, choose_device
-from dpexp.models.adapting import logits_of
 from dpexp.models.architecture import code_digest
 from dpexp.models.classifier import AUTO
 from dpexp.models.copies import copied
 from dpexp.models.libraries import TEXTS, reads_texts
+from dpexp.models.mode import parts_in_eval, warn_without_dropout
 from dpexp.models.notes import notes_of
 from dpexp.models.unwrapped import unwrapped
-from dpexp.models.vocabulary import ended
 from dpexp.records.keeping import WEIGHTS
 from dpexp.records.keyed import keyed
 from dpexp.records.weights import digest
@@ -187,6 +187,7 @@ def train(
         )
     require_sizes(model)  # before a look at values that are not there yet
     model = unwrapped(copied(model))
+    warn_without_dropout(model)
     examples, tests = examples_of(train, "train"), examples_of(test, "test")
     code = None
     if isinstance(examples, Texts):
@@ -220,6 +221,7 @@ def train(
         **({"++model.reads": TEXTS} if isinstance(examples, Texts) else {}),
         "++model.initial_weights": weights,
         **({"++model.trained_in": ids if ids[1:] else ids[0]} if ids else {}),
+        **({"++model.in_eval": parts} if (parts := parts_in_eval(model)) else {}),
         "++model.code": code or code_digest(model),
         **({"+dataset_size": COUNT} if dataset_size is None else {}),
         **settings,
@@ -390,59 +392,12 @@ def _task(
     held_out: int,
 ) -> Task:
     """Return the task; the model's architecture, which is public, says how many classes it has."""
-    outputs, size = _outputs(model, train), len(train) if size is None else size
+    outputs, size = outputs_of(model, train), len(train) if size is None else size
     if delta is None and type(size) is int:
         delta = delta_for(size - held_out if held_out < size else size)
     if delta is None:
         raise ConfigError(f"Expected dataset_size to be a whole number >= 1; got {size}.")
     return task_of(train, test, num_classes=outputs, delta=delta, dataset_size=size)
-
-
-def _outputs(model: nn.Module, train: Examples | Texts) -> int:
-    """Return how many outputs a model has for inputs of the shape of these."""
-    if isinstance(train, Texts):
-        given = torch.ones((min(len(train), 2), 3, train.longest), dtype=torch.long)
-        given[:, 2] = 0  # ids, mask, second text
-        blank = given
-    else:
-        given = train.inputs[:2]  # whose shape and type count; an id of 0 often stands for padding
-        blank = torch.zeros_like(given) if given.is_floating_point() else torch.ones_like(given)
-        blank = ended(model, blank)
-    blanks = Examples(blank, torch.zeros(len(blank), dtype=torch.long))
-    is_training = model.training
-    try:
-        with torch.no_grad():
-            found = logits_of(model.eval()(blanks.batch(torch.arange(len(blank))).inputs))
-    except Exception as error:  # anyone's model, which may raise anything
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(
-            f"Expected a model for {str(given.dtype).removeprefix('torch.')} inputs of shape "
-            f"{[*given.shape]}; {type(model).__name__} fails on them ({type(error).__name__}: "
-            f"{reason.rstrip('.')}). {_fitting(model, given)}"
-        ) from error
-    finally:
-        model.train(is_training)
-    if not isinstance(found, torch.Tensor) or found.ndim != 2:
-        shape = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-        raise ConfigError(
-            f"Expected the model to return a tensor [n, outputs]; got {shape}. Wrap it in a module "
-            "that returns its logits."
-        )
-    return found.shape[1]
-
-
-def _fitting(model: nn.Module, given: torch.Tensor) -> str:
-    """Return what to do about a model that fails on inputs of this type and shape."""
-    real = (each.dtype for each in model.parameters() if each.is_floating_point())
-    own, kind = next(real, torch.float32), str(given.dtype).removeprefix("torch.")
-    if not given.is_floating_point():
-        return "Pass floats if it takes numbers: integers reach it as they are, as ids do."
-    if own == given.dtype:
-        return "Pass inputs of a shape that it takes."
-    if own not in (torch.float32, torch.float64):
-        return f"It is in {own}, too coarse for noise. Pass model.float(), and inputs in float32."
-    other = f", or a model in {kind}" if kind in ("float32", "float64") else ""
-    return f"It is in {own}. Pass inputs in that precision{other}."
 
 
 def _dotted(kind: type) -> str:
