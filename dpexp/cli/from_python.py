@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import reprlib
@@ -14,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import OmegaConf
 from torch import nn
@@ -26,13 +24,14 @@ from dpexp.cli.command_line import require_once
 from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute, failing_model, with_weights
 from dpexp.cli.groups import CONF
+from dpexp.cli.handed_words import simplified, words_of
 from dpexp.cli.instantiate import admit, loop_of
 from dpexp.cli.lookup import done_before
 from dpexp.cli.outputs import outputs_of
 from dpexp.cli.own_data import COUNT, delta_for
 from dpexp.cli.own_methods import methods
 from dpexp.cli.parts import adapted, around
-from dpexp.cli.quoting import quoted, readable
+from dpexp.cli.quoting import readable
 from dpexp.cli.trained import TrainedRun, load
 from dpexp.data import Task, overlap
 from dpexp.data.given import examples_of, task_of
@@ -174,7 +173,7 @@ def train(
                 f"Expected {HANDED[key]} as an argument of dpexp.train; got settings['{key}'], a "
                 f"choice of run.py. Leave it out, or use dpexp.run."
             )
-    delta, dataset_size, settings = (_plain(each) for each in (delta, dataset_size, settings))
+    delta, dataset_size, settings = (simplified(each) for each in (delta, dataset_size, settings))
     results = _folder(results)
     if not isinstance(method, str):
         raise ConfigError(
@@ -234,7 +233,7 @@ def train(
         words.append("public=none")  # else the task's own, which is none of conf/task
     if eps is None:
         words += ["noise=false", "clip=false"]
-    config = with_weights(_composed([*words, *_words(_plain(values))]))
+    config = with_weights(_composed([*words, *words_of(simplified(values))]))
     _require_private(config, eps)
     _warn_of_idle(config, delta, clip_norm, settings)
     if "loop" in config:
@@ -352,35 +351,6 @@ def _composed(words: Sequence[str]) -> dict[str, Any]:
         if line is None:
             raise
         raise ConfigError(line) from error
-
-
-def _words(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield settings as Hydra's words, whatever characters they hold.
-
-    Raises:
-        ConfigError: for a value that is no number, word, list or mapping.
-    """
-    for key, value in values.items():
-        try:
-            yield f"{key}={quoted(value) if isinstance(value, str) else json.dumps(value)}"
-        except (TypeError, ValueError):
-            raise ConfigError(
-                f"Expected {key.lstrip('+')} to be a number, a word, or a list or mapping of them; "
-                f"got {reprlib.repr(value)}. Set {key.lstrip('+')}."
-            ) from None
-
-
-def _plain(value: Any) -> Any:
-    """Return a setting without NumPy's and torch's numbers, and without paths."""
-    if isinstance(value, np.generic | np.ndarray | torch.Tensor) and value.ndim == 0:
-        return value.item()
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value
 
 
 def _task(
