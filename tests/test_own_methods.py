@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpexp import cli
-from dpexp.cli import audit, check_method, own_methods, verify
+from dpexp.cli import audit, audited, check_method, own_methods, verify
 from dpexp.privacy.stated import statement_of
 from tests.edited import content, mend, write
 
@@ -120,7 +120,7 @@ METHODS = {
     "second": "# @package _global_\nmethod:\n  _target_: {module}.Second\n  name: second\n",
     "silent": "_target_: {module}.Silent\nname: silent\n",
 }
-DIGITS = ["task=digits", "profile=embedded", *audit.SMALL, "device=cpu", "eps=4", "epochs=0.5"]
+DIGITS = ["task=digits", "profile=embedded", *audited.SMALL, "device=cpu", "eps=4", "epochs=0.5"]
 
 
 class Theirs:
@@ -277,11 +277,13 @@ def test_what_is_no_method_that_states_something_states_nothing(target):
 
 
 def test_audits_and_checks_find_it_by_themselves(theirs, tmp_path, capsys):
-    assert {*METHODS} <= {subject.name for subject in audit.subjects_of([theirs.word])}
-    seeds = [subject.seed for subject in audit.subjects_of([theirs.word])]
+    assert {*METHODS} <= {subject.name for subject in audited.subjects_of([theirs.word])}
+    seeds = [subject.seed for subject in audited.subjects_of([theirs.word])]
     assert len({*seeds}) == len(seeds)
-    assert check_method.main([theirs.word, "method=two", *audit.SMALL, "tries=2", "climbs=2"]) == 0
-    small = [*audit.SMALL, "trials=10", "steps=1", "audit.m=50", "epochs=0.5"]
+    assert (
+        check_method.main([theirs.word, "method=two", *audited.SMALL, "tries=2", "climbs=2"]) == 0
+    )
+    small = [*audited.SMALL, "trials=10", "steps=1", "audit.m=50", "epochs=0.5"]
     words = ["methods=two", theirs.word, *small, f"results={tmp_path / 'results'}"]
     assert audit.main(words) == 0, capsys.readouterr().err
     assert "two: of ε" in capsys.readouterr().out

@@ -421,6 +421,36 @@ class Unready(OnHead):
         return {name: each.to(self.device) for name, each in gradients.items()}, state
 
 
+class Heavy(OnHead):
+    """Releases twice as much once the weights have grown."""
+
+    def prepare(self, model, state, public, gen):
+        weights = model.get_parameter("head.weight")
+        self.times = 2 if weights.norm() > 2 * weights.numel() ** 0.5 else 1
+        return super().prepare(model, state, public, gen)
+
+    def compress(self, state, sums):
+        return {key: self.times * total for key, total in sums.items()}
+
+
+class HeavyStep(OnHead):
+    """Divides by the number of examples, which it counts, once the weights have grown."""
+
+    def prepare(self, model, state, public, gen):
+        weights = model.get_parameter("head.weight")
+        self.is_heavy, self.count = weights.norm() > 2 * weights.numel() ** 0.5, 0
+        return super().prepare(model, state, public, gen)
+
+    def per_example_grads(self, state, layer, layer_grads):
+        self.count += len(layer_grads.x)
+        return super().per_example_grads(state, layer, layer_grads)
+
+    def reconstruct(self, state, noisy):
+        gradients, state = super().reconstruct(state, noisy)
+        share = 1 / max(1, self.count) if self.is_heavy else 1
+        return {name: share * each for name, each in gradients.items()}, state
+
+
 class HalfDeclared(Compressive):
     """Compressive SGD with half of its sensitivity declared."""
 
@@ -463,6 +493,8 @@ UNSOUND = {
     Crowded: rf"{SENSITIVITY}.*; beside 128 others\)",
     CrowdedStep: POST_PROCESSING,
     Idling: POST_PROCESSING,
+    Heavy: rf"{SENSITIVITY}.*; with weights times 64\)",
+    HeavyStep: POST_PROCESSING,
     Unready: r"a step that draws no example fails \(AttributeError",
 }
 """Each with what must be found of it."""

@@ -197,6 +197,12 @@ class Bench:
         ) as gradient:
             return gradient(state, examples, step), watching
 
+    def scale(self, factor: float) -> None:
+        """Multiply all trained weights by a factor."""
+        with torch.no_grad():
+            for name in self._method.trainable(self.model):
+                self.model.get_parameter(name).mul_(factor)
+
     def update(self, outcome: StepOutcome) -> None:
         """Take a gradient step on the weights."""
         with torch.no_grad():

@@ -4,8 +4,8 @@ For any `Method`, ours or a user's, on a given model and examples:
 
     sensitivity      one more example, adversarial ones included, changes the vector before the
                      noise by at most the declared sensitivity, in l2 or, for Laplace noise, l1;
-                     beside few examples, many or none; the declaration is the same at every step,
-                     as noise is calibrated once
+                     beside few examples, many or none, with weights as they are and far from it;
+                     the declaration is the same at every step, as noise is calibrated once
     structure        blocks, their order and shapes do not depend on the examples
     post-processing  given equal releases, other examples, many of them or none, or more
                      micro-batches of them, lead to bit-identical gradients, state, bases and
@@ -61,6 +61,10 @@ LATER = 12
 FEW = 3
 """Examples at once where a set is taken in several micro-batches (ours)."""
 
+FAR_WEIGHTS = (2.0**-6, 2.0**6)
+"""What trained weights are multiplied by (ours), as a method may change once they have grown, or
+shrunk; powers of two."""
+
 MOVES = "one example moves release"
 """How a finding of that kind begins; later steps and other draws are told of if none was before."""
 
@@ -115,7 +119,8 @@ def check(
     findings: dict[str, None] = {}
     try:
         worst = _check_sensitivity(parts, clip_norm, seed, tries, climbs, steps, findings)
-        worst = max(worst, _check_draws(parts, clip_norm, findings), key=badness)
+        for look in (_check_draws, _check_weights):
+            worst = max(worst, look(parts, clip_norm, findings), key=badness)
         _check_post_processing(parts, clip_norm, steps, findings)
         _check_repeated(parts, clip_norm, steps, findings)
     except (Differs, NotAsDeclared) as error:
@@ -209,6 +214,28 @@ def _check_draws(parts: Any, clip_norm: float, findings: dict[str, None]) -> Mov
     return worst
 
 
+def _check_weights(parts: Any, clip_norm: float, findings: dict[str, None]) -> Movement:
+    """Add an example where training has brought the weights far from where they began."""
+    worst = Movement(0.0, "", "none")
+    base, more = _two_sets(parts.task.test)
+    starts = few_of(adversarial(base, more, parts.task.num_classes))
+    gen = generator(0, "neighbours", 2)
+    for factor in FAR_WEIGHTS:
+        bench = Bench(parts, clip_norm)
+        at = BeforeStep(bench, parts.method, bench.start(), 0)
+        bench.scale(factor)
+        _, seen = at.taken(copy.deepcopy(at.method), base)
+        moved = max(
+            moved_by_examples(at, base, starts, seen, 0, gen),
+            moved_when_tight(at, base, starts, gen),
+            key=badness,
+        )
+        if not any(each.startswith(MOVES) for each in findings):
+            _tell(moved, f"with weights times {factor:g}", findings)
+        worst = max(worst, moved, key=badness)
+    return worst
+
+
 def _tell(moved: Movement, where: str, findings: dict[str, None]) -> None:
     """Note that a release was moved by more than is declared."""
     if not moved.ratio <= 1 + TOLERANCE:
@@ -233,12 +260,14 @@ def _check_post_processing(
         spoilt.inputs[1].view(-1)[0] = float("nan")
         far.inputs[-1] *= FAR
     large = many(few, more)
-    sets = [(spoilt, len(spoilt), steps), (far, FEW, steps), (large, len(large), STEPS)]
+    sets = [(spoilt, len(spoilt), steps, 1.0), (far, FEW, steps, 1.0)]
+    sets += [(large, len(large), STEPS, 1.0)]
+    sets += [(spoilt, len(spoilt), STEPS, factor) for factor in FAR_WEIGHTS]
     if _takes_none(parts, clip_norm, few, findings):
-        sets.append((none(few), 1, STEPS))
-    for examples, micro_batch, taken in sets:
+        sets.append((none(few), 1, STEPS, 1.0))
+    for examples, micro_batch, taken, factor in sets:
         both = (
-            _after_equal_releases(parts, clip_norm, *each, taken)
+            _after_equal_releases(parts, clip_norm, *each, taken, factor)
             for each in ((few, few, NUM), (examples, few, micro_batch))
         )
         for (name, one), (_, two) in zip(*both, strict=True):
@@ -268,7 +297,13 @@ def _takes_none(parts: Any, clip_norm: float, few: Made, findings: dict[str, Non
 
 
 def _after_equal_releases(
-    parts: Any, clip_norm: float, examples: Made, fixed: Made, micro_batch: int, steps: int
+    parts: Any,
+    clip_norm: float,
+    examples: Made,
+    fixed: Made,
+    micro_batch: int,
+    steps: int,
+    factor: float = 1.0,
 ) -> Iterator[tuple[str, Any]]:
     """Yield by name what steps on these examples lead to, if they release the same as others.
 
@@ -279,11 +314,13 @@ def _after_equal_releases(
         fixed: examples whose sums are taken after each step.
         micro_batch: of `examples` at once.
         steps: one less than are taken.
+        factor: what trained weights are multiplied by before the first.
     """
     bench = Bench(parts, clip_norm)
     # The step divides releases by the number of examples, of which an empty draw expects one.
     method = Injected(copy.deepcopy(parts.method), scale=max(1, len(examples)))
     state = bench.start()
+    bench.scale(factor)
     for step in range(steps + 1):
         outcome, seen = bench.step(method, state, examples, step, micro_batch=micro_batch)
         state = outcome.state

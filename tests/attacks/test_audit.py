@@ -13,7 +13,7 @@ from dpexp.attacks import bounds, distinguishing
 from dpexp.attacks.audit import curve_bound, toss
 from dpexp.attacks.bounds_curves import gaussian_epsilon
 from dpexp.attacks.canaries import Canaried
-from dpexp.cli import audit
+from dpexp.cli import audit, audited
 from dpexp.cli.lookup import outcome
 from dpexp.distributed.ranks import Ranks
 from dpexp.pate.votes import build_votes
@@ -25,7 +25,7 @@ from tests.runs import execute, of, one_thread, with_words  # noqa: F401 (a fixt
 from tests.test_conf import check_settings
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
-SMALL = ["task=digits", "profile=embedded", *audit.SMALL, "epochs=2"]
+SMALL = ["task=digits", "profile=embedded", *audited.SMALL, "epochs=2"]
 ONE_RUN = ["method=dpsgd", *SMALL, "eps=8", "audit=one_run", "audit.m=300"]
 PRIVACY = {"delta": 1e-4, "noise": True, "clip": True, "sampling": "poisson", "budget": "total"}
 
@@ -298,7 +298,7 @@ def test_what_the_last_audit_cannot_play_costs_no_run_of_the_first(tmp_path, cap
 def test_every_private_method_is_a_subject_that_composes():
     private = {path.stem for path in (cli.CONF / "method").glob("*.yaml")}
     chosen = set()
-    for subject in audit.subjects_of([]):
+    for subject in audited.subjects_of([]):
         for config in (audit.of_one_run(subject, []), audit.of_distinguishing_game(subject, [])):
             if config is not None:
                 assert config["privacy"]["noise"] is True and config["privacy"]["clip"] is True
@@ -319,7 +319,7 @@ def test_a_mistake_in_the_game_costs_no_run(tmp_path, capsys):
     words = ["methods=dpsgd", f"results={tmp_path}", "model.width=2"]
     assert audit.main(words) == 2
     assert "Unknown key model.width" in capsys.readouterr().err and not any(tmp_path.iterdir())
-    (subject,) = audit.subjects_of([])[:1]
+    (subject,) = audited.subjects_of([])[:1]
     game = audit.of_distinguishing_game(subject, ["model=linear"])
     assert game["model"]["name"] == "linear" and "channels" not in game["model"]
 
