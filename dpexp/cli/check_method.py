@@ -7,7 +7,8 @@ Takes Hydra overrides (task=digits profile=embedded unless named), noise and cli
 the method's first steps on examples of the test set and on made-up sums, in float64 without noise
 and dropout. It checks that one more example, adversarial ones included, moves each release by no
 more than the declared sensitivity, in blocks of the same kind, beside few examples, many or none,
-and that nothing but the releases depends on the examples. Then it compares the declared releases
+with weights as they are, grown and shrunk, and that nothing but the releases depends on the
+examples. Then it compares the declared releases
 with those that the method's class states for verification, and plays the distinguishing game of
 scripts.audit on the run's model: the lower bound on epsilon must not exceed the accounted one. A
 pass is no proof; a difference is a counterexample. See `dpexp.attacks.soundness` and
