@@ -10,7 +10,6 @@ that would not end in time is not begun, and stopped where it takes longer than 
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from dpexp.distributed.ranks import choose_device
 from dpexp.records import git_commit, write_atomically
 from dpexp.types import ConfigError
 from scripts.bench.__main__ import CASES, stem_of
+from scripts.bench.words import Parser
 
 BUSY = {"vision": (512, 9), "language": (64, 9), "recipes-vision": (512, 5)}
 """Batch and rounds of a case on a GPU (ours); others take 256 examples and five rounds."""
@@ -118,14 +118,14 @@ def report(todo: Sequence[Part], path: Path, minutes: float, commit: str) -> int
 
 def main() -> int:
     """Take the report, or say what it would do; the exit code is 1 where some parts are left."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m scripts.gpu_report", description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", help="cpu to try the report where no GPU is")
     parser.add_argument("--minutes", type=float, default=25.0)
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--dry", action="store_true", help="say what would be done, and do nothing")
     arguments = parser.parse_args()
     if not arguments.minutes > 0:
-        parser.error("expected --minutes above 0")
+        raise ConfigError(f"Expected --minutes above 0; got {arguments.minutes:g}.")
     commit = git_commit() or UNKNOWN
     if arguments.dry:
         for part in parts(arguments.device, arguments.results):

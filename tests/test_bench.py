@@ -154,6 +154,20 @@ def test_convolutions_are_timed_where_they_are_taken_and_the_page_has_them(monke
     assert "Of 3 random shapes" in page
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--only", "run", "--examples", "5", "--examples", "7"],
+        ["--rounds=3", "--rounds=3"],
+        ["--rounds=3", "--round", "4"],
+        ["--device=cpu", "--only=gep", "--device", "cuda"],
+    ],
+)
+def test_a_word_of_the_bench_that_is_said_twice_is_refused(words):
+    with pytest.raises(ConfigError, match=r"--(examples|rounds?|device) is said twice, as \w+ and"):
+        bench.read(words)
+
+
 def test_convolutions_are_a_cpus(monkeypatch):
     with pytest.raises(ConfigError, match="--device=cpu of convolutions"):
         bench.read(["--only", "convolutions", "--device", "cuda"])

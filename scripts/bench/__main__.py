@@ -24,7 +24,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NoReturn
 
 import pandas as pd
 import torch
@@ -38,6 +37,7 @@ from dpexp.reporting.schema.artifact import unknown
 from dpexp.types import ConfigError
 from scripts.bench import convolutions, gep, language, recipes, runs, vision
 from scripts.bench.steps import UNIT, Case, Run
+from scripts.bench.words import Parser
 
 WEIGHINGS = 3
 
@@ -236,14 +236,6 @@ def whole_runs(
             contenders = case.contenders(sizes, root / kind)
             table = runs.measure(contenders, sizes, rounds, root)
             yield kind, table, runs.page(table, case, sizes, data, rounds, where)
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise ConfigError."""
-        raise ConfigError(f"Expected words of --help; {message}.")
 
 
 def read(words: Sequence[str] | None = None) -> argparse.Namespace:
