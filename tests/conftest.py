@@ -6,6 +6,7 @@ from pathlib import Path
 
 import omegaconf
 import pytest
+import yaml
 from hydra._internal import defaults_list
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -51,6 +52,21 @@ def _resolve(self, choices, value, *, own=default_element.InputDefault._resolve_
     overrides, defaults, *rest = choices
     return own(self, _choices(overrides, defaults if "defaults" in value else [], *rest), value)
 
+
+class _Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):
+    """Reads what omegaconf's loader reads, several times as fast."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value if key.tag == "tag:yaml.org,2002:str"]
+        if len(set(keys)) < len(keys):
+            return _slow.construct_mapping(self, node, deep=deep)  # says which, in its words
+        return super().construct_mapping(node, deep=deep)
+
+
+_slow = omegaconf._utils.get_yaml_loader()
+_Loader.yaml_implicit_resolvers = _slow.yaml_implicit_resolvers
+_Loader.yaml_constructors = _slow.yaml_constructors
+omegaconf._utils.get_yaml_loader = lambda: _Loader
 
 # A test composes a config in a tenth of a second, of which these take a half.
 FileConfigSource.load_config, FileConfigSource.is_config = _load, _is_config

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from scipy.stats import kstest
 
 from dpexp import cli
-from dpexp.attacks.soundness import TOLERANCE, check
+from dpexp.attacks.soundness import LATER, TOLERANCE, check
 from dpexp.grad_sample import Tape
 from dpexp.privacy.stated import statement_of
 from dpexp.training.gradient import PrivateGradient
@@ -156,11 +156,15 @@ OTHERS = [  # other ways through methods of ours
 @pytest.mark.parametrize(
     "words", [*((m,) for m in METHODS), *([] if FOLDERS else OTHERS)], ids=" ".join
 )
-def test_one_example_moves_a_release_by_no_more_than_is_declared_and_nothing_else_is_known(words):
+@pytest.mark.parametrize("steps", [4, pytest.param(LATER, marks=pytest.mark.long)])
+def test_one_example_moves_a_release_by_no_more_than_is_declared_and_nothing_else_is_known(
+    words, steps
+):
     method, *more = words
     narrow = () if len(more) > 1 else case(method).narrow
     config = composed(method, *narrow, *more)
-    found = check(cli.build_parts(config, CPU), config["privacy"]["clip_norm"], tries=2, climbs=5)
+    parts, clip_norm = cli.build_parts(config, CPU), config["privacy"]["clip_norm"]
+    found = check(parts, clip_norm, tries=2, climbs=5, steps=steps)
     assert found.findings == ()
     assert case(method).reach < found.worst.ratio <= 1 + TOLERANCE
 
