@@ -318,6 +318,9 @@ def test_one_that_keeps_them_apart_passes_whatever_it_works_on(digits):
         ("averaging=ema averaging.decay=1", r"averaging.decay in \[0, 1\)"),
         ("averaging=last averaging.share=0", r"averaging.share in \(0, 1\]"),
         ("averaging=ema averaging.dekay=1", "dekay"),
+        ("averaging=ema averaging.decay=x", "decay of EMA to be float"),
+        ("averaging=ema averaging.decay=null", "decay of EMA to be float"),
+        ("augmentation=crop_flip augmentation.multiplicity=1000000000000", "smaller augmentation"),
     ],
 )
 def test_a_mistake_is_one_line(words, line, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import dpexp
 from dpexp import cli
 from dpexp.cli import idle
+from dpexp.types import ConfigError
 from tests.marks import some_long
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
@@ -90,6 +91,20 @@ def test_a_word_without_effect_is_told_of_with_what_leaves_it_none(words, word, 
 @pytest.mark.parametrize(("words", "word"), READ)
 def test_a_word_that_is_read_is_not(words, word):
     assert said_of(words, word) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["privacy.clip_norm=x"], "privacy.clip_norm to be a number"),
+        (["clipping=adaptive", "clipping.count_noise=null"], "count_noise of Adaptive to be float"),
+        (["averaging=ema", "averaging.decay=null"], "decay of EMA to be float"),
+    ],
+)
+def test_a_value_of_a_wrong_kind_is_refused_by_who_reads_it(words, line, tmp_path):
+    said = ["method=dpsgd", *BASE, *words, "privacy.delta=1e-7", f"results={tmp_path}"]
+    with pytest.raises(ConfigError, match=line):
+        dpexp.run(*said)
 
 
 @pytest.mark.parametrize("each", some_long(range(len(IDLE)), [0]))

@@ -309,6 +309,12 @@ class Other(Net):
         return self.out(x.flatten(1)) * self.scale + 1
 
 
+def test_memory_that_runs_out_anywhere_is_one_line(trained):
+    with pytest.raises(ConfigError, match="Expected the run to fit in memory") as refused:
+        trained(callbacks=[lambda line: torch.empty(2**60)])
+    assert "\n" not in str(refused.value) and "{'micro_batch': 'auto'}" in str(refused.value)
+
+
 def named(kind, name, **changes):
     """The same class name and weights, so that only what it computes is another."""
     torch.manual_seed(0)

@@ -114,8 +114,7 @@ def _work(ranks: Any, config: dict[str, Any]) -> None:
     memory.keep_pages()
     if ranks.device.type == "cpu" and config["model"].get("channels_last"):
         kernels.prepare()
-    remedy = "Set micro_batch=auto, a smaller model, or another device."
-    with memory.in_one_line("the run", remedy):
+    with memory.in_one_line("the run", memory.SMALLER):
         parts = build_parts(config, ranks.device)
         # Devices of different kinds round differently.
         if "warm_start" in config and ranks.size > 1:

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from dpexp import records
-from dpexp.cli import begun, errors, folders, holdout, idle
+from dpexp.cli import begun, errors, folders, holdout, idle, validate
 from dpexp.cli.building import make_method, prepare, require_sizes, with_head
 from dpexp.cli.command_line import require_once
 from dpexp.cli.composition import compose
@@ -36,6 +36,7 @@ from dpexp.cli.trained import TrainedRun, load
 from dpexp.data import Task, overlap
 from dpexp.data.given import examples_of, task_of
 from dpexp.data.text import Texts
+from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks, choose_device
 from dpexp.models.architecture import code_digest
 from dpexp.models.classifier import AUTO
@@ -91,6 +92,7 @@ def run(words: Sequence[str]) -> TrainedRun:
     require_once(split)
     overrides = readable(folders.taken(split))
     config = with_weights(_composed(overrides))
+    validate.check_values(config)
     idle.warn(config, overrides)
     done_before(config)  # refuses a run of other data or weights
     return TrainedRun.read(execute(config))
@@ -334,12 +336,13 @@ def _trained(
                 at = choose_device(config["device"])
                 made = make_method(config, kind="method")
                 _require_no_public(config["method"], made.public_size)
-                trained = adapted(copied(model).to(at), made, config["seed"])
-                parts = around(config, task, trained, made)
-                parts = replace(parts, callbacks=callbacks, notes=notes_of(model))
-                parts = replace(parts, takes_model=takes_model)
-                with failing_model(config):
-                    loop_of(config).train(config, parts, Ranks(0, 1, at))
+                with memory.in_one_line("the run", memory.SMALLER):
+                    trained = adapted(copied(model).to(at), made, config["seed"])
+                    parts = around(config, task, trained, made)
+                    parts = replace(parts, callbacks=callbacks, notes=notes_of(model))
+                    parts = replace(parts, takes_model=takes_model)
+                    with failing_model(config):
+                        loop_of(config).train(config, parts, Ranks(0, 1, at))
     return records.locate(results, config)
 
 

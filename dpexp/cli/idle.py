@@ -98,7 +98,7 @@ def _of_length(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     averaging, method = config.get("averaging") or {}, config["method"]
     if averaging.get("name") == "ema" and averaging.get("warm_up") is True:
         largest = steps / (steps + 9)  # (1 + t) / (10 + t) at the last step
-        if largest <= averaging["decay"]:
+        if _is_number(averaging.get("decay")) and largest <= averaging["decay"]:
             yield "averaging.decay", f"averaging.warm_up=true in a run of {steps} steps"
     warm_up, starts = method.get("warm_up_steps"), method.get("start_epoch")
     if _is_number(warm_up) and max(warm_up, 1) >= steps:
@@ -148,7 +148,10 @@ def _is_laplace(config: Mapping[str, Any]) -> bool:
     """Return whether the method states that its noise is Laplace noise."""
     from dpexp.privacy.stated import statement_of
 
-    releases = statement_of(config).releases(config, 1)
+    try:
+        releases = statement_of(config).releases(config, 1)
+    except Exception:  # of settings that are refused as the run begins, or of a method of one's own
+        return False
     return any(release.noise == "laplace" for release in releases)
 
 

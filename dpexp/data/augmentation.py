@@ -13,6 +13,9 @@ from dpexp.types import Batch, ConfigError
 WIDEST = 2**24
 """Largest padding (ours), far above any image's size."""
 
+FEWER = "Set a smaller augmentation.multiplicity."
+"""What to do about views that do not fit in memory."""
+
 
 class Augmentation(Protocol):
     """Makes views of examples.

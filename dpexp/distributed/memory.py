@@ -36,6 +36,9 @@ SIGNS = (
 )
 """Out-of-memory messages of libraries that have no exception type for it."""
 
+SMALLER = "Set micro_batch=auto, a smaller model, or another device."
+"""What to do about a run that does not fit."""
+
 
 def keep_pages() -> None:
     """Make the C library keep freed memory, on Linux with glibc; elsewhere do nothing.

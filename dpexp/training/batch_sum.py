@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.data import LossFn
-from dpexp.data.augmentation import Augmentation
+from dpexp.data.augmentation import FEWER, Augmentation
+from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample import Tape
 from dpexp.grad_sample.modules import replaced
@@ -245,7 +246,8 @@ class BatchSum:
         if self.augmentation is None:
             return None
         gen = generator(self._mechanism.root, "augmentation", step)
-        return self.augmentation.draws(len(examples), gen)
+        with memory.in_one_line("the random numbers of all examples' views", FEWER):
+            return self.augmentation.draws(len(examples), gen)
 
     @torch.no_grad()
     def add_crafted(self) -> None:

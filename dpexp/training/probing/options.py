@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpexp.data.augmentation import Augmentation
+from dpexp.data.augmentation import FEWER, Augmentation
+from dpexp.distributed import memory
 from dpexp.privacy.clipping import Clipping
 from dpexp.privacy.seeds import generator
 from dpexp.training.probing.check import CLEAR, MADE
@@ -33,6 +34,7 @@ Infinity by itself comes last: a rule that remembers may see nothing after it.""
 
 
 @torch.no_grad()
+@memory.in_one_line("the views of made-up examples", FEWER)
 def check_views(
     augmentation: Augmentation, task: Any, model: nn.Module, device: torch.device
 ) -> None:
@@ -46,8 +48,8 @@ def check_views(
 
     Raises:
         ConfigError: if the views of an example depend on another one, or on random numbers besides
-            those that they are given, or if they are not so many as declared, an example's one
-            after another.
+            those that they are given, if they are not so many as declared, an example's one after
+            another, or if they do not fit in memory.
     """
     dtype = first_weight(model).dtype
     try:
