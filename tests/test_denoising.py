@@ -113,6 +113,8 @@ def test_an_interrupted_run_goes_on_with_its_filter(option, tmp_path):
     ("words", "line"),
     [
         ("denoise=doppler denoise.a=[-1.1]", "stable filter"),
+        ("denoise=doppler denoise.a=[1.1] denoise.b=[1,1.1]", "unit circle"),
+        ("denoise=doppler denoise.a=[1] denoise.b=[1,0.5]", "unit circle"),
         ("denoise=doppler denoise.b=[-1]", "gain above 0"),
         ("denoise=doppler denoise.b=[]", "denoise.b to be a list of 1 to 16"),
         ("denoise=doppler denoise.a=0.9", "denoise.a to be a list"),

@@ -27,6 +27,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -38,6 +39,10 @@ MOST = 16
 
 LONG = 10_000
 """Steps over which a filter's gain is looked at (ours)."""
+
+EDGE = 1e-6
+"""How near to the unit circle a pole counts as on it (ours). There, and beyond, noise grows from
+step to step, also where b cancels the pole: rounding does not."""
 
 Gradients = dict[str, Tensor]
 
@@ -54,10 +59,18 @@ class LowPass(Wrapped):
             b: of inputs, b_0 first; at least one.
 
         Raises:
-            ConfigError: for other values, or a filter whose gain is not positive and bounded.
+            ConfigError: for other values, a filter that is not stable, or one whose gain is not
+                positive and bounded.
         """
         super().__init__(method)
         self._a, self._b = _coefficients("a", a, 0), _coefficients("b", b, 1)
+        poles = np.roots([1.0, *self._a])
+        if far := [each for each in poles if abs(each) > 1 - EDGE and abs(each - 1) > EDGE]:
+            raise ConfigError(
+                "Expected denoise.a and denoise.b of a stable filter, whose poles lie within the "
+                f"unit circle, or at 1 as a running mean's; one is {complex(far[0]):.4g}. Set "
+                "them, as in a=[-0.9] b=[0.05,0.05]."
+            )
         gains: list[float] = []
         for step in range(LONG):
             gain = self._gain(gains[-MOST:], step)
