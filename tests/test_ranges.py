@@ -192,6 +192,18 @@ def test_factors_of_language_models_are_looked_at_before_anything_is_loaded(plac
         CONFIGS.compose_anew([*words, f"{place}={value}"])
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["method=dp_lora", "method.alpha"], ["method=dpsgd", "clipping=normalize", "clipping.gamma"]],
+)
+@pytest.mark.parametrize("value", ["1e300", "1e-300"])
+def test_factors_of_later_methods_stay_where_float32_keeps_what_they_multiply(words, value):
+    *chosen, place = words
+    CONFIGS.compose_anew([*DIGITS, *chosen, f"{place}=1e-6"])
+    with pytest.raises(ConfigError, match=f"Expected {place} to lie between"):
+        CONFIGS.compose_anew([*DIGITS, *chosen, f"{place}={value}"])
+
+
 @pytest.mark.parametrize("place", ["privacy.clip_norm", "method.residual_clip", "epochs", "seed"])
 def test_a_whole_number_that_no_float_holds_is_refused(place):
     with pytest.raises(ConfigError, match=f"Expected {place} to be finite; got a whole number too"):

@@ -18,6 +18,8 @@ SCALES = {
     "method.head_factor": (2.0**-24, 2.0**24),
     "method.head_scale": (2.0**-24, 2.0**24),  # a core's release of the head is divided by it
     "method.xi": (LEAST, LARGEST),
+    "method.alpha": (LEAST, LARGEST),
+    "clipping.gamma": (LEAST, LARGEST),
     "warm_start.lr": (LEAST, LARGEST),
     "warm_start.head_lr": (LEAST, LARGEST),
     "prompts.scale": (LEAST, LARGEST),

@@ -11,8 +11,10 @@ from dpexp.cli import begun, holdout
 from dpexp.cli.building import build_model, is_of_door, make_method, with_head
 from dpexp.cli.instantiate import loop_of, make, said
 
-TRIED = ("task", "model", "method")
-"""What decides whether a run can begin."""
+TRIED = ("task", "model", "method", "public", "holdout", "features", "augmentation", "clipping",
+         "averaging", "denoise", "correlation", "prompts", "warm_start", "attack", "audit",
+         "analysis")  # fmt: skip
+"""What decides whether a run can begin, of which a config may lack some."""
 
 
 def build_parts(config: dict[str, Any], device: Any, task: Any = None) -> Any:
@@ -54,8 +56,8 @@ def build_parts(config: dict[str, Any], device: Any, task: Any = None) -> Any:
 def require_begin(configs: Iterable[dict[str, Any]]) -> None:
     """Refuse what a run of one of these configs would refuse as it begins, before any is run.
 
-    Task, model and method are built and tried on made-up examples, once where several configs
-    have the same settings of the three; nothing is trained. A loop of its own says itself what it
+    A run's parts are built and tried on made-up examples, once where several configs have the same
+    settings of them; nothing is trained. A loop of its own says itself what it
     would refuse, by its `require_begin(config, parts)`, if it has one.
 
     Raises:
@@ -73,7 +75,7 @@ def require_begin(configs: Iterable[dict[str, Any]]) -> None:
             if (look := getattr(loop_of(config), "require_begin", None)) is not None:
                 look(config, build_parts(copy.deepcopy(config), torch.device("cpu")))
             continue
-        chosen = [config[group] for group in TRIED]  # as whole: a rank, too, may not fit
+        chosen = [config.get(group) for group in TRIED]  # as whole: a rank, too, may not fit
         if chosen in begun_with:
             continue
         begun_with.append(chosen)
