@@ -1,5 +1,6 @@
 """A typed setting that a run does not read is told of, and changes no bit of what is trained."""
 
+import importlib
 import warnings
 
 import pytest
@@ -86,6 +87,39 @@ def test_a_word_without_effect_is_told_of_with_what_leaves_it_none(words, word, 
     (line,) = said_of(words, word)
     assert line.startswith(f"{word} has no effect with ") and beside in line and "\n" not in line
     assert ("changes the run's id" in line) is not word.startswith("wandb")
+
+
+OWN = """
+from dpexp.methods.dpsgd import DPSGD
+
+class Mine(DPSGD):
+    def __init__(self, train, head, decay=0.5, moments="none"):
+        super().__init__(train, head)
+
+    @staticmethod
+    def unread_settings(settings, steps, last):
+        assert (steps, last) == (4, 0.75)
+        return {"decay": "method.moments=none"} if settings["moments"] == "none" else {}
+
+class Child(Mine):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "moments", "is_told"),
+    [("Mine", "none", True), ("Mine", "adam", False), ("Child", "none", False)],
+)
+def test_a_method_of_ones_own_says_what_it_leaves_unread(
+    name, moments, is_told, tmp_path, monkeypatch
+):
+    (tmp_path / "idle_method.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("idle_method")
+    words = ["method=dpsgd", f"method._target_=idle_method.{name}", f"+method.moments={moments}"]
+    said = said_of(words, "+method.decay=0.9")
+    line = "+method.decay=0.9 has no effect with method.moments=none, but changes the run's id."
+    assert said == ([f"{line} Leave it out."] if is_told else [])
 
 
 @pytest.mark.parametrize(("words", "word"), READ)

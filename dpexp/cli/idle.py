@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dpexp.privacy.stated import statement_of, unread_settings
 from dpexp.records import is_neutral
 
 OF_OWN_LOOP = ("epochs", "batch_size", "eval_every", "privacy.clip_norm")
@@ -15,14 +16,15 @@ OF_OWN_LOOP = ("epochs", "batch_size", "eval_every", "privacy.clip_norm")
 DELTA = ("privacy.delta", "task.delta")
 
 
-def warn(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+def warn(config: Mapping[str, Any], overrides: Sequence[str], *, with_method: bool = True) -> None:
     """Warn of overrides that this run does not read, each in one line.
 
     Args:
         config: of the run, resolved.
         overrides: as typed.
+        with_method: whether the method's class is asked, which imports torch.
     """
-    warn_of(config, typed(overrides))
+    warn_of(config, typed(overrides), with_method=with_method)
 
 
 def typed(overrides: Sequence[str]) -> dict[str, str]:
@@ -30,14 +32,17 @@ def typed(overrides: Sequence[str]) -> dict[str, str]:
     return {word.lstrip("+").partition("=")[0]: word for word in overrides}
 
 
-def warn_of(config: Mapping[str, Any], said: Mapping[str, str]) -> None:
+def warn_of(
+    config: Mapping[str, Any], said: Mapping[str, str], *, with_method: bool = True
+) -> None:
     """Warn of settings that this run does not read, each in one line.
 
     Args:
         config: of the run, resolved.
         said: setting -> how it was said.
+        with_method: whether the method's class is asked.
     """
-    beside = unread(config, said)
+    beside = unread(config, said, with_method=with_method)
     for place, word in said.items():
         if place in beside:
             but = "" if is_neutral(place) else ", but changes the run's id"
@@ -46,10 +51,14 @@ def warn_of(config: Mapping[str, Any], said: Mapping[str, str]) -> None:
             )
 
 
-def unread(config: Mapping[str, Any], among: Mapping[str, Any]) -> dict[str, str]:
+def unread(
+    config: Mapping[str, Any], among: Mapping[str, Any], *, with_method: bool = True
+) -> dict[str, str]:
     """Return which of some settings a run does not read, and beside what, in words."""
     found: dict[str, str] = {}
-    rules = (_of_the_run, _of_privacy, _of_parts, _of_method, _of_length)
+    rules = [_of_the_run, _of_privacy, _of_parts, _of_length]
+    if with_method and any(place.startswith("method.") for place in among):
+        rules.append(_of_method)
     for place, beside in (each for rule in rules for each in rule(config)):
         found.setdefault(place, beside)
     if not {*DELTA} <= found.keys() and {*DELTA} & among.keys() and _is_laplace(config):
@@ -95,42 +104,24 @@ def _of_length(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     steps = _steps(config)
     if steps is None:
         return
-    averaging, method = config.get("averaging") or {}, config["method"]
+    averaging = config.get("averaging") or {}
     if averaging.get("name") == "ema" and averaging.get("warm_up") is True:
         largest = steps / (steps + 9)  # (1 + t) / (10 + t) at the last step
         if _is_number(averaging.get("decay")) and largest <= averaging["decay"]:
             yield "averaging.decay", f"averaging.warm_up=true in a run of {steps} steps"
-    warm_up, starts = method.get("warm_up_steps"), method.get("start_epoch")
-    if _is_number(warm_up) and max(warm_up, 1) >= steps:
-        yield "method.decompose", f"method.warm_up_steps={warm_up} in a run of {steps} steps"
-    size, batch = config["task"]["dataset_size"], config["batch_size"]
-    if _is_number(starts) and (steps - 1) * batch < starts * size:
-        yield "method.p", f"method.start_epoch={starts:g}, when the run is over"
 
 
 def _of_method(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    method = config["method"]
-    for name, value, places in METHODS.get(str(method["_target_"]), ()):
-        if method.get(name) == value and method.get(name) is not None:
-            said = str(value).lower() if isinstance(value, bool) else value
-            yield from ((f"method.{place}", f"method.{name}={said}") for place in places)
-
-
-METHODS: dict[str, Sequence[tuple[str, Any, Sequence[str]]]] = {
-    "dpexp.methods.rgp.RGP": (
-        ("carriers", "random", ("power_iterations", "warm_up_steps", "decompose")),
-        ("decompose", "weight", ("warm_up_steps",)),
-    ),
-    "dpexp.methods.lsg.LSG": (("p", 0, ("start_epoch",)),),
-    "dpexp.methods.sparse_dpsgd.SparseDPSGD": (("p", 0, ("mask",)),),
-    "dpexp.methods.gep.GEP": (
-        ("residual", False, ("residual_clip",)),
-        ("basis", "random", ("m", "public_labels", "power_iterations")),
-    ),
-    "dpexp.methods.dp_grape.DPGRAPE": (("moments", "none", ("betas", "eps")),),
-    "dpexp.methods.compressive.Compressive": (("psi", "none", ("p",)),),
-}
-"""A method's class -> a setting, its value, and the method's settings that it leaves unread."""
+    """Yield what the method's class states; importing it takes a second or more."""
+    steps, begins = _steps(config), math.inf
+    if steps is not None:
+        begins = (steps - 1) * config["batch_size"] / config["task"]["dataset_size"]
+    try:
+        found = unread_settings(config["method"], steps or math.inf, begins)
+    except (TypeError, ValueError, KeyError):  # a value of a wrong kind: refused by who reads it
+        return
+    for name, beside in found.items():
+        yield f"method.{name}", beside
 
 
 def _steps(config: Mapping[str, Any]) -> int | None:
@@ -146,8 +137,6 @@ def _steps(config: Mapping[str, Any]) -> int | None:
 
 def _is_laplace(config: Mapping[str, Any]) -> bool:
     """Return whether the method states that its noise is Laplace noise."""
-    from dpexp.privacy.stated import statement_of
-
     try:
         releases = statement_of(config).releases(config, 1)
     except Exception:  # of settings that are refused as the run begins, or of a method of one's own

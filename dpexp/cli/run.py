@@ -53,7 +53,6 @@ def _run(cfg: DictConfig, words: list[str]) -> str:
         from dpexp.training.tracking import run_name
 
         say(f"{run_name(config)}: starting")
-        idle.warn(config, words)
     from dpexp import records
     from dpexp.cli import lookup
 
@@ -61,9 +60,12 @@ def _run(cfg: DictConfig, words: list[str]) -> str:
     if known:
         say(known)
     if known and "WORLD_SIZE" not in os.environ:  # torchrun's other ranks ask the first
+        idle.warn(config, words, with_method=False)
         directory = records.locate(config["results"], config)
     else:
         validate.check_taken(config)  # imports torch, which takes a second or more
+        if is_first:
+            idle.warn(config, words)
         directory = execute(config)
     if is_first:
         if not known:

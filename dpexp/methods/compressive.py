@@ -111,6 +111,11 @@ class Compressive(Method):
         self._head = head
 
     @staticmethod
+    def unread_settings(settings: Mapping[str, Any], steps: float, last: float) -> dict[str, str]:
+        """Return the settings that others leave unread, with what does."""
+        return {"p": "method.psi=none"} if settings["psi"] == "none" else {}
+
+    @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
         """Return the release that verification expects: the measurements, with l1 sensitivity."""
         method, clip_norm = config["method"], float(config["privacy"]["clip_norm"])

@@ -101,6 +101,13 @@ class DPGRAPE(Method):
         self._betas, self._eps = betas, eps
 
     @staticmethod
+    def unread_settings(settings: Mapping[str, Any], steps: float, last: float) -> dict[str, str]:
+        """Return the settings that others leave unread, with what does."""
+        if settings["moments"] != "none":
+            return {}
+        return dict.fromkeys(("betas", "eps"), "method.moments=none")
+
+    @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
         """Return the one vector that verification expects, clipped jointly."""
         return [Stated("projected", float(config["privacy"]["clip_norm"]))]

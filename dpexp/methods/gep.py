@@ -113,6 +113,16 @@ class GEP(Method):
         self.public_size = m if basis == "anchor" else 0
 
     @staticmethod
+    def unread_settings(settings: Mapping[str, Any], steps: float, last: float) -> dict[str, str]:
+        """Return the settings that others leave unread, with what does."""
+        found = {} if settings["residual"] else {"residual_clip": "method.residual=false"}
+        if settings["basis"] == "random":
+            found |= dict.fromkeys(
+                ("m", "public_labels", "power_iterations"), "method.basis=random"
+            )
+        return found
+
+    @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
         """Return the two releases that verification expects, clipped separately."""
         method = config["method"]

@@ -121,6 +121,14 @@ class LSG(Method):
         self._dense_examples, self._batch_size = start_epoch * dataset_size, batch_size
 
     @staticmethod
+    def unread_settings(settings: Mapping[str, Any], steps: float, last: float) -> dict[str, str]:
+        """Return the settings that others leave unread, with what does."""
+        if settings["p"] == 0:
+            return {"start_epoch": "method.p=0"}
+        start = settings["start_epoch"]
+        return {"p": f"method.start_epoch={start:g}, when the run is over"} if last < start else {}
+
+    @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
         """Return the one release that verification expects, clipped jointly."""
         return [Stated("carriers", float(config["privacy"]["clip_norm"]))]

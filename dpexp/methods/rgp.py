@@ -112,6 +112,19 @@ class RGP(Method):
         self._head, self._embeddings = head, require_embeddings(embeddings)
 
     @staticmethod
+    def unread_settings(settings: Mapping[str, Any], steps: float, last: float) -> dict[str, str]:
+        """Return the settings that others leave unread, with what does."""
+        found, warm_up = {}, settings["warm_up_steps"]
+        if max(warm_up, 1) >= steps:
+            found["decompose"] = f"method.warm_up_steps={warm_up} in a run of {steps} steps"
+        if settings["decompose"] == "weight":
+            found["warm_up_steps"] = "method.decompose=weight"
+        if settings["carriers"] == "random":
+            drawn = ("power_iterations", "warm_up_steps", "decompose")
+            found |= dict.fromkeys(drawn, "method.carriers=random")
+        return found
+
+    @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
         """Return the one release that verification expects, clipped jointly."""
         return [Stated("carriers", float(config["privacy"]["clip_norm"]))]

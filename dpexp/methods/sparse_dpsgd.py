@@ -60,6 +60,11 @@ class SparseDPSGD(DPSGD):
         self._p, self._mask = p, mask
 
     @staticmethod
+    def unread_settings(settings: Mapping[str, Any], steps: float, last: float) -> dict[str, str]:
+        """Return the settings that others leave unread, with what does."""
+        return {"mask": "method.p=0"} if settings["p"] == 0 else {}
+
+    @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
         """Return the one release that verification expects, clipped jointly."""
         return [Stated("gradient", float(config["privacy"]["clip_norm"]))]

@@ -21,6 +21,11 @@ other class is looked up among the modules that this process has already importe
 the user's own conf or command line names. Only a class's statements are called.
 
 A clipping rule that releases something beside the method states that: `stated_releases(config)`.
+
+A method whose settings leave others unread says so, and who types one of these is told:
+`unread_settings(settings, steps, last)` returns their names, each with what leaves it unread.
+`steps` is how many a run takes, and `last` the epochs after which the last of them begins; both are
+infinite where that is not known.
 """
 
 from __future__ import annotations
@@ -130,6 +135,18 @@ def public_examples(config: Mapping[str, Any]) -> int:
 def _public_examples(settings: Mapping[str, Any]) -> int:
     stated = _own(settings["_target_"], "stated_public_examples")
     return 0 if stated is None else stated(settings)
+
+
+def unread_settings(settings: Mapping[str, Any], steps: float, last: float) -> dict[str, str]:
+    """Return a method's settings that it does not read, by name, with what leaves them unread.
+
+    Args:
+        settings: the method's.
+        steps: of the run; infinite if that is not known.
+        last: epochs after which the last step begins; likewise.
+    """
+    stated = _own(settings["_target_"], "unread_settings")
+    return {} if stated is None else dict(stated(settings, steps, last))
 
 
 def class_of(target: str) -> type | None:
