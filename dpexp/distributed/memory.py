@@ -210,8 +210,8 @@ def one_example(error: BaseException) -> str:
     """Return the message that not even one example fits, with remedies."""
     return (
         f"Expected one example to fit in memory; it does not: {_reason(error)}. For a language "
-        "model set model.checkpointing=true or model.precision=bfloat16; else a smaller model, or "
-        "another device."
+        "model set model.checkpointing=true or model.precision=bfloat16; of views fewer "
+        "(augmentation.multiplicity); else a smaller model, or another device."
     )
 
 

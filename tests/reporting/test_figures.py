@@ -132,17 +132,17 @@ def absent_in(row, **columns):
             [absent_in(PLAIN, **{"big-eps4": "too wide", "pairs-eps3": "too short"})],
             [
                 "none in small (for Big), ε = 4: Plain (too wide)",
-                "none in Pairs: Plain (too short)",
+                "none in Pairs, ε = 3: Plain (too short)",
             ],
         ),
         (
             [absent_in(row, **{"pairs-*": "too short"}) for row in (PLAIN, BETTER)],
-            ["none in Pairs: Plain; Better (too short)"],
+            ["none in Pairs, ε = 3: Plain; Better (too short)"],
         ),
         (
             [absent_in(PLAIN, **{"*": "never"}), absent_in(BETTER, **{"big-eps2": "never"})],
             [
-                "none in small (for Big); Pairs: Plain; "
+                "none in small (for Big); Pairs, ε = 3: Plain; "
                 "none in small (for Big), ε = 2: Better (never)"
             ],
         ),

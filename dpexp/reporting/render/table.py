@@ -157,19 +157,24 @@ class Table:
         ]
 
     def _places(self, columns: Sequence[Column]) -> list[str]:
-        """Return the names of columns; those under one heading, where it has no others, as it."""
-
-        def heading(column: Column) -> str:
-            words = relabel(column, self.changes)
-            return ", ".join(words[: max(len(words) - 1, 1)])
-
-        others = {heading(c) for c in self.shown_columns() if c not in columns}
-        return list(
-            dict.fromkeys(
-                ", ".join(relabel(c, self.changes)) if heading(c) in others else heading(c)
-                for c in columns
-            )
+        """Return the names of columns; all of several under one heading as that heading."""
+        under: dict[str, list[str]] = {}
+        for column in self.shown_columns():
+            under.setdefault(self._heading(column), []).append(column.key)
+        keys = {column.key for column in columns}
+        whole = {name for name, own in under.items() if len(own) > 1 and keys.issuperset(own)}
+        named = (
+            heading
+            if (heading := self._heading(c)) in whole
+            else ", ".join(relabel(c, self.changes))
+            for c in columns
         )
+        return list(dict.fromkeys(named))
+
+    def _heading(self, column: Column) -> str:
+        """Return a column's name without its last part, such as its ε."""
+        *first, last = ", ".join(relabel(column, self.changes)).split(", ")
+        return ", ".join(first) or last
 
     def shown_rows(self) -> list[Row]:
         """Return the rows that the profile runs."""
