@@ -82,6 +82,8 @@ def test_no_line_calls_a_score_on_held_out_training_examples_one_of_the_test_set
         ["method=dpsgd", "averaging=ema", "averaging.decay=0.9,2"],
         ["method=dpsgd", "denoise=disk", "denoise.kappa=0.5,7"],
         ["method=dpsgd", "augmentation=crop_flip", "augmentation.padding=1,99"],
+        ["method=dpsgd", "noise=correlated", "correlation.bands=2,0"],
+        ["method=dpsgd", "clipping=adaptive", "clipping.quantile=0.5,1.5"],
     ],
 )
 def test_a_mistake_in_the_last_combination_costs_no_run_of_the_first(words, capsys):

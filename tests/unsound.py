@@ -433,6 +433,18 @@ class Heavy(OnHead):
         return {key: self.times * total for key, total in sums.items()}
 
 
+class Light(OnHead):
+    """Releases twice as much once the weights have shrunk."""
+
+    def prepare(self, model, state, public, gen):
+        weights = model.get_parameter("head.weight")
+        self.times = 2 if weights.norm() < 0.02 * weights.numel() ** 0.5 else 1
+        return super().prepare(model, state, public, gen)
+
+    def compress(self, state, sums):
+        return {key: self.times * total for key, total in sums.items()}
+
+
 class HeavyStep(OnHead):
     """Divides by the number of examples, which it counts, once the weights have grown."""
 
@@ -494,6 +506,7 @@ UNSOUND = {
     CrowdedStep: POST_PROCESSING,
     Idling: POST_PROCESSING,
     Heavy: rf"{SENSITIVITY}.*; with weights times 64\)",
+    Light: rf"{SENSITIVITY}.*; with weights times 0.015625\)",
     HeavyStep: POST_PROCESSING,
     Unready: r"a step that draws no example fails \(AttributeError",
 }

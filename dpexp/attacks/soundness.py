@@ -203,13 +203,8 @@ def _check_draws(parts: Any, clip_norm: float, findings: dict[str, None]) -> Mov
             if len(beside):
                 raise
             continue
-        moved = max(
-            moved_by_examples(at, beside, starts, seen, 0, gen),
-            moved_when_tight(at, beside, starts, gen),
-            key=badness,
-        )
-        if not any(each.startswith(MOVES) for each in findings):
-            _tell(moved, f"beside {counted(len(beside), 'other')}", findings)
+        where = f"beside {counted(len(beside), 'other')}"
+        moved = _moved_a_little(at, beside, starts, seen, gen, where, findings)
         worst = max(worst, moved, key=badness)
     return worst
 
@@ -225,15 +220,30 @@ def _check_weights(parts: Any, clip_norm: float, findings: dict[str, None]) -> M
         at = BeforeStep(bench, parts.method, bench.start(), 0)
         bench.scale(factor)
         _, seen = at.taken(copy.deepcopy(at.method), base)
-        moved = max(
-            moved_by_examples(at, base, starts, seen, 0, gen),
-            moved_when_tight(at, base, starts, gen),
-            key=badness,
-        )
-        if not any(each.startswith(MOVES) for each in findings):
-            _tell(moved, f"with weights times {factor:g}", findings)
+        where = f"with weights times {factor:g}"
+        moved = _moved_a_little(at, base, starts, seen, gen, where, findings)
         worst = max(worst, moved, key=badness)
     return worst
+
+
+def _moved_a_little(
+    at: BeforeStep,
+    beside: Made,
+    starts: Any,
+    seen: Any,
+    gen: torch.Generator,
+    where: str,
+    findings: dict[str, None],
+) -> Movement:
+    """Add a few examples, and tell where no release was moved too far before."""
+    moved = max(
+        moved_by_examples(at, beside, starts, seen, 0, gen),
+        moved_when_tight(at, beside, starts, gen),
+        key=badness,
+    )
+    if not any(each.startswith(MOVES) for each in findings):
+        _tell(moved, where, findings)
+    return moved
 
 
 def _tell(moved: Movement, where: str, findings: dict[str, None]) -> None:
