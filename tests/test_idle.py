@@ -122,6 +122,14 @@ def test_a_method_of_ones_own_says_what_it_leaves_unread(
     assert said == ([f"{line} Leave it out."] if is_told else [])
 
 
+def test_a_run_says_before_its_first_step_what_its_method_leaves_unread(shell):
+    words = ["method=sparse_dpsgd", "method.p=0.0", "method.mask=random", *BASE, "results=here"]
+    done = shell(*words)
+    assert done.returncode == 0, done.stderr
+    before, line, after = done.stderr.partition("method.mask=random has no effect with method.p=0")
+    assert line and "step 4/4" in after and "step" not in before
+
+
 @pytest.mark.parametrize(("words", "word"), READ)
 def test_a_word_that_is_read_is_not(words, word):
     assert said_of(words, word) == []
