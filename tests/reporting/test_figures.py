@@ -334,6 +334,31 @@ def test_a_skipped_column_of_a_table_says_why_and_takes_the_average_along(made, 
     assert len(lab.executed) == 4
 
 
+def test_there_is_no_average_where_there_is_none_of_a_cell(made, conf):
+    row = "overrides: [method=future]"
+    edit(conf, "table9", *TASKS, (row, f'{row}, within: {{eps4: {{absent: "too wide"}}}}'))
+    shown = made(name="table9")
+    assert shown.values["future", "avg"].status == shown.values["future", "eps4"].status == "none"
+    assert shown.values["plain", "avg"].num_seeds == 2
+    text = markdown.markdown(shown)
+    assert "Future (too wide)\n" in text and "not run here" not in text
+
+
+CLAIMED = (", below: [plain]}", ", below: [plain], columns: [avg]}")
+UNPUBLISHED = ("avg: {value: 55.0", "eps4: {value: 55.0")
+
+
+@pytest.mark.parametrize("changes", [(CLAIMED, UNPUBLISHED), ()], ids=["claim", "value"])
+def test_an_average_that_there_is_none_of_has_no_value_and_no_claim(conf, changes):
+    row = "overrides: [method=plain]"
+    first = '    eps2: {value: 50.0, place: "Table 9, row 1, column 1"}\n'
+    second = ('    eps4: {value: 60.0, place: "column 2"}\n', "")
+    absent = (row, f'{row}, within: {{eps2: {{absent: "too wide"}}}}')
+    edit(conf, "table9", *TASKS, (first, ""), second, absent, *changes)
+    with pytest.raises(ConfigError, match="value or claim on plain, avg: too wide"):
+        spec.load(conf, "demo", "table9")
+
+
 def test_asking_only_for_skipped_cells_is_one_line(capsys):
     words = ["table4", "profile=quick", "columns=mnli", "plan=true"]
     assert script.main(words) == 2

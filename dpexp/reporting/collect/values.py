@@ -145,7 +145,7 @@ def _value(
 ) -> Value:
     cell = (row.key, column.key)
     if not items:
-        return Value(cell, NONE if row.in_column(column).absent else SKIPPED)
+        return Value(cell, _status_without_runs(row, column))
     done, readings, rest = [], [], [item for item in items if item.status != DONE]
     for item in items:
         if item.status == DONE:
@@ -186,6 +186,11 @@ def _value(
         metric=artifact.metric_of(row, column),
     )
     return _summed_up(value, artifact.kind) if readings else value
+
+
+def _status_without_runs(row: Row, column: Column) -> str:
+    """Return the status of a cell that no run is for: none of it, or not in this profile."""
+    return NONE if row.in_column(column).absent else SKIPPED
 
 
 def _beside(value: Value, published: Published | None) -> Value:
@@ -238,7 +243,8 @@ def _average(
 ) -> Value:
     """Return a row's mean over its cells' common seeds; each number counts once.
 
-    Where the profile skips a cell there is no mean to come, and else it lacks what its cells lack.
+    Where there is none of a cell there is no mean either. Where the profile skips one there is no
+    mean to come, and else it lacks what its cells lack.
     """
     by_seed: dict[int, list[Outcome]] = {}
     for item in (item for _, items in cells for item in items):
@@ -250,11 +256,11 @@ def _average(
                 by_item = [numbers(item.result or {}, item.job.metric) for item in items]
                 means[seed] = statistics.fmean(number for part in by_item for number in part)
     cell = (row.key, artifact.average.key if artifact.average else "")
-    is_skipped = any(not items for _, items in cells)
+    without = [_status_without_runs(row, column) for column, items in cells if not items]
     lacking = {item.status for _, items in cells for item in items} - {DONE}
     value = Value(
         cell=cell,
-        status=SKIPPED if is_skipped else _worst(lacking or [NOT_RUN]),
+        status=min(without, key=(NONE, SKIPPED).index) if without else _worst(lacking or [NOT_RUN]),
         asked=len(by_seed),
         readings=tuple(means.values()),
         parts=tuple(

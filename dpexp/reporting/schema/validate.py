@@ -46,6 +46,10 @@ def validate(artifact: Artifact) -> None:
         for side in pair
     ]
     cells = {(r.key, c.key): r.in_column(c).absent for r in artifact.rows for c in artifact.columns}
+    if artifact.average is not None:
+        for row in artifact.rows:
+            whys = (cells[row.key, c.key] for c in artifact.measured_columns)
+            cells[row.key, artifact.average.key] = next(filter(None, whys), "")
     for row, column in [*artifact.published, *(s for s in claimed if isinstance(s, tuple))]:
         if row not in rows:
             raise unknown("row", row, rows)
