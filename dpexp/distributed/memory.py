@@ -55,14 +55,19 @@ def keep_pages() -> None:
         mallopt(M_TOP_PAD, 64 * 2**20)
 
 
+def release_pages() -> None:
+    """Return freed memory to the system, where the C library can; see `keep_pages`."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if CLEAR.exists() else None
+    if trim is not None:
+        trim(0)
+
+
 def reset_peak(device: torch.device) -> None:
     """Reset the peak; on a CPU outside Linux it remains that of the whole process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif CLEAR.exists():
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)  # memory that earlier runs freed does not count
+        release_pages()  # memory that earlier runs freed does not count
         try:
             CLEAR.write_text("5")  # resets VmHWM, see proc_pid_clear_refs(5)
         except OSError:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpexp.distributed.memory import release_pages
 from dpexp.grad_sample import Try, settle
 from dpexp.grad_sample.rules import has_foreign_rule
 from dpexp.grad_sample.shared_inputs import trial
@@ -89,6 +90,7 @@ def check_model(
         wrong = _tried(subject, examples, device, own, SHARP if own == torch.double else 0)
         if wrong is not None and own != torch.double:
             wrong = _decided(subject, examples, device, own)
+        release_pages()
         wrong = wrong or _aloud(subject, examples, device, own)
     except ConfigError:
         raise

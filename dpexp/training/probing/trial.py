@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dpexp.grad_sample import Tape
 from dpexp.training.probing.draws import Chance, FixedDraws
 from dpexp.training.probing.recorder import Recorder
+from dpexp.training.probing.sketch import Fingerprint, fingerprint, sketch
 from dpexp.training.probing.stage import Attributes, attributes_of, buffers_of, state_kept
 from dpexp.types import Batch, LayerGrads, full_name
 
@@ -24,8 +25,8 @@ class Trial:
 
     Attributes:
         outputs: every example's.
-        each: gradients by parameter of the requested examples, by position.
-        total: the tape's gradient, summed over all examples; empty if not requested.
+        each: gradients by parameter of the requested examples, by position; sketches of large ones.
+        total: the tape's gradient, summed over all examples, or its sketch; empty if not requested.
         recorder: events by module; empty if not requested.
         moved: the name of a parameter that changed; None if none did.
         buffers: after the pass.
@@ -51,24 +52,24 @@ class Subject:
         model: within `staged`.
         parameters: names of those that a method trains.
         loss: of a batch.
-        values: of all parameters before the trials, by `note_values`.
+        values: fingerprints of all parameters before the trials, by `note_values`.
         silent: those of `parameters` whose gradients were zero in all trials until now.
     """
 
     model: nn.Module
     parameters: Sequence[str]
     loss: LossFn
-    values: dict[str, Tensor] = field(default_factory=dict, init=False)
+    values: dict[str, Fingerprint] = field(default_factory=dict, init=False)
     silent: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        """Copy parameters."""
+        """Take fingerprints."""
         self.silent = {*self.parameters}
         self.note_values()
 
     def note_values(self) -> None:
-        """Copy parameters, which no trial from here on may move."""
-        self.values = {n: p.detach().clone() for n, p in self.model.named_parameters()}
+        """Take fingerprints of parameters, which no trial from here on may move."""
+        self.values = {n: fingerprint(p.detach()) for n, p in self.model.named_parameters()}
 
     def trial(
         self,
@@ -84,7 +85,7 @@ class Subject:
         Args:
             batch: of synthetic examples.
             chance: values of random draws.
-            rows: examples whose own gradient is kept.
+            rows: examples whose own gradients are kept, or their sketches.
             is_whole: also keep the tape's sum of all gradients.
             is_recorded: record every module, which takes as much memory again as the forward pass.
         """
@@ -99,11 +100,12 @@ class Subject:
                 for row, sums in [*each.items(), *([(None, total)] if is_whole else [])]:
                     grads = layer_grads.gradient(own)
                     grads = grads if row is None else grads.select(places == row)
-                    sums[name] = torch.zeros_like(
+                    whole = torch.zeros_like(
                         shapes[name], requires_grad=False, memory_format=torch.contiguous_format
                     )
                     with torch.no_grad():
-                        grads.add_to(sums[name], None)
+                        grads.add_to(whole, None)
+                    sums[name] = sketch(whole)
 
         recorder, draws = Recorder(len(batch)), FixedDraws(chance)
         heard = recorder.on(self.model) if is_recorded else nullcontext()
@@ -132,12 +134,6 @@ class Subject:
         now = dict(self.model.named_parameters())
         for name, value in self.values.items():
             held = now.get(name)
-            if held is None or not _are_equal(held.detach(), value):
+            if held is None or fingerprint(held.detach()) != value:
                 return name
         return None
-
-
-def _are_equal(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
