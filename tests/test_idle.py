@@ -46,6 +46,8 @@ IDLE = [
     (["method=sparse_dpsgd", "method.p=0.0"], "method.mask=random", "method.p=0"),
     ([*GEP, "method.residual=false"], "method.residual_clip=9", "method.residual=false"),
     (GEP, "method.m=50", "method.basis=random"),
+    (GEP, "public=shapes", "method=gep as it is set"),
+    (GEP, "public.data_seed=1", "method=gep as it is set"),
     (["method=dp_grape", "method.moments=none"], "method.betas=[0.5,0.5]", "method.moments=none"),
     (["method=dpsgd"], "wandb.project=mine", "wandb.mode=disabled"),
 ]
@@ -63,6 +65,7 @@ READ = [
     (["method=lsg", "method.rank=2", "method.start_epoch=0.7"], "method.p=0.1"),
     (["method=sparse_dpsgd"], "method.mask=random"),
     (GEP, "method.residual_clip=9"),
+    (["method=gep", "method.m=50", "method.k=20"], "public.data_seed=1"),
     (["method=dp_grape", "method.moments=adam"], "method.betas=[0.5,0.5]"),
 ]
 """Words, and one more that is read."""
@@ -128,6 +131,13 @@ def test_a_run_says_before_its_first_step_what_its_method_leaves_unread(shell):
     assert done.returncode == 0, done.stderr
     before, line, after = done.stderr.partition("method.mask=random has no effect with method.p=0")
     assert line and "step 4/4" in after and "step" not in before
+
+
+@pytest.mark.parametrize("around", [[], ["clipping=adaptive"], ["denoise=disk"]])
+def test_public_examples_that_a_method_never_takes_are_told_of_around_it_too(around, tmp_path):
+    told = "public=shapes has no effect: method=dpsgd takes no public examples as it is set"
+    with pytest.warns(UserWarning, match=told):
+        dpexp.run("method=dpsgd", *BASE, *around, "public=shapes", f"results={tmp_path}")
 
 
 @pytest.mark.parametrize(("words", "word"), READ)

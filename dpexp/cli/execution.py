@@ -110,6 +110,7 @@ def _work(ranks: Any, config: dict[str, Any]) -> None:
     from dpexp import kernels
     from dpexp.cli import validate
     from dpexp.distributed import memory
+    from dpexp.methods.wrapped import innermost
 
     memory.keep_pages()
     if ranks.device.type == "cpu" and config["model"].get("channels_last"):
@@ -121,7 +122,8 @@ def _work(ranks: Any, config: dict[str, Any]) -> None:
             parts.model.load_state_dict(ranks.from_first(parts.model.state_dict()))
         if ranks.is_first and (line := validate.unscaled(config)):
             warnings.warn(line, stacklevel=2)
-        takes_public = "public_size" in vars(parts.method)  # which its settings may make 0
+        # What wraps a method has its size too, also of one that never takes any.
+        takes_public = "public_size" in vars(innermost(parts.method))  # its settings may make it 0
         if ranks.is_first and "public" in config and parts.task.public is None and not takes_public:
             warnings.warn(
                 f"public={config['public']['name']} has no effect: "

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dpexp.privacy.stated import statement_of, unread_settings
+from dpexp.privacy.stated import public_examples, statement_of, states_public, unread_settings
 from dpexp.records import is_neutral
 
 OF_OWN_LOOP = ("epochs", "batch_size", "eval_every", "privacy.clip_norm")
@@ -59,6 +59,8 @@ def unread(
     rules = [_of_the_run, _of_privacy, _of_parts, _of_length]
     if with_method and any(place.startswith("method.") for place in among):
         rules.append(_of_method)
+    if with_method and any(place.partition(".")[0] == "public" for place in among):
+        rules.append(_of_public)
     for place, beside in (each for rule in rules for each in rule(config)):
         found.setdefault(place, beside)
     if not {*DELTA} <= found.keys() and {*DELTA} & among.keys() and _is_laplace(config):
@@ -122,6 +124,20 @@ def _of_method(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         return
     for name, beside in found.items():
         yield f"method.{name}", beside
+
+
+def _of_public(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a public set that the method takes only as it is not set.
+
+    Of a method that never takes any a run says so once its data are known.
+    """
+    try:
+        is_idle = states_public(config["method"]) and not public_examples(config)
+    except (TypeError, ValueError, KeyError):  # as in `_of_method`
+        return
+    if is_idle:
+        as_set = f"method={config['method']['name']} as it is set"
+        yield from ((f"public{key}", as_set) for key in ("", *(f".{k}" for k in config["public"])))
 
 
 def _steps(config: Mapping[str, Any]) -> int | None:

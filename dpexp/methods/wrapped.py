@@ -107,3 +107,10 @@ class Wrapped(Method):
     ) -> dict[str, Any]:
         """Return the method's remarks."""
         return self._method.remarks(state["method"], epsilon_at)
+
+
+def innermost(method: Any) -> Any:
+    """Return the method within all wrappers, or what is no wrapper as it is."""
+    while isinstance(method, Wrapped):
+        method = method._method
+    return method

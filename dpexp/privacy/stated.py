@@ -132,6 +132,11 @@ def public_examples(config: Mapping[str, Any]) -> int:
     return max(needs)
 
 
+def states_public(settings: Mapping[str, Any]) -> bool:
+    """Return whether a method or an analysis states how many public examples it takes."""
+    return _own(settings["_target_"], "stated_public_examples") is not None
+
+
 def _public_examples(settings: Mapping[str, Any]) -> int:
     stated = _own(settings["_target_"], "stated_public_examples")
     return 0 if stated is None else stated(settings)
