@@ -43,6 +43,12 @@ IDLE = [
         "method.p=0.1",
         "method.start_epoch=0.8, when the run is over",
     ),
+    (["method=lsg", "method.rank=2", "method.p=0"], "method.mask=carriers", "method.p=0"),
+    (
+        ["method=lsg", "method.rank=2", "method.start_epoch=0.8"],
+        "method.mask=direct",
+        "method.start_epoch=0.8, when the run is over",
+    ),
     (["method=sparse_dpsgd", "method.p=0.0"], "method.mask=random", "method.p=0"),
     ([*GEP, "method.residual=false"], "method.residual_clip=9", "method.residual=false"),
     (GEP, "method.m=50", "method.basis=random"),
@@ -63,6 +69,7 @@ READ = [
     (["method=dpsgd", "averaging=ema"], "averaging.decay=0.2"),
     (["method=rgp", "method.rank=2", "method.warm_up_steps=3"], "method.decompose=directions"),
     (["method=lsg", "method.rank=2", "method.start_epoch=0.7"], "method.p=0.1"),
+    (["method=lsg", "method.rank=2"], "method.mask=carriers"),
     (["method=sparse_dpsgd"], "method.mask=random"),
     (GEP, "method.residual_clip=9"),
     (["method=gep", "method.m=50", "method.k=20"], "public.data_seed=1"),
@@ -131,6 +138,22 @@ def test_a_run_says_before_its_first_step_what_its_method_leaves_unread(shell):
     assert done.returncode == 0, done.stderr
     before, line, after = done.stderr.partition("method.mask=random has no effect with method.p=0")
     assert line and "step 4/4" in after and "step" not in before
+
+
+TEXTS = ["task=sentiment", "profile=embedded", "model.dropout=0.3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"),
+    [
+        (["method=dp_zo"], True),
+        (["method=dpsgd"], False),
+        (["method=dp_zo", "public=texts", "warm_start=public"], False),
+    ],
+)
+def test_dropout_is_told_of_where_no_pass_has_any(words, is_told):
+    said = idle.unread(cli.compose([*words, *TEXTS]), {"model.dropout": "model.dropout=0.3"})
+    assert list(said) == ["model.dropout"] * is_told
 
 
 @pytest.mark.parametrize("around", [[], ["clipping=adaptive"], ["denoise=disk"]])

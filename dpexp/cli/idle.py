@@ -7,7 +7,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dpexp.privacy.stated import public_examples, statement_of, states_public, unread_settings
+from dpexp.privacy.stated import (
+    class_of,
+    public_examples,
+    statement_of,
+    states_public,
+    unread_settings,
+)
 from dpexp.records import is_neutral
 
 OF_OWN_LOOP = ("epochs", "batch_size", "eval_every", "privacy.clip_norm")
@@ -61,6 +67,8 @@ def unread(
         rules.append(_of_method)
     if with_method and any(place.partition(".")[0] == "public" for place in among):
         rules.append(_of_public)
+    if with_method and "model.dropout" in among:
+        rules.append(_of_dropout)
     for place, beside in (each for rule in rules for each in rule(config)):
         found.setdefault(place, beside)
     if not {*DELTA} <= found.keys() and {*DELTA} & among.keys() and _is_laplace(config):
@@ -138,6 +146,14 @@ def _of_public(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if is_idle:
         as_set = f"method={config['method']['name']} as it is set"
         yield from ((f"public{key}", as_set) for key in ("", *(f".{k}" for k in config["public"])))
+
+
+def _of_dropout(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield dropout where steps take losses alone, of a model in eval mode."""
+    method = config["method"]
+    is_trained = not getattr(class_of(method["_target_"]), "is_forward_only", False)
+    if not (is_trained or "warm_start" in config):
+        yield "model.dropout", f"method={method['name']}, whose passes leave dropout off"
 
 
 def _steps(config: Mapping[str, Any]) -> int | None:

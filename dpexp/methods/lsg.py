@@ -123,10 +123,15 @@ class LSG(Method):
     @staticmethod
     def unread_settings(settings: Mapping[str, Any], steps: float, last: float) -> dict[str, str]:
         """Return the settings that others leave unread, with what does."""
+        # A random mask is drawn even where it freezes nothing, which moves later draws.
+        names = ["mask"] if settings["mask"] != "random" else []
         if settings["p"] == 0:
-            return {"start_epoch": "method.p=0"}
-        start = settings["start_epoch"]
-        return {"p": f"method.start_epoch={start:g}, when the run is over"} if last < start else {}
+            return dict.fromkeys(["start_epoch", *names], "method.p=0")
+        if last < (start := settings["start_epoch"]):
+            return dict.fromkeys(
+                ["p", *names], f"method.start_epoch={start:g}, when the run is over"
+            )
+        return {}
 
     @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
