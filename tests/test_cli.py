@@ -171,6 +171,19 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
         (["privacy.clip_norm=0"], "Expected privacy.clip_norm"),
         (["method.rank=500"], r"Expected rank in \[1, \d+\].*got rank=500. Set method.rank"),
         (["method.rank=abc"], "Expected rank of RGP to be int; got rank=abc. Set method.rank."),
+        (
+            [*DIGITS, "task.mean=1"],
+            r"Expected mean of digits to be a list of float; got mean=1. Set task.mean, with",
+        ),
+        (
+            ["schedule=milestones", "schedule.factor=null"],
+            "Expected a value of 'factor', which .*Milestones needs; null is none. Set it.",
+        ),
+        (["task.std=abc"], "Expected std of .* to be a list of float; got std=abc"),
+        (
+            ["task=cifar10", "task.train_splits=train"],
+            "Expected train_splits of .* to be a list of str; got",
+        ),
         (["method.residual=3"], "Expected residual of RGP to be bool"),
         (["++method.rnk=3"], "Unknown key method.rnk: RGP takes rank, .* Did you mean rank?"),
         (["++model.widht=3"], "Unknown key model.widht: .* Did you mean width?"),

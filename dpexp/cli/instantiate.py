@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import hydra
 from hydra.errors import InstantiationException
 
 from dpexp.cli.errors import nearest
+
+WITHOUT = re.compile(r"__init__\(\) missing \d+ required [a-z-]+ arguments?: (.+)$")
+"""What Python says of a call that lacks what it needs."""
 
 
 class Kind(NamedTuple):
@@ -255,6 +259,10 @@ def _told(target: str, error: BaseException) -> BaseException:
     hint = nearest_argument(error)
     # What a constructor refuses came from the config: a learning rate below zero, a word for a
     # number.
+    if isinstance(error, TypeError) and (missing := WITHOUT.search(str(error))):
+        return ConfigError(
+            f"Expected a value of {missing.group(1)}, which {target} needs; null is none. Set it."
+        )
     if isinstance(error, TypeError | ValueError):
         return ConfigError(f"{target} refuses its settings: {_reason(error)}{hint}")
     if _is_ours(target):
@@ -322,8 +330,28 @@ def _check_kinds(place: str, target: Any, arguments: Mapping[str, Any]) -> None:
         hints = get_type_hints(vars(target)["__init__"] if isinstance(target, type) else target)
     for name, value in arguments.items():
         kind = hints.get(name)
+        if (part := _part_of_lists(kind)) and not _may_be_listed(value):
+            raise ConfigError(
+                f"Expected {name} of {target.__name__} to be a list of {part.__name__}; got "
+                f"{name}={value}. Set {place}.{name}, with brackets."
+            )
         if kind in accepted and type(value) not in accepted[kind]:
             raise ConfigError(
                 f"Expected {name} of {target.__name__} to be {kind.__name__}; got {name}={value}. "
                 f"Set {place}.{name}."
             )
+
+
+def _part_of_lists(kind: Any) -> type | None:
+    """Return of what a setting is a list by its annotation; None where it may be no list."""
+    kinds = (kind, *get_args(kind))  # as "Sequence[int] | None" is
+    lists = [each for each in kinds if get_origin(each) is Sequence]
+    if not lists or str in kinds:
+        return None
+    part = get_args(lists[0])[0]
+    return part if isinstance(part, type) else None
+
+
+def _may_be_listed(value: Any) -> bool:
+    """Return whether a value is a list, or nothing; letters of a word and keys are none."""
+    return value is None or (isinstance(value, Iterable) and not isinstance(value, str | Mapping))

@@ -56,7 +56,7 @@ def encode(
     image_size: int,
     mean: Sequence[float],
     std: Sequence[float],
-    also: Sequence[str],
+    also: str | Sequence[str],
     model_root: str,
 ) -> Task:
     """Replace a task's images by their features, computed once and cached by content.
