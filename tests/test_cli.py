@@ -180,10 +180,6 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
             "Expected a value of 'factor', which .*Milestones needs; null is none. Set it.",
         ),
         (["task.std=abc"], "Expected std of .* to be a list of float; got std=abc"),
-        (
-            ["task=cifar10", "task.train_splits=train"],
-            "Expected train_splits of .* to be a list of str; got",
-        ),
         (["method.residual=3"], "Expected residual of RGP to be bool"),
         (["++method.rnk=3"], "Unknown key method.rnk: RGP takes rank, .* Did you mean rank?"),
         (["++model.widht=3"], "Unknown key model.widht: .* Did you mean width?"),
@@ -239,6 +235,12 @@ def test_a_value_that_cannot_be_meant_is_refused_before_training(tmp_path, words
         cli.execute(cli.compose(["method=rgp", *DIGITS, f"results={tmp_path}", *words]))
     assert "\n" not in str(caught.value)
     assert not any(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_a_words_letters_are_no_list():
+    words = ["method=rgp", "task=cifar10", "profile=quick", "eps=8", "task.train_splits=train"]
+    with pytest.raises(ConfigError, match=r"to be a list of str; got train_splits=train. Set task"):
+        cli.execute(cli.compose(words))
 
 
 def test_every_failed_job_of_a_sweep_is_told_of_and_the_others_are_done(shell, tmp_path):
