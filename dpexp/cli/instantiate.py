@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import hydra
@@ -344,7 +345,7 @@ def _check_kinds(place: str, target: Any, arguments: Mapping[str, Any]) -> None:
 
 def _part_of_lists(kind: Any) -> type | None:
     """Return of what a setting is a list by its annotation; None where it may be no list."""
-    kinds = (kind, *get_args(kind))  # as "Sequence[int] | None" is
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     lists = [each for each in kinds if get_origin(each) is Sequence]
     if not lists or str in kinds:
         return None
