@@ -205,12 +205,12 @@ def test_a_method_that_counts_outside_of_its_state_is_found():
     setting = Setting(composed("dpsgd"))
     for kind, is_found in ((Counting, True), (DPSGD, False)):
         parts = replace(setting.parts, method=kind("all", ""))
-        findings = check(parts, 1.0, tries=0, climbs=0).findings
+        findings = check(parts, 1.0, tries=0, climbs=0, steps=4).findings
         assert any("more than the state" in each for each in findings) == is_found
 
 
 def test_a_gradient_that_is_not_a_number_is_found():
     parts = Setting(composed("dpsgd")).parts
     method = Reconstructing(first(lambda gradient: gradient * float("nan")))
-    findings = check(replace(parts, method=method), 1.0, tries=0, climbs=0).findings
+    findings = check(replace(parts, method=method), 1.0, tries=0, climbs=0, steps=4).findings
     assert any("not finite" in each for each in findings)
