@@ -9,8 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from dpexp.cli.config_cache import Configs
+from dpexp.cli.parts import build_parts
+from dpexp.cli.stand_in import stand_in
 from dpexp.training.probing import check_model
 from dpexp.training.probing.sketch import LARGEST, ROWS, WORDS, fingerprint, sketch
+from dpexp.training.train import first_look
 from dpexp.types import ConfigError
 from tests.live import Live
 from tests.runs import one_thread  # noqa: F401
@@ -177,3 +181,12 @@ class Peaked(nn.Module):
 def test_attention_that_is_all_on_one_token_is_not_blamed(scale):
     torch.manual_seed(0)
     assert check(Peaked(scale), (4, 8)) is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["bert", "roberta", "minilm"])
+@pytest.mark.parametrize("method", ["dpsgd", "rgp", "dp_lora"])
+def test_published_encoders_are_not_blamed(method, model):
+    words = [f"method={method}", "task=sst2", f"model={model}", "eps=8", "profile=paper"]
+    parts = build_parts(stand_in(Configs().compose(words), 1), CPU)
+    assert first_look(parts, CPU) is None
