@@ -69,6 +69,12 @@ def test_a_method_whose_releases_move_is_refused_in_one_line(method, tmp_path):
         execute(tmp_path, f"method={method}", *words, "model=cnn")
 
 
+def test_a_method_without_noise_of_its_own_gets_it_by_the_word(tmp_path):
+    words = "task=digits profile=embedded method=linear noise=correlated noise.bands=2 clip=true"
+    run = dpexp.run(f"{words} eps=8 epochs=1 results={tmp_path}")
+    assert run.epsilon <= 8 and verify(run.directory)[0] == 0
+
+
 RECIPES = "denoise=doppler averaging=ema augmentation=crop_flip augmentation.multiplicity=2 "
 RECIPES += "augmentation.padding=1 clipping=per_layer"
 

@@ -591,7 +591,7 @@ class Counting(Unheard):
         ({"settings": {"noise": "correlated"}, "method": "dp_zo"}, "beside noise=correlated"),
         (
             {"settings": {"noise": "correlated"}, "method": "nonprivate"},
-            "Expected a run with noise",
+            "Expected a run with clipping",
         ),
         *(
             ({"method": name}, rf"Expected a run with noise and clipping .*={name} .* or eps=None")

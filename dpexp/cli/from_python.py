@@ -276,7 +276,7 @@ def _folder(results: Any) -> str:
 def _require_private(config: Mapping[str, Any], eps: float | None) -> None:
     """Refuse a budget for a run that spends none: whoever names one means to train privately."""
     off = [name for name in ("noise", "clip") if config["privacy"][name] is False]
-    if eps is None or not off or "correlation" in config:  # which is refused with its own remedy
+    if eps is None or not off:
         return
     lacks = " and ".join({"noise": "noise", "clip": "clipping"}[name] for name in off)
     private = ", ".join(f"'{name}': True" for name in off)

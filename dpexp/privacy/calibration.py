@@ -171,9 +171,8 @@ def require_correlation(privacy: Mapping[str, Any], releases: Sequence[Release])
     noise, sampling = privacy["noise"], privacy["sampling"]
     require(
         noise is not False,
-        "Expected a run with noise beside noise=correlated; noise=false, or a method without any, "
-        "leaves it out. Leave noise=correlated out, or for a private run set privacy.noise=true "
-        "and privacy.clip=true.",
+        "Expected a run with noise beside noise=correlated; got noise=false. Leave one of them "
+        "out.",
     )
     require(
         noise != "secret",
