@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dpexp import cli
 from dpexp.data import Examples
 from dpexp.methods.dp_grape import DPGRAPE
 from dpexp.privacy import whole_batch
@@ -172,3 +173,16 @@ def test_a_model_without_matrices_is_refused():
     model.add_module("head", nn.Linear(4, 2))
     with pytest.raises(ConfigError, match=r"the model has none\. .*method=dpsgd"):
         make(rank=2).start(model)
+
+
+NETWORKS = (
+    *("cnn", "resnet20", "wrn10_1", "wrn10_2"),
+    *("wrn16_4", "wrn28_4", "wrn28_10", "wrn40_4"),
+)
+
+
+@pytest.mark.parametrize("model", NETWORKS)
+def test_image_models_run_without_moments(model):
+    """Their rates are for gradients: Adam at 2 throws the weights of WRN-16-4 away."""
+    config = cli.compose(["method=dp_grape", "task=cifar10", f"model={model}"])
+    assert config["method"]["moments"] == "none"
