@@ -29,6 +29,7 @@ Differences from the paper:
  2. Weights are put back from a copy and not by subtracting what was added, which rounds. Directions
     and copy take the memory of 1 + k models.
  3. The optimizer gets the estimate as it gets any gradient, so that momentum is possible.
+ 4. C bounds the slope s_ij. A bound on the difference of the two losses is 2c times as large.
 """
 
 from __future__ import annotations
@@ -120,14 +121,15 @@ class DPZO(Method):
             ConfigError: for more directions than the trained parameters have, or a perturbation so
                 small that the rounding of losses shows in their difference.
         """
-        dtype = first_weight(model).dtype
+        dtype = _precision(model)
         # Where a loss's rounding over c is as large as c (ours), in the digits that are told.
         least = float(f"{1.01 * sqrt(unit(dtype)):.3g}")
         if self._perturbation < least:
             raise ConfigError(
                 f"Expected method.perturbation of at least {least:g}: a loss's rounding in "
                 f"{dtype}, which depends on who shares its micro-batch, is divided by it; got "
-                f"{self._perturbation:g}. Set method.perturbation."
+                f"{self._perturbation:g}. Set method.perturbation"
+                f"{'' if dtype == first_weight(model).dtype else ' or model.precision=float32'}."
             )
         shapes = shapes_of(model, self.trainable(model))
         size = sum(map(prod, shapes.values()))
@@ -184,3 +186,10 @@ class DPZO(Method):
             for name, each in state["directions"].items()
         }
         return gradients, {**state, "directions": {}}
+
+
+def _precision(model: nn.Module) -> torch.dtype:
+    """Return the least precise type of a forward pass: the weights', or a classifier's own."""
+    weight = first_weight(model)
+    tellers = [getattr(module, "precision_on", None) for module in model.modules()]
+    return max([weight.dtype, *(tell(weight.device) for tell in tellers if tell)], key=unit)

@@ -116,10 +116,15 @@ class TextClassifier(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Map tokens [n, 3, t] (ids, mask, second text) to logits [n, num_classes]."""
         device = inputs.device
-        is_half = resolve(self._precision, device) == "bfloat16"
+        is_half = self.precision_on(device) == torch.bfloat16
         with torch.autocast(device.type, torch.bfloat16, enabled=is_half):
             features = self.features(inputs)
             return self.head(features).to(torch.promote_types(features.dtype, torch.float32))
+
+    def precision_on(self, device: torch.device) -> torch.dtype:
+        """Return the least precise type of a forward pass on a device."""
+        is_half = resolve(self._precision, device) == "bfloat16"
+        return torch.bfloat16 if is_half else self.head.out.weight.dtype
 
     def features(self, inputs: Tensor) -> Tensor:
         """Map tokens [n, 3, t] to the classifier's input, [n, width]."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dpexp.cli.parts import build_parts
 from dpexp.data import Examples
 from dpexp.methods.dp_zo import DPZO
 from dpexp.privacy import build, whole_batch
@@ -244,6 +245,24 @@ def test_a_budget_per_step_is_refused_under_gaussian_noise():
 def test_a_setting_that_is_wrong_is_named(options, said):
     with pytest.raises(ConfigError, match=said):
         make(**options).start(TinyNet())
+
+
+class Halved(TinyNet):
+    """Multiplies in half precision under autocast, and says so."""
+
+    def precision_on(self, device):
+        return torch.bfloat16
+
+
+def test_losses_in_half_precision_are_too_coarse_for_a_small_perturbation():
+    with pytest.raises(ConfigError, match=r"at least 0\.0\d+: .* in torch.bfloat16.*=float32"):
+        make().start(Halved())
+    make(perturbation=0.1).start(Halved())
+    words = ["method=dp_zo", "task=sentiment", "profile=embedded", "eps=8"]
+    config = CONFIGS.compose([*words, "model.precision=bfloat16"])
+    parts = build_parts(config, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="Set method.perturbation or model.precision=float32"):
+        parts.method.start(parts.model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
