@@ -63,6 +63,12 @@ def test_what_cannot_be_begun_with_is_said_in_a_line(kind, texts, line, tiny_mod
         begun(str(tiny_models), texts, kind)
 
 
+def test_a_model_without_a_tokenizer_is_said_in_a_line(tmp_path):
+    words = ["method=dpsgd", "task=sentiment", "eps=8", "prompts=film_reviews"]
+    with pytest.raises(ConfigError, match="a model with a tokenizer of its own, .*Set model"):
+        cli.execute(cli.compose([*words, f"results={tmp_path}"]))
+
+
 @pytest.fixture(scope="module")
 def reviews(real_data_root):
     """MiniLM, begun with film reviews, and a task of real ones."""

@@ -27,7 +27,7 @@ def begin_with(
     name: str,
     texts: Sequence[Sequence[str]],
     scale: float,
-    tokenizer: str,
+    tokenizer: str | None,
     model_root: str,
 ) -> None:
     """Set each class's classifier weights to the mean features of its texts.
@@ -40,7 +40,7 @@ def begin_with(
         name: as in conf/prompts.
         texts: a list for each class, in the classes' order.
         scale: factor on the weights, > 0: features of norm one differ little.
-        tokenizer: owner/name on the hub, the model's.
+        tokenizer: owner/name on the hub, the model's; None for a model without one.
         model_root: a folder laid out like hub snapshots, looked at before the hub.
 
     Raises:
@@ -50,6 +50,11 @@ def begin_with(
         raise ConfigError(
             f"Expected a language model whose classifier is one layer for prompts={name}. "
             "Set model, or model.head_layers=1, or leave prompts out."
+        )
+    if tokenizer is None:
+        raise ConfigError(
+            f"Expected a model with a tokenizer of its own, which reads the texts of prompts={name}; "
+            "this one has none. Set model, or leave prompts out."
         )
     if len(texts) != num_classes or not all(texts) or scale <= 0:
         raise ConfigError(
