@@ -53,8 +53,8 @@ def begin_with(
         )
     if tokenizer is None:
         raise ConfigError(
-            f"Expected a model with a tokenizer of its own, which reads the texts of prompts={name}; "
-            "this one has none. Set model, or leave prompts out."
+            "Expected a model with a tokenizer of its own, which reads the texts of "
+            f"prompts={name}; this one has none. Set model, or leave prompts out."
         )
     if len(texts) != num_classes or not all(texts) or scale <= 0:
         raise ConfigError(
