@@ -117,7 +117,7 @@ def test_an_interrupted_run_goes_on_with_its_filter(option, tmp_path):
         ("denoise=doppler denoise.a=[1] denoise.b=[1,0.5]", "unit circle"),
         ("denoise=doppler denoise.b=[-1]", "gain above 0"),
         ("denoise=doppler denoise.b=[]", "denoise.b to be a list of 1 to 16"),
-        ("denoise=doppler denoise.a=0.9", "denoise.a to be a list"),
+        ("denoise=doppler denoise.a=0.9", "a list of float; got a=0.9. Set denoise.a"),
         ("denoise=doppler denoise.b=[x]", "denoise.b to be a list"),
         ("denoise=doppler denoise.b=[.nan]", "denoise.b"),
         ("denoise=disk denoise.kappa=0", "denoise.kappa from 0.01 to 1"),

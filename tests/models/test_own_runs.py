@@ -183,7 +183,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, one_thre
     ("net", "words", "said"),
     [
         ("Net", ["model.args.width=16"], "norm is a BatchNorm1d.*Set model.fix=true"),
-        ("Net", [], "missing 1 required positional argument: 'width'"),
+        ("Net", [], "Expected a value of 'width', which .*Net.* needs; null is none. Set it."),
         ("Net", ["model.args.widht=16"], "Unknown key model.args.widht: .*Did you mean width"),
         ("Net", ["model.args=3"], "Expected model.args to hold settings"),
         ("Wrong", [], r"outputs of shape \[2, 10\].*; it gives \[2, 11\]"),

@@ -57,7 +57,7 @@ def _gradients(
     for name, mine in taken.items():
         apart = size_of(mine - expected[name])
         size = size_of(expected[name])
-        if apart > tolerance * max(sizes[name], size, largest):
+        if apart > tolerance * max(sizes[name], largest):
             much = f"{apart / size:.2g} of its size" if size else "all of it"
             return _used(
                 name,
