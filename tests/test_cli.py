@@ -237,6 +237,14 @@ def test_a_value_that_cannot_be_meant_is_refused_before_training(tmp_path, words
     assert not any(tmp_path.rglob("metrics.jsonl"))
 
 
+@pytest.mark.parametrize("word", ["task.mean={a:1}", "+task.mean={a:1}"])
+def test_keys_are_no_list(shell, word):
+    done = shell("method=dpsgd", "task=digits", "eps=8", word)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    said = "error: Expected task.mean to stay what it is, a list in brackets or keys in braces; got"
+    assert done.stderr.splitlines()[-1] == f"{said} {{a:1}}. Set task.mean."
+
+
 def test_a_words_letters_are_no_list():
     words = ["method=rgp", "task=cifar10", "profile=quick", "eps=8", "task.train_splits=train"]
     with pytest.raises(ConfigError, match=r"to be a list of str; got train_splits=train. Set task"):

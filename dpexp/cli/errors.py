@@ -77,6 +77,10 @@ def job_failed(words: str, line: str | None) -> JobFailed:
     return JobFailed(line, os.getpid(), code)
 
 
+MERGING = "Error merging override "
+"""What Hydra says of a list in the place of keys, or of keys in that of a list."""
+
+
 def explain(error: Exception) -> str:
     """Return one line for a composition error, with the nearest valid name."""
     from dpexp.types import one_line
@@ -95,6 +99,12 @@ def explain(error: Exception) -> str:
             return one_line(error)
         return f"Expected {group} to be one of {', '.join(options)}; got {group}={name}." + nearest(
             name, options
+        )
+    if (text := one_line(error)).startswith(MERGING):
+        place, _, value = text.removeprefix(MERGING).lstrip("+").partition("=")
+        return (
+            f"Expected {place} to stay what it is, a list in brackets or keys in braces; got "
+            f"{value}. Set {place}."
         )
     cause = error.__cause__ or error
     if isinstance(cause, MissingMandatoryValue) and cause.full_key:
