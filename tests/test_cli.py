@@ -245,6 +245,15 @@ def test_keys_are_no_list(shell, word):
     assert done.stderr.splitlines()[-1] == f"{said} {{a:1}}. Set task.mean."
 
 
+@pytest.mark.parametrize("word", ["task.mean.7=1", "task.mean.a=1", "~task.mean.a"])
+def test_a_place_that_a_list_has_not_is_said(shell, word):
+    done = shell("method=dpsgd", "task=digits", "eps=8", word)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    at = word.partition("=")[0].rpartition(".")[2]
+    said = f"error: Expected a place that the list has, a number from 0; got {at}. Set the whole"
+    assert done.stderr.splitlines()[-1] == f"{said} list, task.mean=[...]."
+
+
 def test_a_words_letters_are_no_list():
     words = ["method=rgp", "task=cifar10", "profile=quick", "eps=8", "task.train_splits=train"]
     with pytest.raises(ConfigError, match=r"to be a list of str; got train_splits=train. Set task"):

@@ -78,7 +78,11 @@ def job_failed(words: str, line: str | None) -> JobFailed:
 
 
 MERGING = "Error merging override "
-"""What Hydra says of a list in the place of keys, or of keys in that of a list."""
+"""What Hydra says of a list in the place of keys or of keys in that of a list, and of no place."""
+
+NO_PLACE = (
+    "Expected a place that the list has, a number from 0; got {}. Set the whole list, {}=[...]."
+)
 
 
 def explain(error: Exception) -> str:
@@ -101,7 +105,9 @@ def explain(error: Exception) -> str:
             name, options
         )
     if (text := one_line(error)).startswith(MERGING):
-        place, _, value = text.removeprefix(MERGING).lstrip("+").partition("=")
+        place, _, value = text.removeprefix(MERGING).lstrip("+~").partition("=")
+        if not str(error.__cause__).startswith("Cannot merge"):
+            return NO_PLACE.format(place.rpartition(".")[2], place.rpartition(".")[0])
         return (
             f"Expected {place} to stay what it is, a list in brackets or keys in braces; got "
             f"{value}. Set {place}."
@@ -297,6 +303,11 @@ def mistake(error: Exception) -> str | None:
         return f"Expected a task: none was chosen. Set task, one of {choices}."
     if isinstance(error, ValueError) and str(error).startswith(NAMELESS):
         return unnamed(sys.argv[1:]) or str(error)
+    if str(error).startswith("invalid literal for int()") and _is_of("omegaconf.", error):
+        word = str(error).rpartition(": ")[2].strip("'")
+        places = (w.partition("=")[0].lstrip("+~") for w in sys.argv[1:])
+        lists = [place.removesuffix(f".{word}") for place in places if place.endswith(f".{word}")]
+        return NO_PLACE.format(word, lists[0] if lists else "as in task.mean")
     # Raised by Hydra for its own options, or where a group's name is missing.
     if isinstance(error, ValueError | TypeError) and _is_hydras(error):
         from dpexp.types import one_line
@@ -319,8 +330,12 @@ def _reported() -> Iterator[type[Exception]]:
 
 
 def _is_hydras(error: Exception) -> bool:
+    return _is_of("hydra.", error)
+
+
+def _is_of(package: str, error: Exception) -> bool:
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals["__name__"].startswith("hydra.")
+    return frame.f_globals["__name__"].startswith(package)
 
 
 def fail(message: str, code: int = 2) -> int:
