@@ -13,7 +13,7 @@ from dpexp.cli.config_cache import Configs
 from dpexp.cli.parts import build_parts
 from dpexp.cli.stand_in import stand_in
 from dpexp.training.probing import check_model
-from dpexp.training.probing.sketch import LARGEST, ROWS, WORDS, fingerprint, sketch
+from dpexp.training.probing.sketch import COLUMNS, LARGEST, ROWS, WORDS, fingerprint, sketch
 from dpexp.training.train import first_look
 from dpexp.types import ConfigError
 from tests.live import Live
@@ -52,6 +52,15 @@ def test_a_sketch_keeps_distances(kind, shape, seed, log_size):
     found = (sketch(one + apart) - sketch(one)).norm() / apart.norm()
     assert 0.2 < found < 2.0  # a factor's square has the mean of 16 squares, or of more
     assert torch.equal(sketch(one), sketch(one.clone()))
+
+
+def test_parts_that_are_opposite_do_not_cancel():
+    size = ROWS * COLUMNS
+    row = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    apart = torch.cat([row, -row])
+    assert 0.5 < sketch(apart).norm() / apart.norm() < 1.5
+    alternating = row[:COLUMNS] * torch.tensor([1.0, -1.0]).double().repeat(ROWS)[:, None]
+    assert 0.5 < sketch(alternating).norm() / alternating.norm() < 1.5
 
 
 @settings(max_examples=8)

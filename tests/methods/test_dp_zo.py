@@ -2,6 +2,7 @@
 
 import math
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from dpexp.cli.parts import build_parts
 from dpexp.data import Examples
 from dpexp.methods.dp_zo import DPZO
+from dpexp.models import precision
 from dpexp.privacy import build, whole_batch
 from dpexp.privacy.laplace import pure_epsilon
 from dpexp.privacy.seeds import generator
@@ -262,6 +264,15 @@ def test_losses_in_half_precision_are_too_coarse_for_a_small_perturbation():
     config = CONFIGS.compose([*words, "model.precision=bfloat16"])
     parts = build_parts(config, torch.device("cpu"))
     with pytest.raises(ConfigError, match="Set method.perturbation or model.precision=float32"):
+        parts.method.start(parts.model)
+
+
+@pytest.mark.parametrize("has_units", [True, False])
+def test_precision_that_the_device_decides_is_that_of_the_device(has_units, monkeypatch):
+    monkeypatch.setattr(precision, "_has_units", lambda device: has_units)
+    words = ["method=dp_zo", "task=sentiment", "profile=embedded", "eps=8", "model.precision=auto"]
+    parts = build_parts(CONFIGS.compose(words), torch.device("cpu"))
+    with pytest.raises(ConfigError) if has_units else nullcontext():
         parts.method.start(parts.model)
 
 
