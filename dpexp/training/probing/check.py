@@ -144,14 +144,13 @@ def _aloud(
     for place, dtype in enumerate(dict.fromkeys([torch.double, own])):
         if dtype in ALOUD:
             with suppress(Exception):  # it may require its own precision, or other weights
-                wrong, draws = _heard(subject, examples.to(dtype), device, dtype, LOUDER + place)
-                if not draws.is_narrowed or dtype == own:
-                    return wrong or _silent(subject, examples.to(dtype), device, dtype)
+                wrong, most = _heard(subject, examples.to(dtype), device, dtype, LOUDER + place)
+                return wrong or _silent(subject, examples.to(dtype), device, dtype, most)
     return None
 
 
 def _silent(
-    subject: Subject, examples: MadeUp, device: torch.device, dtype: torch.dtype
+    subject: Subject, examples: MadeUp, device: torch.device, dtype: torch.dtype, most: float
 ) -> str | None:
     """Return what is wrong in gradients that were zero until now, with other weights each time."""
     for draw in range(AGAIN):
@@ -166,20 +165,20 @@ def _silent(
         ):
             subject.note_values()
             one = subject.trial(examples.one, MIDDLE, is_whole=True, is_recorded=False)
-            if wrong := summed.compare(subject, examples.one, one, MIDDLE, ALOUD[dtype]):
+            if wrong := summed.compare(subject, examples.one, one, MIDDLE, most):
                 return wrong
     return None
 
 
 def _heard(
     subject: Subject, examples: MadeUp, device: torch.device, dtype: torch.dtype, draw: int
-) -> tuple[str | None, FixedDraws]:
-    """Return what is wrong with larger weights, and the random draws that the model made.
+) -> tuple[str | None, float]:
+    """Return what is wrong with larger weights, and the tolerance that its precision allows.
 
     The crowd's outputs are compared with those of its parts: what has the highest of all ranks has
     a lower one in its part, and short examples need less padding.
     """
-    model, most = subject.model, ALOUD[dtype]
+    model = subject.model
     with (
         staged(model, dtype, device, LOUD, subject.parameters, draw),
         torch.enable_grad(),
@@ -188,14 +187,15 @@ def _heard(
         subject.note_values()
         one = subject.trial(examples.one, MIDDLE, (1,), is_whole=True, is_recorded=False)
         draws = one.draws
-        if draws.is_opaque or (draws.is_narrowed and dtype == torch.double):
-            return None, draws
+        most = _loudest(draws, dtype)
+        if draws.is_opaque:
+            return None, most
         if wrong := summed.compare(subject, examples.one, one, MIDDLE, most):
-            return wrong, draws
+            return wrong, most
         alone = subject.trial(examples.alone, MIDDLE, (0,), is_recorded=False)
         if verdict.are_apart(one, alone, 1, most):
             beside, single = (subject.trial(b, MIDDLE) for b in (examples.one, examples.alone))
-            return verdict.explain(model, beside, single, 1, most, MANY), draws
+            return verdict.explain(model, beside, single, 1, most, MANY), most
         crowd = subject.outputs(examples.crowd, MIDDLE)
         differing = [
             row
@@ -203,7 +203,14 @@ def _heard(
             for row, outputs in zip(rows, subject.outputs(part, MIDDLE), strict=True)
             if gap(crowd[row], outputs) > most
         ]
-        return _explained(subject, examples, differing, most, MIDDLE), draws
+        return _explained(subject, examples, differing, most, MIDDLE), most
+
+
+def _loudest(draws: FixedDraws, dtype: torch.dtype) -> float:
+    """Return the tolerance with larger weights of what a model calculates in."""
+    if draws.is_halved:
+        return COARSE
+    return ALOUD[torch.float if draws.is_narrowed else dtype]
 
 
 def _try(subject: Subject, batch: Batch, restore: Callable[[], None]) -> Try:

@@ -59,6 +59,7 @@ class FixedDraws(TorchDispatchMode):
         is_opaque: whether some draw could not be fixed, e.g. in a fused attention with dropout.
         has_drawn: whether other numbers could change the result, except masks as in dropout.
         is_narrowed: whether a model in float64 calculates some of it in less.
+        is_halved: whether it calculates some of it in less than float32, as under autocast.
         choices: how many of `OTHERS` to try for the whole numbers that were drawn.
     """
 
@@ -70,7 +71,7 @@ class FixedDraws(TorchDispatchMode):
     def __init__(self, chance: Chance = MIDDLE) -> None:
         """Set the values of draws."""
         super().__init__()
-        self.is_opaque = self.has_drawn = self.is_narrowed = False
+        self.is_opaque = self.has_drawn = self.is_narrowed = self.is_halved = False
         self.choices = 0
         self._chance = chance
         self._before: tuple[Any, ...] | None = None
@@ -91,6 +92,7 @@ class FixedDraws(TorchDispatchMode):
         """Run an operation with its random draws fixed."""
         out = func(*args, **(kwargs or {}))
         self.is_narrowed = self.is_narrowed or _is_narrowing(args, out)
+        self.is_halved = self.is_halved or _is_half(out)
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return out
         name = func.overloadpacket.__name__
@@ -129,6 +131,15 @@ def _is_narrowing(args: Any, out: Any) -> bool:
         and out.is_floating_point()
         and out.dtype != torch.double
         and any(isinstance(each, Tensor) and each.dtype == torch.double for each in args)
+    )
+
+
+def _is_half(out: Any) -> bool:
+    """Return whether an operation gives numbers that are coarser than float32's."""
+    return (
+        isinstance(out, Tensor)
+        and out.is_floating_point()
+        and torch.finfo(out.dtype).eps > torch.finfo(torch.float).eps
     )
 
 
