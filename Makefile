@@ -61,7 +61,9 @@ $(READY): pyproject.toml constraints.txt
 	  $(TORCH:%=torch==%) -e '.[dev]'
 	@touch $@
 
-# One thread a worker: the tests are many small tensors, which more threads only slow down.
+# One thread a worker: the tests are many small tensors, which more threads only slow down. Modules are
+# kept as compiled, also where that is turned off: many tests start a Python that imports them all.
+test test-long: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 

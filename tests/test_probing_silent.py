@@ -50,3 +50,18 @@ def test_a_weight_that_is_read_without_a_gradient_and_a_layer_that_is_called_twi
     assert check(Fine(read)) is None
     shared = middle(forward=lambda self, h: self.layer(F.relu(self.layer(h))))
     assert check(Fine(shared)) is None
+
+
+def off():
+    layers = PIECES["relu"]()
+    nn.init.constant_(layers[0].bias, -1000)
+    return layers
+
+
+@pytest.mark.parametrize("before", [off, lambda: nn.Sequential(off(), PIECES["tree"]())])
+def test_what_mixes_gradients_alone_is_named_and_not_what_comes_before_it(before):
+    """After units that are all off every example's states are alike, and so is their mean."""
+    odd = middle(forward=lambda self, h: self.layer(h) + 0.1 * h.mean(0))
+    layers = before(), nn.Sequential(odd), PIECES["linear"]()
+    with pytest.raises(ConfigError, match=r"by 'middle\.1\.0', a Odd, the gradient of a made-up"):
+        check(Fine(nn.Sequential(*layers)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from dpexp.grad_sample.modules import is_running_again
+from dpexp.grad_sample.rules import has_foreign_rule, has_rule
 
 
 @dataclass
@@ -25,11 +27,14 @@ class Event:
             the module it entered.
         kind: "output" or "gradient".
         value: of every example, side by side.
+        user: the module that this tensor entered, if no rule of ours says that it keeps examples
+            apart.
     """
 
     module: str
     kind: str
     value: Tensor
+    user: str | None = None
 
 
 @dataclass
@@ -64,7 +69,8 @@ class Recorder:
             return
         around = self._inside[-1] if self._inside else name
         self._inside.append(name)
-        self._note([args, kwargs], around, name)
+        user = None if has_rule(type(module)) and not has_foreign_rule(module) else name
+        self._note([args, kwargs], around, name, user)
 
     def _leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if is_running_again():
@@ -73,19 +79,21 @@ class Recorder:
         around = self._inside[-1] if self._inside else ""
         self._note(output, name, around)
 
-    def _note(self, tensors: Any, module: str, of_gradient: str) -> None:
+    def _note(self, tensors: Any, module: str, of_gradient: str, user: str | None = None) -> None:
         """Record tensors and their gradients, with the module to blame for each."""
         for tensor in tree_leaves(tensors):
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
                 continue
             self._keep(tensor, module, "output")
             if tensor.requires_grad:
-                tensor.register_hook(partial(self._keep, module=of_gradient, kind="gradient"))
+                tensor.register_hook(
+                    partial(self._keep, module=of_gradient, kind="gradient", user=user)
+                )
 
-    def _keep(self, tensor: Tensor, module: str, kind: str) -> None:
+    def _keep(self, tensor: Tensor, module: str, kind: str, user: str | None = None) -> None:
         if tensor.dim() and len(tensor) and len(tensor) % self.count == 0:
             each = tensor.detach().clone().unflatten(0, (self.count, -1))
-            self.events.append(Event(module, kind, each))
+            self.events.append(Event(module, kind, each, user))
 
 
 def first_difference(one: Recorder, other: Recorder, row: int, most: float) -> Event | None:
@@ -98,16 +106,26 @@ def first_difference(one: Recorder, other: Recorder, row: int, most: float) -> E
         most: the fraction.
     """
     for kind in ("output", "gradient"):
-        pairs = zip(
-            (event for event in one.events if event.kind == kind),
-            (event for event in other.events if event.kind == kind),
-            strict=False,
+        seen, expected = (
+            [event for event in each.events if event.kind == kind] for each in (one, other)
         )
-        for mine, theirs in pairs:
+        for place, (mine, theirs) in enumerate(zip(seen, expected, strict=False)):
             own, its = mine.value[row], theirs.value[0]
             if own.shape == its.shape and gap(own, its) > most:
-                return mine
+                return _innermost(seen[place:])
     return None
+
+
+def _innermost(gradients: Sequence[Event]) -> Event:
+    """Return which of a tensor's events to blame: the first, or the last module that it entered.
+
+    A tensor's gradient is seen where it left a module and where it entered the next ones, at once.
+    What has left a module is used by these, and only then by the parent.
+    """
+    first = gradients[0]
+    same = takewhile(lambda each: torch.equal(each.value, first.value), gradients)
+    entered = [each.user for each in same if each.user is not None]
+    return replace(first, module=entered[-1]) if entered else first
 
 
 def gap(one: Tensor, other: Tensor) -> float:
