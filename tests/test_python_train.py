@@ -415,6 +415,22 @@ def test_batch_norm_is_replaced_and_parameters_freeze_where_asked(trained):
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_convolutions_of_a_model_of_ones_own_standardise_their_weights_where_asked(trained):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+    run = trained(model, settings={"model.weight_standardization": True})
+    assert run.config["model"]["weight_standardization"] is True
+    plain = trained(model)
+    x = TEST[0]
+    for scale, alike in ((1.0, True), (5.0, False)):  # a filter's scale is no longer its own
+        with torch.no_grad():
+            before = [each.model(x) for each in (run, plain)]
+            for each in (run, plain):
+                next(each.model.parameters()).mul_(scale)
+            after = [each.model(x) for each in (run, plain)]
+        torch.testing.assert_close(after[0], before[0], rtol=1e-3, atol=1e-4)
+        assert torch.allclose(after[1], before[1]) == alike
+
+
 def test_adapters_are_merged_in_what_comes_back(trained):
     model = network()
     run = trained(model, method="dp_lora", settings={"method.rank": 2})
@@ -621,7 +637,7 @@ class Counting(Unheard):
         ({"model": torch.relu}, "torch.nn.Module; got builtin_function_or_method"),
         (
             {"model": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))},
-            "BatchNorm.*Set settings={'model.fix': True}",
+            "BatchNorm.*Set settings={'model.fix': True}.* or settings={'model.fix': 'freeze'}",
         ),
     ],
 )

@@ -78,9 +78,9 @@ HANDED = {"task": "train and test", "model": "model", "data": "train and test"}
 """What is handed over in memory, by the choice of run.py that it stands in place of."""
 
 REMEDY = re.compile(
-    r"\b(?P<verb>[Ss]et) (?P<key>[a-z_]+(?:\.\w+)*)(?:=(?P<value>[\w.+-]*\w))?(?![\w=({\[])"
+    r"\b(?P<verb>[Ss]et|or) (?P<key>[a-z_]+(?:\.\w+)*)(?:=(?P<value>[\w.+-]*\w))?(?![\w=({\[])"
 )
-"""Where a message says what to set."""
+"""Where a message says what to set, or what else."""
 
 PYTHONS = {"true": "True", "false": "False", "null": "None"}
 NUMBER = re.compile(r"[+-]?\d[\d.eE+-]*")
@@ -115,7 +115,9 @@ def _in_python(found: re.Match[str]) -> str:
     verb, key, value = found["verb"], found["key"], found["value"]
     if key == "task":
         return "Pass other examples"
-    if "." not in key and key not in _top_settings():
+    if "." not in key and (verb == "or" or key not in _top_settings()):
+        return found[0]
+    if verb == "or" and value is None:
         return found[0]
     said = "..." if value is None else PYTHONS.get(value, value)
     if value is not None and said == value and not NUMBER.fullmatch(value):

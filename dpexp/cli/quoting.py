@@ -11,7 +11,9 @@ from hydra.errors import HydraException
 FOLDERS = ("results", "data_root", "model_root", "data")
 """Settings at any depth whose value is a folder or file, taken literally but for quotes around."""
 
-UNSAID = re.compile(r"^(method\.freeze|method\.embeddings|model\.fix|model\.args[\w.]*)(?==)")
+UNSAID = re.compile(
+    r"^(method\.freeze|method\.embeddings|model\.(?:fix|weight_standardization|args[\w.]*))(?==)"
+)
 """Settings that a config holds only where they are said, so that other runs keep their ids."""
 
 CORRELATED = re.compile(r"^noise=([\"']?)correlated\1$")
