@@ -129,10 +129,12 @@ class DPGRAPE(Method):
         matrices = shapes_of(model, matrix_parameters(model, self._head))
         largest = max((prod(shape[1:]) for shape in matrices.values()), default=0)
         if not matrices or self._rank >= largest:
-            found = f"the largest has {largest}" if matrices else "the model has none"
+            found, ways = "the model has none", "model"
+            if matrices:  # of one input a matrix is none, so some rank is small enough
+                found, ways = f"the largest has {largest}", "method.rank, model,"
             raise ConfigError(
                 f"Expected a weight matrix besides the classifier with more inputs than rank="
-                f"{self._rank}; {found}. Set method.rank, model, or method=dpsgd."
+                f"{self._rank}; {found}. Set {ways} or method=dpsgd."
             )
         projected = {
             name: shape for name, shape in matrices.items() if prod(shape[1:]) > self._rank

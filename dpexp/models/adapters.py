@@ -128,6 +128,11 @@ def adapt(
         ConfigError: if no matrix gets one.
     """
     found = _found(model, targets, head, embeddings=embeddings)
+    if not found and not _found(model, "*", head, embeddings=embeddings):
+        raise ConfigError(
+            f"Expected a model with weight matrices besides the classifier {head!r} that can take "
+            "adapters; it has none. Set model, or method=dpsgd."
+        )
     if not found:
         raise ConfigError(
             f"Expected method.targets={targets} to match layers with weight matrices besides the "

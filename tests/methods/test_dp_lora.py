@@ -422,6 +422,12 @@ def test_layers_at_or_below_the_rank_and_the_classifier_get_none():
         adapt(network(), 12, 2.0, "*", "5")
 
 
+def test_a_model_of_a_classifier_alone_is_not_told_to_set_targets():
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(6, 2))
+    with pytest.raises(ConfigError, match=r"it has none\. Set model, or method=dpsgd\.$"):
+        adapt(linear, 2, 2.0, "*", "1")
+
+
 def test_only_adapters_and_classifier_change(tmp_path):
     run = dpexp.run(f"{RUN} task=digits method.rank=4 results={tmp_path}")
     trainable = run.certificate["trainable"]
