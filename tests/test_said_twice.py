@@ -34,6 +34,18 @@ def test_two_values_of_a_setting_are_refused_with_both(words, said):
         require_once(words)
 
 
+def test_a_word_that_a_shell_took_apart_is_to_be_quoted():
+    torn = subprocess.run(  # bash expands the braces, sh does not
+        ["bash", "-c", "printf '%s\\n' task.columns={rooms:[1,12],heating:[gas,oil]}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert len(torn) == 4
+    with pytest.raises(ConfigError, match=r"Put the word in quotes: 'task\.columns=\{\.\.\.\}'"):
+        require_once(torn)
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -73,10 +73,20 @@ def require_once(words: Sequence[str], names: Mapping[str, str] | None = None) -
         if is_option or not equals or key.startswith("~") or key in REPEATED:
             continue
         first = said.setdefault(known.get(key, key), word)
+        if first.partition("=")[2] != value and (_is_torn(first) or _is_torn(word)):
+            raise ConfigError(
+                f"Expected one value of {key}; got {first} and {word}, as a shell makes them of a "
+                f"word with braces. Put the word in quotes: '{key}={{...}}'."
+            )
         if first.partition("=")[2] != value:
             raise ConfigError(
                 f"Expected one value of {key}; got {first} and {word}. Leave one of them out."
             )
+
+
+def _is_torn(word: str) -> bool:
+    """Return whether a word lacks one of a pair of brackets, as those of {a:[1,2]} in bash."""
+    return word.count("[") != word.count("]")
 
 
 def with_words(words: Sequence[str], more: Sequence[str]) -> list[str]:
