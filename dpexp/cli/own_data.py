@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -173,14 +174,21 @@ def _names(node: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-class _Words(yaml.SafeLoader):
-    """Reads YAML in which yes, no, on and off are words, as in a table's cells."""
+@cache
+def _words_once() -> type:
+    """Return a reader of YAML in which yes, no, on and off are words, as in a table's cells.
 
+    It refuses a key that comes twice. It is made where it is needed: its parent is slow to import.
+    """
+    from dpexp.reporting.schema.kinds import OneEach
 
-_Words.yaml_implicit_resolvers = {
-    first: [one for one in some if not one[0].endswith((":bool", ":timestamp"))]
-    for first, some in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+    class Words(OneEach):
+        yaml_implicit_resolvers = {
+            first: [one for one in some if not one[0].endswith((":bool", ":timestamp"))]
+            for first, some in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    return Words
 
 
 def _columns(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,7 +206,9 @@ def _columns(node: Mapping[str, Any]) -> dict[str, Any]:
         text = said
         if not said.lstrip().startswith("{"):
             text = Path(at_home("task.columns", said)).read_text(encoding="utf-8-sig")
-        return {"columns": yaml.load(text, _Words)}
+        return {"columns": yaml.load(text, _words_once())}
+    except ConfigError as error:  # a column that is said twice
+        raise ConfigError(f"{error} Leave one of them out of task.columns.") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         why = (isinstance(error, OSError) and error.strerror) or one_line(error)
         raise ConfigError(

@@ -167,6 +167,11 @@ def test_columns_may_be_declared_in_a_file(words, tmp_path):
         said.write_text(wrong)
         assert "task.columns" in refusal(*words[:-1], RANGE, f"task.columns={said}")
     assert "(No such file or directory)" in refusal(*words[:-1], RANGE, "task.columns=none.yaml")
+    said.write_text("age: [0, 100]\nage: [0, 9]\n")  # of which YAML would keep the last
+    again = refusal(*words[:-1], RANGE, f"task.columns={said}")
+    assert (
+        "Expected 'age' once; line 2 has it again. Leave one of them out of task.columns." in again
+    )
 
 
 @pytest.mark.parametrize("yes", ["True", "TRUE", "true"])
