@@ -592,6 +592,10 @@ class Counting(Unheard):
         ({"method": "dpsdg"}, "Did you mean dpsgd"),
         ({"method": "pate"}, "has its own"),
         ({"eps": -1}, "eps"),
+        *(
+            ({name: "1"}, f"^Expected {name} to be a number; got the text '1'. Set {name}.$")
+            for name in ("eps", "delta", "epochs", "batch_size", "lr", "seed", "dataset_size")
+        ),
         ({"epochs": 0}, "epochs"),
         ({"dataset_size": 100}, "dataset_size"),
         ({"dataset_size": 0}, "dataset_size"),

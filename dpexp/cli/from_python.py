@@ -160,6 +160,13 @@ def train(
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"Expected model to be a torch.nn.Module; got {type(model).__name__}.")
+    numbers = {"eps": eps, "delta": delta, "epochs": epochs, "batch_size": batch_size, "lr": lr}
+    numbers |= {"clip_norm": clip_norm, "seed": seed, "dataset_size": dataset_size}
+    for name, value in numbers.items():
+        if isinstance(value, str):  # "8" would be shown as 8 by whoever refuses it
+            raise ConfigError(
+                f"Expected {name} to be a number; got the text {value!r:.80}. Set {name}."
+            )
     if not isinstance(settings, Mapping):
         raise ConfigError(
             f"Expected settings to be a dict, such as {{'micro_batch': 64}}; got "
