@@ -168,6 +168,10 @@ def test_a_word_that_is_read_is_not(words, word):
     assert said_of(words, word) == []
 
 
+def test_a_decay_that_is_refused_is_not_told_to_be_left_out():
+    assert not said_of(["method=dpsgd", "averaging=ema"], "averaging.decay=1.5")
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -117,7 +117,8 @@ def _of_length(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     averaging = config.get("averaging") or {}
     if averaging.get("name") == "ema" and averaging.get("warm_up") is True:
         largest = steps / (steps + 9)  # (1 + t) / (10 + t) at the last step
-        if _is_number(averaging.get("decay")) and largest <= averaging["decay"]:
+        # 1 or more is refused by who reads it.
+        if _is_number(averaging.get("decay")) and largest <= averaging["decay"] < 1:
             yield "averaging.decay", f"averaging.warm_up=true in a run of {steps} steps"
 
 
