@@ -431,6 +431,31 @@ def test_convolutions_of_a_model_of_ones_own_standardise_their_weights_where_ask
         assert torch.allclose(after[1], before[1]) == alike
 
 
+class Padded(nn.Conv2d):
+    """A subclass, which may compute something else."""
+
+
+def test_convolutions_that_do_not_standardise_their_weights_are_named(trained):
+    """A kernel of one number was zero, and one of two its sign: nothing of it trained."""
+    layers = [nn.Conv2d(1, 2, 1), nn.Conv2d(2, 4, 1), nn.Conv2d(4, 4, 2), Padded(4, 4, 1)]
+    model = nn.Sequential(*layers, nn.ConvTranspose2d(4, 1, 1), nn.Flatten(), nn.Linear(9, 3))
+    run = trained(model, settings={"model.weight_standardization": True})
+    assert run.result["model_as_run"]["not_standardized"] == [
+        "0: Conv2d of kernels [1, 1, 1]",
+        "1: Conv2d of kernels [2, 1, 1]",
+        "3: Padded",
+        "4: ConvTranspose2d",
+    ]
+    kinds = [type(each).__name__ for each in run.model[:3]]
+    assert kinds == ["Conv2d", "Conv2d", "StandardizedConv2d"]
+
+
+def test_a_model_none_of_whose_convolutions_can_is_refused_by_their_names(trained):
+    model = nn.Sequential(nn.Flatten(2), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(28, 3))
+    with pytest.raises(ConfigError, match=r"those of this one cannot \(1: Conv1d\)"):
+        trained(model, settings={"model.weight_standardization": True})
+
+
 def test_adapters_are_merged_in_what_comes_back(trained):
     model = network()
     run = trained(model, method="dp_lora", settings={"method.rank": 2})

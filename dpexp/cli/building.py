@@ -85,6 +85,10 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
     """
     node = config["model"]
     require_sizes(model)
+    if is_of_door(node):
+        from dpexp.models.unwrapped import unwrapped
+
+        model = unwrapped(model)
     if _is_standardized(node):
         from dpexp.models.standardized import standardize
 
@@ -93,10 +97,7 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
     if not (is_of_door(node) or node.get("fix") or patterns):
         return Built(model, str(node.get("head", "")))
     from dpexp.models import adapting, classifier, fixing
-    from dpexp.models.unwrapped import unwrapped
 
-    if is_of_door(node):
-        model = unwrapped(model)
     if node.get("fix"):
         fixing.fix(model, node["fix"])
     head = str(node.get("head", ""))

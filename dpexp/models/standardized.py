@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from dpexp.grad_sample import rule
 from dpexp.grad_sample.chunks import over_chunks
@@ -36,10 +37,14 @@ from dpexp.grad_sample.conv2d import (
 from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads, size_by_forming
 from dpexp.grad_sample.rounding import Terms, raised
 from dpexp.kernels import directly
+from dpexp.models.notes import note, shown
 from dpexp.types import ConfigError, Size
 
 LEAST = 1e-4
 """Least value of m var(W_p), as in the code of De et al."""
+
+FEWEST = 3
+"""Least m: of fewer numbers a standardised kernel is constant, zero or its sign times 1/sqrt(2)."""
 
 
 class StandardizedConv2d(nn.Conv2d):
@@ -369,16 +374,26 @@ def of_standardized(layer: StandardizedConv2d, x: Tensor, dh: Tensor) -> Standar
 
 
 def standardize(model: nn.Module) -> None:
-    """Let all of a model's convolutions standardise their weights, in place.
+    """Let a model's convolutions standardise their weights, in place, and print which do not.
 
     Raises:
-        ConfigError: if it has none of torch's own.
+        ConfigError: if none can.
     """
-    layers = [module for module in model.modules() if type(module) is nn.Conv2d]
+    layers, left = [], []
+    for name, module in model.named_modules():
+        if type(module) is nn.Conv2d and module.weight[0].numel() >= FEWEST:
+            layers.append(module)
+        elif isinstance(module, _ConvNd) and not isinstance(module, StandardizedConv2d):
+            is_small = type(module) is nn.Conv2d
+            small = f" of kernels {list(module.weight[0].shape)}" if is_small else ""
+            left.append(f"{name}: {type(module).__name__}{small}")
     if not layers:
+        why = f"those of this one cannot ({shown(left)})" if left else "this one has none"
         raise ConfigError(
-            "Expected a model with convolutions for model.weight_standardization=true; this one "
-            "has none. Leave it out."
+            "Expected a model with convolutions for model.weight_standardization=true, nn.Conv2d "
+            f"itself and kernels of at least {FEWEST} numbers; {why}. Leave it out."
         )
     for layer in layers:
         layer.__class__ = StandardizedConv2d
+    if left:
+        note(model, "not_standardized", left, "convolutions whose weights are not standardised")
