@@ -431,6 +431,14 @@ def test_convolutions_of_a_model_of_ones_own_standardise_their_weights_where_ask
         assert torch.allclose(after[1], before[1]) == alike
 
 
+def test_an_analysis_looks_at_the_run_and_the_certificate_says_so(trained):
+    """It was taken and left out."""
+    run = trained(settings={"analysis": ["stable_rank", "noise_norm"]})
+    kept = np.load(run.directory / "analysis.npz")
+    assert {"stable_rank", "noise_norm"} < {name.partition("/")[0] for name in kept}
+    assert len(run.certificate["deviations"]) > 1 and verify(run.directory)[0] == 0
+
+
 class Padded(nn.Conv2d):
     """A subclass, which may compute something else."""
 
@@ -660,6 +668,10 @@ class Counting(Unheard):
         ),
         ({"settings": {"privacy.delta": 0.1}}, "Expected delta as an argument"),
         ({"settings": {"task.dataset_size": 9}}, "Expected dataset_size as an argument"),
+        ({"settings": {"features": "resnet152"}}, "model and inputs as .*settings..features"),
+        ({"settings": {"warm_start": "public"}}, "model and inputs as .* or use dpexp.run"),
+        ({"settings": {"prompts": "film_reviews"}}, "model and inputs as .* or use dpexp.run"),
+        ({"settings": {"analysis": "projection"}}, "analysis without public .*=projection takes"),
         ({"settings": {"task": "mnist"}}, "Expected train and test as an argument"),
         ({"settings": {"model": "cnn"}}, "Expected model as an argument"),
         ({"model": nn.Linear(4, 3), "method": "lsg", **FLAT}, "one layer as a whole. Wrap it"),

@@ -30,7 +30,7 @@ from dpexp.cli.lookup import done_before
 from dpexp.cli.outputs import outputs_of
 from dpexp.cli.own_data import COUNT, delta_for
 from dpexp.cli.own_methods import methods
-from dpexp.cli.parts import adapted, around
+from dpexp.cli.parts import adapted, analyses_of, around
 from dpexp.cli.quoting import readable
 from dpexp.cli.trained import TrainedRun, load
 from dpexp.data import Task, overlap
@@ -76,6 +76,9 @@ ARGUMENTS = {
 
 HANDED = {"task": "train and test", "model": "model", "data": "train and test"}
 """What is handed over in memory, by the choice of run.py that it stands in place of."""
+
+BEFOREHAND = ("features", "prompts", "warm_start")
+"""Choices of run.py that change its inputs or its model before the training begins."""
 
 REMEDY = re.compile(
     r"\b(?P<verb>[Ss]et|or) (?P<key>[a-z_]+(?:\.\w+)*)(?:=(?P<value>[\w.+-]*\w))?(?![\w=({\[])"
@@ -183,6 +186,12 @@ def train(
             raise ConfigError(
                 f"Expected {HANDED[key]} as an argument of dpexp.train; got settings['{key}'], a "
                 f"choice of run.py. Leave it out, or use dpexp.run."
+            )
+        if str(key).lstrip("+").partition(".")[0] in BEFOREHAND:
+            raise ConfigError(
+                f"Expected model and inputs as the training begins with them; got "
+                f"settings['{key}'], by which run.py changes them first. Leave it out, or use "
+                "dpexp.run."
             )
     delta, dataset_size, settings = (simplified(each) for each in (delta, dataset_size, settings))
     results = _folder(results)
@@ -319,7 +328,14 @@ def _chooses(part: str, method: str) -> bool:
     )
 
 
-def _require_no_public(settings: Mapping[str, Any], size: int) -> None:
+def _require_no_public(settings: Mapping[str, Any], size: int, analyses: Mapping[str, Any]) -> None:
+    for name, analysis in analyses.items():
+        if analysis.public_size:
+            raise ConfigError(
+                f"Expected an analysis without public examples: {NO_PUBLIC}; analysis={name} takes "
+                f"{analysis.public_size}. Leave it out, or use dpexp.run with a task and a public "
+                "set."
+            )
     if size:
         basis = "settings={'method.basis': 'random'}, " if "basis" in settings else ""
         raise ConfigError(
@@ -344,12 +360,13 @@ def _trained(
             if records.find(results, config) is None:
                 at = choose_device(config["device"])
                 made = make_method(config, kind="method")
-                _require_no_public(config["method"], made.public_size)
+                analyses = analyses_of(config)
+                _require_no_public(config["method"], made.public_size, analyses)
                 with memory.in_one_line("the run", memory.SMALLER):
                     trained = adapted(copied(model).to(at), made, config["seed"])
                     parts = around(config, task, trained, made)
                     parts = replace(parts, callbacks=callbacks, notes=notes_of(model))
-                    parts = replace(parts, takes_model=takes_model)
+                    parts = replace(parts, analyses=analyses, takes_model=takes_model)
                     with failing_model(config):
                         loop_of(config).train(config, parts, Ranks(0, 1, at))
     return records.locate(results, config)

@@ -157,10 +157,14 @@ def build_task(
 
 def _takers(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Instantiate what may use public examples: the method, and the analyses by name."""
-    chosen = config.get("analysis", {})
-    analyses = {name: make(f"analysis.{name}", node) for name, node in chosen.items()}
     kind = "method of a loop" if "loop" in config else "method"
-    return make_method(config, kind), analyses
+    return make_method(config, kind), analyses_of(config)
+
+
+def analyses_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Instantiate a run's analyses, by name."""
+    chosen = config.get("analysis", {})
+    return {name: make(f"analysis.{name}", node) for name, node in chosen.items()}
 
 
 def _attack(config: dict[str, Any]) -> Any:
