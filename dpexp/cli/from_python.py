@@ -81,7 +81,8 @@ BEFOREHAND = ("features", "prompts", "warm_start")
 """Choices of run.py that change its inputs or its model before the training begins."""
 
 REMEDY = re.compile(
-    r"\b(?P<verb>[Ss]et|or) (?P<key>[a-z_]+(?:\.\w+)*)(?:=(?P<value>[\w.+-]*\w))?(?![\w=({\[])"
+    r"\b(?P<verb>[Ss]et|or(?! set\b)) (?P<key>[a-z_]+(?:\.\w+)*)"
+    r"(?:=(?P<value>[\w.+-]*\w))?(?![\w=({\[])"
 )
 """Where a message says what to set, or what else."""
 
@@ -118,7 +119,10 @@ def _in_python(found: re.Match[str]) -> str:
     verb, key, value = found["verb"], found["key"], found["value"]
     if key == "task":
         return "Pass other examples"
-    if "." not in key and (verb == "or" or key not in _top_settings()):
+    if (verb, key, value) == ("or", "noise", "false"):
+        return "or eps=None"
+    known = _top_settings() if value is None else _top_settings() | _groups()
+    if "." not in key and (verb == "or" or key not in known):
         return found[0]
     if verb == "or" and value is None:
         return found[0]
@@ -133,6 +137,13 @@ def _top_settings() -> frozenset[str]:
     """Return the names of run.py's settings that are no argument of `dpexp.train`."""
     names = {str(key) for key in OmegaConf.load(CONF / "config.yaml")}
     return frozenset(names - {*ARGUMENTS.values(), "defaults", "hydra"})
+
+
+@cache
+def _groups() -> frozenset[str]:
+    """Return the names of run.py's choices that are no argument of `dpexp.train`."""
+    names = {path.name for path in CONF.iterdir() if path.is_dir()}
+    return frozenset(names - {*ARGUMENTS.values(), *HANDED})
 
 
 @_in_arguments()
