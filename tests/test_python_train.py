@@ -421,6 +421,8 @@ def test_convolutions_of_a_model_of_ones_own_standardise_their_weights_where_ask
     assert run.config["model"]["weight_standardization"] is True
     plain = trained(model)
     x = TEST[0]
+    kept = dpexp.load(run.directory, copy.deepcopy(model))  # of plain convolutions, as it was
+    assert torch.equal(kept.module(x), run.model(x))
     for scale, alike in ((1.0, True), (5.0, False)):  # a filter's scale is no longer its own
         with torch.no_grad():
             before = [each.model(x) for each in (run, plain)]

@@ -237,6 +237,11 @@ def _built(record: records.Record, trust: bool) -> nn.Module:
 def _changed(model: nn.Module, record: records.Record) -> nn.Module:
     """Change a model that was passed as the run changed its own, where that is not done yet."""
     model, node = unwrapped(model), record.config["model"]
+    if node.get("weight_standardization"):
+        from dpexp.models.standardized import StandardizedConv2d, standardize
+
+        if not any(isinstance(each, StandardizedConv2d) for each in model.modules()):
+            standardize(model)
     if node.get("reads") == libraries.TEXTS and not model._forward_pre_hooks:
         libraries.reads_texts(model)
     norms = fixing.BATCH_NORMS + fixing.INSTANCE_NORMS
