@@ -626,15 +626,11 @@ class Counting(Unheard):
         ({"model": nn.Sequential(nn.Conv2d(1, 4, 3))}, r"returns? .*tensor \[n, outputs\]"),
         ({"method": "dpsdg"}, "Did you mean dpsgd"),
         ({"method": "pate"}, "has its own"),
-<<<<<<< HEAD
-        ({"eps": -1}, "eps"),
         *(
             ({name: "1"}, f"^Expected {name} to be a number; got the text '1'. Set {name}.$")
             for name in ("eps", "delta", "epochs", "batch_size", "lr", "seed", "dataset_size")
         ),
-=======
         ({"eps": -1}, "Set eps, or eps=None for a run without privacy"),
->>>>>>> 5a4c9dbf (What an error tells to set is said as dpexp.train takes it after "or set", too)
         ({"epochs": 0}, "epochs"),
         ({"dataset_size": 100}, "dataset_size"),
         ({"dataset_size": 0}, "dataset_size"),
