@@ -668,6 +668,12 @@ class Counting(Unheard):
             {"settings": {"sampling": "poisson", "privacy.sampling": "shuffle"}},
             "one value of privacy.sampling; got sampling=poisson and privacy.sampling=shuffle",
         ),
+        ({"settings": {"micro_batch": "64"}}, r"\['micro_batch'\] is the text '64'; leave out"),
+        (
+            {"settings": {"averaging": "ema", "averaging.decay": "0.9"}},
+            r"\['averaging.decay'\] is the text '0.9'; leave out its quotes.$",
+        ),
+        ({"settings": {"micro_batch": -64, "model.head": "64"}}, r"micro_batch': \.\.\.}\.$"),
         ({"settings": {"privacy.delta": 0.1}}, "Expected delta as an argument"),
         ({"settings": {"task.dataset_size": 9}}, "Expected dataset_size as an argument"),
         ({"settings": {"features": "resnet152"}}, "model and inputs as .*settings..features"),

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -102,16 +102,30 @@ def run(words: Sequence[str]) -> TrainedRun:
     return TrainedRun.read(execute(config))
 
 
-@contextmanager
-def _in_arguments() -> Iterator[None]:
+def _in_arguments(function: Callable[..., TrainedRun]) -> Callable[..., TrainedRun]:
     """Name `dpexp.train`'s arguments in what is refused, not the settings that they become."""
-    try:
-        yield
-    except ConfigError as error:
-        line = str(error)
-        for key, argument in ARGUMENTS.items():
-            line = re.sub(rf"(?<![\w.']){re.escape(key)}\b", argument, line)
-        raise type(error)(REMEDY.sub(_in_python, line)) from error
+
+    @wraps(function)
+    def told(*args: Any, settings: Any, **arguments: Any) -> TrainedRun:
+        try:
+            return function(*args, settings=settings, **arguments)
+        except ConfigError as error:
+            line = str(error)
+            for key, argument in ARGUMENTS.items():
+                line = re.sub(rf"(?<![\w.']){re.escape(key)}\b", argument, line)
+            line = REMEDY.sub(_in_python, line)
+            raise type(error)(line + _of_quotes(line, settings)) from error
+
+    return told
+
+
+def _of_quotes(line: str, settings: Any) -> str:
+    """Return what to add to a line that shows a setting's text as if it were a number."""
+    for key, value in settings.items() if isinstance(settings, Mapping) else ():
+        is_like = isinstance(value, str) and (NUMBER.fullmatch(value) or value in PYTHONS)
+        if is_like and re.search(rf"\bgot (?:[\w.]+=)?{re.escape(value)}(?!\.?\w)", line):
+            return f" settings['{key}'] is the text {value!r}; leave out its quotes."
+    return ""
 
 
 def _in_python(found: re.Match[str]) -> str:
@@ -146,7 +160,7 @@ def _groups() -> frozenset[str]:
     return frozenset(names - {*ARGUMENTS.values(), *HANDED})
 
 
-@_in_arguments()
+@_in_arguments
 def train(
     model: nn.Module,
     train: Any,
