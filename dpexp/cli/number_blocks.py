@@ -130,7 +130,7 @@ RECIPES = {
     "features-eps2": "ε = 2",
     "features-eps3": "ε = 3",
     "features-eps8": "ε = 8",
-    "sst2-eps8": "SST-2, ε = 8",
+    "sst2-eps3": "SST-2, ε = 3",
 }
 """Columns of table4 that the page of later methods shows, and what it calls them."""
 
