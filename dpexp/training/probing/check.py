@@ -10,6 +10,8 @@ Differences beyond rounding in the model's own precision are decided in float64,
 thousand times smaller than the tolerance. A dependence on size or padding that is below rounding
 with the weights that a run starts from may grow in training: a second trial has larger weights.
 A gradient that is zero, as before units that are off, shows nothing: other weights are tried.
+Where a model's own casts leave no way to float64, and it calculates in half precision, a dependence
+below a hundredth is hidden by rounding.
 """
 
 from __future__ import annotations
