@@ -93,7 +93,12 @@ def check_model(
         if wrong is not None and own != torch.double:
             wrong = _decided(subject, examples, device, own)
         release_pages()
-        wrong = wrong or _aloud(subject, examples, device, own)
+        if wrong is None:
+            wrong, is_hidden = _aloud(subject, examples, device, own)
+            if wrong is None and is_hidden:
+                why = "its casts allow no float64, and half precision hides a hundredth"
+                warnings.warn(f"{UNTRIED.capitalize()} ({why}).", stacklevel=2)
+                return UNTRIED
     except ConfigError:
         raise
     except Exception as error:  # a model may reject synthetic inputs in any way
@@ -137,8 +142,10 @@ def _tried(
 
 def _aloud(
     subject: Subject, examples: MadeUp, device: torch.device, own: torch.dtype
-) -> str | None:
+) -> tuple[str | None, bool]:
     """Return what is wrong with larger weights, in float64 where a model calculates in it.
+
+    And whether half precision may hide what is wrong, as float64 is not possible.
 
     Batches of one shape are compared to the last bit before, but others only as closely as rounding
     in the model's own precision allows: a dependence may be less than that until weights grow.
@@ -147,8 +154,9 @@ def _aloud(
         if dtype in ALOUD:
             with suppress(Exception):  # it may require its own precision, or other weights
                 wrong, most = _heard(subject, examples.to(dtype), device, dtype, LOUDER + place)
-                return wrong or _silent(subject, examples.to(dtype), device, dtype, most)
-    return None
+                wrong = wrong or _silent(subject, examples.to(dtype), device, dtype, most)
+                return wrong, most == COARSE and dtype != torch.double
+    return None, False
 
 
 def _silent(
