@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 
 
+def long(*values: Any) -> Any:
+    """Mark one case as long: another in the list goes the same way."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
 def some_long(values: Iterable[Any], short: Collection[Any]) -> list[Any]:
     """Mark the values as long that are not among the short ones."""
     return [

@@ -9,7 +9,7 @@ all that its config resolves to, by the names of things that ids are of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import product
 from pathlib import Path
 
@@ -27,10 +27,14 @@ PINNED = Path(__file__).with_suffix(".txt")
 GROUPS = ("method", "task", "profile")
 
 
-def of_artifact(compose: Compose, path: Path) -> Iterator[str]:
-    """Return a line for every cell of an artifact in every profile, of one seed."""
+def of_artifact(
+    compose: Compose, path: Path, profiles: Collection[str] | None = None
+) -> Iterator[str]:
+    """Return a line for every cell of an artifact in some profiles (None: in all), of one seed."""
     artifact = spec.load(CONF, path.parent.name, path.stem)
     for profile in artifact.profiles:
+        if profiles is not None and profile not in profiles:
+            continue
         for job in cells.expand(artifact, profile, compose, CONF, seeds=(0,)):
             if job.config is not None:
                 yield line(f"{path.parent.name}/{path.stem}", profile, *job.cell, config=job.config)

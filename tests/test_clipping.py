@@ -13,6 +13,7 @@ from dpexp.privacy.clipping import Flat, Normalize, PerLayer, bounds_of, require
 from dpexp.privacy.privatize import ClippedSum
 from dpexp.training.probing import check_rule
 from dpexp.types import GROUP, ConfigError, Key, Release
+from tests.marks import long
 from tests.runs import one_thread, with_words  # noqa: F401 (a fixture)
 
 C = 0.7
@@ -215,8 +216,8 @@ def test_what_is_not_finite_adds_nothing_and_what_is_huge_stays_bounded(rule, ba
     ("method", "rule"),
     [
         ("dpsgd", "normalize"),
-        ("rgp", "normalize"),
-        ("lsg", "per_layer"),
+        long("rgp", "normalize"),
+        long("lsg", "per_layer"),
         ("gep", "per_layer"),  # two releases
     ],
 )

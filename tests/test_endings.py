@@ -17,6 +17,7 @@ from dpexp.training.states import copied, mapped, marks
 from dpexp.training.train import train
 from dpexp.types import ConfigError
 from tests.contract.cases import METHODS, in_short
+from tests.marks import long
 from tests.runs import (
     ALONE,
     SHORT,
@@ -134,7 +135,12 @@ ERRORS["evaluation"] += [SystemExit(3)]
 
 
 @pytest.mark.parametrize(
-    ("stage", "error"), [(name, error) for name, errors in ERRORS.items() for error in errors]
+    ("stage", "error"),
+    [
+        (long if number else pytest.param)(name, error)
+        for name, errors in ERRORS.items()
+        for number, error in enumerate(errors)
+    ],
 )
 @pytest.mark.filterwarnings("ignore:.* is damaged, or was killed before")
 def test_a_run_that_an_error_ended_goes_on_to_the_same_bits(stage, error, unbroken, tmp_path):

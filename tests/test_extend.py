@@ -12,6 +12,7 @@ from dpexp.cli import artifact, check_method, folders, from_python, verify
 from dpexp.privacy.calibration import require_releases
 from dpexp.types import ConfigError, Release
 from tests.contract import cases
+from tests.marks import long
 from tests.runs import with_words
 
 ROOT = cli.CONF.parent
@@ -42,14 +43,14 @@ def test_the_pages_code_is_the_templates():
         assert any(block.rstrip() in source for source in sources), block
 
 
-@pytest.mark.parametrize("name", ["subspace", "two_clips", "filtered"])
+@pytest.mark.parametrize("name", ["subspace", *map(long, ["two_clips", "filtered"])])
 def test_the_pages_check_finds_a_method_of_the_template_sound(name, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = [word.replace("filtered", name) for word in typed("python -m scripts.check_method")]
     assert check_method.main([*words, *SMALL, *CHECK]) == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["layer_wise", "peeking", "steered"])
+@pytest.mark.parametrize("name", ["layer_wise", "peeking", long("steered")])
 def test_a_refused_method_is_refused_in_the_pages_words(name, capsys):
     conf = EXAMPLES / "refused" / "conf"
     assert check_method.main([f"--config-dir={conf}", f"method={name}", *SMALL]) == 1

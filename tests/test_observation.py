@@ -15,6 +15,7 @@ from dpexp.privacy.verification.files import verify_files
 from dpexp.training.observation import Analysis
 from dpexp.training.train import train
 from dpexp.types import ConfigError
+from tests.marks import some_long
 from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
 
 DEFAULT = ["profile=embedded", "device=cpu", "method=rgp"]
@@ -86,7 +87,7 @@ def test_without_an_analysis_configs_and_ids_are_as_ever():
     assert records.run_id(one) != records.run_id(config)
 
 
-@pytest.mark.parametrize("task", LOOKED_AT)
+@pytest.mark.parametrize("task", some_long(LOOKED_AT, ["digits"]))
 def test_a_run_looked_at_ends_with_the_weights_of_one_that_is_not(tmp_path, task):
     *words, parameter = LOOKED_AT[task]
     named = parameter.partition("=")[2]

@@ -167,6 +167,7 @@ def test_what_can_be_done_with_a_run_can_be_done_with_ones_own_data(alone, more)
     assert passes(directory)
 
 
+@pytest.mark.long
 def test_two_ranks_train_what_one_does(alone, here, programs):
     changed = ["method=dpsgd", "device=cpu", "noise=false", "eps=null", "dataset_size=count"]
     words = with_words(FLOWERS, changed)

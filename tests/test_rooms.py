@@ -1,10 +1,9 @@
 """The rooms of the house: imports go down the floors, and only the command line knows hydra."""
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,7 +31,7 @@ ENTRIES = {"run", "scripts"}
 
 LOOSE = {"__init__.py", "imported.py", "types.py", "linalg.py"}
 
-FILES = sorted((ROOT / "dpexp").rglob("*.py"))
+FILES = dict.fromkeys(sorted((ROOT / "dpexp").rglob("*.py")))
 
 
 def room_of(path, root=ROOT):
@@ -41,6 +40,7 @@ def room_of(path, root=ROOT):
     return None if first == "__init__" else first
 
 
+@cache
 def imported(path, root=ROOT):
     """List the dotted names a file imports, `from` imports with the name they fetch."""
     package = path.relative_to(root).parts[:-1]
@@ -60,17 +60,17 @@ def rooms_imported(path, root=ROOT):
     return {p[1] for p in parts if p[0] == "dpexp" and len(p) > 1}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_downward_only(path):
-    room = room_of(path)
-    if room is None:
-        allowed = {"cli", "records", "imported"}
-        assert rooms_imported(path) <= allowed, "dpexp.run is of cli, and gives a record"
-        return
-    assert room in FLOOR_OF, f"{room} stands on no floor: give it one in this list"
-    for other in rooms_imported(path) - {room}:
-        assert other in FLOOR_OF, f"{room} imports dpexp.{other}, which stands on no floor"
-        assert FLOOR_OF[other] < FLOOR_OF[room], f"{room} may not import {other}"
+def wrong_floors(path):
+    """List what a file imports that does not stand below it."""
+    room, others = room_of(path), rooms_imported(path)
+    if room is None:  # dpexp.run is of cli, and gives a record
+        return sorted(others - {"cli", "records", "imported"})
+    return sorted(o for o in others - {room} if not FLOOR_OF.get(o, len(FLOORS)) < FLOOR_OF[room])
+
+
+def test_imports_go_downward_only():
+    wrong = {str(path.relative_to(ROOT)): wrong_floors(path) for path in FILES}
+    assert {path: rooms for path, rooms in wrong.items() if rooms} == {}
 
 
 def test_every_room_stands_on_a_floor_and_nothing_else_stands_loose():
@@ -84,16 +84,19 @@ def reporting_part(dotted):
     return parts[2] if parts[:2] == ["dpexp", "reporting"] and len(parts) > 2 else None
 
 
-@pytest.mark.parametrize(
-    "path", [f for f in FILES if room_of(f) == "reporting"], ids=lambda path: str(path.name)
-)
-def test_reporting_goes_from_schema_over_values_and_claims_to_files(path):
+def later_parts(path):
+    """List the parts of `reporting` that a file of another imports though they come after it."""
     part = reporting_part(".".join(path.relative_to(ROOT).with_suffix("").parts))
     if part == "__init__":
-        assert not rooms_imported(path)
-        return
+        return sorted(rooms_imported(path))
     others = {reporting_part(name) for name in imported(path)} - {None, part}
-    assert all(REPORTING.index(other) < REPORTING.index(part) for other in others)
+    return sorted(o for o in others if not REPORTING.index(o) < REPORTING.index(part))
+
+
+def test_reporting_goes_from_schema_over_values_and_claims_to_files():
+    files = [path for path in FILES if room_of(path) == "reporting"]
+    wrong = {str(path.relative_to(ROOT)): later_parts(path) for path in files}
+    assert len(files) > 10 and {path: parts for path, parts in wrong.items() if parts} == {}
 
 
 def modules_imported(path):
@@ -111,10 +114,13 @@ def test_no_module_imports_itself_by_way_of_others():
     TopologicalSorter(before).prepare()  # it raises where there is a circle
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_the_command_line_knows_hydra_and_nothing_knows_the_entries(path):
-    tops = {name.split(".")[0] for name in imported(path)}
-    assert not tops & (ENTRIES if room_of(path) == "cli" else ENTRIES | HYDRA)
+def test_only_the_command_line_knows_hydra_and_nothing_knows_the_entries():
+    wrong = {}
+    for path in FILES:
+        tops = {name.split(".")[0] for name in imported(path)}
+        if found := tops & (ENTRIES if room_of(path) == "cli" else ENTRIES | HYDRA):
+            wrong[str(path.relative_to(ROOT))] = found
+    assert wrong == {}
 
 
 def test_the_import_reader_sees_every_form(tmp_path):

@@ -28,6 +28,7 @@ from dpexp.privacy.seeds import (
 )
 from dpexp.types import Release
 from tests.draws import Draws, place
+from tests.marks import some_long
 from tests.runs import ALONE
 from tests.steps import PRIVATE
 
@@ -248,7 +249,10 @@ RUNS["mislabelled"] += ["audit.canaries=mislabelled", *SMALL]
 RUNS["pate"] += ["method.student_steps=3", "method.queries=20", "method.answers=9"]
 
 
-@pytest.mark.parametrize("name", RUNS)
+ALIKE = ("dpsgd", "rgp_core", "mislabelled", "attacked")  # as canaries, gep and shadow
+
+
+@pytest.mark.parametrize("name", some_long(RUNS, RUNS.keys() - {*ALIKE}))
 def test_no_state_of_any_generator_is_drawn_from_twice_in_a_run(name, tmp_path, monkeypatch):
     """With a hook that draws where dropout does: in every forward pass of training."""
     words = ["task=digits", "profile=embedded", "device=cpu", *PRIVATE, *BRIEF, *RUNS[name]]

@@ -14,6 +14,7 @@ from dpexp.distributed.ranks import Ranks
 from dpexp.privacy.sampling import poisson
 from dpexp.training.train import train
 from dpexp.types import ConfigError
+from tests.marks import long
 from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,7 +121,7 @@ def test_a_second_call_looks_the_run_up_and_writes_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "at_least"),
-    [(["method=nonprivate"], 95.0), (["method=rgp", "eps=8"], 85.0)],
+    [long(["method=nonprivate"], 95.0), (["method=rgp", "eps=8"], 85.0)],
     ids=["nonprivate", "rgp"],
 )
 def test_a_model_learns(tmp_path, words, at_least):

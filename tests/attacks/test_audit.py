@@ -170,6 +170,7 @@ def trials_of(method, num_trials, share=1.0, num_steps=2, eps=4.0):
     return without, within, verdict, mechanism
 
 
+@pytest.mark.long
 def test_a_distinguishing_game_recovers_six_tenths_of_a_methods_epsilon():
     without, within, verdict, mechanism = trials_of("dpsgd", 400, eps=8.0)
     accounted = mechanism.epsilon(2)

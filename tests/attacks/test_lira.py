@@ -16,6 +16,7 @@ from dpexp.attacks.roc import roc
 from dpexp.attacks.shadow import half
 from dpexp.cli import lira as script
 from dpexp.types import ConfigError
+from tests.marks import long
 from tests.runs import execute, of, one_thread, with_words  # noqa: F401
 
 DIGITS = ["profile=embedded", "task=digits", "eval_every=100"]
@@ -269,7 +270,7 @@ def test_the_script_attacks_every_method_and_writes_its_files(tmp_path, capsys):
     ("words", "label", "remark"),
     [
         (["clip=false"], "dpsgd (not private)", "; no clipping: no privacy."),
-        (["sampling=shuffle"], "dpsgd (ε = 3)", "paper-compatible, not a guarantee."),
+        long(["sampling=shuffle"], "dpsgd (ε = 3)", "paper-compatible, not a guarantee."),
         (
             ["methods=dp_zo", "method.noise=laplace", "privacy.budget=per_step", "epochs=1"],
             "dp_zo (ε = 6)",

@@ -10,6 +10,7 @@ from dpexp.cli.lookup import outcome
 from dpexp.data import Examples
 from dpexp.training.judging import EVAL_BATCH
 from dpexp.types import ConfigError
+from tests.marks import long
 from tests.runs import execute, of, one_thread  # noqa: F401
 from tests.texts import LONGEST, texts, tiny
 
@@ -112,7 +113,7 @@ def test_a_model_that_diverged_is_not_attacked():
 
 
 @pytest.mark.parametrize(
-    ("task", "size"), [("digits", 1497), ("entailment", 400)], ids=["images", "texts"]
+    ("task", "size"), [("digits", 1497), long("entailment", 400)], ids=["images", "texts"]
 )
 def test_a_model_that_knows_its_examples_by_heart_gives_them_away(task, size, tmp_path):
     directory = execute(tmp_path, *FEW, f"task={task}", f"task.test_size={size}")

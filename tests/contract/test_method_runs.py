@@ -24,8 +24,8 @@ def words_of(method):
     return [*own, f"method={method}", *WORDS, *case(method).few, *case(method).brief]
 
 
-# Of each kind of state one: none, bases, a filter or moments, anchors, votes, adapters, directions.
-SHORT = ("dpsgd", "rgp", "lsg", "dp_grape", "gep", "pate", "dp_lora", "dp_zo")
+# Of each kind of state one: bases, moments, anchors, votes, adapters, directions.
+SHORT = ("rgp", "dp_grape", "gep", "pate", "dp_lora", "dp_zo")
 
 
 @pytest.mark.filterwarnings("ignore")

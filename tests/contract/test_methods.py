@@ -15,7 +15,8 @@ from dpexp.privacy.stated import statement_of
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.losses import BatchLosses
 from dpexp.training.train import make_mechanism, named_parameters
-from tests.contract.cases import FOLDERS, METHODS, case, in_short
+from tests.contract.cases import FOLDERS, KIN, METHODS, case, in_short
+from tests.marks import some_long
 from tests.runs import total_of
 from tests.steps import ALONE, CPU, Setting, composed, distance, flat, sums_of
 
@@ -139,23 +140,25 @@ def test_a_pixel_that_is_not_finite_costs_its_example_alone(method, bad):
 
 OTHERS = [  # other ways through methods of ours
     ("rgp", "method.warm_up_steps=1"),
+    ("compressive", "method.psi=none"),
+    ("dp_zo", "method.noise=laplace"),
+    ("dpsgd", "task=regression", "model=linear"),
+]
+MORE = [
     ("rgp", "method.residual=false"),
     ("lsg", "method.mask=carriers"),
     ("dp_powersgd", "method.error_feedback=true"),
-    ("compressive", "method.psi=none"),
     ("compressive", "method.psi=none", "method.kappa=null", "method.bound=example"),
     ("bgep", "method.basis=random"),
     ("gep", "model=linear", "method.m=20", "method.k=10"),
     ("bgep", "model=linear", "method.m=20", "method.k=10", "method.every=2"),
-    ("dp_zo", "method.noise=laplace"),
-    ("dpsgd", "task=regression", "model=linear"),
     ("dpsgd", "task=sentiment", "model.dropout=0.3"),
 ]
+IN_SHORT = [*((method,) for method in METHODS if method not in KIN), *OTHERS]
+WAYS = [(method,) for method in METHODS] if FOLDERS else [*IN_SHORT, *MORE]
 
 
-@pytest.mark.parametrize(
-    "words", [*((m,) for m in METHODS), *([] if FOLDERS else OTHERS)], ids=" ".join
-)
+@pytest.mark.parametrize("words", some_long(WAYS, WAYS if FOLDERS else IN_SHORT), ids=" ".join)
 @pytest.mark.parametrize("steps", [4, pytest.param(LATER, marks=pytest.mark.long)])
 def test_one_example_moves_a_release_by_no_more_than_is_declared_and_nothing_else_is_known(
     words, steps

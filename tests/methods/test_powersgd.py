@@ -140,6 +140,7 @@ def test_a_rank_that_projects_nothing_is_refused(rank):
         make(rank=rank).start(TinyNet())
 
 
+@pytest.mark.long
 def test_a_run_learns_at_dpsgds_price(tmp_path):
     base = ["task=digits", "profile=embedded", "epochs=8", "eval_every=8", "device=cpu"]
     config = cli.compose(["method=dp_powersgd", "eps=8", *base, f"results={tmp_path}"])

@@ -17,6 +17,7 @@ from dpexp.cli.suite import PAPERS, Suite, choose
 from dpexp.reporting.render import figure
 from dpexp.reporting.render.style import STYLE
 from dpexp.reporting.schema.artifact import CURVES, MAPS
+from tests.marks import some_long
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = sorted(
@@ -26,7 +27,7 @@ WRITTEN = sorted(
 )
 
 
-@pytest.fixture(scope="module", params=WRITTEN)
+@pytest.fixture(scope="module", params=some_long(WRITTEN, WRITTEN[::2]))
 def shown(request):
     profile, _, name = request.param.partition("/")
     (artifact,) = choose(PAPERS, [name], groups.CONF)
@@ -120,6 +121,7 @@ BYTES = """
 import hashlib
 from dpexp.cli import groups
 from dpexp.cli.suite import PAPERS, Suite, choose
+from tests.marks import some_long
 from dpexp.reporting.render import figure
 for name in ("rgp/figure4", "compressive/figure1"):
     (artifact,) = choose(PAPERS, [name], groups.CONF)

@@ -77,6 +77,7 @@ def test_bases_of_few_vectors_are_told_from_two_sizes_too(tmp_path):
     assert cost.seconds > 0 and cost.flops > 0
 
 
+@pytest.mark.long
 def test_an_anchor_gradient_costs_the_same_whatever_goes_with_it(tmp_path):
     """Per-example gradients are one convolution of as many groups, not the square of it."""
 
