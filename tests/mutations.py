@@ -36,7 +36,7 @@ ONCE = f"{SEEDS}::test_no_state_of_any_generator_is_drawn_from_twice_in_a_run[dp
 AGAIN = f"{SEEDS}::test_steps_and_pieces_share_no_noise_however_far_apart"
 SOUND = (
     f"{CONTRACT}::test_one_example_moves_a_release_by_no_more_than_is_declared"
-    "_and_nothing_else_is_known[dpsgd]"
+    "_and_nothing_else_is_known[4-dpsgd]"
 )
 AVERAGED = (
     f"{TWINS}::test_after_equal_releases_all_is_equal_but_the_declared_diagnostics"
@@ -165,7 +165,7 @@ BREAKS = {
     ),
     "adapter-out-of-the-norm": Break(
         breaks_options.adapter_out_of_the_norm,
-        SOUND.replace("[dpsgd]", "[dp_lora]"),
+        SOUND.replace("dpsgd", "dp_lora"),
         r"one example moves release gradient by \d",
         2.9,
     ),
@@ -209,13 +209,13 @@ BREAKS = {
     ),
     "projection-scaled-after-the-clip": Break(
         breaks.projection_scaled_after_the_clip,
-        SOUND.replace("[dpsgd]", "[dp_grape]"),
+        SOUND.replace("dpsgd", "dp_grape"),
         r"one example moves release projected by 4\.\d",
         12,
     ),
     "difference-clipped-after-the-sum": Break(
         breaks.difference_clipped_after_the_sum,
-        SOUND.replace("[dpsgd]", "[dp_zo]"),
+        SOUND.replace("dpsgd", "dp_zo"),
         r"one example moves release differences by \d\.",
         10,
     ),

@@ -30,6 +30,14 @@ def test_the_named_test_fails_under_its_break_by_its_own_assertion(name, program
     assert re.search(BREAKS[name].says, errors), errors
 
 
+def test_every_named_test_is_one_of_make_tests(programs):
+    tests = {one.test for one in BREAKS.values()}
+    files = sorted({test.partition("::")[0] for test in tests})
+    listed = programs.run(["-m", "pytest", "-q", "--collect-only", *PLAIN, *files]).stdout
+    known = {*listed.splitlines()}
+    assert tests <= known, tests - known
+
+
 @cache
 def delivered(excess, noise, q, accounted, drawn):
     """Say in words what epsilon is, where 8 is claimed, if more leaves than is accounted for."""

@@ -46,7 +46,7 @@ OTHERS = [  # other ways through the same loop
     ["rgp", *SMALL, "method.rank=2", "clipping=adaptive", "denoise=disk"],
 ]
 WAYS = [*([m] for m in METHODS), *OTHERS]
-ALIKE = {*KIN, "bgep", "bitfit", "dpsgd", "linear", "rgp_public", "rgp_random"}
+ALIKE = {*KIN, "bgep", "bitfit", "linear", "rgp_public", "rgp_random"}
 SHORT = [[m] for m in METHODS if m not in ALIKE] + OTHERS[3:4] + OTHERS[7:]
 """What is left for long is told as others are: by a kind of step, of state or of sampling."""
 
