@@ -31,7 +31,12 @@ def test_it_trains_and_the_second_time_looks_up_what_the_command_line_would_make
     ("words", "line"),
     [
         ("method=rpg task=digits", r"got method=rpg. Did you mean rgp\?"),
-        ("method=rgp task=digits eps=1,2", "Ambiguous value"),
+        ("method=rgp task=digits eps=1,2", r"Ambiguous .* call dpexp.run once for each value; for"),
+        ("-m method=rgp task=digits eps=1,2", r"got -m\. For a sweep call dpexp.run once for each"),
+        ("method=rgp task=digits --help", r"got --help\. Leave out --help\.$"),
+        ("method=rgp 'task=digits", r"quoted as in a shell; got .* \(No closing quotation\)"),
+        (["method=rgp", "task=digits"], r"got \['method=rgp', .*\. Write dpexp\.run\(\*words\)\.$"),
+        (None, r"Expected words such as 'eps=8'; got None"),  # shlex would wait for the terminal
         ("method=rgp task=digits epz=1", "Unknown key epz"),
         ("method=rgp", "Expected a task"),
         ("method=rgp task=digits profile=embedded eps=-1", "eps"),
@@ -54,3 +59,13 @@ def test_an_override_without_effect_warns(tmp_path):
 def test_importing_the_package_waits_for_no_large_library(library):
     code = f"import sys, dpexp; dpexp.run; sys.exit({library!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_what_is_no_folder_is_one_line(tmp_path):
+    done = dpexp.run(WORDS, f"results='{tmp_path}'")
+    with pytest.raises(
+        ConfigError, match=r"folder of a run; got a TrainedRun\. Set its \.directory"
+    ):
+        dpexp.load(done)
+    with pytest.raises(ConfigError, match=r"folder of a run; got a int\. Set its path\.$"):
+        dpexp.load(3)

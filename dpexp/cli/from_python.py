@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import reprlib
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,7 +26,7 @@ from dpexp.cli.outputs import outputs_of
 from dpexp.cli.own_data import COUNT, delta_for
 from dpexp.cli.own_methods import methods
 from dpexp.cli.parts import adapted, analyses_of, around
-from dpexp.cli.python_words import ARGUMENTS, HANDED, in_arguments
+from dpexp.cli.python_words import ARGUMENTS, HANDED, in_arguments, one_by_one, split
 from dpexp.cli.quoting import readable
 from dpexp.cli.trained import TrainedRun, load
 from dpexp.data import Task, overlap
@@ -58,10 +57,11 @@ BEFOREHAND = ("features", "prompts", "warm_start")
 
 def run(words: Sequence[str]) -> TrainedRun:
     """Train a run, or look it up; see `dpexp.run`."""
-    split = [part for word in words for part in shlex.split(word)]
-    require_once(split)
-    overrides = readable(folders.taken(split))
-    config = with_weights(_composed(overrides))
+    spoken = split(words)
+    require_once(spoken)
+    overrides = readable(folders.taken(spoken))
+    with one_by_one():
+        config = with_weights(_composed(overrides))
     validate.check_values(config)
     idle.warn(config, overrides)
     done_before(config)  # refuses a run of other data or weights

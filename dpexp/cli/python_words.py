@@ -1,9 +1,12 @@
-"""Say in `dpexp.train`'s words what is refused in those of run.py."""
+"""The words of `dpexp.run`, and `dpexp.train`'s for what is refused in those of run.py."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import reprlib
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any, TypeVar
 
@@ -36,6 +39,8 @@ ARGUMENTS = {
 HANDED = {"task": "train and test", "model": "model", "data": "train and test"}
 """What is handed over in memory, by the choice of run.py that it stands in place of."""
 
+ONE_BY_ONE = "For a sweep call dpexp.run once for each value."
+
 REMEDY = re.compile(
     r"\b(?P<verb>[Ss]et|or(?! set\b)) (?P<key>[a-z_]+(?:\.\w+)*)"
     r"(?:=(?P<value>[\w.+-]*\w))?(?![\w=({\[])"
@@ -44,6 +49,42 @@ REMEDY = re.compile(
 
 PYTHONS = {"true": "True", "false": "False", "null": "None"}
 NUMBER = re.compile(r"[+-]?\d[\d.eE+-]*")
+
+
+def split(words: Sequence[str]) -> list[str]:
+    """Split the words of `dpexp.run` as a shell does.
+
+    Raises:
+        ConfigError: for what is no text, a quote that nothing ends, or an option of run.py.
+    """
+    for word in words:
+        if not isinstance(word, str):
+            way = "dpexp.run(*words)" if isinstance(word, list | tuple) else "dpexp.run('eps=8')"
+            raise ConfigError(
+                f"Expected words such as 'eps=8'; got {reprlib.repr(word)}. Write {way}."
+            )
+    try:
+        found = [part for word in words for part in shlex.split(word)]
+    except ValueError as error:
+        raise ConfigError(
+            f"Expected words quoted as in a shell; got {' '.join(words)} ({error}). End the quote."
+        ) from None
+    for part in found:
+        if part.startswith("-"):
+            way = ONE_BY_ONE if part in ("-m", "--multirun") else f"Leave out {part}."
+            raise ConfigError(f"Expected settings such as eps=8; got {part}. {way}")
+    return found
+
+
+@contextmanager
+def one_by_one() -> Iterator[None]:
+    """Say of a sweep what `dpexp.run` can do in its place."""
+    try:
+        yield
+    except ConfigError as error:
+        raise type(error)(
+            str(error).replace("For a sweep add -m;", f"{ONE_BY_ONE[:-1]};")
+        ) from error
 
 
 def in_arguments(function: Callable[..., Result]) -> Callable[..., Result]:

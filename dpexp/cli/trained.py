@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,6 +170,11 @@ def load(
     Raises:
         ConfigError: as there.
     """
+    if not isinstance(directory, str | os.PathLike):
+        way = "its .directory" if isinstance(directory, TrainedRun) else "its path"
+        raise ConfigError(
+            f"Expected the folder of a run; got a {type(directory).__name__}. Set {way}."
+        )
     directory = Path(directory)
     record = records.read(directory)
     if record is None:
