@@ -235,7 +235,7 @@ def check_taken(config: Mapping[str, Any]) -> None:
         for key in node:
             if node[key] is not None and key not in valid and not key.startswith("_"):
                 raise ConfigError(
-                    f"Unknown key {group}.{key}: {node['_target_']} takes {', '.join(valid)}."
+                    f"Unknown key {group}.{key}: {node['_target_']} takes {', '.join(valid) or 'no settings'}."
                     f"{nearest(key, valid)}"
                 )
 
