@@ -673,6 +673,15 @@ class Counting(Unheard):
             {"settings": {"averaging": "ema", "averaging.decay": "0.9"}},
             r"\['averaging.decay'\] is the text '0.9'; leave out its quotes.$",
         ),
+        ({"eps": math.inf}, "^Expected eps to be finite; got inf"),
+        (
+            {"settings": {"denoise": "doppler", "denoise.a": [-math.inf]}},
+            r"^Expected denoise.a to be finite; got -inf",
+        ),
+        (
+            {"settings": {"clipping": ["per_layer", "normalize"]}},
+            r"^Expected one clipping; got clipping=\['per_layer', 'normalize'\]",
+        ),
         ({"settings": {"micro_batch": -64, "model.head": "64"}}, r"micro_batch': \.\.\.}\.$"),
         ({"settings": {"privacy.delta": 0.1}}, "Expected delta as an argument"),
         ({"settings": {"task.dataset_size": 9}}, "Expected dataset_size as an argument"),

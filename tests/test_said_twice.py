@@ -34,6 +34,22 @@ def test_two_values_of_a_setting_are_refused_with_both(words, said):
         require_once(words)
 
 
+@pytest.mark.parametrize(
+    "word",
+    ["clipping=[per_layer,normalize]", "+model=['linear', 'cnn']", 'averaging="[last,ema]"'],
+)
+def test_several_options_where_a_run_has_one_are_refused(word):
+    with pytest.raises(ConfigError, match=r"^Expected one (clipping|model|averaging); got "):
+        require_once([word])
+    with pytest.raises(ConfigError, match=r"Expected one (clipping|model|averaging); got "):
+        dpexp.run(f"method=dpsgd task=digits profile=embedded {word.replace(' ', '')} eps=8")
+
+
+def test_options_that_are_told_apart_by_commas_are_for_a_sweep(shell):
+    error = the_error(shell("method=dpsgd", *BRIEF, "eps=8", "clipping=per_layer,normalize"))
+    assert error.endswith("For a sweep add -m; a run has one clipping.")
+
+
 def test_a_word_that_a_shell_took_apart_is_to_be_quoted():
     torn = subprocess.run(  # bash expands the braces, sh does not
         ["bash", "-c", "printf '%s\\n' task.columns={rooms:[1,12],heating:[gas,oil]}"],
@@ -50,6 +66,8 @@ def test_a_word_that_a_shell_took_apart_is_to_be_quoted():
     "words",
     [
         ["-m", "eps=2,8", "method=rgp,lsg", "method.rank=4"],
+        ["analysis=[stable_rank,noise_norm]", "tracking=[csv,wandb]", "clipping=[normalize]"],
+        ["-m", "clipping=[normalize],[per_layer]", "averaging=[]"],
         ["method=rgp", "method.rank=4", "method.head_factor=1", "eps=8", "eps=8"],
         ["hydra.searchpath=[file:///a]", "hydra.searchpath=[file:///b]"],
         ["--config-dir", "a=1", "--config-dir", "a=2", "a=3"],

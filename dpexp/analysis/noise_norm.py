@@ -51,7 +51,10 @@ class NoiseNorm(Analysis):
         if not view.is_first:
             return {}
         mechanism = view.mechanism
-        is_other = len(mechanism.releases) > 1 or mechanism.is_laplace
+        size = sum(view.model.get_parameter(name).numel() for name in view.trained)
+        # A projection, say, has fewer numbers, and a noise of its own.
+        is_other = [each.dimension for each in mechanism.releases] != [size]
+        is_other |= mechanism.is_laplace
         if mechanism.target_epsilon is None or is_other or mechanism.correlation is not None:
             raise ConfigError(
                 "Expected a private run that releases whole gradients, and nothing beside them, in "
@@ -62,7 +65,6 @@ class NoiseNorm(Analysis):
         sigma, _ = calibrate(
             mechanism.sampling_prob, steps, mechanism.delta, mechanism.target_epsilon
         )
-        size = sum(view.model.get_parameter(name).numel() for name in view.trained)
         clip_norm = mechanism.releases[0].clip_norm
         noise = sigma * clip_norm * math.sqrt(size) / mechanism.batch_size
         gradient = self._clipped_mean(view)

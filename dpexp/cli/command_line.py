@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
+from dpexp.cli.groups import CONF
 from dpexp.types import ConfigError
 
 VALUED = {"--cfg", "--package", "--config-path", "--config-name", "--config-dir", "--info"}
@@ -52,6 +54,14 @@ ALIASES = {
 REPEATED = ("hydra.searchpath",)
 """Settings that may be said more than once, and then add up."""
 
+SEVERAL = ("analysis", "tracking", "experiment")
+"""Groups of which a run may have several options."""
+
+SINGLE = {path.name for path in CONF.iterdir() if path.is_dir()} - {*SEVERAL}
+
+LISTED = re.compile(r"""["']?[\[(][^])]*,.*""", re.DOTALL)
+"""A list of several options, of one run and not of a sweep."""
+
 
 def require_once(words: Sequence[str], names: Mapping[str, str] | None = None) -> None:
     """Refuse a command line that gives a setting two values: only one of them would be read.
@@ -61,7 +71,7 @@ def require_once(words: Sequence[str], names: Mapping[str, str] | None = None) -
         names: word -> another word of the same meaning, beside `ALIASES`.
 
     Raises:
-        ConfigError: naming both words.
+        ConfigError: naming both words, or a word with several options of a group that has one.
     """
     known, said = {**ALIASES, **(names or {})}, dict[str, str]()
     before = ""
@@ -72,6 +82,11 @@ def require_once(words: Sequence[str], names: Mapping[str, str] | None = None) -
         key = key.lstrip("+")
         if is_option or not equals or key.startswith("~") or key in REPEATED:
             continue
+        if key in SINGLE and LISTED.fullmatch(value):
+            raise ConfigError(
+                f"Expected one {key}; got {word}, of which a run would have the last alone. Set "
+                "one of them."
+            )
         first = said.setdefault(known.get(key, key), word)
         if first.partition("=")[2] != value and (_is_torn(first) or _is_torn(word)):
             raise ConfigError(

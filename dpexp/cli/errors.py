@@ -26,7 +26,7 @@ from omegaconf.errors import (
 )
 
 from dpexp.cli import folders, own_data
-from dpexp.cli.command_line import in_one_piece, require_once
+from dpexp.cli.command_line import SINGLE, in_one_piece, require_once
 from dpexp.cli.groups import CONF, options_of, settings_of
 from dpexp.cli.quoting import readable
 from dpexp.cli.signals import restore_signals
@@ -148,6 +148,8 @@ def explain(error: Exception) -> str:
         if options := options_of(place):
             return f"No run has a {place} of its own. Add +{place}=, one of {', '.join(options)}."
     if line.startswith("Ambiguous value"):
+        if (place := line.split("'")[1].partition("=")[0].lstrip("+")) in SINGLE:
+            return f"{line}. For a sweep add -m; a run has one {place}."
         return f"{line}. For a sweep add -m; for a list write KEY=[VALUE,VALUE]."
     if line.startswith("Error resolving interpolation"):
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,9 @@ import torch
 from dpexp.cli.quoting import quoted
 from dpexp.types import ConfigError
 
+INFINITE = re.compile(r'"(?:[^"\\]|\\.)*"|(?P<sign>-?)Infinity')
+"""JSON's texts, and its infinite numbers."""
+
 
 def words_of(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield settings as Hydra's words, whatever characters they hold.
@@ -23,12 +27,20 @@ def words_of(values: Mapping[str, Any]) -> Iterator[str]:
     """
     for key, value in values.items():
         try:
-            yield f"{key}={quoted(value) if isinstance(value, str) else json.dumps(value)}"
+            yield f"{key}={quoted(value) if isinstance(value, str) else _written(value)}"
         except (TypeError, ValueError):
             raise ConfigError(
                 f"Expected {key.lstrip('+')} to be a number, a word, or a list or mapping of them; "
                 f"got {reprlib.repr(value)}. Set {key.lstrip('+')}."
             ) from None
+
+
+def _written(value: Any) -> str:
+    """Return a value as Hydra reads it: as JSON, whose Infinity would be a text to it."""
+    return INFINITE.sub(
+        lambda found: found[0] if found["sign"] is None else f"{found['sign']}inf",
+        json.dumps(value),
+    )
 
 
 def simplified(value: Any) -> Any:

@@ -59,7 +59,9 @@ def test_each_is_clipped_by_the_rule_of_the_run(rule):
 def test_it_looks_once_and_only_where_there_is_noise():
     assert NoiseNorm(epochs=2).observe(on_digits("method=dpsgd", step=3), {}) == {}
     adaptive = ["method=dpsgd", "clipping=adaptive"]
-    for words in (["method=nonprivate"], ["method=compressive"], adaptive):
+    grape = ["method=dp_grape", "model=cnn", "method.rank=2"]
+    others = (["method=nonprivate"], ["method=compressive"], adaptive, ["method=dp_zo"], grape)
+    for words in others:
         with pytest.raises(ConfigError, match="whole gradients, .* without clipping=adaptive"):
             NoiseNorm(epochs=2).observe(on_digits(*words), {})
     with pytest.raises(ConfigError, match="epochs > 0; got 0"):
