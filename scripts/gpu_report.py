@@ -10,10 +10,13 @@ that would not end in time is not begun, and stopped where it takes longer than 
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -78,13 +81,21 @@ def is_done(before: pd.DataFrame, part: Part, commit: str) -> bool:
 
 
 def take(part: Part, seconds: float) -> tuple[str, str]:
-    """Run a part for so long at most; return how it ended, and what it said."""
-    try:
-        done = subprocess.run(part.command, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return "out of time", ""
-    said = f"{done.stdout}{done.stderr}".strip()
-    return ("done" if done.returncode == 0 else f"exit code {done.returncode}"), said
+    """Run a part for so long at most; return how it ended, and what it said.
+
+    A part starts processes of its own, which would go on beside the next part: all end with it.
+    """
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(part.command, text=True, start_new_session=True, **pipes) as begun:
+        try:
+            said, _ = begun.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return "out of time", ""
+        finally:
+            with suppress(ProcessLookupError, PermissionError):  # none is left
+                os.killpg(begun.pid, signal.SIGKILL)
+    outcome = "done" if begun.returncode == 0 else f"exit code {begun.returncode}"
+    return outcome, said.strip()
 
 
 def report(todo: Sequence[Part], path: Path, minutes: float, commit: str) -> int:

@@ -174,3 +174,19 @@ def test_convolutions_are_a_cpus(monkeypatch):
     monkeypatch.setattr(bench, "compiled", lambda: None)
     with pytest.raises(ConfigError, match="did not compile"):
         bench.read(["--only", "convolutions"])
+
+
+def test_what_does_not_fit_in_memory_is_told_in_a_line(monkeypatch):
+    def too_large():
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 1228800000000 bytes.")
+
+    monkeypatch.setattr(bench, "read", too_large)
+    with pytest.raises(ConfigError, match="smaller --batch"):
+        bench.main()
+
+    def killed(command, **_):
+        return bench.subprocess.CompletedProcess(command, -9, "", "")
+
+    monkeypatch.setattr(bench.subprocess, "run", killed)
+    with pytest.raises(ConfigError, match="exit code -9"):
+        bench.weigh_apart("vision", "DP-SGD", 32, torch.device("cpu"))

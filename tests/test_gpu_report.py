@@ -1,6 +1,8 @@
 """`make gpu-report`: every bench is in it, it goes on where it stopped, and keeps to its time."""
 
+import os
 import sys
+import time
 
 import pandas as pd
 
@@ -52,3 +54,24 @@ def test_a_dry_run_says_what_it_would_do_and_makes_nothing(tmp_path, capsys, mon
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(" ")[0] for line in lines] == ["tests", *CASES, "gep"]
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_part_started_ends_with_it(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    held = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    slow = Part("slow", ["sh", "-c", f"sleep 20 > {pipe} & wait"], 0.001)
+    assert gpu_report.take(slow, 0.5) == ("out of time", "")
+    ends = time.monotonic() + 5
+    while is_open(held) and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert not is_open(held)
+    os.close(held)
+
+
+def is_open(reading):
+    """Return whether a process has a pipe's other end open."""
+    try:
+        return os.read(reading, 1) != b""
+    except BlockingIOError:
+        return True

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -434,6 +435,28 @@ def test_what_hinders_the_compiler_is_told(compiler, said, recompiled, caplog):
     with caplog.at_level(logging.WARNING, logger="dpexp"):
         assert recompiled(compiler) is None
     assert said in caplog.text and "\n" not in caplog.records[0].message
+
+
+def test_a_compiler_that_talks_and_hangs_is_none(recompiled, tmp_path, caplog, monkeypatch):
+    compiler = tmp_path / "cc"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *--version*) exit 0;; esac\n'
+        "echo 'note: waiting for a licence' >&2\nexec sleep 60\n"
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setattr(sys.modules["dpexp.kernels.compiled"], "PATIENCE", 0.1)
+    with caplog.at_level(logging.WARNING, logger="dpexp"):
+        assert recompiled(str(compiler)) is None
+    assert "compiling took more than 0.1 seconds" in caplog.text
+
+
+def test_without_a_folder_for_temporary_files_torch_does_it(recompiled, caplog, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/no-such-folder"])
+    monkeypatch.setenv("DPEXP_CACHE", "/proc/no-such-folder")
+    with caplog.at_level(logging.WARNING, logger="dpexp"):
+        assert recompiled("cc") is None
+    assert "No usable temporary directory" in caplog.text
 
 
 def test_a_compiler_without_openmp_is_none(recompiled, tmp_path, caplog):

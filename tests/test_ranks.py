@@ -16,7 +16,7 @@ from torch import nn
 
 from dpexp import cli, records
 from dpexp.distributed.processes import launch
-from dpexp.distributed.ranks import RankLost, Ranks, buckets
+from dpexp.distributed.ranks import RankLost, Ranks, buckets, choose_device
 from dpexp.privacy.sampling import poisson
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.ledger import surroundings_of
@@ -368,3 +368,15 @@ def test_under_torchrun_the_first_rank_names_the_directory_and_the_run_is_the_sa
         assert one["train_loss"] == pytest.approx(two["train_loss"], rel=1e-5)
         assert one["step"] == two["step"]
         assert one["epsilon"] == pytest.approx(two["epsilon"], rel=1e-12)  # torchrun's one thread
+
+
+def test_a_gpu_that_the_machine_lacks_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("cuda:1").index == 1 and choose_device("cuda").index is None
+    for wanted in ("cuda:2", "cuda:99"):
+        with pytest.raises(ConfigError, match="2 GPUs, numbered from 0"):
+            choose_device(wanted)
+    for wanted in ("cuda:999", "cpu:999"):  # which torch takes for -25
+        with pytest.raises(ConfigError, match=f"got device={wanted}"):
+            choose_device(wanted)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dpexp.distributed.wanted import require_device_word
-from dpexp.types import ConfigError, one_line
+from dpexp.types import ConfigError, counted, one_line
 
 BUCKET = 2**26
 """Numbers in one collective call (ours): 256 MB in float32, the memory that it costs to send few
@@ -146,4 +146,9 @@ def choose_device(wanted: str) -> torch.device:
     device = torch.device(wanted)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"Expected a GPU for device={wanted}; torch sees none. Set device=cpu.")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ConfigError(
+            f"Expected one of this machine's {counted(count, 'GPU')}, numbered from 0; got "
+            f"device={wanted}. Set device."
+        )
     return device

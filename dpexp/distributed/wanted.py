@@ -11,10 +11,12 @@ from dpexp.types import ConfigError
 def require_device_word(wanted: str) -> None:
     """Refuse a device of a kind that a run cannot take.
 
+    A number has two digits at most: torch keeps it in eight bits, and takes 999 for -25.
+
     Raises:
         ConfigError: naming device.
     """
-    if not re.fullmatch(r"auto|(cpu|cuda)(:\d+)?", wanted):
+    if not re.fullmatch(r"auto|(cpu|cuda)(:\d{1,2})?", wanted):
         raise ConfigError(f"Expected device auto, cpu, cuda or cuda:N; got device={wanted}.")
 
 

@@ -93,16 +93,30 @@ def _compiled() -> Compiled | None:
                 keeping.keep(key, target.read_bytes())
             return found
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        reason = next((line for line in lines if "error" in line), lines[0] if lines else "")
         log.warning(
             "Channels-last images use torch's slower operations. The faster kernels need a C "
             "compiler with OpenMP (set CC), a processor with AVX, and permission to execute files "
             "in %s (set TMPDIR): %s",
-            gettempdir(),
-            reason,
+            _temporary(),
+            _reason(error),
         )
         return None
+
+
+def _temporary() -> str:
+    """Return the folder for temporary files, in words where there is none."""
+    try:
+        return gettempdir()
+    except OSError:
+        return "a folder for temporary files"
+
+
+def _reason(error: Exception) -> str:
+    """Return the line that says why there are no kernels."""
+    if isinstance(error, subprocess.TimeoutExpired):  # what it said until then is not why
+        return f"compiling took more than {PATIENCE} seconds"
+    lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+    return next((line for line in lines if "error" in line), lines[0] if lines else "")
 
 
 def _loaded(path: Path) -> Compiled:

@@ -90,7 +90,13 @@ def weigh_apart(case: str, name: str, batch: int, device: torch.device) -> float
     """Weigh a step in a process of its own."""
     command = [sys.executable, "-m", "scripts.bench", "--only", case, "--weigh", name]
     command += ["--batch", str(batch), "--device", str(device)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        complaint = (done.stderr.strip() or "no words").split("\n")[-1]
+        raise ConfigError(
+            f"Expected {name} to run by itself; got exit code {done.returncode}, and "
+            f"{complaint!r}. Set a smaller --batch, or make room."
+        )
     return float(done.stdout.split()[-1])
 
 
@@ -287,6 +293,7 @@ def whole(only: str | None) -> list[str]:
     return [case for case in runs.CASES if only in ("run", case)]
 
 
+@memory.in_one_line("the bench", "Set a smaller --batch.")
 def main() -> None:
     """Measure, print and write results/bench/<device>-<case>.md and .csv."""
     arguments = read()

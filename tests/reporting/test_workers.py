@@ -1,9 +1,11 @@
 """Runs side by side: all are done, a mistake stops them, a process that dies is replaced."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +74,50 @@ def test_a_mistake_in_the_users_words_ends_it_all(tmp_path):
     jobs = [job("mistaken", 0, tmp_path), *(job("fine", seed, tmp_path) for seed in range(1, 4))]
     with pytest.raises(ConfigError, match="epochs > 0"):
         together(jobs, tmp_path, stop_at_mistake=True)
+
+
+ORPHANED = """
+import multiprocessing, os, signal, sys, time
+from pathlib import Path
+from dpexp.reporting.collect import workers
+from tests.reporting.test_workers import job
+
+def execute(config):
+    Path(config["results"], "begun").write_text("")
+    time.sleep(20)
+    print("went on", flush=True)
+    os._exit(0)  # its own end of the pipe, which a fork has too, would keep it
+
+forked = multiprocessing.get_context("fork")  # begins at once, where others import for seconds
+workers.multiprocessing.get_context = lambda _: forked
+worker = workers.Worker(execute, Path(sys.argv[1]))
+worker.begin(job("fine", 0, sys.argv[1]))
+while not Path(sys.argv[1], "begun").exists():
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's")
+def test_the_processes_of_a_build_that_is_killed_end_with_it(tmp_path, programs):
+    pipes = {"stdout": subprocess.PIPE}
+    with programs.start(["-c", ORPHANED, str(tmp_path)], **pipes) as build_of_one:
+        assert build_of_one.stdout.read() == ""  # to its end, which comes once none has it open
+        assert build_of_one.wait() == -signal.SIGKILL
+
+
+def test_a_process_that_starts_does_not_hear_ctrl_c(tmp_path, monkeypatch):
+    class Process:
+        def __init__(self, **_):
+            self.blocked = set()
+
+        def start(self):
+            self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    spawn = multiprocessing.get_context("spawn")
+    monkeypatch.setattr(spawn, "Process", Process, raising=False)
+    assert signal.SIGINT in workers.Worker(execute, tmp_path)._process.blocked
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 SHARE = """

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +19,8 @@ from dpexp.reporting.collect.cells import Job
 from dpexp.reporting.collect.outcomes import log_path
 
 DIED = "the process died, code {code}: killed, or out of memory"
+
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 class Worker:
@@ -31,8 +35,10 @@ class Worker:
         """
         spawn = multiprocessing.get_context("spawn")
         self.pipe, child = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(child, execute, results), daemon=False)
-        self._process.start()
+        arguments = child, execute, results, os.getpid()
+        self._process = spawn.Process(target=_serve, args=arguments, daemon=False)
+        with _interrupts_wait():
+            self._process.start()
         child.close()  # so that the pipe closes when the process ends
 
     def begin(self, job: Job) -> None:
@@ -53,19 +59,36 @@ class Worker:
         """The exit code of the process; None while it is running."""
         return self._process.exitcode
 
-    def stop(self, at_once: bool) -> None:
-        """End the process: let an idle one exit, terminate a busy one.
+    def terminate(self) -> None:
+        """Ask a busy process to end; it saves what it has.
 
         No record is lost: a run's files are always complete, and it can be resumed.
         """
+        self._process.terminate()
+
+    def stop(self) -> None:
+        """Wait for the end of a process that is idle, and so exits, or that was terminated."""
         self.pipe.close()
-        if at_once:
-            self._process.terminate()
         self._process.join()
 
 
-def _serve(pipe: Connection, execute: build.Execute, results: Path) -> None:
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Let Ctrl-C wait; a process started meanwhile would print a trace, as it still imports."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(pipe: Connection, execute: build.Execute, results: Path, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends this process
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for processes that a run starts
+    if sys.platform.startswith("linux"):  # a killed parent ends nothing: its run would go on
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        return
     with suppress(EOFError, ConnectionError):  # the parent has ended
         while True:
             config, run_id = pipe.recv()
@@ -123,10 +146,11 @@ def side_by_side(
                     time.sleep(build.PAUSE)
                     queue, busy = busy, []
         finally:
-            for worker, _, _ in running.values():
-                worker.stop(at_once=True)
-            for worker in idle:
-                worker.stop(at_once=False)
+            stopped = [worker for worker, _, _ in running.values()]
+            for worker in stopped:  # all before the first wait, which a second Ctrl-C may end
+                worker.terminate()
+            for worker in (*stopped, *idle):
+                worker.stop()
 
 
 @contextmanager
