@@ -132,14 +132,14 @@ def sampler_draws_noise(patch: pytest.MonkeyPatch) -> None:
 
 def masks_draw_noise(patch: pytest.MonkeyPatch) -> None:
     """Draw dropout's masks with the generator of the step's noise."""
-    import dpexp.training.gradient
+    import dpexp.training.batch_sum
 
-    own = dpexp.training.gradient.seed_default
+    own = dpexp.training.batch_sum.seed_default
 
     def broken(seed, axis, index):
         own(seed, "noise" if axis.startswith("forward/") else axis, index)
 
-    patch.setattr(dpexp.training.gradient, "seed_default", broken)
+    patch.setattr(dpexp.training.batch_sum, "seed_default", broken)
 
 
 def noise_again_after_steps(patch: pytest.MonkeyPatch) -> None:

@@ -170,8 +170,8 @@ def every_group_at_every_step(patch: pytest.MonkeyPatch) -> None:
     """Draw from all examples with the probability that holds for a step's own group."""
     from dpexp.privacy import mechanism, sampling
 
-    def broken(seed, step, dataset_size, probability, bands):
-        return sampling.poisson(seed, step, dataset_size, probability)
+    def broken(seed, step, dataset_size, probability, bands, *, is_secret=False):
+        return sampling.poisson(seed, step, dataset_size, probability, is_secret=is_secret)
 
     patch.setattr(mechanism, "cyclic", broken)
 
