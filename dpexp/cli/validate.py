@@ -232,10 +232,11 @@ def check_taken(config: Mapping[str, Any]) -> None:
         if any(takes[name].kind is Parameter.VAR_KEYWORD for name in takes):
             continue
         valid = [name for name in takes if name != "params"]
+        known = ", ".join(valid) or "no settings"
         for key in node:
             if node[key] is not None and key not in valid and not key.startswith("_"):
                 raise ConfigError(
-                    f"Unknown key {group}.{key}: {node['_target_']} takes {', '.join(valid) or 'no settings'}."
+                    f"Unknown key {group}.{key}: {node['_target_']} takes {known}."
                     f"{nearest(key, valid)}"
                 )
 
