@@ -53,6 +53,11 @@ def hook_at_parent(model: nn.Module, name: str) -> None:
         names.add(full_name(name, "out_proj"))  # which is one of its parts
 
 
+def hooked_at_parent(model: nn.Module) -> frozenset[str]:
+    """Return the modules for which `hook_at_parent` was called."""
+    return frozenset(_AT_PARENT.get(model, ()))
+
+
 @dataclass(frozen=True)
 class Hooked:
     """A module whose input and output gradient are wanted.

@@ -30,7 +30,7 @@ from dpexp.grad_sample import Try, settle
 from dpexp.grad_sample.rules import has_foreign_rule
 from dpexp.grad_sample.shared_inputs import trial
 from dpexp.privacy.certificate import UNTRIED
-from dpexp.training.probing import summed, verdict
+from dpexp.training.probing import known, summed, verdict
 from dpexp.training.probing.draws import EDGES, MIDDLE, OTHERS, Chance, FixedDraws
 from dpexp.training.probing.made_up import FIRST, SECOND, MadeUp, make_up
 from dpexp.training.probing.recorder import gap
@@ -88,6 +88,9 @@ def check_model(
         own = first_weight(model).dtype
         with staged(model, own, device, draw=MADE):
             examples = make_up(task, model, device, own)
+        key = known.key_of(model, parameters, task, examples, device)
+        if known.is_known(key, model):
+            return None
         subject = Subject(model, parameters, task.loss)
         wrong = _tried(subject, examples, device, own, SHARP if own == torch.double else 0)
         if wrong is not None and own != torch.double:
@@ -107,6 +110,7 @@ def check_model(
         return UNTRIED
     if wrong is not None:
         raise ConfigError(wrong)
+    known.remember(key, model)
     return None
 
 

@@ -1,0 +1,89 @@
+"""A network of ours is tried once in a process, unless something was done to it."""
+
+import pytest
+from torch import nn
+
+from dpexp import cli
+from dpexp.grad_sample.hooking import hook_at_parent, hooked_at_parent
+from dpexp.models.cnn import CNN
+from dpexp.training.probing import check, known
+from dpexp.training.train import first_look
+from dpexp.types import ConfigError
+from tests.steps import CPU, composed
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    monkeypatch.setattr(known, "_FOUND", {})
+
+
+def built(*words):
+    return cli.build_parts(composed("dpsgd", "model=cnn", *words), CPU)
+
+
+def test_a_network_of_ours_is_tried_once(monkeypatch):
+    assert first_look(built(), CPU) is None
+    monkeypatch.setattr(check, "_tried", None)
+    assert first_look(built("seed=1"), CPU) is None
+
+
+def test_the_next_one_is_hooked_as_the_first(monkeypatch):
+    first, second = built(), built("seed=1")
+    hook_at_parent(first.model, "head")  # as the check does with what is not called on examples
+    for each in (first, second):
+        assert first_look(each, CPU) is None
+        monkeypatch.setattr(check, "_tried", None)
+    assert hooked_at_parent(second.model) == hooked_at_parent(first.model) == {"head"}
+
+
+def mixed(x):
+    return x - x.mean(0)
+
+
+def in_a_hook(parts, monkeypatch):
+    parts.model.head.register_forward_pre_hook(lambda module, inputs: mixed(inputs[0]))
+
+
+def in_a_hook_of_all(parts, monkeypatch):
+    def before(module, inputs):
+        return mixed(inputs[0]) if isinstance(module, nn.Linear) else None
+
+    own = nn.modules.module._global_forward_pre_hooks  # what register_... fills
+    monkeypatch.setattr(nn.modules.module, "_global_forward_pre_hooks", {**own, -1: before})
+
+
+def in_an_instance(parts, monkeypatch):
+    own = parts.model.head.forward
+    parts.model.head.forward = lambda x: own(mixed(x))
+
+
+def in_a_class(parts, monkeypatch):
+    own = CNN.forward
+    monkeypatch.setattr(CNN, "forward", lambda self, x: own(self, mixed(x)))
+
+
+def in_a_part(parts, monkeypatch):
+    parts.model.head = nn.Sequential(parts.model.head, nn.BatchNorm1d(10, affine=False))
+
+
+@pytest.mark.parametrize(
+    "place", [in_a_hook, in_a_hook_of_all, in_an_instance, in_a_class, in_a_part]
+)
+def test_what_is_done_to_the_next_one_is_found(place, monkeypatch):
+    assert first_look(built(), CPU) is None
+    parts = built()
+    place(parts, monkeypatch)
+    with pytest.raises(
+        ConfigError, match="keep examples apart|by nothing but its own forward pass"
+    ):
+        first_look(parts, CPU)
+
+
+def test_another_mode_shape_or_precision_is_tried():
+    parts = built()
+    others = [built(), built("task=shapes"), built()]
+    others[0].model.eval()
+    others[2].model.double()
+    for count, each in enumerate([parts, *others], 1):
+        assert first_look(each, CPU) is None
+        assert len(known._FOUND) == count
