@@ -157,7 +157,10 @@ def _aloud(
     for place, dtype in enumerate(dict.fromkeys([torch.double, own])):
         if dtype in ALOUD:
             with suppress(Exception):  # it may require its own precision, or other weights
-                wrong, most = _heard(subject, examples.to(dtype), device, dtype, LOUDER + place)
+                heard = _heard(subject, examples.to(dtype), device, dtype, LOUDER + place, own)
+                if heard is None:
+                    continue
+                wrong, most = heard
                 wrong = wrong or _silent(subject, examples.to(dtype), device, dtype, most)
                 return wrong, most == COARSE and dtype != torch.double
     return None, False
@@ -185,14 +188,22 @@ def _silent(
 
 
 def _heard(
-    subject: Subject, examples: MadeUp, device: torch.device, dtype: torch.dtype, draw: int
-) -> tuple[str | None, float]:
+    subject: Subject,
+    examples: MadeUp,
+    device: torch.device,
+    dtype: torch.dtype,
+    draw: int,
+    own: torch.dtype,
+) -> tuple[str | None, float] | None:
     """Return what is wrong with larger weights, and the tolerance that its precision allows.
+
+    None where a model's casts take float64 beyond the range of what they cast to, as the least
+    number of float64, with which attention leaves padding out, is -∞ in float32.
 
     The crowd's outputs are compared with those of its parts: what has the highest of all ranks has
     a lower one in its part, and short examples need less padding.
     """
-    model = subject.model
+    model, silent = subject.model, {*subject.silent}
     with (
         staged(model, dtype, device, LOUD, subject.parameters, draw),
         torch.enable_grad(),
@@ -202,6 +213,9 @@ def _heard(
         one = subject.trial(examples.one, MIDDLE, (1,), is_whole=True, is_recorded=False)
         draws = one.draws
         most = _loudest(draws, dtype)
+        if draws.is_narrowed and dtype != own and not one.is_finite():
+            subject.silent = silent
+            return None
         if draws.is_opaque:
             return None, most
         if wrong := summed.compare(subject, examples.one, one, MIDDLE, most):

@@ -43,6 +43,11 @@ class Trial:
     attributes: Attributes
     draws: FixedDraws
 
+    def is_finite(self) -> bool:
+        """Return whether outputs and gradients are."""
+        found = [self.outputs, *(each for one in self.each.values() for each in one.values())]
+        return all(bool(torch.isfinite(each).all()) for each in found)
+
 
 @dataclass
 class Subject:
