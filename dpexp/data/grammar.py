@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from random import Random
 from typing import Any
@@ -138,7 +138,10 @@ def generated(
     )
 
 
-def draw(grammar: Grammar, seed: str, *sizes: int) -> list[tuple[list[Text], list[int]]]:
+@lru_cache(maxsize=4)  # of the next run's in this process
+def draw(
+    grammar: Grammar, seed: str, *sizes: int
+) -> tuple[tuple[tuple[Text, ...], tuple[int, ...]], ...]:
     """Generate sets of texts with alternating labels; no text is in two sets.
 
     Args:
@@ -157,8 +160,8 @@ def draw(grammar: Grammar, seed: str, *sizes: int) -> list[tuple[list[Text], lis
                 text = grammar.write(rng)
             texts.append(text)
         used.update(texts)
-        sets.append((texts, labels))
-    return sets
+        sets.append((tuple(texts), tuple(labels)))
+    return tuple(sets)
 
 
 def opinion(sentence: str) -> int | None:

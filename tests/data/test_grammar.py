@@ -155,7 +155,7 @@ def test_labels_are_what_the_texts_say_and_no_test_text_is_trained_on(name):
     grammar = GRAMMARS[name]
     test, train = draw(grammar, "any", 200, 1000)
     for texts, labels in (test, train):
-        assert [grammar.read(*text) for text in texts] == labels
+        assert tuple(grammar.read(*text) for text in texts) == labels
         assert all(3 <= len(text.split()) <= 24 for texts_ in texts for text in texts_)
     assert not set(test[0]) & set(train[0])
     assert draw(grammar, "any", 200, 500)[0] == test  # whatever the training set's size
