@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import sys
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
@@ -89,7 +89,7 @@ def set_values(chosen: DictConfig, words: Sequence[str], groups: Collection[str]
     Hydra itself first merges files, then sets values one by one.
     """
     choices = choices_of(words, groups)
-    config = deepcopy(chosen)
+    config = pickle.loads(pickle.dumps(chosen))  # which takes half as long as deepcopy
     values = [word for word in words if word not in choices]
     parsed = OverridesParser.create().parse_overrides(values)
     ConfigLoaderImpl._apply_overrides_to_config(parsed, config)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ class Configs:
         self._groups = {path.name for path in conf.iterdir() if path.is_dir()}
         self._chosen: dict[tuple[str, ...], tuple[DictConfig, set[str]]] = {}
         self._known: dict[str, str | None] = {}
-        self._loaded: dict[str, Any] = {}
+        self._loaded: dict[str, bytes] = {}
 
     def compose_anew(self, words: Sequence[str]) -> dict[str, Any]:
         """Return what `compose` returns, without reading or writing the cache."""
@@ -154,7 +154,7 @@ def _expanded(word: str) -> str:
 
 
 @contextmanager
-def _recording(conf: Path, loaded: dict[str, Any]) -> Iterator[set[str]]:
+def _recording(conf: Path, loaded: dict[str, bytes]) -> Iterator[set[str]]:
     """Record the config files that Hydra looks for, present or not: names without a suffix.
 
     Args:
@@ -175,8 +175,8 @@ def _recording(conf: Path, loaded: dict[str, Any]) -> Iterator[set[str]]:
         if self.path != str(conf):
             return load_config(self, config_path)
         if config_path not in loaded:
-            loaded[config_path] = load_config(self, config_path)
-        return deepcopy(loaded[config_path])
+            loaded[config_path] = pickle.dumps(load_config(self, config_path))
+        return pickle.loads(loaded[config_path])
 
     source.is_config, source.load_config = recorded, read_once  # type: ignore[method-assign]
     try:
