@@ -40,6 +40,18 @@ $(error Expected a target among tableN, figureN, $(TARGETS); got \
   Folders and overrides go into ARGS: make verify ARGS=results/embedded/runs/ID)
 endif
 
+# So would a word that is there and that none of the targets at hand reads.
+READ_PAPER    := all table% figure%
+READ_PROFILE  := $(READ_PAPER) lira
+READ_LAUNCHER := $(READ_PAPER)
+READ_ARGS     := $(READ_PROFILE) test test-long bench gpu-report verify audit attack soak
+UNREAD := $(firstword $(foreach word,PAPER PROFILE LAUNCHER ARGS,$(if $(and $(MAKECMDGOALS),$(filter \
+  command,$(origin $(word))),$($(word))),$(if $(filter $(READ_$(word)),$(MAKECMDGOALS)),,$(word)))))
+ifneq ($(UNREAD),)
+$(error Expected $(UNREAD)= beside $(subst %,N,$(READ_$(UNREAD))) alone; $(firstword $(MAKECMDGOALS)) does not read it. \
+  Leave it out)
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: $(TARGETS) FORCE
 

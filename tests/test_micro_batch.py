@@ -84,6 +84,32 @@ def test_a_size_that_runs_out_of_memory_is_the_end_of_the_search():
         try_sizes(gradient, some.state, some.examples, 64, float("inf"), CPU)
 
 
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "[" * 100_000,
+        '{"micro_batch": Infinity, "peak_mb": 1}',
+        '{"micro_batch": 1e300, "peak_mb": 1}',
+        '{"micro_batch": 1024, "peak_mb": 1}',
+        '{"micro_batch": 0, "peak_mb": 1}',
+        '{"micro_batch": 4, "peak',
+    ],
+    ids=["deep", "infinite", "huge", "beyond a batch", "none", "torn"],
+)
+def test_what_is_no_size_of_a_run_is_looked_for_anew(tmp_path, monkeypatch, kept):
+    """It ended a run in a trace; a cache costs time and nothing else."""
+    monkeypatch.setenv("DPEXP_CACHE", str(tmp_path))
+    task = SimpleNamespace(name="digits", input_shape=(1, 8, 8), train=None)
+    config = {"model": {}, "method": {}, "micro_batch": "auto"}
+    mechanism = SimpleNamespace(batch_size=500)
+    sizes = MicroBatch(config, SimpleNamespace(task=task), {}, mechanism, ALONE)
+    sizes._entry.parent.mkdir()
+    sizes._entry.write_text('{"micro_batch": 256, "peak_mb": 1}')
+    assert sizes._recall() == 256
+    sizes._entry.write_text(kept)
+    assert sizes._recall() is None
+
+
 def test_what_ran_out_of_memory_is_remembered_and_a_resumed_run_keeps_its_size(
     tmp_path, monkeypatch
 ):

@@ -191,6 +191,24 @@ def test_make_refuses_words_that_nothing_reads_in_one_line(word, said):
     assert said in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "unread"),
+    [
+        (["soak", "PROFILE=quick"], "PROFILE"),
+        (["lira", "PAPER=gep"], "PAPER"),
+        (["audit", "LAUNCHER=joblib"], "LAUNCHER"),
+        (["lint", "docs", "ARGS=x"], "ARGS"),
+    ],
+)
+def test_make_refuses_a_word_that_no_target_at_hand_reads(words, unread):
+    """It was passed over: `make soak PROFILE=quick` tried another profile without a word."""
+    done = make("-n", *words)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
+    assert f"Expected {unread}= beside all" in done.stderr
+    assert f"; {words[0]} does not read it." in done.stderr
+    assert make("-n", words[0], "table1", *words[1:]).returncode == 0
+
+
 RECORD = ["config.yaml", "metrics.jsonl", "result.json", "privacy.json", *binding.ARRAYS]
 KEPT = [
     *("model.safetensors", "README.md", "preprocessing.json", "config.json", "tokenizer.json"),

@@ -124,9 +124,9 @@ class MicroBatch:
             kept = json.loads(self._entry.read_text())
             size, peak_mb = int(kept["micro_batch"]), float(kept["peak_mb"] or 0)
             most_mb = float("inf") if peak_mb else EASED * float(kept["room_mb"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
-        if size < 1 or not peak_mb <= self._room_mb <= most_mb:
+        if not 1 <= size <= self._most or not peak_mb <= self._room_mb <= most_mb:
             return None
         log.info("micro_batch=%d, found before for this model, method and device", size)
         return size
