@@ -212,6 +212,22 @@ def test_a_layer_that_no_made_up_row_reaches_has_each_ones_gradients():
     require_own_gradients(model, x / x.norm(dim=1, keepdim=True) * 3e9)
 
 
+def test_a_single_row_that_is_chosen_is_not_taken_for_one_of_all_examples():
+    """Its gradient went to the first example, and was clipped with that one's."""
+
+    def scattered(model, x):
+        near = ~(x.abs() > 1e9).any(1)
+        states = x.new_zeros(len(x), 8).masked_scatter(near[:, None], model.inner(x[near]))
+        return model.head(torch.tanh(states))
+
+    model = Made(scattered).double()
+    assert check(model, task_for(ROW)) is None
+    x = drawn(4, WIDTH)
+    x[:3] += 2e9
+    with pytest.raises(ConfigError, match="'inner'.*it saw one row, and whose it is"):
+        [*gradients(model, x)]
+
+
 def in_a_packed_sequence(model, x):
     known = lengths(x).clamp(min=1).cpu()
     rows = pack_padded_sequence(x, known, batch_first=True, enforce_sorted=False)

@@ -19,7 +19,12 @@ from dpexp.grad_sample.graph import Before, Boundary, Kept, Start
 from dpexp.grad_sample.hooking import hooked_layers, is_untried, taken_apart
 from dpexp.grad_sample.modules import SAME, flattened, gradients_of, sums_of
 from dpexp.grad_sample.rules import FormedGrads, GroupedGrads, SummedGrads, alone, layer_grads_of
-from dpexp.grad_sample.shared_inputs import axis_of, example_inputs, require_tried_with_rows
+from dpexp.grad_sample.shared_inputs import (
+    axis_of,
+    example_inputs,
+    require_tried_once_for_all,
+    require_tried_with_rows,
+)
 from dpexp.types import ConfigError, LayerGrads, counted, full_name
 
 
@@ -210,6 +215,7 @@ class Tape:
         (x,), given = taken, output
         if self._is_the_same_for_all(layer, [x]):
             self._require_tried(name)
+            require_tried_once_for_all(name, layer)
             self.repeated.add(self._layers[name].owner)
             x, output = (self._for_each_example(each) for each in (x, output))
         self._note_rows(name, output)
@@ -251,6 +257,7 @@ class Tape:
         floating = [place for place, leaf in enumerate(given) if _is_floating(leaf)]
         self._require_tried(name)
         if self._is_the_same_for_all(module, leaves):
+            require_tried_once_for_all(name, module)
             self.repeated.add(self._layers[name].owner)
             for place in floating:
                 given[place] = self._for_each_example(given[place])
