@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from dpexp.data import Examples
 from dpexp.data.task import cross_entropy
@@ -186,6 +187,77 @@ def test_rows_that_a_mask_chooses_are_each_ones_or_are_refused():
     assert check(far, task_for(SERIES)) is None
     with pytest.raises(ConfigError, match="see 6 rows an example.*it saw 3 in call 1"):
         [*gradients(far, torch.where(x == 0, 2000.0, x))]
+
+
+def require_own_gradients(model, x):
+    for found, expected in gradients(model, x):
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-12)
+
+
+def routed(model, x):
+    """Call one of two layers on a row; no made-up row is one of the second's."""
+    far = x[:, 0] > 1e9
+    states = model.inner[0](x).index_put((far,), model.inner[1](x[far]))
+    return model.head(torch.tanh(states))
+
+
+def test_a_layer_that_no_made_up_row_reaches_has_each_ones_gradients():
+    """The model was "not tried", and five rows of others were taken for the five examples'."""
+    model = Made(routed, nn.ModuleList(nn.Linear(WIDTH, 8) for _ in range(2))).double()
+    assert check(model, task_for(ROW)) is None
+    x = drawn(5, WIDTH)
+    require_own_gradients(model, x)
+    x[1::2, 0] = 2e9
+    require_own_gradients(model, x / x.norm(dim=1, keepdim=True) * 3e9)
+
+
+def test_a_single_row_that_is_chosen_is_not_taken_for_one_of_all_examples():
+    """Its gradient went to the first example, and was clipped with that one's."""
+
+    def scattered(model, x):
+        near = ~(x.abs() > 1e9).any(1)
+        states = x.new_zeros(len(x), 8).masked_scatter(near[:, None], model.inner(x[near]))
+        return model.head(torch.tanh(states))
+
+    model = Made(scattered).double()
+    assert check(model, task_for(ROW)) is None
+    x = drawn(4, WIDTH)
+    x[:3] += 2e9
+    with pytest.raises(ConfigError, match="'inner'.*it saw one row, and whose it is"):
+        [*gradients(model, x)]
+
+
+def in_a_packed_sequence(model, x):
+    known = lengths(x).clamp(min=1).cpu()
+    rows = pack_padded_sequence(x, known, batch_first=True, enforce_sorted=False)
+    return model.head(model.inner(rows)[1][0])
+
+
+def test_a_packed_sequence_has_each_ones_gradients():
+    x = drawn(4, STEPS, WIDTH)
+    for row, length in enumerate((1, 5, 2, 4)):
+        x[row, length:] = 0
+    model = Made(in_a_packed_sequence, nn.GRU(WIDTH, 8, batch_first=True)).double()
+    assert check(model, task_for(SERIES)) is None
+    require_own_gradients(model, x)
+
+
+def test_two_views_of_a_batch_are_told_to_stand_side_by_side():
+    def one_after_the_other(model, x):
+        a, b = model.inner(torch.cat([x, x.flip(1)])).chunk(2)
+        return model.head(a + torch.tanh(b))
+
+    def side_by_side(model, x):
+        both = model.inner(torch.stack([x, x.flip(1)], 1).flatten(0, 1))
+        a, b = both.unflatten(0, (-1, 2)).unbind(1)
+        return model.head(a + torch.tanh(b))
+
+    with pytest.raises(ConfigError, match=r"though its output does not.*torch\.stack\(\[a, b\]"):
+        check(Made(one_after_the_other), task_for(ROW))
+    model = Made(side_by_side).double()
+    assert check(model, task_for(ROW)) is None
+    require_own_gradients(model, drawn(5, WIDTH))
 
 
 def test_the_check_finds_nothing_in_models_that_look_at_each_by_itself():

@@ -38,6 +38,7 @@ from dpexp.models.classifier import find_head
 from dpexp.models.copies import copied
 from dpexp.privacy.verification.record import verify_record
 from dpexp.training.losses import BatchLosses
+from dpexp.training.probing.check import SIZES
 from dpexp.training.train import train
 from dpexp.types import Batch, ConfigError, Key, LayerGrads, Method, PerExampleGrads, one_line
 
@@ -223,7 +224,7 @@ def _error(subject: Built, config: dict[str, Any]) -> float:
         alone = [_of_losses(made, model, state, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
         expected = {key: torch.cat([one[key] for one in alone]) for key in got}
     else:
-        got = _of_tape(made, model, state, x, y)
+        got = _of_tape(made, model, state, x, y, Batch(_doubled(subject.inputs), subject.targets))
         expected = {}
         for name in made.trainable(model):
             layer, _, own = name.rpartition(".")
@@ -246,9 +247,9 @@ def _of_losses(
 
 
 def _of_tape(
-    made: Method, model: nn.Module, state: dict[str, Any], x: Tensor, y: Tensor
+    made: Method, model: nn.Module, state: dict[str, Any], x: Tensor, y: Tensor, tries: Batch
 ) -> dict[Key, Tensor]:
-    """Return what a method takes of a batch, by the hooks that a step has."""
+    """Return what a method takes of a batch, by the hooks that a step has after `tries`."""
     names = made.trainable(model)
     got: dict[Key, Tensor] = {}
 
@@ -256,10 +257,11 @@ def _of_tape(
         got.update(_formed(made.per_example_grads(state, layer, layer_grads)))
 
     def tried(some: int) -> Try:
-        return Try(lambda: F.cross_entropy(model(x[:some]), y[:some]), some)
+        seen, targets = tries.inputs[:some], tries.targets[:some]
+        return Try(lambda: F.cross_entropy(model(seen), targets), some)
 
     with trial():
-        settle(model, names, [tried(some) for some in range(len(x), 1, -1)])
+        settle(model, names, [tried(some) for some in SIZES])
         with Tape(model, names, take) as tape:
             tape.expect(len(x))
             tape.backward(F.cross_entropy(model(x), y, reduction="sum"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
 
@@ -23,6 +23,9 @@ Shape = tuple[int, ...]
 
 _TRIED: WeakKeyDictionary[nn.Module, dict[Shape, dict[int, set[int]]]] = WeakKeyDictionary()
 """By module, shape of an example, and number of the call: the rows an example had in a trial."""
+
+_REPEATED: WeakSet[nn.Module] = WeakSet()
+"""Modules that were called once for all examples in a trial."""
 
 _trials = 0
 
@@ -75,6 +78,28 @@ def require_tried_with_rows(
         raise ConfigError(
             f"Expected layer {name!r} to see one row an example, as when the model was tried before"
             " its first step; it saw several, and which are whose is not known. Freeze it."
+        )
+
+
+def require_tried_once_for_all(name: str, module: nn.Module) -> None:
+    """Refuse a module that is called on one row for all examples, and was not in a trial.
+
+    Where rows are chosen by what an example holds, the one row may be one example's.
+
+    Args:
+        name: of the module.
+        module: as it is called.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if _trials:
+        _REPEATED.add(module)
+    elif module in _TRIED and module not in _REPEATED:
+        raise ConfigError(
+            f"Expected layer {name!r} to see rows of every example, as when the model was tried "
+            "before its first step; it saw one row, and whose it is is not known. Let it see all "
+            "rows of all examples and choose among its outputs, or freeze it."
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from dpexp.grad_sample.attention import Attentions
@@ -18,7 +19,12 @@ from dpexp.grad_sample.graph import Before, Boundary, Kept, Start
 from dpexp.grad_sample.hooking import hooked_layers, is_untried, taken_apart
 from dpexp.grad_sample.modules import SAME, flattened, gradients_of, sums_of
 from dpexp.grad_sample.rules import FormedGrads, GroupedGrads, SummedGrads, alone, layer_grads_of
-from dpexp.grad_sample.shared_inputs import axis_of, example_inputs, require_tried_with_rows
+from dpexp.grad_sample.shared_inputs import (
+    axis_of,
+    example_inputs,
+    require_tried_once_for_all,
+    require_tried_with_rows,
+)
 from dpexp.types import ConfigError, LayerGrads, counted, full_name
 
 
@@ -209,6 +215,7 @@ class Tape:
         (x,), given = taken, output
         if self._is_the_same_for_all(layer, [x]):
             self._require_tried(name)
+            require_tried_once_for_all(name, layer)
             self.repeated.add(self._layers[name].owner)
             x, output = (self._for_each_example(each) for each in (x, output))
         self._note_rows(name, output)
@@ -245,9 +252,12 @@ class Tape:
         leaves, spec = flattened((args, kwargs))
         kept = [self._keep(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         given, form = flattened(output)
+        if any(isinstance(each, PackedSequence) for each in (*args, *kwargs.values())):
+            self.apart.add(self._layers[name].owner)  # by time, not by example
         floating = [place for place, leaf in enumerate(given) if _is_floating(leaf)]
         self._require_tried(name)
         if self._is_the_same_for_all(module, leaves):
+            require_tried_once_for_all(name, module)
             self.repeated.add(self._layers[name].owner)
             for place in floating:
                 given[place] = self._for_each_example(given[place])
@@ -297,7 +307,8 @@ class Tape:
             )
 
     def _note_rows(self, name: str, output: Tensor) -> None:
-        if output.ndim == 0 or len(output) % max(self._num_examples, 1):
+        n = self._num_examples  # rows that are chosen by what they hold may be none
+        if output.ndim == 0 or len(output) % max(n, 1) or len(output) < min(n, 1):
             self.apart.add(self._layers[name].owner)
 
     def _fingerprint(self, module: nn.Module, order: int, output: Tensor) -> tuple[Tensor, float]:
@@ -345,11 +356,13 @@ class Tape:
             self._require_tried(name)
         if self._num_examples:
             require_tried_with_rows(name, hooked.module, rows, use.number, self._shape)
-        if len(x) != rows * self._num_examples or len(dh) != len(x):
+        known = rows > 0 or self._num_examples == 0
+        if len(x) != rows * self._num_examples or len(dh) != len(x) or not known:
             raise ConfigError(
                 f"Expected layer {name!r} to see {counted(self._num_examples, 'example')}; it "
                 f"saw {counted(len(x), 'row')} in and {len(dh)} out. The first axis must be the "
-                "example."
+                "example. Where rows are chosen by what they hold, call it on all of them and "
+                "choose among its outputs."
             )
         self._awaited.discard(name)
         layer_grads = layer_grads_of(name, hooked.module, x, _single(dh), rows * self._views)

@@ -134,7 +134,8 @@ def _tried(
     with staged(model, dtype, device, draw=DRAWS[tolerance]), torch.enable_grad(), trial():
         subject.note_values()
         with restored_before_each(model) as restore:
-            tries = [_try(subject, b, restore) for b in examples.of_sizes(SIZES)]
+            batches = [*examples.of_sizes(SIZES), examples.crowd]  # where rows are chosen, all
+            tries = [_try(subject, batch, restore) for batch in batches]
             settle(model, subject.parameters, tries)
         wrong, draws = _compared(subject, examples, tolerance, MIDDLE)
         chances = [*(EDGES if draws.has_drawn else ()), *OTHERS[: draws.choices]]

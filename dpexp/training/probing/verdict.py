@@ -78,6 +78,14 @@ def explain(model: nn.Module, one: Trial, other: Trial, row: int, most: float, h
     else:
         where = _named(model, event.module)
     what = "output" if event is None or event.kind == "output" else "gradient"
+    if event and event.kind == "output" and gap(one.outputs[row], other.outputs[0]) <= most:
+        return (
+            f"Expected the model to keep examples apart in training; by {where} the rows of a "
+            f"made-up example change {how}, though its output does not, as where a batch is sorted "
+            "or two stand one after the other: which gradient is whose is not known. Put an "
+            "example's rows side by side (torch.stack([a, b], 1).flatten(0, 1) in place of "
+            "torch.cat([a, b])), or call the layer on each."
+        )
     return (
         f"Expected the model to keep examples apart in training; by {where} the {what} of a "
         f"made-up example changes {how}, so no one example's influence is bounded. Use what looks "
