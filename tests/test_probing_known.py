@@ -1,9 +1,11 @@
 """A network of ours is tried once in a process, unless something was done to it."""
 
 import pytest
+import torch
 from torch import nn
 
 from dpexp import cli
+from dpexp.grad_sample import shared_inputs
 from dpexp.grad_sample.hooking import hook_at_parent, hooked_at_parent
 from dpexp.models.cnn import CNN
 from dpexp.training.probing import check, known
@@ -34,6 +36,22 @@ def test_the_next_one_is_hooked_as_the_first(monkeypatch):
         assert first_look(each, CPU) is None
         monkeypatch.setattr(check, "_tried", None)
     assert hooked_at_parent(second.model) == hooked_at_parent(first.model) == {"head"}
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("task=sentiment", "model=bert_tiny")], ids=["images", "texts"]
+)
+def test_what_its_trial_saw_of_inputs_is_known_of_the_next_one(words, monkeypatch):
+    first, second = built(*words), built(*words, "seed=1")
+    with shared_inputs.trial():  # as where a module has positions beside its examples
+        shared_inputs.example_inputs(first.model.head, [torch.zeros(4, 1), torch.zeros(3, 1)], 4)
+        shared_inputs.require_tried_once_for_all("head", first.model.head)
+    for each in (first, second):
+        assert first_look(each, CPU) is None
+        monkeypatch.setattr(check, "_tried", None)
+    seen = shared_inputs.seen_in(first.model)
+    assert shared_inputs.seen_in(second.model) == seen and any(each.tried for each in seen.values())
+    assert seen["head"].shared == {1} and seen["head"].is_repeated
 
 
 def mixed(x):

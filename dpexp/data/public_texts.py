@@ -59,7 +59,7 @@ def generated(
     if tokenizer is not None:
         words = Tokenizer.load(tokenizer, model_root, longest, task.name)
     ((texts, labels),) = draw(grammar, f"public {task.name} {data_seed}", size)
-    return _with_texts(task, words.encode(*zip(*texts, strict=True)), labels, longest)
+    return _with_texts(task, words.encode(*zip(*texts, strict=True)), [*labels], longest)
 
 
 def _longest(task: Task, name: str, size: int, tasks: tuple[str, ...]) -> int:

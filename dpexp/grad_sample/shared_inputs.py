@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from copy import deepcopy
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
@@ -101,6 +102,37 @@ def require_tried_once_for_all(name: str, module: nn.Module) -> None:
             "before its first step; it saw one row, and whose it is is not known. Let it see all "
             "rows of all examples and choose among its outputs, or freeze it."
         )
+
+
+class Seen(NamedTuple):
+    """What a trial has seen of a module: see `_SHARED`, `_TRIED` and `_REPEATED`."""
+
+    shared: frozenset[int]
+    tried: Mapping[Shape, Mapping[int, set[int]]]
+    is_repeated: bool
+
+
+def seen_in(model: nn.Module) -> dict[str, Seen]:
+    """Return what trials have seen of a model's modules until now, by their names."""
+    return {
+        name: Seen(
+            frozenset(_SHARED.get(module, ())),
+            deepcopy(_TRIED.get(module, {})),
+            module in _REPEATED,
+        )
+        for name, module in model.named_modules()
+    }
+
+
+def see(model: nn.Module, seen: Mapping[str, Seen]) -> None:
+    """Take what trials have seen of an equal model for what they would see of this one."""
+    for name, module in model.named_modules():
+        shared, tried, is_repeated = seen[name]
+        _SHARED.setdefault(module, set()).update(shared)
+        if tried:
+            _TRIED[module] = {s: {c: {*r} for c, r in calls.items()} for s, calls in tried.items()}
+        if is_repeated:
+            _REPEATED.add(module)
 
 
 def _all(calls: Mapping[int, set[int]]) -> set[int]:

@@ -6,23 +6,39 @@ is, and no weight decides whether they mix examples. A user's own module is trie
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks_of_all
 
+from dpexp.grad_sample.attention import is_taken_apart
 from dpexp.grad_sample.hooking import hook_at_parent, hooked_at_parent
+from dpexp.grad_sample.shared_inputs import Seen, see, seen_in
 from dpexp.models.architecture import code_digest
 from dpexp.training.probing.made_up import MadeUp
 
-OURS = ("dpexp.models.", "torch.nn.modules.", "transformers.activations")
-OURS += ("transformers.models.bert.", "transformers.models.roberta.")
+OURS = (
+    *("dpexp.models.", "torch.nn.modules.", "transformers.activations"),
+    *("transformers.models.bert.", "transformers.models.roberta."),
+)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
-_FOUND: dict[Hashable, frozenset[str]] = {}
-"""The modules whose hooks a sound network has at the module around them."""
+
+class Found(NamedTuple):
+    """What a trial leaves behind of a sound network, beside that it is sound.
+
+    Attributes:
+        hooked: the modules whose hooks it has at the module around them.
+        seen: of its modules, by name.
+    """
+
+    hooked: frozenset[str]
+    seen: Mapping[str, Seen]
+
+
+_FOUND: dict[Hashable, Found] = {}
 
 
 def key_of(
@@ -54,23 +70,25 @@ def key_of(
 
 
 def is_known(key: Hashable | None, model: nn.Module) -> bool:
-    """Return whether such a network was found sound, and then hook this one in the same way."""
-    if key is None or key not in _FOUND:
+    """Return whether such a network was found sound; what its trial left is then this one's."""
+    if key is None or (found := _FOUND.get(key)) is None:
         return False
-    for name in sorted(_FOUND[key]):
+    for name in sorted(found.hooked):
         hook_at_parent(model, name)
+    see(model, found.seen)
     return True
 
 
 def remember(key: Hashable | None, model: nn.Module) -> None:
     """Note that a network is sound."""
     if key is not None:
-        _FOUND[key] = hooked_at_parent(model)
+        _FOUND[key] = Found(hooked_at_parent(model), seen_in(model))
 
 
 def _is_ours(module: nn.Module) -> bool:
     """Return whether a module does what its class of ours or of torch says."""
     known = type(module).__module__.startswith(OURS) and "forward" not in vars(module)
+    known = known and not is_taken_apart(module)  # into modules that are not the model's
     return known and not any(getattr(module, hooks) for hooks in HOOKS)
 
 
