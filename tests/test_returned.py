@@ -211,6 +211,27 @@ def test_a_method_that_counts_outside_of_its_state_is_found():
         assert any("more than the state" in each for each in findings) == is_found
 
 
+class Keeping(DPSGD):
+    """Keeps something on itself at the first step, and reads it from the third on."""
+
+    def start(self, model):
+        return {**super().start(model), "at": 0}
+
+    def reconstruct(self, state, noisy):
+        gradients, state = super().reconstruct(state, noisy)
+        if state["at"] == 0:
+            self.factor = 1.0
+        factor = self.factor if state["at"] > 1 else 1.0
+        scaled = {name: factor * each for name, each in gradients.items()}
+        return scaled, {**state, "at": state["at"] + 1}
+
+
+def test_a_method_that_cannot_go_on_is_found():
+    parts = replace(Setting(composed("dpsgd", *SMALL)).parts, method=Keeping("all", ""))
+    findings = check(parts, 1.0, tries=0, climbs=0, steps=4).findings
+    assert any("fails where a run goes on (AttributeError" in each for each in findings), findings
+
+
 def test_a_gradient_that_is_not_a_number_is_found():
     parts = Setting(composed("dpsgd", *SMALL)).parts
     method = Reconstructing(first(lambda gradient: gradient * float("nan")))
