@@ -84,6 +84,20 @@ def test_two_are_never_in_it_at_once_though_each_removes_its_file_and_its_folder
     assert all(int(process.communicate()[0]) > 10 for process in processes)
 
 
+def test_a_folder_that_is_removed_while_it_is_made_is_made_again(tmp_path, monkeypatch):
+    own, refused = os.mkdir, []
+
+    def mkdir(path, *args, **more):
+        if str(path).endswith("locks") and not refused:  # another's, which then removes it
+            refused.append(path)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        own(path, *args, **more)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with records.held(tmp_path, CONFIG):
+        assert refused and records.is_held(tmp_path, CONFIG)
+
+
 def test_whether_it_is_held_is_told_without_a_trace(tmp_path, holder):
     assert records.is_held(tmp_path, CONFIG)
     os.kill(holder.pid, signal.SIGKILL)

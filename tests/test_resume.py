@@ -55,7 +55,7 @@ def test_runs_killed_at_random_moments_end_as_if_never_killed(tmp_path, programs
         assert_same_run(found, unbroken.setdefault(name, found))
         kills += noted
     assert len(unbroken) == 3 and len(kills) == count
-    assert len(set(kills)) > 3, kills  # they fell at different steps, or this shows little
+    assert len(set(kills)) > min(3, count // 3), kills  # at different steps, or this shows little
 
 
 # Stopped

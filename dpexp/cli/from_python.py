@@ -26,7 +26,14 @@ from dpexp.cli.outputs import outputs_of
 from dpexp.cli.own_data import COUNT, delta_for
 from dpexp.cli.own_methods import methods
 from dpexp.cli.parts import adapted, analyses_of, around
-from dpexp.cli.python_words import ARGUMENTS, HANDED, in_arguments, one_by_one, split
+from dpexp.cli.python_words import (
+    ARGUMENTS,
+    HANDED,
+    in_arguments,
+    one_by_one,
+    require_no_options,
+    split,
+)
 from dpexp.cli.quoting import readable
 from dpexp.cli.trained import TrainedRun, load
 from dpexp.data import Task, overlap
@@ -59,7 +66,9 @@ def run(words: Sequence[str]) -> TrainedRun:
     """Train a run, or look it up; see `dpexp.run`."""
     spoken = split(words)
     require_once(spoken)
-    overrides = readable(folders.taken(spoken))
+    taken = folders.taken(spoken)
+    require_no_options(taken)
+    overrides = readable(taken)
     with one_by_one():
         config = with_weights(_composed(overrides))
     validate.check_values(config)

@@ -55,7 +55,7 @@ def split(words: Sequence[str]) -> list[str]:
     """Split the words of `dpexp.run` as a shell does.
 
     Raises:
-        ConfigError: for what is no text, a quote that nothing ends, or an option of run.py.
+        ConfigError: for what is no text, or a quote that nothing ends.
     """
     for word in words:
         if not isinstance(word, str):
@@ -64,16 +64,23 @@ def split(words: Sequence[str]) -> list[str]:
                 f"Expected words such as 'eps=8'; got {reprlib.repr(word)}. Write {way}."
             )
     try:
-        found = [part for word in words for part in shlex.split(word)]
+        return [part for word in words for part in shlex.split(word)]
     except ValueError as error:
         raise ConfigError(
             f"Expected words quoted as in a shell; got {' '.join(words)} ({error}). End the quote."
         ) from None
-    for part in found:
-        if part.startswith("-"):
-            way = ONE_BY_ONE if part in ("-m", "--multirun") else f"Leave out {part}."
-            raise ConfigError(f"Expected settings such as eps=8; got {part}. {way}")
-    return found
+
+
+def require_no_options(words: Sequence[str]) -> None:
+    """Refuse options of run.py, beside config folders, which are taken before.
+
+    Raises:
+        ConfigError: naming one.
+    """
+    for word in words:
+        if word.startswith("-"):
+            way = ONE_BY_ONE if word in ("-m", "--multirun") else f"Leave out {word}."
+            raise ConfigError(f"Expected settings such as eps=8; got {word}. {way}")
 
 
 @contextmanager

@@ -94,7 +94,9 @@ def _acquire(lock: FileLock, path: Path) -> None:
         except Timeout:
             raise Busy(f"Run {path.name} is being executed {_holder(path)}.") from None
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS:
+            # mkdir says of a folder that was there, and is gone when it looks again, that it exists
+            is_gone = isinstance(error, FileNotFoundError | FileExistsError)
+            if is_gone and attempt < ATTEMPTS:
                 continue
             if error.errno not in NO_LOCKS:
                 raise RecordError(
