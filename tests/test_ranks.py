@@ -266,6 +266,7 @@ def test_a_killed_rank_ends_the_run_with_one_line_and_leaves_nobody(tmp_path, pr
     assert not any((tmp_path / "embedded" / "locks").glob("*"))
 
 
+@pytest.mark.long
 @needs_proc
 def test_ranks_do_not_outlive_the_process_that_started_them(tmp_path, programs):
     left = []

@@ -15,6 +15,7 @@ from dpexp.privacy.rdp import rdp_epsilon, rdp_epsilon_apart
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.train import make_mechanism
 from dpexp.types import ConfigError
+from tests.marks import long
 from tests.methods.test_gep import Spy
 from tests.runs import assert_same_run, execute, killed, one_thread  # noqa: F401 (a fixture)
 from tests.runs import of as record_of
@@ -89,9 +90,7 @@ def test_a_public_set_is_not_loaded_where_nothing_needs_it(tmp_path, words):
     assert len(told) == (words[0] == "method=dpsgd")  # the other chooses a set by itself
 
 
-@pytest.mark.parametrize(
-    ("method", "at_least"), [pytest.param("gep", 87, marks=pytest.mark.long), ("bgep", 35)]
-)
+@pytest.mark.parametrize(("method", "at_least"), [long("gep", 87), long("bgep", 35)])
 def test_a_model_learns(tmp_path, method, at_least):
     words = [f"method={method}", *DIGITS, "method.m=100", "method.k=60", "eps=8"]
     brief = ["epochs=15", "eval_every=15", f"results={tmp_path}"]

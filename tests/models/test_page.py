@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from dpexp import cli, records
 from dpexp.cli.building import DOORS
 from tests.doors import save
+from tests.marks import some_long
 
 PAGE = (cli.CONF.parent / "docs" / "models.md").read_text(encoding="utf-8")
 timm = pytest.importorskip("timm")
@@ -47,7 +48,7 @@ def root(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", some_long(COMMANDS, COMMANDS[::2]))
 def test_every_command_trains_and_is_named(command, root, tmp_path):
     folder, module = root
     words = [word.replace("nets.Net", f"{module}.Net") for word in shlex.split(command)]

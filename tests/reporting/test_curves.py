@@ -11,6 +11,7 @@ from dpexp.reporting.judge import claims
 from dpexp.reporting.render import exports, figure, markdown
 from dpexp.reporting.schema import spec
 from dpexp.types import ConfigError
+from tests.marks import long
 from tests.reporting import conftest
 from tests.reporting.conftest import arrays
 from tests.reporting.shown import csv_lines, drawn, edit
@@ -194,7 +195,7 @@ def test_no_part_covers_another_or_leaves_the_page(make, conf, name):
         assert not any(part.overlaps(other) for other in parts[:number])
 
 
-@pytest.mark.parametrize("name", ["figure5", "figure6"])
+@pytest.mark.parametrize("name", ["figure5", long("figure6")])
 def test_the_same_values_give_the_same_files_and_all_are_written(make, lab, name):
     shown = make(name=name)
     files = figure.pictures(shown)

@@ -62,6 +62,7 @@ def test_a_process_that_dies_takes_its_run_alone_and_leaves_a_log(tmp_path, monk
     assert len(said) == 4 and sum("the process died" in line for line in said) == 1
 
 
+@pytest.mark.long
 def test_missing_data_are_met_once_and_the_rest_of_their_runs_need_no_process(tmp_path):
     jobs = [job("no data", seed, tmp_path) for seed in range(5)]
     said = together(jobs, tmp_path)
