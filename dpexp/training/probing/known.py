@@ -7,6 +7,7 @@ is, and no weight decides whether they mix examples. A user's own module is trie
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -56,17 +57,19 @@ def key_of(
     modules = dict(model.named_modules(remove_duplicate=False))
     if hooks_of_all._has_any_global_hook() or not all(map(_is_ours, modules.values())):
         return None
-    state, crowd = model.state_dict(keep_vars=True), examples.crowd
-    return (
+    state = dict(model.named_parameters()) | dict(model.named_buffers())
+    crowd = examples.crowd
+    key = (
         code_digest(model),
         tuple((name, type(m), type(m).forward, m.training) for name, m in modules.items()),
         tuple((name, *_form(each), each.requires_grad) for name, each in state.items()),
         tuple(parameters),
         task.loss,
-        tuple((*_form(each), float(each.double().sum())) for each in (crowd.inputs, crowd.targets)),
+        tuple((*_form(each), str(each.double().sum())) for each in (crowd.inputs, crowd.targets)),
         str(device),
         torch.get_default_dtype(),
     )
+    return key if isinstance(task.loss, FunctionType) else None  # whose name and code are one
 
 
 def is_known(key: Hashable | None, model: nn.Module) -> bool:
