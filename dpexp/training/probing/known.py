@@ -65,7 +65,10 @@ def key_of(
         tuple((name, *_form(each), each.requires_grad) for name, each in state.items()),
         tuple(parameters),
         task.loss,
-        tuple((*_form(each), str(each.double().sum())) for each in (crowd.inputs, crowd.targets)),
+        tuple(
+            (*_form(each), float(each.double().sum()).hex())
+            for each in (crowd.inputs, crowd.targets)
+        ),
         str(device),
         torch.get_default_dtype(),
     )
