@@ -9,6 +9,7 @@ that ran.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpexp.imported import remember_imports
+
+if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+    # OpenMP reads it as torch is imported. Its threads wait for each other at every operation, and
+    # by themselves keep a core for milliseconds while they do: one that another program needs too.
+    os.environ["GOMP_SPINCOUNT"] = "1000"
 
 if TYPE_CHECKING:
     import torch
