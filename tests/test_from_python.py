@@ -56,10 +56,13 @@ def test_an_override_without_effect_warns(tmp_path):
         dpexp.run(words, "privacy.clip_norm=7", f"results={tmp_path}")
 
 
+@pytest.mark.parametrize("package", ["dpexp", "scripts"])
 @pytest.mark.parametrize(("known", "waits"), [({}, "1000"), ({"OMP_WAIT_POLICY": "active"}, None)])
-def test_threads_that_wait_leave_their_core_to_others_unless_the_user_says_how(known, waits):
-    """Beside two busy programs, on two cores, a run took fourteen times as long."""
-    code = "import os, dpexp; print(os.environ.get('GOMP_SPINCOUNT'))"
+def test_threads_that_wait_leave_their_core_to_others_unless_the_user_says_how(
+    package, known, waits
+):
+    """Beside busy programs, on two cores, a run took up to fourteen times as long."""
+    code = f"import os, {package}; print(os.environ.get('GOMP_SPINCOUNT'))"
     others = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_WAIT"))}
     ended = subprocess.run(
         [sys.executable, "-c", code], env=others | known, capture_output=True, text=True

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -292,18 +293,24 @@ def _check_post_processing(
 
 def _takes_none(parts: Any, clip_norm: float, few: Made, findings: dict[str, None]) -> bool:
     """Return whether a method takes a step that draws no example."""
-    try:
+    what = "a step that draws no example fails"
+    why = "a private run takes such steps, as a Poisson draw may be empty"
+    with _failures_told(what, why, findings):
         for _ in _after_equal_releases(parts, clip_norm, none(few), few, 1, 0):
             pass
+        return True
+    return False
+
+
+@contextmanager
+def _failures_told(what: str, why: str, findings: dict[str, None]) -> Iterator[None]:
+    """Make a finding of what anyone's method may raise, but for what is not as declared."""
+    try:
+        yield
     except NotAsDeclared:
         raise
-    except Exception as error:  # anyone's method, which may raise anything
-        findings[
-            f"a step that draws no example fails ({type(error).__name__}: {one_line(error)}); a "
-            "private run takes such steps, as a Poisson draw may be empty"
-        ] = None
-        return False
-    return True
+    except Exception as error:
+        findings[f"{what} ({type(error).__name__}: {one_line(error)}); {why}"] = None
 
 
 def _after_equal_releases(
@@ -355,15 +362,10 @@ def _check_repeated(parts: Any, clip_norm: float, steps: int, findings: dict[str
         state = copy.deepcopy(outcome.state)
         bench.update(outcome)
         taken = [bench.step(method, copy.deepcopy(state), examples, step)]
-        try:
+        keep = "keep in the state what lasts from step to step"
+        with _failures_told("a step fails where a run goes on", keep, findings):
             taken.append(bench.step(copy.deepcopy(parts.method), state, examples, step))
-        except NotAsDeclared:
-            raise
-        except Exception as error:  # anyone's method, which may raise anything
-            findings[
-                f"a step fails where a run goes on ({type(error).__name__}: {one_line(error)}); "
-                "keep in the state what lasts from step to step"
-            ] = None
+        if len(taken) < 2:
             return
         one, other = (
             {
@@ -378,7 +380,7 @@ def _check_repeated(parts: Any, clip_norm: float, steps: int, findings: dict[str
         if where is not None:
             findings[
                 f"a step depends on more than the state, so that a run cannot go on exactly (at "
-                f"{where}); keep in the state what lasts from step to step"
+                f"{where}); {keep}"
             ] = None
             return
         outcome = taken[0][0]
