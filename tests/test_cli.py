@@ -186,6 +186,10 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
         (["++model.widht=3"], "Unknown key model.widht: .* Did you mean width?"),
         (["model.depth=11"], "Expected a depth of"),
         (["model.head=tail"], "Expected the model to hold a classifier named 'tail'"),
+        (
+            ["method=dpsgd", "model.head=tail"],
+            "Expected the model to hold a classifier named 'tail'",
+        ),
         (["optimizer.lr=-1"], "SGD refuses its settings: Invalid learning rate: -1"),
         (["optimizer=adam"], "Expected optimizer.lr beside optimizer=adam"),
         (["+optimizer.momentun=1"], "Unknown key optimizer.momentun: .* Did you mean momentum?"),

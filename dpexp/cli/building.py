@@ -93,6 +93,7 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
         from dpexp.models.standardized import standardize
 
         standardize(model)
+    _require_head(model, str(node.get("head", "")))
     patterns = _patterns(config.get("method", {}).get("freeze"))
     if not (is_of_door(node) or node.get("fix") or patterns):
         return Built(model, str(node.get("head", "")))
@@ -112,6 +113,19 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
     if patterns:
         classifier.freeze(model, patterns)
     return Built(model, head)
+
+
+def _require_head(model: Any, head: str) -> None:
+    """Refuse the name of a classifier that a model lacks, also under methods that read none.
+
+    Raises:
+        ConfigError: with the name that is spelt most alike.
+    """
+    from dpexp.methods.selection import classifier
+    from dpexp.models.classifier import AUTO
+
+    if head not in ("", AUTO):
+        classifier(model, head)
 
 
 def require_sizes(model: Any) -> None:
