@@ -152,6 +152,13 @@ def test_every_heading_of_the_recipes_says_of_which_data():
     assert all(re.match(r"(CIFAR10 from scratch|on features|SST-2), ε = ", h) for h in headings)
 
 
+def test_columns_of_numbers_are_as_narrow_as_their_numbers():
+    """At the width of words the page of noise had its last two columns out of sight."""
+    style = (ROOT / "docs/_static/site.css").read_text(encoding="utf-8")
+    wide = [rule for rule in style.splitlines() if re.match(r"table.* td.*min-width", rule)]
+    assert wide and all(":not(.text-right)" in rule or "code" in rule for rule in wide)
+
+
 def test_the_list_of_decisions_has_every_one_in_its_order_at_its_own_anchor():
     folder = ROOT / "docs" / "decisions"
     listed = re.findall(
