@@ -136,6 +136,29 @@ def test_the_claims_are_counted_as_on_the_page():
         assert [sum(pair) for pair in zip(*counts, strict=True)] == [sum(of.values()), *of.values()]
 
 
+def test_as_many_budgets_are_decided_as_comparisons_hold():
+    """Of lsg's Figure 4 the page named one more than its verdict had."""
+    figure = (ROOT / "results/quick/lsg/figure4.md").read_text(encoding="utf-8")
+    (held,) = re.findall(r"it holds in (\d+) of 12 comparisons", figure)
+    (told,) = re.findall(r"LSG is above RGP .* decided at ε = ([\d., and]*\d)", RESULTS)
+    assert len(re.findall(r"\d+\.\d+", told)) == int(held)
+
+
+def test_every_heading_of_the_recipes_says_of_which_data():
+    """Some were an ε alone; and with more than seven columns the last are out of sight."""
+    (head,) = re.findall(r"\| method, recipe \| (CIFAR10.*) \|", TEXTS["docs/later.md"])
+    headings = head.split(" | ")
+    assert len(headings) < 7
+    assert all(re.match(r"(CIFAR10 from scratch|on features|SST-2), ε = ", h) for h in headings)
+
+
+def test_columns_of_numbers_are_as_narrow_as_their_numbers():
+    """At the width of words the page of noise had its last two columns out of sight."""
+    style = (ROOT / "docs/_static/site.css").read_text(encoding="utf-8")
+    wide = [rule for rule in style.splitlines() if re.match(r"table.* td.*min-width", rule)]
+    assert wide and all(":not(.text-right)" in rule or "code" in rule for rule in wide)
+
+
 def test_the_list_of_decisions_has_every_one_in_its_order_at_its_own_anchor():
     folder = ROOT / "docs" / "decisions"
     listed = re.findall(

@@ -106,8 +106,7 @@ Rule = Callable[[errors.Side, errors.Side], bool]
 
 def ours(above: errors.Side, below: errors.Side) -> bool:
     """Decide as a verdict does."""
-    found = errors.estimate(above, below)
-    return found.difference - found.half_width(LEVEL) > 0
+    return errors.estimate(above, below).low(LEVEL) > 0
 
 
 def one_t(above: errors.Side, below: errors.Side) -> bool:

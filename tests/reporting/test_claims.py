@@ -415,4 +415,4 @@ def test_a_look_on_the_way_is_corrected_for_the_comparisons_that_are_still_to_co
     }
     for of, count in ((values, len(pairs)), (begun, len(pairs)), (skipped, 1)):
         found, high = upper_bound(of)
-        assert high == found.difference + found.half_width(claims.LEVEL / count)
+        assert high == found.high(claims.LEVEL / count)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from dpexp.attacks.membership import attack
 from dpexp.cli import verdicts
@@ -174,6 +175,27 @@ def test_a_small_level_is_kept_whatever_the_seeds_and_their_spreads(seeds, sprea
         wrong += found.difference < -found.half_width(level)
     expected = level * draws
     assert wrong <= expected + 3 * expected**0.5
+
+
+@pytest.mark.parametrize("level", [0.025, 0.025 / 18])
+@pytest.mark.parametrize("accuracy", [80.0, 98.0, 99.0])
+@pytest.mark.parametrize("examples", [300, 2000])
+def test_an_accuracy_near_100_against_a_number_keeps_its_level(examples, accuracy, level):
+    """About its own middle 6 % instead of 2.5 would be put above what they are, or ten times 0.14.
+
+    Exact: the chance of every number of correct predictions is known.
+    """
+    too_high = too_low = 0.0
+    chances = binom.pmf(np.arange(examples + 1), examples, accuracy / 100)
+    for correct, chance in enumerate(chances.tolist()):
+        if chance > 1e-9:
+            side = errors.Side(np.array([100 * correct / examples]), sizes=(examples,))
+            found = errors.estimate(side, errors.number(accuracy))
+            back = errors.estimate(errors.number(accuracy), side)
+            assert back.high(level) == pytest.approx(-found.low(level), abs=1e-9)
+            too_high += chance * (found.low(level) > 0)
+            too_low += chance * (found.high(level) < 0)
+    assert max(too_high, too_low) <= 1.2 * level
 
 
 @pytest.mark.parametrize("seeds", some_long([2, 5, 10], [2, 5]))

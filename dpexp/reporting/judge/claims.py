@@ -243,7 +243,6 @@ def compare(
     """
     if estimate is None:
         return Comparison(above, below, None, -math.inf, math.inf, NOT_RUN)
-    low = estimate.difference - estimate.half_width(LEVEL)
-    high = estimate.difference + estimate.half_width(LEVEL / max(1, number))
+    low, high = estimate.low(LEVEL), estimate.high(LEVEL / max(1, number))
     verdict = HOLDS if low > margin else FAILS if high < margin else UNCLEAR
     return Comparison(above, below, estimate, low, high, verdict)

@@ -8,6 +8,9 @@ interaction too, so the interaction is subtracted once. Each term, and in it eac
 its own Student's t, and the half-widths add in quadrature: the bound then keeps its level whatever
 the spreads (Banerjee 1960). Satterthwaite's degrees of freedom are misled by seeds that agree by
 chance, the more so the smaller the level (docs/decisions/tables.md compares both).
+
+Accuracies near 0 or 100 are skewed. Two of them are so alike, and the difference is not. Against a
+number the interval's middle is moved by Hall's correction (1992), for a binomial share.
 """
 
 from __future__ import annotations
@@ -86,6 +89,7 @@ class Estimate:
         shared: the interaction's variance, which both terms contain.
         num_seeds: of each side; 0 for a number.
         num_examples: of each side, over all test sets; 0 for a number or if unknown.
+        skew: the third central moment over the variance; 0 but for an accuracy against a number.
     """
 
     difference: float
@@ -95,6 +99,7 @@ class Estimate:
     shared: float
     num_seeds: tuple[int, int]
     num_examples: tuple[int, int]
+    skew: float = 0.0
 
     @property
     def error(self) -> float | None:
@@ -107,14 +112,29 @@ class Estimate:
         error = self._combined(lambda term: 1.0)
         return error if error > 0 else None
 
-    def half_width(self, level: float) -> float:
-        """Return the distance of the one-sided confidence bound at `level`, in (0, 0.5).
+    def low(self, level: float) -> float:
+        """Return the difference's lower bound, which holds with probability 1 - `level`.
 
-        The bound holds with probability 1 - `level`. Infinite if the error is unknown.
+        Args:
+            level: in (0, 0.5).
         """
+        return self._middle(level) - self.half_width(level)
+
+    def high(self, level: float) -> float:
+        """Return its upper bound, which holds with probability 1 - `level`."""
+        return self._middle(level) + self.half_width(level)
+
+    def half_width(self, level: float) -> float:
+        """Return the distance of either bound from their middle; infinite if no error is known."""
         if self.error is None:
             return math.inf
-        return self._combined(lambda term: -float(stdtrit(term[1], level)))
+        return self._combined(lambda term: _quantile(term, level))
+
+    def _middle(self, level: float) -> float:
+        if self.examples is None:
+            return self.difference
+        # Hall 1992, The Bootstrap and Edgeworth Expansion, section 3.5
+        return self.difference + self.skew * (1 + 2 * _quantile(self.examples, level) ** 2) / 6
 
     def _combined(self, quantile: Callable[[Term], float]) -> float:
         seeds = sum(term[0] * quantile(term) ** 2 for term in self.seeds)
@@ -129,6 +149,11 @@ class Estimate:
     def lacks_seeds(self) -> bool:
         """Whether no side has two seeds, so that the error leaves out the spread of seeds."""
         return not self.seeds
+
+
+def _quantile(term: Term, level: float) -> float:
+    """Return the point that Student's t of a term exceeds with probability `level`."""
+    return -float(stdtrit(term[1], level))
 
 
 def estimate(above: Side, below: Side) -> Estimate:
@@ -148,7 +173,15 @@ def estimate(above: Side, below: Side) -> Estimate:
         _interaction(above) + _interaction(below) if examples else 0.0,
         (above.num_seeds, below.num_seeds),
         (counts[0], counts[1]),
+        _skew(above) - _skew(below) if kind == ONE_SIDED else 0.0,
     )
+
+
+def _skew(side: Side) -> float:
+    """Return an accuracy's third central moment over its variance, as of a binomial share."""
+    if side.is_number or side.of_examples is not None:
+        return 0.0
+    return (100 - 2 * side.mean) / sum(side.sizes)
 
 
 def _seeds(sides: Sequence[Side]) -> tuple[Term, ...]:
