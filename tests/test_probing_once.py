@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import dpexp
 from dpexp import cli
 from dpexp.training.train import train
 from dpexp.types import ConfigError
@@ -88,6 +89,16 @@ def test_what_the_first_batch_sets_is_refused_before_it_leaves(
     with pytest.raises(ConfigError, match="Expected .*(shift|is_set)|FirstBatch") as refused:
         run(first, method, tmp_path)
     assert "\n" not in str(refused.value)
+    assert not list(tmp_path.rglob("result.json"))
+
+
+@pytest.mark.parametrize("flag", ["a buffer", "an attribute"])
+def test_counting_outputs_does_not_set_what_the_first_batch_would(flag, tmp_path):
+    """dpexp.train calls a model on blanks; set by these, it would pass the trial and train so."""
+    model = nn.Sequential(nn.Linear(4, 4), FirstBatch(4, flag, True, True), nn.Linear(4, 3))
+    train, few = (torch.rand(24, 4), torch.arange(24) % 3), {"epochs": 1, "batch_size": 8}
+    with pytest.raises(ConfigError, match="Expected .*(shift|is_set)|FirstBatch"):
+        dpexp.train(model, train, train, eps=8, lr=0.1, results=tmp_path, device="cpu", **few)
     assert not list(tmp_path.rglob("result.json"))
 
 
