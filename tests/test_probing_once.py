@@ -157,3 +157,31 @@ def test_a_write_that_only_real_examples_lead_to_ends_the_run_before_it_leaves(
         run(Writes(write), method, tmp_path)
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.rglob("result.json"))
+
+
+def by_count(module, x):
+    module.kept.add_(1)
+
+
+def by_real_examples(module, x):
+    if len(x) > 1 and bool((x[:, 0] == x[0, 0]).all()):  # a corner that digits leave
+        module.kept.copy_(x.mean() * torch.ones_like(module.kept))
+
+
+@pytest.mark.parametrize("write", [by_count, by_real_examples])
+@pytest.mark.parametrize("kept", [torch.zeros(()), torch.zeros(2, dtype=torch.cfloat)])
+def test_a_buffer_that_passes_write_to_never_leaves(write, kept, tmp_path):
+    """A count of micro-batches is a count of the examples that were drawn, without noise."""
+
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("kept", kept.clone())
+
+        def forward(self, x):
+            write(self, x.detach())
+            return x
+
+    with pytest.raises(ConfigError, match="'first.kept' is written to as examples pass"):
+        run(Keeps(), ("dpsgd", "micro_batch=1" if write is by_count else "seed=0"), tmp_path)
+    assert not list(tmp_path.rglob("result.json"))
