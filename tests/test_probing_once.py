@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import dpexp
 from dpexp import cli
 from dpexp.training.train import train
 from dpexp.types import ConfigError
@@ -91,6 +92,16 @@ def test_what_the_first_batch_sets_is_refused_before_it_leaves(
     assert not list(tmp_path.rglob("result.json"))
 
 
+@pytest.mark.parametrize("flag", ["a buffer", "an attribute"])
+def test_counting_outputs_does_not_set_what_the_first_batch_would(flag, tmp_path):
+    """dpexp.train calls a model on blanks; set by these, it would pass the trial and train so."""
+    model = nn.Sequential(nn.Linear(4, 4), FirstBatch(4, flag, True, True), nn.Linear(4, 3))
+    train, few = (torch.rand(24, 4), torch.arange(24) % 3), {"epochs": 1, "batch_size": 8}
+    with pytest.raises(ConfigError, match="Expected .*(shift|is_set)|FirstBatch"):
+        dpexp.train(model, train, train, eps=8, lr=0.1, results=tmp_path, device="cpu", **few)
+    assert not list(tmp_path.rglob("result.json"))
+
+
 @pytest.mark.parametrize("method", METHODS, ids=" ".join)
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_a_table_that_lookups_rescale_is_refused(kind, method, tmp_path):
@@ -145,4 +156,32 @@ def test_a_write_that_only_real_examples_lead_to_ends_the_run_before_it_leaves(
     with pytest.raises(ConfigError, match="'first.shift' is written to") as refused:
         run(Writes(write), method, tmp_path)
     assert "\n" not in str(refused.value)
+    assert not list(tmp_path.rglob("result.json"))
+
+
+def by_count(module, x):
+    module.kept.add_(1)
+
+
+def by_real_examples(module, x):
+    if len(x) > 1 and bool((x[:, 0] == x[0, 0]).all()):  # a corner that digits leave
+        module.kept.copy_(x.mean() * torch.ones_like(module.kept))
+
+
+@pytest.mark.parametrize("write", [by_count, by_real_examples])
+@pytest.mark.parametrize("kept", [torch.zeros(()), torch.zeros(2, dtype=torch.cfloat)])
+def test_a_buffer_that_passes_write_to_never_leaves(write, kept, tmp_path):
+    """A count of micro-batches is a count of the examples that were drawn, without noise."""
+
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("kept", kept.clone())
+
+        def forward(self, x):
+            write(self, x.detach())
+            return x
+
+    with pytest.raises(ConfigError, match="'first.kept' is written to as examples pass"):
+        run(Keeps(), ("dpsgd", "micro_batch=1" if write is by_count else "seed=0"), tmp_path)
     assert not list(tmp_path.rglob("result.json"))

@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import re
 import shutil
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import dpexp
 from dpexp import records
 from dpexp.cli.groups import CONF
 from dpexp.cli.verify import verify
+from dpexp.models.copies import copied
 from dpexp.privacy.certificate import COUNTED
 from dpexp.records.keyed import KEY
 from dpexp.types import ConfigError
@@ -999,6 +1001,28 @@ def test_what_a_copy_would_untie_is_refused(make, line, method, trained):
     eps = 8 if method == "dpsgd" else None
     with pytest.raises(ConfigError, match=re.escape(line)):
         trained(make(), method=method, eps=eps, **FLAT)
+
+
+scale = None  # as a notebook has names
+
+
+@pytest.mark.parametrize(
+    ("use", "is_held"),
+    [
+        (lambda module, _, y: y * scale, True),
+        (lambda module, _, y: y * module.scale, False),
+        (lambda module, _, y: y + type("Sum", (), {"of": lambda: scale}).of(), True),
+    ],
+)
+def test_a_hook_holds_a_global_parameter_and_not_an_attribute_of_its_name(
+    use, is_held, monkeypatch
+):
+    model = nn.Linear(4, 3)
+    model.scale = nn.Parameter(torch.ones(3))
+    monkeypatch.setitem(globals(), "scale", model.scale)
+    model.register_forward_hook(use)
+    with pytest.raises(ConfigError, match="holds 'scale'") if is_held else nullcontext():
+        copied(model)
 
 
 def test_half_precision_is_said_and_not_blamed_on_the_clip_norm(trained):

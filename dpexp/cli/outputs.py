@@ -10,6 +10,7 @@ from dpexp.data.text import Texts
 from dpexp.models.adapting import logits_of
 from dpexp.models.mode import in_mode
 from dpexp.models.vocabulary import ended
+from dpexp.training.probing.stage import state_kept
 from dpexp.types import ConfigError
 
 
@@ -33,7 +34,9 @@ def outputs_of(model: nn.Module, train: Examples | Texts) -> int:
         blank = ended(model, blank)
     blanks = Examples(blank, torch.zeros(len(blank), dtype=torch.long))
     try:
-        with torch.no_grad(), in_mode(model, is_training=False):
+        # What a module takes from the first batch that it sees is not to be taken from blanks: the
+        # trial before the first step would find it set.
+        with torch.no_grad(), in_mode(model, is_training=False), state_kept(model):
             found = logits_of(model(blanks.batch(torch.arange(len(blank))).inputs))
     except Exception as error:  # anyone's model, which may raise anything
         reason = " ".join(str(error).split())[:300]

@@ -62,6 +62,15 @@ class Boundary(torch.autograd.Function):
         return (None, None, *gradients)
 
 
+def standing_alone(output: Tensor) -> Tensor:
+    """Return an output that is no view of another tensor, without a copy.
+
+    torch.nn.functional.linear returns a view where rows have several axes. What changes a view in
+    place, as ReLU(inplace=True) does, gives it a new node, and a hook on the old one is not called.
+    """
+    return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
+
+
 SPECTRAL = frozenset({"_SpectralNorm", "SpectralNorm"})
 """torch's classes that estimate a weight's spectral norm, a little better with every call."""
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from dpexp.grad_sample.attention import Attentions
 from dpexp.grad_sample.freezing import freeze, thaw
-from dpexp.grad_sample.graph import Before, Boundary, Kept, Start
+from dpexp.grad_sample.graph import Before, Boundary, Kept, Start, standing_alone
 from dpexp.grad_sample.hooking import hooked_layers, is_untried, taken_apart
 from dpexp.grad_sample.modules import SAME, flattened, gradients_of, sums_of
 from dpexp.grad_sample.rules import FormedGrads, GroupedGrads, SummedGrads, alone, layer_grads_of
@@ -220,6 +220,7 @@ class Tape:
             x, output = (self._for_each_example(each) for each in (x, output))
         self._note_rows(name, output)
         self._start_graph(output)
+        output = standing_alone(output)
         kept: list[Any] = [self._keep(x)]
         if not self._is_backward:  # else a checkpointed part, computed again
             use = self._next_use(name)
@@ -276,6 +277,7 @@ class Tape:
                 for order, place in enumerate(floating)
             ]
         if len(floating) == 1 and given[floating[0]].requires_grad:
+            given[floating[0]] = standing_alone(given[floating[0]])
             if use is not None:
                 given[floating[0]].register_hook(lambda dh: on_backward((dh,)))
         else:

@@ -6,6 +6,7 @@ import copy
 import functools
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dis import get_instructions
 from itertools import chain
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
@@ -17,6 +18,9 @@ from dpexp.grad_sample.hooking import refuse_overlaps
 from dpexp.types import ConfigError
 
 M = TypeVar("M", bound=nn.Module)
+
+LOOKS_UP = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+"""Instructions of Python 3.11 and 3.12 that may find a global name; the others are of classes."""
 
 
 def copied(model: M) -> M:
@@ -130,7 +134,8 @@ def _refuse_buffers(model: nn.Module) -> None:
 
 def _names(code: CodeType) -> Iterator[str]:
     """Return the global names that a function's code, and functions in it, look up."""
-    yield from code.co_names
+    # co_names has attributes' names too: `layer.scale` looks up no global `scale`.
+    yield from (each.argval for each in get_instructions(code) if each.opname in LOOKS_UP)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)

@@ -1,16 +1,16 @@
-"""Whether passes over examples wrote to a model's parameters, which leave without noise."""
+"""Whether passes over examples wrote to what leaves with a model's weights, without noise."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dpexp.training.states import marks
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, full_name
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers by their bytes."""
@@ -20,11 +20,11 @@ FACTOR = 0x9E3779B1
 
 
 class Seen(NamedTuple):
-    """Parameters at one moment.
+    """Parameters, and the buffers that are kept with them, at one moment.
 
     Attributes:
         names: in the model's order.
-        marks: whose tensors they were, and how often written to.
+        marks: whose tensors they were, and how often written to; of buffers their content counts.
         content: of each a hash and two sums, since a write through `.data` is not counted.
     """
 
@@ -35,19 +35,28 @@ class Seen(NamedTuple):
 
 @torch.no_grad()
 def look_at(model: nn.Module, without: Collection[str] = ()) -> Seen:
-    """Return what parameters are now.
+    """Return what parameters and kept buffers are now.
 
     Args:
         model: any module.
         without: names of parameters that are written to as they should be.
     """
     held = {name: each for name, each in model.named_parameters() if name not in without}
-    tensors = [*held.values()]
-    return Seen(tuple(held), marks(tensors), _content(tensors))
+    held = {name: each for name, each in held.items() if each.numel()}  # the others hold nothing
+    kept = dict(_kept_buffers(model))
+    marked = marks([*held.values()]) + [(0, 0)] * len(kept)
+    return Seen((*held, *kept), marked, _content([*held.values(), *kept.values()]))
+
+
+def _kept_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the buffers that a model's state has, and that hold something."""
+    for place, module in model.named_modules():
+        for own, each in module._buffers.items():
+            if own not in module._non_persistent_buffers_set and each is not None and each.numel():
+                yield full_name(place, own), torch.view_as_real(each) if each.is_complex() else each
 
 
 def _content(tensors: Sequence[Tensor]) -> list[tuple[int, ...]]:
-    tensors = [each for each in tensors if each.numel()]  # the others hold nothing
     if not tensors:
         return []
     hashes = torch.stack([torch.hash_tensor(each) for each in tensors]).tolist()
@@ -94,6 +103,9 @@ def _weighed(sums: Tensor) -> Tensor:
 def require_unwritten(before: Seen, model: nn.Module, without: Collection[str] = ()) -> None:
     """Refuse a model whose passes over examples have written to a parameter, or replaced it.
 
+    Or changed a buffer that is kept with the weights: be it a count of calls, it tells how many
+    examples were drawn.
+
     Raises:
         ConfigError: naming the first one.
     """
@@ -104,7 +116,7 @@ def require_unwritten(before: Seen, model: nn.Module, without: Collection[str] =
     told = zip(before.names, zip(before.marks, before.content, strict=True), strict=True)
     name = next((name for name, was in told if same.get(name) != was), now.names[-1])
     raise ConfigError(
-        f"Expected a model that leaves its parameters as they are; {name!r} is written to as "
-        "examples pass, and what it takes up would leave without noise. Nothing of this step has "
-        "left. Remove it, or hold it fixed."
+        f"Expected a model that leaves its parameters and buffers as they are; {name!r} is written "
+        "to as examples pass, and what it takes up would leave without noise. Nothing of this step "
+        "has left. Remove it, or hold it fixed."
     )

@@ -194,6 +194,10 @@ LAYERS = {
     "a dataclass": lambda: Net(ByName(), lambda layer, h: layer(h).first),
     "a hook before it": hooked_before,
     "in place": lambda: Net(nn.RMSNorm(D), lambda layer, h: layer(h).mul_(2)),
+    "a view in place": lambda: Net(nn.Linear(D, D), lambda layer, h: layer(h).relu_()),
+    "parametrized in place": lambda: Net(
+        parametrizations.weight_norm(nn.Linear(D, D)), lambda layer, h: layer(h).mul_(2)
+    ),
 }
 
 
