@@ -62,13 +62,18 @@ class Boundary(torch.autograd.Function):
         return (None, None, *gradients)
 
 
-def standing_alone(output: Tensor) -> Tensor:
-    """Return an output that is no view of another tensor, without a copy.
+def standing_alone(module: nn.Module, output: Tensor) -> Tensor:
+    """Return a module's output as no view of another tensor, without a copy.
 
     torch.nn.functional.linear returns a view where rows have several axes. What changes a view in
     place, as ReLU(inplace=True) does, gives it a new node, and a hook on the old one is not called.
+    What torch's own layers return nothing else holds; of other code's output a view stays one, as
+    autograd would not notice that what it saved is changed.
     """
-    return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
+    is_torchs = str(getattr(module.forward, "__module__", "")).startswith("torch.nn.")
+    if not is_torchs or not output._is_view():
+        return output
+    return torch.ops.aten._unsafe_view(output, output.shape)
 
 
 SPECTRAL = frozenset({"_SpectralNorm", "SpectralNorm"})

@@ -220,7 +220,7 @@ class Tape:
             x, output = (self._for_each_example(each) for each in (x, output))
         self._note_rows(name, output)
         self._start_graph(output)
-        output = standing_alone(output)
+        output = standing_alone(layer, output)
         kept: list[Any] = [self._keep(x)]
         if not self._is_backward:  # else a checkpointed part, computed again
             use = self._next_use(name)
@@ -277,7 +277,7 @@ class Tape:
                 for order, place in enumerate(floating)
             ]
         if len(floating) == 1 and given[floating[0]].requires_grad:
-            given[floating[0]] = standing_alone(given[floating[0]])
+            given[floating[0]] = standing_alone(module, given[floating[0]])
             if use is not None:
                 given[floating[0]].register_hook(lambda dh: on_backward((dh,)))
         else:

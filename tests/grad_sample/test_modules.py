@@ -313,6 +313,25 @@ def test_an_empty_micro_batch_and_another_after_it(kind):
         assert not tape._inputs and not tape._parts
 
 
+def test_no_view_of_what_autograd_saved_is_changed_unnoticed():
+    """Its module's input would get another gradient than plain PyTorch's, which refuses."""
+
+    class Saved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.randn(D))
+
+        def forward(self, h):
+            return torch.sigmoid(self.scale * h).view(len(h), T, D)
+
+    model, x, y = drawn(lambda: Net(Saved(), lambda layer, h: layer(h).mul_(2)))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        F.cross_entropy(model(x), y).backward()
+    names = [name for name, _ in model.named_parameters()]
+    with trial(), pytest.raises((ConfigError, RuntimeError)):
+        taken(model, x, y, names)
+
+
 def test_torchs_warning_of_an_operation_without_a_batching_rule_is_known():
     """It comes at every call; modules ignores it by these words."""
     attend = torch.func.vmap(F.scaled_dot_product_attention)
