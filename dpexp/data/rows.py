@@ -144,9 +144,9 @@ def _cells(path: Path, delimiter: str | None) -> Iterator[tuple[int, list[str]]]
                     raise ValueError(f"line {line} has {found}, the header {width}")
                 if between == "\t" and any("\t" in cell or "\n" in cell for cell in cells):
                     raise ConfigError(
-                        f"Expected cells without tabs and line breaks at {path}, as other programs "
-                        f"read TSV; the row that ends on line {line} has a quote that is not closed "
-                        "in its line. Remove the quote, or save it as CSV."
+                        f"Expected cells without tabs and line breaks at {path}, as it is TSV; the "
+                        f"row that ends on line {line} has a quote that is not closed in its line. "
+                        "Remove the quote, or save it as CSV."
                     )
                 yield line, cells
     except ConfigError:
@@ -212,14 +212,13 @@ def _readable(path: Path) -> Iterator[Any]:
 
 def _line_of_another_encoding(path: Path) -> int:
     """Return the first line that is not UTF-8; a stream decodes many lines before it gives one."""
-    number = 0
     with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             try:
                 line.decode()
             except UnicodeDecodeError:
-                break
-    return number
+                return number
+    raise AssertionError(f"{path} is in UTF-8 by now")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
