@@ -83,27 +83,32 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
     Raises:
         ConfigError: if a setting does not fit the model.
     """
+    from dpexp.methods import selection
+    from dpexp.models.classifier import AUTO
+
     node = config["model"]
     require_sizes(model)
     if is_of_door(node):
         from dpexp.models.unwrapped import unwrapped
 
         model = unwrapped(model)
+    head = str(node.get("head", ""))
+    if head not in ("", AUTO):
+        selection.classifier(model, head)  # also where the method does not ask for it
     if _is_standardized(node):
         from dpexp.models.standardized import standardize
 
         standardize(model)
     patterns = _patterns(config.get("method", {}).get("freeze"))
     if not (is_of_door(node) or node.get("fix") or patterns):
-        return Built(model, str(node.get("head", "")))
+        return Built(model, head)
     from dpexp.models import adapting, classifier, fixing
 
     if node.get("fix"):
         fixing.fix(model, node["fix"])
-    head = str(node.get("head", ""))
     if is_of_door(node):
         adapting.returns_logits(model)
-        if head == classifier.AUTO:
+        if head == AUTO:
             head = ""  # methods that treat a classifier apart refuse
             if not classifier.is_bare(model, num_classes):
                 head = classifier.find_head(model, num_classes)
