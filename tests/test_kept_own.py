@@ -219,6 +219,9 @@ def test_a_model_that_was_handed_over_is_loaded_into_one_like_it_alone(tmp_path)
         with pytest.raises(ConfigError, match=r"does not say .* dpexp.load\(directory, model\)"):
             dpexp.load(run.directory, trust=trust)
     loaded = dpexp.load(run.directory, torch.nn.Sequential(torch.nn.Linear(4, 2)))
+    for wrong, said in ((torch.ones(2, 7), "fails on these"), (torch.ones(4), r"input\[None\]")):
+        with pytest.raises(ConfigError, match=said):
+            loaded.predict(wrong)
     torch.testing.assert_close(loaded.outputs(inputs), run.model(inputs))
     assert [guess.label for guess in loaded.predict(inputs)] == run.model(inputs).argmax(1).tolist()
     card = (run.directory / "README.md").read_text()

@@ -89,19 +89,19 @@ def prepare(model: Any, config: Mapping[str, Any], num_classes: int) -> Built:
         from dpexp.models.unwrapped import unwrapped
 
         model = unwrapped(model)
+    head = str(node.get("head", ""))
+    _require_head(model, head)
     if _is_standardized(node):
         from dpexp.models.standardized import standardize
 
         standardize(model)
-    _require_head(model, str(node.get("head", "")))
     patterns = _patterns(config.get("method", {}).get("freeze"))
     if not (is_of_door(node) or node.get("fix") or patterns):
-        return Built(model, str(node.get("head", "")))
+        return Built(model, head)
     from dpexp.models import adapting, classifier, fixing
 
     if node.get("fix"):
         fixing.fix(model, node["fix"])
-    head = str(node.get("head", ""))
     if is_of_door(node):
         adapting.returns_logits(model)
         if head == classifier.AUTO:

@@ -24,7 +24,7 @@ from dpexp.models.unwrapped import unwrapped
 from dpexp.privacy.stated import is_ours
 from dpexp.records import weights
 from dpexp.records.keeping import WEIGHTS, changed
-from dpexp.types import ConfigError
+from dpexp.types import ConfigError, one_line
 
 BATCH = 256
 """Inputs at once (ours); changes results by rounding alone."""
@@ -74,8 +74,21 @@ class TrainedModel:
         """
         batches = self._batches(raw)
         device = next(iter(self.module.parameters())).device
-        with torch.no_grad():
-            parts = [logits_of(self.module(batch.to(device))).cpu() for batch in batches]
+        try:
+            with torch.no_grad():
+                parts = [logits_of(self.module(batch.to(device))).cpu() for batch in batches]
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if self.preprocessing is not None or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise ConfigError(
+                "Expected inputs [n, ...] as the model takes them; it fails on these "
+                f"({type(error).__name__}: {one_line(error)[:200]}). Pass a batch as in training."
+            ) from error
+        if any(part.ndim != 2 for part in parts):
+            raise ConfigError(
+                "Expected a batch of inputs [n, ...]; the model gives outputs of shape "
+                f"{list(parts[0].shape)}. Pass one input as input[None]."
+            )
         return torch.cat(parts) if parts else torch.empty(0, self.record.result["num_classes"])
 
     def predict(self, raw: Any) -> list[Guess]:

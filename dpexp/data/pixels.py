@@ -85,7 +85,7 @@ def picture(value: Any, where: str) -> Image.Image:
         ) from None
     raise ConfigError(
         f"Expected an encoded image of 8 bits a channel, grey or RGB, as {where}; it {reason}. "
-        "Convert it, or remove it from the file."
+        "Convert it, or remove it."
     )
 
 
@@ -139,7 +139,7 @@ def _bytes(value: Any, where: str) -> bytes:
             "to_parquet of the datasets library does"
         )
     elif value is None or value == b"":
-        reason = "is empty. Remove the row from the file"
+        reason = "is empty. Remove it, or fetch it again"
     else:
         reason = f"holds {type(value).__name__}. Set the column of images, or encode them as PNG"
     raise ConfigError(f"Expected the bytes of an encoded image as {where}; it {reason}.")

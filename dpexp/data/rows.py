@@ -143,8 +143,14 @@ def _cells(path: Path, delimiter: str | None) -> Iterator[tuple[int, list[str]]]
                     found = counted(len(cells), "cell")
                     raise ValueError(f"line {line} has {found}, the header {width}")
                 if between == "\t" and any("\t" in cell or "\n" in cell for cell in cells):
-                    raise ValueError(f"a quote before line {line} is not closed in its cell")
+                    raise ConfigError(
+                        f"Expected cells without tabs and line breaks at {path}, as it is TSV; the "
+                        f"row that ends on line {line} has a quote that is not closed in its line. "
+                        "Remove the quote, or save it as CSV."
+                    )
                 yield line, cells
+    except ConfigError:
+        raise
     except (ValueError, csv.Error) as error:
         raise ConfigError(
             f"Expected a table in UTF-8, with a header and {_named(between)} between columns, at "
@@ -178,6 +184,8 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     if not isinstance(value, dict):
                         raise ValueError(f"it holds {type(value).__name__}")
                     yield number, value
+        except UnicodeDecodeError:
+            raise  # told of by _readable
         except (ValueError, RecursionError) as error:
             raise ConfigError(
                 f"Expected a JSON object a line, in UTF-8, at {path}; line {max(number, 1)} cannot "
@@ -195,6 +203,22 @@ def _readable(path: Path) -> Iterator[Any]:
         raise ConfigError(
             f"Expected a readable file at {path}; {error.strerror}. Set task.data."
         ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"Expected text in UTF-8 at {path}; line {_line_of_another_encoding(path)} is in "
+            f"another encoding ({error.reason}). Save it in UTF-8."
+        ) from None
+
+
+def _line_of_another_encoding(path: Path) -> int:
+    """Return the first line that is not UTF-8; a stream decodes many lines before it gives one."""
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    raise AssertionError(f"{path} is in UTF-8 by now")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

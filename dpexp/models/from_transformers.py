@@ -168,7 +168,10 @@ def _loaded(folder: Path, config: Any, auto: Any) -> nn.Module:
             local_files_only=True,
         )
     except Exception as error:
-        raise ConfigError(f"Expected readable weights in {folder}; {_short(error)}.") from error
+        raise ConfigError(
+            f"Expected readable weights in {folder}; {_short(error)}. Fetch the folder again, or "
+            "set model.args as it was trained."
+        ) from error
     encoder = f"{model.base_model_prefix}."
     own = [name for name in model.state_dict() if name.startswith(encoder)]
     lacking = sorted(
@@ -179,7 +182,8 @@ def _loaded(folder: Path, config: Any, auto: Any) -> nn.Module:
     if lacking:
         raise ConfigError(
             f"Expected all weights of the encoder in {folder}; it lacks {len(lacking)}, "
-            f"{lacking[0]} among them. Put the files of the whole model there."
+            f"{lacking[0]} among them. Put the files of the whole model there, or set model.args "
+            "as it was trained."
         )
     for name, actual, expected in sorted(loading["mismatched_keys"]):
         if name.startswith(encoder):

@@ -284,7 +284,9 @@ def _load(
         )
     except Exception as error:  # damaged files raise many kinds of errors
         reason = one_line(error)
-        raise ConfigError(f"Expected readable weights in {folder}; {reason}.") from error
+        raise ConfigError(
+            f"Expected readable weights in {folder}; {reason}. Fetch the folder again."
+        ) from error
     for name, actual, expected in sorted(loading["mismatched_keys"]):
         raise ConfigError(
             f"Expected {name} of shape {tuple(expected)}, as in config.json, in {folder}; its "

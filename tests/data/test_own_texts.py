@@ -113,8 +113,8 @@ def test_other_delimiters_are_asked_for_and_taken(tmp_path, words):
         (b"text,label\ngood,bad,good\n", "line 2 has 3 cells"),
         (b'text,label\n"good,bad\n', "cannot be read after line 1"),
         (b'text,label\n"good"x,bad\n', "cannot be read after line 1"),
-        (b"text,label\nfian\xe7ailles,good\n", "UTF-8.*cannot be read after line"),
-        (b"\xff\xfet\x00e\x00x\x00t\x00", "UTF-8"),
+        (b"text,label\nfian\xe7ailles,good\n", "line 2 is in another encoding .* Save it in UTF-8"),
+        (b"\xff\xfet\x00e\x00x\x00t\x00", "line 1 is in another encoding .* Save it in UTF-8"),
         (b"text,text,label\na,b,good\n", "columns text, label .* each once"),
         (b"text\ngood\n", "label"),
         (b"text,label\n,good\n", "column text, line 2 .* holds nothing"),
@@ -142,7 +142,7 @@ def test_a_header_alone_holds_no_examples(tmp_path, words):
 def test_a_quote_that_is_not_closed_in_a_tsv_file_swallows_no_rows(tmp_path, words):
     save(tmp_path / "set", ".tsv")
     (tmp_path / "set/train.tsv").write_text('text\tlabel\n"good\tbad\nfine"\tgood\n')
-    assert "is not closed in its cell" in refusal(*words)
+    assert "Remove the quote, or save it as CSV." in refusal(*words)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,15 @@ def test_a_line_of_jsonl_that_is_no_example_is_refused(tmp_path, words, line, sa
     (tmp_path / "set/train.jsonl").write_text(f"{first}{line}\n")
     refused = refusal(*words, "task.text_columns=[text]")
     assert re.search(said, refused) and "train.jsonl" in refused, refused
+
+
+@pytest.mark.parametrize("kind", [".csv", ".tsv", ".jsonl"])
+def test_the_first_line_in_another_encoding_is_named(tmp_path, words, kind):
+    save(tmp_path / "set", kind)
+    path = tmp_path / f"set/train{kind}"
+    path.write_bytes(path.read_bytes() + "fiançailles\n".encode("cp1252"))
+    line = path.read_bytes().count(b"\n")
+    assert f"line {line} is in another encoding" in refusal(*words)
 
 
 @pytest.mark.parametrize("texts", [[1, 2], [None, "a"], [["a"], ["b"]], [b"a", b"b"]], ids=str)

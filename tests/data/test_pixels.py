@@ -235,7 +235,7 @@ def test_what_eight_bits_cannot_say_is_refused_in_a_line(kind):
 @pytest.mark.parametrize(
     ("cell", "expected"),
     [
-        (None, "is empty"),
+        (None, "is empty. Remove it, or fetch it again"),
         ({"bytes": None, "path": None}, "is empty"),
         ("cats/1.png", "names a file, cats/1.png, whose bytes are not in the column"),
         ({"bytes": None, "path": "cats/1.png"}, "names a file, cats/1.png"),

@@ -105,7 +105,12 @@ def test_images_are_normalised_by_the_models_own_constants_or_the_tasks(tmp_path
         ("Bert", [*TEXT, "model.dropout=true"], "model.dropout: got True|dropout"),
         ("Bert", [*TEXT, "task.max_length=50"], "Expected task.max_length <= 40"),
         ("Bert", [*TEXT, "model.args.vocab_size=20"], "an embedding of at least 57 tokens"),
-        ("Bert", [*TEXT, "model.pretrained=true"], "Expected readable weights in"),
+        ("Bert", [*TEXT, "model.pretrained=true"], "readable weights in .* Fetch the folder again"),
+        (
+            "Bert",
+            [*TEXT, "model.pretrained=true", "model.args.num_attention_heads=5"],
+            "readable weights in .* or set model.args as it was trained",
+        ),
         ("Bert", [*TEXT, "model.pretrained=perhaps"], "pretrained.*bool|pretrained"),
         ("ConvNext", [*IMAGE, "model.resize=0"], "Expected model.resize to be a side"),
         ("ConvNext", [*IMAGE, "model.resize=big"], "Expected model.resize|resize"),

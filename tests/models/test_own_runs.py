@@ -191,6 +191,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, one_thre
         ("Broken", [], "fails on made-up ones .RuntimeError: of no use here.."),
         ("Right", ["method=rgp", "model.head=tail"], "a classifier named 'tail'; it has none"),
         ("Right", ["method=rgp", "model.head=score"], "Did you mean scores"),
+        ("Right", ["method=dpsgd", "model.head=score"], "Did you mean scores"),
         ("Net", ["model.args.width=16", "model.fix=yes"], "Expected model.fix to be true"),
         ("Absent", [], "has no attribute 'Absent'"),
     ],
