@@ -1,26 +1,30 @@
-"""Check, before the first step, that an augmentation and a clipping rule keep examples apart.
+"""Check, before the first step, that loss, augmentation and clipping rule keep examples apart.
 
-What mixes examples, as mixup and CutMix do, or a clip norm taken from the batch, lets one example
-move its neighbours' gradients, too. Each of them is clipped, but together they move by more than
-one clip norm.
+What mixes examples, as mixup and CutMix do, a mean over the batch, or a clip norm taken from it,
+lets one example move its neighbours' gradients, too. Each of them is clipped, but together they
+move by more than one clip norm.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dpexp.data import LossFn
 from dpexp.data.augmentation import FEWER, Augmentation
 from dpexp.distributed import memory
 from dpexp.privacy.clipping import Clipping
 from dpexp.privacy.seeds import generator
 from dpexp.training.probing.check import CLEAR, MADE
+from dpexp.training.probing.draws import MIDDLE, FixedDraws
 from dpexp.training.probing.made_up import make_up
 from dpexp.training.probing.recorder import gap
 from dpexp.training.probing.stage import chance_kept, staged
+from dpexp.training.probing.trial import Subject
 from dpexp.types import Batch, ConfigError, first_weight
 
 FINE = 1e-6
@@ -31,6 +35,100 @@ CROWDS = (*((centre, 1.0) for centre in (0.01, 0.1, 1.0, 10.0, 100.0)), (1.0, 6.
 """Bounds that norms are made up for; where these lie, in bounds, and how many decades either way
 they reach (ours): what follows the batch may show only where most norms are small, or most large.
 Infinity by itself comes last: a rule that remembers may see nothing after it."""
+
+ROWS, EVERY, ODD = 160, 8, 12
+"""Rows of a made-up batch; how far those lie apart that a loss also takes alone, and those that do
+not fit where most do (ours)."""
+
+SCALES = (0.1, 1.0, 10.0)
+"""Of made-up outputs (ours): for a loss all are unsure, or all are sure."""
+
+OURS = "dpexp."
+
+
+def check_loss(task: Any, model: nn.Module, device: torch.device) -> None:
+    """Compare a loss's gradients of made-up outputs in a crowd with those of each by itself.
+
+    `check_model` sees few examples, which may all be of different classes: a loss that counts those
+    of a class, or that drops all but the worst, would be the same for each of them. The suite's own
+    losses are known to add up.
+
+    Args:
+        task: for its loss and its examples' shape; no example is read.
+        model: on its device, in its mode; it says what outputs are like.
+        device: the model's.
+
+    Raises:
+        ConfigError: if the loss is not one number, or no sum over examples.
+    """
+    loss, dtype = task.loss, first_weight(model).dtype
+    if getattr(loss, "__module__", "").startswith(OURS):
+        return
+    try:
+        with staged(model, dtype, device, draw=MADE):
+            crowd = make_up(task, model, device, dtype).crowd
+            seen = Subject(model, (), loss).outputs(crowd, MIDDLE)
+    except Exception:  # a model may reject synthetic inputs in any way; `check_model` says so
+        return
+    name = getattr(loss, "__name__", type(loss).__name__)
+    for batch in _of_outputs(seen, crowd.targets, task.num_classes):
+        try:
+            with chance_kept([device] if device.type == "cuda" else []), FixedDraws(MIDDLE):
+                whole = _slopes(loss, batch, name)[::EVERY]
+                alone = [
+                    _slopes(
+                        loss, Batch(batch.inputs[at : at + 1], batch.targets[at : at + 1]), name
+                    )
+                    for at in range(0, ROWS, EVERY)
+                ]
+        except ConfigError:
+            raise
+        except Exception:  # a loss may take probabilities alone, say; `check_model` says so
+            continue
+        if gap(whole, torch.cat(alone)) > CLEAR:
+            raise ConfigError(
+                f"Expected a loss that adds up over examples; what {name} has of a made-up one "
+                "changes with the others in its batch. Take sums in place of means "
+                "(reduction='sum'), and each example's term from its own output and target."
+            )
+
+
+def _of_outputs(seen: Tensor, targets: Tensor, num_classes: int) -> Iterator[Batch]:
+    """Return outputs as inputs [ROWS, ...], and targets: of all kinds, two, one, and most that fit.
+
+    Args:
+        seen: outputs of a model, [n, ...].
+        targets: of its examples, for their dtype.
+        num_classes: of the task.
+    """
+    gen = generator(0, "made-up/outputs", 0)
+    shape = (ROWS, *seen.shape[1:])
+    scaled = [scale * torch.randn(shape, generator=gen).to(seen) for scale in SCALES]
+    for outputs in (seen[torch.arange(ROWS) % len(seen)], *scaled):
+        rows = outputs.flatten(1)
+        if targets.is_floating_point():
+            drawn = torch.randn(ROWS, generator=gen).to(targets)
+            two, fitting = (drawn > 0).to(targets), rows[:, 0].to(targets)
+        else:
+            drawn = torch.randint(num_classes, (ROWS,), generator=gen).to(targets)
+            two, fitting = drawn % 2, rows.argmax(1).to(targets) % num_classes
+        fitting[::ODD] = drawn[::ODD]
+        same = drawn[:1].expand(ROWS)
+        yield from (Batch(outputs, each) for each in (drawn, two, same, fitting))
+
+
+@torch.enable_grad()
+def _slopes(loss: LossFn, batch: Batch, name: str) -> Tensor:
+    """Return a loss's gradients of outputs, [n, ...]."""
+    outputs = batch.inputs.detach().clone().requires_grad_()
+    total = loss(outputs, batch.targets.clone())
+    if total.numel() != 1:
+        raise ConfigError(
+            f"Expected a loss of one number, the sum over a batch; {name} gives numbers of shape "
+            f"{[*total.shape]}. Sum them (reduction='sum')."
+        )
+    (slopes,) = torch.autograd.grad(total, outputs, allow_unused=True, materialize_grads=True)
+    return slopes
 
 
 @torch.no_grad()
