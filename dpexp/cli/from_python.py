@@ -47,7 +47,7 @@ from dpexp.models.copies import copied
 from dpexp.models.libraries import TEXTS, reads_texts
 from dpexp.models.mode import parts_in_eval, warn_without_dropout
 from dpexp.models.notes import notes_of
-from dpexp.models.unwrapped import unwrapped
+from dpexp.models.unwrapped import require_module, unwrapped
 from dpexp.records.keeping import WEIGHTS
 from dpexp.records.keyed import keyed
 from dpexp.records.weights import digest
@@ -103,8 +103,7 @@ def train(
     Raises:
         ConfigError: as there.
     """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"Expected model to be a torch.nn.Module; got {type(model).__name__}.")
+    require_module(model)
     numbers = {"eps": eps, "delta": delta, "epochs": epochs, "batch_size": batch_size, "lr": lr}
     numbers |= {"clip_norm": clip_norm, "seed": seed, "dataset_size": dataset_size}
     for name, value in numbers.items():

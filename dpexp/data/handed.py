@@ -54,6 +54,26 @@ def pair(data: Any, name: str) -> tuple[Tensor, Tensor]:
         ) from error
 
 
+def inputs_of(raw: Any) -> Tensor:
+    """Return inputs [n, ...] without targets, of an array or of a list of n inputs.
+
+    Raises:
+        ConfigError: they are neither, or of several shapes or types.
+    """
+    try:
+        if not _is_array(raw) and not isinstance(raw, list):
+            raise TypeError(f"got {type(raw).__name__}")
+        inputs = tensor_of(raw) if _is_array(raw) else _stacked(raw, "input")
+        if not inputs.ndim:
+            raise TypeError("got a single number")
+    except Exception as error:  # anyone's array, which may raise anything
+        raise ConfigError(
+            "Expected inputs as a tensor or array [n, ...], or a list of them; "
+            f"{one_line(error)[:200]}. Pass them as dpexp.train takes them, without targets."
+        ) from error
+    return inputs
+
+
 def _are_arrays(inputs: Any, targets: Any) -> bool:
     """Return whether a pair holds all inputs and all targets, which may be a plain list."""
     return _is_array(inputs) and (_is_array(targets) or isinstance(targets, list))
