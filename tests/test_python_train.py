@@ -10,11 +10,12 @@ import shutil
 from contextlib import nullcontext
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import dpexp
 from dpexp import records
@@ -509,6 +510,19 @@ def test_the_callers_random_numbers_stay(trained):
     assert torch.equal(torch.rand(3), expected)
 
 
+NO_EXAMPLES = [
+    (DataLoader(TensorDataset(*TRAIN)), "got DataLoader. Pass the data set .*, its .dataset"),
+    (zip(*TRAIN, strict=True), "got zip. Read it into a list of such pairs"),
+    (dict(enumerate(TRAIN)), "got dict. Pass inputs and targets as a pair"),
+    (pd.DataFrame({"x": [1.0], "y": [0]}), "got DataFrame. Pass inputs and targets as a pair"),
+    (TRAIN[0], "got Tensor. Pass inputs and targets as a pair"),
+    (None, "got NoneType. Pass inputs and targets as a pair"),
+    (tuple(part.tolist() for part in TRAIN), "Make a tensor of each list, .* targets"),
+    ((TRAIN[0], nn.functional.one_hot(TRAIN[1])), r"Give targets.argmax\(1\), if .* one-hot"),
+]
+"""What notebooks hand over as examples and is none, with what to do about it."""
+
+
 def missing(targets):
     """Return targets as numbers, of which the fourth is missing."""
     return torch.where(torch.arange(len(targets)) == 3, math.nan, targets.double())
@@ -608,6 +622,7 @@ class Counting(Unheard):
         ({"settings": {"micro_batch": 0}}, r"[Ss]et settings={'micro_batch': ...}"),
         ({"test": (TEST[0][..., :3], TEST[1])}, "test inputs of the train inputs' shape"),
         ({"train": [(torch.zeros(1), 0), (torch.zeros(2), 0)]}, "cannot be stacked"),
+        *(({"train": data}, f"{way}\\.$") for data, way in NO_EXAMPLES),
         ({"train": (TRAIN[0][:0], TRAIN[1][:0])}, "at least one train example"),
         ({"test": (TEST[0][:0], TEST[1][:0])}, "at least one test example"),
         (
@@ -639,7 +654,9 @@ class Counting(Unheard):
         ({"settings": {"batchsize": 3}}, "batch_size"),
         ({"method": "rgp", "settings": {"++method.rnak": 3}}, "method.rnak: .*mean rank"),
         ({"dataset_size": 199}, "Expected dataset_size=199 .*Set dataset_size=200 if"),
-        ({"lr": -1}, "SGD refuses its settings"),
+        ({"lr": -1}, r"^Expected lr > 0; got -1\. Set lr\.$"),
+        ({"device": "gpu"}, r"^Expected device auto, .*; got device=gpu\. Set device\.$"),
+        ({"dataset_size": 1.5}, r"whole number >= 1; got 1.5\. Set dataset_size\.$"),
         ({"clip_norm": -1}, "^Expected clip_norm"),
         ({"method": "gep"}, "Expected a method without public examples: .*'method.basis'"),
         ({"settings": {"public": "digits"}, "method": "rgp_core"}, "Expected no public set"),
@@ -684,7 +701,7 @@ class Counting(Unheard):
             {"settings": {"clipping": ["per_layer", "normalize"]}},
             r"^Expected one clipping; got clipping=\['per_layer', 'normalize'\]",
         ),
-        ({"settings": {"micro_batch": -64, "model.head": "64"}}, r"micro_batch': \.\.\.}\.$"),
+        ({"settings": {"micro_batch": -3, "model.head": "3"}}, r"micro_batch': \.\.\.}\.$"),
         ({"settings": {"privacy.delta": 0.1}}, "Expected delta as an argument"),
         ({"settings": {"task.dataset_size": 9}}, "Expected dataset_size as an argument"),
         ({"settings": {"features": "resnet152"}}, "model and inputs as .*settings..features"),

@@ -336,7 +336,9 @@ def _task(
     if delta is None and type(size) is int:
         delta = delta_for(size - held_out if held_out < size else size)
     if delta is None:
-        raise ConfigError(f"Expected dataset_size to be a whole number >= 1; got {size}.")
+        raise ConfigError(
+            f"Expected dataset_size to be a whole number >= 1; got {size}. Set dataset_size."
+        )
     return task_of(train, test, num_classes=outputs, delta=delta, dataset_size=size)
 
 

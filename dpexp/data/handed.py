@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from numbers import Number
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.data import DataLoader
 
 from dpexp.types import ConfigError, one_line
 
@@ -40,8 +41,14 @@ def pair(data: Any, name: str) -> tuple[Tensor, Tensor]:
                 f"{one_line(error)[:200]}."
             ) from error
         return inputs, targets
-    if isinstance(data, Tensor | dict | str) or not hasattr(type(data), "__getitem__"):
-        raise ConfigError(f"Expected {name} to be {WHAT}; got {type(data).__name__}.")
+    is_table = _is_array(data) and not isinstance(data, np.ndarray)
+    if is_table or isinstance(data, dict | str) or not hasattr(type(data), "__getitem__"):
+        way = "Pass inputs and targets as a pair"
+        if isinstance(data, DataLoader):
+            way = "Pass the data set that it loads, its .dataset"
+        elif isinstance(data, Iterator):
+            way = "Read it into a list of such pairs"
+        raise ConfigError(f"Expected {name} to be {WHAT}; got {type(data).__name__}. {way}.")
     pairs = _items(data, name) if _length(data, name) else []
     firsts, seconds = [first for first, _ in pairs], [second for _, second in pairs]
     try:
@@ -110,10 +117,12 @@ def _items(data: Any, name: str) -> list[tuple[Any, Any]]:
         for index in range(len(data)):
             items.append(_pair_of(data[index]))
     except Exception as error:  # anyone's data set, which may raise anything
+        way = "Remove it, or let its items be (input, target)"
+        if len(data) == 2 and isinstance(data[0], list) and isinstance(data[1], list):
+            way = "Make a tensor of each list, if they are inputs and targets"
         raise ConfigError(
             f"Expected {name} to be {WHAT}; item {index} of {type(data).__name__} cannot be read "
-            f"as one ({type(error).__name__}: {one_line(error)[:200]}). Remove it, or let its "
-            "items be (input, target)."
+            f"as one ({type(error).__name__}: {one_line(error)[:200]}). {way}."
         ) from error
     if _differs(data, items):
         warnings.warn(
