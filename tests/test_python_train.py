@@ -523,6 +523,14 @@ NO_EXAMPLES = [
 """What notebooks hand over as examples and is none, with what to do about it."""
 
 
+def test_it_trains_in_inference_mode_as_outside_of_it(trained, tmp_path):
+    outside = trained(epochs=1)
+    with torch.inference_mode():
+        inside = trained(epochs=1, results=tmp_path / "inside")
+        assert torch.is_inference_mode_enabled()
+    assert inside.result["weights_sha256"] == outside.result["weights_sha256"]
+
+
 def missing(targets):
     """Return targets as numbers, of which the fourth is missing."""
     return torch.where(torch.arange(len(targets)) == 3, math.nan, targets.double())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +62,7 @@ BEFOREHAND = ("features", "prompts", "warm_start")
 """Choices of run.py that change its inputs or its model before the training begins."""
 
 
+@torch.inference_mode(False)  # which a caller may be in
 def run(words: Sequence[str]) -> TrainedRun:
     """Train a run, or look it up; see `dpexp.run`."""
     spoken = split(words)
@@ -73,11 +74,16 @@ def run(words: Sequence[str]) -> TrainedRun:
         config = with_weights(_composed(overrides))
     validate.check_values(config)
     idle.warn(config, overrides)
-    done_before(config)  # refuses a run of other data or weights
-    return TrainedRun.read(execute(config))
+    # GPUs that nothing has used yet are left alone: ranks have them to themselves.
+    with _own_random_numbers(
+        range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    ):
+        done_before(config)  # refuses a run of other data or weights
+        return TrainedRun.read(execute(config))
 
 
 @in_arguments
+@torch.inference_mode(False)
 def train(
     model: nn.Module,
     train: Any,
@@ -347,7 +353,7 @@ def _dotted(kind: type) -> str:
 
 
 @contextmanager
-def _own_random_numbers() -> Iterator[None]:
-    """Leave the caller's random numbers as they are."""
-    with torch.random.fork_rng():
+def _own_random_numbers(gpus: Iterable[int] | None = None) -> Iterator[None]:
+    """Leave the caller's random numbers as they are, on the CPU and on GPUs; None: on all."""
+    with torch.random.fork_rng(gpus):
         yield
