@@ -749,6 +749,32 @@ def test_the_classifier_alone_trains_privately_where_that_is_asked_for(trained):
     assert trained(method="linear", eps=None).epsilon is None
 
 
+class Shifting:
+    """A data set whose items differ from one reading to the next."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.rand(1, 4, 4), index % 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"eps": None, "clip_norm": 7}, "clip_norm=7 has no effect"),
+        ({"train": Shifting(), "dataset_size": 20, "batch_size": 5}, "differ from one reading"),
+        ({"model": nn.Sequential(*network(), nn.Dropout()).eval()}, "dropout"),
+    ],
+    ids=["idle", "data", "mode"],
+)
+def test_a_warning_names_the_line_that_called(changes, said, tmp_path):
+    said_of = {"model": network(), "train": TRAIN, "eps": 8, "batch_size": 50} | changes
+    with pytest.warns(UserWarning, match=said) as told:
+        dpexp.train(test=TEST, epochs=0.3, lr=0.1, results=tmp_path, device="cpu", **said_of)
+    assert {warned.filename for warned in told} == {__file__}
+
+
 def test_an_argument_without_effect_is_told_of_by_its_name(trained):
     laplace = {"method.noise": "laplace"}
     with pytest.warns(UserWarning, match="^delta=1e-05 has no effect with Laplace noise"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from numbers import Number
@@ -15,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.data import DataLoader
 
 from dpexp.types import ConfigError, one_line
+from dpexp.warned import warn_caller
 
 LABELS = ("labels", "label")
 """What the target of an item that is a dict is called."""
@@ -125,10 +125,9 @@ def _items(data: Any, name: str) -> list[tuple[Any, Any]]:
             f"as one ({type(error).__name__}: {one_line(error)[:200]}). {way}."
         ) from error
     if _differs(data, items):
-        warnings.warn(
+        warn_caller(
             f"Items of {name} differ from one reading to the next, as by a random augmentation: "
-            "each is read once, and is what it was then. Its run is found again by no later call.",
-            stacklevel=2,
+            "each is read once, and is what it was then. Its run is found again by no later call."
         )
     return items
 
