@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import numpy as np
@@ -521,6 +522,18 @@ NO_EXAMPLES = [
     ((TRAIN[0], nn.functional.one_hot(TRAIN[1])), r"Give targets.argmax\(1\), if .* one-hot"),
 ]
 """What notebooks hand over as examples and is none, with what to do about it."""
+
+
+def test_runs_of_several_threads_are_what_each_is_alone(trained, tmp_path):
+    model = nn.Sequential(*network(), nn.Dropout())
+
+    def weights(seed, folder):
+        run = trained(model, seed=seed, results=tmp_path / folder)
+        return run.result["weights_sha256"]
+
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(weights, (1, 2), ("together", "together")))
+    assert together == [weights(1, "alone"), weights(2, "alone")]
 
 
 def test_it_trains_in_inference_mode_as_outside_of_it(trained, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import reprlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -55,6 +56,10 @@ from dpexp.types import ConfigError
 
 GIVEN = "dpexp.data.given.examples_of"
 """What a record names as the source of data that were handed over in memory."""
+
+ONE_RUN = threading.RLock()
+"""Held by the thread that uses torch's generators or Hydra, which a process has one of each; that
+thread may take it again, as in a callback that starts a run."""
 
 NO_PUBLIC = "dpexp.train cannot tell whether any of them is private"
 
@@ -321,7 +326,8 @@ def _trained(
 
 def _composed(words: Sequence[str]) -> dict[str, Any]:
     try:
-        return compose(words)
+        with ONE_RUN:
+            return compose(words)
     except Exception as error:
         line = errors.mistake(error)
         if line is None:
@@ -354,6 +360,9 @@ def _dotted(kind: type) -> str:
 
 @contextmanager
 def _own_random_numbers(gpus: Iterable[int] | None = None) -> Iterator[None]:
-    """Leave the caller's random numbers as they are, on the CPU and on GPUs; None: on all."""
-    with torch.random.fork_rng(gpus):
+    """Leave the caller's random numbers as they are, on the CPU and on GPUs; None: on all.
+
+    Threads take turns: they share torch's generators, and would draw each other's numbers.
+    """
+    with ONE_RUN, torch.random.fork_rng(gpus):
         yield
