@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import dpexp
 from dpexp import cli, records
@@ -26,6 +27,17 @@ def test_it_trains_and_the_second_time_looks_up_what_the_command_line_would_make
     again = dpexp.run(*WORDS.split(), f"results='{folder}'")
     assert again == first
     assert (first.directory / "result.json").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_the_callers_random_numbers_and_mode_stay(mode, tmp_path):
+    torch.manual_seed(5)
+    with torch.inference_mode(mode):
+        dpexp.run(WORDS.replace("0.2", "0.1"), f"results={tmp_path}")
+        assert torch.is_inference_mode_enabled() == mode
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(3), drawn)
 
 
 @pytest.mark.parametrize(

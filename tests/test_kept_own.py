@@ -5,6 +5,7 @@ import io
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers
@@ -224,5 +225,30 @@ def test_a_model_that_was_handed_over_is_loaded_into_one_like_it_alone(tmp_path)
             loaded.predict(wrong)
     torch.testing.assert_close(loaded.outputs(inputs), run.model(inputs))
     assert [guess.label for guess in loaded.predict(inputs)] == run.model(inputs).argmax(1).tolist()
+    for wrong, said in (
+        (torch.nn.Linear, r"got the class Linear\. Pass a model of it: Linear\(\.\.\.\)\.$"),
+        (len, r"got builtin_function_or_method\. Pass a module, whose forward may call it\.$"),
+        (loaded.module.state_dict(), r"got OrderedDict\. Pass a module\.$"),
+        (torch.nn.Linear(4, 2), r'"0\.bias"\. Pass one of the same architecture'),
+    ):
+        with pytest.raises(ConfigError, match=said) as refused:
+            dpexp.load(run.directory, wrong)
+        assert "\n" not in str(refused.value)
     card = (run.directory / "README.md").read_text()
     assert f'dpexp.load("{run.directory.name}", Model())' in card and "dpexp predict" not in card
+
+
+def test_inputs_are_read_as_the_training_read_them(tmp_path):
+    bytes_, labels = torch.randint(256, (60, 4), dtype=torch.uint8), torch.arange(60) % 2
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    settings = {"eps": 8, "epochs": 1, "batch_size": 20, "lr": 0.1, "results": tmp_path}
+    run = dpexp.train(model, (bytes_[:40], labels[:40]), (bytes_[40:], labels[40:]), **settings)
+    loaded, floats = dpexp.load(run.directory, model), bytes_ / 255
+    expected = loaded.predict(floats)
+    frame = pd.DataFrame(floats.numpy())
+    for same in (bytes_, bytes_.numpy(), floats.numpy(), frame, [*floats], [*floats.numpy()]):
+        assert [guess.label for guess in loaded.predict(same)] == [g.label for g in expected]
+    assert loaded.predict(floats.tolist()) == expected and loaded.predict([]) == []
+    for wrong in (None, "x", (floats, labels), (row for row in floats), [floats[0], floats[:2]], 3):
+        with pytest.raises(ConfigError, match="Expected inputs as a tensor or array .* without"):
+            loaded.predict(wrong)

@@ -7,14 +7,16 @@ import multiprocessing
 import pickle
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import dpexp
 from dpexp import records
@@ -509,6 +511,39 @@ def test_the_callers_random_numbers_stay(trained):
     assert torch.equal(torch.rand(3), expected)
 
 
+NO_EXAMPLES = [
+    (DataLoader(TensorDataset(*TRAIN)), "got DataLoader. Pass the data set .*, its .dataset"),
+    (zip(*TRAIN, strict=True), "got zip. Read it into a list of such pairs"),
+    (dict(enumerate(TRAIN)), "got dict. Pass inputs and targets as a pair"),
+    (pd.DataFrame({"x": [1.0], "y": [0]}), "got DataFrame. Pass inputs and targets as a pair"),
+    (TRAIN[0], "got Tensor. Pass inputs and targets as a pair"),
+    (None, "got NoneType. Pass inputs and targets as a pair"),
+    (tuple(part.tolist() for part in TRAIN), "Make a tensor of each list, .* targets"),
+    ((TRAIN[0], nn.functional.one_hot(TRAIN[1])), r"Give targets.argmax\(1\), if .* one-hot"),
+]
+"""What notebooks hand over as examples and is none, with what to do about it."""
+
+
+def test_runs_of_several_threads_are_what_each_is_alone(trained, tmp_path):
+    model = nn.Sequential(*network(), nn.Dropout())
+
+    def weights(seed, folder):
+        run = trained(model, seed=seed, results=tmp_path / folder)
+        return run.result["weights_sha256"]
+
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(weights, (1, 2), ("together", "together")))
+    assert together == [weights(1, "alone"), weights(2, "alone")]
+
+
+def test_it_trains_in_inference_mode_as_outside_of_it(trained, tmp_path):
+    outside = trained(epochs=1)
+    with torch.inference_mode():
+        inside = trained(epochs=1, results=tmp_path / "inside")
+        assert torch.is_inference_mode_enabled()
+    assert inside.result["weights_sha256"] == outside.result["weights_sha256"]
+
+
 def missing(targets):
     """Return targets as numbers, of which the fourth is missing."""
     return torch.where(torch.arange(len(targets)) == 3, math.nan, targets.double())
@@ -608,6 +643,7 @@ class Counting(Unheard):
         ({"settings": {"micro_batch": 0}}, r"[Ss]et settings={'micro_batch': ...}"),
         ({"test": (TEST[0][..., :3], TEST[1])}, "test inputs of the train inputs' shape"),
         ({"train": [(torch.zeros(1), 0), (torch.zeros(2), 0)]}, "cannot be stacked"),
+        *(({"train": data}, f"{way}\\.$") for data, way in NO_EXAMPLES),
         ({"train": (TRAIN[0][:0], TRAIN[1][:0])}, "at least one train example"),
         ({"test": (TEST[0][:0], TEST[1][:0])}, "at least one test example"),
         (
@@ -639,7 +675,9 @@ class Counting(Unheard):
         ({"settings": {"batchsize": 3}}, "batch_size"),
         ({"method": "rgp", "settings": {"++method.rnak": 3}}, "method.rnak: .*mean rank"),
         ({"dataset_size": 199}, "Expected dataset_size=199 .*Set dataset_size=200 if"),
-        ({"lr": -1}, "SGD refuses its settings"),
+        ({"lr": -1}, r"^Expected lr > 0; got -1\. Set lr\.$"),
+        ({"device": "gpu"}, r"^Expected device auto, .*; got device=gpu\. Set device\.$"),
+        ({"dataset_size": 1.5}, r"whole number >= 1; got 1.5\. Set dataset_size\.$"),
         ({"clip_norm": -1}, "^Expected clip_norm"),
         ({"method": "gep"}, "Expected a method without public examples: .*'method.basis'"),
         ({"settings": {"public": "digits"}, "method": "rgp_core"}, "Expected no public set"),
@@ -684,7 +722,7 @@ class Counting(Unheard):
             {"settings": {"clipping": ["per_layer", "normalize"]}},
             r"^Expected one clipping; got clipping=\['per_layer', 'normalize'\]",
         ),
-        ({"settings": {"micro_batch": -64, "model.head": "64"}}, r"micro_batch': \.\.\.}\.$"),
+        ({"settings": {"micro_batch": -3, "model.head": "3"}}, r"micro_batch': \.\.\.}\.$"),
         ({"settings": {"privacy.delta": 0.1}}, "Expected delta as an argument"),
         ({"settings": {"task.dataset_size": 9}}, "Expected dataset_size as an argument"),
         ({"settings": {"features": "resnet152"}}, "model and inputs as .*settings..features"),
@@ -722,6 +760,32 @@ def test_the_classifier_alone_trains_privately_where_that_is_asked_for(trained):
     run = trained(method="linear", settings={"noise": True, "clip": True})
     assert 0 < run.epsilon <= 8 and not run.certificate["deviations"][1:]
     assert trained(method="linear", eps=None).epsilon is None
+
+
+class Shifting:
+    """A data set whose items differ from one reading to the next."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.rand(1, 4, 4), index % 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"eps": None, "clip_norm": 7}, "clip_norm=7 has no effect"),
+        ({"train": Shifting(), "dataset_size": 20, "batch_size": 5}, "differ from one reading"),
+        ({"model": nn.Sequential(*network(), nn.Dropout()).eval()}, "dropout"),
+    ],
+    ids=["idle", "data", "mode"],
+)
+def test_a_warning_names_the_line_that_called(changes, said, tmp_path):
+    said_of = {"model": network(), "train": TRAIN, "eps": 8, "batch_size": 50} | changes
+    with pytest.warns(UserWarning, match=said) as told:
+        dpexp.train(test=TEST, epochs=0.3, lr=0.1, results=tmp_path, device="cpu", **said_of)
+    assert {warned.filename for warned in told} == {__file__}
 
 
 def test_an_argument_without_effect_is_told_of_by_its_name(trained):

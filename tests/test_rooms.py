@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # other. Data flows up: gradients of examples know nothing of the clip that they go through, and a
 # model's files are looked for as data are.
 FLOORS = (
-    {"types", "imported", "linalg"},
+    {"types", "imported", "linalg", "warned"},
     {"records"},
     {"kernels"},
     {"grad_sample", "data"},
@@ -29,7 +29,7 @@ REPORTING = ("text", "schema", "collect", "judge", "render")
 HYDRA = {"hydra", "hydra_plugins", "omegaconf"}
 ENTRIES = {"run", "scripts"}
 
-LOOSE = {"__init__.py", "imported.py", "types.py", "linalg.py"}
+LOOSE = {"__init__.py", "imported.py", "types.py", "linalg.py", "warned.py"}
 
 FILES = dict.fromkeys(sorted((ROOT / "dpexp").rglob("*.py")))
 

@@ -62,6 +62,7 @@ SAID = {
     "os.nothing": "can be imported; got os.nothing (module 'os' has no attribute 'nothing')",
     "nowhere.Thing": "can be imported; got nowhere.Thing (No module named 'nowhere')",
     "..": "can be imported; got .. (the 'package' argument",
+    "nets_mine": "got nets_mine (it names no module. Write module.Name). Set ",
     "os.path": "that can be called; got os.path",
     f"{HERE}.breaks": "broke",
     f"{HERE}.leaves": "SystemExit: 3",
@@ -107,7 +108,11 @@ def test_a_module_that_fails_as_it_is_imported_is_told_of(source, said, tmp_path
         (["+loop=.."], "Expected loop to be a module"),
         (["+loop=5"], "Expected loop to be a module"),
         (["+loop=dpexp.pate"], "Expected method=pate with loop=dpexp.pate"),
-        (["optimizer.lr=-1"], "torch.optim.SGD refuses its settings: Invalid learning rate"),
+        (
+            ["optimizer.momentum=-1"],
+            "as torch.optim.SGD takes it; it refuses its settings: Invalid momentum value: -1. Set "
+            "what is below optimizer.",
+        ),
         (["+optimizer._args_=5"], "Hydra refuses it"),
         (["+optimizer._partial_=true"], "to give a torch.optim.Optimizer"),
         (["+optimizer.more={_target_: os.system}"], "Hydra refuses it"),

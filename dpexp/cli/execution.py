@@ -13,6 +13,7 @@ from dpexp.cli.building import is_of_door
 from dpexp.cli.instantiate import admit, loop_of
 from dpexp.cli.named_folders import require_named
 from dpexp.cli.parts import build_parts
+from dpexp.warned import warn_caller
 
 
 def execute(config: dict[str, Any]) -> Path:
@@ -121,14 +122,13 @@ def _work(ranks: Any, config: dict[str, Any]) -> None:
         if "warm_start" in config and ranks.size > 1:
             parts.model.load_state_dict(ranks.from_first(parts.model.state_dict()))
         if ranks.is_first and (line := validate.unscaled(config)):
-            warnings.warn(line, stacklevel=2)
+            warn_caller(line)
         # What wraps a method has its size too, also of one that never takes any.
         takes_public = "public_size" in vars(innermost(parts.method))  # its settings may make it 0
         if ranks.is_first and "public" in config and parts.task.public is None and not takes_public:
-            warnings.warn(
+            warn_caller(
                 f"public={config['public']['name']} has no effect: "
-                f"method={config['method']['name']} takes no public examples as it is set.",
-                stacklevel=2,
+                f"method={config['method']['name']} takes no public examples as it is set."
             )
         with failing_model(config):
             loop_of(config).train(config, parts, ranks)

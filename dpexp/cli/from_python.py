@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,7 @@ from dpexp.models.copies import copied
 from dpexp.models.libraries import TEXTS, reads_texts
 from dpexp.models.mode import parts_in_eval, warn_without_dropout
 from dpexp.models.notes import notes_of
-from dpexp.models.unwrapped import unwrapped
+from dpexp.models.unwrapped import require_module, unwrapped
 from dpexp.records.keeping import WEIGHTS
 from dpexp.records.keyed import keyed
 from dpexp.records.weights import digest
@@ -56,12 +57,17 @@ from dpexp.types import ConfigError
 GIVEN = "dpexp.data.given.examples_of"
 """What a record names as the source of data that were handed over in memory."""
 
+ONE_RUN = threading.RLock()
+"""Held by the thread that uses torch's generators or Hydra, which a process has one of each; that
+thread may take it again, as in a callback that starts a run."""
+
 NO_PUBLIC = "dpexp.train cannot tell whether any of them is private"
 
 BEFOREHAND = ("features", "prompts", "warm_start")
 """Choices of run.py that change its inputs or its model before the training begins."""
 
 
+@torch.inference_mode(False)  # which a caller may be in
 def run(words: Sequence[str]) -> TrainedRun:
     """Train a run, or look it up; see `dpexp.run`."""
     spoken = split(words)
@@ -73,11 +79,16 @@ def run(words: Sequence[str]) -> TrainedRun:
         config = with_weights(_composed(overrides))
     validate.check_values(config)
     idle.warn(config, overrides)
-    done_before(config)  # refuses a run of other data or weights
-    return TrainedRun.read(execute(config))
+    # GPUs that nothing has used yet are left alone: ranks have them to themselves.
+    with _own_random_numbers(
+        range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    ):
+        done_before(config)  # refuses a run of other data or weights
+        return TrainedRun.read(execute(config))
 
 
 @in_arguments
+@torch.inference_mode(False)
 def train(
     model: nn.Module,
     train: Any,
@@ -103,8 +114,7 @@ def train(
     Raises:
         ConfigError: as there.
     """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"Expected model to be a torch.nn.Module; got {type(model).__name__}.")
+    require_module(model)
     numbers = {"eps": eps, "delta": delta, "epochs": epochs, "batch_size": batch_size, "lr": lr}
     numbers |= {"clip_norm": clip_norm, "seed": seed, "dataset_size": dataset_size}
     for name, value in numbers.items():
@@ -316,7 +326,8 @@ def _trained(
 
 def _composed(words: Sequence[str]) -> dict[str, Any]:
     try:
-        return compose(words)
+        with ONE_RUN:
+            return compose(words)
     except Exception as error:
         line = errors.mistake(error)
         if line is None:
@@ -337,7 +348,9 @@ def _task(
     if delta is None and type(size) is int:
         delta = delta_for(size - held_out if held_out < size else size)
     if delta is None:
-        raise ConfigError(f"Expected dataset_size to be a whole number >= 1; got {size}.")
+        raise ConfigError(
+            f"Expected dataset_size to be a whole number >= 1; got {size}. Set dataset_size."
+        )
     return task_of(train, test, num_classes=outputs, delta=delta, dataset_size=size)
 
 
@@ -346,7 +359,10 @@ def _dotted(kind: type) -> str:
 
 
 @contextmanager
-def _own_random_numbers() -> Iterator[None]:
-    """Leave the caller's random numbers as they are."""
-    with torch.random.fork_rng():
+def _own_random_numbers(gpus: Iterable[int] | None = None) -> Iterator[None]:
+    """Leave the caller's random numbers as they are, on the CPU and on GPUs; None: on all.
+
+    Threads take turns: they share torch's generators, and would draw each other's numbers.
+    """
+    with ONE_RUN, torch.random.fork_rng(gpus):
         yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from dpexp.privacy.stated import (
     unread_settings,
 )
 from dpexp.records import is_neutral
+from dpexp.warned import warn_caller
 
 OF_OWN_LOOP = ("epochs", "batch_size", "eval_every", "privacy.clip_norm")
 """Settings in whose place a method with its own loop reads the method's."""
@@ -52,9 +52,7 @@ def warn_of(
     for place, word in said.items():
         if place in beside:
             but = "" if is_neutral(place) else ", but changes the run's id"
-            warnings.warn(
-                f"{word} has no effect with {beside[place]}{but}. Leave it out.", stacklevel=1
-            )
+            warn_caller(f"{word} has no effect with {beside[place]}{but}. Leave it out.")
 
 
 def unread(

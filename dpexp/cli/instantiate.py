@@ -157,6 +157,8 @@ def find(place: str, target: Any) -> Callable[..., Any]:
         if _is_ours(target) and not known:
             raise
         reason = _reason(error) if known else _named_reason(error)
+        if not module:
+            reason = "it names no module. Write module.Name"
         raise ConfigError(
             f"Expected a _target_ that can be imported; got {target} ({reason}). Set "
             f"{place}._target_."
@@ -261,10 +263,10 @@ def _in_one_line(place: str, target: str) -> Iterator[None]:
                 f"Expected {place} to name what a config may have called; Hydra refuses it "
                 f"({reason}). Set what is below {place}."
             ) from error
-        raise _told(target, cause) from cause.__cause__
+        raise _told(place, target, cause) from cause.__cause__
 
 
-def _told(target: str, error: BaseException) -> BaseException:
+def _told(place: str, target: str, error: BaseException) -> BaseException:
     """Return what a call's error is to be told as: itself where it is told already, or ours."""
     from dpexp.distributed.memory import ran_out
     from dpexp.models.adapting import nearest_argument
@@ -281,7 +283,10 @@ def _told(target: str, error: BaseException) -> BaseException:
             f"Expected a value of {missing.group(1)}, which {target} needs; null is none. Set it."
         )
     if isinstance(error, TypeError | ValueError):
-        return ConfigError(f"{target} refuses its settings: {_reason(error)}{hint}")
+        return ConfigError(
+            f"Expected what is below {place} as {target} takes it; it refuses its settings: "
+            f"{_reason(error).rstrip('.')}.{hint} Set what is below {place}."
+        )
     if _is_ours(target):
         return error
     *_, last = traceback.extract_tb(error.__traceback__)

@@ -56,6 +56,7 @@ from dpexp.cli.parts import require_begin
 from dpexp.privacy.calibration import check_privacy
 from dpexp.reporting.render.style import COLOURS, DASHED, DPI, GREY, STYLE
 from dpexp.types import ConfigError, counted
+from dpexp.warned import warn_caller
 
 RATES = (0.001, 0.01)
 """False-positive rates at which the TPR is reported (Carlini et al. 2022, Section III)."""
@@ -315,8 +316,8 @@ def _warn_of_idle(request: Request, configs: Sequence[dict[str, Any]]) -> None:
     """Warn of words that no method's runs read."""
     if request.eps and not any(config["privacy"]["noise"] for config in configs):
         methods = ",".join(request.methods)
-        warnings.warn(f"eps={request.eps} has no effect: methods={methods} has no noise, and so no "
-                      "privacy. Leave it out.", stacklevel=1)  # fmt: skip
+        warn_caller(f"eps={request.eps} has no effect: methods={methods} has no noise, and so no "
+                    "privacy. Leave it out.")  # fmt: skip
     unread = [idle.unread(config, idle.typed(request.overrides)) for config in configs]
     for word in request.overrides:
         if all(idle.typed([word]).keys() & each.keys() for each in unread):

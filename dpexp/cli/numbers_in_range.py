@@ -76,7 +76,9 @@ def _check_optimizer(group: str, node: Mapping[str, Any]) -> None:
     for name, value in node.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
-        if name == "lr" and 0 <= value < LEAST:  # negative: refused where it is read
+        if name == "lr" and value < 0:
+            raise ConfigError(f"Expected {group}.lr > 0; got {value:g}. Set {group}.lr.")
+        if name == "lr" and value < LEAST:
             raise ConfigError(
                 f"Expected {group}.lr to be at least {LEAST:.2g}, or no step would move a weight; "
                 f"got {value:g}. Set {group}.lr."

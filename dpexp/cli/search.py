@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -34,6 +33,7 @@ from dpexp.data import Task
 from dpexp.distributed.ranks import choose_device
 from dpexp.training.parts import Parts
 from dpexp.types import ConfigError
+from dpexp.warned import warn_caller
 
 COMMON = ("profile=embedded",)
 SHARE, SEED = 0.2, 20
@@ -141,7 +141,7 @@ def _main(words: Sequence[str]) -> int:
         idle.warn(composed, chosen)
         typed = idle.typed(chosen)
         if not composed["privacy"]["noise"] and (eps := typed.get("eps", typed.get("privacy.eps"))):
-            warnings.warn(f"{eps} has no effect: noise is off, so is privacy.", stacklevel=1)
+            warn_caller(f"{eps} has no effect: noise is off, so is privacy.")
     for chosen, composed in tried:
         config, parts = prepared(composed)
         print(*chosen, said(score(config, parts), parts.task.metric), flush=True)

@@ -17,10 +17,12 @@ from dpexp.cli.building import build_model, prepare
 from dpexp.cli.instantiate import parameters
 from dpexp.cli.parameter_names import is_plain, shape_of
 from dpexp.data import Preprocessing, kept, preprocessing
+from dpexp.data.examples import Examples
 from dpexp.data.given import texts_of
+from dpexp.data.handed import inputs_of
 from dpexp.models import fixing, libraries
 from dpexp.models.adapting import logits_of
-from dpexp.models.unwrapped import unwrapped
+from dpexp.models.unwrapped import require_module, unwrapped
 from dpexp.privacy.stated import is_ours
 from dpexp.records import weights
 from dpexp.records.keeping import WEIGHTS, changed
@@ -67,7 +69,8 @@ class TrainedModel:
 
         Args:
             raw: paths, pictures or tensors of images; texts, or pairs of texts; without
-                preprocessing a tensor [n, ...] as the model takes it.
+                preprocessing a tensor or array [n, ...], as `dpexp.train` takes it, or a list of n
+                such inputs.
 
         Raises:
             ConfigError: naming an input that the model cannot take.
@@ -122,12 +125,10 @@ class TrainedModel:
             texts = texts_of(raw, None, "the")
             rows = torch.arange(len(texts)).split(BATCH)
             return [texts.batch(indices).inputs for indices in rows]
-        if not isinstance(raw, Tensor):
-            raise ConfigError(
-                "Expected a tensor of inputs as the model takes them, since the run has kept no "
-                f"preprocessing; got {type(raw).__name__}."
-            )
-        return list(raw.split(BATCH)) if len(raw) else []
+        inputs = inputs_of(raw)
+        examples = Examples(inputs, torch.zeros(len(inputs)))
+        rows = torch.arange(len(inputs)).split(BATCH) if len(inputs) else ()
+        return [examples.batch(indices).inputs for indices in rows]
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,8 @@ def load(
         raise ConfigError(
             f"Expected the folder of a run; got a {type(directory).__name__}. Set {way}."
         )
+    if model is not None:
+        require_module(model)
     directory = Path(directory)
     record = records.read(directory)
     if record is None:
@@ -274,5 +277,8 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(f"Expected the model that {path} is of; {reason}.") from error
+        reason = one_line(error)[:300].rstrip(".")
+        raise ConfigError(
+            f"Expected the model that {path} is of; {reason}. Pass one of the same architecture: "
+            "dpexp.load(directory, model)."
+        ) from error

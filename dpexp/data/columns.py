@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from dpexp.data.numerals import LARGEST, MISSING, is_truth, number
+from dpexp.data.rows import of_first_line
 from dpexp.types import ConfigError
 
 REFUSE, FLAG = "refuse", "flag"
@@ -114,8 +115,8 @@ def declared(
         if column == target or column not in held:
             what = "to leave out task.target" if column == target else f"to be of {path}"
             raise ConfigError(
-                f"Expected task.columns {what}, which has {', '.join(held)[:300]}; got {column}. "
-                "Set task.columns."
+                f"Expected task.columns {what}, which has {', '.join(held)[:300]}; got {column}."
+                f"{of_first_line(path)} Set task.columns."
             )
         if _are_words(said):
             words = tuple(str(w).lower() if isinstance(w, bool) else str(w) for w in said)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from dpexp.types import ConfigError
+from dpexp.warned import warn_caller
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
 """Endings of images, in lower case."""
@@ -50,15 +50,11 @@ def splits(root: Path, names: Sequence[str]) -> dict[str, Split]:
         )
     for path in below:
         if path.name.lower().startswith("metadata."):
-            warnings.warn(
-                f"{path} is not read: an image's class is its folder's name.", stacklevel=3
-            )
+            warn_caller(f"{path} is not read: an image's class is its folder's name.")
     if named:
         unread = [path.name for path in folders if path not in named.values()]
         if unread:
-            warnings.warn(
-                f"{', '.join(unread[:6])} of {root} are no splits, and are not read.", stacklevel=3
-            )
+            warn_caller(f"{', '.join(unread[:6])} of {root} are no splits, and are not read.")
         return {name: _split(path) for name, path in named.items()}
     if any(_is_image(path) for folder in folders for path in entries(folder)):
         return {"train": _split(root)}

@@ -47,7 +47,7 @@ def examples_of(data: Any, name: str) -> Examples | Texts:
         raise ConfigError(
             f"Expected {name} inputs of shape [n, ...] and targets of shape [n], one class index "
             f"or number an example; got {list(inputs.shape)} and {list(targets.shape)}."
-            + (" Give targets.flatten()." if targets.ndim == 2 and targets.shape[1] == 1 else "")
+            + _of_columns(targets)
         )
     if not len(inputs):
         raise ConfigError(f"Expected at least one {name} example; got none.")
@@ -67,6 +67,14 @@ def examples_of(data: Any, name: str) -> Examples | Texts:
     if targets.dtype == torch.bool or targets.is_complex():
         raise ConfigError(f"Expected {name} targets as class indices; got {name_of(targets)}.")
     return Examples(inputs, targets.long())
+
+
+def _of_columns(targets: Tensor) -> str:
+    """Return what to give in place of targets [n, k]: one number an example, or k of which one."""
+    if targets.ndim != 2:
+        return ""
+    way = "flatten()" if targets.shape[1] == 1 else "argmax(1), if they are one-hot"
+    return f" Give targets.{way}."
 
 
 def texts_of(inputs: Mapping[str, Any], targets: Any, name: str) -> Texts:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from numbers import Number
 from typing import Any
@@ -12,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.data import DataLoader
 
 from dpexp.types import ConfigError, one_line
+from dpexp.warned import warn_caller
 
 LABELS = ("labels", "label")
 """What the target of an item that is a dict is called."""
@@ -40,8 +41,14 @@ def pair(data: Any, name: str) -> tuple[Tensor, Tensor]:
                 f"{one_line(error)[:200]}."
             ) from error
         return inputs, targets
-    if isinstance(data, Tensor | dict | str) or not hasattr(type(data), "__getitem__"):
-        raise ConfigError(f"Expected {name} to be {WHAT}; got {type(data).__name__}.")
+    is_table = _is_array(data) and not isinstance(data, np.ndarray)
+    if is_table or isinstance(data, dict | str) or not hasattr(type(data), "__getitem__"):
+        way = "Pass inputs and targets as a pair"
+        if isinstance(data, DataLoader):
+            way = "Pass the data set that it loads, its .dataset"
+        elif isinstance(data, Iterator):
+            way = "Read it into a list of such pairs"
+        raise ConfigError(f"Expected {name} to be {WHAT}; got {type(data).__name__}. {way}.")
     pairs = _items(data, name) if _length(data, name) else []
     firsts, seconds = [first for first, _ in pairs], [second for _, second in pairs]
     try:
@@ -52,6 +59,26 @@ def pair(data: Any, name: str) -> tuple[Tensor, Tensor]:
             f"stacked ({type(error).__name__}: {one_line(error)[:200]}). Transform them into "
             "tensors of one shape and type."
         ) from error
+
+
+def inputs_of(raw: Any) -> Tensor:
+    """Return inputs [n, ...] without targets, of an array or of a list of n inputs.
+
+    Raises:
+        ConfigError: they are neither, or of several shapes or types.
+    """
+    try:
+        if not _is_array(raw) and not isinstance(raw, list):
+            raise TypeError(f"got {type(raw).__name__}")
+        inputs = tensor_of(raw) if _is_array(raw) else _stacked(raw, "input")
+        if not inputs.ndim:
+            raise TypeError("got a single number")
+    except Exception as error:  # anyone's array, which may raise anything
+        raise ConfigError(
+            "Expected inputs as a tensor or array [n, ...], or a list of them; "
+            f"{one_line(error)[:200]}. Pass them as dpexp.train takes them, without targets."
+        ) from error
+    return inputs
 
 
 def _are_arrays(inputs: Any, targets: Any) -> bool:
@@ -90,16 +117,17 @@ def _items(data: Any, name: str) -> list[tuple[Any, Any]]:
         for index in range(len(data)):
             items.append(_pair_of(data[index]))
     except Exception as error:  # anyone's data set, which may raise anything
+        way = "Remove it, or let its items be (input, target)"
+        if len(data) == 2 and isinstance(data[0], list) and isinstance(data[1], list):
+            way = "Make a tensor of each list, if they are inputs and targets"
         raise ConfigError(
             f"Expected {name} to be {WHAT}; item {index} of {type(data).__name__} cannot be read "
-            f"as one ({type(error).__name__}: {one_line(error)[:200]}). Remove it, or let its "
-            "items be (input, target)."
+            f"as one ({type(error).__name__}: {one_line(error)[:200]}). {way}."
         ) from error
     if _differs(data, items):
-        warnings.warn(
+        warn_caller(
             f"Items of {name} differ from one reading to the next, as by a random augmentation: "
-            "each is read once, and is what it was then. Its run is found again by no later call.",
-            stacklevel=2,
+            "each is read once, and is what it was then. Its run is found again by no later call."
         )
     return items
 

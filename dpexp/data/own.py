@@ -48,7 +48,7 @@ def require_column(setting: str, column: str, columns: Sequence[str], path: Path
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ConfigError(
             f"Expected {setting} to be a column of {path}, which has {_listed(columns)}; got "
-            f"{column}.{hint} Set {setting}."
+            f"{column}.{hint}{rows.of_first_line(path)} Set {setting}."
         )
     return column
 

@@ -6,7 +6,6 @@ the label -1.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from dpexp.data.pixels import picture
 from dpexp.data.shapes import draw
 from dpexp.data.task import Task, with_public
 from dpexp.types import ConfigError
+from dpexp.warned import warn_caller
 
 UNKNOWN = -1
 """Label of an image whose class is not one of the task's."""
@@ -160,10 +160,9 @@ def _from_test(task: Task, name: str, size: int, seed: int) -> Task:
     chosen = _chosen(len(test) - 1, size, seed, f"{task.name}'s test set, which keeps one")
     kept = torch.ones(len(test), dtype=torch.bool)
     kept[chosen] = False
-    warnings.warn(
+    warn_caller(
         f"public={name} takes {size:,} of {task.name}'s {len(test):,} test examples, labels "
-        f"included: accuracy is measured on the other {len(test) - size:,}.",
-        stacklevel=3,
+        f"included: accuracy is measured on the other {len(test) - size:,}."
     )
     public = in_tensors(test.take(chosen))
     refuse_private(task, public.inputs, f"public={name}")

@@ -51,6 +51,12 @@ def columns_of(path: Path, delimiter: str | None) -> list[str]:
     return header
 
 
+def of_first_line(path: Any) -> str:
+    """Return what to add of a JSONL file to a refusal of a column that its first line lacks."""
+    is_lines = Path(path).suffix.lower() == LINES
+    return " They are its first line's keys; write null there for a missing value." * is_lines
+
+
 def count(path: Path, delimiter: str | None) -> int:
     """Return a file's number of rows, a CSV or TSV file's header not among them.
 
@@ -90,7 +96,8 @@ def read(path: Path, columns: Sequence[str], delimiter: str | None) -> Iterator[
             for column in columns:
                 if column not in values:
                     raise ConfigError(
-                        f"Expected a key {column} in {where}; it has {_listed(values)}. {REMEDY}"
+                        f"Expected a key {column} in {where}; it has {_listed(values)}. Write null "
+                        "for a missing value, set the column's name, or mend the file."
                     )
             yield Row(where, [values[column] for column in columns])
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from dpexp.data import card, folders, rows
 from dpexp.data.hub import dataset_folder
 from dpexp.data.task import check_splits
 from dpexp.types import ConfigError, MissingData
+from dpexp.warned import warn_caller
 
 log = logging.getLogger("dpexp")
 
@@ -178,10 +178,9 @@ def _tables(
         if split is not None or not are_named:
             by_split.setdefault(split or TRAIN[0], []).append(path)
     if unread:
-        warnings.warn(
+        warn_caller(
             f"{', '.join(unread[:6])} of {root} belong to no split that their names say, and are "
-            "not read.",
-            stacklevel=2,
+            "not read."
         )
     return {split: _in_order(root, split, paths) for split, paths in by_split.items()}
 

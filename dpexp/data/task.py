@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from dpexp.data.examples import ExampleSet
 from dpexp.records.predictions import HELD_OUT
 from dpexp.types import ConfigError
+from dpexp.warned import warn_caller
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 """Compares outputs [n, c] with targets [n]."""
@@ -210,10 +210,9 @@ def _check_test(name: str, metric: str, targets: Tensor) -> None:
             "Set another split or file."
         )
     if not targets.is_floating_point() and targets.unique().numel() == 1:
-        warnings.warn(
+        warn_caller(
             f"{metric} of {name}: all {len(targets):,} test examples are of class "
-            f"{int(targets[0])}, so a model that always predicts it scores best.",
-            stacklevel=4,
+            f"{int(targets[0])}, so a model that always predicts it scores best."
         )
 
 

@@ -17,7 +17,9 @@ def require_device_word(wanted: str) -> None:
         ConfigError: naming device.
     """
     if not re.fullmatch(r"auto|(cpu|cuda)(:\d{1,2})?", wanted):
-        raise ConfigError(f"Expected device auto, cpu, cuda or cuda:N; got device={wanted}.")
+        raise ConfigError(
+            f"Expected device auto, cpu, cuda or cuda:N; got device={wanted}. Set device."
+        )
 
 
 def require_ranks_word(ranks: Any) -> None:
@@ -28,4 +30,6 @@ def require_ranks_word(ranks: Any) -> None:
     """
     is_number = isinstance(ranks, int) and not isinstance(ranks, bool)
     if ranks != "auto" and not (is_number and ranks >= 1):
-        raise ConfigError(f"Expected ranks to be auto or a number from 1; got ranks={ranks}.")
+        raise ConfigError(
+            f"Expected ranks to be auto or a number from 1; got ranks={ranks}. Set ranks."
+        )

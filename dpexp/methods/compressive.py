@@ -34,7 +34,6 @@ Differences from the paper:
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,6 +56,7 @@ from dpexp.types import (
     full_name,
     require_word,
 )
+from dpexp.warned import warn_caller
 
 GRADIENT = "measurements"
 MEASURED = Key(GRADIENT, "all", "psi")
@@ -145,9 +145,8 @@ class Compressive(Method):
                 f"all; got kappa={kappa}. Set method.kappa."
             )
         if self._psi == "gaussian" and self._p > size:
-            warnings.warn(
-                f"p={self._p} measurements of {size} coordinates do not compress. Set method.p.",
-                stacklevel=2,
+            warn_caller(
+                f"p={self._p} measurements of {size} coordinates do not compress. Set method.p."
             )
         return {"shapes": shapes, "size": size, "kappa": kappa, "column_norms": []}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-import warnings
 from collections import deque
 from collections.abc import Iterable
 from types import CodeType, MethodType, ModuleType
@@ -17,6 +16,7 @@ from torch import nn
 from dpexp.imported import is_own
 from dpexp.models.naming_code import constants
 from dpexp.models.pieces import Opaque, State, is_of_the_user, pieces
+from dpexp.warned import warn_caller
 
 LONGEST = 200
 """Characters of a place in a message, its last ones."""
@@ -48,10 +48,9 @@ def code_digest(model: nn.Module) -> str:
     walk = _Walk(State(model))
     digest = walk.digest("model", model)
     if walk.unknown:
-        warnings.warn(
+        warn_caller(
             f"{walk.unknown[0]} cannot be compared with another time's: this run will not be looked"
-            " up or gone on with. Keep it out of what the model's code uses.",
-            stacklevel=3,
+            " up or gone on with. Keep it out of what the model's code uses."
         )
         digest = hashlib.sha256(f"{digest} {uuid.uuid4()}".encode()).hexdigest()
     return digest

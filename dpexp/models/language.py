@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from dpexp.data.hub import model_folder
 from dpexp.models.first_token import keep_first_token
 from dpexp.models.precision import PRECISIONS, resolve
 from dpexp.types import ConfigError, one_line, require_word
+from dpexp.warned import warn_caller
 
 POOLINGS = ("first", "mean")
 ARCHITECTURES = ("bert", "roberta")
@@ -226,10 +226,9 @@ def pretrained(
             lacks weights.
     """
     if task in seen:
-        warnings.warn(
+        warn_caller(
             f"{repo} was pretrained on pairs from the sources of {', '.join(seen)}: its accuracy "
-            f"on {task} is no evidence about private learning.",
-            stacklevel=2,
+            f"on {task} is no evidence about private learning."
         )
     require_word("model.attention", attention, ATTENTIONS)
     folder = model_folder(model_root, repo)
@@ -301,10 +300,9 @@ def _load(
         )
     absent = sorted(loading["missing_keys"])
     if needs_pooler and any(name.startswith("pooler.") for name in absent):
-        warnings.warn(
+        warn_caller(
             f"The weights in {folder} lack BERT's pooler: the classifier's first layer is "
-            "initialised at random. Set model.head_layers=1, or put weights with a pooler there.",
-            stacklevel=3,
+            "initialised at random. Set model.head_layers=1, or put weights with a pooler there."
         )
     lacking = [name for name in absent if not name.startswith("pooler.")]
     if lacking:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
+
+from dpexp.warned import warn_caller
 
 
 @contextmanager
@@ -35,10 +36,9 @@ def warn_without_dropout(model: nn.Module) -> None:
         return
     for name, part in model.named_modules():
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
-            warnings.warn(
+            warn_caller(
                 f"The model is in eval mode, in which it trains without dropout, such as {name}'s. "
-                "Call model.train() first if it is to have it.",
-                stacklevel=5,  # the line that called dpexp.train
+                "Call model.train() first if it is to have it."
             )
             return
 

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 
 from dpexp.types import ConfigError
+
+
+def require_module(model: Any) -> None:
+    """Refuse what is passed as a model and is no module.
+
+    Raises:
+        ConfigError: saying what to pass in its place.
+    """
+    if isinstance(model, nn.Module):
+        return
+    got, way = f"got {type(model).__name__}", "Pass a module"
+    if isinstance(model, type):
+        got, way = f"got the class {model.__name__}", f"Pass a model of it: {model.__name__}(...)"
+    elif callable(model):
+        way = "Pass a module, whose forward may call it"
+    raise ConfigError(f"Expected model to be a torch.nn.Module; {got}. {way}.")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from dpexp.privacy.releases import shared_multiplier
 from dpexp.privacy.seeds import new_secret
 from dpexp.records.rounded import at_most
 from dpexp.types import ConfigError, Release, is_laplace, require_word
+from dpexp.warned import warn_caller
 
 MOST = 1e12
 """Upper limit on a run's steps (ours); smaller counts are exact in floating point."""
@@ -124,9 +124,7 @@ def build(
         )
     sigma, calibrated_by, factorisation = 0.0, "none", None
     if not noise and epsilon is not None:
-        warnings.warn(
-            f"eps={privacy['eps']:g} has no effect: noise is off, so is privacy.", stacklevel=2
-        )
+        warn_caller(f"eps={privacy['eps']:g} has no effect: noise is off, so is privacy.")
     q = batch_size / dataset_size
     if noise and laplace:
         assert epsilon is not None  # checked above
@@ -276,8 +274,7 @@ def check_privacy(privacy: Mapping[str, Any], dataset_size: int) -> None:
     require_budget(privacy)
     noise, delta = privacy["noise"], privacy["delta"]
     if noise and delta >= 1 / dataset_size:
-        warnings.warn(
+        warn_caller(
             f"delta={delta:g} is not below 1/N = {1 / dataset_size:.3g}: "
-            "such a guarantee allows one example to be published. Set privacy.delta.",
-            stacklevel=4,
+            "such a guarantee allows one example to be published. Set privacy.delta."
         )

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from filelock import FileLock, Timeout, lock_descriptor
 
 from dpexp.records.files import RecordError
 from dpexp.records.record import locate
+from dpexp.warned import warn_caller
 
 ATTEMPTS = 100
 """Attempts to create the lock file while other processes keep removing its folder."""
@@ -103,10 +103,9 @@ def _acquire(lock: FileLock, path: Path) -> None:
                     f"Cannot make {path}: {error.strerror}. Set results to a folder that can be "
                     "written to."
                 ) from error
-            warnings.warn(
+            warn_caller(
                 f"The file system of {path} has no locks ({error.strerror}): do not start a run "
-                "twice at the same time.",
-                stacklevel=4,
+                "twice at the same time."
             )
             return
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import warnings
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from dpexp.records.files import TEMPORARY, RecordError, replace_file, write_atom
 from dpexp.records.ledger import LEDGER
 from dpexp.records.predictions import PREDICTIONS, packed
 from dpexp.records.record import METRICS, contents, lines_of, load, locate, read, run_id
+from dpexp.warned import warn_caller
 
 SCORES = "scores.npz"
 """The attack's scores of an attacked run, one per example."""
@@ -140,10 +140,9 @@ class Run:
             raise RecordError(
                 f"Cannot move {self.directory} aside to {aside.name}: {error.strerror}."
             ) from error
-        warnings.warn(
+        warn_caller(
             f"{self.directory} is damaged, or was killed before its first checkpoint; "
-            f"moved aside to {aside.name}.",
-            stacklevel=2,
+            f"moved aside to {aside.name}."
         )
         self._begin()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, cast
@@ -12,6 +11,7 @@ from typing import IO, Any, cast
 import torch
 
 from dpexp.records import RecordError, replace_file
+from dpexp.warned import warn_caller
 
 _MAGIC = b"dpexp\x00v1"
 _DIGEST = hashlib.sha256().digest_size
@@ -100,7 +100,7 @@ def load(path: str | Path) -> Any | None:
             if fault is None:
                 file.seek(0)
                 return torch.load(file, map_location="cpu", weights_only=True)
-        warnings.warn(f"Checkpoint {candidate} is damaged: {fault}; not used.", stacklevel=2)
+        warn_caller(f"Checkpoint {candidate} is damaged: {fault}; not used.")
     return None
 
 

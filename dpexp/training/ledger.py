@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +27,7 @@ from dpexp.records import (
 from dpexp.records.own_code import require_same
 from dpexp.records.weights import digest
 from dpexp.types import ConfigError, counted
+from dpexp.warned import warn_caller
 
 _LIBRARIES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_", "OPENBLAS_CORETYPE", "NVIDIA_TF32_OVERRIDE")
 _HARMLESS = ("_VERBOSE", "_NUM_THREADS")
@@ -90,10 +90,9 @@ def open_ledger(
             "noise needs theirs. Set seed to begin another run."
         )
     if next_step > begun:
-        warnings.warn(
+        warn_caller(
             f"{behind} may have been released and cannot be repeated exactly ({why}). Such steps "
-            "count as spent, and the run goes on without them.",
-            stacklevel=2,
+            "count as spent, and the run goes on without them."
         )
     return Ledger(run.directory, now, is_durable=is_secret), next_step
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +24,7 @@ from dpexp.training.ledger import surroundings_of
 from dpexp.training.outcome import StepOutcome
 from dpexp.training.run_logger import RunLogger
 from dpexp.training.train_state import TrainState
+from dpexp.warned import warn_caller
 
 log = logging.getLogger("dpexp")
 
@@ -287,9 +287,8 @@ class Lifecycle:
             before = (
                 "the one before it is kept" if self._run.has_checkpoint else "there is none yet"
             )
-            warnings.warn(
-                f"No checkpoint at step {self._state.step}: {reason}. The run goes on; {before}.",
-                stacklevel=2,
+            warn_caller(
+                f"No checkpoint at step {self._state.step}: {reason}. The run goes on; {before}."
             )
         self._saved = time.monotonic()
         if self._is_stopping():
@@ -319,7 +318,7 @@ class Lifecycle:
             self.save()
         except Exception as error:  # the error that ends the run is still raised
             if not issubclass(kind, RecordError):
-                warnings.warn(f"No checkpoint at step {self._state.step}: {error}", stacklevel=2)
+                warn_caller(f"No checkpoint at step {self._state.step}: {error}")
         else:
             if issubclass(kind, Exception) and not issubclass(kind, RankLost):
                 log.info("saved at step %d; run it again to go on", self._state.step)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from dpexp.records import without_diagnostics, write_atomically
 from dpexp.records.record import METRICS, lines_of
 from dpexp.training import dashboard
 from dpexp.types import ConfigError, one_line, require_word
+from dpexp.warned import warn_caller
 
 MODES = ("disabled", "offline", "online")
 FILES = ("tensorboard", "csv")
@@ -189,7 +189,7 @@ def _warn(name: str, error: Exception, consequence: str) -> None:
     if name == "wandb":
         dashboard.abandon(error)
     reason = one_line(error).rstrip(".") or type(error).__name__
-    warnings.warn(f"{name} failed: {reason[:REASON]}. {consequence}", stacklevel=5)
+    warn_caller(f"{name} failed: {reason[:REASON]}. {consequence}")
 
 
 def require(config: Mapping[str, Any]) -> None:

@@ -72,6 +72,20 @@ def test_every_format_gives_the_same_examples(words, tmp_path, kind):
     assert task_of(*words, RANGE).fingerprint == expected.fingerprint
 
 
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_a_line_of_jsonl_that_lacks_a_key_is_to_write_null(words, tmp_path, lacks):
+    lines = [dict(zip(HEADER, row, strict=True)) for row in ROWS]
+    (tmp_path / "set").mkdir()
+    save_lines(tmp_path / "set/test.jsonl", lines)
+    words = ["task=table", f"data={tmp_path}/set", *words[2:], RANGE, "task.missing=flag"]
+    del lines[lacks]["age"]
+    save_lines(tmp_path / "set/train.jsonl", lines)
+    assert re.search("rite null (there )?for a missing value", refusal(*words))
+    lines[lacks]["age"] = None
+    save_lines(tmp_path / "set/train.jsonl", lines)
+    assert task_of(*words).train.inputs[lacks].isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("cell", "said"),
     [

@@ -17,7 +17,6 @@ below a hundredth is hidden by rounding.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -37,6 +36,7 @@ from dpexp.training.probing.recorder import gap
 from dpexp.training.probing.stage import LOUD, restored_before_each, staged
 from dpexp.training.probing.trial import Subject, Trial
 from dpexp.types import Batch, ConfigError, first_weight, one_line
+from dpexp.warned import warn_caller
 
 CLEAR = 1e-5
 """Tolerance in the model's own precision; larger differences are checked in float64 (ours)."""
@@ -100,13 +100,13 @@ def check_model(
             wrong, is_hidden = _aloud(subject, examples, device, own)
             if wrong is None and is_hidden:
                 why = "its casts allow no float64, and half precision hides a hundredth"
-                warnings.warn(f"{UNTRIED.capitalize()} ({why}).", stacklevel=2)
+                warn_caller(f"{UNTRIED.capitalize()} ({why}).")
                 return UNTRIED
     except ConfigError:
         raise
     except Exception as error:  # a model may reject synthetic inputs in any way
         words = f"{type(error).__name__}: {one_line(error)[:150]}"
-        warnings.warn(f"{UNTRIED.capitalize()} ({words}).", stacklevel=2)
+        warn_caller(f"{UNTRIED.capitalize()} ({words}).")
         return UNTRIED
     if wrong is not None:
         raise ConfigError(wrong)
