@@ -185,3 +185,35 @@ def test_a_buffer_that_passes_write_to_never_leaves(write, kept, tmp_path):
     with pytest.raises(ConfigError, match="'first.kept' is written to as examples pass"):
         run(Keeps(), ("dpsgd", "micro_batch=1" if write is by_count else "seed=0"), tmp_path)
     assert not list(tmp_path.rglob("result.json"))
+
+
+@pytest.mark.parametrize("way", ["an extra state", "a hook of its state"])
+def test_nor_does_anything_else_of_a_models_state(way, tmp_path):
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x
+
+    class Tells(Counts):
+        def get_extra_state(self):
+            return torch.tensor(float(self.calls))
+
+        def set_extra_state(self, state):
+            self.calls = int(state)
+
+    model = Tells() if way == "an extra state" else Counts()
+    if way == "a hook of its state":
+        model.register_state_dict_post_hook(
+            lambda module, state, prefix, _: state.update(
+                {f"{prefix}n": torch.tensor(module.calls)}
+            )
+        )
+    with pytest.raises(
+        ConfigError, match="'first.(_extra_state|n)' is written to as examples pass"
+    ):
+        run(model, ("dpsgd", "micro_batch=1"), tmp_path)
+    assert not list(tmp_path.rglob("result.json"))

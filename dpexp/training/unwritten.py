@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.training.states import marks
-from dpexp.types import ConfigError, full_name
+from dpexp.types import ConfigError
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers by their bytes."""
@@ -20,11 +20,11 @@ FACTOR = 0x9E3779B1
 
 
 class Seen(NamedTuple):
-    """Parameters, and the buffers that are kept with them, at one moment.
+    """Parameters, and what else a model's state has, at one moment.
 
     Attributes:
         names: in the model's order.
-        marks: whose tensors they were, and how often written to; of buffers their content counts.
+        marks: whose tensors they were, and how often written to; of the rest its content counts.
         content: of each a hash and two sums, since a write through `.data` is not counted.
     """
 
@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 
 @torch.no_grad()
 def look_at(model: nn.Module, without: Collection[str] = ()) -> Seen:
-    """Return what parameters and kept buffers are now.
+    """Return what parameters, and the rest of a model's state, are now.
 
     Args:
         model: any module.
@@ -43,17 +43,17 @@ def look_at(model: nn.Module, without: Collection[str] = ()) -> Seen:
     """
     held = {name: each for name, each in model.named_parameters() if name not in without}
     held = {name: each for name, each in held.items() if each.numel()}  # the others hold nothing
-    kept = dict(_kept_buffers(model))
+    kept = dict(_kept_beside(model))
     marked = marks([*held.values()]) + [(0, 0)] * len(kept)
     return Seen((*held, *kept), marked, _content([*held.values(), *kept.values()]))
 
 
-def _kept_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the buffers that a model's state has, and that hold something."""
-    for place, module in model.named_modules():
-        for own, each in module._buffers.items():
-            if own not in module._non_persistent_buffers_set and each is not None and each.numel():
-                yield full_name(place, own), torch.view_as_real(each) if each.is_complex() else each
+def _kept_beside(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a model's state has beside its parameters: buffers, an extra state, a hook's."""
+    own = {each.data_ptr() for each in model.parameters()}
+    for name, each in model.state_dict().items():
+        if isinstance(each, Tensor) and each.numel() and each.data_ptr() not in own:
+            yield name, torch.view_as_real(each) if each.is_complex() else each
 
 
 def _content(tensors: Sequence[Tensor]) -> list[tuple[int, ...]]:
@@ -103,7 +103,7 @@ def _weighed(sums: Tensor) -> Tensor:
 def require_unwritten(before: Seen, model: nn.Module, without: Collection[str] = ()) -> None:
     """Refuse a model whose passes over examples have written to a parameter, or replaced it.
 
-    Or changed a buffer that is kept with the weights: be it a count of calls, it tells how many
+    Or changed what else is kept with the weights: be it a count of calls, it tells how many
     examples were drawn.
 
     Raises:
