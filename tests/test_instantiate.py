@@ -21,3 +21,9 @@ def test_settings_arrive_as_they_are_and_what_they_name_is_made():
     made.settings["age"].append(1)
     assert settings["age"] == [0, 120]
     assert make("own", node, settings=3).settings == 3
+
+
+def test_what_is_to_be_called_later_keeps_its_settings():
+    node = {"_target_": f"{__name__}.{Given.__name__}", "settings": 3, "_partial_": True}
+    made = make("own", node)
+    assert not isinstance(made, Given) and made().settings == 3
