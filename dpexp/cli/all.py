@@ -33,7 +33,6 @@ hold; 2 for a user's mistake; 130 if stopped by Ctrl-C, after writing what is do
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -42,7 +41,7 @@ from pathlib import Path
 
 import torch
 
-from dpexp.cli import folders, groups, plan, sent_tables
+from dpexp.cli import folders, groups, many, plan, sent_tables
 from dpexp.cli.arguments import (
     changing,
     exit_code_of,
@@ -50,16 +49,14 @@ from dpexp.cli.arguments import (
     may_mistake,
     require_apart,
     split,
-    whole,
 )
 from dpexp.cli.artifact import NAMES, SHARED, exit_code, require_seeds
 from dpexp.cli.cost_model import CostModel, examples
-from dpexp.cli.execution import execute_saying
 from dpexp.cli.launchers import check, launch
 from dpexp.cli.suite import OWN, PAPERS, Suite, choose, lacks, natural
 from dpexp.distributed import ranks
 from dpexp.reporting import collect
-from dpexp.reporting.collect import build, cells, workers
+from dpexp.reporting.collect import build, cells
 from dpexp.reporting.render import exports, page
 from dpexp.reporting.schema import spec
 from dpexp.types import counted
@@ -85,7 +82,6 @@ class Request:
 READERS = {
     **SHARED,
     **dict.fromkeys(("paper", "papers", "only"), listed),
-    "workers": whole(1),
 }
 
 
@@ -111,7 +107,7 @@ def _main(words: Sequence[str]) -> int:
     request = parse(words)
     began = time.perf_counter()
     if request.launcher:
-        check(request.launcher)
+        check(request.launcher, request.workers)
     artifacts = choose(request.papers, request.only, groups.CONF, request.own)
     mine = [a for a in artifacts if request.profile in a.profiles]
     if not mine and (lacking := list(filter(None, (lacks(a, request.profile) for a in artifacts)))):
@@ -174,9 +170,6 @@ def _run(
 ) -> bool:
     """Run what is missing; return whether the user stopped it."""
     results = suite.results
-    report = build.Report(len(first) + len(alone), results, _say, may_mistake(request.overrides))
-    cores = os.cpu_count() or 1
-    num = request.workers or (1 if torch.cuda.is_available() else cores)
     try:
         if request.launcher:
             for jobs in [first, *([job] for job in alone)]:
@@ -185,17 +178,12 @@ def _run(
                         jobs, lambda some: launch(request.launcher, some, request.own), results
                     )
             return False
-        threads = max(1, cores // num)
-        for jobs, side_by_side in ((_longest_first(first, suite), num), (alone, 1)):
-            workers.side_by_side(jobs, execute_saying, results, report, side_by_side, threads)
+        parts = (_longest_first(first, suite), request.workers), (alone, 1)
+        many.run(parts, results, may_mistake(request.overrides))
     except KeyboardInterrupt:
         print("stopped: the same command goes on from here", file=sys.stderr)
         return True
     return False
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def _device(request: Request) -> torch.device:

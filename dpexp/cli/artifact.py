@@ -19,6 +19,7 @@ Its own words, each WORD=VALUE:
                         such as cifar10-* work. A figure's rows are its lines, its columns its
                         points
     seeds=0,1,2         in place of the profile's seeds; never fewer than a table has that is there
+    workers=2           runs side by side; without it one a core, or one a machine with GPUs
     launcher=NAME       hand the missing runs to a Hydra launcher (basic, joblib, submitit_slurm)
     --config-dir DIR    a folder of your own like conf, with papers, methods, models; docs/extend.md
 
@@ -40,7 +41,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpexp.cli import folders, groups, lookup, sent_tables
+from dpexp.cli import folders, groups, lookup, many, sent_tables
 from dpexp.cli.arguments import (
     Reader,
     changing,
@@ -53,6 +54,7 @@ from dpexp.cli.arguments import (
     split,
     text,
     truth,
+    whole,
 )
 from dpexp.cli.config_cache import Configs
 from dpexp.cli.execution import execute
@@ -88,6 +90,7 @@ class Request:
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     seeds: tuple[int, ...] | None = None
+    workers: int | None = None
     launcher: str = ""
     overrides: tuple[str, ...] = ()
     own: tuple[Path, ...] = ()
@@ -98,6 +101,7 @@ SHARED: dict[str, Reader] = {
     **dict.fromkeys(("plan", "run"), truth),
     **dict.fromkeys(("seed", "seeds"), seeds),
     "flops": positive,
+    "workers": whole(1),
 }
 """Words that `dpexp.cli.all` takes too."""
 
@@ -157,7 +161,7 @@ def main(words: Sequence[str], called: str = CALLED) -> int:
 def _main(words: Sequence[str]) -> int:
     request = parse(words)
     if request.launcher:
-        check(request.launcher)
+        check(request.launcher, request.workers)
     artifact = spec.load(groups.CONF, request.paper, request.artifact, request.own)
     if lacking := lacks(artifact, request.profile):
         print(lacking)
@@ -200,7 +204,7 @@ def _main(words: Sequence[str]) -> int:
             "Expected some run of this table or figure to be there, since run=false runs none: "
             f"{numbers} would lose its numbers. Leave out run=false, or what asks for other runs."
         )
-    print(_opening(request, artifact, picked, to_do))
+    print(_opening(request, artifact, picked, to_do), flush=True)
     _compare(outcomes, to_do)
     stopped = _run(request, to_do, results, artifact.alone)
     outcomes = [collect.outcome(job, results) for job in jobs]
@@ -307,13 +311,12 @@ def _run(
                 build.launch_missing(
                     jobs, lambda words: launch(request.launcher, words, request.own), results
                 )
-        else:
-            build.run_missing(
-                to_do,
-                execute,
-                results,
-                stop_at_mistake=may_mistake(request.overrides),
-            )
+        elif to_do:
+            is_mistake = may_mistake(request.overrides)
+            if (num := many.number(to_do, 1 if is_alone else request.workers)) > 1:
+                many.run([(to_do, num)], results, is_mistake)
+            else:
+                build.run_missing(to_do, execute, results, stop_at_mistake=is_mistake)
     except KeyboardInterrupt:
         print("stopped: the same command goes on from here", file=sys.stderr)
         return True

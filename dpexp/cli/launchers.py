@@ -49,8 +49,18 @@ def _hydra() -> Iterator[Hydra]:
         yield hydra
 
 
-def check(name: str) -> None:
-    """Raise ConfigError if there is no launcher of this name; do not start it."""
+def check(name: str, workers: int | None) -> None:
+    """Raise ConfigError if there is no launcher of this name; do not start it.
+
+    Args:
+        name: of the launcher.
+        workers: the runs that the user wants side by side here, which a launcher decides.
+    """
+    if workers is not None:
+        raise ConfigError(
+            f"Expected launcher= or workers=, not both; got launcher={name} and workers={workers}. "
+            "Leave out one: a launcher has settings of its own."
+        )
     with _hydra() as hydra:
         valid = hydra.config_loader.get_group_options("hydra/launcher")
     if name not in valid:

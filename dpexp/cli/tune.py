@@ -50,7 +50,7 @@ from dpexp.types import ConfigError, MissingData, one_line
 Attempt = Callable[[Sequence[str]], float]
 """Trains one run with these overrides; returns the metric on the held-out examples."""
 
-OTHERS = ("plan", "run", "launcher", "flops")
+OTHERS = ("plan", "run", "workers", "launcher", "flops")
 """Words of scripts.artifact that do not apply here."""
 
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from dpexp.distributed.cores import cores
 from dpexp.distributed.ranks import GO_ON, RankLost, Ranks, choose_device, together
 from dpexp.distributed.stopping import STOPPED, Stopping
 from dpexp.distributed.wanted import require_ranks_word
@@ -173,7 +174,7 @@ def _spawned(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends it to the parent too
         if device.type == "cpu":
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+            torch.set_num_threads(max(1, cores() // size))
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
         _work_as(rank, size, rank, device, work, config, store)
     except KeyboardInterrupt:

@@ -46,7 +46,26 @@ LEAST_LABEL = 8
 NOTEBOOK = "ipykernel"
 """The package whose streams a notebook shows; a carriage return rewrites their last line."""
 
+Tell = Callable[[float | str], None]
+"""Takes the part of the run that is done, in [0, 1], or a line to show."""
+
+TELL_EVERY = 0.5
+"""Seconds between two parts that are told (ours)."""
+
+_tell: Tell | None = None
+
 tqdm.set_lock(threading.RLock())  # tqdm's own uses a semaphore, which a killed run leaks
+
+
+def tell(other: Tell) -> None:
+    """Have another process show what this one would: how far its run is, and its lines."""
+    global _tell
+    _tell = other
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that moves its cursor."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 @contextmanager
@@ -81,6 +100,9 @@ def folded(text: str, stream: TextIO) -> str:
 
 def say(line: str) -> None:
     """Print a line to standard error, above a bar and as wide as the terminal."""
+    if _tell is not None:
+        _tell(line)
+        return
     stream = sys.stderr or io.StringIO()
     with above_bar(stream):
         print(folded(line, stream), file=stream, flush=True)
@@ -95,12 +117,15 @@ class LogHandler(logging.StreamHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a message."""
+        if _tell is not None:
+            _tell(super().format(record))
+            return
         with above_bar(self.stream):
             super().emit(record)
 
 
 @contextmanager
-def _ignoring_output_errors() -> Iterator[None]:
+def ignoring_output_errors() -> Iterator[None]:
     """Ignore failed output, e.g. if the terminal is gone or the log's disk is full.
 
     A closed file raises ValueError.
@@ -154,8 +179,8 @@ class Progress:
         self._words: dict[str, str] = {}
         self._score: tuple[str, str] | None = None
         self._bar: _Bar | None = None
-        is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._has_bar = is_terminal or type(self._stream).__module__.startswith(NOTEBOOK)
+        is_notebook = type(self._stream).__module__.startswith(NOTEBOOK)
+        self._has_bar = is_terminal(self._stream) or is_notebook
         self._drawn, self._cost = time.perf_counter(), 0.0
         self.start_from(0)
 
@@ -212,13 +237,16 @@ class Progress:
     def _show_if_due(self) -> None:
         now = time.perf_counter()
         every = REDRAW if self._has_bar else max(LINE_EVERY, (now - self._began) / 50)
+        every = every if _tell is None else TELL_EVERY
         if now - self._drawn >= max(every, self._cost / DRAWING):
             self._show()
 
     def _show(self) -> None:
         began = time.perf_counter()
-        with _ignoring_output_errors():
-            if self._has_bar:
+        with ignoring_output_errors():
+            if _tell is not None:
+                _tell(min((self._step + self._part) / max(self._total, 1), 1.0))
+            elif self._has_bar:
                 self._draw()
             else:
                 with above_bar(self._stream):
@@ -301,7 +329,7 @@ class Progress:
     def close(self) -> None:
         """Remove the progress bar."""
         if self._bar is not None:
-            with _ignoring_output_errors():
+            with ignoring_output_errors():
                 self._bar.close()
 
     def __enter__(self) -> Progress:

@@ -6,14 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dpexp import records
+from dpexp.cli import errors
 from dpexp.reporting import collect
 from dpexp.reporting.collect import build, cells, workers
+from dpexp.training import progress
 from dpexp.types import ConfigError, MissingData
 
 
@@ -26,6 +29,13 @@ def execute(config):
             raise MissingData("No data under data/big.")
         case "mistaken":
             raise ConfigError("Expected epochs > 0; got -1.")
+        case "tells":
+            warnings.showwarning = errors.show_warning
+            with progress.Progress(4, "tells") as shown:
+                shown.report({"test_accuracy": 50.0})
+                shown.advance(8)
+                warnings.warn("its public examples are few", stacklevel=1)
+                shown.report({"test_accuracy": 60.0})
     Path(config["results"], f"{config['seed']}.done").write_text(os.environ["OMP_NUM_THREADS"])
 
 
@@ -43,23 +53,43 @@ def job(method, seed, results):
     )
 
 
-def together(jobs, results, stop_at_mistake=False):
+class Board:
+    """Keeps what runs tell."""
+
+    prepare = staticmethod(progress.tell)
+
+    def __init__(self):
+        self.parts, self.lines = {}, []
+
+    def at(self, run, part):
+        self.parts.setdefault(run, []).append(part)
+
+    def say(self, line):
+        self.lines.append(line)
+
+
+def together(jobs, results, stop_at_mistake=False, board=None):
     said = []
     report = build.Report(len(jobs), results, said.append, stop_at_mistake)
-    workers.side_by_side(jobs, execute, results, report, 2, 1)
+    workers.side_by_side(jobs, execute, results, report, board or Board(), 2, 1)
     return said
 
 
 def test_a_process_that_dies_takes_its_run_alone_and_leaves_a_log(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    jobs = [job("dies", 0, tmp_path), *(job("fine", seed, tmp_path) for seed in (1, 2, 3))]
-    said = together(jobs, tmp_path)
+    jobs = [job("dies", 0, tmp_path), *(job("fine", seed, tmp_path) for seed in (1, 2))]
+    jobs.append(job("tells", 3, tmp_path))
+    board = Board()
+    said = together(jobs, tmp_path, board=board)
     assert {path.name for path in tmp_path.glob("*.done")} == {"1.done", "2.done", "3.done"}
     assert (tmp_path / "1.done").read_text() == "1"
     assert "OMP_NUM_THREADS" not in os.environ
     log = collect.log_path(tmp_path, jobs[0].config, jobs[0].run_id).read_text()
     assert "code -9" in log
     assert len(said) == 4 and sum("the process died" in line for line in said) == 1
+    *others, telling = (board.parts[one.run_id] for one in jobs)
+    assert others == [[1.0]] * 3 and telling == [0.0, 0.25, 1.0]
+    assert board.lines == ["warning: its public examples are few"]
 
 
 @pytest.mark.long

@@ -7,12 +7,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, Protocol, cast
 
 from dpexp.reporting.collect import build
 from dpexp.reporting.collect.cells import Job
@@ -22,20 +23,55 @@ DIED = "the process died, code {code}: killed, or out of memory"
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
+Prepare = Callable[[Callable[[float | str], None]], None]
+"""Has a process hand on how far its run is, in [0, 1], and its lines; importable by name."""
+
+
+class Board(Protocol):
+    """Shows how far runs are."""
+
+    @property
+    def prepare(self) -> Prepare | None:
+        """What is called in each process; None where a run shows its own progress."""
+
+    def at(self, run: str, part: float) -> None:
+        """Show that a part of a run is done.
+
+        Args:
+            run: its id.
+            part: in [0, 1].
+        """
+
+    def say(self, line: str) -> None:
+        """Show what a run says."""
+
+
+class Ended(NamedTuple):
+    """The end of a run.
+
+    Attributes:
+        reason: `build.attempt`'s result; None if the process died.
+    """
+
+    reason: str | None
+
 
 class Worker:
     """A process with a fresh interpreter, since a GPU's state can't be forked."""
 
-    def __init__(self, execute: build.Execute, results: Path) -> None:
+    def __init__(
+        self, execute: build.Execute, results: Path, prepare: Prepare | None = None
+    ) -> None:
         """Start the process.
 
         Args:
             execute: see `build.Execute`; importable by name.
             results: the results folder.
+            prepare: see `Board`.
         """
         spawn = multiprocessing.get_context("spawn")
         self.pipe, child = spawn.Pipe()
-        arguments = child, execute, results, os.getpid()
+        arguments = child, execute, results, prepare, os.getpid()
         self._process = spawn.Process(target=_serve, args=arguments, daemon=False)
         with _interrupts_wait():
             self._process.start()
@@ -46,13 +82,13 @@ class Worker:
         with suppress(BrokenPipeError):
             self.pipe.send((job.config, job.run_id))
 
-    def finish(self) -> str | None:
-        """Wait for the run's end; return `build.attempt`'s result, or None if the process died."""
+    def told(self) -> float | str | Ended:
+        """Wait for what the process tells next: a part of the run, a line, or the run's end."""
         try:
             return self.pipe.recv()
         except (EOFError, ConnectionError):
             self._process.join()
-            return None
+            return Ended(None)
 
     @property
     def code(self) -> int | None:
@@ -82,17 +118,33 @@ def _interrupts_wait() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(pipe: Connection, execute: build.Execute, results: Path, parent: int) -> None:
+def _serve(
+    pipe: Connection,
+    execute: build.Execute,
+    results: Path,
+    prepare: Prepare | None,
+    parent: int,
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends this process
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for processes that a run starts
     if sys.platform.startswith("linux"):  # a killed parent ends nothing: its run would go on
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         return
+    sending = threading.Lock()  # a warning may come from a thread of the run's
+
+    def hand_on(told: float | str) -> None:
+        with sending, suppress(OSError):  # the parent listens no more: the run is about to end
+            pipe.send(told)
+
+    if prepare is not None:
+        prepare(hand_on)
     with suppress(EOFError, ConnectionError):  # the parent has ended
         while True:
             config, run_id = pipe.recv()
-            pipe.send(build.attempt(config, run_id, execute, results))
+            ended = Ended(build.attempt(config, run_id, execute, results))
+            with sending:
+                pipe.send(ended)
 
 
 def side_by_side(
@@ -100,6 +152,7 @@ def side_by_side(
     execute: build.Execute,
     results: Path,
     report: build.Report,
+    board: Board,
     num_workers: int,
     num_threads: int,
 ) -> None:
@@ -112,6 +165,7 @@ def side_by_side(
         execute: see `build.Execute`; importable by name.
         results: the results folder.
         report: prints how each run ended.
+        board: shows how far they are meanwhile.
         num_workers: >= 1.
         num_threads: torch's threads in each, >= 1; OMP_NUM_THREADS takes precedence.
 
@@ -121,7 +175,7 @@ def side_by_side(
     queue, busy = list(reversed(jobs)), []
     running: dict[Connection, tuple[Worker, Job, float]] = {}
     with _threads(num_threads):
-        idle = [Worker(execute, results) for _ in range(min(num_workers, len(jobs)))]
+        idle = [Worker(execute, results, board.prepare) for _ in range(min(num_workers, len(jobs)))]
         try:
             while queue or running:
                 while idle and queue:
@@ -131,12 +185,18 @@ def side_by_side(
                         worker.begin(job)
                         running[worker.pipe] = worker, job, time.perf_counter()
                 for pipe in cast(list[Connection], wait(list(running))) if running else ():
-                    worker, job, start = running.pop(pipe)
-                    reason = worker.finish()
+                    worker, job, start = running[pipe]
+                    told = worker.told()
+                    if not isinstance(told, Ended):
+                        board.say(told) if isinstance(told, str) else board.at(job.run_id, told)
+                        continue
+                    board.at(job.run_id, 1.0)
+                    del running[pipe]
+                    reason = told.reason
                     if reason is None:
                         reason = DIED.format(code=worker.code)
                         build.save(log_path(results, job.config or {}, job.run_id), reason + "\n")
-                        worker = Worker(execute, results)
+                        worker = Worker(execute, results, board.prepare)
                     idle.append(worker)
                     if reason.startswith(build.BUSY):
                         busy.append(job)

@@ -1,0 +1,64 @@
+"""Show how far several runs are that processes do side by side: one bar for all of them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from tqdm import tqdm
+
+from dpexp.training.progress import above_bar, ignoring_output_errors, is_terminal, say, tell
+
+FORMAT = "{percentage:3.0f}% |{bar}| {n:.1f} of {total} runs  {remaining} left"
+
+
+class Overview:
+    """A bar on a terminal; elsewhere nothing, since each run writes a line now and then there.
+
+    Args:
+        total: number of runs.
+        stream: where to draw; standard error by default.
+    """
+
+    def __init__(self, total: int, stream: TextIO | None = None) -> None:
+        stream = stream or sys.stderr
+        shows = stream is not None and is_terminal(stream)
+        self.prepare = tell if shows else None
+        """What a process calls with a function that hands things on; None if it shows its own."""
+        self._parts: dict[str, float] = {}
+        # Over the whole time, since runs differ: a rate of the last ones would jump.
+        self._bar = tqdm(
+            total=total,
+            file=stream,
+            leave=False,
+            dynamic_ncols=True,
+            smoothing=0,
+            bar_format=FORMAT,
+            disable=not shows,
+        )
+
+    def at(self, run: str, part: float) -> None:
+        """Show that a part of a run is done.
+
+        Args:
+            run: its id.
+            part: in [0, 1].
+        """
+        self._parts[run] = part
+        self._bar.n = sum(self._parts.values())
+        with ignoring_output_errors():
+            self._bar.refresh()
+
+    def say(self, line: str) -> None:
+        """Print what a run says to standard error, above the bar."""
+        say(line)
+
+    def report(self, line: str) -> None:
+        """Print a line to standard output, above the bar."""
+        with above_bar(sys.stdout):
+            print(line, flush=True)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        with ignoring_output_errors():
+            self._bar.close()
