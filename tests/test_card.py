@@ -110,3 +110,23 @@ def test_a_card_claims_privacy_only_where_the_certificate_does(words, why, tmp_p
     assert ("the claim" in card) is (why is None)
     if why is not None:
         assert f"No privacy is claimed: {why}." in card
+
+
+RECIPE = """method=dpsgd optimizer=sgd optimizer.lr=0.3 schedule=inverse_root augmentation=crop_flip
+augmentation.multiplicity=2 clipping=normalize denoise=doppler averaging=ema
+model.weight_standardization=true"""
+
+
+def test_a_card_states_every_part_of_the_recipe(tmp_path):
+    base = "task=digits profile=embedded model=wrn10_1 batch_size=20 epochs=0.02 weights=keep device=cpu"
+    folder = execute(tmp_path, *base.split(), *RECIPE.split())
+    rows = dict(
+        line.strip("| ").split(" | ", 1)
+        for line in (folder / "README.md").read_text().splitlines()
+        if line.startswith("| ") and " | " in line.strip("| ")
+    )
+    config = records.read(folder).config
+    for part in ("method", "optimizer", "schedule", "augmentation", "clipping", "denoise"):
+        assert json.loads(rows[part]) == config[part]
+    assert json.loads(rows["averaging"])["name"] == "ema"
+    assert rows["convolutions"] == "of standardised weights"

@@ -20,8 +20,10 @@ from dpexp.data.digits import DARKEST
 from dpexp.data.examples import Examples, in_tensors
 from dpexp.data.hub import parquet_files
 from dpexp.data.pixels import picture
+from dpexp.data.public_texts import SETS
 from dpexp.data.shapes import draw
 from dpexp.data.task import Task, with_public
+from dpexp.data.text import Texts
 from dpexp.types import ConfigError
 from dpexp.warned import warn_caller
 
@@ -144,14 +146,33 @@ def require(task: Task, size: int) -> None:
     if task.public is None:
         raise ConfigError(
             f"Expected public data for {task.name}: this run uses {size} public examples, but "
-            "public=none. Set public=imagenet32, cifar100, cifar10-test, digits or shapes; for "
-            "texts film_reviews or texts; or, with GEP, method.basis=random, which needs none."
+            f"public=none. {_remedy(task)}"
         )
     if len(task.public) < size:
         raise ConfigError(
             f"Expected at least {size} public examples; got {len(task.public)}. Set public.size, "
             "or fewer in the method or warm_start."
         )
+
+
+def _remedy(task: Task) -> str:
+    """Return what to do about a task without public examples that a run uses."""
+    of_texts = [name for name, tasks in SETS.items() if task.name in tasks]
+    if isinstance(task.train, Texts) and of_texts:
+        return f"Set public={' or '.join(of_texts)}; or, with GEP, method.basis=random."
+    if _is_of_images(task):
+        return (
+            "Set public=imagenet32, cifar100, cifar10-test, digits or shapes; or, with GEP, "
+            "method.basis=random."
+        )
+    return (
+        "There is none for such inputs. Set a method that takes none, such as dpsgd, or, with GEP, "
+        "method.basis=random; leave warm_start out, and an analysis that takes public examples."
+    )
+
+
+def _is_of_images(task: Task) -> bool:
+    return len(task.input_shape) == 3 and task.input_shape[0] in (1, 3)
 
 
 def _from_test(task: Task, name: str, size: int, seed: int) -> Task:
@@ -201,10 +222,10 @@ def _with_public(task: Task, inputs: Tensor, targets: Tensor) -> Task:
 
 
 def _shape(task: Task, name: str) -> tuple[int, ...]:
-    if len(task.input_shape) != 3 or task.input_shape[0] not in (1, 3):
+    if not _is_of_images(task):
         raise ConfigError(
             f"Expected a task of images with 1 or 3 channels for public={name}; {task.name} has "
-            f"inputs of shape {tuple(task.input_shape)}. Set public=none or another task."
+            f"inputs of shape {tuple(task.input_shape)}. Leave public out, or set another task."
         )
     return task.input_shape
 

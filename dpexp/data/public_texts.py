@@ -12,6 +12,9 @@ from dpexp.types import ConfigError
 FILM_REVIEWS = ("sst2",)
 """Tasks of single texts, negative (0) or positive (1), with a pretrained model's tokenizer."""
 
+SETS = {"film_reviews": FILM_REVIEWS, "texts": tuple(GRAMMARS)}
+"""Public sets of conf/public, and the tasks that each is for."""
+
 
 def film_reviews(
     task: Task, *, name: str, size: int, data_seed: int, tokenizer: str | None, model_root: str

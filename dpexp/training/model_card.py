@@ -14,6 +14,18 @@ from dpexp.records.rounded import at_most
 
 FILE = "README.md"
 
+RECIPE = (
+    "method",
+    "optimizer",
+    "schedule",
+    "augmentation",
+    "clipping",
+    "denoise",
+    "averaging",
+    "warm_start",
+)
+"""Parts of a config that a card states with their settings, those that a run has."""
+
 
 def text(
     run: str,
@@ -200,9 +212,11 @@ def _training(
         said[f"release {release['name']}"] = ", ".join(
             f"{key} {value}" for key, value in release.items() if key != "name"
         )
+    if config["model"].get("weight_standardization"):
+        said["convolutions"] = "of standardised weights"
     rows = {
         **said,
-        "optimizer": json.dumps(config.get("optimizer")),
+        **{part: json.dumps(config[part]) for part in RECIPE if config.get(part)},
         "versions": ", ".join(f"{name} {of}" for name, of in result["versions"].items()),
         "device": result["device"],
         "commit": result.get("git_commit") or "not known",

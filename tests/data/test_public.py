@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from dpexp import cli
-from dpexp.data import Examples
+from dpexp.data import Examples, grammar
 from dpexp.data.public import generated, hub_images, none, require, scanned
 from dpexp.data.shapes import shapes
 from dpexp.data.task import assemble
@@ -35,6 +35,14 @@ def task_of(shape, name="own", classes=10):
     examples = Examples(inputs, torch.arange(20) % classes, [0.5] * shape[0], [0.25] * shape[0])
     part = {"num_classes": classes, "delta": 1e-5, "dataset_size": 20}
     return assemble(name, examples, examples, **part)
+
+
+def texts(name="sentiment"):
+    """A tiny task of generated texts."""
+    part = {"data_seed": 0, "dataset_size": 12, "delta": 1e-3, "vocabulary": 57, "max_length": 32}
+    part |= {"test_size": 4, "tokenizer": None, "model_root": ""}
+    task = grammar.generated(name="sentiment", **part)
+    return replace(task, name=name)
 
 
 def settings(name, **changes):
@@ -212,6 +220,21 @@ def test_what_a_method_takes_must_be_there():
     require(some, 8)
     with pytest.raises(ConfigError, match=r"at least 9 public examples; got 8. Set public\.size"):
         require(some, 9)
+
+
+@pytest.mark.parametrize(
+    ("made", "remedy"),
+    [
+        (lambda: task_of((3, 16, 16)), "Set public=imagenet32, cifar100, .* method.basis=random"),
+        (lambda: task_of((5,), "table:t.csv"), "There is none for such inputs. Set a method that"),
+        (lambda: texts("texts:t.csv"), "There is none for such inputs"),
+        (texts, "Set public=texts; or, with GEP"),
+        (lambda: texts("sst2"), "Set public=film_reviews; or, with GEP"),
+    ],
+)
+def test_the_remedy_for_no_public_examples_is_one_that_the_task_takes(made, remedy):
+    with pytest.raises(ConfigError, match=rf"uses 8 .* public=none. {remedy}"):
+        require(made(), 8)
 
 
 # Configuration

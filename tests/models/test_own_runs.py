@@ -188,7 +188,11 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, one_thre
         ("Net", ["model.args=3"], "Expected model.args to hold settings"),
         ("Wrong", [], r"outputs of shape \[2, 10\].*; it gives \[2, 11\]"),
         ("Wrong", ["model.head=scores"], r"outputs of shape \[2, 10\].*; it gives \[2, 11\]"),
-        ("Broken", [], "fails on made-up ones .RuntimeError: of no use here.."),
+        (
+            "Broken",
+            [],
+            r"made-up ones .RuntimeError: of no use here.\. Set model.args, or",
+        ),
         ("Right", ["method=rgp", "model.head=tail"], "a classifier named 'tail'; it has none"),
         ("Right", ["method=rgp", "model.head=score"], "Did you mean scores"),
         ("Right", ["method=dpsgd", "model.head=score"], "Did you mean scores"),

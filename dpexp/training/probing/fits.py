@@ -35,6 +35,8 @@ def require_fit(model: nn.Module, task: Any, name: str, head: str) -> None:
     hook = None
     if head and at_head is not None:
         hook = at_head.register_forward_pre_hook(lambda _, args: seen.extend(args[:1]))
+    # Images are resized for a library's models alone.
+    setting = "model.args" if name.startswith("python:") else "model.resize"
     is_text = getattr(task.train, "longest", None) is not None
     shape = f"examples of shape {list(inputs.shape)}"
     shape = "texts, [n, 3, t] of ids, mask and second text" if is_text else shape
@@ -47,10 +49,10 @@ def require_fit(model: nn.Module, task: Any, name: str, head: str) -> None:
         ):
             outputs = model(inputs)
     except Exception as error:  # a model may refuse an input in any way
-        remedy = "Set another task or model" if is_text else "Set model.resize, or another model"
+        remedy = "another task or model" if is_text else f"{setting}, or another model"
         raise ConfigError(
             f"Expected {name} to take the task's {shape}; it fails on made-up ones "
-            f"({type(error).__name__}: {one_line(error)[:200].rstrip('.')}). {remedy}."
+            f"({type(error).__name__}: {one_line(error)[:200].rstrip('.')}). Set {remedy}."
         ) from error
     finally:
         if hook is not None:
@@ -65,6 +67,5 @@ def require_fit(model: nn.Module, task: Any, name: str, head: str) -> None:
     if seen and len(seen[0]) == 2 and torch.equal(*seen[0]) and not torch.equal(*inputs):
         raise ConfigError(
             f"Expected {name} to tell examples apart; its classifier is given the same for two "
-            "that differ, as where images are too small for it. Set model.resize to a larger side, "
-            "or another model."
+            f"that differ, as where images are too small for it. Set {setting}, or another model."
         )
